@@ -1,4 +1,4 @@
-"""Compiles the kernels of ``nn/kernels`` when the package is built, and in a clone: python
+"""Compiles the kernels of ``fast/kernels`` when the package is built, and in a clone: python
 hatch_build.py
 
 The compiler is ziglang from PyPI, which needs nothing else, or cc, gcc or clang. Where there is
@@ -23,7 +23,7 @@ try:
 except ImportError:  # a clone whose environment has no hatchling
     BuildHookInterface = object  # type: ignore[assignment,misc]
 
-FOLDER = Path(__file__).parent / "src" / "glassformer" / "nn" / "kernels"
+FOLDER = Path(__file__).parent / "src" / "glassformer" / "fast" / "kernels"
 LIBRARY = FOLDER / "libkernels.so"
 VNNI = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c"
 BUILDS = {

@@ -27,10 +27,10 @@ DATA = Path(
 START = """
 import torch
 from glassformer import config
-from glassformer.nn import Cache, build_model
-from glassformer.config import run
-from glassformer.recipes import find
-from glassformer.training import Batch, Causal, choose_execution, train
+from glassformer.core.nn import Cache, build_model
+from glassformer.core.config import run
+from glassformer.families import find
+from glassformer.core.training.batches import Batch; from glassformer.core.training.causal import Causal; from glassformer.core.training.execution import choose_execution; from glassformer.core.training import train
 torch.set_num_threads(1)
 
 def training(cfg, rows, length, dtype="float32"):
@@ -70,7 +70,7 @@ def learn():
     model(given, given, pos=pos, source_pos=pos).logits.sum().backward()
 """
 PAGES = """
-from glassformer.nn.kernels import Pages, paged_attention
+from glassformer.fast.kernels import Pages, paged_attention
 
 def attention(heads, kv_heads, dtype, texts, keys, queries):  # of the last tokens of each text
     each = -(-keys // 32)
@@ -83,8 +83,8 @@ def attention(heads, kv_heads, dtype, texts, keys, queries):  # of the last toke
     return torch.randn(texts * queries, heads, 64).to(dtype), pages, tables, rows, lengths, 0.125
 """
 PROMPT = """
-from glassformer.engine import Engine, Request
-from glassformer.generation import Sampling
+from glassformer.serve.engine import Engine, Request
+from glassformer.core.generation import Sampling
 model = build_model(find("gpt2/124m"), seed=0).bfloat16().eval()
 engine, draw = Engine(model, lookup=False, max_sequences=2), torch.Generator().manual_seed(0)
 
@@ -124,13 +124,13 @@ ROWS = {  # name: what it is, what is run once, what a turn repeats, how often
     ),
     "decode": (
         "128 tokens by a decoder of 6 layers 384 wide",
-        SMALL + "from glassformer.generation import generate",
+        SMALL + "from glassformer.core.generation import generate",
         "generate(model, None, [1, 2, 3], max_new=128, temperature=0, eos=()).run()",
         2,
     ),
     "prefill": (
         "its first token after 512",
-        SMALL + "from glassformer.generation import generate",
+        SMALL + "from glassformer.core.generation import generate",
         "generate(model, None, [5] * 512, max_new=1, temperature=0, eos=()).run()",
         4,
     ),
@@ -180,7 +180,7 @@ ROWS = {  # name: what it is, what is run once, what a turn repeats, how often
     "tokens": (
         "400 documents by a byte-level BPE of 4,096",
         """
-from glassformer.tokenizer.trainers import train
+from glassformer.core.tokenizer.trainers import train
 from pathlib import Path
 texts = Path("DATA/tinystories/val.txt").read_text().split("<|endoftext|>")[:1200]
 tokenizer = train("bpe", texts[400:], 4096)
@@ -191,8 +191,8 @@ tokenizer = train("bpe", texts[400:], 4096)
     "import": (
         "a process that imports the package, a model and training",
         "import subprocess, sys",
-        'subprocess.run([sys.executable, "-c", "import glassformer.training, '
-        'glassformer.generation"], check=True)',
+        'subprocess.run([sys.executable, "-c", "import glassformer.core.training, '
+        'glassformer.core.generation"], check=True)',
         1,
     ),
     "help": (

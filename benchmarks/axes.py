@@ -26,12 +26,12 @@ import torch
 import torch.distributed as dist
 
 from glassformer import config as c
-from glassformer.nn import build_model
-from glassformer.parallel import experts, tensor
-from glassformer.parallel.ring import Ring
-from glassformer.training.batches import Batch
-from glassformer.training.loss import forward, token_loss
-from glassformer.training.memory import peak_memory, reset_peak_memory
+from glassformer.core.nn import build_model
+from glassformer.core.training.batches import Batch
+from glassformer.core.training.loss import forward, token_loss
+from glassformer.core.training.memory import peak_memory, reset_peak_memory
+from glassformer.scale import experts, tensor
+from glassformer.scale.ring import Ring
 
 SIZES = (1, 2, 4)
 MIB = 1 << 20

@@ -26,8 +26,8 @@ START = """
 import glassformer  # before torch, as the command line does it
 import torch
 from glassformer import config
-from glassformer.generation import generate
-from glassformer.nn import build_model
+from glassformer.core.generation import generate
+from glassformer.core.nn import build_model
 
 block = config.Block(config.Attention(6), config.GatedMLP(1024), config.RMSNorm())
 shape = config.Decoder(384, 1024, config.Embed(65), config.Stack(6, (block,), config.Rotary()))
@@ -38,9 +38,9 @@ def tokens(prompt, many):  # each when it is there, in text after text
         yield from (1 for _ in generate(model, None, prompt, max_new=many, temperature=0, eos=()))
 """
 TRAINING = """
-from glassformer.config import run
-from glassformer.recipes import find
-from glassformer.training import Batch, Causal, choose_execution, train
+from glassformer.core.config import run
+from glassformer.families import find
+from glassformer.core.training.batches import Batch; from glassformer.core.training.causal import Causal; from glassformer.core.training.execution import choose_execution; from glassformer.core.training import train
 
 draw = torch.Generator().manual_seed(0)
 feed = (Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in
@@ -54,7 +54,7 @@ SERVER = """
 import atexit, json, subprocess, sys, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from glassformer.page.models import shipped
+from glassformer.serve.page.models import shipped
 
 words = [sys.executable, "-m", "glassformer", "serve", str(shipped()), "--port", "0"]
 server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

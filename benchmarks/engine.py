@@ -156,8 +156,8 @@ def ours(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any]]
     """Our products."""
     from dataclasses import replace
 
-    from glassformer.nn import kernels
-    from glassformer.nn.kernels import library
+    from glassformer.fast import kernels
+    from glassformer.fast.kernels import library
 
     if kind in ("int8", "int4"):
         pack = kernels.pack_int8 if kind == "int8" else kernels.pack_int4
@@ -270,7 +270,7 @@ def matrices(args: argparse.Namespace) -> Iterator[str]:
 
 def shaped(name: str, depth: int) -> Any:
     """The configs of --model: a Llama of 1.1 B at 22 layers, GPT-2 of 124 M."""
-    from glassformer.recipes import find, llama
+    from glassformer.families import find, llama
 
     return find("gpt2/124m") if name == "gpt2" else llama.llama2(2048, depth, 32, 4, 5632)
 
@@ -281,9 +281,9 @@ def decoding(args: argparse.Namespace) -> Iterator[str]:
 
     import torch
 
-    from glassformer.checkpoints import gguf
-    from glassformer.generation.session import Session
-    from glassformer.nn import build_model
+    from glassformer.core.generation.session import Session
+    from glassformer.core.nn import build_model
+    from glassformer.formats import gguf
 
     sys.path.insert(0, str(args.llama))
     import llama_cpp
@@ -364,7 +364,7 @@ def main() -> int:
     args = parser.parse_args()
     import torch
 
-    from glassformer.nn import kernels
+    from glassformer.fast import kernels
 
     torch.set_num_threads(args.threads)
     print(f"torch {torch.__version__}, kernels {kernels.path()}, {args.threads} threads")

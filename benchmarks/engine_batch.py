@@ -43,9 +43,10 @@ def main() -> None:
 
     from glassformer import config as c
     from glassformer import generate
-    from glassformer.engine import Engine, Request
-    from glassformer.generation.sample import Sampling
-    from glassformer.nn import build_model, kernels
+    from glassformer.core.generation.sample import Sampling
+    from glassformer.core.nn import build_model
+    from glassformer.fast import kernels
+    from glassformer.serve.engine import Engine, Request
 
     torch.set_num_threads(args.threads)
     clock = time.process_time if args.processor else time.perf_counter

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from glassformer import files
-from glassformer.inspection import wire
-from glassformer.inspection.export import canonical
-from glassformer.page.models import SHIPPED
+from glassformer.core import files
+from glassformer.serve.page.models import SHIPPED
+from glassformer.sight import wire
+from glassformer.sight.export import canonical
 
 TARGET = Path(__file__).parents[1] / "src" / "glassformer" / "static" / "example.trace"
 TEXT = "The animal didn't cross the street because it was too tired"

@@ -28,10 +28,13 @@ from typing import Any
 import torch
 
 from glassformer import config
-from glassformer.config import run
-from glassformer.cost import cost
-from glassformer.nn import build_model
-from glassformer.training import Batch, Causal, choose_execution, train
+from glassformer.core.config import run
+from glassformer.core.cost import cost
+from glassformer.core.nn import build_model
+from glassformer.core.training import train
+from glassformer.core.training.batches import Batch
+from glassformer.core.training.causal import Causal
+from glassformer.core.training.execution import choose_execution
 
 # layers, heads, width, expert's width, dense blocks among the mixtures, batch, context, steps a
 # turn

@@ -10,7 +10,7 @@ BPE of 4,096, glass/1m, 1,000 steps of 16 x 256) or those of nanoGPT's README fo
 layers, 4 heads, 128 wide, 2,000 steps of 12 x 64, AdamW, on bytes). Then the model that the folder
 stands for reads the last 40 KB of the text, which none of them saw: bits per byte are comparable
 between tokenizers. Seconds are of the processor, on one thread, training alone. --set NAME=VALUE
-changes a setting of the chosen way: so the table of `training/defaults.py` was found.
+changes a setting of the chosen way: so the table of `runs/defaults.py` was found.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from glassformer.data import find as find_corpus
+from glassformer.core.data import find as find_corpus
 
 HELD_OUT = 40_000
 MIXED = (

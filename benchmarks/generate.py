@@ -111,7 +111,7 @@ def agreement(actual: object, reference: object) -> str:
 
 def shape(name: str) -> Any:
     """The config of a model by its name here."""
-    from glassformer.recipes import gpt2, llama
+    from glassformer.families import gpt2, llama
 
     return gpt2.gpt2(768, 12, 12) if name == "gpt2" else llama.llama2(2048, 22, 32, 4, 5632)
 
@@ -119,7 +119,7 @@ def shape(name: str) -> Any:
 def saved(name: str, dtype: Any, folder: Path) -> Path:
     """A folder with a random model of that shape, in the layout that both can read."""
     import glassformer
-    from glassformer.nn import build_model
+    from glassformer.core.nn import build_model
 
     target = folder / f"{name}-{str(dtype).removeprefix('torch.')}"
     if not (target / "config.json").exists():
@@ -263,7 +263,7 @@ def contests(rows: set[int], tokens: int, folder: Path) -> Iterator[Contest]:
 @contextmanager
 def blind() -> Iterator[None]:
     """Our library as if it had no tape at all."""
-    from glassformer.nn import Flow
+    from glassformer.core.nn import Flow
 
     names = ("look", "watches", "changes")
     saved = [getattr(Flow, name) for name in names]
@@ -281,8 +281,8 @@ def looking(tokens: int, folder: Path) -> Iterator[Contest]:
     import torch
 
     import glassformer
-    from glassformer.nn import Cache, Tape
-    from glassformer.nn.prepacked import prepack
+    from glassformer.core.nn import Cache, Tape
+    from glassformer.fast.prepacked import prepack
 
     model, _ = glassformer.load(saved("gpt2", torch.float32, folder))
     prompt, text = torch.tensor(prompts(1, PROMPT)), torch.tensor(prompts(2, 256))

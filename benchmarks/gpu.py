@@ -213,10 +213,10 @@ def our_step(
     import torch
 
     from glassformer import config
-    from glassformer.config import run
-    from glassformer.nn import build_model
-    from glassformer.training import Batch
-    from glassformer.training import train as steps
+    from glassformer.core.config import run
+    from glassformer.core.nn import build_model
+    from glassformer.core.training import train as steps
+    from glassformer.core.training.batches import Batch
 
     plain: Any = config.MLP(hidden=4 * shape.dim)
     if shape.experts:
@@ -302,7 +302,7 @@ def decode(args: argparse.Namespace) -> dict[str, Any]:
 def engine(args: argparse.Namespace) -> dict[str, Any]:
     """Tokens/s of many sequences, and the bytes of the weights."""
     if args.rehearse:  # what a GPU gets, on a CPU
-        from glassformer.engine import memory
+        from glassformer.serve.engine import memory
 
         memory.by_kernels = lambda model: False
     return continued(args, *((4, 16, 8) if args.rehearse else (32, 128, 128)))
@@ -334,8 +334,8 @@ def continued(args: argparse.Namespace, rows: int, length: int, count: int) -> d
                 )
         else:
             import glassformer
-            from glassformer.engine import Engine, Request
-            from glassformer.generation import Sampling
+            from glassformer.core.generation import Sampling
+            from glassformer.serve.engine import Engine, Request
 
             model, _ = glassformer.load(str(saved), device=places)
             serving = (

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from glassformer.nn import Mask
-from glassformer.nn.engines import ENGINES
-from glassformer.nn.engines.inputs import AttentionInputs
-from glassformer.nn.kernels import PAGE, Pages, paged_attention
+from glassformer.core.nn import Mask
+from glassformer.core.nn.engines import ENGINES
+from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.fast.kernels import PAGE, Pages, paged_attention
 
 SMALL = [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12 + [(50257, 768)]
 LARGE = [(2560, 2048), (2048, 2048), (11264, 2048), (2048, 5632)] * 22

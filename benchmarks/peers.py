@@ -64,7 +64,7 @@ def ours_encoder(folder: Path, bits: int | None) -> Callable[[], Any]:
 
 def ours_translation(folder: Path, bits: int | None) -> Callable[[], Any]:
     import glassformer
-    from glassformer.generation.beam import beam
+    from glassformer.core.generation.beam import beam
 
     model, _ = glassformer.load(folder / "model", bits=bits)
     sources = json.loads((folder / "texts.json").read_text())
@@ -244,15 +244,15 @@ def prepare(kind: str, folder: Path) -> int:
 
         (result,) = Path(package.__file__).parent.rglob("config_sentence_transformers.json")
         (folder / "model").symlink_to(result.parent)
-        words = " ".join(glassformer.data.find("python-docs").texts())[:400_000].split()
+        words = " ".join(glassformer.core.data.find("python-docs").texts())[:400_000].split()
         texts: list[Any] = []
         for _ in range(96):
             at = draw.randrange(len(words) - 100)
             texts.append(" ".join(words[at : at + draw.randint(4, 100)]))
     else:
-        from glassformer.config.serial import change
-        from glassformer.nn import build_model
-        from glassformer.recipes import find
+        from glassformer.core.config.serial import change
+        from glassformer.core.nn import build_model
+        from glassformer.families import find
 
         # as Marian's published layout
         waves = {f"{side}.position.halves": True for side in ("encoder", "decoder")}
@@ -295,7 +295,7 @@ def passes(threads: int, turns: int) -> None:
 
     import glassformer
     from glassformer import generation
-    from glassformer.generation import predictions
+    from glassformer.tasks import predictions
 
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as stored:

@@ -29,13 +29,14 @@ import torch
 from torch.nn import functional as F
 
 import glassformer
-from glassformer.checkpoints import Checkpoint, gguf
-from glassformer.data.registry import find
-from glassformer.data.shards import tokenise
-from glassformer.nn import rounding
-from glassformer.nn.inference import inference
-from glassformer.nn.quantized import Layout, quantize_weights
-from glassformer.quantize import Text, quantize_model
+from glassformer.core.data.registry import find
+from glassformer.core.data.shards import tokenise
+from glassformer.core.nn.inference import inference
+from glassformer.fast import rounding
+from glassformer.fast.quantize import Text, quantize_model
+from glassformer.fast.quantized import Layout, quantize_weights
+from glassformer.formats import gguf
+from glassformer.formats.checkpoint import Checkpoint
 
 FTYPES = {"Q8_0": 7, "Q4_0": 2}
 TABLE = {"Q6_K (its own choice)": None, "Q8_0": 8}  # ggml's number of the type

@@ -26,23 +26,21 @@ from typing import Any
 import torch
 
 from glassformer import config as c
-from glassformer.config import run
-from glassformer.config.parallel import AXES, Parallel
-from glassformer.cost import cost
-from glassformer.nn import build_model
-from glassformer.parallel.layout import Layout
-from glassformer.parallel.mesh import Mesh
-from glassformer.parallel.shard import draw, shard
-from glassformer.training import (
-    Batch,
-    Causal,
-    ExecutionSettings,
-    Optimizer,
-    State,
-    run_checkpoints,
-    train,
-)
-from glassformer.training.memory import peak_memory, reset_peak_memory
+from glassformer.core.config import run
+from glassformer.core.config.parallel import AXES, Parallel
+from glassformer.core.cost import cost
+from glassformer.core.nn import build_model
+from glassformer.core.training import train
+from glassformer.core.training.batches import Batch
+from glassformer.core.training.causal import Causal
+from glassformer.core.training.execution import ExecutionSettings
+from glassformer.core.training.loop import State
+from glassformer.core.training.memory import peak_memory, reset_peak_memory
+from glassformer.core.training.optimizer import Optimizer
+from glassformer.runs import run_checkpoints
+from glassformer.scale.layout import Layout
+from glassformer.scale.mesh import Mesh
+from glassformer.scale.shard import draw, shard
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from many import Processes

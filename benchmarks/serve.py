@@ -107,7 +107,7 @@ async def keep_alive(url: str, requests: int) -> dict[str, list[float]]:
 
 def start(model: str | None, bits: int | None) -> tuple[subprocess.Popen[str], str]:
     """Our own server on a free port."""
-    from glassformer.page.models import shipped
+    from glassformer.serve.page.models import shipped
 
     words = [sys.executable, "-m", "glassformer", "serve", model or str(shipped()), "--port", "0"]
     words += ["--bits", str(bits)] if bits else []
@@ -127,10 +127,9 @@ def start(model: str | None, bits: int | None) -> tuple[subprocess.Popen[str], s
 def make(folder: Path, depth: int, words: str) -> None:
     """The same random weights in the layouts that the servers read."""
     import glassformer
-    from glassformer.checkpoints import gguf
-    from glassformer.nn import build_model
-    from glassformer.recipes import llama
-    from glassformer.tokenizer import pretrained
+    from glassformer.core.nn import build_model
+    from glassformer.families import llama
+    from glassformer.formats import gguf, pretrained
 
     model, words_of = (
         build_model(llama.llama2(2048, depth, 32, 4, 5632), seed=0).bfloat16(),

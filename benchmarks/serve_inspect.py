@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from glassformer.asgi.replies import to_json
-from glassformer.engine import Request, RequestHandle
-from glassformer.generation.sample import Sampling
-from glassformer.page.models import shipped
+from glassformer.core.generation.sample import Sampling
+from glassformer.serve.asgi.replies import to_json
+from glassformer.serve.engine import Request, RequestHandle
 from glassformer.serve.inspecting import Inspector, with_inspection
+from glassformer.serve.page.models import shipped
 from glassformer.serve.registry import EngineLimits, ServedModel, open_models
 from glassformer.serve.schemas import CompletionRequest
 

@@ -149,7 +149,7 @@ def find_text(args: str | None) -> Path:
     if args:
         return Path(args).resolve()
     from glassformer import UserError
-    from glassformer.data import find as find_corpus
+    from glassformer.core.data import find as find_corpus
 
     try:
         return find_corpus("shakespeare").path.resolve()

@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from glassformer.checkpoints import store
+from glassformer.formats import store
 
-TARGET = Path(__file__).parents[1] / "src" / "glassformer" / "page" / "model"
+TARGET = Path(__file__).parents[1] / "src" / "glassformer" / "serve" / "page" / "model"
 MOST = 2 << 20
 
 

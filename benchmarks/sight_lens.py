@@ -86,9 +86,9 @@ def ours(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[], o
     """The lens and the pass of Glassformer."""
     import torch
 
-    from glassformer.inspection import logit_lens
-    from glassformer.nn import build_model
-    from glassformer.recipes import find
+    from glassformer.core.nn import build_model
+    from glassformer.families import find
+    from glassformer.sight import logit_lens
 
     model = build_model(find("gpt2/124m"), seed=0).eval()
     positions = "all" if every else None

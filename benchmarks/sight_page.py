@@ -201,9 +201,9 @@ def long(browser: Any, folder: Path, length: int, tries: int) -> list[dict[str, 
 def random_model(folder: Path, context: int) -> Path:
     """A decoder of 4 layers of 8 heads with random weights and the shipped model's tokenizer."""
     from glassformer import config as c
-    from glassformer.checkpoints import store
-    from glassformer.nn import build_model
-    from glassformer.page.models import shipped
+    from glassformer.core.nn import build_model
+    from glassformer.formats import store
+    from glassformer.serve.page.models import shipped
 
     _, tokenizer = store.load(str(shipped()))
     block = c.Block(c.Attention(8), c.GatedMLP(512), norm=c.RMSNorm())

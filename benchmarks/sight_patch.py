@@ -140,8 +140,8 @@ def main() -> None:
         measure(who, folder, int(length), differ, int(repeats), args.one_part)
         return
     import glassformer
-    from glassformer.nn import build_model
-    from glassformer.recipes import find
+    from glassformer.core.nn import build_model
+    from glassformer.families import find
 
     threads = {
         "OMP_NUM_THREADS": str(args.threads),

@@ -104,8 +104,8 @@ def ours(row: str, length: int) -> Callable[[], Any]:
     import torch
 
     from glassformer import config as c
-    from glassformer.inspection.tracing import Trace
-    from glassformer.nn import build_model
+    from glassformer.core.nn import build_model
+    from glassformer.sight.tracing import Trace
 
     torch.manual_seed(0)
     attention, mlp = c.Attention(HEADS, bias=True), c.MLP(4 * WIDTH, bias=True)

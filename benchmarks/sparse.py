@@ -4,7 +4,7 @@ turns.
     python benchmarks/sparse.py --length 8192 --rule "window(256)" --rule "strided(128)"
 
 Dense is `scaled_dot_product_attention(is_causal=True)`, the fastest dense causal kernel of PyTorch,
-which knows that half of the pairs are not needed. Ours is what the table of nn/engines chooses, its
+which knows that half of the pairs are not needed. Ours is what the table of core/nn/engines chooses, its
 block masks made anew each time. Memory is the most that the process held above what it held before,
 in a process of its own for each.
 """
@@ -26,11 +26,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glassformer import config
-from glassformer.config.mask import parse_rule
-from glassformer.config.mask_arrays import count_pairs
-from glassformer.nn import Mask
-from glassformer.nn.engines import attend
-from glassformer.nn.engines.inputs import AttentionInputs
+from glassformer.core.config.mask import parse_rule
+from glassformer.core.config.mask_arrays import count_pairs
+from glassformer.core.nn import Mask
+from glassformer.core.nn.engines import attend
+from glassformer.core.nn.engines.inputs import AttentionInputs
 
 RULES = ("window(256)", "strided(128)", "fixed(128, 8)")
 

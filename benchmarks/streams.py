@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from glassformer.data import find, tokenise
-from glassformer.tokenizer import open as open_tokenizer
-from glassformer.training.batches import Batches
-from glassformer.training.order import COMPUTED, LISTED, order_of
+from glassformer.core.data import find, tokenise
+from glassformer.core.training.batches import Batches
+from glassformer.core.training.order import COMPUTED, LISTED, order_of
+from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 
 def private() -> float:

@@ -28,10 +28,10 @@ from typing import Any
 import tiktoken
 from tiktoken_ext.openai_public import r50k_pat_str
 
-from glassformer.data import Source, tokenise
-from glassformer.data import find as find_corpus
-from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer.tiktoken_backend import TiktokenBackend
+from glassformer.core.data import Source, tokenise
+from glassformer.core.data import find as find_corpus
+from glassformer.core.tokenizer.tiktoken_backend import TiktokenBackend
+from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 SHAKESPEARE = "tinyshakespeare/input.txt"
 ALL = ("tinystories/*.txt", "multi30k/train.*", "wikitext-2-raw/*.raw", "tinyshakespeare/*.txt")

@@ -55,9 +55,12 @@ def rows(path: str, shape: str) -> Iterator[Any]:
 def ours(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[float]:
     """Our training loop; ``dtype`` "auto" leaves the choice to it."""
     from glassformer import config
-    from glassformer.config import run
-    from glassformer.nn import build_model
-    from glassformer.training import Batch, Causal, choose_execution, train
+    from glassformer.core.config import run
+    from glassformer.core.nn import build_model
+    from glassformer.core.training import train
+    from glassformer.core.training.batches import Batch
+    from glassformer.core.training.causal import Causal
+    from glassformer.core.training.execution import choose_execution
 
     depth, heads, dim, vocab, context, batch, _ = SHAPES[shape]
     norm = config.LayerNorm(bias=False)
@@ -179,8 +182,8 @@ class Contender:
 
 def prepare(shape: str, folder: str) -> str:
     """A file of 16-bit ids: Shakespeare in GPT-2's tokens, or in characters."""
-    from glassformer.data import find as find_corpus
-    from glassformer.tokenizer import open as open_tokenizer
+    from glassformer.core.data import find as find_corpus
+    from glassformer.formats.tokenizer_files import open as open_tokenizer
 
     os.environ.setdefault("GLASSFORMER_DATA", str(DATA))
     words = find_corpus("shakespeare").path.read_text()

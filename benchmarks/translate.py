@@ -35,9 +35,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from glassformer.config import run_file
-from glassformer.training import RunPlan, choose_execution, plan_run, prepare, train
-from glassformer.training.encoded import Encoded
+from glassformer.core.training import train
+from glassformer.core.training.encoded import Encoded
+from glassformer.core.training.execution import choose_execution
+from glassformer.runs import prepare, run_file
+from glassformer.runs.plan import RunPlan, plan_run
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPTH, DIM, HEADS, HIDDEN, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1, 1.0

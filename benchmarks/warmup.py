@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.nn import build_model
+from glassformer.core.nn import build_model
 
 KEPT = Path(__file__).parent.parent / "docs" / "warmup.json"
 VOCABULARY, LENGTH, BATCH, WIDTH = 16, 24, 16, 64

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from glassformer import config
-from glassformer.engine import Engine, Request
-from glassformer.engine.pages import PagePool
-from glassformer.generation import Sampling
-from glassformer.nn import build_model
+from glassformer.core.generation import Sampling
+from glassformer.core.nn import build_model
+from glassformer.serve.engine import Engine, Request
+from glassformer.serve.engine.pages import PagePool
 
 LAYERS = 12
 

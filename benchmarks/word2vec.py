@@ -31,8 +31,8 @@ USUAL = {"dim": 100, "window": 5, "negative": 5, "sample": 1e-3, "rate": 0.025}
 def read(corpus: Path) -> list[list[str]]:
     """The corpus's sentences in a random order, so that neither profits from reading the texts in
     turn."""
-    from glassformer.classics import vocabulary
-    from glassformer.data import find as find_corpus
+    from glassformer.core.data import find as find_corpus
+    from glassformer.tasks.classics import vocabulary
 
     results = [*vocabulary.sentences(find_corpus(str(corpus)).texts())]
     random.Random(0).shuffle(results)
@@ -44,7 +44,7 @@ def ours(
 ) -> tuple[Any, float]:
     import torch
 
-    from glassformer.classics import vocabulary, word2vec
+    from glassformer.tasks.classics import vocabulary, word2vec
 
     torch.set_num_threads(threads)
     words = vocabulary.index_words(sentences, 5)
@@ -60,7 +60,7 @@ def theirs(
 ) -> tuple[Any, float]:
     from gensim.models import Word2Vec
 
-    from glassformer.classics.vectors import Vectors
+    from glassformer.tasks.classics.vectors import Vectors
 
     settings = {
         "vector_size": USUAL["dim"],
@@ -85,8 +85,8 @@ def theirs(
 
 
 def spearman(vectors: Any, path: Path) -> float:
-    from glassformer.classics.vectors import read_pairs
-    from glassformer.evaluation import metrics
+    from glassformer.tasks.classics.vectors import read_pairs
+    from glassformer.tasks.evaluation import metrics
 
     listed = [
         (a, b, x) for a, b, x in read_pairs(path) if None not in (vectors.find(a), vectors.find(b))
@@ -115,7 +115,7 @@ def trainer(corpus: Path) -> None:
     """A step of AdamW beside ours, over the same tables and batches."""
     import torch
 
-    from glassformer.classics import vocabulary, word2vec
+    from glassformer.tasks.classics import vocabulary, word2vec
 
     torch.set_num_threads(1)
     words = vocabulary.index_words(read(corpus), 5)

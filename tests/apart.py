@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.checkpoints import store
-from glassformer.inspection.looking import look
+from glassformer.formats import store
+from glassformer.sight.looking import look
 
 FAMILIES = ("gpt", "llama", "mixture", "bert", "t5", "odd")
 PROBE = """points => points.map(([x, y]) => __glassformer.probe(x, y)).filter(one => one)

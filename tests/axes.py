@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from glassformer import config as c
-from glassformer.nn import EncoderDecoder
+from glassformer.core.nn import EncoderDecoder
 from tiny import ALL, tokens
 
 LENGTHS = 22, 150  # one fills no shard, the other is several blocks of the engine

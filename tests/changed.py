@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 import tiny
-from glassformer.config import objective as objectives
-from glassformer.nn import build_model, lora
+from glassformer.core.config import objective as objectives
+from glassformer.core.nn import build_model
+from glassformer.formats import lora
 
 LORA = objectives.LoRA(rank=3, alpha=6.0, target_modules=("*.attn.q", "*.attn.v"))
 

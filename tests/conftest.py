@@ -40,7 +40,7 @@ def shared_data() -> Path:
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the attention engines that ran, in order."""
-    from glassformer.nn import engines
+    from glassformer.core.nn import engines
 
     names: list[str] = []
     choose = engines.choose

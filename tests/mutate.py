@@ -6,7 +6,7 @@ which bugs live.
 PATHs are files or folders of ``src/glassformer``; without one, all of it. Bugs come from patterns
 (a comparison flipped, a constant off by one, a guard dropped ...), drawn by the seed. The tests of
 a module are ``tests/ROOM/test_NAME.py`` and those that ``tests/where.md`` names. For a kernel in C
-the library is compiled anew, and its tests are ``tests/nn/kernels`` and those that the page names.
+the library is compiled anew, and its tests are ``tests/fast/kernels`` and those that the page names.
 ``--rows`` plants the rows of ``tests/mutants.md`` instead: the bugs that no pattern makes. Exit 1
 when a bug lives.
 """

@@ -4,9 +4,9 @@ own_objective.py``."""
 from __future__ import annotations
 
 from glassformer import config
-from glassformer.data.examples import Example
-from glassformer.training import Objective
-from glassformer.training.objectives.common import with_pool
+from glassformer.core.config.objective import Objective
+from glassformer.core.training.objective import with_pool
+from glassformer.tasks.examples import Example
 
 
 @config.member(Objective)
@@ -38,8 +38,7 @@ class Prefer(Objective):
     def loss(self, model, batch, smoothing=0.0):
         from torch.nn.functional import softplus
 
-        from glassformer.training import Loss
-        from glassformer.training.loss import forward, tokens_in
+        from glassformer.core.training.loss import Loss, forward, tokens_in
 
         # a document's each, the two of a pair side by side
         scores = forward(model, batch).pooled[:, 0].float()

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from glassformer import config
-from glassformer.config.objective import Objective
-from glassformer.nn import Flow, TracedModule, builds
-from glassformer.nn.block import Block
-from glassformer.nn.linear import linear
-from glassformer.nn.mask import Mask
-from glassformer.nn.position import Position
-from glassformer.training.batches import Batch
-from glassformer.training.loss import Loss, forward, token_loss
+from glassformer.core.config.objective import Objective
+from glassformer.core.nn import Flow, TracedModule, builds
+from glassformer.core.nn.block import Block
+from glassformer.core.nn.linear import linear
+from glassformer.core.nn.mask import Mask
+from glassformer.core.nn.position import Position
+from glassformer.core.training.batches import Batch
+from glassformer.core.training.loss import Loss, forward, token_loss
 
 
 @config.member(config.FeedForward)

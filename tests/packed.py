@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 import tiny
-from glassformer.config.objective import Objective
-from glassformer.tokenizer import Tokenizer
-from glassformer.training.batches import Batch
+from glassformer.core.config.objective import Objective
+from glassformer.core.tokenizer import Tokenizer
+from glassformer.core.training.batches import Batch
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 FRAME = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")

@@ -14,13 +14,13 @@ from starlette.testclient import TestClient
 
 import tiny
 from glassformer import config as c
-from glassformer.asgi.security import LOOPBACK
-from glassformer.checkpoints import store
-from glassformer.nn import build_model
-from glassformer.page.app import Page, application
-from glassformer.page.events import Trainings
-from glassformer.page.models import Models
-from glassformer.tokenizer import Tokenizer, trainers
+from glassformer.core.nn import build_model
+from glassformer.core.tokenizer import Tokenizer, trainers
+from glassformer.formats import store
+from glassformer.serve.asgi.security import LOOPBACK
+from glassformer.serve.page.app import Page, application
+from glassformer.serve.page.events import Trainings
+from glassformer.serve.page.models import Models
 
 TEXT = (
     "the cat sat on the mat and the dog sat on the log; a cat, a dog, a mat and a log. "

@@ -66,7 +66,7 @@ five
 Because.
 :::
 
-```{code-of} glassformer.nn.norm.RMSNorm.forward
+```{code-of} glassformer.core.nn.norm.RMSNorm.forward
 ```
 
 ```{computed}

@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from glassformer import config, recipes
+from glassformer import config
+from glassformer import families as recipes
 from glassformer.cli import main
-from glassformer.config import serial
-from glassformer.config.model import shapes
-from glassformer.cost import available_memory, cost, gibibytes
-from glassformer.nn import Cache, build_model
+from glassformer.core.config import serial
+from glassformer.core.config.model import shapes
+from glassformer.core.cost import available_memory, cost, gibibytes
+from glassformer.core.nn import Cache, build_model
 from tiny import ALL
 
 PUBLISHED = {  # parameters, bytes of bf16 cache per token

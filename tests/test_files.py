@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import files
-from glassformer.errors import UserError
+from glassformer.core import files
+from glassformer.core.errors import UserError
 
 
 def test_a_json_object_is_read_whole(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from glassformer.cli import main
-from glassformer.config import run_file
+from glassformer.runs import run_file
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("GLASSFORMER_DATA", ROOT.parent / "shared" / "data"))

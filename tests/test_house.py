@@ -155,7 +155,7 @@ def watched() -> Iterator[Walk]:
 
 @pytest.fixture(scope="module")
 def model_and_tokenizer() -> tuple[Any, Any]:
-    return glassformer.load(str(SRC / "page" / "model"))
+    return glassformer.load(str(SRC / "serve" / "page" / "model"))
 
 
 def test_a_decode_step_is_read_in_one_sitting(model_and_tokenizer: tuple[Any, Any]) -> None:
@@ -169,9 +169,10 @@ def test_a_decode_step_is_read_in_one_sitting(model_and_tokenizer: tuple[Any, An
 
 def test_a_training_step_is_read_in_one_sitting(tmp_path: Path) -> None:
     from glassformer import data, tokenizer
-    from glassformer.config import run
-    from glassformer.nn import build_model
-    from glassformer.training import Batches, Causal
+    from glassformer.core.config import run
+    from glassformer.core.nn import build_model
+    from glassformer.core.training.batches import Batches
+    from glassformer.core.training.causal import Causal
 
     (tmp_path / "text.txt").write_text("the cat sat on the mat. " * 400, encoding="utf-8")
     source = data.find(str(tmp_path / "text.txt"))
@@ -191,7 +192,7 @@ def test_why_is_read_in_an_afternoon(capsys: pytest.CaptureFixture[str]) -> None
     from glassformer.cli import main
 
     with watched() as walk:
-        assert not main(["why", str(SRC / "page" / "model"), "To be", "logits[-1,5]"])
+        assert not main(["why", str(SRC / "serve" / "page" / "model"), "To be", "logits[-1,5]"])
     assert capsys.readouterr().out
     walk.check("why")
 
@@ -204,7 +205,9 @@ def test_a_completion_over_http_is_read_in_an_afternoon() -> None:
     from glassformer.serve.registry import EngineLimits, open_models
 
     with watched() as walk:  # before the engine's thread begins, so that it is watched too
-        registry = open_models([str(SRC / "page" / "model")], EngineLimits(64, 2, 4, 1 << 24))
+        registry = open_models(
+            [str(SRC / "serve" / "page" / "model")], EngineLimits(64, 2, 4, 1 << 24)
+        )
         app, _ = application(registry, "0", hosts=None, keys=None)
         with testclient.TestClient(app) as client:
             walk.files.clear()

@@ -11,12 +11,11 @@ import torch
 
 import tiny
 from glassformer import config as c
-from glassformer.checkpoints import store
-from glassformer.config import serial
-from glassformer.config.objective import LoRA
-from glassformer.cost import cost
-from glassformer.errors import UserError
-from glassformer.nn import (
+from glassformer.core.config import serial
+from glassformer.core.config.objective import LoRA
+from glassformer.core.cost import cost
+from glassformer.core.errors import UserError
+from glassformer.core.nn import (
     Cache,
     Decoder,
     EncoderDecoder,
@@ -27,10 +26,11 @@ from glassformer.nn import (
     build_model,
     built,
     engines,
-    lora,
 )
-from glassformer.nn.engines import ENGINES, cpu_blocks
-from glassformer.nn.engines.inputs import AttentionInputs
+from glassformer.core.nn.engines import ENGINES
+from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.fast import cpu_blocks
+from glassformer.formats import lora, store
 from tiny import ALL, DECODERS, tokens
 
 PAIRS = [name for name, config in ALL.items() if isinstance(config, c.EncoderDecoder)]

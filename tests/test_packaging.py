@@ -21,8 +21,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from glassformer.config import run, run_file
-from glassformer.errors import UserError
+from glassformer.core.config import run
+from glassformer.core.errors import UserError
+from glassformer.runs import run_file
 
 ROOT = Path(__file__).parents[1]
 
@@ -186,10 +187,10 @@ sys.modules["fcntl"] = None
 del signal.SIGHUP
 import glassformer.cli
 glassformer.cli.parser(glassformer.cli.VERBS)
-import glassformer.training.launch, glassformer.generation, glassformer.evaluation, glassformer.commands.compare
+import glassformer.runs.launch, glassformer.core.generation, glassformer.tasks.evaluation, glassformer.commands.compare
 from pathlib import Path
 try:
-    with glassformer.training.launch.files.lock(Path(sys.argv[1]), "training"):
+    with glassformer.runs.launch.files.lock(Path(sys.argv[1]), "training"):
         pass
 except glassformer.UserError as error:
     print(error)
@@ -215,7 +216,7 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
         assert {
             "glassformer/py.typed",
             "glassformer/runs/demo.toml",
-            "glassformer/page/model/model.safetensors",
+            "glassformer/serve/page/model/model.safetensors",
         } <= names
         static = ROOT / "src" / "glassformer" / "static"
         built = {
@@ -229,7 +230,7 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
             "built, it goes along"
         )
         assert sum(item.file_size for item in site) < 10_000_000
-        kernels = "glassformer/nn/kernels/libkernels.so"
+        kernels = "glassformer/fast/kernels/libkernels.so"
         assert (
             (kernels in names)
             == (bool(compilers()) and "x86_64" in wheel.name)

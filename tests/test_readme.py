@@ -14,10 +14,10 @@ import pytest
 import glassformer
 from glassformer import cli
 from glassformer.commands import VERBS
-from glassformer.config.serial import change
-from glassformer.nn import build_model
-from glassformer.recipes import find
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.config.serial import change
+from glassformer.core.nn import build_model
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.families import find
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -146,9 +146,9 @@ def test_the_file_of_ones_own_runs_as_pasted(tmp_path: Path) -> None:
     assert len(matches) > 5
     (tmp_path / "my_parts.py").write_text("\n".join(matches))
     program = (
-        "import glassformer, torch; from glassformer.nn import build_model; from "
-        "glassformer.recipes import find; "
-        "from glassformer.config.serial import change; glassformer.use('my_parts.py'); "
+        "import glassformer, torch; from glassformer.core.nn import build_model; from "
+        "glassformer.families import find; "
+        "from glassformer.core.config.serial import change; glassformer.use('my_parts.py'); "
         "cfg = change(find('glass/200k'), {'decoder.pattern.0.norm': 'ScaleNorm'}); "
         "model = build_model(cfg, seed=0); glassformer.save(model, 'm'); "
         "assert glassformer.load('m')[0].config == cfg; "

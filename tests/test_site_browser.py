@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from glassformer import config
-from glassformer.generation import sample
+from glassformer.core.generation import sample
 
 AXE = Path(__file__).parents[1] / "web/node_modules/axe-core/axe.min.js"
 SERIOUS = """async () => (await axe.run(document, { resultTypes: ['violations'], iframes: false, preload: false }))
@@ -119,7 +119,7 @@ def test_masks_are_the_rules(name: str, site_page: Path, tab: Any) -> None:
 
 
 def test_positions_and_rotation_are_the_librarys(site_page: Path, tab: Any) -> None:
-    from glassformer.nn import position
+    from glassformer.core.nn import position
 
     card(tab, site_page, "pos_sin").get_by_label("pairs of dimensions").fill("4")
     tab.get_by_label("positions", exact=True).fill("6")

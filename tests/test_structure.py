@@ -250,7 +250,7 @@ def test_blocks_touch_no_files_and_no_network() -> None:
         "json",
         "torch.distributed",
     }
-    for path in (SRC / "nn").rglob("*.py"):
+    for path in (SRC / "core" / "nn").rglob("*.py"):
         names = {name for name, _ in imports(path)}
         assert not names & barred, (path.name, names & barred)
 
@@ -334,7 +334,7 @@ def test_docstrings_of_dataclasses_name_what_is_there() -> None:
 
 
 def test_every_config_type_has_a_module() -> None:
-    from glassformer.nn import built
+    from glassformer.core.nn import makers
 
     types = {
         value
@@ -343,7 +343,7 @@ def test_every_config_type_has_a_module() -> None:
         and isinstance(value, type)
         and value.__module__.startswith("glassformer.")
     }
-    assert types == built()
+    assert types == set(makers())
 
 
 def test_importing_the_package_and_asking_for_help_load_no_torch() -> None:
@@ -365,9 +365,9 @@ def test_what_a_model_costs_is_said_without_torch(kind: str, tmp_path: Path) -> 
             f'[model]\nrecipe = "glass/encoder-1m"\n{data}[train]\nobjective = "Classify"\n'
         )
     elif kind == "folder":
-        from glassformer.checkpoints import store
-        from glassformer.nn import build_model
-        from glassformer.recipes import find
+        from glassformer.core.nn import build_model
+        from glassformer.families import find
+        from glassformer.formats import store
 
         store.save(build_model(find("glass/200k")), tmp_path)
     code = (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import threads
-from glassformer.nn.kernels import library
+from glassformer.core import threads
+from glassformer.fast.kernels import library
 
 VARIABLES = (*threads.WAITING, "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 SHOW = (
@@ -169,7 +169,7 @@ def test_affinity_leaves_fewer_threads() -> None:
 COMPUTE = """
 import glassformer, torch
 from glassformer import config
-from glassformer.nn import build_model
+from glassformer.core.nn import build_model
 torch.set_num_threads(4)
 block = config.Block(config.Attention(4), config.GatedMLP(512), config.RMSNorm())
 model = build_model(config.Decoder(256, 256, config.Embed(97), config.Stack(2, (block,), config.Rotary())), seed=0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from glassformer import config as c
-from glassformer.nn import Model, build_model
+from glassformer.core.nn import Model, build_model
 
 VOCAB, DIM, CONTEXT = 50, 32, 64
 # large weights: a wrong path shows in the logits

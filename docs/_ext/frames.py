@@ -27,7 +27,7 @@ from docutils.parsers.rst import Directive, directives
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-from glassformer import files
+from glassformer.core import files
 
 FRAME = "width:100%;border:1px solid var(--color-background-border);border-radius:6px"
 INLINE = 'src="../_static/glass/inline.js"'
@@ -91,7 +91,7 @@ class Live(Directive):
 
 def written(trace: Any, folder: Path) -> str:
     """The file of a trace in ``folder``; whichever page or process comes first writes it."""
-    from glassformer.inspection import export
+    from glassformer.sight import export
 
     name = f"{export.run_id(trace)}.html"
     if not (folder / name).exists():
@@ -104,7 +104,7 @@ def written(trace: Any, folder: Path) -> str:
 def document(trace: Any, title: str) -> str:
     """The page that a trace saves, with its script and style taken from the site instead of written
     into each."""
-    from glassformer.inspection import export
+    from glassformer.sight import export
 
     whole = export.page(trace, title)
     script, style = (

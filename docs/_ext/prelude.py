@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 import glassformer
-from glassformer import config, recipes
-from glassformer.cost import cost
-from glassformer.figures.charts import Curves, Heat
+from glassformer import config
+from glassformer import families as recipes
+from glassformer.core.cost import cost
+from glassformer.sight.figures.charts import Curves, Heat
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
@@ -56,7 +57,7 @@ def cache(make: Any) -> Any:
 def small() -> tuple[Any, Any]:
     """The model that the package ships (four blocks, trained on Shakespeare's plays), and its
     tokenizer."""
-    from glassformer.page.models import shipped
+    from glassformer.serve.page.models import shipped
 
     return glassformer.load(shipped(), dtype=torch.float32)
 
@@ -261,8 +262,8 @@ def model_of(
 ) -> Any:
     """A decoder or encoder to train on a page: two blocks, 64 wide, 64 tokens; its settings changed
     by their path."""
-    from glassformer.config.serial import change
-    from glassformer.nn import build_model
+    from glassformer.core.config.serial import change
+    from glassformer.core.nn import build_model
 
     base = {"embed.vocab": 512, "dim": 64, "context": 64, f"{shape}.depth": 2}
     base |= {f"{shape}.pattern.attention.heads": 4, f"{shape}.pattern.feedforward.hidden": 256}

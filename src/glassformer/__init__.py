@@ -17,19 +17,21 @@ import importlib
 import sys
 from contextlib import contextmanager
 
-from . import threads
-from .errors import UserError
+from .core import registry, threads
+from .core.errors import UserError
 
 TYPE_CHECKING = False  # as in typing, whose import is a tenth of the time that --help takes
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from .checkpoints.store import load, save
-    from .config.extend import use
-    from .engine import Engine
-    from .generation import generate
-    from .inspection import (
+    from .core.config.extend import use
+    from .core.generation import generate
+    from .core.training import train
+    from .formats.store import load, save
+    from .runs.history import training_log
+    from .serve.engine import Engine
+    from .sight import (
         TunedLens,
         attribute,
         fit_tuned_lens,
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
         verify,
         word_in_contexts,
     )
-    from .training import train, training_log
 
 __version__ = "0.1.0"
 __all__ = [
@@ -71,48 +72,54 @@ __all__ = [
 ]
 
 _HOME = {
-    "Engine": ".engine",
-    "load": ".checkpoints.store",
-    "save": ".checkpoints.store",
-    "generate": ".generation",
-    "train": ".training",
-    "training_log": ".training",
-    "look": ".inspection",
-    "patch_grid": ".inspection",
-    "TunedLens": ".inspection",
-    "attribute": ".inspection",
-    "fit_tuned_lens": ".inspection",
-    "logit_lens": ".inspection",
-    "saliency": ".inspection",
-    "top_activations": ".inspection",
-    "trace": ".inspection",
-    "word_in_contexts": ".inspection",
-    "head_scores": ".inspection",
-    "verify": ".inspection",
-    "use": ".config.extend",
+    "Engine": ".serve.engine",
+    "load": ".formats.store",
+    "save": ".formats.store",
+    "generate": ".core.generation",
+    "train": ".runs",
+    "training_log": ".runs",
+    "look": ".sight",
+    "patch_grid": ".sight",
+    "TunedLens": ".sight",
+    "attribute": ".sight",
+    "fit_tuned_lens": ".sight",
+    "logit_lens": ".sight",
+    "saliency": ".sight",
+    "top_activations": ".sight",
+    "trace": ".sight",
+    "word_in_contexts": ".sight",
+    "head_scores": ".sight",
+    "verify": ".sight",
+    "use": ".core.config.extend",
 }
-_ROOMS = (
-    "checkpoints",
-    "data",
-    "engine",
-    "evaluation",
-    "generation",
-    "inspection",
-    "tokenizer",
-    "training",
-)  # modules, on first use
+_MODULES = {  # on first use, too
+    **{
+        name: f".core.{name}"
+        for name in ("checkpoints", "config", "data", "generation", "nn", "tokenizer", "training")
+    },
+    **{name: f".{name}" for name in ("families", "runs", "sight")},
+    "engine": ".serve.engine",
+    "evaluation": ".tasks.evaluation",
+}
 
+
+registry.MODULES["nn"] += [
+    f"{__name__}.{module}"
+    for module in ("fast.quantized", "formats.lora", "tasks.pool", "tasks.recurrence")
+]
+registry.MODULES["objectives"] += [f"{__name__}.tasks.objectives"]
+registry.MODULES["edits"] += [f"{__name__}.sight.edits"]
 
 # here, since every door leads through the package: commands, their processes, notebooks
 threads.prepare()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME and name not in _ROOMS:
+    if name not in _HOME and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with _nothing_to_collect():
-        module = importlib.import_module(_HOME.get(name, f".{name}"), __name__)
-    value = module if name in _ROOMS else getattr(module, name)
+        module = importlib.import_module(_HOME.get(name) or _MODULES[name], __name__)
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -10,7 +10,7 @@ import sys
 
 from . import __version__
 from .commands import GROUPS, VERBS
-from .errors import UserError, note
+from .core.errors import UserError, note
 
 # Nothing else is imported up here: `glassformer --help` answers without torch, argparse, pathlib
 # and typing.
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(error, BrokenPipeError):
             from pathlib import Path
 
-            from .files import explain
+            from .core.files import explain
 
             note(f"glassformer: {explain(error, Path(error.filename or 'the output'))}")
             return 2

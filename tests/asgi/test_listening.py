@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from glassformer.asgi import listening
+from glassformer.serve.asgi import listening
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

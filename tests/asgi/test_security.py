@@ -12,8 +12,8 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 from starlette.testclient import TestClient
 
 import served
-from glassformer.asgi.security import LOOPBACK, host_name, is_loopback
-from glassformer.page.app import Page, application
+from glassformer.serve.asgi.security import LOOPBACK, host_name, is_loopback
+from glassformer.serve.page.app import Page, application
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_only_listed_files_are_opened(tmp_path: Path) -> None:
     (static / "app.js").write_text("1")
     (static / "secret.key").write_text("no")
     (tmp_path / "above.txt").write_text("no")
-    from glassformer.page.models import Models
+    from glassformer.serve.page.models import Models
 
     item = served.client(Page(Models([]), static=static))
     assert item.get("/").text == "<p>here" and item.get("/app.js").text == "1"

@@ -28,10 +28,11 @@ import torch
 
 import tiny
 from glassformer import UserError, generation
-from glassformer.checkpoints import Checkpoint, store
-from glassformer.config.objective import LoRA
-from glassformer.nn import build_model, lora
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.config.objective import LoRA
+from glassformer.core.nn import build_model
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats import lora, store
+from glassformer.formats.checkpoint import Checkpoint
 
 SECONDS, MEMORY, LONGEST = 10, 6 << 30, 1500
 NUMBERS: list[Any] = [

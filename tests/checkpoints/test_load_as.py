@@ -12,8 +12,8 @@ import torch
 
 import tiny
 from glassformer import UserError, config
-from glassformer.checkpoints import store
-from glassformer.nn import build_model
+from glassformer.core.nn import build_model
+from glassformer.formats import store
 
 BERT: Any = tiny.bert()
 POOL = config.Pool("first", "tanh", labels=5)

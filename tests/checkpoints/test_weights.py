@@ -21,10 +21,10 @@ from torch import Tensor
 
 from glassformer import UserError
 from glassformer import config as c
-from glassformer.checkpoints import headers, weights
-from glassformer.checkpoints import tensors as tensorfiles
-from glassformer.nn import build
-from glassformer.recipes.recipe import Rule, Table
+from glassformer.core.checkpoints import headers, weights
+from glassformer.core.checkpoints import tensors as tensorfiles
+from glassformer.core.checkpoints.recipe import Rule, Table
+from glassformer.core.nn import build
 
 B = "blocks.{i}"
 
@@ -564,7 +564,7 @@ def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     save_file({"a": numbers}, path)
     for name, answer in (("_is_mappable", lambda device: False), ("mmap.mmap", refuse)):
         with monkeypatch.context() as patch:
-            patch.setattr(f"glassformer.checkpoints.tensors.{name}", answer)
+            patch.setattr(f"glassformer.core.checkpoints.tensors.{name}", answer)
             assert torch.equal(mapped(tmp_path).take("a"), numbers)
 
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from glassformer import UserError, cli
-from glassformer.checkpoints import store
-from glassformer.classics import average, bag, contexts, vectors, vocabulary, word2vec
-from glassformer.classics.vectors import Vectors
-from glassformer.classics.word2vec import Settings, Word2Vec
-from glassformer.inspection.contexts import Place, must_have, pair_cosines, word_vectors
+from glassformer.formats import store
+from glassformer.sight.contexts import Place, must_have, pair_cosines, word_vectors
+from glassformer.tasks.classics import average, bag, contexts, vectors, vocabulary, word2vec
+from glassformer.tasks.classics.vectors import Vectors
+from glassformer.tasks.classics.word2vec import Settings, Word2Vec
 
 KINDS = ("skip-gram", "cbow")
 
@@ -232,7 +232,7 @@ def test_worth_as_much_as_gensims_on_the_same_text(kind: Any, shared_data: Path)
     """Spearman on MEN after three epochs of 1.4 million words: not below gensim's by more than the
     seeds' noise."""
     gensim = pytest.importorskip("gensim.models")
-    from glassformer.evaluation import metrics
+    from glassformer.tasks.evaluation import metrics
 
     names = (
         "tinystories/val.txt",

@@ -18,11 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import files
-from glassformer.checkpoints import Checkpoint, headers, store
-from glassformer.checkpoints import tensors as tensorfiles
 from glassformer.cli import main
-from glassformer.nn import build_model
+from glassformer.core import files
+from glassformer.core.checkpoints import headers
+from glassformer.core.checkpoints import tensors as tensorfiles
+from glassformer.core.nn import build_model
+from glassformer.formats import store
+from glassformer.formats.checkpoint import Checkpoint
 from tiny import DECODERS
 
 COMMAND = [sys.executable, "-m", "glassformer"]
@@ -151,7 +153,7 @@ def test_a_token_that_the_model_does_not_know(home, refused):
     """The tokenizer of another model: its ids are past the end of this one's table. Checksums would
     tell first."""
     step = next((home / "model").glob("step-*"))
-    from glassformer.tokenizer import train as train_tokenizer
+    from glassformer.core.tokenizer import train as train_tokenizer
 
     train_tokenizer("byte", []).save(step)
     (step / "SHA256SUMS").unlink()

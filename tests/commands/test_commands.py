@@ -25,7 +25,7 @@ from glassformer.cli import main, overview, parser
 from glassformer.commands import GROUPS, VERBS, common, completion, signature
 from glassformer.commands import words as word_tasks
 from glassformer.commands.parsing import Parser
-from glassformer.config import settings
+from glassformer.runs import settings
 
 COMMAND = [sys.executable, "-m", "glassformer"]
 EXAMPLES = [
@@ -187,9 +187,9 @@ def test_completion(words: list[str], result: list[str]) -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny decoder with a tokenizer of bytes, as a folder."""
-    from glassformer.checkpoints import store
-    from glassformer.nn import build_model
-    from glassformer.tokenizer import train as train_tokenizer
+    from glassformer.core.nn import build_model
+    from glassformer.core.tokenizer import train as train_tokenizer
+    from glassformer.formats import store
     from tiny import DECODERS
 
     folder = tmp_path_factory.mktemp("model") / "tiny"
@@ -359,8 +359,8 @@ def test_the_device_is_chosen_said_and_refused(
 ) -> None:
     import torch
 
-    from glassformer.checkpoints import store
-    from glassformer.nn import device as devices
+    from glassformer.core.nn import device as devices
+    from glassformer.formats import store
 
     words = ["generate", model, "Once", "--max-new", "1", "--temperature", "0"]
     assert main(words) == 0
@@ -417,7 +417,7 @@ def test_a_file_of_ones_own_is_used_before_anything_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_use: list[str] = []
-    monkeypatch.setattr("glassformer.config.extend.use", in_use.append)
+    monkeypatch.setattr("glassformer.core.config.extend.use", in_use.append)
     for words in (
         ["recipes", "--json"],
         ["cost", "glass/1m"],
@@ -448,7 +448,7 @@ def test_a_training_goes_on_on_another_device(
 ) -> None:
     import torch
 
-    from glassformer.nn import device as devices
+    from glassformer.core.nn import device as devices
 
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("".join(f"{i} and {i + 1}.\n" for i in range(80)))
@@ -498,8 +498,8 @@ def test_a_name_alone_means_published_weights(capsys: pytest.CaptureFixture[str]
 
 
 def test_all_that_run_files_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    from glassformer import files
-    from glassformer.config import run_file
+    from glassformer.core import files
+    from glassformer.runs import run_file
 
     lines = answer(["data"], capsys).splitlines()
     for path in run_file.run_files().values():
@@ -583,10 +583,10 @@ def test_a_run_is_edited_by_the_line_that_python_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import glassformer
-    from glassformer.data import find as find_corpus
-    from glassformer.inspection.edits import head_off, swap_token
-    from glassformer.nn import build_model
-    from glassformer.tokenizer import train
+    from glassformer.core.data import find as find_corpus
+    from glassformer.core.nn import build_model
+    from glassformer.core.tokenizer import train
+    from glassformer.sight.edits import head_off, swap_token
 
     tokenizer = train("byte")
     block = c.Block(c.Attention(4), c.MLP(32))
@@ -615,7 +615,7 @@ def test_a_run_is_edited_by_the_line_that_python_takes(
     ).run()
     assert json.loads(capsys.readouterr().out)["rows"][0]["tokens"] == output.tokens[0]
     assert main(["eval", message, "--data", str(tmp_path / "text.txt"), "--json", *words[:2]]) == 0
-    score = glassformer.evaluation.score(
+    score = glassformer.tasks.evaluation.score(
         model, tokenizer, find_corpus(tmp_path / "text.txt"), edits=edits[:1]
     )
     assert math.isclose(json.loads(capsys.readouterr().out)["loss"], score.loss, rel_tol=1e-5)
@@ -632,9 +632,9 @@ def test_edits_change_what_is_classified_embedded_and_translated(
     """As in Python, with the same edits; an edit of what is not there is refused."""
     import glassformer
     from glassformer import generation
-    from glassformer.inspection.edits import head_off, mlp_off
-    from glassformer.nn import build_model
-    from glassformer.tokenizer import train
+    from glassformer.core.nn import build_model
+    from glassformer.core.tokenizer import train
+    from glassformer.sight.edits import head_off, mlp_off
 
     tokenizer = train("byte")
     block, loud = c.Block(c.Attention(4), c.MLP(32)), c.Init(std=0.4)
@@ -713,8 +713,8 @@ def test_edits_change_what_is_classified_embedded_and_translated(
 
 def test_a_grid_of_patches_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import glassformer
-    from glassformer.nn import build_model
-    from glassformer.tokenizer import train
+    from glassformer.core.nn import build_model
+    from glassformer.core.tokenizer import train
 
     tokenizer = train("byte")
     stack = c.Stack(2, (c.Block(c.Attention(4), c.MLP(32)),), c.Rotary())

@@ -19,13 +19,15 @@ import torch
 from glassformer import config
 from glassformer.cli import main
 from glassformer.commands import compare
-from glassformer.config import run, run_file, serial
-from glassformer.files import lock
-from glassformer.training import RunResult, plan_run
-from glassformer.training import compare as training
-from glassformer.training.hooks import read_log
-from glassformer.training.memory import keep_freed_memory, peak_memory, reset_peak_memory
-from glassformer.training.objectives import Classify
+from glassformer.core.config import run, serial
+from glassformer.core.files import lock
+from glassformer.core.training.memory import keep_freed_memory, peak_memory, reset_peak_memory
+from glassformer.runs import compare as training
+from glassformer.runs import run_file
+from glassformer.runs.hooks import read_log
+from glassformer.runs.launch import RunResult
+from glassformer.runs.plan import plan_run
+from glassformer.tasks.objectives import Classify
 
 ENDS = 'dim = 16\ncontext = 32\nembed = { vocab = 64 }\ninit = { std = "none", embed_std = 0.3 }\n'
 MODELS = {
@@ -425,7 +427,7 @@ def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data:
 def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a narrow and a wide arm, each of which would have its own on a Zen 5, both are trained in
     fp32."""
-    from glassformer.training import execution
+    from glassformer.core.training import execution
 
     monkeypatch.setattr(execution, "machine", lambda device: "AMD CPU with AVX512-BF16")
     plans = [run_file.read_run(None, {"dim": dim}) for dim in ("64", "256")]

@@ -9,7 +9,7 @@ import torch
 
 from glassformer.cli import main
 from glassformer.commands import doctor
-from glassformer.nn import kernels
+from glassformer.fast import kernels
 
 
 def test_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from glassformer import UserError
-from glassformer.asgi import listening
 from glassformer.cli import main
 from glassformer.commands import page
 from glassformer.commands.options import DeviceOptions
+from glassformer.serve.asgi import listening
 
 pytest.importorskip("starlette", reason="the page needs its extra: pip install -e '.[page]'")
 httpx = pytest.importorskip("httpx", reason="tests of the page need httpx")

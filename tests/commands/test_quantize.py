@@ -10,11 +10,12 @@ import pytest
 
 import glassformer
 import tiny
-from glassformer import cli, files
-from glassformer.checkpoints import gguf
-from glassformer.nn import build_model
-from glassformer.nn.quantized import quantized
-from glassformer.tokenizer import train
+from glassformer import cli
+from glassformer.core import files
+from glassformer.core.nn import build_model
+from glassformer.core.tokenizer import train
+from glassformer.fast.quantized import quantized
+from glassformer.formats import gguf
 
 
 @pytest.fixture(scope="module")

@@ -16,20 +16,22 @@ import pytest
 import torch
 
 import glassformer
-from glassformer import UserError, config, cost, nn, recipes
-from glassformer.checkpoints import store
+from glassformer import UserError, config, nn
+from glassformer import families as recipes
 from glassformer.cli import main
-from glassformer.config import extend, run, serial
-from glassformer.config import objective as objectives
-from glassformer.config.mask import parse_rule
-from glassformer.config.mask_arrays import count_pairs
-from glassformer.errors import need
-from glassformer.inspection import masks
-from glassformer.nn import Cache, Mask, Tape, build, build_model, builds, lora
-from glassformer.nn.build import _MAKERS
-from glassformer.training import launch
-from glassformer.training.batches import Batch
-from glassformer.training.optimizer import Optimizer
+from glassformer.core import cost
+from glassformer.core.config import extend, run, serial
+from glassformer.core.config import objective as objectives
+from glassformer.core.config.mask import parse_rule
+from glassformer.core.config.mask_arrays import count_pairs
+from glassformer.core.errors import need
+from glassformer.core.nn import Cache, Mask, Tape, build, build_model, builds
+from glassformer.core.nn.build import _MAKERS
+from glassformer.core.training.batches import Batch
+from glassformer.core.training.optimizer import Optimizer
+from glassformer.formats import lora, store
+from glassformer.runs import launch
+from glassformer.sight import masks
 from tiny import CONTEXT, DIM, VOCAB, WIDE, block, decoder, tokens
 
 OWN = Path(__file__).parents[1] / "own_parts.py"
@@ -65,7 +67,7 @@ schedule = "Constant"
 def forgotten(monkeypatch):
     """What is used here is known in this test alone."""
     monkeypatch.setattr(serial, "_MEMBERS", {})
-    monkeypatch.setattr(sys.modules["glassformer.nn.build"], "_MAKERS", dict(_MAKERS))
+    monkeypatch.setattr(sys.modules["glassformer.core.nn.build"], "_MAKERS", dict(_MAKERS))
     monkeypatch.setattr(extend, "_USED", set())
 
 

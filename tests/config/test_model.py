@@ -11,9 +11,9 @@ import pytest
 
 from glassformer import UserError
 from glassformer import config as c
-from glassformer.config import objective, recurrence, run, serial
-from glassformer.config.context_length import for_context
-from glassformer.training import objectives
+from glassformer.core.config import objective, recurrence, run, serial
+from glassformer.core.config.context_length import for_context
+from glassformer.tasks import objectives
 
 BLOCK = c.Block(c.Attention(4), c.MLP(16))
 BLOCK_SAID = {"attention": {"heads": 4}, "feedforward": {"type": "MLP", "hidden": 16}}

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from glassformer import config
-from glassformer.config import run, run_file, serial
-from glassformer.errors import UserError
-from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import plan_run
+from glassformer.core.config import run, serial
+from glassformer.core.errors import UserError
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.runs import run_file
+from glassformer.runs.plan import plan_run
 
 
 def write(tmp_path, text):

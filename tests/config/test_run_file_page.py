@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from glassformer.config import run_file, settings
+from glassformer.runs import run_file, settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-file.md"
 INTRODUCTION = """# The run file

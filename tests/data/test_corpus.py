@@ -16,13 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glassformer.config.objective import Contrast
-from glassformer.data import corpus, records, tokenising
-from glassformer.data.corpus import PIECE, Source
-from glassformer.data.registry import find
-from glassformer.data.shards import Shards, tokenise
-from glassformer.errors import UserError
-from glassformer.tokenizer.tokenizer import Tokenizer
+from glassformer.core.config.objective import Contrast
+from glassformer.core.data import corpus, tokenising
+from glassformer.core.data.corpus import PIECE, Source
+from glassformer.core.data.registry import find
+from glassformer.core.data.shards import Shards, tokenise
+from glassformer.core.errors import UserError
+from glassformer.core.tokenizer.tokenizer import Tokenizer
+from glassformer.tasks import records
 
 
 class Bytes:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import UserError, files
-from glassformer.data import registry
+from glassformer import UserError
+from glassformer.core import files
+from glassformer.core.data import registry
 
 NAME = "scan/tasks_test_simple.txt"
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.data import registry
-from glassformer.data.registry import Download, Published, corpora, find
-from glassformer.errors import UserError
+from glassformer.core.data import registry
+from glassformer.core.data.registry import Download, Published, corpora, find
+from glassformer.core.errors import UserError
 
 CONTENT = b"anna\nbob\ncarla\ndora\n"
 

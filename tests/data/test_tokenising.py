@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from data.test_corpus import Bytes, jsonl, write
-from glassformer.data import tokenise, tokenising, workers
-from glassformer.data.corpus import Source
-from glassformer.data.registry import find
-from glassformer.data.workers import WorkerLost
-from glassformer.errors import UserError
-from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.data import tokenise, tokenising, workers
+from glassformer.core.data.corpus import Source
+from glassformer.core.data.registry import find
+from glassformer.core.data.workers import WorkerLost
+from glassformer.core.errors import UserError
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -190,8 +190,8 @@ def test_a_worker_that_is_killed_is_told_and_the_work_goes_on(
 CHILD = """
 import sys
 from pathlib import Path
-from glassformer.data import find, tokenise, tokenising
-from glassformer.tokenizer import open
+from glassformer.core.data import find, tokenise, tokenising
+from glassformer.formats.tokenizer_files import open
 tokenising.BATCH, tokenising.JOURNAL_EVERY = 2000, 0.0
 tokenise(find(Path(sys.argv[1])), open(sys.argv[2]), cache=Path(sys.argv[3]), processes=2)
 """

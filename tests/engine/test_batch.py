@@ -14,12 +14,12 @@ import pytest
 
 import tiny
 from glassformer import cli, config
-from glassformer.checkpoints import store
-from glassformer.engine import Engine, Request, batch
-from glassformer.engine.batch import answer_into
-from glassformer.errors import UserError
-from glassformer.nn.quantized import Layout, quantize_weights
-from glassformer.tokenizer import train
+from glassformer.core.errors import UserError
+from glassformer.core.tokenizer import train
+from glassformer.fast.quantized import Layout, quantize_weights
+from glassformer.formats import store
+from glassformer.serve.engine import Engine, Request, batch
+from glassformer.serve.engine.batch import answer_into
 
 REQUESTS = [
     Request([1 + number % 5, 2], n=2, seed=3, max_new=1 + number % 4) for number in range(12)

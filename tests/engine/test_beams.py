@@ -9,10 +9,10 @@ import time
 import pytest
 
 import tiny
-from glassformer.engine import Engine, Request, Result
-from glassformer.errors import UserError
-from glassformer.generation import Hypothesis, Sampling, beam
-from glassformer.nn import kernels
+from glassformer.core.errors import UserError
+from glassformer.core.generation import Hypothesis, Sampling, beam
+from glassformer.fast import kernels
+from glassformer.serve.engine import Engine, Request, Result
 
 from .test_laws import GENERATORS, TORCH, TWO, pages_of
 

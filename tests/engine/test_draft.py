@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glassformer.engine.draft import PromptLookup
+from glassformer.serve.engine.draft import PromptLookup
 
 
 def test_what_followed_the_same_end_the_last_time_is_guessed() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import tiny
-from glassformer.engine import Engine, Request, Result, Stats
-from glassformer.errors import UserError
-from glassformer.generation.sample import Sampling
-from glassformer.nn import Model
+from glassformer.core.errors import UserError
+from glassformer.core.generation.sample import Sampling
+from glassformer.core.nn import Model
+from glassformer.serve.engine import Engine, Request, Result, Stats
 
 HOW = [Sampling(0), Sampling(0.9), Sampling(1.0, top_p=0.8), Sampling(1, repetition_penalty=1.2)]
 PROMPTS = [[number, 3] + [5, 8] * (5 * number) for number in range(6)]

@@ -13,11 +13,18 @@ import torch
 import glassformer
 import tiny
 from glassformer import config as c
-from glassformer.engine import Encode, Engine, EngineClosed, QueueFull, Request, RequestTooLarge
-from glassformer.errors import UserError
-from glassformer.generation.sample import Sampling, likeliest, top_p
-from glassformer.nn import kernels
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.errors import UserError
+from glassformer.core.generation.sample import Sampling, likeliest, top_p
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.fast import kernels
+from glassformer.serve.engine import (
+    Encode,
+    Engine,
+    EngineClosed,
+    QueueFull,
+    Request,
+    RequestTooLarge,
+)
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3], [2]]
 GREEDY, WARM = Sampling(0), Sampling(0.9, top_k=20, repetition_penalty=1.2)

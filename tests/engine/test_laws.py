@@ -14,12 +14,12 @@ import torch
 
 import glassformer
 import tiny
-from glassformer.engine import Encode, Engine, Request, Result, memory
-from glassformer.engine.memory import plan_memory
-from glassformer.generation.sample import Sampling
-from glassformer.nn import gathered, kernels
-from glassformer.nn.engines.varlen import varlen_attention
-from glassformer.nn.quantized import Layout, quantize_weights
+from glassformer.core.generation.sample import Sampling
+from glassformer.fast import gathered, kernels
+from glassformer.fast.quantized import Layout, quantize_weights
+from glassformer.fast.varlen import varlen_attention
+from glassformer.serve.engine import Encode, Engine, Request, Result, memory
+from glassformer.serve.engine.memory import plan_memory
 
 GENERATORS = [
     name for name, cfg in tiny.ALL.items() if cfg.head and name not in ("bert", "reader", "onward")

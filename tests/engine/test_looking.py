@@ -7,14 +7,15 @@ import pytest
 import torch
 
 import tiny
-from glassformer.engine import Engine, Request
-from glassformer.engine.looking import Look
-from glassformer.engine.memory import plan_memory
-from glassformer.errors import UserError
-from glassformer.generation import generate
-from glassformer.generation.sample import Sampling
-from glassformer.inspection.edits import head_off, scale
-from glassformer.nn import Tape, kernels
+from glassformer.core.errors import UserError
+from glassformer.core.generation import generate
+from glassformer.core.generation.sample import Sampling
+from glassformer.core.nn import Tape
+from glassformer.fast import kernels
+from glassformer.serve.engine import Engine, Request
+from glassformer.serve.engine.looking import Look
+from glassformer.serve.engine.memory import plan_memory
+from glassformer.sight.edits import head_off, scale
 
 PATHS = ["*.resid", "*.pattern", "*.scores", "*.z", "*.hidden", "logits"]
 OTHERS = [Request([number, 2, 3, 4, 5] * 3, sampling=Sampling(0), max_new=9) for number in range(4)]

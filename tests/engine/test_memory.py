@@ -10,14 +10,14 @@ import torch
 
 import glassformer
 import tiny
-from glassformer.checkpoints import store
-from glassformer.checkpoints import tensors as tensorfiles
-from glassformer.engine import memory
-from glassformer.engine.memory import plan_memory, prepacked_view
-from glassformer.errors import UserError
-from glassformer.nn import Decoder, Model
-from glassformer.nn.fused import FusedStack
-from glassformer.nn.kernels.library import has
+from glassformer.core.checkpoints import tensors as tensorfiles
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Decoder, Model
+from glassformer.fast.fused import FusedStack
+from glassformer.fast.kernels.library import has
+from glassformer.formats import store
+from glassformer.serve.engine import memory
+from glassformer.serve.engine.memory import plan_memory, prepacked_view
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "attention-pair"])

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from glassformer.engine.fair_queue import FairQueue
-from glassformer.engine.pages import OutOfPages, PagePool
-from glassformer.engine.prefix import PrefixCache
-from glassformer.engine.scheduler import Scheduler, TokenSequence
-from glassformer.engine.windows import Windows
+from glassformer.serve.engine.fair_queue import FairQueue
+from glassformer.serve.engine.pages import OutOfPages, PagePool
+from glassformer.serve.engine.prefix import PrefixCache
+from glassformer.serve.engine.scheduler import Scheduler, TokenSequence
+from glassformer.serve.engine.windows import Windows
 
 SIZE = 4
 

@@ -11,16 +11,16 @@ import torch
 
 import glassformer
 import tiny
-from glassformer.engine import Engine, Request, Result
-from glassformer.engine.memory import Bounds, plan_memory
-from glassformer.engine.pages import PagePool
-from glassformer.engine.runner import PagedRunner
-from glassformer.engine.windows import Windows
-from glassformer.errors import UserError
-from glassformer.generation import Sampling, beam
-from glassformer.inspection import look
-from glassformer.inspection.edits import parse
-from glassformer.nn import kernels
+from glassformer.core.errors import UserError
+from glassformer.core.generation import Sampling, beam
+from glassformer.fast import kernels
+from glassformer.serve.engine import Engine, Request, Result
+from glassformer.serve.engine.memory import Bounds, plan_memory
+from glassformer.serve.engine.pages import PagePool
+from glassformer.serve.engine.runner import PagedRunner
+from glassformer.serve.engine.windows import Windows
+from glassformer.sight import look
+from glassformer.sight.edits import parse
 
 from .test_laws import logprobs
 

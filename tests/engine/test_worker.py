@@ -16,23 +16,23 @@ import pytest
 import torch
 
 import tiny
-from glassformer.config import Embed
-from glassformer.engine import Engine, Request
-from glassformer.engine.beams import BeamOwner, BeamSearch
-from glassformer.engine.generated_sequence import GeneratedSequence
-from glassformer.engine.memory import plan_memory
-from glassformer.engine.request import Encode, RequestHandle
-from glassformer.engine.request_state import RequestState
-from glassformer.engine.scheduler import Chunk, TokenSequence
-from glassformer.engine.worker import ChunkOutput
-from glassformer.generation.sample import Sampling
-from glassformer.tokenizer import train
+from glassformer.core.config import Embed
+from glassformer.core.generation.sample import Sampling
+from glassformer.core.tokenizer import train
+from glassformer.serve.engine import Engine, Request
+from glassformer.serve.engine.beams import BeamOwner, BeamSearch
+from glassformer.serve.engine.generated_sequence import GeneratedSequence
+from glassformer.serve.engine.memory import plan_memory
+from glassformer.serve.engine.request import Encode, RequestHandle
+from glassformer.serve.engine.request_state import RequestState
+from glassformer.serve.engine.scheduler import Chunk, TokenSequence
+from glassformer.serve.engine.worker import ChunkOutput
 
 ROOMS = (
     "worker scheduler generated_sequence pages prefix windows fair_queue runner looking scoring beams "
     "draft draft_model"
 )
-PLACES = [importlib.import_module(f"glassformer.engine.{name}") for name in ROOMS.split()]
+PLACES = [importlib.import_module(f"glassformer.serve.engine.{name}") for name in ROOMS.split()]
 APART = {
     "_draw",
     "_propose_by_model",

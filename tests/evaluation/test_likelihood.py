@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import tiny
-from glassformer.checkpoints.store import save
 from glassformer.cli import main
-from glassformer.errors import UserError
-from glassformer.evaluation import likelihoods
-from glassformer.nn import Model
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Model
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats.store import save
+from glassformer.tasks.evaluation import likelihoods
 
 PAIRS = [
     ([1, 2, 3], [4, 5]),
@@ -111,7 +111,7 @@ def test_tasks_of_the_harness(
     words = ["eval", str(model), "--tasks", "own_choice", "--task-files", str(folder), "--json"]
     assert main(words) == 0
     figures = json.loads(capsys.readouterr().out)
-    from glassformer.checkpoints.store import load
+    from glassformer.formats.store import load
 
     loaded, tokenizer = load(model)
     right = 0

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from glassformer import UserError
-from glassformer.evaluation import by_length, of_labels, of_numbers, of_texts, whole_words
+from glassformer.tasks.evaluation import by_length, of_labels, of_numbers, of_texts, whole_words
 
 RIGHT = ["the cat sat on the mat", "a small dog ran over the green hill"]
 

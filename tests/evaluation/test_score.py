@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.data import find as find_corpus
-from glassformer.data import tokenise
-from glassformer.errors import UserError
-from glassformer.evaluation import Score, score
-from glassformer.nn import Model, build_model
-from glassformer.tokenizer import Tokenizer
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.data import find as find_corpus
+from glassformer.core.data import tokenise
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Model, build_model
+from glassformer.core.tokenizer import Tokenizer
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.tasks.evaluation import Score, score
 
 CONTEXT = 16
 STORIES = [

@@ -11,10 +11,10 @@ import pytest
 
 import glassformer
 import tiny
-from glassformer.figures import progress
-from glassformer.figures.progress import Progress, in_notebook
-from glassformer.inspection import saliency, top_activations
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.sight import saliency, top_activations
+from glassformer.sight.figures import progress
+from glassformer.sight.figures.progress import Progress, in_notebook
 
 
 class Handle:

@@ -19,12 +19,12 @@ from safetensors.numpy import load_file
 import glassformer
 import tiny
 from glassformer import UserError
-from glassformer.figures.charts import Curves, Heat, Table, colours, thinned, ticks
-from glassformer.figures.drawing import plain, png, written
-from glassformer.figures.shown import Shown, fragment
-from glassformer.inspection import TunedLens, fit_tuned_lens
-from glassformer.inspection.seen import Seen
-from glassformer.page.models import shipped
+from glassformer.serve.page.models import shipped
+from glassformer.sight import TunedLens, fit_tuned_lens
+from glassformer.sight.figures.charts import Curves, Heat, Table, colours, thinned, ticks
+from glassformer.sight.figures.drawing import plain, png, written
+from glassformer.sight.figures.shown import Shown, fragment
+from glassformer.sight.seen import Seen
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</style><script>alert(2)</script>\x00\u202e]]>"
 TEXT = "<script>x</script> To be & not"
@@ -348,7 +348,7 @@ def test_a_log_that_is_not_there(tmp_path: Path) -> None:
 
 def test_words_on_a_colour_can_be_read() -> None:
     """WCAG's 4.5 to 1 on every colour of a coarse cube, by its own formula, term by term."""
-    from glassformer.figures.charts import ink_on
+    from glassformer.sight.figures.charts import ink_on
 
     def luminance(colour: tuple[int, ...]) -> float:
         pieces = [

@@ -12,10 +12,10 @@ import torch
 import tiny
 from glassformer import UserError
 from glassformer import config as c
-from glassformer.generation import beam, generate, search
-from glassformer.generation.beam import _likeliest
-from glassformer.nn import EncoderDecoder, build_model
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.generation import beam, generate, search
+from glassformer.core.generation.beam import _likeliest
+from glassformer.core.nn import EncoderDecoder, build_model
+from glassformer.core.tokenizer import train as train_tokenizer
 
 
 def model(name: str) -> object:
@@ -96,9 +96,9 @@ def test_equal_to_transformers() -> None:
     ).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    from glassformer.checkpoints import weights  # noqa: F401  # the recipe turns their weights into ours
+    from glassformer.core.checkpoints import weights  # noqa: F401  # the recipe turns their weights into ours
 
-    pytest.importorskip("glassformer.recipes.t5")
+    pytest.importorskip("glassformer.families.t5")
     import tempfile
 
     from glassformer import load

@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 import tiny
 from glassformer import config
-from glassformer.generation import session
-from glassformer.generation.session import Session
-from glassformer.nn import Cache, build_model
+from glassformer.core.generation import session
+from glassformer.core.generation.session import Session
+from glassformer.core.nn import Cache, build_model
 
 FIXED = [
     name

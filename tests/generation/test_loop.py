@@ -16,11 +16,11 @@ import transformers
 
 import glassformer
 from glassformer import config as c
-from glassformer.errors import UserError
-from glassformer.generation import Generation, generate
-from glassformer.generation.prompt import pad_left
-from glassformer.generation.session import Session
-from glassformer.nn import Cache, Model, build_model
+from glassformer.core.errors import UserError
+from glassformer.core.generation import Generation, generate
+from glassformer.core.generation.prompt import pad_left
+from glassformer.core.generation.session import Session
+from glassformer.core.nn import Cache, Model, build_model
 
 VOCAB, CONTEXT = 61, 48
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers.generation import logits_process as theirs
 
-from glassformer.errors import UserError
-from glassformer.generation.sample import (
+from glassformer.core.errors import UserError
+from glassformer.core.generation.sample import (
     Sampling,
     choose,
     cut,
@@ -23,7 +23,7 @@ from glassformer.generation.sample import (
     top_k,
     top_p,
 )
-from glassformer.generation.stop_strings import Writer
+from glassformer.core.generation.stop_strings import Writer
 
 
 def logits_of(rows: int = 6, vocab: int = 97, spread: float = 3.0) -> torch.Tensor:

@@ -11,10 +11,10 @@ import torch
 import glassformer
 from glassformer import cli
 from glassformer import config as c
-from glassformer.errors import UserError
-from glassformer.generation import generate
-from glassformer.nn import Model, build_model
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.errors import UserError
+from glassformer.core.generation import generate
+from glassformer.core.nn import Model, build_model
+from glassformer.core.tokenizer import train as train_tokenizer
 
 CONTEXT = 12
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from glassformer.errors import UserError
+from glassformer.core.errors import UserError
 from glassformer.learn import starting
 from glassformer.learn.checking import Checker, Verdict, class_folder
 from glassformer.learn.exercise import catalogue, find

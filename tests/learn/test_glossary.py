@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from glassformer.cli import main
-from glassformer.errors import UserError
+from glassformer.core.errors import UserError
 from glassformer.learn import glossary, models
 from glassformer.learn.exercise import catalogue
 from glassformer.learn.numbers import LIVE, blocks, scale, uses
@@ -121,7 +121,7 @@ def test_define_prints_it(words: list[str], capsys: pytest.CaptureFixture[str]) 
         "causal mask (also look-ahead mask, triangular mask)\n  Hides from each token"
     )
     assert (
-        "config/mask_arrays.py, line " in captured.out
+        "core/config/mask_arrays.py, line " in captured.out
         and "136 of the 289" in captured.out
         and "learn start causal-mask" in captured.err
     )

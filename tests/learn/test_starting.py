@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.errors import UserError
+from glassformer.core.errors import UserError
 from glassformer.learn import starting
 from glassformer.learn.exercise import catalogue, find
 

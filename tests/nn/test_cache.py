@@ -13,8 +13,8 @@ from torch import Tensor
 
 import tiny
 from glassformer import config as c
-from glassformer.nn import Cache, Model
-from glassformer.nn.cache import SPARE
+from glassformer.core.nn import Cache, Model
+from glassformer.core.nn.cache import SPARE
 from tiny import DECODERS, tokens
 
 

@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional as F
 
 from glassformer import save
-from glassformer.nn import Cache, Mask, build_model
-from glassformer.nn.engines import attend, choose
-from glassformer.nn.engines.inputs import AttentionInputs
+from glassformer.core.nn import Cache, Mask, build_model
+from glassformer.core.nn.engines import attend, choose
+from glassformer.core.nn.engines.inputs import AttentionInputs
 from tiny import DECODERS, VOCAB
 
 PLAIN = ("gpt2", "llama", "qwen3")

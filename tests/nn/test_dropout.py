@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glassformer.nn.dropout import Dropout, HeadShard, dropout, keep_mask
-from glassformer.nn.engines import ENGINES
-from glassformer.nn.engines.inputs import AttentionInputs
-from glassformer.nn.mask import Mask
+from glassformer.core.nn.dropout import Dropout, HeadShard, dropout, keep_mask
+from glassformer.core.nn.engines import ENGINES
+from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.core.nn.mask import Mask
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.7])

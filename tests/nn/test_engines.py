@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.errors import UserError
-from glassformer.nn import Mask, build_model, engines
-from glassformer.nn.engines import attend, choose
-from glassformer.nn.engines.inputs import AttentionInputs
-from glassformer.recipes import find
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Mask, build_model, engines
+from glassformer.core.nn.engines import attend, choose
+from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.families import find
 
 HEADS, D, SCALE = 4, 16, 0.4  # not D**-0.5
 # more than a block of ``cpu_blocks`` and of ``prefill``; long enough for ``block_sparse``

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import tiny
 from glassformer import config as c
-from glassformer.nn import Flow, Tape, build, build_model
-from glassformer.nn.experts import MoE
-from glassformer.training import optimizer as muon
+from glassformer.core.nn import Flow, Tape, build, build_model
+from glassformer.core.nn.experts import MoE
+from glassformer.core.training import optimizer as muon
 
 C = 32
 PLAIN = c.MoE(4, 2, c.MLP(24, "gelu"))

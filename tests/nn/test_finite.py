@@ -13,14 +13,16 @@ import pytest
 import torch
 
 import tiny
-from glassformer import UserError, cli, evaluation, generation, inspection
+from glassformer import UserError, cli, generation
 from glassformer import config as c
-from glassformer.checkpoints import store
-from glassformer.checkpoints import tensors as tensorfiles
-from glassformer.nn import Model, build_model, finite
-from glassformer.nn.finite import is_finite, must_be_finite
-from glassformer.tokenizer import Tokenizer
-from glassformer.tokenizer import open as open_tokenizer
+from glassformer import sight as inspection
+from glassformer.core.checkpoints import tensors as tensorfiles
+from glassformer.core.nn import Model, build_model, finite
+from glassformer.core.nn.finite import is_finite, must_be_finite
+from glassformer.core.tokenizer import Tokenizer
+from glassformer.formats import store
+from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.tasks import evaluation
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "sat", "on", "mat", "."]
 

@@ -14,8 +14,8 @@ import torch
 
 import tiny
 from glassformer import config as c
-from glassformer.nn import Flow, build_model
-from glassformer.nn.flow import document_starts
+from glassformer.core.nn import Flow, build_model
+from glassformer.core.nn.flow import document_starts
 
 MIXED = tiny.block(c.Attention(4, 2), c.MoE(4, 2, c.GatedMLP(32), balance_loss=1.0, z_loss=0.1))
 DEEP = tiny.decoder(MIXED, position=c.Rotary(), depth=3)
@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from nn.test_flow import MODELS, losses
-from glassformer.nn import build_model
+from glassformer.core.nn import build_model
 dist.init_process_group("gloo")
 for name, config in MODELS.items():
     model = build_model(config, seed=1)

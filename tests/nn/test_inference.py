@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import tiny
-from glassformer.nn import build_model
-from glassformer.nn.inference import inference
+from glassformer.core.nn import build_model
+from glassformer.core.nn.inference import inference
 
 
 @pytest.mark.parametrize("training", [True, False])

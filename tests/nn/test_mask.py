@@ -16,18 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from glassformer import config as c
-from glassformer import cost
 from glassformer.cli import main
-from glassformer.config import serial
-from glassformer.config.mask import parse_rule, rules
-from glassformer.config.mask_arrays import count_pairs
-from glassformer.config.parallel import ring_pieces
-from glassformer.errors import UserError
-from glassformer.inspection import masks
-from glassformer.nn import Cache, Mask
-from glassformer.nn.engines import ENGINES, attend, block_mask, choose, cpu_blocks
-from glassformer.nn.engines.flex import compiled, flex_mask
-from glassformer.nn.engines.inputs import AttentionInputs
+from glassformer.core import cost
+from glassformer.core.config import serial
+from glassformer.core.config.mask import parse_rule, rules
+from glassformer.core.config.mask_arrays import count_pairs
+from glassformer.core.config.parallel import ring_pieces
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Cache, Mask
+from glassformer.core.nn.engines import ENGINES, attend, choose
+from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.fast import block_mask, cpu_blocks
+from glassformer.fast.flex import compiled, flex_mask
+from glassformer.sight import masks
 from tiny import tokens
 
 RULES_DRAWN = {  # by hand from their definitions: query i, key j
@@ -397,7 +398,7 @@ def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
 @every_rule
 @pytest.mark.parametrize("causal", [True, False])
 def test_counts(mask_rule: c.MaskRule, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glassformer.config.mask_arrays.PAIRS_AT_ONCE", 100)  # several parts
+    monkeypatch.setattr("glassformer.core.config.mask_arrays.PAIRS_AT_ONCE", 100)  # several parts
     assert count_pairs(mask_rule, 37, causal) == dense(mask_rule, 37, causal).sum()
     pattern = (tiny.block(c.Attention(4, mask=mask_rule)),)
     if causal:

@@ -14,10 +14,11 @@ from torch.nn import functional as F
 
 import tiny
 from glassformer import config as c
-from glassformer.inspection import paths
-from glassformer.nn import Cache, Model, Tape, prepacked
-from glassformer.nn.block import Block
-from glassformer.nn.feedforward import ACTIVATIONS
+from glassformer.core.nn import Cache, Model, Tape
+from glassformer.core.nn.block import Block
+from glassformer.core.nn.feedforward import ACTIVATIONS
+from glassformer.fast import prepacked
+from glassformer.sight import paths
 
 Look = Callable[[str, Tensor], Tensor]
 ALONE = c.Stack(2, (c.Block(c.Attention(4), None, None),))

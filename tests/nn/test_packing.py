@@ -12,10 +12,11 @@ from torch._subclasses import FakeTensorMode
 
 import tiny
 from glassformer import config as c
-from glassformer.nn import Mask
-from glassformer.nn.engines import choose, eager, varlen
-from glassformer.nn.engines.inputs import AttentionInputs
-from glassformer.nn.packing import Packing
+from glassformer.core.nn import Mask
+from glassformer.core.nn.engines import choose, eager
+from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.core.nn.packing import Packing
+from glassformer.fast import varlen
 
 
 def packed(*rows: list[int], length: int = 12) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 import tiny
 from glassformer import config as c
-from glassformer.config import objective as objectives
-from glassformer.nn import EncoderDecoder, Flow, Tape, build, build_model, lora
-from glassformer.nn.linear import Linear
+from glassformer.core.config import objective as objectives
+from glassformer.core.nn import EncoderDecoder, Flow, Tape, build, build_model
+from glassformer.core.nn.linear import Linear
+from glassformer.formats import lora
 from tiny import DECODERS, tokens
 
 HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it

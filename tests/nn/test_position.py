@@ -16,8 +16,8 @@ from torch import Tensor
 import tiny
 from glassformer import UserError
 from glassformer import config as c
-from glassformer.config import serial
-from glassformer.nn import Flow, Mask, build, build_model
+from glassformer.core.config import serial
+from glassformer.core.nn import Flow, Mask, build, build_model
 
 DIM, LENGTH = 16, 40
 HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it

@@ -22,9 +22,9 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 from starlette.testclient import TestClient
 
 import served
-from glassformer.checkpoints import store
-from glassformer.page.models import shipped
-from glassformer.page.wire import MAX_BYTES
+from glassformer.formats import store
+from glassformer.serve.page.models import shipped
+from glassformer.serve.page.wire import MAX_BYTES
 
 SENTENCE = "the cat sat on the mat"
 PAIRS = [
@@ -182,7 +182,7 @@ def test_no_answer_is_more_than_four_megabytes(length: int, folder: Path) -> Non
     if not path.exists():
         from dataclasses import replace
 
-        from glassformer.nn import build_model
+        from glassformer.core.nn import build_model
 
         cfg = replace(served.worded(tiny.ALL["llama"]), context=512)
         store.save(build_model(cfg, seed=1), path, served.tokenizer())
@@ -270,8 +270,8 @@ def test_an_edit_is_another_run(gpt: TestClient) -> None:
 
 
 def test_lens_and_attribution_are_those_of_the_library(gpt: TestClient, folder: Path) -> None:
-    from glassformer.inspection.attribution import attribute
-    from glassformer.inspection.lens import logit_lens
+    from glassformer.sight.attribution import attribute
+    from glassformer.sight.lens import logit_lens
 
     result = run(gpt, "gpt", text=SENTENCE)
     model, tokenizer = store.load(folder / "gpt")
@@ -395,7 +395,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 def test_mistakes_are_sentences(
     gpt: TestClient, path: str, query: dict[str, Any], message: str
 ) -> None:
-    """Errors of a request become 4xx responses (handle_error in asgi/replies)."""
+    """Errors of a request become 4xx responses (handle_error in serve/asgi/replies)."""
     answer = gpt.post(path, json=query)
     assert answer.status_code in (400, 404) and message in answer.json()["error"], answer.text
     assert answer.json()["error"].endswith((".", "?"))
@@ -447,7 +447,7 @@ def test_an_id_that_no_vocabulary_has_is_a_sentence(gpt: TestClient, path: str, 
 def test_what_fails_in_a_stream_is_its_last_event(
     gpt: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from glassformer.inspection import answers
+    from glassformer.sight import answers
 
     def tokens(*_: object) -> None:
         raise KeyError("nobody foresaw it")

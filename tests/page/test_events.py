@@ -17,8 +17,8 @@ pytest.importorskip("starlette", reason="the page needs its extra: pip install -
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
-from glassformer.config.run import PAUSED
-from glassformer.page.events import Trainings
+from glassformer.core.config.run import PAUSED
+from glassformer.serve.page.events import Trainings
 
 
 def line(step: int, **more: float) -> str:

@@ -14,12 +14,12 @@ import pytest
 import glassformer
 import served
 import tiny
-from glassformer.errors import UserError
-from glassformer.inspection.edits import head_off
-from glassformer.inspection.tracing import Trace
-from glassformer.nn import build_model
-from glassformer.page.app import starlette_app
-from glassformer.page.live import WidgetBridge
+from glassformer.core.errors import UserError
+from glassformer.core.nn import build_model
+from glassformer.serve.page.app import starlette_app
+from glassformer.serve.page.live import WidgetBridge
+from glassformer.sight.edits import head_off
+from glassformer.sight.tracing import Trace
 
 Ask = Callable[..., tuple[int, bytes]]
 

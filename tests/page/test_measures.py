@@ -12,9 +12,9 @@ pytest.importorskip("starlette", reason="the page needs its extra: pip install -
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
-from glassformer.checkpoints import store
-from glassformer.inspection.contexts import word_in_contexts
-from glassformer.inspection.heads import head_scores
+from glassformer.formats import store
+from glassformer.sight.contexts import word_in_contexts
+from glassformer.sight.heads import head_scores
 
 
 def as_json(value: Any) -> Any:

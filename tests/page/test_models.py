@@ -13,7 +13,7 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
 from glassformer import UserError
-from glassformer.page.models import Models, shipped
+from glassformer.serve.page.models import Models, shipped
 
 
 def test_cards_say_what_each_can_do(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ pytest.importorskip("starlette", reason="the page needs its extra: pip install -
 pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
-from glassformer.asgi.replies import ClientDisconnected, HttpError
-from glassformer.page.models import Models
-from glassformer.page.runs import Runs
-from glassformer.page.wire import thumbnails, values
+from glassformer.serve.asgi.replies import ClientDisconnected, HttpError
+from glassformer.serve.page.models import Models
+from glassformer.serve.page.runs import Runs
+from glassformer.serve.page.wire import thumbnails, values
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from glassformer.page.tail import Tail
+from glassformer.serve.page.tail import Tail
 
 
 def line(step: int, **more: float) -> str:

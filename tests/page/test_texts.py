@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from glassformer.inspection.tracing.kinds import KINDS
+from glassformer.sight.tracing.kinds import KINDS
 
 TEXTS = Path(__file__).parents[2] / "web/src/text/kinds.ts"
 

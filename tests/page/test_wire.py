@@ -15,8 +15,8 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
 import tiny
-from glassformer.checkpoints import store
-from glassformer.nn import build_model
+from glassformer.core.nn import build_model
+from glassformer.formats import store
 
 TYPES = Path(__file__).parents[2] / "web/src/core/types.ts"
 FAMILIES = ("gpt2", "gemma2", "mixtral", "bert", "t5")

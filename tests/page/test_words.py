@@ -13,9 +13,8 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
 from glassformer import generation
-from glassformer.checkpoints import store
-from glassformer.inspection.edits import mlp_off
-from glassformer.tokenizer import pretrained
+from glassformer.formats import pretrained, store
+from glassformer.sight.edits import mlp_off
 
 TEXT = "the cat 🎵 and  the log"
 
@@ -105,7 +104,7 @@ def test_beams_are_the_librarys(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Path) -> None:
-    from glassformer.page import words
+    from glassformer.serve.page import words
 
     class Gone(Exception):
         pass

@@ -11,14 +11,14 @@ import torch
 
 import tiny
 from glassformer import config
-from glassformer.data.corpus import open_path
-from glassformer.errors import UserError
-from glassformer.nn import Tape
-from glassformer.nn.inference import inference
-from glassformer.nn.quantized import Layout, plan
-from glassformer.quantize import calibration
-from glassformer.quantize.calibration import Text, grams
-from glassformer.tokenizer import train
+from glassformer.core.data.corpus import open_path
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Tape
+from glassformer.core.nn.inference import inference
+from glassformer.core.tokenizer import train
+from glassformer.fast.quantize import calibration
+from glassformer.fast.quantize.calibration import Text, grams
+from glassformer.fast.quantized import Layout, plan
 
 
 def sums(name: str, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from glassformer import UserError
-from glassformer.nn import rounding
-from glassformer.quantize import gptq
-from glassformer.quantize.gptq import calibrated
+from glassformer.fast import rounding
+from glassformer.fast.quantize import gptq
+from glassformer.fast.quantize.gptq import calibrated
 
 
 def made(inputs: int = 96, rank: int = 24) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,11 +12,11 @@ import torch
 
 import tiny
 from glassformer import config
-from glassformer.errors import UserError
-from glassformer.nn import Model
-from glassformer.nn.inference import inference
-from glassformer.nn.quantized import Layout, QuantizedWeight, put, quantize_weights, quantized
-from glassformer.quantize import Report, Text, display, picture, quantize_model, quantizing
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Model
+from glassformer.core.nn.inference import inference
+from glassformer.fast.quantize import Report, Text, display, picture, quantize_model, quantizing
+from glassformer.fast.quantized import Layout, QuantizedWeight, put, quantize_weights, quantized
 
 ROWS = [tiny.tokens(1, 40, seed=i) for i in range(11)]
 TEXT = Text([(row, None) for row in ROWS[:8]], [(row, None) for row in ROWS[8:]])

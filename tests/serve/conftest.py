@@ -21,9 +21,9 @@ import pytest
 import served
 import tiny
 from glassformer import config as c
-from glassformer.checkpoints import store
-from glassformer.nn import build_model
-from glassformer.page.models import shipped
+from glassformer.core.nn import build_model
+from glassformer.formats import store
+from glassformer.serve.page.models import shipped
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"

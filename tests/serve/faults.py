@@ -7,8 +7,8 @@ import socket
 import time
 from typing import Any
 
-from glassformer.asgi import limits, listening
-from glassformer.engine import generated_sequence
+from glassformer.serve.asgi import limits, listening
+from glassformer.serve.engine import generated_sequence
 
 limits.HEADERS_SECONDS = 1.0
 limits.BODY_SECONDS = 1.0

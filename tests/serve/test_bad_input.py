@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from glassformer.asgi import limits
+from glassformer.serve.asgi import limits
 
 from .conftest import Server, started
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import glassformer
-from glassformer.errors import UserError
+from glassformer.core.errors import UserError
 
 from .conftest import Server, events
 
@@ -211,8 +211,8 @@ def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(
     """SentencePiece's: each step allows something, what it allows is taken, and the end is JSON of
     the schema."""
     schemas = pytest.importorskip("jsonschema_rs")
+    from glassformer.formats.tokenizer_files import open as open_tokenizer
     from glassformer.serve import grammars
-    from glassformer.tokenizer import open as open_tokenizer
 
     tokenizer = open_tokenizer(shared_data / "stories260K")
     make = grammars.guide_factory(tokenizer, tokenizer.size, "json", schema)
@@ -266,11 +266,11 @@ PROPERTIES = {f"property_{number}": {"type": "integer"} for number in range(1500
     ids=["repeated", "enum", "properties", "alternatives"],
 )
 def test_a_large_form_ends_alone_or_is_kept(kind: str, source: Any, fails: bool) -> None:
-    from glassformer.checkpoints.store import load
-    from glassformer.engine import Engine, Request
-    from glassformer.errors import UserError
-    from glassformer.page.models import shipped
+    from glassformer.core.errors import UserError
+    from glassformer.formats.store import load
     from glassformer.serve import grammars
+    from glassformer.serve.engine import Engine, Request
+    from glassformer.serve.page.models import shipped
 
     model, tokenizer = load(shipped())
     assert tokenizer is not None

@@ -13,8 +13,8 @@ import torch
 
 import glassformer
 import served
-from glassformer import inspection
-from glassformer.inspection import edits
+from glassformer import sight as inspection
+from glassformer.sight import edits
 
 from .conftest import Server, events, started
 from .test_bad_input import refused

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from glassformer.engine import Event
+from glassformer.core.tokenizer import train
+from glassformer.serve.engine import Event
 from glassformer.serve.logprobs import TokenBuffer
-from glassformer.tokenizer import train
 
 
 def told(*events: Event) -> list[list[int]]:

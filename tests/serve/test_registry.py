@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.asgi.limits import LONGEST_NAME
-from glassformer.asgi.replies import HttpError
+from glassformer.serve.asgi.limits import LONGEST_NAME
+from glassformer.serve.asgi.replies import HttpError
 from glassformer.serve.registry import Registry, model_id
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import tiny
-from glassformer.engine import Engine, QueueFull, Request
+from glassformer.serve.engine import Engine, QueueFull, Request
 from glassformer.serve.metrics import Metrics
 from glassformer.serve.registry import Registry
 from glassformer.serve.tracking import RequestStats, RequestTracker

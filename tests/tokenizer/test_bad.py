@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from glassformer import UserError
-from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_tokenizer import STORY
 
 RANKS = b"".join(base64.b64encode(bytes([byte])) + b" %d\n" % byte for byte in range(256))

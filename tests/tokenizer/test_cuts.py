@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import regex
 
-from glassformer.data import find as find_corpus
-from glassformer.data import text_streams, tokenise
-from glassformer.tokenizer import byte_bpe
-from glassformer.tokenizer import open as open_tokenizer
+from glassformer.core.data import find as find_corpus
+from glassformer.core.data import text_streams, tokenise
+from glassformer.core.tokenizer import byte_bpe
+from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 
 def article(length: int) -> str:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from glassformer import UserError
-from glassformer.tokenizer import framing
-from glassformer.tokenizer import train as train_tokenizer
-from glassformer.tokenizer.tokenizer import Tokenizer
+from glassformer.core.tokenizer import framing
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.core.tokenizer.tokenizer import Tokenizer
 
 
 def made(*specials: str) -> Tokenizer:

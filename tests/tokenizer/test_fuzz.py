@@ -22,12 +22,12 @@ from typing import Any
 
 import pytest
 
+from formats.test_gguf_tokenizer import bpe_fields, written
 from glassformer import UserError
-from glassformer.tokenizer import Tokenizer
-from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.tokenizer import Tokenizer
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_bad import MODEL, RANKS, VOCAB
-from tokenizer.test_gguf import bpe_fields, written
 from tokenizer.test_tokenizer import NASTY, STORY
 
 SECONDS, ROOM = 10, 2 << 30  # of processor time, of memory beyond what is there

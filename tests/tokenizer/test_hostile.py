@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 
 from glassformer import UserError
-from glassformer.data import find as find_corpus
-from glassformer.tokenizer import Tokenizer, budget, formats, pretrained, validation
-from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.data import find as find_corpus
+from glassformer.core.tokenizer import Tokenizer, budget, validation
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats import pretrained
+from glassformer.formats import tokenizer_files as formats
+from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_bad import MODEL, field, piece, spec
 from tokenizer.test_tokenizer import NASTY
 
@@ -79,7 +81,7 @@ def test_ctrl_c_is_heard_while_a_text_is_encoded(kind: str, tmp_path: Path) -> N
     code = (
         # in case a shell ignores it
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from glassformer.data import tokenise, find as find_corpus\n"
+        "from glassformer.core.data import tokenise, find as find_corpus\n"
         "import pathlib, sys; from glassformer import tokenizer as t; folder = "
         f"pathlib.Path({str(tmp_path)!r})\n"
         "tokenizer = t.open(folder / 'tokenizer.json'); tokenizer.encode('a'); print('ready', "

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from glassformer import UserError
-from glassformer.tokenizer import Tokenizer
-from glassformer.tokenizer import byte_bpe as ranks
-from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.tokenizer import Tokenizer
+from glassformer.core.tokenizer import byte_bpe as ranks
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_bad import MODEL, VOCAB
 from tokenizer.test_tokenizer import NASTY, STORY, streamed
 

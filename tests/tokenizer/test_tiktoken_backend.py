@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from glassformer.tokenizer import Tokenizer
-from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import tiktoken_backend as backend
-from glassformer.tokenizer import tokenizer as face
-from glassformer.tokenizer import train as train_tokenizer
-from glassformer.tokenizer.stream import byte_alphabet
+from glassformer.core.tokenizer import Tokenizer
+from glassformer.core.tokenizer import tiktoken_backend as backend
+from glassformer.core.tokenizer import tokenizer as face
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.core.tokenizer.stream import byte_alphabet
+from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_tokenizer import NASTY, SPECIAL
 
 TIGHT = " \n\t\r'sStTaA1!\xa0é²ſ你"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from glassformer import UserError
-from glassformer.tokenizer import Tokenizer
-from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import train as train_tokenizer
+from glassformer.core.tokenizer import Tokenizer
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 NASTY = [
     "", " ", "  ", "\t", "\n", "\r\n", " a", "a ", "  a  b   c  ", "\n\n\n", " \n \n", "a\n\n  b",
@@ -224,7 +224,7 @@ def test_mistakes_are_said_in_one_sentence() -> None:
 
 
 def test_importing_text_is_light() -> None:
-    use = "import sys, glassformer.tokenizer as t; t.Tokenizer, t.open, t.train; "
+    use = "import sys, glassformer.core.tokenizer as t; t.Tokenizer, t.open, t.train; "
     code = use + "print({'torch', 'tokenizers'} & {*sys.modules})"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout

@@ -10,10 +10,10 @@ import pytest
 
 from glassformer import UserError
 from glassformer.cli import main
-from glassformer.inspection.tokens.vocabulary_size import sizes
-from glassformer.tokenizer import open as open_tokenizer
-from glassformer.tokenizer import train as train_tokenizer
-from glassformer.tokenizer.trainers import TRAINED
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.core.tokenizer.trainers import TRAINED
+from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.sight.tokens.vocabulary_size import sizes
 
 STORY = (
     "Once upon a time there was a little glass house.\nIts walls were clear; you could see "
@@ -134,7 +134,7 @@ def test_nothing_is_learnt_across_or_of_a_special_token(
 
 
 def test_inner_letters_of_wordpiece_are_those_of_its_words() -> None:
-    from glassformer.tokenizer import subwords
+    from glassformer.formats import subwords
 
     odd = "don't stop, 漢字かな é e\u0301 a\u200bb naïve—yes x\ty\u00a0z C3PO №5 a.b"
     library = subwords.load(train_tokenizer("wordpiece", [odd], 200, None)._spec, "The tokenizer")

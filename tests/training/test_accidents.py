@@ -13,19 +13,21 @@ import sys
 import pytest
 import torch
 
-from glassformer import training
-from glassformer.checkpoints import resolve
-from glassformer.config import run
-from glassformer.data import find as find_corpus
-from glassformer.data import tokenise
-from glassformer.errors import UserError
-from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import ExecutionSettings, hooks, launch, run_checkpoints, train
-from glassformer.training.hooks import Save
-from glassformer.training.loop import Stuck
-from training.test_launch import attend, corpus, settings, start  # noqa: F401  (corpus is a fixture)
+from glassformer import runs, training
+from glassformer.core.config import run
+from glassformer.core.data import find as find_corpus
+from glassformer.core.data import tokenise
+from glassformer.core.errors import UserError
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.core.training import train
+from glassformer.core.training.execution import ExecutionSettings
+from glassformer.core.training.loop import Stuck
+from glassformer.formats import resolve
+from glassformer.runs import hooks, launch, run_checkpoints
+from glassformer.runs.hooks import Save
+from runs.test_launch import attend, corpus, settings, start  # noqa: F401  (corpus is a fixture)
+from runs.test_run_checkpoints import begin
 from training.test_loop import Poisoned
-from training.test_run_checkpoints import begin
 
 
 def poisoned(tmp_path, bad, steps, every, valid=None, keep=2):
@@ -97,7 +99,7 @@ def test_a_run_that_is_stuck_says_where_its_weights_are(corpus, tmp_path, monkey
 
     monkeypatch.setattr(launch, "train", stuck)
     with pytest.raises(UserError, match=r"Training stopped. They are in .*step-000004"):
-        training.run(settings(corpus), tmp_path / "run")
+        runs.run(settings(corpus), tmp_path / "run")
 
 
 # ---------------------------------------------------------------------------- pointers and sums
@@ -217,7 +219,7 @@ def test_a_folder_that_goes_while_training_ends_it(corpus, tmp_path, options):  
         return ""
 
     with pytest.raises(UserError, match=r"log.jsonl was moved or removed while training"):
-        training.run(
+        runs.run(
             settings(corpus, sample_every="5", save_every="0", evaluate_every="0"),
             out,
             sample=sample,
@@ -230,7 +232,7 @@ def test_a_sample_that_cannot_be_made_ends_no_training(corpus, tmp_path, capfd):
         raise UserError("A mask of the kind Prefix cannot be sampled.")
 
     assert (
-        training.run(
+        runs.run(
             settings(corpus, steps="4", sample_every="2"), tmp_path / "run", sample=sample
         ).step
         == 4
@@ -254,16 +256,14 @@ def test_a_share_of_one_token_is_found_before_training(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("ab" * 20)
     with pytest.raises(UserError, match=r"sets aside 1 token to validate on; raise data.valid"):
-        training.run(settings(path, **{"data.valid": "0.02"}), tmp_path / "run")
+        runs.run(settings(path, **{"data.valid": "0.02"}), tmp_path / "run")
     assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_validation_rows_may_not_change_on_resume(corpus, tmp_path):  # noqa: F811
-    training.run(settings(corpus, steps="2"), tmp_path / "run")
+    runs.run(settings(corpus, steps="2"), tmp_path / "run")
     with pytest.raises(UserError, match=r"train.evaluate_batches is 2 there and 3 here"):
-        training.run(
-            settings(corpus, steps="2", evaluate_batches="3"), tmp_path / "run", resume=True
-        )
+        runs.run(settings(corpus, steps="2", evaluate_batches="3"), tmp_path / "run", resume=True)
 
 
 def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
@@ -305,7 +305,7 @@ def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
 )
 def test_settings_that_cannot_be(corpus, tmp_path, changes, message):  # noqa: F811
     with pytest.raises(UserError, match=message) as caught:
-        training.run(settings(corpus, **changes), tmp_path / "run")
+        runs.run(settings(corpus, **changes), tmp_path / "run")
     assert "\n" not in str(caught.value)
 
 
@@ -321,8 +321,8 @@ def test_sums_are_read_back_by_sha256sum(tmp_path):
 
 def test_a_resumed_run_fixes_its_pointers(corpus, tmp_path):  # noqa: F811
     out = tmp_path / "run"
-    training.run(settings(corpus, steps="4", evaluate_every="2"), out)
+    runs.run(settings(corpus, steps="4", evaluate_every="2"), out)
     right = [(out / pointer).read_text() for pointer in ("best", "last")]
     (out / "best").unlink(), (out / "last").write_text("step-000001\n")
-    training.run(settings(corpus, steps="4", evaluate_every="2"), out, resume=True)
+    runs.run(settings(corpus, steps="4", evaluate_every="2"), out, resume=True)
     assert [(out / pointer).read_text() for pointer in ("best", "last")] == right

@@ -11,13 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer.config import MLP, Attention, Block, Decoder, Embed, Head, RMSNorm, Rotary, Stack
-from glassformer.data.corpus import Source
-from glassformer.data.shards import Shards, _TokenizedCorpus
-from glassformer.errors import UserError
-from glassformer.nn import build_model
-from glassformer.tokenizer import Tokenizer
-from glassformer.training.batches import (
+from glassformer.core.config import (
+    MLP,
+    Attention,
+    Block,
+    Decoder,
+    Embed,
+    Head,
+    RMSNorm,
+    Rotary,
+    Stack,
+)
+from glassformer.core.data.corpus import Source
+from glassformer.core.data.shards import Shards, _TokenizedCorpus
+from glassformer.core.errors import UserError
+from glassformer.core.nn import build_model
+from glassformer.core.tokenizer import Tokenizer
+from glassformer.core.training.batches import (
     Batch,
     Batches,
     CorpusRows,
@@ -25,8 +35,8 @@ from glassformer.training.batches import (
     every_token_once,
     next_pieces,
 )
-from glassformer.training.loss import split
-from glassformer.training.objectives import Prefix
+from glassformer.core.training.loss import split
+from glassformer.tasks.objectives import Prefix
 
 EOS = 0
 

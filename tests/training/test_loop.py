@@ -14,25 +14,20 @@ import torch
 from torch.nn import functional as F
 
 from glassformer import config
-from glassformer.config import run
-from glassformer.errors import UserError
-from glassformer.nn import build_model
-from glassformer.nn.blockwise import blockwise
-from glassformer.training import (
-    Batch,
-    Causal,
-    ExecutionSettings,
-    Optimizer,
-    State,
-    choose_execution,
-    execution,
-    factor,
-    loss,
-    train,
-)
-from glassformer.training import optimizer as muon
-from glassformer.training.loss import cross_entropy, gradients, split
-from glassformer.training.precision import Bf16Replica
+from glassformer.core.config import run
+from glassformer.core.errors import UserError
+from glassformer.core.nn import build_model
+from glassformer.core.training import execution, loss, train
+from glassformer.core.training import optimizer as muon
+from glassformer.core.training.batches import Batch
+from glassformer.core.training.blockwise import blockwise
+from glassformer.core.training.causal import Causal
+from glassformer.core.training.execution import ExecutionSettings, choose_execution
+from glassformer.core.training.loop import State
+from glassformer.core.training.loss import cross_entropy, gradients, split
+from glassformer.core.training.optimizer import Optimizer
+from glassformer.core.training.precision import Bf16Replica
+from glassformer.core.training.schedule import factor
 
 PLAIN = ExecutionSettings()
 
@@ -743,7 +738,7 @@ def test_adamw_is_fused_over_two_groups():
 
 FAULTS = """
 import resource, torch
-from glassformer.training.memory import keep_freed_memory
+from glassformer.core.training.memory import keep_freed_memory
 if {kept}:
     assert keep_freed_memory()
 for index in range(8):

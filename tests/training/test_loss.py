@@ -11,10 +11,11 @@ import torch
 
 import tiny
 from glassformer import config
-from glassformer.nn import build_model
-from glassformer.nn.experts import Dispatch
-from glassformer.training import Batch, Causal
-from glassformer.training.loss import backward, forward, sums, tokens_in
+from glassformer.core.nn import build_model
+from glassformer.core.nn.experts import Dispatch
+from glassformer.core.training.batches import Batch
+from glassformer.core.training.causal import Causal
+from glassformer.core.training.loss import backward, forward, sums, tokens_in
 
 FAMILIES = {**tiny.DECODERS, **tiny.OTHERS}
 

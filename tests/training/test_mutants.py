@@ -13,18 +13,22 @@ import pytest
 import torch
 
 from glassformer import config
-from glassformer.checkpoints import store
-from glassformer.config import run
-from glassformer.data import find as find_corpus
-from glassformer.data import tokenise
-from glassformer.errors import UserError
-from glassformer.nn import build_model
-from glassformer.tokenizer import train as train_tokenizer
-from glassformer.training import Batches, ExecutionSettings, Optimizer, loop, run_checkpoints, train
-from glassformer.training.loss import cross_entropy, forward
-from glassformer.training.schedule import factor, factor_in_extended_run
+from glassformer.core.config import run
+from glassformer.core.data import find as find_corpus
+from glassformer.core.data import tokenise
+from glassformer.core.errors import UserError
+from glassformer.core.nn import build_model
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.core.training import loop, train
+from glassformer.core.training.batches import Batches
+from glassformer.core.training.execution import ExecutionSettings
+from glassformer.core.training.loss import cross_entropy, forward
+from glassformer.core.training.optimizer import Optimizer
+from glassformer.core.training.schedule import factor, factor_in_extended_run
+from glassformer.formats import store
+from glassformer.runs import run_checkpoints
+from runs.test_run_checkpoints import begin, go
 from training.test_loop import Random, tiny
-from training.test_run_checkpoints import begin, go
 
 # ------------------------------------------------------------------------------------- training
 

@@ -13,20 +13,24 @@ from torch.nn import functional as F
 
 import glassformer
 import tiny
-from glassformer import config, training
-from glassformer.checkpoints import Checkpoint, store
+from glassformer import config, runs, training
 from glassformer.cli import main
-from glassformer.config import extend, run, serial
-from glassformer.data.correlation import matthews, pearson, ranks
-from glassformer.errors import UserError
-from glassformer.nn import Tape, build_model
-from glassformer.training import Batch, hooks, loss, objectives, plan
-from glassformer.training.execution import ExecutionSettings
-from glassformer.training.loop import train
-from glassformer.training.loss import forward, gradients
-from glassformer.training.objectives.classify import ascent
-from glassformer.training.pieces import Pieces
-from glassformer.training.precision import Bf16Replica
+from glassformer.core.config import extend, run, serial
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Tape, build_model
+from glassformer.core.training import loss
+from glassformer.core.training.batches import Batch
+from glassformer.core.training.execution import ExecutionSettings
+from glassformer.core.training.loop import train
+from glassformer.core.training.loss import forward, gradients
+from glassformer.core.training.pieces import Pieces
+from glassformer.core.training.precision import Bf16Replica
+from glassformer.formats import store
+from glassformer.formats.checkpoint import Checkpoint
+from glassformer.runs import hooks, plan
+from glassformer.tasks import objectives
+from glassformer.tasks.correlation import matthews, pearson, ranks
+from glassformer.tasks.objectives.classify import ascent
 
 BERT = tiny.bert()
 CLASSIFIER = dataclasses.replace(BERT, head=None, pool=config.Pool("first", "tanh", labels=3))
@@ -371,7 +375,7 @@ def settings(data, objective, **changes):
     "objective", ["Masked", "Prefix", "Span", "Seq2Seq", "Classify", "Tag", "Contrast"]
 )
 def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeypatch, capfd):
-    ended = training.run(
+    ended = runs.run(
         settings(data, objective), tmp_path / "whole", sample=lambda *args: f"made of {args[2]}"
     )
     assert ended.step == 12 and math.isfinite(ended.valid_loss)
@@ -384,9 +388,9 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
 
     monkeypatch.setattr(training.launch.Log, "__call__", stop)
     with pytest.raises(KeyboardInterrupt):
-        training.run(settings(data, objective), tmp_path / "cut")
+        runs.run(settings(data, objective), tmp_path / "cut")
     monkeypatch.undo()
-    training.run(settings(data, objective), tmp_path / "cut", resume=True)
+    runs.run(settings(data, objective), tmp_path / "cut", resume=True)
     remaining, right = (
         dict(store.load(tmp_path / f / "step-000012")[0].named_parameters())
         for f in ("whole", "cut")
@@ -444,7 +448,7 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
 )
 def test_an_objective_that_does_not_fit_the_shape(objective, shape, message, data, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
-        training.run(
+        runs.run(
             dataclasses.replace(settings(data, objective), model=shape_of(shape)), tmp_path / "run"
         )
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
@@ -458,27 +462,25 @@ def test_data_of_the_wrong_kind(data, tmp_path):
         match=r"Masked learns from running text; set \[data\] type = "
         r'"Data"',
     ):
-        training.run(wrong, tmp_path / "run")
+        runs.run(wrong, tmp_path / "run")
     wrong = dataclasses.replace(settings(data, "Classify"), data=query.data)
     with pytest.raises(
         UserError,
         match=r"Classify learns from examples; set \[data\] type = "
         r'"Examples"',
     ):
-        training.run(wrong, tmp_path / "run")
+        runs.run(wrong, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
     ("objective", "message"), [("Masked", "has no mask token"), ("Span", "has no sentinels")]
 )
 def test_a_tokenizer_that_lacks_what_the_objective_needs(objective, message, data, tmp_path):
-    from glassformer.tokenizer import train as train_tokenizer
+    from glassformer.core.tokenizer import train as train_tokenizer
 
     train_tokenizer("char", ["".join(map(chr, range(32, 127)))]).save(tmp_path)
     with pytest.raises(UserError, match=message):
-        training.run(
-            settings(data, objective, **{"data.tokenizer": str(tmp_path)}), tmp_path / "run"
-        )
+        runs.run(settings(data, objective, **{"data.tokenizer": str(tmp_path)}), tmp_path / "run")
 
 
 @pytest.mark.parametrize(

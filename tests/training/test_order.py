@@ -11,9 +11,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from glassformer.training import order
-from glassformer.training.batches import Batches
-from glassformer.training.order import COMPUTED, LISTED, order_of
+from glassformer.core.training import order
+from glassformer.core.training.batches import Batches
+from glassformer.core.training.order import COMPUTED, LISTED, order_of
 from training.test_batches import corpus, equal
 
 

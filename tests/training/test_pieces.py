@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glassformer.training.batches import Batch
-from glassformer.training.pieces import Pieces
+from glassformer.core.training.batches import Batch
+from glassformer.core.training.pieces import Pieces
 
 
 @pytest.mark.parametrize("by_piece", [True, False])

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer.training import prefetch
-from glassformer.training.batches import Batches, Prepared
-from glassformer.training.objectives import Prefix
-from glassformer.training.prefetch import Prefetched, read_ahead
+from glassformer.core.training import prefetch
+from glassformer.core.training.batches import Batches, Prepared
+from glassformer.core.training.prefetch import Prefetched, read_ahead
+from glassformer.tasks.objectives import Prefix
 from training.test_batches import corpus, equal
 
 

@@ -11,11 +11,11 @@ import torch
 
 import tiny
 from glassformer import config as c
-from glassformer import training
-from glassformer.config import run_file
-from glassformer.nn import Tape, build_model
-from glassformer.training.hooks import read_log
-from glassformer.training.routing import Routes, count_routes
+from glassformer import runs, training
+from glassformer.core.nn import Tape, build_model
+from glassformer.core.training.routing import Routes, count_routes
+from glassformer.runs import run_file
+from glassformer.runs.hooks import read_log
 
 MOE = c.MoE(4, 2, c.MLP(32, "gelu"))
 
@@ -128,7 +128,7 @@ def corpus(tmp_path_factory):
 def test_a_run_logs_it_at_each_validation(corpus, tmp_path, dtype):
     (tmp_path / "moe.toml").write_text(EXPERTS)
     out, settings = tmp_path / "run", {**SETTINGS, "data.train": str(corpus), "dtype": dtype}
-    training.run(run_file.read_run(tmp_path / "moe.toml", settings), out)
+    runs.run(run_file.read_run(tmp_path / "moe.toml", settings), out)
     lines = read_log(out / "routing.jsonl")
     assert [(line["step"], line["mixture"]) for line in lines] == [
         (step, f"decoder.blocks.{block}.ffn") for step in (3, 6) for block in (0, 1)
@@ -146,7 +146,7 @@ def test_a_run_logs_it_at_each_validation(corpus, tmp_path, dtype):
     letters = {token for line in lines for item in line["experts"] for token, *_ in item["tokens"]}
     assert letters <= set("0123456789 times.\n") and len(letters) > 5
     before = (out / "routing.jsonl").read_text()
-    training.run(run_file.read_run(tmp_path / "moe.toml", settings), out, resume=True)
+    runs.run(run_file.read_run(tmp_path / "moe.toml", settings), out, resume=True)
     assert (out / "routing.jsonl").read_text() == before
 
 
@@ -159,7 +159,7 @@ def test_a_run_that_dies_while_it_saves_has_logged_its_routes(corpus, tmp_path, 
     (tmp_path / "moe.toml").write_text(EXPERTS)
     monkeypatch.setattr(training.hooks.Save, "save", lambda self, step, best=False: die(self, step))
     with pytest.raises(RuntimeError, match="died"):
-        training.run(
+        runs.run(
             run_file.read_run(tmp_path / "moe.toml", {**SETTINGS, "data.train": str(corpus)}),
             tmp_path / "run",
         )
@@ -167,5 +167,5 @@ def test_a_run_that_dies_while_it_saves_has_logged_its_routes(corpus, tmp_path, 
 
 
 def test_a_run_without_experts_has_no_such_file(corpus, tmp_path):
-    training.run(run_file.read_run(None, {**SETTINGS, "data.train": str(corpus)}), tmp_path / "run")
+    runs.run(run_file.read_run(None, {**SETTINGS, "data.train": str(corpus)}), tmp_path / "run")
     assert not (tmp_path / "run" / "routing.jsonl").exists()

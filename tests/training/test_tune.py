@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import tiny
-from glassformer import cli, config, training
-from glassformer.checkpoints import Checkpoint, resolve, store
-from glassformer.config import objective as objectives
-from glassformer.config import run
-from glassformer.errors import UserError
-from glassformer.nn import lora
-from glassformer.training import hooks, run_checkpoints
+from glassformer import cli, config, runs, training
+from glassformer.core.config import objective as objectives
+from glassformer.core.config import run
+from glassformer.core.errors import UserError
+from glassformer.formats import lora, resolve, store
+from glassformer.formats.checkpoint import Checkpoint
+from glassformer.runs import hooks, run_checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def home(tmp_path_factory):
         "context": 32,
     }
     options = run.Train(steps=6, batch=4, dtype="float32", save_every=2, keep=3, tensorboard=False)
-    training.run(
+    runs.run(
         run.Run(small, run.Data(str(folder / "text.txt"), tokenizer="char"), options),
         folder / "base",
     )
@@ -74,7 +74,7 @@ TUNES = {
 )
 def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monkeypatch, capfd):
     settings = changed(home, *TUNES[name])
-    training.run(settings, tmp_path / "whole")
+    runs.run(settings, tmp_path / "whole")
     stderr = capfd.readouterr().err
     assert "weights; the others stay as they are" in stderr
     assert ("has no weights for pool.proj: drawn anew" in stderr) == ("labels" in name)
@@ -85,9 +85,9 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
         lambda self, step: first(self, step) or (step.index == 6 and 1 / 0),
     )
     with pytest.raises(ZeroDivisionError):
-        training.run(settings, tmp_path / "cut")
+        runs.run(settings, tmp_path / "cut")
     monkeypatch.undo()
-    assert training.run(settings, tmp_path / "cut", resume=True).step == 8
+    assert runs.run(settings, tmp_path / "cut", resume=True).step == 8
     files = [
         sorted(
             (p.name, p.read_bytes())
@@ -120,7 +120,7 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
 
 
 def test_a_merged_model_stands_alone(home, tmp_path):
-    training.run(changed(home, TUNES["lora"][0]), tmp_path / "run")
+    runs.run(changed(home, TUNES["lora"][0]), tmp_path / "run")
     assert (
         cli.main(
             ["convert", str(tmp_path / "run"), str(tmp_path / "plain"), "--layout", "glassformer"]
@@ -133,7 +133,7 @@ def test_a_merged_model_stands_alone(home, tmp_path):
     again = dataclasses.replace(
         changed(home, objectives.Full()), model={"from": str(tmp_path / "run")}
     )
-    ended = training.run(again, tmp_path / "on")  # what was changed is a base as well
+    ended = runs.run(again, tmp_path / "on")  # what was changed is a base as well
     assert ended.step == 8
 
 
@@ -144,16 +144,16 @@ def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
         match=r"Frozen changes a model that was trained; name it, "
         r"\[model\] from",
     ):
-        training.run(dataclasses.replace(settings, model={"recipe": "glass/1m"}), tmp_path / "none")
+        runs.run(dataclasses.replace(settings, model={"recipe": "glass/1m"}), tmp_path / "none")
     model, tokenizer = store.load(home / "base")
     store.save(model, tmp_path / "base", tokenizer)
     settings = dataclasses.replace(settings, model={"from": str(tmp_path / "base")})
-    training.run(settings, tmp_path / "run")
+    runs.run(settings, tmp_path / "run")
     with torch.no_grad():
         model.embed.token.weight.add_(1.0)
     store.save(model, tmp_path / "base", tokenizer)
     with pytest.raises(UserError, match=r"has other weights than when"):
-        training.run(settings, tmp_path / "run", resume=True)
+        runs.run(settings, tmp_path / "run", resume=True)
 
 
 # --------------------------------------------------------------------------------------- averages
@@ -187,12 +187,12 @@ def test_averages_of_too_few(home, last, message):
 def test_facts_are_logged(tmp_path, home):
     shape = tiny.DECODERS["mixtral"]
     shape = dataclasses.replace(shape, embed=config.Embed(60), context=32)
-    from glassformer.config import serial
+    from glassformer.core.config import serial
 
     options = run.Train(
         steps=2, batch=4, accumulate=2, dtype="float32", evaluate_every=2, tensorboard=False
     )
-    training.run(
+    runs.run(
         run.Run(serial.to_dict(shape), run.Data(str(home / "text.txt"), tokenizer="char"), options),
         tmp_path,
     )

@@ -35,9 +35,9 @@ def run(
     top N: the N parts that added or took most
     json: every part as JSON
     """
-    from .. import inspection
-    from ..checkpoints import Checkpoint
-    from ..inspection.attribution import answer_kind
+    from .. import sight as inspection
+    from ..formats.checkpoint import Checkpoint
+    from ..sight.attribution import answer_kind
 
     model, tokenizer = options.load_with_tokenizer()
     labels: list[str] = []
@@ -86,7 +86,7 @@ def run(
 
 def _label(names: list[str], number: int | None) -> Any:
     """A label by its name."""
-    from ..tokenizer.labels import Piece
+    from ..sight.labels import Piece
 
     return (
         None if number is None else Piece(f"label {number}", f'label {number} ("{names[number]}")')

@@ -17,8 +17,9 @@ def run(folder: Path, *, last: int = 5, out: str, use: Words = ()) -> None:
     last N: the last N checkpoints it keeps
     out FOLDER: where to save the model
     """
-    from ..checkpoints import Checkpoint, store
-    from ..training import average
+    from ..formats import store
+    from ..formats.checkpoint import Checkpoint
+    from ..runs.run_checkpoints import average
 
     new_folder(out)
     model, tokenizer, labels = average(folder, last)

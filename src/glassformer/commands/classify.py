@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..errors import need
+from ..core.errors import need
 from .common import Output, progress_counter
 from .options import Edits, ModelOptions, Prompts, Texts
 from .signature import Count, Words
@@ -31,7 +31,7 @@ def run(
     second TEXT: the other text, where the model reads two
     json: every label's probability as JSON, a text a line
     """
-    from .. import generation
+    from ..core import generation
 
     texts: Sequence[str] = [*text, *prompts]
     unequal = f"There are {len(texts)} texts and {len(second)} second ones; give as many."

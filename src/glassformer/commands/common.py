@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..errors import UserError, need
-from ..errors import note as note
-from ..inspection import tables as tables
+from ..core import files
+from ..core.errors import UserError, need
+from ..core.errors import note as note
+from ..sight import tables as tables
 
 REPORT_INTERVAL = 30.0  # seconds without a word on standard error, where it is not a terminal
 
@@ -47,7 +47,7 @@ class Output:
 
 def find_corpus(name: str, field: str = "text", separator: str | None = None) -> Any:
     """Returns the corpus of this name; notes what its files may mean otherwise."""
-    from ..data import find
+    from ..core.data import find
 
     corpus = find(name, field, separator)
     note_all(corpus.notes)

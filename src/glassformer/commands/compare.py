@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import need
+from ..core.errors import need
 from .common import Output, tables
 from .eval import Evaluation, Lengths, format_number
 from .options import DeviceOptions, ModelOptions
@@ -70,7 +70,7 @@ def run(
         target is None or test is not None,
         "--target goes with --test; name the file of the sources.",
     )
-    from ..training import compare as training
+    from ..runs import compare as training
 
     device = {
         name: value
@@ -106,9 +106,10 @@ def run(
 def check_test_set(settings: Any, test: str | None, target: str | None, bag: bool) -> None:
     """Refuse, before anything is trained, a test set or a bag of words that does not fit the runs
     or cannot be read."""
-    from ..data import examples, registry
-    from ..evaluation import metrics
-    from ..training.objectives import Classify, Tag
+    from ..core.data import registry
+    from ..tasks import examples
+    from ..tasks.evaluation import metrics
+    from ..tasks.objectives import Classify, Tag
 
     for name in (test, target):
         need(
@@ -154,7 +155,7 @@ def test_evaluation(
 
 def bag_of_words(data: Any, test: str | None) -> dict[str, Any]:
     """A bag of words that learned the same labels, as a row like the others', without a curve."""
-    from ..training.memory import peak_memory, reset_peak_memory
+    from ..core.training.memory import peak_memory, reset_peak_memory
 
     reset_peak_memory()
     valid, *tests = (
@@ -235,7 +236,7 @@ def draw_curves(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from .. import files
+    from ..core import files
 
     lengths = [result for result in results if "by length" in result.get("test", {})]
     figure, panels = pyplot.subplots(

@@ -50,7 +50,7 @@ def candidates(words: Words) -> list[str]:
     elif command.verbs:
         choices = [*command.verbs, *command.options]
     elif last.startswith("-"):
-        from ..config import settings
+        from ..runs import settings
 
         more = (
             dict.fromkeys(f"--{setting.path}" for setting in settings.all_settings())

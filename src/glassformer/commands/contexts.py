@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import need
+from ..core.errors import need
 from .common import Output
 from .options import ModelOptions
 from .signature import Words
@@ -20,7 +20,7 @@ def run(options: ModelOptions, word: str, text: Words = ()) -> Output:
     json: the cosines as JSON
     """
     need(len(text) == 2, f"There are {len(text)} texts; give two that have the word.")
-    from .. import inspection
+    from .. import sight as inspection
 
     results = inspection.word_in_contexts(*options.load_with_tokenizer(), word, *text)
     lines = []

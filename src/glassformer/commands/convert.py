@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import UserError, need, note
+from ..core.errors import UserError, need, note
 from .common import new_file, new_folder
 from .options import note_untrained
 from .signature import Words
@@ -20,7 +20,7 @@ EXAMPLES = (
 GPT2 = {"nanogpt": (50_257, 50_304), "mingpt": (50_257,), "transformerlens": (50_257,)}
 # the tokenizer of nanoGPT's and minGPT's characters: sorted, from 0, and nothing else
 LETTERS = (
-    'python -c "from glassformer.tokenizer import train; '
+    'python -c "from glassformer.core.tokenizer import train; '
     "train('char', [open('input.txt').read()], specials=[]).save('letters')\" "
     "makes the folder letters of input.txt."
 )
@@ -51,9 +51,9 @@ def run(
     tokenizer NAME: the tokenizer to save with it: a name such as gpt2, a file or a folder
     context N: tokens it is to read, in place of its own number
     """
-    from ..checkpoints import Checkpoint, gguf, store, torch_files
-    from ..nn.quantized import quantized
-    from ..tokenizer import pretrained
+    from ..fast.quantized import quantized
+    from ..formats import gguf, pretrained, store, torch_files
+    from ..formats.checkpoint import Checkpoint
 
     target = out or folder
     if target is None:
@@ -118,7 +118,7 @@ def run(
 def _gguf_name(model: str, opened: Any) -> str:
     """Returns the name of the model in a GGUF file: the folder's name (of a checkpoint the run's
     too), or the hub's or recipe's."""
-    from ..checkpoints import gguf
+    from ..formats import gguf
 
     if opened.gguf:
         return gguf.name(opened.folder)
@@ -141,8 +141,8 @@ def _check_vocabulary(tokenizer: Any, name: str | None, model: Any) -> None:
 def _default_tokenizer(kind: str, path: Path, model: Any, out: str) -> Any:
     """The tokenizer beside a published file, or GPT-2's for its size; what was found or is missing
     is said."""
-    from ..checkpoints.checkpoint import open_tokenizer
-    from ..tokenizer import pretrained
+    from ..formats import pretrained
+    from ..formats.checkpoint import open_tokenizer
 
     rows = model.config.embed.vocab
     tokenizer = open_tokenizer(path.parent) if kind == "hf" else None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, nearest, need
+from ..core.errors import UserError, nearest, need
 from .common import Output, tables
 from .parsing import split_settings
 from .signature import Count, Words
 
 if TYPE_CHECKING:
-    from ..config import Model
-    from ..parallel.layout import Layout
-    from ..training.plan import RunPlan
+    from ..core.config import Model
+    from ..runs.plan import RunPlan
+    from ..scale.layout import Layout
 
 EXAMPLES = (
     "glassformer cost glass/1m --batch 16",
@@ -43,15 +43,15 @@ def run(
     context N: tokens in a row (the model's context)
     processes N: a run file on so many processes: what each holds and receives
     """
-    from ..config import run_file
-    from ..cost import cost
+    from ..core.cost import cost
+    from ..runs import run_file
 
     name, changes = split_settings(settings)
     if name is None:
         raise UserError("Give a recipe, a folder or a run file; see glassformer cost --help.")
     plan = None
     if name.endswith(".toml"):
-        from ..training.plan import plan_run
+        from ..runs.plan import plan_run
 
         plan = plan_run(run_file.read_run(name, changes))
         train = plan.settings.train
@@ -76,10 +76,10 @@ def run(
 
 def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
     """The run on so many processes, in fp32 and in bf16."""
-    from ..config.parallel import AXES
-    from ..config.run import Muon
-    from ..cost import cost
-    from ..parallel.layout import Layout, pieces_for
+    from ..core.config.parallel import AXES
+    from ..core.config.run import Muon
+    from ..core.cost import cost
+    from ..scale.layout import Layout, pieces_for
 
     train, parallel = plan.settings.train, plan.settings.parallel.of(processes)
     pieces = pieces_for(train.accumulate, parallel)
@@ -89,8 +89,8 @@ def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
     )
     need(pieces <= train.batch, few)
     if any(parallel.size(axis) > 1 for axis in AXES if axis not in ("data", "replicate")):
-        from ..parallel.mesh import Mesh
-        from ..training.processes import check
+        from ..runs.processes import check
+        from ..scale.mesh import Mesh
 
         check(train, plan.model, Mesh(parallel))
     estimate = cost(plan.model, -(-train.batch // pieces), plan.context)
@@ -101,9 +101,9 @@ def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
 def _changed_config(name: str, changes: dict[str, str]) -> Model:
     """The config of a recipe or folder with these changes; UserError for a setting that its model
     does not have."""
-    from ..checkpoints import Checkpoint
-    from ..config import serial
-    from ..config import settings as known
+    from ..core.config import serial
+    from ..formats.checkpoint import Checkpoint
+    from ..runs import settings as known
 
     model = Checkpoint.open(name).config
     paths = {path.removeprefix("model."): value for path, value in changes.items()}

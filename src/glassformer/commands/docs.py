@@ -6,7 +6,7 @@ import webbrowser
 from difflib import get_close_matches
 from pathlib import Path
 
-from ..errors import need, note
+from ..core.errors import need, note
 
 EXAMPLES = ("glassformer docs", "glassformer docs learn/04-attention", "glassformer docs --print")
 

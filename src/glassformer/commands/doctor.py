@@ -35,9 +35,10 @@ def system_info() -> dict[str, Any]:
 
     import torch
 
-    from ..cost import available_memory
-    from ..nn import device, kernels
-    from ..nn.kernels import library
+    from ..core.cost import available_memory
+    from ..core.nn import device
+    from ..fast import kernels
+    from ..fast.kernels import library
 
     flags = kernels.features()
     free = available_memory()

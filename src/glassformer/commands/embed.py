@@ -35,7 +35,7 @@ def run(
     """
     import torch
 
-    from .. import files, generation
+    from ..core import files, generation
 
     texts = [*text, *prompts]
     vectors = generation.embed(

@@ -10,14 +10,14 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ..errors import need, note
+from ..core.errors import need, note
 from . import common
 from .common import Output, count_noun, progress_counter, tables
 from .options import Columns, Edits, ModelOptions, Separator, file_or_input
 from .signature import Count, Whole
 
 if TYPE_CHECKING:
-    from ..data.examples import Example
+    from ..tasks.examples import Example
 
 EXAMPLES = (
     "glassformer eval out/mine --data held-out.txt",
@@ -74,7 +74,7 @@ class Evaluation:
 
     def measure(self, options: ModelOptions) -> Output:
         """Returns the figures that follow from the model's shape."""
-        from .. import config, generation
+        from ..core import config, generation
 
         model, tokenizer = options.load_with_tokenizer()
         paired = self.target is not None or "source" in (self.columns or ())
@@ -102,7 +102,7 @@ class Evaluation:
 
     def score_text(self, model: Any, tokenizer: Any) -> Output:
         """Returns the loss of a text."""
-        from .. import evaluation
+        from ..tasks import evaluation
 
         corpus = common.find_corpus(self.data, self.field, self.separator)  # type: ignore[arg-type]
         context = model.config.context if self.context is None else self.context
@@ -135,8 +135,9 @@ class Evaluation:
 
     def score_targets(self, model: Any, tokenizer: Any) -> Output:
         """Returns the figures of the model's hypotheses against the targets."""
-        from .. import evaluation, files, generation
-        from ..training.objectives import Seq2Seq
+        from ..core import files, generation
+        from ..tasks import evaluation
+        from ..tasks.objectives import Seq2Seq
 
         examples = self.examples(Seq2Seq())
         note(
@@ -183,8 +184,9 @@ class Evaluation:
 
     def score_labels(self, model: Any, tokenizer: Any, options: ModelOptions) -> Output:
         """Returns the figures of the labels that the model gives, against the right ones."""
-        from .. import evaluation, generation
-        from ..training.objectives import Classify
+        from ..core import generation
+        from ..tasks import evaluation
+        from ..tasks.objectives import Classify
 
         count = model.config.pool.labels
         names = None if count == 1 else options.labels(count)
@@ -218,8 +220,9 @@ class Evaluation:
     def score_tags(self, model: Any, tokenizer: Any, options: ModelOptions) -> Output:
         """Returns the figures of the labels that the model gives to words, against the right
         ones."""
-        from .. import evaluation, generation
-        from ..training.objectives import Tag
+        from ..core import generation
+        from ..tasks import evaluation
+        from ..tasks.objectives import Tag
 
         names = options.labels(model.config.token_head.labels)
         examples = self.examples(Tag(), names)
@@ -238,7 +241,7 @@ class Evaluation:
 
     def examples(self, objective: Any, labels: Sequence[str] | None = None) -> Sequence[Example]:
         """Returns the examples that the options name."""
-        from ..data import examples
+        from ..tasks import examples
 
         files: Any = self.data
         if self.target is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from ..errors import need
+from ..core.errors import need
 from .common import Output
 from .options import ModelOptions, Prompts, Texts
 from .signature import Count
@@ -28,7 +28,7 @@ def run(
     order: several blanks: each by itself, or together, from the left or the surest first (apart)
     json: tokens and probabilities as JSON
     """
-    from .. import generation
+    from ..core import generation
 
     texts = [*text, *prompts]
     need(bool(texts), "There is no text; give at least one.")

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, need, note
-from ..tokenizer.labels import display_texts, pieces
+from ..core.errors import UserError, need, note
+from ..sight.labels import display_texts, pieces
 from .common import count_noun, new_file, print_json, progress_counter
 from .options import Edits, ModelOptions, Texts, read_prompts
 from .signature import Count, Whole, Words
 
 if TYPE_CHECKING:
-    from ..generation.session import Reader
+    from ..core.generation.session import Reader
 
 EXAMPLES = (
     'glassformer generate out/mine "Once upon a time" --max-new 100',
@@ -33,10 +33,10 @@ EXAMPLES = (
 def prompt_reader(device: str | None, out: str | None) -> Iterator[tuple[Reader | None, bool]]:
     """Yields the function that prefills prompts over all processes of torchrun, None for one
     process; and whether this is the first process, which alone decodes."""
-    from ..config.parallel import Parallel
-    from ..parallel.mesh import processes, started
-    from ..parallel.prefill import prefill
-    from ..parallel.ring import Ring
+    from ..core.config.parallel import Parallel
+    from ..scale.mesh import processes, started
+    from ..scale.prefill import prefill
+    from ..scale.ring import Ring
 
     if processes() == 1:
         yield None, True
@@ -103,7 +103,7 @@ def run(
     out FILE.jsonl: a JSON line for each continuation; stopped, it goes on where it was
     """
     with prompt_reader(options.device, out) as (reader, is_first):
-        from .. import config, generation
+        from ..core import config, generation
 
         sampling = generation.Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         only_next = next is not None
@@ -194,9 +194,9 @@ def write_continuations(
     file that appears whole."""
     import hashlib
 
-    from .. import engine
-    from ..engine.batch import answer_into
-    from ..generation.prompt import starts_and_sources
+    from ..core.generation.prompt import starts_and_sources
+    from ..serve import engine
+    from ..serve.engine.batch import answer_into
 
     starts, sources = starts_and_sources(prompts, tokenizer, None, model.config, None, None)
     seed = _resumed_seed(out) if seed is None else seed
@@ -252,8 +252,8 @@ def write_continuations(
 def _model_fingerprint(model: Any, tokenizer: Any) -> dict[str, Any]:
     """Returns the fingerprint of model and tokenizer, so that an output file of other weights is
     not resumed."""
-    from ..checkpoints import store
-    from ..nn.quantized import quantized
+    from ..fast.quantized import quantized
+    from ..formats import store
 
     bits = sorted({weight.quantized_data.bits for weight in quantized(model).values()})
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")

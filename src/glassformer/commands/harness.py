@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..core.errors import UserError
 
 
 def harness_model(
@@ -33,8 +33,9 @@ def harness_model(
             "Tasks need lm-evaluation-harness: pip install lm_eval (some 700 MB with what it "
             "needs)."
         ) from None
-    from .. import evaluation, generation
-    from ..tokenizer.framing import document_start
+    from ..core import generation
+    from ..core.tokenizer.framing import document_start
+    from ..tasks import evaluation
 
     opening = document_start(tokenizer)
     eos = tokenizer.eos

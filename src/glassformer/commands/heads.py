@@ -29,7 +29,7 @@ def run(
     length L: tokens that come twice in each
     json: every number, with its baseline and deviation, as JSON
     """
-    from .. import inspection
+    from .. import sight as inspection
 
     model, tokenizer = options.load()
     options.note_untrained()

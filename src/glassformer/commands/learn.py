@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, nearest, need, note
+from ..core.errors import UserError, nearest, need, note
 from .common import Output, count_noun, progress_counter, tables
 from .signature import Words
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, need, note
+from ..core.errors import UserError, need, note
 from .common import Output, count_noun, find_corpus, is_terminal, new_file, note_all, tables
 from .options import Columns, Edits, ModelOptions, Separator, Texts, edits_suffix
 from .signature import Words
@@ -66,7 +66,7 @@ def run(
         need(out is None, "--out goes with --fit DATA; the lens itself is printed.")
         need(target is None and columns is None, "--target and --columns go with --fit DATA.")
         need(len(text) == 1, f"There are {count_noun(len(text), 'text')}; give one.")
-        from ..inspection import TunedLens, logit_lens
+        from ..sight import TunedLens, logit_lens
 
         tuned_lens = None if tuned is None else TunedLens.load(tuned)
         lens = logit_lens(
@@ -89,8 +89,8 @@ def run(
         not text and tuned is None,
         "--fit takes DATA alone; look at a text afterwards, with --tuned.",
     )
-    from .. import config
-    from ..inspection import fit_tuned_lens, streams
+    from ..core import config
+    from ..sight import fit_tuned_lens, streams
 
     path = new_file(out, fit)
     model, tokenizer = options.load_with_tokenizer()
@@ -130,9 +130,9 @@ def example_pairs(
     sources: str, targets: str | None, columns: dict[str, str] | None, model: Any, tokenizer: Any
 ) -> tuple[str, Iterable[tuple[Any, Any]]]:
     """The examples' name, and each as an encoder-decoder reads it."""
-    from ..data import examples
-    from ..inspection import streams
-    from ..training.objectives import Seq2Seq
+    from ..sight import streams
+    from ..tasks import examples
+    from ..tasks.objectives import Seq2Seq
 
     files = sources if targets is None else {"source": sources, "target": targets}
     table = examples.read_examples(files, Seq2Seq(), columns=columns or {})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, need
+from ..core.errors import UserError, need
 from .common import Output, ascii_only, write_picture
 from .options import Edits, ModelOptions, Text
 from .signature import Words
@@ -42,7 +42,7 @@ def run(
     out FILE.svg: with --draw: write the pictures; - is standard output
     json: every number as JSON
     """
-    from .. import inspection
+    from .. import sight as inspection
 
     need(
         draw or out is None,

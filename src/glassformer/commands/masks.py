@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..errors import UserError
+from ..core.errors import UserError
 from .common import Output, ascii_only, supports_colour, tables, write_picture
 from .signature import Words
 
@@ -33,7 +33,7 @@ def run(
     out FILE: write the picture to a .svg or .png file; - is standard output (svg)
     json: the counts as JSON
     """
-    from ..inspection import masks
+    from ..sight import masks
 
     if name is None:
         rules = masks.names()

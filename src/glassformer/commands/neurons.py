@@ -39,7 +39,7 @@ def run(
     context N: tokens a row has at most (the model's context)
     json: every place as JSON
     """
-    from .. import inspection
+    from .. import sight as inspection
 
     corpus = find_corpus(data, field, separator)
     report = progress_counter()

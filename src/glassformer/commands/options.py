@@ -10,8 +10,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from .. import files
-from ..errors import UserError, need, note
+from ..core import files
+from ..core.errors import UserError, need, note
 from .signature import Words
 
 SHARED = """Options of many commands.
@@ -51,7 +51,7 @@ class DeviceOptions:
     def for_engine(self) -> str:
         """Returns the device for an engine: the one named by ``--device``, else the CPU, where its
         speed is measured."""
-        from ..nn import device as devices
+        from ..core.nn import device as devices
 
         default = devices.find(self.device)
         if self.device is not None or default.type == "cpu":
@@ -68,8 +68,8 @@ class ModelOptions(DeviceOptions):
 
     def load(self, **options: Any) -> tuple[Any, Any]:
         """Returns the model with its tokenizer or None."""
-        from ..checkpoints import resolve, store
-        from ..nn import device as devices
+        from ..core.nn import device as devices
+        from ..formats import resolve, store
 
         if hint := resolve.of_run(self.model):
             note(hint)
@@ -85,7 +85,7 @@ class ModelOptions(DeviceOptions):
         none."""
         model, tokenizer = self.load()
         if tokenizer is None:
-            from ..checkpoints import resolve
+            from ..formats import resolve
 
             adding = (
                 f", or add it: glassformer convert {shlex.quote(self.model)} --tokenizer NAME "
@@ -106,7 +106,7 @@ class ModelOptions(DeviceOptions):
     def run_objective(self) -> str | None:
         """Returns the objective of the run that a folder, or one of its checkpoints, comes from;
         None where it is unknown."""
-        from ..config.run_file import saved_run
+        from ..runs.run_file import saved_run
 
         path = Path(self.model).expanduser()
         settings = saved_run(path) or saved_run(path.parent)
@@ -115,14 +115,14 @@ class ModelOptions(DeviceOptions):
 
     def labels(self, count: int) -> list[str]:
         """The labels' names that were saved with the model, or their numbers."""
-        from ..checkpoints import Checkpoint
+        from ..formats.checkpoint import Checkpoint
 
         return list(Checkpoint.open(self.model).labels) or [str(number) for number in range(count)]
 
 
 def note_untrained(name: str) -> None:
     """Notes of a recipe that its weights are random."""
-    from ..checkpoints import resolve
+    from ..formats import resolve
 
     if resolve.is_recipe(name):
         note(f"{name} is an untrained shape: its weights are random.")
@@ -130,7 +130,7 @@ def note_untrained(name: str) -> None:
 
 def parse_edits(texts: Sequence[str]) -> list[Any]:
     """Returns the edits of ``--edit``, in order."""
-    from ..inspection import edits
+    from ..sight import edits
 
     return [edits.parse(text) for text in texts]
 

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, install_extra, need, note
+from ..core.errors import UserError, install_extra, need, note
 from .options import DeviceOptions
 from .signature import Words
 
@@ -48,10 +48,10 @@ def run(
         import uvicorn
     except ImportError:
         raise UserError(EXTRA) from None
-    from ..asgi import listening, security
-    from ..page.app import Page, application
-    from ..page.events import Trainings
-    from ..page.models import Models
+    from ..serve.asgi import listening, security
+    from ..serve.page.app import Page, application
+    from ..serve.page.events import Trainings
+    from ..serve.page.models import Models
 
     entries = Models(models, options.dtype, options.device)
     page = Page(entries, Trainings(run_, entries))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import UserError, nearest, need
+from ..core.errors import UserError, nearest, need
 
 
 class Parser(argparse.ArgumentParser):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from ..errors import UserError, need
+from ..core.errors import UserError, need
 from .common import Output
 from .options import ModelOptions
 from .signature import Whole, Words
@@ -54,7 +54,7 @@ def run(
     top N: the N largest effects, below the grid
     json: every number as JSON
     """
-    from ..inspection import patch_grid
+    from ..sight import patch_grid
 
     need(
         len(source) < 3,

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..errors import need, note
+from ..core import files
+from ..core.errors import need, note
 from .common import Output, is_terminal, new_file, new_folder, tables
 from .options import note_untrained
 from .signature import Count, Whole, Words
@@ -60,11 +60,12 @@ def run(
     picture FILE: the harm of each matrix, as .svg or .png
     json: the whole report as JSON
     """
-    from ..checkpoints import Checkpoint, store
-    from ..config import EncoderDecoder
-    from ..nn.quantized import Layout, quantized
-    from ..quantize import picture as draw
-    from ..quantize import quantize_model
+    from ..core.config import EncoderDecoder
+    from ..fast.quantize import picture as draw
+    from ..fast.quantize import quantize_model
+    from ..fast.quantized import Layout, quantized
+    from ..formats import store
+    from ..formats.checkpoint import Checkpoint
 
     layout = Layout(bits, group, head)
     need(
@@ -131,15 +132,15 @@ def _read(
     data: str, target: str | None, cfg: Any, tokenizer: Any, tokens: int, measure: int
 ) -> Any:
     """The text of --calibrate as the model reads it, and with --target in pairs."""
-    from ..quantize import Text
+    from ..fast.quantize import Text
 
     if target is None:
-        from ..data.registry import find
+        from ..core.data.registry import find
 
         return Text.of(find(data), tokenizer, cfg, tokens, measure)
-    from ..data import examples
-    from ..training.encoded import encode
-    from ..training.objectives import Seq2Seq
+    from ..core.training.encoded import encode
+    from ..tasks import examples
+    from ..tasks.objectives import Seq2Seq
 
     objective = Seq2Seq()
     table = examples.read_examples({"source": data, "target": target}, objective)
@@ -154,7 +155,7 @@ def _read(
 
 def report_lines(report: Any, top: int) -> Iterator[str]:
     """Yields the matrices by their harm, the roundings of all, and what the columns mean."""
-    from ..quantize import display
+    from ..fast.quantize import display
 
     total = len(report.rows)
     shown = f"{top} of {total}; --top N shows more" if top < total else f"all {total}"

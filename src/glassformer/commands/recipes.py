@@ -10,8 +10,8 @@ EXAMPLES = ("glassformer recipes --json",)
 
 def run(*, use: Words = ()) -> Output:
     """Lists the families and their sizes."""
-    from .. import cost as costs
-    from .. import recipes as book
+    from .. import families as book
+    from ..core import cost as costs
 
     records, lines = [], []
     for page in book.all():

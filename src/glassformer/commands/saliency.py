@@ -35,7 +35,7 @@ def run(
     steps N: points between there and the text
     json: every number as JSON
     """
-    from .. import inspection
+    from .. import sight as inspection
 
     saliency = inspection.saliency(
         *options.load_with_tokenizer(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import __version__
-from ..errors import UserError, install_extra, need, note
+from ..core.errors import UserError, install_extra, need, note
 from .options import DeviceOptions
 from .signature import Count, Words
 
@@ -74,7 +74,7 @@ def run(
         import uvicorn  # noqa: F401
     except ImportError:
         raise UserError(EXTRA) from None
-    from ..asgi import listening, security
+    from ..serve.asgi import listening, security
 
     near = security.is_loopback(host)
     message = (
@@ -126,8 +126,8 @@ def _page_url(models: Registry, keys: Sequence[str] | None) -> str:
     """
     import uvicorn
 
-    from ..asgi import listening, security
-    from ..page.app import Page, starlette_app
+    from ..serve.asgi import listening, security
+    from ..serve.page.app import Page, starlette_app
 
     bound = listening.listening_socket(security.LOOPBACK[0], 0, PORT)
     app = security.Guard(starlette_app(Page(models)), frozenset(security.LOOPBACK), passwords=keys)

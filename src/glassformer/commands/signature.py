@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..errors import need
+from ..core.errors import need
 from .common import Output
 from .parsing import Parser
 
@@ -133,7 +133,7 @@ def add_arguments(parser: Parser, function: Callable[..., Any], shared: str) -> 
 def execute(args: argparse.Namespace) -> int:
     """Runs the command, prints its results and returns the exit code."""
     for file in getattr(args, "use", ()):
-        from ..config.extend import use
+        from ..core.config.extend import use
 
         use(file)
     result = call(args.run, args)

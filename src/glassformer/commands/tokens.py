@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError, need, note
+from ..core.errors import UserError, need, note
 from .common import Output
 from .options import Separator
 from .signature import Words
@@ -16,7 +16,7 @@ from .signature import Words
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..inspection.tokens.compare import Sheet, Token
+    from ..sight.tokens.compare import Sheet, Token
 
 EXAMPLES = (
     'glassformer tokens "Once upon a time" --with gpt2 t5',
@@ -110,7 +110,7 @@ def _refuse_options(purpose: str, **options: Any) -> None:
 
 def _read_text(inputs: Sequence[str | Path], trace: str | None) -> str:
     """Returns the text that is named, the word that is traced, or a sample."""
-    from ..inspection.tokens.compare import SAMPLE
+    from ..sight.tokens.compare import SAMPLE
 
     (source,) = inputs or [trace or SAMPLE]
     if isinstance(source, Path):
@@ -134,8 +134,7 @@ def _decoded(data: bytes, source: str) -> str:
 
 def _tokenizer_source(name: str) -> str | Path:
     """A run folder's checkpoint, where its tokenizer lies; any other name as it is."""
-    from ..checkpoints import resolve
-    from ..tokenizer import pretrained
+    from ..formats import pretrained, resolve
 
     return (
         resolve.checkpoint_folder(Path(name))
@@ -147,10 +146,10 @@ def _tokenizer_source(name: str) -> str | Path:
 def _look(
     text: str, chosen: list[str] | None, ids: bool, trace_word: str | None, page: Path | None
 ) -> Output:
-    from .. import files
-    from ..inspection.tokens import compare, html
-    from ..inspection.tokens.segmentation import Trace, trace
-    from ..tokenizer import pretrained
+    from ..core import files
+    from ..formats import pretrained
+    from ..sight.tokens import compare, html
+    from ..sight.tokens.segmentation import Trace, trace
 
     compare.check(text)
     if page is not None and page.suffix.lower() not in (".html", ".htm"):
@@ -191,7 +190,7 @@ def _look(
 def _draw(sheets: list[Sheet], traces: list[list[Any]], ids: bool) -> None:
     from rich.console import Console
 
-    from ..inspection.tokens.display import steps
+    from ..sight.tokens.display import steps
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     plain = console.color_system is None or console.no_color
@@ -247,7 +246,7 @@ def _row(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
     """The tokens as a text, on grounds that alternate, or between bars where there is no colour."""
     from rich.text import Text
 
-    from ..tokenizer.labels import visible
+    from ..sight.labels import visible
 
     line = Text("|" if plain else "")
     for at, token in enumerate(tokens):
@@ -265,7 +264,7 @@ def _cells(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
     from rich.cells import cell_len
     from rich.text import Text
 
-    from ..tokenizer.labels import visible
+    from ..sight.labels import visible
 
     above, below, column = Text(), Text(), 0
     for at, token in enumerate(tokens):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..core.errors import UserError
 from .parsing import split_settings
 from .signature import Words
 
@@ -39,7 +39,7 @@ def run(
     resume: go on from the last checkpoint in DIR
     settings: list every setting with its type, default and meaning
     """
-    from ..config import run_file
+    from ..runs import run_file
 
     if settings:
         print_settings()
@@ -55,7 +55,8 @@ def run(
     # what is not given now stays
     file = named if named is not None or not resume else run_file.saved_run(folder)
     run_file.read_run(file, changes)  # a slip is told before torch is imported
-    from ..training import choose, run
+    from ..runs.defaults import choose
+    from ..runs.launch import run
 
     # a run file says all that it means
     defaults, chosen = choose(changes) if file is None else ({}, "")
@@ -76,7 +77,7 @@ def run(
 def print_settings() -> None:
     """Every setting: its name on the command line and in a run file, its type, its default, what it
     means."""
-    from ..config import settings
+    from ..runs import settings
 
     for name, entry in settings.types().items():
         print(f"\n{name}: {(entry.kind.__doc__ or '').splitlines()[0].replace('``', '')}")
@@ -101,8 +102,8 @@ def write_sample(
     model: Any, tokenizer: Any, source: str | None, source_tokenizer: Any = None
 ) -> str:
     """Returns a sample of a model under training: its own text, or its output for a source text."""
-    from .. import config, generation
-    from ..tokenizer.framing import question, text_start
+    from ..core import config, generation
+    from ..core.tokenizer.framing import question, text_start
 
     if isinstance(model.config, config.EncoderDecoder):
         beams = generation.beam(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, need, note
-from ..tokenizer.labels import pieces
+from ..core.errors import UserError, need, note
+from ..sight.labels import pieces
 from .common import Output, progress_counter
 from .options import Edits, ModelOptions, Prompts, Texts
 from .signature import Count
 
 if TYPE_CHECKING:
-    from ..tokenizer.tokenizer import Tokenizer
+    from ..core.tokenizer.tokenizer import Tokenizer
 
 EXAMPLES = (
     'glassformer translate out/pair "two dogs run on the beach ."',
@@ -45,7 +45,7 @@ def run(
     cut SIDE: what a source too long loses: end, start (refused)
     json: tokens, log-probabilities and scores as JSON, a text a line
     """
-    from .. import config, generation
+    from ..core import config, generation
 
     sources = [*text, *prompts]
     need(all(source.strip() for source in sources), "A text is empty; give one on each line.")

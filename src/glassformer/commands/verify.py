@@ -36,8 +36,8 @@ def run(
     compile: try torch.compile too; on a CPU it takes a minute more
     json: every check as JSON, once all are done
     """
-    from .. import inspection
-    from ..inspection.agreement import Check
+    from .. import sight as inspection
+    from ..sight.agreement import Check
 
     model, tokenizer = options.load()
     options.note_untrained()
@@ -73,7 +73,7 @@ def run(
 
 def reference_source(name: str) -> str | Path:
     """The folder that transformers can read as it is, else "hf": the model is saved for it."""
-    from ..checkpoints import Checkpoint
+    from ..formats.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(name)
     if checkpoint.folder is None or checkpoint.recipe is None or checkpoint.base is not None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import UserError, nearest, need, note
+from ..core.errors import UserError, nearest, need, note
 from .common import Output, count_noun, new_folder, tables
 
 if TYPE_CHECKING:
-    from ..inspection.tokens.vocabulary_size import Size
+    from ..sight.tokens.vocabulary_size import Size
 
 WIDTH = 40  # of a bar
 
@@ -25,9 +25,9 @@ def train(
     separator: str | None,
 ) -> Output:
     """Trains a vocabulary and saves it as tokenizer.json."""
-    from ..inspection.tokens import compare
-    from ..tokenizer import train as train_tokenizer
-    from ..tokenizer import trainers
+    from ..core.tokenizer import train as train_tokenizer
+    from ..core.tokenizer import trainers
+    from ..sight.tokens import compare
 
     kind = _kind(kind, trainers.TRAINED)
     texts = _texts(names, "train", separator) if names or kind != "byte" else iter(())
@@ -80,9 +80,9 @@ def sizes(
     separator: str | None,
 ) -> Output:
     """Measures vocabulary size against tokens for each word and parameters of the embedding."""
-    from .. import files
-    from ..inspection.tokens import vocabulary_size
-    from ..tokenizer import trainers
+    from ..core import files
+    from ..core.tokenizer import trainers
+    from ..sight.tokens import vocabulary_size
 
     kind = _kind(kind, trainers.SIZED)
     if out is not None and out.suffix.lower() not in (".png", ".svg"):
@@ -110,7 +110,7 @@ def _kind(kind: str | None, kinds: Sequence[str]) -> str:
 
 def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[str]:
     """The text of files, folders and named corpora."""
-    from ..data import find as find_corpus
+    from ..core.data import find as find_corpus
 
     need(
         bool(names),

@@ -31,7 +31,7 @@ def run(
     json: every number as JSON
     """
     model, tokenizer = options.load_with_tokenizer()
-    from ..inspection.tracing import trace
+    from ..sight.tracing import trace
 
     tape = trace(model, tokenizer, text, source, edit)
     if address is None:

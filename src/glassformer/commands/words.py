@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, need, note
+from ..core.errors import UserError, need, note
 from . import common
 from .common import Output, count_noun, tables
 from .options import Columns, DeviceOptions, ModelOptions, Separator, file_or_input
@@ -57,8 +57,8 @@ def train(
     least N: how often a word must occur
     seed N: where chance begins (0)
     """
-    from ..classics import vectors, vocabulary, word2vec
-    from ..data import find
+    from ..core.data import find
+    from ..tasks.classics import vectors, vocabulary, word2vec
 
     try:
         settings = word2vec.Settings(
@@ -122,7 +122,7 @@ def _neighbours(neighbours: Sequence[tuple[str, float]]) -> Output:
 
 
 def _read(name: str) -> Any:
-    from ..classics import vectors
+    from ..tasks.classics import vectors
 
     return vectors.read_vectors(Path(name))
 
@@ -138,8 +138,8 @@ def score(
     similarity FILE: lines of two words and a number
     analogies FILE: lines of four words
     """
-    from ..classics import vectors as word_vectors
-    from ..evaluation import metrics
+    from ..tasks.classics import vectors as word_vectors
+    from ..tasks.evaluation import metrics
 
     need(
         bool(similarity or analogies),
@@ -190,13 +190,13 @@ def bag(
     weigh HOW: tfidf or counts
     top N: lines found
     """
-    from ..classics import bag
+    from ..tasks.classics import bag
 
     weighting: Any = weigh
     lines = []
     if among is not None:
         need(bool(text), "There is nothing to look for; give a text.")
-        from ..data import find
+        from ..core.data import find
 
         texts = [
             line for piece in find(among).texts() for line in piece.splitlines() if line.strip()
@@ -228,10 +228,10 @@ def learn_labels(
 ) -> tuple[dict[str, list[str]], dict[str, Any]]:
     """Learn labels from bags of words of one file: the strongest words of two labels, and figures
     on another file."""
-    from ..classics import bag, vocabulary
-    from ..data import examples
-    from ..evaluation import metrics
-    from ..training.objectives import Classify
+    from ..tasks import examples
+    from ..tasks.classics import bag, vocabulary
+    from ..tasks.evaluation import metrics
+    from ..tasks.objectives import Classify
 
     learn = examples.read_examples(train, Classify(), columns=columns)
     held_out = examples.read_examples(valid, Classify(), columns=columns, labels=learn.labels)
@@ -279,8 +279,8 @@ def average(vectors: str, *, out: str, labels: int = 2) -> Output:
     out FOLDER: where; train it with --from FOLDER
     labels N: labels to tell apart
     """
-    from ..checkpoints import store
-    from ..classics import average
+    from ..formats import store
+    from ..tasks.classics import average
 
     folder = common.new_folder(out)
     model, tokenizer = average.encoder(_read(vectors), labels)
@@ -305,8 +305,8 @@ def contexts(
     text TEXT: two sentences that have it
     vectors FILE: word2vec beside it: a file in word2vec's text or binary format
     """
-    from ..classics import contexts
-    from ..inspection.contexts import must_have, pair_cosines
+    from ..sight.contexts import must_have, pair_cosines
+    from ..tasks.classics import contexts
 
     need(
         word is None or len(text) == 2,
@@ -355,8 +355,8 @@ def wic(
     """
     import numpy as np
 
-    from ..classics import contexts
-    from ..inspection.contexts import pair_cosines
+    from ..sight.contexts import pair_cosines
+    from ..tasks.classics import contexts
 
     need(
         bool(model or vectors),

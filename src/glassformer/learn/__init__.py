@@ -18,7 +18,7 @@ models     the real model, and the places in it where a learner's part goes
 glossary   the terms, from glossary.toml; numbers/: their live numbers
 """
 
-from ..files import lazily
+from ..core.files import lazily
 
 __getattr__, __dir__ = lazily(
     __name__,

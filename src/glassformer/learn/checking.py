@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ..errors import UserError, need
+from ..core.errors import UserError, need
 from .exercise import Exercise, find
 from .starting import Source, read_source
 from .worker import GRACE, LONGEST, READY, WALL

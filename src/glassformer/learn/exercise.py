@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, nearest, need
+from ..core.errors import UserError, nearest, need
 
 BUNDLED = Path(__file__).parent / "exercises"
 YOURS, CHECK = "# %% yours\n", "# %% check\n"

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, nearest
-from ..files import read_toml
+from ..core.errors import UserError, nearest
+from ..core.files import read_toml
 from .exercise import ROAD
 
 PACKAGE = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ class Code:
 
     @property
     def path(self) -> str:
-        """The file, from the package's folder: ``nn/engines/eager.py``."""
+        """The file, from the package's folder: ``core/nn/engines/eager.py``."""
         return f"{self.module.replace('.', '/')}.py"
 
     @property

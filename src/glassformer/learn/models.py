@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import config as c
-from ..checkpoints import store
-from ..files import data_home
-from ..nn import Model, build_model
-from ..nn.attention import Attention
+from ..core import config as c
+from ..core.files import data_home
+from ..core.nn import Model, build_model
+from ..core.nn.attention import Attention
+from ..formats import store
 
 PROMPT = "Once upon a time"
 # large weights: a wrong part shows in the logits
@@ -30,7 +30,7 @@ WIDE = c.Init(std=0.15, embed_std=0.3, residual="plain")
 
 def shipped() -> Path:
     """The folder of the small model that comes with the package."""
-    return Path(str(resources.files("glassformer.page"))) / "model"
+    return Path(str(resources.files("glassformer.serve.page"))) / "model"
 
 
 @functools.lru_cache(maxsize=1)

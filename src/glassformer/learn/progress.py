@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..errors import UserError, note
+from ..core import files
+from ..core.errors import UserError, note
 from .exercise import Exercise
 
 FILE = "glassformer-learn.json"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import files
-from ..errors import UserError, need
+from ..core import files
+from ..core.errors import UserError, need
 from .exercise import Exercise
 
 MARK = re.compile(r"^#\s*exercise:\s*([\w-]+)\s*$", re.MULTILINE)

@@ -68,7 +68,7 @@ class LearnerModule:
             defined = [
                 attribute for attribute in vars(self._module) if not attribute.startswith("_")
             ]
-            from ..errors import nearest
+            from ..core.errors import nearest
 
             raise Missing(
                 f'Your file defines no "{name}", which the exercise asks for.{nearest(name, defined)}'

@@ -17,18 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from typing_extensions import TypedDict
 
-from ..asgi.limits import LONGEST_NAME
-from ..asgi.replies import (
-    HttpError,
-    from_json,
-    handle_error,
-    json_response,
-    read_body,
-    to_json,
-)
-from ..asgi.security import Guard
-from ..errors import UserError
+from ..core.errors import UserError
 from . import encoding, searching
+from .asgi.limits import LONGEST_NAME
+from .asgi.replies import HttpError, from_json, handle_error, json_response, read_body, to_json
+from .asgi.security import Guard
 from .chat import ChatAnswer, chat, encode_messages
 from .completions import CompletionAnswer, complete
 from .errors import validation_error

@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired
 from anyio import to_thread
 from typing_extensions import TypedDict
 
-from ..asgi.replies import EventStream, refuse
+from .asgi.replies import EventStream, refuse
 from .generating import Choice, Finish, UsageObject, Writer, engine_request
 from .inspecting import Inspection, with_inspection
 from .logprobs import ChatLogprobs, ScoredToken, chat_logprobs

@@ -9,8 +9,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from ..asgi.limits import MOST_CONTINUATIONS
-from ..asgi.replies import EventStream, refuse
+from .asgi.limits import MOST_CONTINUATIONS
+from .asgi.replies import EventStream, refuse
 from .generating import Choice, Finish, UsageObject, Writer, engine_request
 from .inspecting import Inspection, with_inspection
 from .logprobs import CompletionLogprobs, CompletionLogprobsWriter, ScoredToken, TokenDecoder

@@ -14,19 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import TypedDict
 
-from ..asgi.replies import HttpError, refuse
-from ..engine import Encode
-from ..engine.request import Encoded
-from ..generation.predictions import worded
+from ..tasks.predictions import worded
+from .asgi.replies import HttpError, refuse
+from .engine import Encode
+from .engine.request import Encoded
 from .prompts import as_list, check_ids, check_lengths
 from .registry import ServedModel
-from .schemas import (
-    ClassifyRequest,
-    EmbeddingRequest,
-    RerankRequest,
-    ScoreRequest,
-    TagRequest,
-)
+from .schemas import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest, TagRequest
 from .tracking import Context
 
 Text = str | list[int] | tuple[str, str]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..asgi.replies import HttpError
+from .asgi.replies import HttpError
 
 
 def validation_error(problems: list[Any]) -> HttpError:

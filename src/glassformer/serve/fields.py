@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ..asgi.limits import LONGEST_NAME, LONGEST_STOP, MOST_STOPS, MOST_TEXTS
+from .asgi.limits import LONGEST_NAME, LONGEST_STOP, MOST_STOPS, MOST_TEXTS
 
 TYPO_SIMILARITY = 0.85  # of two names: max_token is max_tokens, and min_tokens is not
 IGNORED_FIELDS = {

@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Literal, NotRequired, cast
 from anyio import to_thread
 from typing_extensions import TypedDict
 
-from ..asgi.replies import EventStream, format_event, refuse
-from ..engine import Event, Request, RequestHandle, Usage
-from ..engine.request import Guide
-from ..errors import need
-from ..generation.sample import Sampling
+from ..core.errors import need
+from ..core.generation.sample import Sampling
 from . import grammars
+from .asgi.replies import EventStream, format_event, refuse
+from .engine import Event, Request, RequestHandle, Usage
+from .engine.request import Guide
 from .inspecting import Inspector
 from .logprobs import ScoredToken, TokenBuffer
 from .prompts import check_ids

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..asgi.limits import MOST_SCHEMA
-from ..asgi.replies import HttpError, refuse
-from ..engine.request import Guide
-from ..errors import UserError, need
-from ..tokenizer import Tokenizer
+from ..core.errors import UserError, need
+from ..core.tokenizer import Tokenizer
+from .asgi.limits import MOST_SCHEMA
+from .asgi.replies import HttpError, refuse
+from .engine.request import Guide
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

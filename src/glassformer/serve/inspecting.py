@@ -25,12 +25,12 @@ from anyio import to_thread
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from .. import config
-from ..asgi.replies import refuse
-from ..engine import Event, RecordedValues, Request, RequestHandle
-from ..engine.request import SQUARE, concatenate, token_axis
-from ..inspection import edits, lens, looking, streams
-from ..nn.editing import one_token
+from ..core import config
+from ..core.nn.editing import one_token
+from ..sight import edits, lens, looking, streams
+from .asgi.replies import refuse
+from .engine import Event, RecordedValues, Request, RequestHandle
+from .engine.request import SQUARE, concatenate, token_axis
 from .prompts import as_list, check_context, check_ids, check_lengths, encode_prompts
 from .registry import ServedModel
 from .schemas import InspectOptions, InspectRequest

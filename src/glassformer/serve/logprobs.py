@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from typing_extensions import TypedDict
 
-from ..engine import Event
-from ..tokenizer import Tokenizer
+from ..core.tokenizer import Tokenizer
+from .engine import Event
 
 TopTokens = Sequence[tuple[int, float]]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..asgi.limits import MOST_HEADER_LINES, MOST_HEADERS
-from ..asgi.replies import ClientDisconnected, HttpError, error_response, log_line
-from ..asgi.security import matching_key
+from .asgi.limits import MOST_HEADER_LINES, MOST_HEADERS
+from .asgi.replies import ClientDisconnected, HttpError, error_response, log_line
+from .asgi.security import matching_key
 from .metrics import Metrics
 from .tracking import RequestStats
 

@@ -8,11 +8,11 @@ from functools import partial
 
 from anyio import to_thread
 
-from .. import config
-from ..asgi.limits import MOST_CHARACTERS, MOST_TEXTS
-from ..asgi.replies import HttpError, refuse
-from ..generation.prompt import encode
-from ..tokenizer import Tokenizer
+from ..core import config
+from ..core.generation.prompt import encode
+from ..core.tokenizer import Tokenizer
+from .asgi.limits import MOST_CHARACTERS, MOST_TEXTS
+from .asgi.replies import HttpError, refuse
 from .fields import is_ids
 from .registry import ServedModel
 

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..asgi.limits import HEADERS_SECONDS, LAST_SECONDS, WRITE_SECONDS
+from .asgi.limits import HEADERS_SECONDS, LAST_SECONDS, WRITE_SECONDS
 
 
 class TimedProtocol(H11Protocol):

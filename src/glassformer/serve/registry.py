@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import config
-from ..asgi.limits import LONGEST_NAME
-from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.resolve import GGUF, is_recipe
-from ..engine import Engine
-from ..errors import need
-from ..generation.predictions import tags
-from ..page.models import InMemoryEntry, Models, unique_id
-from ..tokenizer import chat_template
-from ..tokenizer.chat_template import ChatTemplate
-from ..tokenizer.framing import document_start
+from ..core import config
+from ..core.errors import need
+from ..core.tokenizer.framing import document_start
+from ..formats import chat_template
+from ..formats.chat_template import ChatTemplate
+from ..formats.checkpoint import Checkpoint
+from ..formats.resolve import GGUF, is_recipe
+from ..tasks.predictions import tags
+from .asgi.limits import LONGEST_NAME
+from .engine import Engine
+from .page.models import InMemoryEntry, Models, unique_id
 
 
 @dataclass(frozen=True)

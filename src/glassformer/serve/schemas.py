@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from ..asgi.limits import (
+from .asgi.limits import (
     MOST_BIASES,
     MOST_CHOICES,
     MOST_LOGPROBS,

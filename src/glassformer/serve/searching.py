@@ -10,12 +10,12 @@ import torch
 from anyio import to_thread
 from typing_extensions import TypedDict
 
-from ..asgi.replies import refuse
-from ..engine import Encode, Request
-from ..generation.beam import check_beams, source_ids
-from ..generation.predictions import Filling
-from ..generation.prompt import first_tokens
+from ..core.generation.beam import check_beams, source_ids
+from ..core.generation.prompt import first_tokens
+from ..tasks.predictions import Filling
+from .asgi.replies import refuse
 from .encoding import ListAnswer, list_answer
+from .engine import Encode, Request
 from .inspecting import Inspection, run_inspection
 from .prompts import check_lengths
 from .schemas import FillRequest, TranslateRequest

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import uvicorn
 
-from ..asgi.limits import IDLE_SECONDS, MOST_HEADERS
-from ..asgi.security import LOOPBACK, is_loopback
-from ..errors import UserError, need, note
+from ..core.errors import UserError, need, note
 from .app import application
+from .asgi.limits import IDLE_SECONDS, MOST_HEADERS
+from .asgi.security import LOOPBACK, is_loopback
 from .protocol import Server, TimedProtocol
 from .registry import Registry
 

@@ -14,8 +14,8 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request as HttpRequest
 from torch import Tensor
 
-from ..asgi.replies import refuse, until_disconnect
-from ..engine import Encode, EngineClosed, Event, Request, RequestHandle, Usage
+from .asgi.replies import refuse, until_disconnect
+from .engine import Encode, EngineClosed, Event, Request, RequestHandle, Usage
 from .metrics import Metrics
 from .registry import Registry, ServedModel
 

@@ -51,9 +51,9 @@ FAMILIES: dict[str, c.Model] = {
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     import served
-    from glassformer.checkpoints import store
-    from glassformer.nn import build_model
-    from glassformer.tokenizer import trainers
+    from glassformer.core.nn import build_model
+    from glassformer.core.tokenizer import trainers
+    from glassformer.formats import store
 
     folder = tmp_path_factory.mktemp("families")
     letters = trainers.train("char", [served.TEXT + "ABCDEFGHIJKLMNOPQRSTUVWXYZ'"], None)
@@ -81,8 +81,8 @@ def served_at(*folders: Path, run: Path | None = None) -> Iterator[str]:
     import uvicorn
 
     import served
-    from glassformer.asgi.security import LOOPBACK
-    from glassformer.page.app import application
+    from glassformer.serve.asgi.security import LOOPBACK
+    from glassformer.serve.page.app import application
 
     listening = socket.create_server(("127.0.0.1", 0))
     individual = application(served.page(*folders, run=run), frozenset(LOOPBACK))

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from apart import Apart, close, numbers, probed, quick, typed
-from glassformer.checkpoints import store
-from glassformer.inspection.heads import head_scores
+from glassformer.formats import store
+from glassformer.sight.heads import head_scores
 
 TABS = {"t5": ("Encoder self", "Decoder self", "Cross")}
 LAST = '[aria-label="one head"] .looks [data-sum]'

@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 import torch
 
 from apart import SENTENCE, Apart, close, numbers
-from glassformer.checkpoints import store
-from glassformer.inspection.contexts import word_in_contexts
-from glassformer.inspection.looking import token_ids
+from glassformer.formats import store
+from glassformer.sight.contexts import word_in_contexts
+from glassformer.sight.looking import token_ids
 
 TEXTS = ["the cat sat on the mat", "a dog and a cat"]
 

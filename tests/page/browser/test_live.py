@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import glassformer
-from glassformer.checkpoints import store
+from glassformer.formats import store
 
 OPEN = """async ({ url, page, height }) => {
   const heard = [];

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from apart import FAMILIES, close, numbers, probed, quick, typed
-from glassformer.checkpoints import store
+from glassformer.formats import store
 
 PLAN = """async () => {
   const runs = performance.getEntriesByType('resource').map(one => /runs.(r_[0-9a-f]+)/.exec(one.name)).filter(Boolean);

@@ -11,9 +11,9 @@ import torch
 
 from apart import SENTENCE, SOURCE, Apart, close
 from glassformer import generation
-from glassformer.checkpoints import store
-from glassformer.inspection.attribution import attribute
-from glassformer.inspection.edits import mlp_off
+from glassformer.formats import store
+from glassformer.sight.attribution import attribute
+from glassformer.sight.edits import mlp_off
 
 
 def test_beams_become_branches(site: Any, tab: Any) -> None:

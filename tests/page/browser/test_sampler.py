@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from glassformer.generation import sample
-from glassformer.generation.loop import Row, _uniform
+from glassformer.core.generation import sample
+from glassformer.core.generation.loop import Row, _uniform
 
 SAMPLE = """all => all.map(([logits, seen, how, u]) => {
   const bytes = Uint8Array.from(atob(logits), one => one.charCodeAt(0));

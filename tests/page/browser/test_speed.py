@@ -47,8 +47,8 @@ def long(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Any:
     import served
     import tiny
     from glassformer import config as c
-    from glassformer.checkpoints import store
-    from glassformer.nn import build_model
+    from glassformer.core.nn import build_model
+    from glassformer.formats import store
 
     body = c.Stack(2, (tiny.block(c.Attention(4), c.MLP(64)),), c.Rotary(), last_norm=c.RMSNorm())
     tokenizer = served.tokenizer()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from glassformer.checkpoints import store
-from glassformer.inspection.tokens import segmentation
+from glassformer.formats import store
+from glassformer.sight.tokens import segmentation
 
 TEXT = "the cat 🎵 <img src=x onerror=alert(1)>\tsat"
 

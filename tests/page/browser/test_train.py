@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import served
-from glassformer.checkpoints import store
-from glassformer.config.run import PAUSED
-from glassformer.inspection.looking import token_ids
+from glassformer.core.config.run import PAUSED
+from glassformer.formats import store
+from glassformer.sight.looking import token_ids
 
 
 def line(step: int) -> str:
@@ -57,7 +57,7 @@ def training(tmp_path: Path, serving: Any) -> Iterator[tuple[str, Path]]:
 def test_a_training_is_seen_as_it_grows(
     training: tuple[str, Path], tab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from glassformer.page.events import POLL_SECONDS, Trainings
+    from glassformer.serve.page.events import POLL_SECONDS, Trainings
 
     url, log = training
     page, looks, query, news = tab, list[tuple[int, Any]](), list[str](), Trainings.updates

@@ -138,7 +138,7 @@ def check(learner: Any, report: Report) -> None:
         "the best of all texts"
     )
 
-    from glassformer.generation.beam import beam
+    from glassformer.core.generation.beam import beam
 
     model, tokenizer = models.real()
     ids = tokenizer.encode(models.PROMPT)

@@ -66,8 +66,8 @@ class Cache:
 def check(learner: Any, report: Report) -> None:
     import time
 
-    from glassformer.nn import Cache
-    from glassformer.nn.cache import KV
+    from glassformer.core.nn import Cache
+    from glassformer.core.nn.cache import KV
 
     first, second = learner.Cache(), learner.Cache()
     k, v = report.randn(2, 150, 4), report.randn(2, 150, 4)

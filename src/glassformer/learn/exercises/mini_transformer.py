@@ -279,7 +279,7 @@ def check(learner: Any, report: Report) -> None:
 def family(of: Any) -> Any:
     """The same model from the library's blocks, with the learner's weights."""
     from glassformer import config as c
-    from glassformer.nn import build_model
+    from glassformer.core.nn import build_model
 
     attention, relu = c.Attention(HEADS, bias=True), c.MLP(HIDDEN, "relu", bias=True)
     stack = c.Stack(BLOCKS, (c.Block(attention, relu, c.LayerNorm(), "post"),), c.Sinusoidal())

@@ -125,7 +125,7 @@ def check(learner: Any, report: Report) -> None:
     )
 
     from glassformer import config as c
-    from glassformer.nn.experts import MoE
+    from glassformer.core.nn.experts import MoE
 
     model = models.decoder(c.MoE(4, 2, c.GatedMLP(32)))
     tokens = report.randint(0, 50, (2, 9))

@@ -99,7 +99,7 @@ def check(learner: Any, report: Report) -> None:
         )
     report.say("the right tokens on clear and on drawn logits")
 
-    from glassformer.generation import generate, sample
+    from glassformer.core.generation import generate, sample
 
     model, tokenizer = models.real()
     seed, nucleus_sizes = report.random.randrange(1000), list[int]()

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from ...nn.flow import Tape
-from ...recipes import find
+from ...core.nn.flow import Tape
+from ...families import find
 from .. import models
 from .shipped import TEXT, shipped_pass, value_of
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ... import config as c
-from ...cost import cost
-from ...nn.flow import Tape
-from ...recipes import find
+from ...core import config as c
+from ...core.cost import cost
+from ...core.nn.flow import Tape
+from ...families import find
 from .. import models
 from .shipped import AT, TEXT, cache_bytes, shipped_pass, value_of
 
@@ -36,7 +36,7 @@ def grouped_query_attention() -> str:
 
 
 def sparse_attention() -> str:
-    from ...inspection import masks
+    from ...sight import masks
 
     picture: Any = masks.picture("window(64)", 1024).to_dict()
     return (
@@ -94,7 +94,7 @@ def logit_lens() -> str:
 
 
 def activation_patching() -> str:
-    from ...inspection import patch_grid
+    from ...sight import patch_grid
 
     p = shipped_pass()
     best = int(p.chance.argmax())
@@ -114,7 +114,7 @@ def activation_patching() -> str:
 
 
 def _heads() -> Any:
-    from ...inspection import head_scores
+    from ...sight import head_scores
 
     return head_scores(shipped_pass().model, shipped_pass().tokenizer, draws=2, length=16).heads
 
@@ -138,7 +138,7 @@ def attention_sink() -> str:
 
 
 def quantization() -> str:
-    from ...nn import rounding
+    from ...fast import rounding
 
     weight = shipped_pass().model.decoder.blocks[0].ffn.up.weight.detach()
     errors = []
@@ -153,7 +153,7 @@ def quantization() -> str:
 
 
 def speculative_decoding() -> str:
-    from ...engine.draft import PromptLookup
+    from ...serve.engine.draft import PromptLookup
 
     ids = shipped_pass().ids
     guessed = PromptLookup().propose([*ids, *ids[:3]], 4)

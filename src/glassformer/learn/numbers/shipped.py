@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ... import config as c
-from ...nn.flow import Tape
+from ...core import config as c
+from ...core.nn.flow import Tape
 from .. import models
 
 TEXT = "The cat sat on the mat because it was tired"

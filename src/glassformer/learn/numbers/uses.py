@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from ... import config as c
-from ...nn import build_model
-from ...nn.flow import Tape
-from ...recipes import find
+from ...core import config as c
+from ...core.nn import build_model
+from ...core.nn.flow import Tape
+from ...families import find
 from .. import models
 from .shipped import TEXT, cache_bytes, shipped_pass, value_of
 
@@ -64,7 +64,7 @@ def top_p() -> str:
 
 
 def beam_search() -> str:
-    from ...generation.beam import beam
+    from ...core.generation.beam import beam
 
     p = shipped_pass()
     scores = [
@@ -113,7 +113,7 @@ def prefix_lm() -> str:
 def span_corruption() -> str:
     import numpy as np
 
-    from ...training.objectives.span import cut_out
+    from ...tasks.objectives.span import cut_out
 
     source, target = cut_out(
         np.arange(100), np.random.default_rng(0), 0.15, 3.0, np.arange(1000, 1100)

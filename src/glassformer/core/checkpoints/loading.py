@@ -1,0 +1,171 @@
+"""A config's model with the weights of files, every name and shape compared before anything is
+allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...fast import quantized
+from ...fast.quantized import Layout
+from .. import config
+from ..errors import UserError
+from ..nn import Model, build_model
+from ..nn.finite import check_when_used
+from ..nn.model import allocate
+from . import weights
+from .headers import Shape
+from .recipe import Recipe, Table
+from .tensors import Files
+
+# what may differ from the checkpoint that a model starts from
+ENDS = ("head.", "pool.", "token_head.")
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+Device = torch.device | str | None
+Names = Recipe | Table | None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model that began as another's checkpoint: which parameters are drawn anew, which of the
+    files went unused."""
+
+    model: Model
+    new: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def new_model(
+    cfg: config.Model,
+    dtype: torch.dtype,
+    device: Device,
+    seed: int | None = None,
+    layout: Layout | None = None,
+) -> Model:
+    """The model of a config, newly initialised; a ``layout`` quantises it once all is drawn."""
+    must_fit(cfg, dtype, device, layout, drawn=True)
+    model = build_model(cfg, device=device, dtype=dtype, seed=seed)
+    if layout is not None:
+        quantized.quantize_weights(model, layout)
+    return model
+
+
+def load_model(
+    cfg: config.Model,
+    names: Names,
+    files: Files,
+    dtype: torch.dtype,
+    device: Device,
+    layout: Layout | None = None,
+) -> Model:
+    """The model with the files' weights, which have the names of a recipe or table (None: our own).
+
+    A ``layout`` quantises each weight as it is read, so the model never stands here as a whole.
+    """
+    links, shapes = check_links(cfg, names, files)
+    must_fit(cfg, dtype, device, layout)
+    model = build_model(cfg, device="meta", dtype=dtype)
+    bits, mapped = {} if layout is None else quantized.plan(model, layout), list[str]()
+    allocate(model, device or torch.get_default_device())
+    params = dict(model.named_parameters())
+    for link in links:
+        mapped += [name for name in weights.fill([link], files, params, shapes) if name not in bits]
+        link_bits = {name: bits[name] for name in link.param_names if name in bits}
+        quantized.quantize_some(model, link_bits, layout.group if layout is not None else 0)
+        for name in link_bits:
+            del params[name]  # what was read of it is given back
+    check_when_used(model, mapped)
+    return model
+
+
+def check_links(
+    cfg: config.Model, names: Names, files: Files
+) -> tuple[list[weights.Link], dict[str, Shape]]:
+    """Links that fill the model's parameters, every name and shape compared; and the shapes the
+    files hold."""
+    shapes = weights.shapes(cfg)
+    if not isinstance(names, Recipe):
+        return weights.check(names or Table(()), shapes, files), shapes
+    published = weights.shapes(names.layout(cfg))
+    return weights.check(
+        names.table(cfg), published, files, optional=published.keys() - shapes.keys()
+    ), published
+
+
+def differing_ends(
+    cfg: config.Model, source: config.Model, source_name: str, anew: tuple[str, ...] = ()
+) -> set[str]:
+    """The parameters of ``cfg`` that ``other`` has too, without those of ``anew``, which may differ
+    as the ends may; UserError where anything else differs."""
+    target_shapes, source_shapes = weights.shapes(cfg), weights.shapes(source)
+    for path, shape in target_shapes.items():
+        if source_shapes.get(path) != shape and not path.startswith((*ENDS, *anew)):
+            has = source_shapes.get(path, "nothing")
+            raise UserError(
+                f"{source_name} has {has} for {path} and the config wants {shape}; change "
+                "only the head or pool."
+            )
+    return {
+        path
+        for path, shape in target_shapes.items()
+        if source_shapes.get(path) == shape and not path.startswith(anew)
+    }
+
+
+def copy_weights(model: Model, source: Mapping[str, Tensor], names: Iterable[str]) -> None:
+    """Give the model's parameters of these names the numbers of ``given``."""
+    with torch.no_grad():
+        for name in names:
+            if isinstance(source[name], quantized.QuantizedWeight):
+                quantized.put(model, name, source[name])
+            else:
+                model.get_parameter(name).copy_(source[name])
+
+
+def must_fit(
+    cfg: config.Model,
+    dtype: torch.dtype,
+    device: Device,
+    layout: Layout | None = None,
+    drawn: bool = False,
+) -> None:
+    """UserError where the device has not the memory for the model's weights.
+
+    Those of a ``layout`` take what few bits take, but where they are ``drawn`` they stand there in
+    ``dtype`` first.
+    """
+    from ..cost import available_memory, gibibytes
+
+    target_device = torch.device(device) if device is not None else torch.get_default_device()
+    full_size = dtype.itemsize * sum(
+        torch.Size(shape).numel() for shape in weights.shapes(cfg).values()
+    )
+    plain = f"{gibibytes(full_size)} in {str(dtype).removeprefix('torch.')}"
+    needed, size_text, smaller = full_size, plain, "a smaller model or dtype"
+    if layout is not None:
+        few = quantized.nbytes(build_model(cfg, device="meta", dtype=dtype), layout)
+        needed, size_text = (full_size if drawn else few), f"{gibibytes(few)} in {layout.bits} bits"
+        size_text += f" ({plain} while they are drawn)" if drawn else ""
+        smaller = "a smaller model" if drawn else "a smaller model or fewer bits"
+    have = available_memory(target_device)
+    if have is not None and needed > have:
+        raise UserError(
+            f"The weights take {size_text} and {target_device} has {gibibytes(have)} free; use {smaller}."
+        )
+
+
+def dtype_of(name: torch.dtype | str | None) -> torch.dtype | None:
+    """The dtype of a name; UserError for one that no model is held in."""
+    if not isinstance(name, str):
+        return name
+    if name not in DTYPES:
+        raise UserError(f'There is no dtype "{name}" for a model; give one of {", ".join(DTYPES)}.')
+    return DTYPES[name]

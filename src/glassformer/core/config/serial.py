@@ -1,0 +1,465 @@
+"""Config <-> plain dictionaries, JSON and TOML; dotted overrides (``decoder.depth=12``).
+
+Works for any frozen dataclass of plain values, tuples, dataclasses and unions: the vocabulary and
+the run file alike. A union's member is told by ``"type"``. ``frozen`` holds what is made in Python
+to the same rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import operator
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from .. import registry
+from ..errors import UserError, choices, nearest, need
+from ..files import json_value
+
+T = TypeVar("T")
+
+# ------------------------------------------------------------------------------------ dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """Which numbers a field takes, and how an error asks for one; it stands in the field's type."""
+
+    fits: Callable[[Any], bool]
+    description: str
+
+
+_POSITIVE = Range(lambda x: x > 0, "a number above 0")
+PositiveInt: TypeAlias = Annotated[int, _POSITIVE]
+PositiveFloat: TypeAlias = Annotated[float, _POSITIVE]
+NonNegativeInt: TypeAlias = Annotated[int, Range(lambda x: x >= 0, "0 or more")]
+Share: TypeAlias = Annotated[float, Range(lambda x: 0 <= x < 1, "a share from 0 to below 1")]
+
+
+@typing.dataclass_transform(frozen_default=True)
+def frozen(kind: type[T]) -> type[T]:
+    """Class decorator: a frozen dataclass whose fields are held to their types before its own
+    ``__post_init__``.
+
+    A field takes what a file may say for it, and becomes what the file's reader would make of it; a
+    number is held to the ``Range`` in its type (``PositiveInt``, ``Share``). Raises UserError.
+    """
+    judge = getattr(kind, "__post_init__", None)
+
+    def check(self: Any) -> None:
+        for name, (kinds, words, hint, within) in _fields(kind).items():  # type: ignore[arg-type]
+            value = getattr(self, name)
+            of = type(value)
+            clear = (
+                value in words
+                if of is str
+                else of in kinds and (of not in (int, float) or -SIZE < value < SIZE)
+            )
+            if not clear:  # what most values are, told at once; the reader knows the rest
+                object.__setattr__(self, name, from_dict(hint, value, f"{kind.__name__}.{name}"))
+                value = getattr(self, name)
+            if within is not None and value is not None and not within.fits(value):
+                raise UserError(f"{kind.__name__}.{name} is {value}; give {within.description}.")
+        if judge is not None:
+            judge(self)
+
+    kind.__post_init__ = check  # type: ignore[attr-defined]
+    has_init = "__init__" in vars(kind)
+    cls = dataclasses.dataclass(frozen=True)(kind)
+    if has_init:  # it says itself what it takes
+        return cls
+    make: Any = cls.__init__
+
+    @functools.wraps(make)
+    def init(self: Any, *args: Any, **fields: Any) -> None:
+        for name in fields:
+            if name not in cls.__dataclass_fields__:  # type: ignore[attr-defined]
+                hint = nearest(name, cls.__dataclass_fields__)  # type: ignore[attr-defined]
+                raise UserError(f"{kind.__name__} has no setting {_show(name)}.{hint}")
+        make(self, *args, **fields)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+SIZE = 1 << 63  # integers stay below it
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, tuple[set[type], set[str], Any, Range | None]]:
+    """For each field: types of which every value will do, words that will do, the whole type, and a
+    number's range."""
+    fields = {}
+    full = typing.get_type_hints(kind, include_extras=True)
+    for name, hint in _hints(kind).items():
+        annotations = (full[name], *typing.get_args(full[name]))
+        within = (
+            note
+            for annotation in annotations
+            for note in getattr(annotation, "__metadata__", ())
+            if isinstance(note, Range)
+        )
+        options = (
+            typing.get_args(hint)
+            if typing.get_origin(hint) in (typing.Union, types.UnionType)
+            else (hint,)
+        )
+        literals = (
+            set(typing.get_args(o)) for o in options if typing.get_origin(o) is typing.Literal
+        )
+        kinds = {o for o in options if isinstance(o, type)}
+        fields[name] = kinds, set[str]().union(*literals), hint, next(within, None)
+    return fields
+
+
+# of a slot's types: the further ones, by name
+_MEMBERS: dict[frozenset[type], dict[str, type]] = {}
+
+
+@typing.dataclass_transform(frozen_default=True)
+def member(slot: Any) -> Callable[[type[T]], type[T]]:
+    """Class decorator: a frozen dataclass that is one more type of a slot, as ``config.Norm`` or
+    ``config.MaskRule``.
+
+    Configs, run files and checkpoints know it from then on, by its name; ``nn.builds`` tells its
+    module. In a file of your own it is there once ``glassformer.use`` (``--use FILE``) has read the
+    file.
+    """
+    types = frozenset(
+        option for option in typing.get_args(slot) or (slot,) if option is not type(None)
+    )
+
+    def register(kind: type[T]) -> type[T]:
+        taken = _builtin_members(slot)
+        need(
+            kind.__name__ not in taken,
+            f"The slot has a {kind.__name__} already; give yours another name.",
+        )
+        cls = kind if "__dataclass_fields__" in vars(kind) else frozen(kind)
+        _MEMBERS.setdefault(types, {})[kind.__name__] = cls
+        return cls
+
+    return register
+
+
+EXPRESSIONS: dict[frozenset[type], Callable[[str], Any]] = {}
+"""Of a slot's types: what reads a member written as one text; None where the text is none."""
+
+
+def members(slot: Any) -> dict[str, type]:
+    """The types of a slot by name, those that ``member`` added last."""
+    options = set(typing.get_args(slot) or (slot,))
+    more = [added for types, added in _MEMBERS.items() if types <= options]
+    return functools.reduce(operator.or_, more, _builtin_members(slot))
+
+
+def _builtin_members(slot: Any) -> dict[str, type]:
+    """The types that we give a slot: its union's, or those of the registry's topic
+    ``members_of``, whose modules are imported when its types are first asked for.
+    """
+    packages = registry.load(slot.members_of) if _named_package(slot) else []
+    listed = [value for package in packages for value in vars(package).values()]
+    options = (*(typing.get_args(slot) or (slot,)), *listed)
+    return {o.__name__: o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)}
+
+
+def _named_package(slot: Any) -> bool:
+    return "members_of" in getattr(slot, "__dict__", {})
+
+
+def added_types(config: Any) -> set[str]:
+    """The types in a config that ``member`` added, by name."""
+    if isinstance(config, tuple):
+        return set[str]().union(*map(added_types, config))
+    if not dataclasses.is_dataclass(config):
+        return set()
+    inside = (added_types(getattr(config, field.name)) for field in dataclasses.fields(config))
+    is_member = any(type(config) in slot.values() for slot in _MEMBERS.values())
+    return set[str]().union(*inside, [type(config).__name__] * is_member)
+
+
+# ------------------------------------------------------------------------------------ dictionaries
+
+
+def to_dict(value: Any) -> Any:
+    """A dataclass as nested dictionaries, each with its ``"type"``; everything else as JSON holds
+    it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        inside = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **inside}
+    if isinstance(value, Mapping):
+        return {key: to_dict(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_dict(item) for item in value]
+    return value
+
+
+def from_dict(kind: Any, raw: Any, path: str = "") -> Any:
+    """The value of type ``kind`` that ``raw`` describes.
+
+    Raises UserError with the dotted place for an unknown key, a missing one or a value of another
+    type.
+    """
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if (
+        origin in (typing.Union, types.UnionType)
+        or _named_package(kind)
+        or frozenset((kind,)) in _MEMBERS
+    ):
+        return _from_union(kind, raw, path)
+    if origin is typing.Literal:
+        if raw not in args:
+            raise UserError(
+                f"{_path_prefix(path)}{_show(raw)} is not one of {', '.join(map(json.dumps, args))}."
+            )
+        return raw
+    if origin is tuple:
+        items = raw if isinstance(raw, list | tuple) else [raw]
+        return tuple(from_dict(args[0], item, f"{path}.{i}") for i, item in enumerate(items))
+    if origin is dict:
+        _require(isinstance(raw, Mapping), raw, "a table", path)
+        return {key: from_dict(args[1], item, f"{path}.{key}") for key, item in raw.items()}
+    if dataclasses.is_dataclass(kind):
+        return _from_table(typing.cast(type, kind), raw, path)
+    return _plain(kind, raw, path)
+
+
+def _from_union(kind: Any, raw: Any, path: str) -> Any:
+    options, classes = typing.get_args(kind) or (kind,), members(kind)
+    empty = raw is None or (isinstance(raw, str) and raw.lower() == "none" and str not in options)
+    if empty and type(None) in options:
+        return None
+    if classes and isinstance(raw, tuple(classes.values())):
+        return raw
+    is_instance = dataclasses.is_dataclass(raw) and not isinstance(raw, type)
+    if classes and (is_instance or isinstance(raw, Mapping)):
+        only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
+        name = type(raw).__name__ if is_instance else raw.get("type", only)
+        if (
+            is_instance
+            and not type(raw).__module__.startswith("glassformer.")
+            and name not in added_types(raw)
+        ):
+            raise UserError(
+                f"{_path_prefix(path)}{name} is no type of this slot; write "
+                "@config.member(SLOT) above its class."
+            )
+        if is_instance or not isinstance(name, str) or name not in classes:
+            problem = '"type" is missing' if name is None else f'"type" is {_show(name)}'
+            raise UserError(
+                f"{_path_prefix(path)}{problem}; give one of {choices(name, classes, table=True)}"
+            )
+        return _from_table(classes[name], raw, path)
+    # a type with nothing to set, by name alone
+    if classes and isinstance(raw, str) and raw in classes:
+        return _from_table(classes[raw], {}, path)
+    written = EXPRESSIONS.get(frozenset(options) - {type(None)}) if isinstance(raw, str) else None
+    if written is not None:
+        try:
+            if (value := written(raw)) is not None:
+                return value
+        except UserError as error:
+            raise UserError(f"{_path_prefix(path)}{error}") from None
+    plain = [
+        o
+        for o in options
+        if o is not type(None) and not dataclasses.is_dataclass(o) and not _named_package(o)
+    ]
+    if not plain:
+        options_text = choices(raw, classes)
+        if isinstance(raw, str):
+            hint = (
+                ' Write a table as {type = "NAME", key = value}, closed.'
+                if raw.startswith("{")
+                else ""
+            )
+            raise UserError(
+                f"{_path_prefix(path)}there is no {_show(raw)}; give one of {options_text}{hint}"
+            )
+        raise UserError(
+            f"{_path_prefix(path)}{_show(raw)} is not a table with a type; give one of {options_text}"
+        )
+    for option in plain:
+        try:
+            return from_dict(option, raw, path)
+        except UserError as error:
+            last = error
+    raise last
+
+
+def _from_table(kind: type, raw: Any, path: str) -> Any:
+    if isinstance(raw, kind):
+        return raw
+    _require(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", path)
+    hints = _hints(kind)
+    table = {key: value for key, value in raw.items() if key != "type" or "type" in hints}
+    if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
+        sentence = (
+            f'"type" is {_show(raw["type"])}; here it must be '
+            f"{choices(raw['type'], {kind.__name__: kind})}"
+        )
+        raise UserError(f"{_path_prefix(path)}{sentence}")
+    for key in table:
+        if key not in hints:
+            messages = {
+                "Run": "A run file has no table",
+                "Stack": f"{path.rpartition('.')[2] or 'A stack'} has no setting",
+            }
+            sentence = messages.get(kind.__name__, f"{kind.__name__} has no setting")
+            raise UserError(
+                f"{_path_prefix(path)}{sentence} {_show(key)}.{nearest(str(key), hints)}"
+            )
+    needed = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.default is f.default_factory is dataclasses.MISSING
+    ]
+    for name in needed:
+        need(name in table, f'{_path_prefix(path)}{kind.__name__} needs "{name}"; add it.')
+    inside = {
+        key: from_dict(hints[key], value, f"{path}.{key}" if path else key)
+        for key, value in table.items()
+    }
+    return kind(**inside)
+
+
+def _plain(kind: Any, raw: Any, path: str) -> Any:
+    if kind is Any:
+        return raw
+    if isinstance(raw, str) and kind in (int, float, bool):
+        raw = _parse(raw)
+    if isinstance(raw, str) and kind is float:
+        with contextlib.suppress(ValueError):  # .001 and 1.e-3 are numbers to everybody but TOML
+            raw = float(raw)
+    if kind in (int, float) and not isinstance(raw, bool | int) and hasattr(raw, "__index__"):
+        raw = operator.index(raw)  # numpy's integers
+    if kind is int and isinstance(raw, float) and raw.is_integer():
+        raw = int(raw)
+    if kind in (int, float) and isinstance(raw, int):
+        _require(abs(raw) < SIZE, raw, "a number of 64 bits", path)
+    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
+        raw = float(raw)
+    fits = isinstance(raw, kind) and not (kind is int and isinstance(raw, bool))
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+    _require(fits, raw, names.get(kind, f"a {kind.__name__}"), path)
+    _require(not isinstance(raw, float) or math.isfinite(raw), str(raw), "a finite number", path)
+    return raw
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _path_prefix(path: str) -> str:
+    return f"{path.lstrip('.')}: " if path else ""
+
+
+def _require(fact: bool, raw: Any, expected: str, path: str) -> None:
+    if not fact:
+        raise UserError(f"{_path_prefix(path)}{_show(raw)} is not {expected}.")
+
+
+def _show(raw: Any) -> str:
+    """A value as JSON has it, on one line and not longer than one."""
+    try:
+        text = json.dumps(raw, default=str, skipkeys=True)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a table within itself
+        text = "this value"
+    return text if len(text) <= 120 else f"{text[:100]} ... {text[-15:]}"
+
+
+# ------------------------------------------------------------------------------------ overrides
+
+
+def _parse(text: str) -> Any:
+    """A command-line value as TOML would read it; anything else stays a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def change(config: T, changes: Mapping[str, Any], root: str = "") -> T:
+    """A copy of a config with many places changed at once, checked when all are in.
+
+    Keys are dotted paths or the names of nested tables. A table or ``PATH.type`` of another type
+    replaces what stood there; a path through a tuple without a number means every entry. Raises
+    UserError for an unknown path.
+    """
+    if not changes:
+        return config
+    tree = to_dict(config)
+    for path, value in _order_types_first(changes).items():
+        tree = _replace(
+            tree, path.split("."), _parse(value) if isinstance(value, str) else value, path
+        )
+    changed: T = from_dict(type(config), tree, root)
+    return changed
+
+
+def _order_types_first(changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The changes with each ``PATH.type`` before the fields below PATH, which are the new
+    type's."""
+    order = list(changes)
+    for path in [path for path in order if path.endswith(".type")]:
+        below = (
+            at
+            for at, path_before in enumerate(order)
+            if path_before.startswith(path.removesuffix("type"))
+        )
+        order.insert(next(below), order.pop(order.index(path)))
+    return {path: changes[path] for path in order}
+
+
+def _replace(node: Any, keys: list[str], value: Any, path: str) -> Any:
+    """``node`` with ``value`` at ``keys``, tables merged."""
+    table = isinstance(value, Mapping)
+    if isinstance(node, list) and (keys or (table and "type" not in value)):
+        if not keys or not keys[0].isdigit():
+            return [_replace(item, keys, value, path) for item in node]
+        at = int(keys[0])
+        need(
+            at < len(node),
+            f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.",
+        )
+        return [
+            _replace(item, keys[1:], value, path) if i == at else item
+            for i, item in enumerate(node)
+        ]
+    if keys:
+        if isinstance(node, str) and node.isidentifier():  # a type by name alone: --optimizer Muon
+            node = {"type": node}
+        if not isinstance(node, dict):
+            raise UserError(f"{path}: there is nothing to set below {json.dumps(node)}.")
+        if keys == ["type"] and isinstance(value, str):
+            return node if node.get("type") == value else {"type": value}
+        key = keys[0]
+        # an unknown key is found at the end
+        return {**node, key: _replace(node.get(key, {}), keys[1:], value, path)}
+    if table and isinstance(node, dict) and value.get("type", node.get("type")) == node.get("type"):
+        for key, item in value.items():
+            node = _replace(node, [key], item, f"{path}.{key}") if key != "type" else node
+        return node
+    return value
+
+
+# ---------------------------------------------------------------------------------------- files
+
+
+def dumps(value: Any) -> str:
+    """``value`` as JSON text that ``loads`` reads back."""
+    return json.dumps(to_dict(value), indent=1, allow_nan=False) + "\n"
+
+
+def loads(kind: Any, text: str, source: str = "the JSON text") -> Any:
+    """The config of type ``kind`` in a JSON text; ``source`` names it in errors."""
+    return from_dict(kind, json_value(text, source, "restore or fix it"))

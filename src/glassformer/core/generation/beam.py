@@ -1,0 +1,328 @@
+"""Beam search: the likeliest whole continuations, several at a time.
+
+    prompt -- beam 1 -- the two best tokens of each beam --+-- those that end: hypotheses
+           `- beam 2 -- ...                                `-- the best of the others: the next beams
+
+P prompts, K beams of each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+from torch import Tensor
+
+from ...fast.page_pool import PagePool
+from ...tasks.examples import Cut
+from .. import config
+from ..errors import need
+from ..nn import Model
+from ..nn.editing import ModelEdit, Reading, tape_of
+from ..nn.finite import must_be_finite
+from ..tokenizer.framing import question, source
+from .loop import Finish
+from .prompt import Prompt, Start, end_tokens, starts_and_sources
+from .session import PREPACK_AFTER, Session
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One whole continuation: its tokens, the log-probability of each, and the score that ranks it.
+
+    ``score`` is the sum of ``logprobs`` divided by their number to the power of the length penalty;
+    eos counts.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    score: float
+    finish: Finish
+    text: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass
+class Beam:
+    """A continuation under way; ``total`` is the sum of its ``logprobs``, or -inf for one that is
+    out of the race."""
+
+    total: float = -math.inf
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Beam ``parent`` with one more token: its total, the token, and the token's own
+    log-probability."""
+
+    total: float
+    parent: int
+    token: int
+    logprob: float
+
+
+@dataclass
+class BeamState:
+    """The search for one prompt's continuations: the beams under way and the hypotheses there
+    are."""
+
+    beams: list[Beam]
+    eos_ids: frozenset[int]
+    length_penalty: float
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+
+    def add(self, beam: Beam, finish: Finish) -> None:
+        """``beam`` has ended."""
+        score = sum(beam.logprobs) / len(beam.tokens) ** self.length_penalty
+        self.hypotheses.append(Hypothesis(beam.tokens, beam.logprobs, score, finish))
+
+    def grow(self, candidates: Sequence[Candidate]) -> list[int]:
+        """Take the best ``candidates`` (the best first) as the next beams; their parents, none once
+        all is found."""
+        width = len(self.beams)
+        grown: list[Beam] = []
+        parents = []
+        for rank, candidate in enumerate(candidates):
+            if candidate.total == -math.inf or len(grown) == width:
+                break
+            parent = self.beams[candidate.parent]
+            child = Beam(
+                candidate.total,
+                [*parent.tokens, candidate.token],
+                [*parent.logprobs, candidate.logprob],
+            )
+            if candidate.token not in self.eos_ids:
+                grown.append(child)
+                parents.append(candidate.parent)
+            elif rank < width:  # an ending that is not among the best is none
+                self.add(child, "eos")
+        self.beams = grown
+        if len(self.hypotheses) >= width or not grown:
+            return []
+        # a vocabulary smaller than the beams: the last one again, out of the race
+        missing = width - len(grown)
+        self.beams = grown + [replace(grown[-1], total=-math.inf)] * missing
+        return parents + parents[-1:] * missing
+
+
+def beam(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    prompt: Prompt,
+    *,
+    beams: int = 4,
+    best: int = 1,
+    length_penalty: float = 1.0,
+    max_new: int = 256,
+    eos: int | Collection[int] | None = None,
+    bos: bool | None = None,
+    start: Start = None,
+    source_tokenizer: Tokenizer | None = None,
+    edits: Sequence[ModelEdit | str] = (),
+    check: Callable[[], None] = lambda: None,
+) -> list[list[Hypothesis]]:
+    """The ``best`` continuations of each prompt that a search with ``beams`` finds, the best first.
+
+    A prompt is done when ``beams`` hypotheses have ended, as published translation systems do it;
+    what has not ended after ``max_new`` tokens counts as it stands. ``length_penalty`` 0 ranks by
+    the sum of log-probabilities (which favours short texts), 1 by their mean; above 1 favours long
+    ones. ``check`` is called before each token: what it raises ends the search. The other arguments
+    are those of ``generate``. Raises UserError for settings that mean nothing and prompts that
+    cannot be read.
+    """
+    check_beams(beams, best, length_penalty, max_new)
+    starts, sources = starts_and_sources(
+        prompt, tokenizer, source_tokenizer, model.config, bos, start
+    )
+    eos_ids = end_tokens(eos, tokenizer)
+    room = min(max_new, model.config.context - max(map(len, starts)) + 1)
+    states = [
+        BeamState([Beam(0.0), *[Beam()] * (beams - 1)], eos_ids, length_penalty) for _ in starts
+    ]
+    reading = Reading.for_generation(model, starts, sources, tokenizer)
+    vocab_size, page_pool = None if tokenizer is None else tokenizer.size, PagePool(model)
+    try:
+        session = Session(model, tape_of(edits, reading), page_pool=page_pool)
+        _search(session, states, reading.rows or starts, reading.sources, room, vocab_size, check)
+    finally:
+        page_pool.give_back()
+    ranked = [
+        sorted(state.hypotheses, key=lambda hypothesis: -hypothesis.score)[:best]
+        for state in states
+    ]
+    if tokenizer is None:
+        return ranked
+    texts = (
+        tokenizer.decode([id for id in hypothesis.tokens if id not in eos_ids])
+        for ranking in ranked
+        for hypothesis in ranking
+    )
+    return [[replace(hypothesis, text=next(texts)) for hypothesis in ranking] for ranking in ranked]
+
+
+def check_beams(beams: int, best: int, length_penalty: float, max_new: int) -> None:
+    """UserError for settings of ``beam`` that mean nothing, whatever the model."""
+    need(beams >= 1, f"beams is {beams}; give 1 or more.")
+    need(1 <= best <= beams, f"best is {best}; give 1 to the number of beams ({beams}).")
+    need(
+        math.isfinite(length_penalty),
+        f"length_penalty is {length_penalty}; give a number such as 1.0.",
+    )
+    need(max_new >= 1, f"max_new is {max_new}; give 1 or more.")
+
+
+def _source(cfg: config.Model, tokenizer: Tokenizer, ids: list[int], cut: Cut) -> list[int]:
+    """A source's ids with what closes it, cut to the context where that is allowed."""
+    close = question if isinstance(cfg, config.Decoder) else source
+    room = cfg.context - (len(close(tokenizer, ids)) - len(ids))
+    if cut != "no" and len(ids) > room > 0:
+        ids = ids[:room] if cut == "end" else ids[-room:]
+    return close(tokenizer, ids)
+
+
+def source_ids(
+    cfg: config.Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    cut: Cut = "no",
+    source_tokenizer: Tokenizer | None = None,
+) -> list[list[int]]:
+    """Source texts as the model reads them in ``search``."""
+    pair = isinstance(cfg, config.EncoderDecoder)
+    reads = (source_tokenizer or tokenizer.for_source) if pair else tokenizer
+    return [_source(cfg, reads, ids, cut) for ids in reads.encode_batch(texts)]
+
+
+def search(
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    batch: int = 32,
+    progress: Callable[[int], None] | None = None,
+    beams: int = 4,
+    best: int = 1,
+    length_penalty: float = 1.0,
+    max_new: int = 256,
+    cut: Cut = "no",
+    start: Start = None,
+    source_tokenizer: Tokenizer | None = None,
+    edits: Sequence[ModelEdit | str] = (),
+) -> list[list[Hypothesis]]:
+    """``beam`` for many source texts, ``batch`` at once; the results in the order given.
+    ``progress`` counts them.
+
+    A decoder reads a source as one that was trained on Seq2Seq has learned it: closed by sep, or by
+    its start token. A source too long for the model loses its "end" or "start" where ``cut`` says
+    so; "no" refuses it.
+    """
+    need(batch >= 1, f"batch is {batch}; give 1 or more.")
+    need(cut in get_args(Cut), f'cut is "{cut}"; give one of {", ".join(get_args(Cut))}.')
+    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+    options: dict[str, Any] = {
+        "beams": beams,
+        "best": best,
+        "length_penalty": length_penalty,
+        "max_new": max_new,
+    }
+    results: list[list[Hypothesis]] = [[] for _ in texts]
+    for first in range(0, len(order), batch):
+        places = order[first : first + batch]
+        ids = source_ids(
+            model.config, tokenizer, [texts[place] for place in places], cut, source_tokenizer
+        )
+        for place, hypotheses in zip(
+            places, beam(model, tokenizer, ids, start=start, edits=edits, **options), strict=True
+        ):
+            results[place] = hypotheses
+        if progress is not None:
+            progress(first + len(places))
+    return results
+
+
+def _search(
+    session: Session,
+    states: list[BeamState],
+    starts: Sequence[Sequence[int]],
+    sources: Sequence[Sequence[int]] | None,
+    room: int,
+    vocab_size: int | None,
+    check: Callable[[], None],
+) -> None:
+    """Fill each state's ``hypotheses``; only the first ``vocab_size`` ids are written."""
+    width = len(states[0].beams)
+    logits = session.prefill(starts, sources, width)
+    for index in range(room):
+        check()
+        must_be_finite(session.model, logits)
+        totals = torch.tensor(
+            [[beam.total for beam in state.beams] for state in states], device=logits.device
+        )
+        going, rows = [], []
+        for place, candidates in enumerate(
+            best_candidates(logits[:, :vocab_size], totals, 2 * width)
+        ):
+            if parents := states[place].grow(candidates):
+                going.append(states[place])
+                rows += [place * width + parent for parent in parents]
+        all_going, states = len(going) == len(states), going
+        if not states or index + 1 == room:
+            break
+        if index == 0 and room * len(rows) >= PREPACK_AFTER:
+            session.prepack(steps=room - 1)
+        session.select(rows, same_prompts=all_going)
+        tokens = [beam.tokens[-1] for state in states for beam in state.beams]
+        logits = session.decode(torch.tensor(tokens, device=logits.device))
+    for state in states:
+        for beam in state.beams:
+            state.add(beam, "length")
+
+
+def best_candidates(logits: Tensor, totals: Tensor, count: int) -> list[list[Candidate]]:
+    """The ``count`` best of each prompt's beams and their next tokens, the best first.
+
+    logits (P * K, V), totals (P, K).
+    """
+    logprobs, tokens = _likeliest(logits.log_softmax(-1), count)
+    per_beam = logprobs.shape[1]
+    token_logprobs, ids = (x.reshape(len(totals), -1) for x in (logprobs, tokens))
+    best, places = (totals.repeat_interleave(per_beam, 1) + token_logprobs).topk(
+        min(count, token_logprobs.shape[1]), dim=1
+    )
+    columns = (
+        x.tolist()
+        for x in (best, places // per_beam, ids.gather(1, places), token_logprobs.gather(1, places))
+    )
+    return [
+        [Candidate(*fields) for fields in zip(*row, strict=True)]
+        for row in zip(*columns, strict=True)
+    ]
+
+
+BLOCK = 128
+
+
+def _likeliest(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` greatest of each row (R, V) and their places, the greatest first: they are in
+    the blocks whose maximum is among the ``count`` greatest, which is found faster than by sorting
+    all."""
+    rows, vocab = logprobs.shape
+    blocks = vocab // BLOCK
+    if blocks < 4 * count:
+        return logprobs.topk(min(count, vocab))
+    _, chosen = logprobs[:, : blocks * BLOCK].view(rows, blocks, BLOCK).amax(2).topk(count)
+    inside = (chosen[:, :, None] * BLOCK + torch.arange(BLOCK, device=chosen.device)).flatten(1)
+    tail = torch.arange(blocks * BLOCK, vocab, device=chosen.device).expand(rows, -1)
+    places = torch.cat((inside, tail), 1)
+    best, which = logprobs.gather(1, places).topk(count)
+    return best, places.gather(1, which)

@@ -1,0 +1,33 @@
+"""The blocks: torch, but no files, no network, nothing distributed."""
+
+import importlib
+import pkgutil
+
+from .build import build, builds, makers
+from .cache import KV, Cache, CrossKV
+from .flow import Flow, Memory, Tape, TracedModule
+from .mask import Mask
+from .model import Decoder, Encoder, EncoderDecoder, Model, Output, build_model
+
+__all__ = [
+    "KV",
+    "Cache",
+    "CrossKV",
+    "Decoder",
+    "Encoder",
+    "EncoderDecoder",
+    "Flow",
+    "Mask",
+    "Memory",
+    "Model",
+    "Output",
+    "Tape",
+    "TracedModule",
+    "build",
+    "build_model",
+    "builds",
+    "makers",
+]
+
+for _file in pkgutil.iter_modules(__path__):  # each file registers what it builds, a new one too
+    importlib.import_module(f"{__name__}.{_file.name}")

@@ -1,0 +1,227 @@
+"""Multi-head attention: project, split into heads, attend, merge, project.
+
+B batch, T queries, S keys, H heads, K key-value heads, D head dim, C model dim.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...fast.paged import PagedKV
+from .. import config
+from ..errors import need
+from .build import build, builds
+from .cache import KV, CrossKV
+from .dropout import HeadShard
+from .engines import Engine, attend
+from .engines.eager import eager_attention
+from .engines.inputs import AttentionInputs
+from .flow import Flow, TracedModule
+from .linear import fused_linear, linear
+from .mask import Mask
+from .position import Position
+
+ALL = config.Full()  # made once: torch.compile has no way to make one
+
+
+@builds(config.Attention)
+class Attention(TracedModule):
+    """MHA, GQA and MQA by the number of key-value heads; over itself, or across at the encoder
+    (``cross``)."""
+
+    writes = ("out.weight",)
+
+    def __init__(
+        self, cfg: config.Attention, dim: int, causal: bool, dropout: float, cross: bool = False
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
+        self.head_dim = config.head_dim(cfg, dim)
+        self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
+        self.softcap, self.mask, self.causal, self.dropout, self.cross = (
+            cfg.softcap,
+            cfg.mask,
+            causal,
+            dropout,
+            cross,
+        )
+        # which ones, where other processes have the others
+        self.head_shard: HeadShard | None = None
+        self.fused_projections = () if cross else ("q", "k", "v")  # of one and the same x
+        self.q = linear(dim, self.heads * self.head_dim, cfg.bias)
+        self.k = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
+        self.v = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
+        self.out = linear(
+            self.heads * self.head_dim, dim, cfg.bias if cfg.out_bias is None else cfg.out_bias
+        )
+        self.q_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
+        self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
+
+    def forward(
+        self, x: Tensor, flow: Flow, position: Position, kv: KV | CrossKV | PagedKV | None = None
+    ) -> Tensor:
+        """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
+        x = flow.look(self, "in", x)
+        if isinstance(kv, PagedKV):
+            z = self.paged(x, flow, position, kv)
+        elif flow.spans:
+            z = self.attend_per_document(flow, position, *self.qkv(x, flow, position))
+        elif self.cross:
+            k, v = self.from_memory(flow, kv)
+            q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
+            z = self.attend(flow, q, k, v, self.cross_mask(flow))
+        else:
+            q, k, v = self.qkv(x, flow, position)
+            if isinstance(kv, KV):
+                k, v = kv.extend(k, v)  # the cached columns with these after them, (B, K, S, D)
+            z = self.attend(flow, q, k, v, self.self_mask(flow, kv), position)
+        z = flow.look(self, "z", z)  # (B, H, T, D)
+        return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
+
+    def qkv(self, x: Tensor, flow: Flow, position: Position) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, C) -> its queries (B, H, T, D), keys and values (B, K, T, D), turned by their
+        positions."""
+        # self.q(x), self.k(x), self.v(x); prepacked: one product
+        q, k, v = fused_linear(x, self.q, self.k, self.v)
+        if flow.watches(self, "qkv"):
+            # before heads are normed and turned
+            qkv = flow.look(self, "qkv", torch.cat((q, k, v), -1))
+            q, k, v = torch.split(qkv, [q.shape[-1], k.shape[-1], v.shape[-1]], -1)
+        q = flow.look(self, "q", position.rotate(self.split(q, self.q_norm), flow))
+        k = flow.look(self, "k", position.rotate(self.split(k, self.k_norm), flow))
+        return q, k, flow.look(self, "v", self.split(v))
+
+    def paged(self, x: Tensor, flow: Flow, position: Position, kv: PagedKV) -> Tensor:
+        """x (1, N, C) of many texts -> z (1, H, N, D) over the pages that each has."""
+        if self.cross:
+            q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
+            return kv.across(q, self.scale, self.softcap, flow)
+        q, k, v = self.qkv(x, flow, position)
+        kv.extend(k, v)
+        bias = kv.cache.bias(position, position.bias)
+        mask = Mask(flow.pos, flow.pos, self.causal, self.mask)
+        inputs = AttentionInputs(q, k, v, mask, bias, self.scale, self.softcap)
+        z = kv.attend(inputs, self.mask, flow)
+        if flow.watches(self, "scores", "pattern"):
+            kv.watch(self.path, inputs, self.mask, flow, z)
+        return z
+
+    def attend_per_document(
+        self, flow: Flow, position: Position, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """z (1, H, T, D) of the texts in one row, each attended to by itself as if it were
+        alone."""
+        z = torch.empty_like(q)
+        for first, end in flow.spans:
+            pos = flow.cached(end - first, partial(torch.arange, end - first, device=q.device))[
+                None
+            ]
+            make_mask = partial(Mask, pos, pos, self.causal, self.mask, contiguous=True)
+            mask = flow.cached(("per_document", end - first, self.causal, self.mask), make_mask)
+            columns = slice(first, end)
+            z[:, :, columns] = self.attend(
+                flow, q[:, :, columns], k[:, :, columns], v[:, :, columns], mask, position
+            )
+        return z
+
+    def attend(
+        self,
+        flow: Flow,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        position: Position | None = None,
+    ) -> Tensor:
+        """softmax(q k^T) v by the flow's engine -> (B, H, T, D).
+
+        Fused engines never hold the pattern: a tape that records it has the eager engine compute it
+        beside the chosen one, whose output is used; a tape that edits it gets the eager engine's
+        output.
+        """
+        bias, dropout = None, self.dropout if self.training else 0.0
+        # one from outside asks the scheme itself
+        if position is not None and not isinstance(flow.engine, Engine):
+            bias = mask.bias(position)  # T5, ALiBi: once for all layers
+        inputs = AttentionInputs(
+            q, k, v, mask, bias, self.scale, self.softcap, dropout, position=position
+        )
+        inputs = inputs._replace(heads=self.head_shard)
+        if flow.watches(self, "scores", "pattern"):
+            alone = not isinstance(flow.engine, Engine)
+            need(
+                alone,
+                "Attention patterns lie on several processes here; look at them with one process.",
+            )
+            watched = inputs._replace(look=partial(flow.look, self))
+            if flow.changes(self, "scores", "pattern"):
+                flow.keys(mask.k_pos, mask.dense)
+                return eager_attention(watched)
+            eager_attention(watched._replace(dropout=0.0))
+        return attend(inputs, flow.engine)
+
+    def split(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
+        """(B, T, heads * D) -> (B, heads, T, D), each head's vectors normed; as many heads as x has
+        (a shard: some)."""
+        x = x.view(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim)
+        return (x if norm is None else norm(x)).transpose(1, 2)
+
+    def from_memory(self, flow: Flow, kv: KV | CrossKV | None) -> tuple[Tensor, Tensor]:
+        """The encoder's keys and values, from the cache when it has them."""
+        assert flow.memory is not None
+        make = partial(self.memory_keys, flow.memory.hidden)
+        k, v = kv.cached(make) if isinstance(kv, CrossKV) else make()
+        return flow.look(self, "k", k), flow.look(self, "v", v)
+
+    def memory_keys(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self.split(self.k(hidden), self.k_norm), self.split(self.v(hidden))
+
+    def self_mask(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:
+        """Which keys each query may attend to, within the stack; made once per pass for all layers
+        with one rule."""
+        k_pos = kv.slots.k_pos if isinstance(kv, KV) else flow.pos
+        document_ids = None if flow.document_ids is None else (flow.document_ids, flow.document_ids)
+        prefix = flow.prefix
+        # what a cache holds lies before all of it
+        if prefix is not None and k_pos.shape[1] > prefix.shape[1]:
+            prefix = F.pad(prefix, (k_pos.shape[1] - prefix.shape[1], 0))
+        self_borders = (
+            flow.packing.borders if flow.packing is not None and k_pos is flow.pos else None
+        )
+        borders = None if self_borders is None else (self_borders, self_borders)
+        make_mask = partial(
+            Mask,
+            flow.pos,
+            k_pos,
+            self.causal,
+            self.mask,
+            document_ids,
+            flow.contiguous,
+            prefix,
+            borders,
+        )
+        return flow.cached(("self_mask", self.causal, self.mask), make_mask)
+
+    def cross_mask(self, flow: Flow) -> Mask:
+        """Every token may attend to all of the encoder's output but padding."""
+        memory, document_ids, borders = flow.memory, None, None
+        assert memory is not None
+        if flow.document_ids is not None and memory.document_ids is not None:
+            document_ids = (flow.document_ids, memory.document_ids)
+            sides = [
+                side.borders
+                for side in (flow.packing, memory.packing)
+                if side and side.borders is not None
+            ]
+            borders = (
+                (sides[0], sides[1]) if len(sides) == 2 and len(sides[0]) == len(sides[1]) else None
+            )
+        contiguous = memory.contiguous and document_ids is None
+        make_mask = partial(
+            Mask, flow.pos, memory.pos, False, ALL, document_ids, contiguous, None, borders
+        )
+        return flow.cached("cross_mask", make_mask)

@@ -1,0 +1,136 @@
+"""A config's type chooses its module: the one registry of the house."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from .. import registry
+from ..config.mask import MaskRule
+from ..config.serial import members
+from ..config.shapes import Shapes, Unmultiplied, describes
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+_MAKERS: dict[type, Callable[..., Any]] = {}
+
+
+def builds(kind: type) -> Callable[[M], M]:
+    """Class decorator: this module (or function) is what a config of type ``kind`` builds."""
+
+    def register(maker: M) -> M:
+        if kind in _MAKERS:
+            raise TypeError(f"{kind.__name__} already builds {_MAKERS[kind].__name__}")
+        _MAKERS[kind] = maker
+        # a rule from a file of its own
+        if kind in members(MaskRule).values() and not hasattr(kind, "allows"):
+            kind.allows = _for_any_array(maker)  # type: ignore[attr-defined]
+        return maker
+
+    return register
+
+
+def _for_any_array(maker: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of (config, causal) that gives a rule over tensors -> one whose rule takes numpy's
+    arrays too."""
+    import torch
+
+    def allows(cfg: Any, causal: bool) -> Any:
+        rule = maker(cfg, causal)
+
+        def may(q: Any, k: Any) -> Any:
+            if isinstance(q, torch.Tensor):
+                return rule(q, k)
+            return rule(torch.from_numpy(q), torch.from_numpy(k)).numpy()
+
+        return None if rule is None else may
+
+    return allows
+
+
+def uncompiled(method: M) -> M:
+    """A forward pass that ``compiled`` leaves as it is; torch's own decorator would import its
+    compiler, seconds."""
+    method.uncompiled = True  # type: ignore[attr-defined]
+    return method
+
+
+def compiled(model: Any) -> Any:
+    """``model`` compiled for one shape at a time, all but the forward passes marked as
+    ``uncompiled``."""
+    import torch
+
+    for module in model.modules():
+        if hasattr(type(module).forward, "uncompiled"):
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[no-untyped-call]
+    return torch.compile(model, dynamic=False)
+
+
+def build(config: Any, *args: Any) -> Any:
+    """The module that ``config`` describes; ``args`` are what only its place in the model can
+    know."""
+    return (_MAKERS.get(type(config)) or makers()[type(config)])(config, *args)
+
+
+def kind_of(module: Any) -> type | None:
+    """The config type that builds a module of this class; None where none does."""
+    return next((kind for kind, maker in _MAKERS.items() if maker is type(module)), None)
+
+
+def makers() -> dict[type, Callable[..., Any]]:
+    """What each config type builds, with those of the registry's modules."""
+    registry.load("nn")
+    return _MAKERS
+
+
+# ------------------------------------------------------------------- what a module says of its own
+# parameters
+#
+#     writes = ("down.weight",)     matrices that write to the residual stream
+# biases = ("up_bias",)         parameters of two sides or more that are biases all the same (a
+# stack of experts')
+#     tables = ("weight",)          parameters that tokens are looked up in, not multiplied with
+#     products = ("weight",)        matrices (.., N, C) that may be held in few bits (quantized.py)
+#     exact = ("router",)           parts of it whose matrices are not
+# columns = ("up",)             layers whose outputs may lie on several processes, and in ``rows`` =
+# ("down",) those
+# that take these as inputs (scale/tensor.py); without them a part is whole on each
+# init_std_divisor = {"old.weight": 2}   tables of an embedding that start with a standard deviation divided
+# by so much
+#     def reset(std, generator)     fills in what no rule of ``init`` draws
+
+
+def matches(path: str, patterns: Iterable[str]) -> bool:
+    """True where the path of a parameter or module fits one of the fnmatch patterns."""
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def declared(model: Any, kind: str) -> set[str]:
+    """The parameters that the modules of ``model`` name under ``kind``, by their paths."""
+    modules = ((path, getattr(module, kind, ())) for path, module in model.named_modules())
+    return {f"{path}.{name}" if path else name for path, names in modules for name in names}
+
+
+def vectors(model: Any) -> set[str]:
+    """The paths of gains and biases: what is not drawn at random, and not decayed."""
+    return {path for path, weight in model.named_parameters() if weight.ndim < 2} | declared(
+        model, "biases"
+    )
+
+
+@describes
+def described(config: Any, *args: Any) -> Shapes:
+    """The parameters of a config's module, built without memory."""
+    import torch
+
+    with torch.device("meta"):
+        module = build(config, *args)
+    looked_up = {
+        f"{path}.weight"
+        for path, submodule in module.named_modules()
+        if isinstance(submodule, torch.nn.Embedding)
+    }
+    apart = looked_up | declared(module, "tables") | declared(module, "biases")
+    shapes = {path: tuple(weight.shape) for path, weight in module.named_parameters()}
+    return {path: Unmultiplied(shape) if path in apart else shape for path, shape in shapes.items()}

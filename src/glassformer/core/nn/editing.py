@@ -1,0 +1,196 @@
+"""Edits of a run, made ready for one model and what it reads: other tokens, and a function for each
+path.
+
+What edits there are stands in ``sight/edits``; whoever runs a model (generation, evaluation, a
+look inside) asks for them here and gives the model the tape that comes of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import config, registry
+from ..errors import UserError, need
+from .finite import is_finite
+from .flow import Edit, Place, PlacedEdit, Tape
+from .inference import inference
+from .model import Model
+
+Hook: TypeAlias = Callable[[str, Tensor, Place], Tensor]
+Ids: TypeAlias = list[list[int]]  # a row for each text
+
+
+@dataclass
+class Reading:
+    """One model and what it is about to read, for edits to be held against.
+
+    ``rows`` are the ids of a decoder or an encoder alone, ``sources`` those of an encoder beside a
+    decoder; None where many texts are read that nobody knows yet. ``grows``: tokens will come after
+    the rows (generation). ``shared`` is what the edits of one run tell each other.
+    """
+
+    model: Model
+    rows: Ids | None
+    sources: Ids | None = None
+    tokenizer: Any = None
+    grows: bool = False
+    shared: dict[Any, Any] = field(default_factory=dict)
+
+    @classmethod
+    def for_generation(
+        cls,
+        model: Model,
+        rows: Sequence[Sequence[int]],
+        sources: Sequence[Sequence[int]] | None,
+        tokenizer: Any,
+    ) -> Reading:
+        """Returns the inputs of a generation, a copy of each row."""
+        return cls(
+            model,
+            [*map(list, rows)],
+            None if sources is None else [*map(list, sources)],
+            tokenizer,
+            True,
+        )
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every path of the model with the shape of its value for a single token."""
+        return {path: tuple(value.shape) for path, value in one_token(self.model).items()}
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        return isinstance(self.model.config, config.EncoderDecoder)
+
+
+class ModelEdit(Protocol):
+    """A change of a run: of the tokens that are read, of values on the way, or of both."""
+
+    def read(self, reading: Reading) -> None:
+        """Change ``reading.rows`` and ``reading.sources``."""
+
+    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+        """A function of path, value and place for each path that changes; UserError for what does
+        not exist."""
+
+
+class Last:
+    """A function that comes after those of all other edits of its path."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+
+    def __call__(self, path: str, x: Tensor, place: Place) -> Tensor:
+        return self.hook(path, x, place)
+
+
+class Chain(PlacedEdit):
+    """Several functions of one path, one after the other; UserError for one that makes NaN of
+    numbers."""
+
+    def __init__(self) -> None:
+        self.hooks: list[tuple[Hook, ModelEdit]] = []
+
+    def add(self, hook: Hook, edit: ModelEdit) -> None:
+        """One more, of this edit, behind the others but for those that are the Last."""
+        self.hooks = sorted(
+            [*self.hooks, (hook, edit)], key=lambda entry: isinstance(entry[0], Last)
+        )
+
+    def __call__(self, path: str, x: Tensor, place: Place) -> Tensor:
+        for hook, edit in self.hooks:
+            new = hook(path, x, place)
+            # else weights are blamed
+            if not is_finite(new) and bool((_wrong(path, new) & ~_wrong(path, x)).any()):
+                raise UserError(
+                    f"{edit!r} makes NaN or infinite numbers of {path}; give it finite ones."
+                )
+            x = new
+        return x
+
+
+def _wrong(path: str, x: Tensor) -> Tensor:
+    """Which numbers no run may have; -infinity hides a key, a word or an expert."""
+    hides = path.rpartition(".")[2] in ("scores", "logits", "router")
+    return x.isnan() | (x == math.inf) if hides else ~x.isfinite()
+
+
+def as_edit_list(edits: str | ModelEdit | Sequence[str | ModelEdit]) -> list[ModelEdit]:
+    """One edit or several as a list; those that are written out, as on a command line, are read."""
+    usage = "Edits are a list of edits, such as ['head_off(\"decoder.blocks.0.attn\", 1)']"
+    need(not isinstance(edits, Mapping), f"{usage}; give that.")
+    result: list[Any] = (
+        [edits] if isinstance(edits, str) or hasattr(edits, "hooks") else list(edits)
+    )
+    if any(isinstance(edit, str) for edit in result):
+        parse = registry.load("edits")[0].parse
+        result = [parse(edit) if isinstance(edit, str) else edit for edit in result]
+    for edit in result:
+        need(hasattr(edit, "hooks") and hasattr(edit, "read"), f"{usage}; {edit!r} is none.")
+    return result
+
+
+def build_hooks(edits: Sequence[ModelEdit | str], reading: Reading) -> dict[str, Edit]:
+    """Change what ``reading`` reads, and give what a Tape takes as ``edits``; those of one path in
+    their order."""
+    several = as_edit_list(edits)
+    for edit in several:
+        edit.read(reading)
+    chains: dict[str, Edit] = {}
+    for edit in several:
+        for path, hook in edit.hooks(reading).items():
+            chain = chains.setdefault(path, Chain())
+            assert isinstance(chain, Chain)
+            chain.add(hook, edit)
+    return chains
+
+
+def apply(
+    edits: Sequence[ModelEdit | str],
+    model: Model,
+    tokens: Tensor,
+    source: Tensor | None = None,
+    tokenizer: Any = None,
+) -> tuple[Tensor, Tensor | None, dict[str, Edit]]:
+    """The tokens (B, T) and the source (B, S) as ``edits`` change them, and what a Tape takes as
+    ``edits``.
+
+    ``tokenizer`` is needed by edits that name a token or a text. Raises UserError for an edit of
+    something that the model or the text does not have.
+    """
+    reading = Reading(
+        model, tokens.tolist(), None if source is None else source.tolist(), tokenizer
+    )
+    hooks = build_hooks(edits, reading)
+    changed = torch.tensor(reading.rows, dtype=tokens.dtype, device=tokens.device)
+    if source is not None:
+        source = torch.tensor(reading.sources, dtype=source.dtype, device=source.device)
+    return changed, source, hooks
+
+
+def tape_of(edits: Sequence[ModelEdit | str], reading: Reading) -> Tape | None:
+    """A tape that applies ``edits``; None where there are none, and the model runs as if nobody
+    looked."""
+    return Tape(edits=build_hooks(edits, reading)) if edits else None
+
+
+def one_token(model: Model) -> dict[str, Tensor]:
+    """Every value of a pass over a single token by its path, in the order in which the model makes
+    them."""
+    token, tape = (
+        torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device),
+        Tape("*"),
+    )
+    with inference(model):
+        model(
+            *([token, token] if isinstance(model.config, config.EncoderDecoder) else [token]),
+            tape=tape,
+        )
+    return tape.records

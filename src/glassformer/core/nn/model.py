@@ -1,0 +1,329 @@
+"""Three shapes of one family: decoder only, encoder only, encoder-decoder.
+
+B batch, T tokens, S source tokens, C model dim, V configs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...fast.page_pool import release
+from ...fast.paged import PagedCache
+from ...fast.prepacked import unpack
+from .. import config as configs
+from ..config.context_length import longer_hint
+from ..errors import UserError
+from .build import build, builds
+from .cache import Cache
+from .engines import Engine, engine_name
+from .flow import Flow, Memory, Tape, TracedModule
+from .packing import Packing
+
+Want: TypeAlias = Literal["all", "last", "none"] | Tensor
+
+
+@dataclass
+class Output:
+    """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses and metrics
+    (routing) by name.
+
+    ``logits`` is (B, 1, V) when only the last were asked for, of the columns that a tensor named,
+    and empty when none were; ``pooled`` is what a Pool makes of each document, (D, C) or (D,
+    labels); ``tagged`` what a TokenHead says of each token, (B, T, labels).
+    """
+
+    logits: Tensor
+    hidden: Tensor
+    aux: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    pooled: Tensor | None = None
+    tagged: Tensor | None = None
+
+
+class Model(TracedModule):
+    """Base class of Encoder, Decoder and EncoderDecoder: embedding, Flow of a forward pass, head
+    and pool."""
+
+    config: configs.Model
+
+    def __init__(self, cfg: configs.Model) -> None:
+        super().__init__()
+        self.config = cfg
+        self._engine: str | Engine = "auto"
+        self.embed = build(cfg.embed, configs.embed_dim(cfg))
+        self.head = build(cfg.head, cfg.dim, cfg.embed.vocab) if cfg.head is not None else None
+        if cfg.pool is not None:
+            self.pool = build(cfg.pool, cfg.dim)
+        head_config = getattr(cfg, "token_head", None)
+        self.token_head = build(head_config, cfg.dim) if head_config is not None else None
+
+    @property
+    def engine(self) -> str | Engine:
+        """The attention engine: "auto", one of ``nn.engines.ENGINES`` by name, or an Engine."""
+        return self._engine
+
+    @engine.setter
+    def engine(self, name: str | Engine) -> None:
+        self._engine = engine_name(name)
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the training mode; training frees the memory of prepacked weights and of the page
+        pool."""
+        if mode:
+            unpack(self)
+            release(self)
+        return super().train(mode)
+
+    def flow(
+        self,
+        tokens: Tensor,
+        pos: Tensor | None,
+        document_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        tape: Tape | None = None,
+        prefix: Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> Flow:
+        """The flow of one forward pass over ``tokens`` (B, T)."""
+        if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
+            raise UserError(
+                f"tokens are {tuple(tokens.shape)} {tokens.dtype}; give integers (batch, length)."
+            )
+        reached = tokens.shape[1] + (cache.length if cache is not None else 0)
+        if pos is None and reached > self.limit:
+            hint = longer_hint(self.config)
+            raise UserError(
+                f"{reached} tokens are past the {self.limit} positions this model "
+                f"has; give fewer.{hint}"
+            )
+        contiguous, history = pos is None and document_ids is None, None
+        if cache is not None:
+            if document_ids is not None:
+                raise UserError("a cache holds one document a row; leave document_ids out.")
+            history = cache.history
+            pos = cache.advance(tokens, pos)
+            contiguous = cache.contiguous
+        elif pos is None:
+            pos = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        if tape is not None:
+            tape.start_pass(pos, document_ids)
+        flow = Flow(pos, contiguous, document_ids, prefix, history, tape=tape, engine=self.engine)
+        if (
+            packing is None
+            and self.engine == "varlen"
+            and document_ids is not None
+            and document_ids.is_cpu
+        ):
+            packing = Packing(pos, document_ids)  # else it asks for the engine of its own
+        flow.packing = packing
+        if isinstance(cache, PagedCache):
+            flow.previous, flow.by_position = cache.texts.previous, cache.by_position
+        return flow
+
+    @property
+    def limit(self) -> int | float:
+        """The most positions that every position scheme of the model is defined or scaled for."""
+        limits = (
+            getattr(stack.position, "limit", None) for stack in configs.stacks(self.config).values()
+        )
+        return min((limit for limit in limits if limit is not None), default=float("inf"))
+
+    def finish(self, hidden: Tensor, flow: Flow, want: Want, cached: bool = False) -> Output:
+        """Hidden states to the output that was asked for; nothing is pooled of a text read in parts
+        (``cached``)."""
+        pooled = self.pool(hidden, flow) if hasattr(self, "pool") and not cached else None
+        tagged = None if self.token_head is None else self.token_head(hidden, flow)
+        logits = hidden[:, :0]
+        if isinstance(want, Tensor):
+            head_input = hidden[:, want]
+        else:
+            head_input = {"all": hidden, "last": hidden[:, -1:], "none": logits}[want]
+        if head_input.shape[1] and self.head is not None:
+            logits = flow.look(self, "logits", self.head(head_input, self.embed))
+        return Output(logits, hidden, flow.aux, flow.metrics, pooled, tagged)
+
+
+def body(cfg: configs.Model, name: str) -> Any:
+    """The encoder or decoder of a model; a stack is told the width of its embeddings."""
+    body_config = configs.bodies(cfg)[name]
+    return build(
+        body_config,
+        cfg.dim,
+        *([configs.embed_dim(cfg, name)] if isinstance(body_config, configs.Stack) else []),
+    )
+
+
+@builds(configs.Decoder)
+class Decoder(Model):
+    """head(decoder(embed(tokens))): every token sees what came before it."""
+
+    config: configs.Decoder
+
+    def __init__(self, cfg: configs.Decoder) -> None:
+        super().__init__(cfg)
+        self.decoder = body(cfg, "decoder")
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        pos: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        prefix: Tensor | None = None,
+        packing: Packing | None = None,
+        cache: Cache | None = None,
+        tape: Tape | None = None,
+        logits: Want = "all",
+    ) -> Output:
+        """tokens (B, T) -> Output. ``pos`` (B, T) is -1 at padding; ``document_ids`` (B, T)
+        separates packed documents.
+
+        ``prefix`` (B, T) is true for tokens that all of their document see (with a cache: read in
+        one go). ``packing`` is what the host knows of pos and document_ids that lie on a GPU, which
+        then need not be asked. Raises UserError for tokens of another shape or past a learned
+        position table.
+        """
+        flow = self.flow(tokens, pos, document_ids, cache, tape, prefix, packing)
+        return self.finish(
+            self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None
+        )
+
+
+@builds(configs.Encoder)
+class Encoder(Model):
+    """head(encoder(embed(tokens))): every token sees every token."""
+
+    config: configs.Encoder
+
+    def __init__(self, cfg: configs.Encoder) -> None:
+        super().__init__(cfg)
+        self.encoder = body(cfg, "encoder")
+
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        pos: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        segments: Tensor | None = None,
+        packing: Packing | None = None,
+        tape: Tape | None = None,
+        logits: Want = "all",
+    ) -> Output:
+        """tokens (B, T) -> Output; ``segments`` (B, T) as in BERT's sentence pairs."""
+        flow = self.flow(tokens, pos, document_ids, None, tape, packing=packing)
+        return self.finish(self.encoder(self.embed(tokens, flow, segments), flow), flow, logits)
+
+
+@builds(configs.EncoderDecoder)
+class EncoderDecoder(Model):
+    """head(decoder(embed(tokens), memory=encoder(embed(source)))), as in the 2017 paper."""
+
+    config: configs.EncoderDecoder
+
+    def __init__(self, cfg: configs.EncoderDecoder) -> None:
+        super().__init__(cfg)
+        source_config = cfg.source_embed
+        self.source_embed = (
+            build(source_config, configs.embed_dim(cfg, "encoder"))
+            if source_config is not None
+            else None
+        )
+        self.encoder = body(cfg, "encoder")
+        self.decoder = body(cfg, "decoder")
+
+    def encode(
+        self,
+        source: Tensor,
+        *,
+        pos: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        packing: Packing | None = None,
+        tape: Tape | None = None,
+    ) -> Memory:
+        """source (B, S) -> what the decoder looks at."""
+        flow = self.flow(source, pos, document_ids, tape=tape, packing=packing)
+        flow.embed_path = "source_embed"
+        embed = self.embed if self.source_embed is None else self.source_embed
+        hidden = self.encoder(embed(source, flow), flow)
+        alone = pos is None and document_ids is None
+        return Memory(hidden, flow.pos, alone, document_ids, flow.aux, flow.metrics, flow.packing)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        source: Tensor | None = None,
+        *,
+        pos: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        source_pos: Tensor | None = None,
+        source_document_ids: Tensor | None = None,
+        packing: Packing | None = None,
+        source_packing: Packing | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+        tape: Tape | None = None,
+        logits: Want = "all",
+    ) -> Output:
+        """tokens (B, T) and source (B, S), or the memory made of it -> Output.
+
+        Packed pairs: ``document_ids`` and ``source_document_ids`` give a pair the same number on
+        both sides.
+        """
+        if (source is None) == (memory is None):
+            raise UserError(
+                "an encoder-decoder takes either source tokens or a memory; give one of them."
+            )
+        if source is not None:
+            source_args = {
+                "pos": source_pos,
+                "document_ids": source_document_ids,
+                "packing": source_packing,
+            }
+            memory = self.encode(source, **source_args, tape=tape)  # type: ignore[arg-type]
+        flow = self.flow(tokens, pos, document_ids, cache, tape, packing=packing)
+        flow.memory = memory
+        if memory is not None:
+            flow.aux, flow.metrics = dict(memory.aux), dict(memory.metrics)
+            if tape is not None and tape.place is not None:
+                tape.place.source_pos = memory.pos
+        return self.finish(
+            self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None
+        )
+
+
+def build_model(
+    cfg: configs.Model,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int | None = None,
+) -> Model:
+    """The model that a config describes, its weights drawn by ``cfg.init``.
+
+    On the "meta" device it takes no memory and has no weights. ``seed`` fixes the draw.
+    """
+    target = torch.device(device) if device is not None else torch.get_default_device()
+    with torch.device("meta"):
+        model: Model = build(cfg)
+    if dtype is not None:
+        model = model.to(dtype)
+    for name, module in model.named_modules():
+        if isinstance(module, TracedModule):
+            module.path = name
+    if target.type != "meta":
+        allocate(model, "cpu" if seed is not None else target)
+        with torch.no_grad():
+            build(cfg.init, model, configs.stacks(cfg).values(), seed)
+        model = model.to(target)
+    return model
+
+
+def allocate(model: Model, device: torch.device | str) -> None:
+    """Give a model of the "meta" device memory elsewhere, whatever stands in it (to_empty imports
+    sympy for that)."""
+    model._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device))  # type: ignore[no-untyped-call]

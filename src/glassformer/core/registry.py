@@ -1,0 +1,17 @@
+"""Modules that add to the core from outside: each registers what it makes when it is imported.
+
+``glassformer/__init__.py`` lists them, so that the core runs without any and knows none by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+MODULES: dict[str, list[str]] = {"nn": [], "objectives": [], "edits": []}
+"""Full names of modules by topic: makers of a config's modules, objectives, readers of edits."""
+
+
+def load(topic: str) -> list[Any]:
+    """Import the modules of a topic, in the order in which they were listed."""
+    return [importlib.import_module(name) for name in MODULES[topic]]

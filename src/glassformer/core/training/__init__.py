@@ -1,0 +1,42 @@
+"""Training: a generator of steps.
+
+    loop optimizer schedule precision loss         one step
+    causal objective                               what is learned: the next token
+    batches packing encoded order prefetch         batches
+    execution memory routing                       number format, compiling, time and memory
+
+Names are imported on first use: torch is slow.
+"""
+
+# ruff: noqa: F401
+# mypy: implicit-reexport
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..files import lazily
+
+if TYPE_CHECKING:
+    from ..config.objective import Objective
+    from .batches import Batch, Batches, every_token_once
+    from .causal import Causal
+    from .execution import ExecutionSettings, choose_execution
+    from .loop import State, Step, train
+    from .loss import Loss
+    from .optimizer import Optimizer
+    from .schedule import factor
+
+_HOME = {
+    ".batches": "Batch Batches every_token_once",
+    ".causal": "Causal",
+    ".execution": "ExecutionSettings choose_execution",
+    ".loop": "State Step train",
+    ".loss": "Loss",
+    "..config.objective": "Objective",
+    ".optimizer": "Optimizer",
+    ".schedule": "factor",
+}
+__all__ = list(" ".join(_HOME.values()).split())
+__getattr__, _ = lazily(
+    __name__, {name: home for home, names in _HOME.items() for name in names.split()}
+)

@@ -1,0 +1,48 @@
+"""Blocks compiled one by one: those alike by one program, in the time that one takes, however deep
+a model is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...fast.prepacked import replaced
+from ..nn.flow import Flow
+
+
+def blockwise(model: Any) -> Any:
+    """A view of ``model`` whose blocks are compiled for one shape at a time; its other parts run as
+    they are.
+
+    A stack's first block, which makes the masks, has a program of its own.
+    """
+    stacks = [
+        module for name, module in model.named_modules() if name.rpartition(".")[2] == "blocks"
+    ]
+    view: Any = replaced(model, {block: Compiled(block) for stack in stacks for block in stack})
+    if view is not model:  # a recurrent model has no blocks
+        vars(view)["_orig_mod"] = model  # as torch.compile names it: what a tape looks into
+    return view
+
+
+class Compiled(nn.Module):
+    """A block, compiled; what it adds to the losses and metrics of a pass it adds to empty ones, so
+    that what earlier blocks left there is no part of the program."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = torch.compile(block, dynamic=False)
+
+    def forward(self, x: Tensor, flow: Flow, *args: Any) -> Tensor:
+        before = flow.aux, flow.metrics
+        flow.aux, flow.metrics = {}, {}
+        x = self.block(x, flow, *args)
+        block_metrics = flow.aux, flow.metrics
+        flow.aux, flow.metrics = before
+        for name, loss in block_metrics[0].items():
+            flow.add_loss(name, loss)
+        for name, rows in block_metrics[1].items():
+            flow.add_metric(name, rows[0])
+        return x

@@ -1,0 +1,353 @@
+"""The loss of a batch and its gradients: a forward pass, cross-entropy fused with the head, what
+the model adds to it.
+
+B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...fast.prepacked import replaced
+from ..config.objective import Objective
+from ..nn import Output, Tape
+from ..nn.build import compiled
+from ..nn.packing import Packing
+from .batches import Batch, piece_borders
+from .blockwise import blockwise
+from .pieces import Pieces
+
+ONE_SHOT = 1 << 26
+"""Logits up to this many (128 MiB in bf16) are held at once; beyond, in pieces of this size.
+
+Smaller pieces pay for adding up the table's gradient more often, bigger ones only take memory.
+"""
+
+LOGITS_IN_CACHE = 1 << 18
+"""Logits that one pass of the softmax works on in fp32: a megabyte stays in a core's own cache."""
+
+
+@dataclass
+class Loss:
+    """A loss as ``sum`` over ``count`` targets, so that pieces of a batch add up to the batch.
+
+    ``aux`` is a mean already (a mixture's balance and z-loss); ``total`` weighs it by the count.
+    ``tokens`` were read for it. Both numbers may still lie on the device: asked for before the
+    backward pass, they would make the host wait for the forward pass and the GPU for the host.
+    ``metrics`` are means over the targets, for the log; ``predictions`` and ``labels`` what
+    ``Objective.metrics`` reads of a whole validation.
+    """
+
+    sum: Tensor
+    count: int | Tensor
+    aux: Tensor | None = None
+    tokens: int | Tensor = 0
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    predictions: Tensor | None = None
+    labels: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        return self.sum if self.aux is None else self.sum + self.aux * self.count
+
+    @property
+    def mean(self) -> float:
+        return float(self.sum.detach()) / max(1, int(self.count))
+
+
+def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
+    """The output of a model of any shape for a batch; no logits, the losses ask the head
+    themselves."""
+    kwargs: dict[str, Any] = {
+        "pos": batch.pos,
+        "document_ids": batch.document_ids,
+        "logits": "none",
+    }
+    if tape is not None:  # each is another: it would be compiled anew each time
+        model, kwargs["tape"] = getattr(model, "_orig_mod", model), tape
+    extras = ("source", "source_pos", "source_document_ids", "segments", "prefix")
+    kwargs |= {name: value for name in extras if (value := getattr(batch, name)) is not None}
+    for side in ("", "source_"):
+        if batch.host is not None and (pos := getattr(batch.host, f"{side}pos")) is not None:
+            ids = getattr(batch.host, f"{side}document_ids")
+            kwargs[f"{side}packing"] = Packing(pos, ids, batch.tokens.device)
+    output: Output = model(batch.tokens, **kwargs)
+    return output
+
+
+def token_loss(
+    model: Any, output: Output, targets: Tensor, smoothing: float, indices: Tensor | None = None
+) -> Loss:
+    """The cross-entropy of the tokens at each place (B, T); only at those that are ``asked``, where
+    they are few."""
+    head, hidden, targets = model.head, output.hidden.flatten(0, 1), targets.flatten()
+    counted = targets >= 0
+    count = counted.sum()
+    if indices is not None:
+        hidden, targets = hidden[indices], targets[indices]
+    total = (head.cross_entropy or cross_entropy)(
+        head.prepare(hidden),
+        targets,
+        head.table(model.embed),
+        head.proj.bias,
+        head.softcap,
+        smoothing,
+    )
+    return Loss(total, count, aux_loss(output), count, output.metrics)
+
+
+def chosen_loss(model: Any, batch: Batch, smoothing: float) -> Loss:
+    """The cross-entropy where ``batch.targets`` asks; the head sees only those places, and all
+    tokens count as read."""
+    # which are compiled for on a GPU
+    few_shapes = 1 if batch.host is None else max(1, batch.tokens.numel() // 16)
+    loss = token_loss(
+        model, forward(model, batch), batch.targets, smoothing, batch.target_indices(few_shapes)
+    )
+    return dataclasses.replace(loss, tokens=tokens_in(batch))
+
+
+def tokens_in(batch: Batch) -> int | Tensor:
+    return batch.tokens.numel() if batch.pos is None else (batch.pos >= 0).sum()
+
+
+def aux_loss(output: Output) -> Tensor | None:
+    """The sum of the model's auxiliary losses; None without any."""
+    return sum(output.aux.values()) if output.aux else None  # type: ignore[return-value]
+
+
+@dataclass
+class Sums:
+    """Results of a batch: ``total`` with aux and ``loss`` as sums over ``count`` targets; tokens
+    read; mean metrics."""
+
+    total: float
+    loss: float
+    count: int
+    tokens: int
+    metrics: dict[str, Any]
+
+
+def gradients(
+    model: Any,
+    batch: Batch,
+    objective: Objective,
+    pieces: int,
+    smoothing: float = 0.0,
+    draws: Callable[[int], None] | None = None,
+) -> Sums:
+    """Leave the gradients of the batch's summed loss in ``.grad``, worked through in so many
+    pieces.
+
+    ``draws`` is called with each piece's number before it: it starts the random generators that the
+    piece draws from.
+    """
+    device = next(model.parameters()).device
+    micro_batches = [piece.to(device) for piece in split(batch, pieces)]
+    if objective.all_pieces is not None and len(micro_batches) > 1:
+        losses = objective.all_pieces(model, Pieces(micro_batches, draws), smoothing)
+    else:
+        losses = []
+        for number, micro_batch in enumerate(micro_batches):
+            if draws is not None:
+                draws(number)
+            losses.append(backward(model, micro_batch, objective, smoothing))
+    return sums(losses)
+
+
+def backward(
+    model: Any, micro_batch: Batch, objective: Objective, smoothing: float, weight: float = 1.0
+) -> Loss:
+    """Add a piece's gradients, times a ``weight``, to ``.grad``; its loss, without a graph."""
+    return backward_from(objective.loss(model, micro_batch, smoothing), weight)
+
+
+def backward_from(loss: Loss, weight: float = 1.0) -> Loss:
+    """Add the gradients of a loss, times a ``weight``, to ``.grad``; the loss without a graph."""
+    (loss.total if weight == 1 else loss.total * weight).backward()  # type: ignore[no-untyped-call]
+    aux = None if loss.aux is None else loss.aux.detach()  # the numbers alone: no graph is held
+    return dataclasses.replace(loss, sum=loss.sum.detach(), aux=aux)
+
+
+def sums(losses: Sequence[Loss]) -> Sums:
+    """Returns the ``Sums`` of a batch from its pieces' losses, in order, with one device sync."""
+    device = losses[0].sum.device
+    totals: list[Any] = [sum(loss.total for loss in losses), sum(loss.sum for loss in losses)]
+    totals += [sum(loss.count for loss in losses), sum(loss.tokens for loss in losses)]
+    # fp32, and counts below 2^53
+    scalars = [torch.as_tensor(value, device=device).detach().double() for value in totals]
+    total, loss, count, tokens = torch.stack(scalars).tolist()
+    return Sums(total, loss, int(count), int(tokens), mean_metrics(losses))
+
+
+def mean_metrics(losses: Sequence[Loss]) -> dict[str, Any]:
+    """Each fact's mean over the targets of several losses, as plain numbers."""
+    count = int(sum(loss.count for loss in losses))
+    names = dict.fromkeys(name for loss in losses for name in loss.metrics)
+    sums = {
+        n: sum(loss.metrics[n].detach() * loss.count for loss in losses if n in loss.metrics)
+        for n in names
+    }
+    return {name: (total / count).tolist() for name, total in sums.items() if count}  # type: ignore[union-attr]
+
+
+def split(batch: Batch, pieces: int) -> list[Batch]:
+    """The batch in pieces of rows, none of them empty."""
+    if pieces == 1:
+        return [batch]
+    return [
+        batch.rows(low, high)
+        for low, high in piece_borders(len(batch.tokens), pieces)
+        if low < high
+    ]
+
+
+def cross_entropy(
+    hidden: Tensor,
+    targets: Tensor,
+    table: Tensor,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    smoothing: float = 0.0,
+    limit: int | None = None,
+    fused: bool = False,
+) -> Tensor:
+    """The summed cross-entropy of the logits hidden table^T + bias, capped, against targets; in
+    fp32 at least.
+
+    hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``limit`` logits
+    exist at once; ``fused``: what is done to them is compiled to one kernel or two, not a dozen
+    passes over memory.
+    """
+    if torch.is_autocast_enabled(hidden.device.type):
+        dtype = torch.get_autocast_dtype(hidden.device.type)
+        hidden, table, bias = (
+            hidden.to(dtype),
+            table.to(dtype),
+            None if bias is None else bias.to(dtype),
+        )
+    rows = max(1, (limit or ONE_SHOT) // len(table))
+    to_grad = _compiled_to_grad() if fused else _to_grad
+    args = (hidden, table, bias, targets, softcap, smoothing, rows, to_grad)
+    total: Tensor = _HeadLoss.apply(*args)  # type: ignore[no-untyped-call]
+    return total
+
+
+@functools.cache
+def _compiled_to_grad() -> Callable[..., Tensor]:
+    return torch.compile(_to_grad, dynamic=False)
+
+
+def compiled_with_loss(model: Any, blocks: bool = False) -> Any:
+    """``nn.build.compiled``, or ``nn.blockwise`` where ``blocks`` are; on a GPU, where the
+    vocabulary's logits are the largest tensors, with the head's loss."""
+    if model.head is not None and next(model.parameters()).device.type == "cuda":
+        head = copy.copy(model.head)
+        head.cross_entropy = head.cross_entropy or functools.partial(cross_entropy, fused=True)
+        model = replaced(model, {model.head: head})
+    return blockwise(model) if blocks else compiled(model)
+
+
+class _HeadLoss(torch.autograd.Function):
+    """Head and loss in one: the logits turn into their own gradient in place, and never exist in
+    fp32 as a whole."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        table: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        softcap: float | None,
+        smoothing: float,
+        rows: int,
+        to_grad: Callable[..., Tensor],
+    ) -> Tensor:
+        train = any(ctx.needs_input_grad)  # then a backward may come
+        total = hidden.new_zeros((), dtype=_sum_dtype(hidden))
+        to_hidden = torch.empty_like(hidden) if train else None
+        to_table: Tensor | None = None
+        to_bias = (
+            torch.zeros_like(bias, dtype=_sum_dtype(hidden)) if train and bias is not None else None
+        )
+        for start in range(0, len(hidden), rows):
+            chunk = hidden[start : start + rows]
+            # (rows, V): logits now, their gradient after the next line
+            grad = F.linear(chunk, table, bias)
+            total += to_grad(grad, targets[start : start + rows], softcap, smoothing, train)
+            if to_hidden is not None:
+                torch.mm(grad, table, out=to_hidden[start : start + rows])
+            if ctx.needs_input_grad[1]:
+                table_grad = torch.mm(grad.mT, chunk)
+                single_chunk = len(hidden) <= rows
+                to_table = (
+                    table_grad
+                    if single_chunk
+                    else table_grad.to(total.dtype)
+                    if to_table is None
+                    else to_table.add_(table_grad)
+                )
+            if to_bias is not None:
+                to_bias += grad.sum(0, dtype=to_bias.dtype)
+        ctx.save_for_backward(to_hidden, to_table, to_bias)
+        ctx.dtype = hidden.dtype
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> Any:
+        grads: tuple[Tensor | None, ...] = ctx.saved_tensors
+        # usually it is 1: spare a pass over the vocabulary
+        if scale.device.type != "cpu" or float(scale) != 1.0:
+            grads = tuple(None if grad is None else grad * scale for grad in grads)
+        to_hidden, to_table, to_bias = (
+            None if grad is None else grad.to(ctx.dtype) for grad in grads
+        )
+        return to_hidden, to_table, to_bias, None, None, None, None, None
+
+
+def _to_grad(
+    logits: Tensor, targets: Tensor, softcap: float | None, smoothing: float, train: bool
+) -> Tensor:
+    """The summed loss of logits (rows, V); they are overwritten with its gradient to them when
+    ``train``."""
+    total = logits.new_zeros((), dtype=_sum_dtype(logits))
+    vocab = logits.shape[1]
+    block_rows = max(1, LOGITS_IN_CACHE // vocab) if logits.device.type == "cpu" else len(logits)
+    for block, block_targets in zip(
+        torch.split(logits, block_rows), torch.split(targets, block_rows), strict=True
+    ):
+        scores = block.to(total.dtype)
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        probabilities, target = scores.softmax(-1), block_targets.clamp(min=0)[:, None]
+        # logsumexp from the largest probability, which is at least 1 / V, so that its logarithm is
+        # exact
+        denominator = scores.amax(-1) - probabilities.amax(-1).log()
+        loss = denominator - (1 - smoothing) * scores.gather(1, target)[:, 0]
+        if smoothing:
+            loss -= smoothing * scores.mean(-1)
+        total += loss.masked_fill(block_targets < 0, 0.0).sum()
+        if train:
+            probabilities.scatter_add_(
+                1, target, probabilities.new_full(target.shape, smoothing - 1)
+            )
+            if smoothing:
+                probabilities -= smoothing / vocab
+            if softcap is not None:
+                probabilities *= 1 - (scores / softcap).square()
+            block.copy_(probabilities.masked_fill_((block_targets < 0)[:, None], 0.0))
+    return total
+
+
+def _sum_dtype(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

@@ -1,0 +1,102 @@
+"""What several objectives share: special tokens, documents of a packed batch, pools."""
+
+# ruff: noqa: F401
+# mypy: implicit-reexport
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..config import Decoder, Encoder, Model, Pool, serial
+from ..config.objective import Objective
+from ..errors import need
+
+if TYPE_CHECKING:  # what the pages' signatures name; reading a page imports none of it
+    from torch import Tensor
+
+    from ..tokenizer.framing import Framing
+    from ..tokenizer.tokenizer import Tokenizer
+    from .batches import Array, Batch
+    from .encoded import Fit, Item, Layout
+    from .loss import Loss
+
+ENCODER_SPECIALS = ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+
+
+class SomeTokens(Objective):
+    """An objective that asks about some of the tokens; the others' targets are -1."""
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """The cross-entropy where ``batch.targets`` asks; the head sees only those places."""
+        from .loss import chosen_loss
+
+        return chosen_loss(model, batch, smoothing)
+
+
+def check_share(settings: object, name: str) -> None:
+    """UserError unless the setting ``name`` is between 0 and 1."""
+    value = getattr(settings, name)
+    need(
+        0 < value < 1, f"{type(settings).__name__}.{name} is {value}; give a share between 0 and 1."
+    )
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a batch: where they begin in its flattened tokens, how long they are; ``of``
+    (B, T), or -1."""
+
+    starts: Array
+    lengths: Array
+    of: Array
+
+    @property
+    def place(self) -> Array:
+        """Position of each token in its document (B, T)."""
+        return np.arange(self.of.size).reshape(self.of.shape) - self.starts[self.of]
+
+
+def documents(batch: Batch) -> Documents:
+    """The documents of a batch."""
+    import torch
+
+    from ..nn.flow import document_starts
+
+    shape = batch.tokens.shape
+    pos = torch.arange(shape[1]).expand(shape) if batch.pos is None else batch.pos
+    real, opens = (pos >= 0).numpy(), document_starts(pos).numpy()
+    of = np.where(real, opens.cumsum().reshape(shape) - 1, -1)
+    return Documents(np.flatnonzero(opens), np.bincount(of[real]), of)
+
+
+def without_head(objective: Objective, model: Model) -> tuple[Model, list[str]]:
+    """An encoder without its head over tokens, which what asks about texts has no use for; and the
+    note of it."""
+    if not isinstance(model, Encoder) or model.head is None:
+        return model, []
+    note = f"The head over tokens is left out: {type(objective).__name__} has no use for it."
+    return replace(model, head=None), [note]
+
+
+def with_pool(objective: Objective, model: Model, labels: int) -> tuple[Model, list[str]]:
+    """The config with a pool that ends in so many labels, or in a vector (0), and notes of what
+    else changed."""
+    config, notes = without_head(objective, model)
+    if getattr(config, "token_head", None) is not None:
+        config = serial.change(config, {"token_head": None})
+        notes.append("The head over labels of tokens is left out.")
+    if config.pool is not None:
+        return replace(
+            config,
+            pool=replace(
+                config.pool, labels=labels, normalize=config.pool.normalize and not labels
+            ),
+        ), notes
+    labelled = (
+        Pool("last", None, labels) if isinstance(config, Decoder) else Pool("first", "tanh", labels)
+    )
+    pool = labelled if labels else Pool("mean", normalize=True)
+    notes.append(f'The model has no pool; one of the kind "{pool.mode}" is added.')
+    return replace(config, pool=pool), notes

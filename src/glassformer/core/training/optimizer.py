@@ -1,0 +1,322 @@
+"""torch's optimizers over a model's parameters, grouped by path; their state as named tensors."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...scale.mesh import ALONE, Mesh
+from ...scale.owners import Owners
+from ...scale.place import Place
+from ...scale.shard import in_shards, windows
+from ...scale.windows import Window, norm
+from ..config import run
+from ..errors import UserError
+from ..nn.build import matches, vectors
+
+
+class Optimizer:
+    """One or two of torch's optimizers that step together; each group's rate is its own times the
+    schedule's."""
+
+    def __init__(self, model: nn.Module, settings: run.Optimizer, mesh: Mesh = ALONE) -> None:
+        """Builds the parameter groups. In a sharded model (``parallel.shard``) each process updates
+        its local numbers, in windows."""
+        self.model, self.mesh = model, mesh
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.windows = windows(model, mesh) if in_shards(model) else None
+        self.parameters = (
+            trainable
+            if self.windows is None
+            else {n: window.tensor for n, window in self.windows.items()}
+        )
+        remaining, flat = dict(self.parameters), vectors(model)
+        self.optimizers: list[torch.optim.Optimizer] = []
+        if isinstance(settings, run.Muon):
+            matrices = [
+                name for name in remaining if trainable[name].ndim in (2, 3) and name not in flat
+            ]
+            if chosen := {
+                name: remaining.pop(name) for name in matrices if matches(name, settings.paths)
+            }:
+                groups = _groups(
+                    "Muon", chosen, settings.groups, settings.lr, settings.weight_decay, set()
+                )
+                self.optimizers.append(Muon(groups, settings.momentum, mesh, self.windows))
+            settings = settings.rest
+        if remaining:
+            undecayed = flat | {name for name in remaining if matches(name, settings.undecayed)}
+            groups = _groups(
+                "AdamW", remaining, settings.groups, settings.lr, settings.weight_decay, undecayed
+            )
+            devices = {p.device.type for p in remaining.values()}
+            fused = devices <= {"cpu", "cuda"} and all(
+                p.is_floating_point() for p in remaining.values()
+            )
+            self.optimizers.append(
+                torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=fused)
+            )
+
+    def groups(self) -> Iterator[dict[str, Any]]:
+        """Every parameter group: its ``name``, ``paths``, ``base_lr``, ``lr`` now and
+        ``weight_decay``."""
+        for optimizer in self.optimizers:
+            yield from optimizer.param_groups
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients that backward left, by their parameters' paths; of a model in shards our
+        numbers of them."""
+        for window in (self.windows or {}).values():
+            window.pull()
+        return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+
+    def norm(self, grads: Mapping[str, Tensor]) -> float:
+        """The norm of all ``gradients()`` together; on a CPU the same bits on any number of
+        processes."""
+        if self.windows is None and any(grad.is_cuda for grad in grads.values()):
+            return float(torch.nn.utils.get_total_norm(list(grads.values())))
+        return norm(grads, self.windows, self.mesh)
+
+    def step(self, factor: float) -> None:
+        """Move the weights along their gradients at ``factor`` times each group's rate."""
+        for group in self.groups():
+            group["lr"] = group["base_lr"] * factor
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for window in (self.windows or {}).values():
+            window.push()
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        for window in (self.windows or {}).values():
+            window.weight.grad = None
+
+    def state(self) -> dict[str, Any]:
+        """The moments and counts, each named ``parameter path:what``; of a model in shards as
+        ``Share``s."""
+        tensors: dict[str, Any] = {}
+        for optimizer in self.optimizers:
+            for name, parameter in self.parameters.items():
+                for state_name, value in optimizer.state.get(parameter, {}).items():
+                    tensors[f"{name}:{state_name}"] = (
+                        torch.as_tensor(value)
+                        if self.windows is None or state_name == "step"
+                        else self.windows[name].share(value)
+                    )
+        return tensors
+
+    def place(self, key: str) -> Place | None:
+        """The place of this process's numbers in the tensor that ``state()`` has under this key; None
+        where it is not sharded."""
+        name, _, state_name = key.rpartition(":")
+        windows = self.windows or {}
+        return None if state_name == "step" or name not in windows else windows[name].place
+
+    def restore(self, tensors: Mapping[str, Any]) -> None:
+        """Take up a ``state()`` again; UserError when it is another model's or another
+        optimizer's."""
+        optimizer_of = {
+            name: optimizer
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for name in group["paths"]
+        }
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+        for key, tensor in tensors.items():
+            name, _, state_name = key.rpartition(":")
+            parameter = self.parameters.get(name)
+            if parameter is None:
+                raise UserError(
+                    f'The checkpoint\'s optimizer knows "{name}", this model does '
+                    "not; check the config."
+                )
+            if state_name not in STATE_NAMES[type(optimizer_of[name])]:
+                raise UserError(
+                    f'The checkpoint keeps "{state_name}" of "{name}": it is another '
+                    "optimizer's; set that one."
+                )
+            window = None if self.windows is None or state_name == "step" else self.windows[name]
+            shape = parameter.shape if window is None else window.place.shape
+            if state_name != "step" and tensor.shape != shape:
+                shapes = f"{list(tensor.shape)}, this model {list(shape)}"
+                raise UserError(
+                    f'The checkpoint\'s optimizer has "{name}" as {shapes}; check the config.'
+                )
+            local = tensor if window is None else window.widened(tensor.numbers.reshape(-1))
+            optimizer_of[name].state[parameter][state_name] = local.to(parameter.device, copy=True)
+        for window in (self.windows or {}).values():  # the weights were put in place before
+            window.refresh()
+
+
+class Muon(torch.optim.Optimizer):
+    """torch's Muon, with matrices of one shape, wide or tall, worked on together: small ones are
+    all overhead.
+
+    A parameter of three sides is a stack of matrices, an expert's each.
+    """
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        momentum: float,
+        mesh: Mesh = ALONE,
+        windows: Mapping[str, Window] | None = None,
+    ) -> None:
+        super().__init__(groups, {"momentum": momentum})
+        self.mesh, self.windows = mesh, windows
+        self.owners: dict[tuple[str, ...], Owners] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Updates the weights as torch's Muon does; there is no closure."""
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            grads = [p.grad for p in moved]
+            for p in moved:
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            buffers = [self.state[p]["momentum_buffer"] for p in moved]
+            torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
+            # Nesterov: the gradient as the momentum of the next step will see it, as in
+            # torch.optim.Muon
+            ahead = torch._foreach_lerp(grads, buffers, group["momentum"])
+            torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
+            if self.windows is not None:
+                self._move_windows(group, ahead)
+                continue
+            directions, weights = _matrices(ahead), _matrices(moved)
+            for indices in _stack_indices(
+                [tuple(weight.shape) for weight in weights], _stack_numel(weights)
+            ):
+                wide = torch.stack([_wide(directions[i]).bfloat16() for i in indices])
+                updates = orthogonal(wide)
+                # the longer side: of AdamW's size
+                rate = group["lr"] * 0.2 * math.sqrt(updates.shape[2])
+                for i, update in zip(indices, updates, strict=True):
+                    _wide(weights[i]).add_(update, alpha=-rate)
+
+    def _move_windows(self, group: dict[str, Any], ahead: Sequence[Tensor]) -> None:
+        """The same where each process has its numbers of the weights: their owners do the
+        products."""
+        assert self.windows is not None
+        moved = tuple(
+            n for n, p in zip(group["paths"], group["params"], strict=True) if p.grad is not None
+        )
+        if moved not in self.owners:
+            alike = functools.partial(
+                _stack_indices,
+                max_numel=_stack_numel([self.windows[name].tensor for name in moved]),
+            )
+            self.owners[moved] = Owners(self.mesh, [self.windows[name] for name in moved], alike)
+        directions = self.owners[moved].orthogonal(ahead, _solved)
+        self.owners[moved].add(
+            directions, lambda rows, columns: group["lr"] * 0.2 * math.sqrt(max(rows, columns))
+        )
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """Each matrix of x (M, rows, columns >= rows) with singular values near 1, by Newton and
+    Schulz's iteration."""
+    a, b, c = 3.4445, -4.775, 2.0315  # Jordan et al. 2024
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+STACK_NUMEL = 1 << 20
+"""Numbers in a stack of matrices at most: they stay in the cache, and bigger ones gain nothing from
+company."""
+STACK_NUMEL_GPU = 1 << 24
+"""There a matrix alone is fifteen launches that a GPU is soon done with: 28 of 768 x 768 at once.
+Not measured yet."""
+
+
+def _solved(matrices: list[Tensor]) -> list[Tensor]:
+    updates = orthogonal(torch.stack([_wide(matrix).bfloat16() for matrix in matrices]))
+    turned = [matrix.shape[0] > matrix.shape[1] for matrix in matrices]
+    return [update.mT if turn else update for update, turn in zip(updates, turned, strict=True)]
+
+
+def _stack_numel(weights: Sequence[Tensor]) -> int:
+    return STACK_NUMEL if not weights or weights[0].is_cpu else STACK_NUMEL_GPU
+
+
+def _stack_indices(
+    matrices: Sequence[tuple[int, ...]], max_numel: int = STACK_NUMEL
+) -> list[list[int]]:
+    """Indices of matrices to stack: of one shape once tall ones are transposed, ``max_numel``
+    numbers at most."""
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for i, shape in enumerate(matrices):
+        shapes.setdefault((min(shape), max(shape)), []).append(i)
+    sizes = {shape: max(1, max_numel // math.prod(shape)) for shape in shapes}
+    return [
+        indices[i : i + sizes[shape]]
+        for shape, indices in shapes.items()
+        for i in range(0, len(indices), sizes[shape])
+    ]
+
+
+def _matrices(weights: Iterable[Tensor]) -> list[Tensor]:
+    """The matrices (R, C): a stack of experts (E, R, C) as E of them."""
+    return [
+        matrix
+        for weight in weights
+        for matrix in (weight.unbind() if weight.ndim == 3 else (weight,))
+    ]
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+STATE_NAMES = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
+
+
+def _groups(
+    kind: str,
+    parameters: Mapping[str, Tensor],
+    rules: tuple[run.Group, ...],
+    rate: float,
+    decay: float,
+    undecayed: Collection[str],
+) -> list[dict[str, Any]]:
+    """Parameters that share a rate and a decay, together: few groups are few kernel launches.
+
+    A group's ``name`` is its optimizer's and, where a rule set its rate, the rule's ``paths``.
+    """
+    groups: dict[tuple[str, float, float], dict[str, Any]] = {}
+    for name, parameter in parameters.items():
+        rule = next((r for r in rules if fnmatchcase(name, r.pattern)), run.Group(""))
+        title = kind if rule.lr_scale == 1 else f"{kind} {rule.pattern}"
+        base = rate * rule.lr_scale
+        weight_decay = (
+            rule.weight_decay
+            if rule.weight_decay is not None
+            else 0.0
+            if name in undecayed
+            else decay
+        )
+        new = {
+            "params": [],
+            "paths": [],
+            "name": title,
+            "base_lr": base,
+            "lr": base,
+            "weight_decay": weight_decay,
+        }
+        group = groups.setdefault((title, base, weight_decay), new)
+        group["params"].append(parameter)
+        group["paths"].append(name)
+    return list(groups.values())

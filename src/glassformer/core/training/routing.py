@@ -1,0 +1,136 @@
+"""Which tokens go to which expert: counted while the held-out batches are read, a line a mixture in
+routing.jsonl."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...scale.mesh import ALONE, Mesh
+from ..config.parallel import ROWS
+from ..nn import Model, Tape
+from ..nn.experts import MoE
+
+TOP_TOKENS = 8  # tokens of an expert in the log
+
+
+@dataclass
+class Routes:
+    """Counts of (token, expert) pairs in a mixture: ``pair`` (P,) is token * experts + expert,
+    ``times`` (P,)."""
+
+    experts: int
+    top_k: int
+    pair: Tensor
+    times: Tensor
+
+    def top_tokens(self, limit: int = TOP_TOKENS) -> list[dict[str, Any]]:
+        """For each expert its "share" of all choices, and its most over-represented "tokens", at
+        most ``limit``.
+
+        A token is (id, times it was sent to this expert, share of its occurrences that were). They
+        are sorted by observed minus expected times, expected being the token's choices times the
+        expert's share of all.
+        """
+        token, expert, times = (
+            self.pair // self.experts,
+            self.pair % self.experts,
+            self.times.double(),
+        )
+        load = times.new_zeros(self.experts).index_add(0, expert, times) / times.sum()
+        chose = times.new_zeros(int(token.max()) + 1).index_add(0, token, times)[token]
+        beyond = times - chose * load[expert]
+        experts: list[dict[str, Any]] = []
+        for index in range(self.experts):
+            rows = ((expert == index) & (beyond > 0)).nonzero().flatten()
+            rows = rows[beyond[rows].argsort(descending=True, stable=True)][:limit]
+            share = (times / chose)[rows] * self.top_k
+            tokens = list(
+                zip(token[rows].tolist(), self.times[rows].tolist(), share.tolist(), strict=True)
+            )
+            experts.append({"share": float(load[index]), "tokens": tokens})
+        return experts
+
+
+class RouteCounts(dict[str, Routes]):
+    """Each mixture's routes by its path; while ``paused``, what the model does is not counted."""
+
+    paused = False
+
+
+@contextlib.contextmanager
+def count_routes(model: Model, mesh: Mesh = ALONE) -> Iterator[RouteCounts]:
+    """While entered, every call of ``model`` is watched; then what was given holds each mixture's
+    routes by its path, those that other processes counted among them.
+
+    Padding does not count. Nothing is watched in a model without mixtures.
+    """
+    routes = RouteCounts()
+    mixtures = {module.path: module.cfg for module in model.modules() if isinstance(module, MoE)}
+    if not mixtures:
+        yield routes
+        return
+    pairs_by_path: dict[str, list[Tensor]] = {path: [] for path in mixtures}
+    tape = Tape(*(f"{path}.chosen" for path in mixtures))
+
+    def before(
+        _: Any, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, {**named, "tape": tape}
+
+    def after(_: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        for path, cfg in mixtures.items():
+            source = "source" in named and path.startswith("encoder.")
+            tokens, pos = (
+                (named["source"], named.get("source_pos"))
+                if source
+                else (args[0], named.get("pos"))
+            )
+            chosen = tape.records.pop(f"{path}.chosen", None)
+            if routes.paused or chosen is None:  # another stage of a pipeline has it
+                continue
+            pairs = tokens.flatten()[:, None] * cfg.experts + chosen.flatten(0, 1)
+            pairs_by_path[path].append(
+                (
+                    pairs if pos is None else pairs[(pos >= 0).expand(tokens.shape).flatten()]
+                ).flatten()
+            )
+
+    first = model.register_forward_pre_hook(before, with_kwargs=True)
+    with first, model.register_forward_hook(after, with_kwargs=True):
+        yield routes
+    for path, cfg in mixtures.items():
+        if pairs_by_path[path] or not mesh.alone:
+            local_pairs = (
+                torch.cat(pairs_by_path[path]).cpu()
+                if pairs_by_path[path]
+                else torch.zeros(0, dtype=torch.long)
+            )
+            pair, times = local_pairs.unique(return_counts=True)  # type: ignore[no-untyped-call]
+            shards = [
+                torch.frombuffer(bytearray(b), dtype=torch.long).view(2, -1)
+                for b in _gather_counts(pair, times, mesh)
+            ]
+            if shards:
+                pair, place = torch.cat([shard[0] for shard in shards]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+                times = torch.zeros_like(pair).index_add_(
+                    0, place, torch.cat([shard[1] for shard in shards])
+                )
+            if len(pair):
+                routes[path] = Routes(cfg.experts, cfg.top_k, pair, times)
+
+
+def _gather_counts(pair: Tensor, times: Tensor, mesh: Mesh) -> list[bytes]:
+    """Pairs and times (2, P) as bytes, of each process that has rows or blocks of its own and found
+    any."""
+    if mesh.alone:
+        return []
+    contents = mesh.gather_bytes(torch.stack((pair, times)).numpy().tobytes())
+    return [
+        contents[rank] for rank in mesh.neighbours("pipeline", *ROWS, "context") if contents[rank]
+    ]

@@ -1,0 +1,239 @@
+"""The recipe book: published models as data, one page each. Adding a family is one page and one
+line in ``RECIPES``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..core import config
+from ..core.checkpoints.recipe import ConfigReader, Held, Recipe, Rule, Table
+from ..core.config import context_length, serial
+from ..core.config.differences import differences
+from ..core.errors import UserError, nearest, need
+from . import sentences
+from .bert import BERT
+from .electra import ELECTRA
+from .gemma import GEMMA, GEMMA2
+from .glass import GLASS
+from .gpt2 import GPT2
+from .keys import spelled_out
+from .llama import LLAMA
+from .mixtral import MIXTRAL
+from .nanomoe import NANOMOE
+from .phi import PHI, PHI3
+from .qwen import QWEN2, QWEN3, QWEN3MOE
+from .starcoder2 import STARCODER2
+from .t5 import T5
+from .vaswani import VASWANI
+
+DECODERS = (
+    GPT2,
+    LLAMA,
+    MIXTRAL,
+    NANOMOE,
+    QWEN2,
+    QWEN3,
+    QWEN3MOE,
+    PHI,
+    PHI3,
+    STARCODER2,
+    GEMMA,
+    GEMMA2,
+)
+__all__ = [
+    "RECIPES",
+    "ConfigReader",
+    "Recipe",
+    "Rule",
+    "Table",
+    "add",
+    "all",
+    "find",
+    "names",
+    "of",
+    "read_config",
+]
+__all__ += ["write_config"]
+
+RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, ELECTRA, T5, VASWANI)}
+
+
+def add(recipe: Recipe) -> None:
+    """One more recipe, from outside the package: found by its name, listed, and by its
+    architectures when loading.
+
+    Raises UserError for a name, architecture or model type that another has.
+    """
+    for name in (recipe.name, *recipe.sizes):
+        need(
+            re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) is not None,
+            f'The recipe "{recipe.name}" has a name or size "{name}"; take small letters, '
+            "digits, dots and dashes.",
+        )
+    need(
+        recipe.name not in RECIPES,
+        f'There is a recipe "{recipe.name}" already; give yours another name.',
+    )
+    for registered in RECIPES.values():
+        taken = [name for name in recipe.architectures if name in registered.architectures]
+        taken += (
+            [recipe.model_type]
+            if recipe.model_type and recipe.model_type == registered.model_type
+            else []
+        )
+        need(
+            not taken or recipe.read_config is None,
+            f'The recipe "{recipe.name}" reads "{taken[0] if taken else ""}", which {registered.name} '
+            "reads already; "
+            "give yours another architecture and model_type.",
+        )
+    RECIPES[recipe.name] = recipe
+
+
+def all() -> list[Recipe]:
+    """Every recipe."""
+    return list(RECIPES.values())
+
+
+def names() -> list[str]:
+    """Every RECIPE/SIZE."""
+    return [f"{recipe.name}/{size}" for recipe in all() for size in recipe.sizes]
+
+
+def find(name: str) -> config.Model:
+    """The config of a RECIPE/SIZE such as ``llama/3-8b``; UserError with the nearest for an unknown
+    one."""
+    recipe, _, size = name.lower().partition("/")
+    if recipe in RECIPES and size in RECIPES[recipe].sizes:
+        return RECIPES[recipe].sizes[size]
+    if recipe in RECIPES:
+        sizes = [f"{recipe}/{size}" for size in RECIPES[recipe].sizes]
+        raise UserError(f'There is no recipe "{name}"; {recipe} comes as {", ".join(sizes)}.')
+    raise UserError(
+        "There is no recipe "
+        f'"{name}".{nearest(name, names()) or " `glassformer recipes` lists them."}'
+    )
+
+
+def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
+    """The recipe of a published config.json, by its architecture; UserError for one that is not in
+    the book."""
+    listed = raw.get("architectures")
+    fits = listed is None or isinstance(listed, list)
+    need(
+        fits, f'{source}: "architectures" is {json.dumps(listed)[:60]}; it must be a list of names.'
+    )
+    listed = listed or []
+    published = [recipe for recipe in all() if recipe.read_config is not None]
+    for recipe in published:
+        if (
+            listed[0] in recipe.architectures
+            if listed
+            else raw.get("model_type") == recipe.model_type
+        ):
+            return recipe
+    name = str(listed[0] if listed else raw.get("model_type"))[:80]
+    known_names = [architecture for recipe in published for architecture in recipe.architectures]
+    hint = nearest(name, known_names)
+    listing = "" if hint.startswith(" Known") else f" Known: {', '.join(known_names)}."
+    if name == "None":
+        raise UserError(
+            f'{source} names no model ("architectures" is missing); add it.{listing or hint}'
+        )
+    raise UserError(
+        f'{source}: the architecture "{name}" is not in the recipe book.{listing}{hint}'
+    )
+
+
+def read_config(
+    raw: Mapping[str, Any], source: str = "config.json", weights: Held | None = None
+) -> tuple[Recipe, config.Model]:
+    """The recipe and our config of a published config.json, ``held`` the weights beside it where
+    they are known.
+
+    Raises UserError for what it asks that nothing here does.
+    """
+    recipe = of(raw, source)
+    assert recipe.read_config is not None
+    table = ConfigReader(raw, source, weights)
+    table.only("quantization_config", None, "quantised weights are not read here")
+    try:
+        return recipe, sentences.read_config(table, recipe.read_config(table))
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if text.startswith(source) else f"{source}: {text}") from None
+
+
+def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe whose published layout holds this config, and its config.json.
+
+    A layout holds a config when reading what it writes gives the config back. Raises UserError that
+    names the first thing in the way for a config that no published layout holds.
+    """
+    # what is in the way of the nearest layout, how much of it
+    hindrance, nearness = "none is of its shape", 0
+    if config.recurrent(model):
+        raise UserError(
+            'No published layout holds a recurrent model; save it with the layout "glassformer".'
+        )
+    if any(scaling.use_long for scaling in context_length.long_scalings(model).values()):
+        raise UserError(
+            "No published layout is for long texts alone, as this model's LongRopeScaling is; "
+            "save it with the layout "
+            '"glassformer".'
+        )
+    extra_types = ", ".join(sorted(serial.added_types(model)))
+    need(
+        not extra_types,
+        f'No published layout holds {extra_types}; save the model with the layout "glassformer".',
+    )
+    model, beside = sentences.write_config(model)
+    for recipe in all():
+        shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
+        if recipe.read_config is None or recipe.write_config is None or not shaped:
+            continue
+        try:
+            raw = recipe.write_config(model)
+            back = recipe.read_config(ConfigReader(raw))
+        except UserError as error:
+            hindrance = hindrance if nearness else str(error).rstrip(".")
+            continue
+        differs = list(differences(serial.to_dict(plain(model)), serial.to_dict(plain(back))))
+        if not differs:
+            named = {"architectures": [recipe.architectures[0]], "model_type": recipe.model_type}
+            return recipe, {**named, **raw, **beside}
+        distance = sum(_values(value) for _, value, _ in differs)
+        if not nearness or distance < nearness:
+            listing = ", ".join(f"{path} = {_short(value)}" for path, value, _ in differs[:3])
+            hindrance, nearness = f"the nearest, {recipe.name}, cannot say {listing}", distance
+    raise UserError(
+        f'No published layout holds this model: {hindrance}; save it with the layout "glassformer".'
+    )
+
+
+def plain(model: config.Model) -> config.Model:
+    """The config with its defaults spelled out, so that two which mean the same are equal; init is
+    left out."""
+    return replace(spelled_out(model), init=config.Init())
+
+
+def _short(value: Any) -> Any:
+    return (
+        value["type"]
+        if isinstance(value, dict)
+        else f"{len(value)} blocks"
+        if isinstance(value, list)
+        else value
+    )
+
+
+def _values(value: Any) -> int:
+    """Number of values in a part of a config."""
+    inside = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    )
+    return 1 if inside is None else sum(_values(value) for value in inside)

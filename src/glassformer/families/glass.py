@@ -1,0 +1,90 @@
+"""The default for training from scratch: what measured best at small sizes (ablations:
+docs/decisions.md)."""
+
+from __future__ import annotations
+
+from ..core.checkpoints.recipe import Recipe
+from ..core.config.embed_head import Embed, Head
+from ..core.config.feedforward import GatedMLP
+from ..core.config.init import Init
+from ..core.config.model import Attention, Block, Decoder, Encoder, EncoderDecoder, Stack
+from ..core.config.norm import RMSNorm
+from ..core.config.position import Rotary
+
+
+def glass(
+    dim: int, depth: int, heads: int, context: int, vocab: int, previous_token_embeddings: int = 1
+) -> Decoder:
+    """Rotary, gated MLP, normalised queries and keys, norms without gains; blocks start as the
+    identity, the head at 0.
+
+    The token before goes straight into the embedding too (``previous_token_embeddings``), where the
+    vocabulary is small enough for it.
+    """
+    norm = RMSNorm(gain=False)
+    block = Block(Attention(heads, qk_norm=RMSNorm()), GatedMLP(-(-dim * 8 // 3 // 8) * 8), norm)
+    stack = Stack(depth, (block,), Rotary(), first_norm=norm, last_norm=norm)
+    init = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
+    embed = Embed(vocab, previous_token_embeddings=previous_token_embeddings)
+    return Decoder(dim, context, embed, stack, Head(tied=False, softcap=15.0), init)
+
+
+def glass_pair(
+    dim: int, depth: int, heads: int, hidden: int, context: int, vocab: int, dropout: float
+) -> EncoderDecoder:
+    """The same blocks in an encoder and a decoder that read one embedding; the head is its table
+    too."""
+    norm, attention, think = (
+        RMSNorm(gain=False),
+        Attention(heads, qk_norm=RMSNorm(gain=False)),
+        GatedMLP(hidden),
+    )
+    stack_options = {
+        "position": Rotary(),
+        "first_norm": norm,
+        "last_norm": norm,
+        "dropout": dropout,
+    }
+    encoder = Stack(depth, (Block(attention, think, norm),), causal=False, **stack_options)  # type: ignore[arg-type]
+    decoder = Stack(depth, (Block(attention, think, norm, cross=attention),), **stack_options)  # type: ignore[arg-type]
+    init = Init(std=None, embed_std=1.0, residual="zero")
+    return EncoderDecoder(dim, context, Embed(vocab), encoder, decoder, Head(scale=dim**-0.5), init)
+
+
+def glass_encoder(
+    dim: int, depth: int, heads: int, context: int, vocab: int, dropout: float
+) -> Encoder:
+    """The same blocks as an encoder, with a head for hidden words."""
+    block = Block(
+        Attention(heads, qk_norm=RMSNorm()),
+        GatedMLP(-(-dim * 8 // 3 // 8) * 8),
+        RMSNorm(gain=False),
+    )
+    norm = block.norm
+    stack = Stack(
+        depth, (block,), Rotary(), causal=False, first_norm=norm, last_norm=norm, dropout=dropout
+    )
+    init = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
+    return Encoder(
+        dim, context, Embed(vocab, segments=2), stack, Head(tied=False, softcap=15.0), init
+    )
+
+
+GLASS = Recipe(
+    name="glass",
+    paper="this library; after Jordan et al. 2024 (modded-nanogpt) and Huang et al. 2025 (n-gram "
+    "inputs)",
+    sizes={  # a training run sets the vocabulary to its tokenizer's
+        "1m": glass(128, 4, 4, 256, 256),
+        "200k": glass(64, 4, 4, 128, 256),
+        "4m": glass(192, 6, 6, 256, 4096),
+        "10m": glass(320, 6, 5, 512, 4096),
+        "30m": glass(512, 8, 8, 1024, 8192),
+        "160m": glass(768, 12, 12, 1024, 50_304, previous_token_embeddings=0),
+        "400m": glass(1024, 24, 16, 2048, 50_304, previous_token_embeddings=0),
+        "1b": glass(2048, 18, 16, 2048, 50_304, previous_token_embeddings=0),
+        "pair-3m": glass_pair(128, 4, 4, 192, 64, 10_000, dropout=0.2),
+        "encoder-1m": glass_encoder(128, 4, 4, 128, 256, dropout=0.1),
+    },
+    tokenizer="train your own: characters, bytes or byte-level BPE",
+)

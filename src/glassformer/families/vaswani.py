@@ -1,0 +1,168 @@
+"""The Transformer of 2017: encoder and decoder, norms after, sines for positions, one table for all
+three ends.
+
+How it was trained stands in a run file: ``label_smoothing = 0.1``, a schedule of the type
+``InverseSqrt`` with 4,000 steps of warmup, AdamW with betas 0.9 and 0.98; the paper averages the
+last checkpoints and searches with 4 beams.
+
+Its published layout is transformers' Marian, whose sines come before the cosines (``halves``); the
+paper, and so the sizes here, lets them take turns. Marian itself, tensor2tensor and OpenNMT-tf also
+space the waves in another way, which no published layout can say: ``Sinusoidal`` has them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..core.checkpoints.recipe import ConfigReader, Recipe, Rule, Table, rules
+from ..core.config import serial
+from ..core.config.embed_head import Embed, Head
+from ..core.config.feedforward import MLP
+from ..core.config.init import Init
+from ..core.config.model import Attention, Block, EncoderDecoder, Model, Stack, stacks
+from ..core.config.norm import LayerNorm
+from ..core.config.position import Sinusoidal
+from ..core.errors import UserError
+from .keys import (
+    MOST_BLOCKS,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_POSITIONS,
+    MOST_TOKENS,
+    Key,
+    read_keys,
+    write_keys,
+)
+
+
+def vaswani(
+    dim: int, depth: int, heads: int, hidden: int, vocab: int, dropout: float
+) -> EncoderDecoder:
+    """The paper's shape: biases everywhere but in the head, embeddings scaled by sqrt(dim)."""
+    block = Block(Attention(heads, bias=True), MLP(hidden, "relu", bias=True), LayerNorm(), "post")
+    encoder = Stack(depth, (block,), Sinusoidal(), causal=False, dropout=dropout)
+    crossed = replace(block, cross=block.attention)
+    decoder = Stack(depth, (crossed,), Sinusoidal(), dropout=dropout)
+    init = Init(None, dim**-0.5, "plain")
+    return EncoderDecoder(dim, 1024, Embed(vocab, scale=dim**0.5), encoder, decoder, Head(), init)
+
+
+KEYS = (
+    Key.only("share_encoder_decoder_embeddings", True, "both sides share one table here"),
+    Key.only("tie_word_embeddings", True, "the head shares that table too"),
+    Key.only("normalize_before", False, "norms come after here"),
+    Key.only("normalize_embedding", False, "embeddings are not normed here"),
+    Key.only("add_final_layer_norm", False, "the stacks end without a norm here"),
+    Key.only("static_position_embeddings", True, "positions are sines here"),
+    Key.integer("d_model", "dim"),
+    Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
+    Key.integer("max_position_embeddings", "context", 1024, most=MOST_POSITIONS),
+    Key(
+        "scale_embedding",
+        "embed.scale",
+        lambda raw: raw.integer("d_model") ** 0.5 if raw.flag("scale_embedding", False) else 1.0,
+        lambda scale: scale != 1.0,
+    ),
+    Key.number("dropout attention_dropout", "encoder.dropout decoder.dropout", 0.1, most=0.99),
+    Key.std("init_std"),
+    Key.flag("head_bias", "head.bias", True),  # a word of our own
+    Key.integer("encoder_layers", "encoder.depth", 12, most=MOST_BLOCKS),
+    Key.integer("decoder_layers", "decoder.depth", 12, most=MOST_BLOCKS),
+    Key.integer("encoder_attention_heads", "encoder.pattern.attention.heads", 16, most=MOST_HEADS),
+    Key.integer(
+        "decoder_attention_heads",
+        "decoder.pattern.attention.heads decoder.pattern.cross.heads",
+        16,
+        most=MOST_HEADS,
+    ),
+    Key.integer("encoder_ffn_dim", "encoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
+    Key.integer("decoder_ffn_dim", "decoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
+    Key.activation(
+        "activation_function",
+        "encoder.pattern.feedforward.act decoder.pattern.feedforward.act",
+        "gelu",
+    ),
+)
+
+
+def read_config(raw: ConfigReader) -> Model:
+    """A Marian config.json as our config; ``dropout`` is the stacks' one dropout."""
+    start, pad = raw.value("decoder_start_token_id", None), raw.value("pad_token_id", None)
+    valid = pad is None or start in (None, pad, raw.value("bos_token_id", pad))
+    raw.must(valid, "decoder_start_token_id", "the id of pad or bos")
+    raw.only(
+        "decoder_vocab_size",
+        raw.integer("vocab_size", most=MOST_TOKENS),
+        "both sides share one vocabulary here",
+    )
+    sines = {f"{side}.position.halves": True for side in ("encoder", "decoder")}
+    return read_keys(raw, serial.change(vaswani(64, 1, 1, 1, 1, 0.1), sines), KEYS)
+
+
+def write_config(model: Model) -> dict[str, Any]:
+    """Our config as a Marian config.json, as far as that can say it."""
+    if not isinstance(model, EncoderDecoder) or not isinstance(
+        stacks(model)["encoder"].position, Sinusoidal
+    ):
+        raise UserError(
+            "The vaswani layout holds only an encoder with a decoder that have "
+            "sinusoidal positions."
+        )
+    raw = {
+        **write_keys(model, KEYS),
+        "tie_word_embeddings": True,
+        "share_encoder_decoder_embeddings": True,
+    }
+    return {name: value for name, value in raw.items() if (name, value) != ("head_bias", True)}
+
+
+def layout(model: Model) -> Model:
+    """The same model with a bias in its head: what the published files hold."""
+    assert isinstance(model, EncoderDecoder)
+    return replace(model, head=replace(model.head, bias=True))
+
+
+def _rules(stack: str) -> tuple[Rule, ...]:
+    attention = {f"{name}_proj": name for name in ("q", "k", "v", "out")}
+    names = {"fc1": "ffn.up", "fc2": "ffn.down", "final_layer_norm": "ffn_norm"}
+    for file_name, param_name in (("self_attn", "attn"), ("encoder_attn", "cross")):
+        names |= {f"{file_name}.{a}": f"{param_name}.{b}" for a, b in attention.items()}
+        names[f"{file_name}_layer_norm"] = f"{param_name}_norm"
+    return rules(
+        {f"model.{stack}.layers.{{i}}.{a}": f"{stack}.blocks.{{i}}.{b}" for a, b in names.items()}
+    )
+
+
+_SHARED = "model.shared.weight"
+_TWINS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+
+VASWANI = Recipe(
+    name="vaswani",
+    paper="Vaswani et al. 2017, Attention Is All You Need; Junczys-Dowmunt et al. 2018, Marian "
+    "(the layout)",
+    sizes={
+        # Wu et al. 2021 (arXiv 2105.14462), for Multi30k
+        "tiny": vaswani(128, 4, 4, 256, 10_000, 0.3),
+        "base": vaswani(512, 6, 8, 2048, 37_000, 0.1),
+        "big": vaswani(1024, 6, 16, 4096, 37_000, 0.3),
+    },
+    architectures=("MarianMTModel",),
+    model_type="marian",
+    tokenizer="train your own, one for both languages",
+    read_config=read_config,
+    write_config=write_config,
+    weights=Table(
+        (
+            Rule(_SHARED, "embed.token.weight"),
+            *_rules("encoder"),
+            *_rules("decoder"),
+            Rule("final_logits_bias", "head.proj.bias", unsqueeze=True),
+        ),
+        # the sines
+        ignore=("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"),
+        copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
+        renamed=tuple((name, _SHARED) for name in _TWINS),
+    ),
+    layout=layout,
+)

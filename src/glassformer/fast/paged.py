@@ -1,0 +1,377 @@
+"""A cache in pages, for tokens of many texts in one packed row: each text sees its own keys,
+wherever they lie.
+
+    row      a a a a b c c        tokens of three texts, at any places of theirs
+    tables   a: 7 2 9   b: 4   c: 0 7 5        the pages of each; two may share one
+    page 7   keys and values of 32 tokens, for every layer its own
+
+Layers that look back so many tokens at most may have tables and pages of their own, of those that
+they still see.
+
+A token's result depends on its own text alone, not on what else is in the row.
+
+N tokens of S texts in the row, T of them of one text, H heads, K key-value heads, D head dim, L
+keys of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import config
+from ..core.nn.cache import Cache
+from ..core.nn.engines import attend
+from ..core.nn.engines.eager import eager_attention
+from ..core.nn.engines.inputs import AttentionInputs
+from ..core.nn.flow import Flow, Tape
+from ..core.nn.mask import Mask
+from .kernels import PAGE, Pages, paged_attention
+from .kernels.stack import VisibleKeys, addresses
+
+HEADS = ("q", "k", "v", "z")  # values (1, H, N, D); all others of a row are (1, N, ...)
+
+
+@dataclass
+class PackedTexts:
+    """Positions and page tables of a packed row: token i is at place ``pos[0, i]`` of text
+    ``rows[i]``.
+
+    ``tables`` (S, most) are each text's pages, filled up with any; ``window_tables`` (None: the
+    same) are those of layers that look back so far at most, any where these see nothing. ``spans``
+    are each text's columns in the row, in order. ``sources`` are the pages (S, most) and the
+    lengths (S,) int32 of what each text's encoder read; where texts share them, ``source_of`` (N,)
+    int32 says which a token reads. ``previous`` (1, N, B) are the tokens before each one, -1 where
+    there is none, for models that embed those. Where known, ``starts`` are the places of each
+    text's first token in the row and ``source_lengths`` those of its source: ``fast/gathered.py``
+    asks for both.
+    """
+
+    pos: Tensor  # (1, N)
+    rows: Tensor  # (N,) int32
+    tables: Tensor  # (S, most) int32
+    spans: Sequence[tuple[int, int]]
+    sources: tuple[Tensor, Tensor] | None = None
+    previous: Tensor | None = None
+    source_of: Tensor | None = None
+    window_tables: Tensor | None = None
+    starts: Sequence[int] = ()
+    source_lengths: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.lengths = (self.pos[0] + 1).int()  # keys that each token sees, itself included
+        self.full_layout = self.tables, self._slots(self.tables)
+        window_layout = self.window_tables
+        self.window_layout = (
+            self.full_layout
+            if window_layout is None
+            else (window_layout, self._slots(window_layout))
+        )
+
+    def _slots(self, tables: Tensor) -> Tensor:
+        """Slots that each token's keys and values go to (N,)."""
+        places = self.pos[0]
+        return tables[self.rows.long(), places // PAGE].long() * PAGE + places % PAGE
+
+    @cached_property
+    def longest(self) -> int:
+        """The most keys that a token sees."""
+        return int(self.lengths.max())
+
+    @cached_property
+    def source(self) -> VisibleKeys | None:
+        """The source's keys that each token attends to."""
+        if self.sources is None:
+            return None
+        tables, lengths = self.sources
+        rows = self.rows if self.source_of is None else self.source_of
+        return VisibleKeys(tables, rows, lengths[rows.long()], int(lengths.max()))
+
+    def start(self, text: int) -> int:
+        """The place of a text's first token in the row; no question to the device where it is
+        known."""
+        return self.starts[text] if self.starts else int(self.pos[0, self.spans[text][0]])
+
+    def keys(self, text: int, tables: Tensor) -> tuple[int, Tensor]:
+        """Number of keys of a text, and the slots they lie in (L,) by these tables."""
+        first, end = self.spans[text]
+        length = self.start(text) + end - first
+        places = torch.arange(length, device=self.pos.device)
+        return length, tables[text, places // PAGE].long() * PAGE + places % PAGE
+
+
+class PagedKV:
+    """One layer's keys and values in ``pages``; whoever made the cache says in ``cache.texts``
+    which are whose.
+
+    ``lookback`` tokens are seen at most (None: all), and what lies before them may be gone.
+    """
+
+    def __init__(self, cache: PagedCache, pages: Pages, lookback: int | None = None) -> None:
+        self.cache, self.pages, self.lookback = cache, pages, lookback
+
+    @property
+    def layout(self) -> tuple[Tensor, Tensor]:
+        """The tables of this layer's pages, and the slots of the tokens in the row."""
+        return (
+            self.cache.texts.full_layout
+            if self.lookback is None
+            else self.cache.texts.window_layout
+        )
+
+    def extend(self, k: Tensor, v: Tensor) -> None:
+        """Keep k and v (1, K, N, D) of the tokens in the row."""
+        self.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), self.layout[1])
+
+    def attend(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
+        """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``,
+        ``v`` are not read.
+
+        ``inputs.bias`` (H, most) is by distance: of the key so many places before.
+        """
+        match rule:
+            case config.Full() | config.Causal():
+                window = None
+            case config.Window(window):
+                pass
+            case _:
+                return self._by_rule(inputs, rule, flow)
+        texts, q = self.cache.texts, inputs.q[0].transpose(0, 1)
+        args = (
+            self.layout[0],
+            texts.rows,
+            texts.lengths,
+            inputs.scale,
+            window,
+            inputs.softcap,
+            inputs.bias,
+        )
+        return paged_attention(q, self.pages, *args).transpose(0, 1)[None]
+
+    def across(self, q: Tensor, scale: float, softcap: float | None, flow: Flow) -> Tensor:
+        """z (1, H, N, D) of queries (1, H, N, D) over all of what their texts' encoder read."""
+        source = self.cache.texts.source
+        assert source is not None
+        flat, args = q[0].transpose(0, 1), (source.tables, source.rows, source.lengths)
+        return paged_attention(flat, self.pages, *args, scale, None, softcap).transpose(0, 1)[None]
+
+    def watch(
+        self, path: str, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow, z: Tensor
+    ) -> None:
+        """Scores and patterns of the texts that are watched, (1, H, T, L), and what edits of them
+        make of ``z``."""
+        assert isinstance(flow.tape, PackedTape)
+        for text, ((first, end), tape) in flow.tape.tapes.items():
+            names = [f"{path}.{name}" for name in ("scores", "pattern")]
+            if not any(map(tape.watches, names)):
+                continue
+            text_inputs = self.of_text(inputs, text, rule, flow)
+            if tape.place is not None:
+                tape.place.keys, tape.place.visible = text_inputs.mask.k_pos, text_inputs.mask.dense
+            output = eager_attention(
+                text_inputs._replace(look=partial(_look, flow.tape, text, tape, path))
+            )
+            if any(map(tape.changes, names)):
+                z[:, :, first:end] = output
+
+    def _by_rule(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
+        """The same by any rule over positions, one text after another."""
+        z = torch.empty_like(inputs.q)
+        for text, (first, end) in enumerate(self.cache.texts.spans):
+            text_inputs = self.of_text(inputs, text, rule, flow)
+            z[:, :, first:end] = attend(text_inputs, flow.engine)
+        return z
+
+    def of_text(
+        self, inputs: AttentionInputs, text: int, rule: config.MaskRule, flow: Flow
+    ) -> AttentionInputs:
+        """Attention inputs of one text's tokens in the row, with its keys and values (1, K, L, D)
+        as any engine takes them."""
+        texts = self.cache.texts
+        first, end = texts.spans[text]
+        length, slots = texts.keys(text, self.layout[0])
+        k, v = (x.transpose(0, 1)[None] for x in self.pages.gather(slots))
+        q_pos = texts.pos[:, first:end]
+        if self.lookback is not None:  # what was given back is anything, and not a number perhaps
+            for x in (k, v):
+                x[:, :, : max(0, texts.start(text) + 1 - self.lookback)] = 0
+        k_pos = torch.arange(length, device=q_pos.device)[None]
+        mask = flow.cached(("paged", text, rule), lambda: Mask(q_pos, k_pos, True, rule))
+        bias = inputs.bias
+        if bias is not None:  # (H, most) -> (1, H, T, L)
+            bias = bias[:, (q_pos[0, :, None] - k_pos).clamp(min=0)][None]
+        return inputs._replace(q=inputs.q[:, :, first:end], k=k, v=v, mask=mask, bias=bias)
+
+
+def _look(packed: PackedTape, text: int, tape: Tape, path: str, name: str, x: Tensor) -> Tensor:
+    return packed.of_text(text, tape, f"{path}.{name}", x)
+
+
+class PagedCache(Cache):
+    """A decoder's pages: ``count`` of them for its own keys and ``source_count`` for those of its
+    encoder's output.
+
+    Set ``texts`` before each pass. ``context`` is the greatest number of tokens of a text. Layers
+    that look back so far at most have ``window_count`` pages by tables of their own (None: as all
+    others). ``make`` makes a layer's pages, which are of the ``kind`` PagedKV where our kernels
+    compute.
+    """
+
+    def __init__(
+        self,
+        cfg: config.Decoder | config.EncoderDecoder,
+        context: int,
+        count: int,
+        source_count: int = 0,
+        dtype: torch.dtype = torch.float32,
+        window_count: int | None = None,
+        make: Callable[[int, int, int, torch.dtype], Any] = Pages.empty,
+        kind: type[PagedKV] = PagedKV,
+    ) -> None:
+        super().__init__(cfg)
+        assert isinstance(cfg.decoder, config.Stack)
+        self.context, self.contiguous = context, False
+        self.texts: PackedTexts
+        self._made: dict[object, tuple[Tensor, ...]] = {}
+        blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
+
+        def layer(attention: config.Attention, pages: int, lookback: int | None = None) -> PagedKV:
+            heads = attention.kv_heads or attention.heads
+            pages = pages if lookback is None or window_count is None else window_count
+            return kind(
+                self, make(pages, heads, config.head_dim(attention, cfg.dim), dtype), lookback
+            )
+
+        self.pages = [
+            (
+                layer(block.attention, count, block.attention.mask.lookback),
+                None if block.cross is None else layer(block.cross, source_count),
+            )
+            for block in blocks
+        ]
+        self.layers = self.pages  # type: ignore[assignment]
+        self.dtype = dtype
+
+    @cached_property
+    def addresses(self) -> Any:
+        """Addresses of each layer's pages, for blocks in C."""
+        return addresses(
+            [
+                (self_kv.pages, None if across is None else across.pages)
+                for self_kv, across in self.pages
+            ]
+        )
+
+    @staticmethod
+    def page_bytes(
+        cfg: config.Decoder | config.EncoderDecoder,
+        dtype: torch.dtype,
+        make: Callable[[int, int, int, torch.dtype], Any] = Pages.empty,
+    ) -> tuple[int, int, int]:
+        """Bytes of one page through layers that see all, through those that look back so far, of
+        its encoder's keys."""
+        assert isinstance(cfg.decoder, config.Stack)
+        blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
+
+        def size(attention: config.Attention) -> int:
+            heads = attention.kv_heads or attention.heads
+            size: int = make(1, heads, config.head_dim(attention, cfg.dim), dtype).nbytes
+            return size
+
+        layer_sizes = [
+            (size(block.attention), block.attention.mask.lookback is None) for block in blocks
+        ]
+        across = (size(block.cross) for block in blocks if block.cross is not None)
+        return (
+            sum(nbytes for nbytes, far in layer_sizes if far),
+            sum(nbytes for nbytes, far in layer_sizes if not far),
+            sum(across),
+        )
+
+    def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
+        """The positions (1, N) of the tokens in the row."""
+        return self.texts.pos
+
+    def by_position(
+        self, key: object, make: Callable[[Tensor], tuple[Tensor, ...]]
+    ) -> tuple[Tensor, ...]:
+        """Returns ``make`` of positions (1, context), computed once, so that a position's numbers
+        are the same bits in every pass."""
+        if key not in self._made:
+            self._made[key] = make(torch.arange(self.context, device=self.texts.pos.device)[None])
+        return self._made[key]
+
+    def bias(self, position: object, make: Callable[[Mask], Tensor | None]) -> Tensor | None:
+        """A position scheme's term for scores by distance, (H, context); None where it has none."""
+
+        def by_distance(pos: Tensor) -> tuple[Tensor, ...]:
+            term = make(Mask(pos[:, -1:], pos, True))  # of the last place, and each before it
+            return () if term is None else (term[0, :, 0].flip(-1).float().contiguous(),)
+
+        return next(iter(self.by_position((position, "bias"), by_distance)), None)
+
+
+class PackedTape(Tape):
+    """The tapes of some texts of a row, each shown its own columns alone; nobody else's bits
+    change.
+
+    ``parts`` are the columns and the tape of each text that is watched in the pass under way,
+    ``answers`` the rows of logits that are its own: all of its columns where the tape watches them.
+    """
+
+    def __init__(
+        self,
+        tapes: Mapping[int, tuple[tuple[int, int], Tape]],
+        answers: Mapping[int, tuple[int, int]],
+    ) -> None:
+        super().__init__()
+        self.tapes, self.answers = tapes, answers
+        # by text: what its edits raised, which are not asked any more
+        self.errors: dict[int, Exception] = {}
+
+    def start_pass(self, pos: Tensor, document_ids: Tensor | None) -> None:
+        for (first, end), tape in self.tapes.values():
+            tape.start_pass(pos[:, first:end], None)
+
+    def watches(self, path: str) -> bool:
+        return any(tape.watches(path) for _, tape in self.tapes.values())
+
+    def changes(self, path: str) -> bool:
+        return any(tape.changes(path) for _, tape in self.tapes.values())
+
+    def of_text(self, text: int, tape: Tape, path: str, value: Tensor) -> Tensor:
+        """One text's value as its tape has it; an edit that fails is of that text alone."""
+        if text in self.errors:
+            return value
+        try:
+            return tape.pass_through(path, value)
+        except Exception as error:
+            self.errors[text] = error
+            return value
+
+    def pass_through(self, path: str, x: Tensor) -> Tensor:
+        """x (1, N, ...), or (1, H, N, D) of an attention's heads, where a text's edits have changed
+        its own columns."""
+        if path == "logits":
+            for text, (_, tape) in self.tapes.items():
+                if tape.watches(path):  # then all its columns were asked for
+                    first, end = self.answers[text]
+                    changed = self.of_text(text, tape, path, x[:, first:end])
+                    if tape.changes(path):
+                        x = x.clone()
+                        x[:, first:end] = changed
+            return x
+        dim = 2 if path.rpartition(".")[2] in HEADS else 1
+        for text, ((first, end), tape) in self.tapes.items():
+            if tape.watches(path):
+                value = x.narrow(dim, first, end - first)
+                changed = self.of_text(text, tape, path, value)
+                if changed is not value:
+                    x = x.clone()
+                    x.narrow(dim, first, end - first).copy_(changed)
+        return x

@@ -1,0 +1,280 @@
+"""Prepacked weights: a second copy of each matrix, in oneDNN's blocked order, that its kernels read
+straight through.
+
+A row of numbers times a matrix costs what it costs to fetch the matrix. On x86 the kernels that
+take a matrix as it lies fetch at about half of what the memory gives (bf16), or compute at half of
+what the cores can (fp32). The copies are as large as the matrices.
+
+    view = prepack(model)   a model around the same parameters, its products by copies; ``model`` stays as it is
+    prepack(model, exact=True)   copies for the kernels of our own, where they are compiled: a row's bits are its own
+    view.current()          whether every weight is still the one that was copied
+    unpack(model)           the copies are forgotten; ``model.train()`` does it too
+
+Nothing of ``model`` is changed, so threads may generate with it, each by a view of its own, while
+others look at it or train it. The copies are kept beside the model for the next view, as long as it
+lives; neither ``state_dict``, nor ``copy.deepcopy`` nor pickle sees them.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Generic, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ..core.nn.embed_head import Projection
+from ..core.nn.linear import Linear
+from . import kernels
+from .quantized import QuantizedWeight
+
+M = TypeVar("M", bound=nn.Module)
+Paths: TypeAlias = tuple[str, ...]  # of the layers that share a copy
+State: TypeAlias = list[tuple[int, int, torch.dtype]]
+ROWS = 32  # the batch that the layout is chosen for; any from 2 to thousands gives the same one
+
+
+def state_of(tensors: list[Tensor]) -> State:
+    """Address, version counter and dtype of each tensor."""
+    return [(tensor.data_ptr(), tensor._version, tensor.dtype) for tensor in tensors]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The matrices (N, C) and biases (N) of layers that multiply the same x: one copy holds them
+    under each other."""
+
+    weights: list[Tensor]
+    biases: list[Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the matrices, and of their copy."""
+        return sum(weight.nbytes for weight in self.weights)
+
+    def state(self) -> State:
+        """Address and version counter of each tensor; some fused optimizers do not count."""
+        return state_of([*self.weights, *self.biases])
+
+    def checksum(self) -> int:
+        """The sum of all bits of the matrices, at the speed of the memory."""
+        return sum(int(weight.detach().view(-1).view(torch.int64).sum()) for weight in self.weights)
+
+    def bias(self) -> Tensor | None:
+        """All biases in one."""
+        return _joined(self.biases) if self.biases else None
+
+    def packable(self, kinds: set[torch.dtype]) -> bool:
+        """True where a copy can be made: of parameters, not of tensors that are computed in each
+        pass."""
+        first = self.weights[0]
+        return (
+            all(
+                isinstance(weight, nn.Parameter)
+                and weight.is_contiguous()
+                and weight.nbytes % 8 == 0
+                for weight in self.weights
+            )
+            and not any(isinstance(weight, QuantizedWeight) for weight in self.weights)
+            and len(self.biases) in (0, len(self.weights))
+            and first.dtype in kinds
+            and first.device.type == "cpu"
+            and not first.is_inference()
+        )
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).detach()
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """The copy for a group, and what is known of the weights that it was made of."""
+
+    matrix: Tensor | kernels.Packed
+    bias: Tensor | None
+    rows: list[int]  # of each matrix
+    group: Group
+    state: State
+    checksum: int
+
+    @staticmethod
+    def of(group: Group, exact: bool = False) -> PackedWeight:
+        """A copy made now, in oneDNN's order or our kernels' own."""
+        joined = _joined(group.weights)
+        if exact:
+            pack = kernels.pack_bf16 if joined.dtype == torch.bfloat16 else kernels.pack_fp32
+            matrix: Tensor | kernels.Packed = pack(joined)
+        else:
+            matrix = torch.ops.mkldnn._reorder_linear_weight(joined, ROWS)
+        rows = [len(weight) for weight in group.weights]
+        return PackedWeight(matrix, group.bias(), rows, group, group.state(), group.checksum())
+
+    def usable(self, x: Tensor) -> bool:
+        """True where the copy may stand for the weights in a product with x (..., C)."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        return x.dtype == self.group.weights[0].dtype and x.numel() > 0
+
+    def product(self, x: Tensor) -> Tensor:
+        """x (..., C) times all matrices, plus the biases."""
+        if isinstance(self.matrix, kernels.Packed):
+            return kernels.matmul(x, self.matrix, self.bias)
+        y: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            x, self.matrix, self.bias, "none", [], ""
+        )
+        return y
+
+
+class PrepackedLinear(Linear):
+    """A linear layer around the parameters of another, read from a copy that others of its group
+    may share."""
+
+    def __init__(self, layer: nn.Module, packed: PackedWeight) -> None:
+        self.__dict__.update(layer.__dict__)  # its parameters, hooks and sizes
+        self.packed = packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        alone = len(self.packed.rows) == 1 and self.packed.usable(x)
+        return self.packed.product(x) if alone else super().forward(x)
+
+    def joint(self, x: Tensor, layers: Sequence[Linear]) -> Sequence[Tensor]:
+        if not self.packed.usable(x):
+            return super().joint(x, layers)
+        return torch.split(self.packed.product(x), self.packed.rows, -1)
+
+
+class PrepackedProjection(Projection):
+    """The same for the table of the head, its own or the embedding's."""
+
+    def __init__(self, layer: nn.Module, packed: PackedWeight) -> None:
+        self.__dict__.update(layer.__dict__)
+        self.packed = packed
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return self.packed.product(x) if self.packed.usable(x) else super().forward(x, table)
+
+
+@dataclass(frozen=True)
+class View(Generic[M]):
+    """A shallow copy of a model whose products read prepacked weights; it shares all parameters
+    with the original."""
+
+    model: M
+    packed: list[PackedWeight]
+    complete: bool  # whether there is a copy of all that can be copied
+
+    def current(self) -> bool:
+        """True while no weight or bias was written to or moved since its copy was made, as far as
+        PyTorch counts it."""
+        tensors, was = self._watched
+        # asked at every token, so in as few steps of Python as can be
+        return state_of(tensors) == was
+
+    @cached_property
+    def _watched(self) -> tuple[list[Tensor], State]:
+        groups = [(packed.group, packed.state) for packed in self.packed]
+        tensors = [tensor for group, _ in groups for tensor in [*group.weights, *group.biases]]
+        return tensors, [entry for _, state in groups for entry in state]
+
+
+_lock = threading.Lock()
+_copies: WeakKeyDictionary[nn.Module, dict[bool, dict[Paths, PackedWeight]]] = WeakKeyDictionary()
+
+
+def prepack(model: M, room: int | None = None, exact: bool = False) -> View[M]:
+    """A view of ``model`` with up-to-date copies: those there are, and the missing ones if they fit
+    ``room`` bytes.
+
+    With ``exact`` the products are our kernels', in which a row's bits depend on nothing but the
+    row. What was copied before is compared with the weights as they are now, by where they lie and
+    the sum of their bits.
+    """
+    with _lock:
+        cached, groups = _copies.setdefault(model, {}).setdefault(exact, {}), dict(packable(model))
+        for paths, packed in list(cached.items()):
+            group = groups.get(paths)
+            if group is not None and (packed.state, packed.checksum) == (
+                group.state(),
+                group.checksum(),
+            ):
+                # a bias is small: copied every time
+                cached[paths] = replace(packed, group=group, bias=group.bias())
+            else:
+                del cached[paths]
+        missing = [paths for paths in groups if paths not in cached]
+        if room is None or sum(groups[paths].nbytes for paths in missing) <= room:
+            cached.update({paths: PackedWeight.of(groups[paths], exact) for paths in missing})
+        copies = dict(cached)
+    swaps: dict[nn.Module, nn.Module] = {}
+    for paths, packed in copies.items():
+        for layer in map(model.get_submodule, paths):
+            kind = PrepackedProjection if isinstance(layer, Projection) else PrepackedLinear
+            swaps[layer] = kind(layer, packed)
+    return View(replaced(model, swaps), list(copies.values()), len(copies) == len(groups))
+
+
+def unpack(model: nn.Module) -> None:
+    """Forget the copies of ``model``; views that there are go on with theirs."""
+    _copies.pop(model, None)
+
+
+def replaced(module: M, swaps: Mapping[nn.Module, nn.Module]) -> M:
+    """``module`` with those inside it exchanged as ``swaps`` says; what lies above these is a
+    shallow copy."""
+    return _replaced(module, dict(swaps))  # type: ignore[no-any-return]
+
+
+# no closure: it would hold the copies
+def _replaced(module: nn.Module, done: dict[nn.Module, nn.Module]) -> Any:
+    if module not in done:
+        inside = {
+            name: child if child is None else _replaced(child, done)
+            for name, child in module._modules.items()
+        }
+        done[module] = module
+        if any(inside[name] is not child for name, child in module._modules.items()):
+            done[module] = object.__new__(type(module))
+            done[module].__dict__.update(module.__dict__, _modules=inside)
+    return done[module]
+
+
+def packable(model: nn.Module) -> Iterator[tuple[Paths, Group]]:
+    """The layers that multiply, on a processor whose kernels gain by copies; joined ones
+    together."""
+    if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return
+    # in shards: a copy would hold all of it
+    if any(hasattr(weight, "placements") for weight in model.parameters()):
+        return
+    kinds = (
+        {torch.float32, torch.bfloat16}
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        else {torch.float32}
+    )
+    modules = {module: path for path, module in model.named_modules()}
+    joined = [
+        tuple(getattr(module, name) for name in getattr(module, "fused_projections", ()))
+        for module in modules
+    ]
+    members = {layer for layers in joined for layer in layers}
+    alone = [
+        (module,) for module in modules if isinstance(module, Linear) and module not in members
+    ]
+    candidates: list[tuple[tuple[nn.Module, ...], list[Tensor]]] = [
+        (layers, [layer.weight for layer in layers])
+        for layers in joined + alone
+        if layers and all(layer.prepackable for layer in layers)
+    ]
+    head = getattr(model, "head", None)
+    if head is not None and not isinstance(weight := head.table(model.embed), QuantizedWeight):
+        candidates.append(((head.proj,), [weight]))
+    for layers, weights in candidates:
+        group = Group(weights, [layer.bias for layer in layers if layer.bias is not None])  # type: ignore[misc]
+        if group.packable(kinds):
+            yield tuple(modules[layer] for layer in layers), group

@@ -1,0 +1,353 @@
+"""A conversation as one text: the chat template that comes with a model, in a sandbox with bounds.
+
+A template is a program in a file that somebody published. It sees the messages and a few words,
+changes nothing of them, reaches no attribute of Python's, and ends: after SECONDS of time, at
+MOST_TEXT characters of any text it makes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..core import files
+from ..core.errors import UserError, need
+from ..core.tokenizer.tokenizer import Tokenizer
+
+FILE = "chat_template.jinja"
+MOST_SOURCE = 1 << 18  # characters of a template; published ones have some thousands
+MOST_TEXT = 1 << 22  # characters of any text that it makes
+MOST_LIST = 100_000  # entries of any list
+MOST_WORK = 1 << 24  # characters and entries of all that it makes on its way
+SECONDS = 2.0
+# characters that Unicode leaves to private use
+MARKS = [chr(code) for code in range(0xE000, 0xF8FF)]
+ENDLESS = "The chat template makes a text without end; use another template."
+
+
+def find(folder: Path) -> str | None:
+    """The template in a model's folder: a file of its own, or in tokenizer_config.json; None where
+    there is none."""
+    if (folder / FILE).is_file():
+        return _read(folder / FILE)
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        if (folder / name).is_file():
+            template = files.read_json(folder / name).get("chat_template")
+            if isinstance(template, list):  # several, by their names
+                named = {
+                    str(entry.get("name")): entry.get("template")
+                    for entry in template
+                    if isinstance(entry, dict)
+                }
+                template = named.get("default")
+            if isinstance(template, str):
+                return template
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path} cannot be read as UTF-8 text ({error}); give another chat template."
+        ) from None
+
+
+class ChatTemplate:
+    """A template by its source. Raises UserError where that is none."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        import jinja2
+
+        need(
+            len(source) <= MOST_SOURCE,
+            f"The chat template has {len(source):,} characters, more than any needs.",
+        )
+        self.source, self.tokenizer = source, tokenizer
+        self._words = {f"{role}_token": name or "" for role, name in tokenizer.roles.items()}
+        self._special = re.compile(
+            "|".join(sorted(map(re.escape, filter(None, tokenizer.specials)), reverse=True))
+        )
+        try:
+            self._template = _within(SECONDS, lambda: _environment().from_string(source))
+        except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
+            raise UserError(
+                f"The chat template is broken ({error}); fix it, or give another."
+            ) from None
+
+    @classmethod
+    def open(cls, path: Path, tokenizer: Tokenizer) -> ChatTemplate:
+        """The template in a file."""
+        return cls(_read(path), tokenizer)
+
+    def render(self, messages: Sequence[Mapping[str, str]], answering: bool = True) -> str:
+        """The conversation as text, with what opens the answer. Raises UserError for one that the
+        template refuses."""
+        return self._rendered([dict(message) for message in messages], answering)
+
+    def tokens(self, messages: Sequence[Mapping[str, str]], answering: bool = True) -> list[int]:
+        """The conversation as ids. What a message holds stays text, even where it is written like a
+        special token."""
+        texts = [message["content"] for message in messages]
+        letters = set().union(*texts)
+        mark = next(mark_letter for mark_letter in MARKS if mark_letter not in letters)
+        safe = [
+            {**message, "content": self._broken_up(message["content"], mark)}
+            for message in messages
+        ]
+        text = self._rendered(safe, answering)
+        pieces = text.split(mark)  # inside each name of a special token: neither side is one
+        if len(pieces) == 1:
+            return self.tokenizer.encode(text, special=True)
+        return [
+            id
+            for ids in self.tokenizer.encode_batch(
+                [piece for piece in pieces if piece], special=True
+            )
+            for id in ids
+        ]
+
+    def _broken_up(self, text: str, mark: str) -> str:
+        if not self._special.pattern:
+            return text
+        return self._special.sub(lambda match: f"{match[0][0]}{mark}{match[0][1:]}", text)
+
+    def _rendered(self, messages: list[dict[str, str]], answering: bool) -> str:
+        import jinja2
+
+        context: dict[str, Any] = {
+            **self._words,
+            "messages": messages,
+            "add_generation_prompt": answering,
+            "tools": None,
+            "documents": None,
+        }
+        try:
+            text: str = _within(SECONDS, lambda: self._template.render(context))
+        except UserError:
+            raise
+        except jinja2.TemplateError as error:
+            raise UserError(
+                f"The chat template does not take this conversation: {error.message}."
+            ) from None
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            RecursionError,
+            AttributeError,
+        ) as error:
+            raise UserError(
+                f"The chat template fails on this conversation ({type(error).__name__}: {error})."
+            ) from None
+        return text
+
+
+def _within(seconds: float, work: Callable[[], Any]) -> Any:
+    """Runs ``work``; UserError at the first line of Python that it runs after so many seconds."""
+    until = time.monotonic() + seconds
+
+    def watch(frame: FrameType, event: str, argument: Any) -> Any:
+        if time.monotonic() > until:
+            raise UserError(ENDLESS)
+        return watch
+
+    before, token = sys.gettrace(), _left.set([MOST_WORK])
+    sys.settrace(watch)
+    try:
+        return work()
+    finally:
+        sys.settrace(before)
+        _left.reset(token)
+
+
+# ------------------------------------------------------------------------------------ the bounds
+
+_left: ContextVar[list[int]] = ContextVar("left")
+"""How much a rendering may still make: characters and entries of all that its operators, filters
+and calls give."""
+
+
+def bounded(value: Any) -> Any:
+    """The value, unless it is more than is left."""
+    if isinstance(value, str | bytes | list | tuple | dict):
+        size = len(value)
+        budget = _left.get([MOST_WORK])
+        budget[0] -= size
+        need(
+            budget[0] >= 0 and size <= (MOST_TEXT if isinstance(value, str | bytes) else MOST_LIST),
+            ENDLESS,
+        )
+    elif isinstance(value, int):
+        need(value.bit_length() <= 4096, ENDLESS)
+    return value
+
+
+def _joined(pieces: Iterable[Any], between: str = "") -> str:
+    """A text of pieces that ends at the bound."""
+    texts, size = list[str](), 0
+    for piece in pieces:
+        texts.append(str(piece))
+        size += len(texts[-1]) + len(between)
+        need(size <= MOST_TEXT, ENDLESS)
+    return str(bounded(between.join(texts)))
+
+
+def _replaced(text: Any, old: Any, new: Any, count: int | None = None) -> str:
+    text, old, new = str(text), str(old), str(new)
+    times = text.count(old)
+    need(len(text) + times * len(new) <= MOST_TEXT, ENDLESS)
+    result: str = text.replace(old, new, -1 if count is None else count)
+    return result
+
+
+def _product(first: Any, right: Any) -> Any:
+    for sequence, times in ((first, right), (right, first)):
+        if isinstance(times, int) and isinstance(sequence, str | bytes | list | tuple):
+            need(
+                len(sequence) * max(times, 0)
+                <= (MOST_TEXT if isinstance(sequence, str) else MOST_LIST),
+                ENDLESS,
+            )
+    return bounded(first * right)
+
+
+def _power(base: Any, right: Any) -> Any:
+    sized = isinstance(base, int | float) and isinstance(right, int | float) and abs(right) <= 64
+    need(sized and (not isinstance(base, int) or base.bit_length() <= 64), ENDLESS)
+    return base**right
+
+
+def _remainder(dividend: Any, right: Any) -> Any:
+    need(
+        not isinstance(dividend, str | bytes),
+        "The chat template formats a text by %; write it with ~ or +.",
+    )
+    return dividend % right
+
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "*": _product,
+    "**": _power,
+    "%": _remainder,
+    "+": lambda first, right: bounded(first + right),
+}
+METHODS = """
+strip lstrip rstrip split rsplit splitlines partition rpartition startswith endswith upper lower title capitalize
+replace join find rfind index count isdigit isalpha isalnum isspace islower isupper removeprefix removesuffix
+items keys values get
+"""
+"""Of texts, lists and dictionaries: those whose answers are no longer than what they are given, or
+are bounded here."""
+FILTERS = """
+abs capitalize count d default dictsort e escape first float groupby int items last length list lower map max min
+reject rejectattr reverse round safe select selectattr sort string sum title trim truncate unique upper
+"""
+PLAIN = (str, bytes, list, tuple, dict, int, float)
+
+
+def _environment() -> Any:
+    """Jinja's immutable sandbox with our bounds, set as templates for chats expect it."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.compiler import CodeGenerator, Frame
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generator(CodeGenerator):
+        """a ~ b by our own function: it is no operator to Jinja, and could double a text without
+        end."""
+
+        def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+            self.write("environment.concat((")
+            for child in node.nodes:
+                self.visit(child, frame)
+                self.write(", ")
+            self.write("))")
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(OPERATORS)
+        code_generator_class = Generator
+        concat = staticmethod(_joined)
+
+        def call_binop(self, context: Any, operator: str, first: Any, right: Any) -> Any:
+            return OPERATORS[operator](first, right)
+
+        def wrap_str_format(self, value: Any) -> None:
+            if isinstance(getattr(value, "__self__", None), str) and value.__name__ in (
+                "format",
+                "format_map",
+            ):
+                raise SecurityError("a text is formatted; write it with ~ or +")
+
+        def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+            allowed = not isinstance(obj, PLAIN) or attr in METHODS.split()
+            return allowed and super().is_safe_attribute(obj, attr, value)
+
+        def call(self, context: Any, called: Any, *args: Any, **named: Any) -> Any:
+            owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
+            if isinstance(owner, str) and name in ("join", "replace"):
+                called = (
+                    partial(_joined, between=owner) if name == "join" else partial(_replaced, owner)
+                )
+            return bounded(super().call(context, called, *args, **named))
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def as_json(
+        value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
+    ) -> str:
+        need(indent is None or indent <= 16, ENDLESS)
+        return str(bounded(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)))
+
+    environment = Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], autoescape=False
+    )
+    environment.filters = {name: _checked(environment.filters[name]) for name in FILTERS.split()}
+    environment.filters |= {"replace": _replaced, "tojson": as_json}
+    environment.filters["join"] = lambda value, d="", attribute=None: _joined(
+        _of(value, attribute), str(d)
+    )
+    environment.globals = {
+        "range": _range,
+        "dict": dict,
+        "namespace": environment.globals["namespace"],
+    }
+    environment.globals |= {
+        "raise_exception": refuse,
+        "strftime_now": lambda form: datetime.datetime.now().strftime(form[:99]),
+    }
+    return environment
+
+
+def _of(value: Iterable[Any], attribute: str | None) -> Iterable[Any]:
+    return value if attribute is None else (item[attribute] for item in value)
+
+
+def _range(*bounds: int) -> range:
+    result = range(*bounds)
+    need(len(result) <= MOST_LIST, ENDLESS)
+    return result
+
+
+def _checked(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose answer keeps the bounds."""
+
+    @functools.wraps(plain)
+    def filtered(*args: Any, **named: Any) -> Any:
+        return bounded(plain(*args, **named))
+
+    return filtered

@@ -1,0 +1,401 @@
+"""A checkpoint's metadata, read once: what a folder, hub name or recipe holds. Only its weights
+need torch.
+
+hf            config.json as published, published weight names: what transformers loads
+glassformer   config.json = {"glassformer": 1, "model": ...}, our own names: holds every model
+gguf          one file of llama.cpp's
+adapter       one of the first two with "base": NAME, or PEFT's adapter_config.json: what was changed in another model
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import families as recipes
+from ..core import files
+from ..core.checkpoints.headers import INDEX, SINGLE, Headers, read_headers
+from ..core.checkpoints.recipe import Recipe
+from ..core.config import Model as ModelConfig
+from ..core.config import serial
+from ..core.config.context_length import for_context
+from ..core.errors import UserError, need
+from ..families import sentences
+from .resolve import GGUF, resolve
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..core.checkpoints.loading import Fitted
+    from ..core.nn import Model
+    from ..core.tokenizer import Tokenizer
+    from ..fast.quantized import Layout
+
+    Dtype = torch.dtype | str | None
+    Device = torch.device | str | None
+
+FORMAT = 1  # of the glassformer layout
+SUMS, ANOTHER = "SHA256SUMS", "use another checkpoint"  # of a checkpoint of a training
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "encoder.json",
+    "vocab.txt",
+)
+TOKENIZER_FILES = ("tokenizer", "source_tokenizer")  # that a training writes
+# beside the tokenizer of what is written, where the source has another
+SOURCE = "source_tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model by its name: ``folder`` (None: a recipe, a shape without weights) and the ``config``
+    of its model.
+
+    ``recipe``: whose names the files use (None: our own). ``base``: the name of the model that the
+    folder holds only a change of. ``labels``: the names of what the model chooses from, in the
+    order of its outputs; empty where none were given. ``headers``: where the tensors lie, if that
+    is known already. ``quantization``: what config.json says of weights of few bits, None where
+    there are none.
+    """
+
+    name: str
+    folder: Path | None
+    config: ModelConfig
+    recipe: Recipe | None = None
+    base: str | None = None
+    labels: tuple[str, ...] = ()
+    headers: Headers | None = None
+    quantization: Any = None
+
+    @classmethod
+    def open(cls, name: str | Path, context: int | None = None) -> Checkpoint:
+        """The checkpoint that a folder, run folder, hub name or recipe leads to.
+
+        ``context`` is how many tokens its model is to read, in place of its own number; a
+        LongRopeScaling takes its long factors where they are more than its length. Raises UserError
+        where no model is described there.
+        """
+        target = resolve(name)
+        if not isinstance(target, Path):
+            opened = cls(str(name), None, target)
+        else:
+            base = None if target.is_file() else base_of(target)
+            allowed = base is None or context is None
+            need(
+                allowed,
+                f"{target} is a change of {base}, which has a context of its own; leave "
+                "context out.",
+            )
+            opened = _read(str(name), target, base)
+        return (
+            opened
+            if context is None
+            else replace(opened, config=for_context(opened.config, context))
+        )
+
+    @property
+    def gguf(self) -> bool:
+        """True where ``folder`` is a single file of llama.cpp's."""
+        return self.folder is not None and self.folder.suffix == GGUF and self.folder.is_file()
+
+    def weights(self) -> Headers:
+        """Headers of the files that hold the tensors; UserError where there are none."""
+        assert self.folder is not None
+        return self.headers or read_headers(self.folder)
+
+    def model(
+        self,
+        *,
+        dtype: Dtype = None,
+        device: Device = None,
+        mapped: bool = True,
+        bits: int | None = None,
+        group: int = 32,
+        head: int = 8,
+    ) -> Model:
+        """The model with its weights, in evaluation mode; a recipe's is newly initialised.
+
+        ``dtype`` None is the files' own (fp32 for a recipe). A large file on a disk of this machine
+        is ``mapped``, not read, and where nothing has to change, its tensors are the model's: it
+        may be removed or replaced by a new one (as ``save`` does it), but not cut or written over
+        in place while the model lives. False reads it. ``bits`` 8 or 4 quantises the weights,
+        ``group`` of them to a scale, the ends in ``head`` bits. Raises UserError for everything
+        that is missing, damaged or does not fit together.
+        """
+        if bits is None:
+            return self._model(dtype, device, mapped)
+        from ..fast import quantized
+
+        layout = quantized.Layout(bits, group, head)
+        model = self._model(dtype, device, mapped, layout)
+        if self.folder is not None and (
+            self.gguf or self.base is not None or self.quantization is not None
+        ):
+            # the others were quantised while they were made
+            quantized.quantize_weights(model, layout)
+        return model
+
+    def _model(
+        self, dtype: Dtype, device: Device, mapped: bool, layout: Layout | None = None
+    ) -> Model:
+        """The model as it is held here; new or of plain files, in few bits where a ``layout`` is
+        given."""
+        from ..core.checkpoints import loading
+        from ..core.checkpoints.tensors import Files
+        from ..fast import quantized_weights as few_bits
+        from . import adapters, lora
+
+        kind = loading.dtype_of(dtype)
+        if self.folder is None:
+            return loading.new_model(
+                self.config, kind or loading.DTYPES["float32"], device, layout=layout
+            )
+        if self.gguf:
+            from . import gguf
+
+            return gguf.load(self.folder, kind, device)
+        if self.base is None:
+            files = Files(self.weights(), mapped)
+            verify(self.folder, "model", "adapter")  # a header that lies was named by now
+            if self.quantization is not None:
+                page = few_bits.Page.parse(self.quantization, str(self.folder / CONFIG))
+                page_dtype = loading.dtype_of(page.dtype)
+                return few_bits.load(
+                    self.config, page, files, kind or page_dtype or files.dtype, device
+                ).eval()
+            return loading.load_model(
+                self.config, self.recipe, files, kind or files.dtype, device, layout
+            ).eval()
+        try:
+            model = (
+                Checkpoint.open(self.base).model_as(self.config, dtype=kind, device=device).model
+            )
+        except UserError as error:
+            sentence = (
+                f"{self.folder} holds only what was changed in {self.base}, and that "
+                f"cannot be loaded: {error}"
+            )
+            raise UserError(sentence) from None
+        verify(self.folder, "model", "adapter")
+        adapters.attach(model, self.folder)
+        lora.merge_and_unload(model)
+        return model.requires_grad_(True).eval()
+
+    def model_as(
+        self,
+        cfg: ModelConfig,
+        *,
+        seed: int | None = None,
+        dtype: Dtype = None,
+        device: Device = None,
+        anew: tuple[str, ...] = (),
+    ) -> Fitted:
+        """The model of ``cfg`` with these weights; only its ends, head and pool, may differ from
+        them.
+
+        What the files lack there is drawn with ``seed``, as are all parameters whose names begin as
+        those of ``anew``. A recipe has no weights, so all of its model is drawn. Raises UserError
+        as ``model`` does, and where anything but the ends does not fit.
+        """
+        from ..core.checkpoints import loading, weights
+        from ..core.checkpoints.tensors import Files
+
+        kind = loading.dtype_of(dtype)
+        if self.folder is None:
+            model = loading.new_model(cfg, kind or loading.DTYPES["float32"], device, seed)
+            return loading.Fitted(model.eval(), tuple(weights.shapes(cfg)), ())
+        shared = loading.differing_ends(cfg, self.config, str(self.folder), anew)
+        if self.base is not None or self.quantization is not None or self.gguf:
+            source_params = dict(self.model(dtype=kind, device=device).named_parameters())
+            model = loading.new_model(
+                cfg, kind or next(iter(source_params.values())).dtype, device, seed
+            )
+            loading.copy_weights(model, source_params, shared)
+        else:
+            files = Files(self.weights())
+            verify(self.folder, "model", "adapter")
+            model = loading.new_model(cfg, kind or files.dtype, device, seed)
+            links, shapes = loading.check_links(self.config, self.recipe, files)
+            shared_params = {
+                path: weight for path, weight in model.named_parameters() if path in shared
+            }
+            weights.fill(
+                [link for link in links if shared.issuperset(link.param_names)],
+                files,
+                shared_params,
+                shapes,
+            )
+        new_shapes, old_shapes = weights.shapes(cfg), weights.shapes(self.config)
+        new, unused = (
+            tuple(path for path in side if path not in shared) for side in (new_shapes, old_shapes)
+        )
+        return loading.Fitted(model.eval(), new, unused)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer in the folder, with the source's own where there is one; None without
+        any."""
+        if self.gguf:
+            from . import gguf
+
+            assert self.folder is not None
+            return gguf.open_tokenizer(self.folder)
+        tokenizer = None if self.folder is None else open_tokenizer(self.folder)
+        if tokenizer is not None:
+            tokenizer.source_tokenizer = self.source_tokenizer()
+        return tokenizer
+
+    def source_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that the model's encoder reads by, None where both sides have one."""
+        path = None if self.folder is None or self.gguf else self.folder / SOURCE
+        if path is None or not path.is_file():
+            return None
+        verify(path.parent, SOURCE)
+        from ..core.tokenizer.tokenizer import Tokenizer as Reader
+
+        return Reader.from_json(path.read_text(encoding="utf-8"), source=str(path))
+
+
+def open_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer in a model's folder, None where there is none (or Marian's pair of them, one
+    for each language)."""
+    if not has_tokenizer(folder):
+        return None
+    verify(folder, *TOKENIZER_FILES)
+    from .tokenizer_files import open as open_tokenizer
+
+    tokenizer: Tokenizer = open_tokenizer(folder)
+    return tokenizer
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """True where ``open_tokenizer`` finds one in the folder; nothing is opened."""
+    if (folder / "source.spm").exists() and not (folder / "tokenizer.json").exists():
+        return False
+    return any((folder / name).exists() for name in TOKENIZERS) or any(folder.glob("*.tiktoken"))
+
+
+def base_of(folder: Path) -> str | None:
+    """The name of the model that a folder holds a change of; None where it holds a whole model.
+
+    It is a hub name, a recipe or a folder anywhere on this machine, as a person may name one: only
+    a model's config and weights are read there. Raises UserError where changes of changes lead back
+    to one of them.
+    """
+    first = base = _base_named(folder)
+    visited = {folder.resolve()}
+    while base is not None:
+        try:
+            target = resolve(base)
+        except UserError:  # who loads it says what is wrong with it
+            break
+        if not isinstance(target, Path):
+            break
+        again = target.resolve() in visited
+        need(
+            not again,
+            f"{folder} is a change of {first}, which is itself a change of {target}; "
+            "name another base.",
+        )
+        visited.add(target.resolve())
+        base = _base_named(target)
+    return first
+
+
+def _base_named(folder: Path) -> str | None:
+    for page, key in ((CONFIG, "base"), (ADAPTER, "base_model_name_or_path")):
+        with contextlib.suppress(UserError):  # who reads the page says what is wrong with it
+            base = files.read_json(folder / page).get(key)
+            if isinstance(base, str) and base:
+                return base
+    return None
+
+
+def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
+    """The model that a folder's config.json describes, in either layout; an adapter's without one
+    is its base's."""
+    path = folder / CONFIG
+    if folder.is_file():
+        from . import gguf
+
+        return Checkpoint(name, folder, gguf.open_config(folder))
+    if not path.exists():
+        origin = None if base is None else resolve(base)
+        if isinstance(origin, Path):
+            return replace(
+                _read(name, origin, base_of(origin)),
+                folder=folder,
+                base=base,
+                labels=(),
+                headers=None,
+            )
+        resumable = (folder / "run.json").exists()
+        line = f"glassformer train --out {shlex.quote(str(folder))} --resume"
+        need(
+            not resumable,
+            f"{folder} is a run that has no checkpoint yet; go on with --resume: {line}",
+        )
+        raise UserError(f"{folder} has no config.json; give the folder of a saved model.")
+    raw = files.read_json(path, fix="restore it or download it again")
+    verify(folder, CONFIG, ADAPTER)
+    labels = _labels(raw)
+    if "glassformer" not in raw:
+        published = any((folder / weights).exists() for weights in (SINGLE, INDEX))
+        headers = read_headers(folder) if published else None
+        recipe, model = recipes.read_config(
+            {**raw, **sentences.open_beside(folder)}, str(path), headers
+        )
+        return Checkpoint(name, folder, model, recipe, base, labels, headers)
+    if raw["glassformer"] != FORMAT:
+        version = json.dumps(raw["glassformer"])[:20]
+        raise UserError(
+            f"{path} is in format {version} and this version reads {FORMAT}; upgrade glassformer."
+        )
+    try:
+        model = serial.from_dict(ModelConfig, raw.get("model"))
+        return Checkpoint(
+            name, folder, model, None, base, labels, quantization=raw.get("quantization")
+        )
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _labels(raw: dict[str, Any]) -> tuple[str, ...]:
+    with contextlib.suppress(ValueError, AttributeError, KeyError, TypeError):
+        named = raw["id2label"]
+        labels = tuple(str(named[str(number)]) for number in range(len(named)))
+        return () if all(re.fullmatch(r"LABEL_\d+", label) for label in labels) else labels
+    return ()
+
+
+def verify(folder: Path, *prefixes: str) -> None:
+    """Refuse a training checkpoint whose files, those whose names begin so (none: all), are not
+    what was written.
+
+    Raises UserError; a folder without sums is taken as it is. Reads 1.1 GB/s.
+    """
+    sums = folder / SUMS
+    if not sums.is_file():
+        return
+    try:
+        wrong = files.altered_files(sums, *prefixes)
+        listed = {line.partition("  ")[2] for line in sums.read_text(encoding="utf-8").splitlines()}
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{sums} is damaged or names a missing file ({error}); {ANOTHER}."
+        ) from None
+    need(
+        not wrong,
+        f"{folder / ''.join(wrong[:1])} is damaged: its sha256 is not that in {SUMS}; {ANOTHER}.",
+    )
+    written = {path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors")}
+    lost = sorted(name for name in written - listed if name.startswith(prefixes or ""))
+    need(not lost, f"{sums} is damaged (it lacks {''.join(lost[:1])}); {ANOTHER}.")

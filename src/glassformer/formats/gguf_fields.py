@@ -1,0 +1,120 @@
+"""A tokenizer as the fields of a GGUF file, by which llama.cpp splits a text; read back and
+compared."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..core.errors import UserError, need
+from ..core.tokenizer.tokenizer import Tokenizer
+from ..core.tokenizer.tokenizer_json import Spec
+from .gguf_tokenizer import SPLITS, WHOLE_WORDS, from_fields
+from .sentencepiece import BYTE, CONTROL, MARK, NORMAL, UNKNOWN, UNUSED, USER
+
+PREFIX = "tokenizer.ggml."
+ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+SAMPLE = (
+    "Once upon a time,  there were 1234567 owls\n\n\tand they didn't WE'LL see: naïve café - 你好, "
+    "мир! 🦉🦉 x_y=3.14; "
+    "(a) [b] {c} <d> 'e' \"f\" #g @h %i ^j &k *l ~m `n |o    end  "
+)
+"""Texts that ways to split treat differently."""
+
+
+def fields_of(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
+    """The fields, of a vocabulary of ``rows``; UserError for a tokenizer that llama.cpp splits
+    otherwise."""
+    spec = tokenizer._spec
+    model = spec["model"]
+    refused = (
+        "llama.cpp has no words for how this tokenizer splits a text; write the file without it"
+    )
+    pieces = isinstance(model.get("merges"), list) and model.get("byte_fallback")
+    need(model.get("type") == "BPE", f"{refused} (a {model.get('type')} vocabulary).")
+    model_fields = _pieces(spec, tokenizer) if pieces else _byte_level(spec)
+    need(model_fields is not None, f"{refused}.")
+    assert model_fields is not None
+    names = [tokenizer.token(id) or f"[UNUSED{id}]" for id in range(tokenizer.size)]
+    names += [f"[UNUSED{id}]" for id in range(tokenizer.size, rows)]
+    fields = {f"{PREFIX}{key}": value for key, value in model_fields.items()}
+    fields[f"{PREFIX}tokens"] = names
+    fields[f"{PREFIX}token_type"] = [_kind(tokenizer, id, bool(pieces)) for id in range(len(names))]
+    if pieces:
+        fields[f"{PREFIX}scores"] = _scores(spec, names)
+    for role, name in ROLES.items():
+        token = tokenizer.roles.get(role)
+        if token is not None and (id := tokenizer.id(token)) is not None:
+            fields[f"{PREFIX}{name}_token_id"] = id
+    fields[f"{PREFIX}add_bos_token"] = tokenizer.bos is not None and tokenizer.bos != tokenizer.eos
+    back = Tokenizer(*from_fields(fields, "The file"))
+    equal = all(
+        back.encode(text) == tokenizer.encode(text)
+        for text in (SAMPLE, SAMPLE.strip(), "a", " a", "\n")
+    )
+    need(equal, f"{refused} (its ids of a sample are others).")
+    return fields
+
+
+def _kind(tokenizer: Tokenizer, id: int, pieces: bool) -> int:
+    if id >= tokenizer.size or not tokenizer.token(id):
+        return UNUSED
+    name = tokenizer.token(id)
+    if pieces and name == tokenizer.roles.get("unk"):
+        return UNKNOWN
+    if tokenizer.hides(id):
+        return CONTROL
+    if pieces and re.fullmatch("<0x[0-9A-F]{2}>", name):
+        return BYTE
+    added = {token["content"] for token in tokenizer._spec["added_tokens"]}
+    return USER if name in added else NORMAL
+
+
+def _byte_level(spec: Spec) -> dict[str, Any] | None:
+    """GPT-2's kind, with llama.cpp's name for the split; None where it has none."""
+    before = _steps(spec.get("pre_tokenizer"))
+    ignore_merges = bool(spec["model"].get("ignore_merges"))
+    names = [name for name, steps in SPLITS.items() if list(map(_told, steps)) == before]
+    name = next((name for name in names if (name in WHOLE_WORDS) == ignore_merges), None)
+    merges = spec["model"].get("merges")
+    if name is None or not isinstance(merges, list):
+        return None
+    return {"model": "gpt2", "pre": name, "merges": [" ".join(pair) for pair in merges]}
+
+
+def _steps(step: Any) -> list[Any]:
+    """The steps of a pre-tokenizer, each told by what decides ids."""
+    if not step:
+        return []
+    return [
+        _told(inner)
+        for inner in (step["pretokenizers"] if step.get("type") == "Sequence" else [step])
+    ]
+
+
+def _told(step: Spec) -> dict[str, Any]:
+    usual = (
+        {"add_prefix_space": False, "use_regex": True} if step.get("type") == "ByteLevel" else {}
+    )
+    return {**usual, **{key: value for key, value in step.items() if key != "trim_offsets"}}
+
+
+def _pieces(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
+    """SentencePiece's kind."""
+    normal = spec.get("normalizer") or {}
+    steps = normal.get("normalizers", [normal] if normal else [])
+    trims = any(
+        step.get("type") == "Replace" and "Regex" in step.get("pattern", {}) for step in steps
+    )
+    prepends = any(step.get("type") == "Prepend" and step.get("prepend") == MARK for step in steps)
+    return {"model": "llama", "add_space_prefix": prepends, "remove_extra_whitespaces": trims}
+
+
+def _scores(spec: Spec, names: list[str]) -> list[float]:
+    """A score for each piece: the earlier it is merged, the higher."""
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(spec["model"]["merges"]):
+        ranks.setdefault("".join(pair), rank)
+    if not ranks:
+        raise UserError("This tokenizer has no merges; write the file without it.")
+    return [-float(ranks.get(name, len(ranks))) for name in names]

@@ -1,0 +1,292 @@
+"""Models loaded and saved: a folder, a hub name or a recipe -> model and tokenizer; and a model ->
+a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from .. import families as recipes
+from ..core import config, files
+from ..core.checkpoints import tensors as tensorfiles
+from ..core.checkpoints import weights
+from ..core.checkpoints.headers import INDEX, SINGLE, read_index
+from ..core.checkpoints.loading import Fitted
+from ..core.config import serial
+from ..core.errors import UserError, need
+from ..core.nn import Model
+from ..core.tokenizer.framing import target_start
+from ..families import sentences
+from ..fast import quantized_weights as quantized
+from ..fast.quantized import QuantizedWeight
+from . import adapters, lora
+from .checkpoint import FORMAT, SOURCE, Checkpoint
+
+if TYPE_CHECKING:
+    from ..core.tokenizer import Tokenizer
+
+Layout = Literal["hf", "glassformer"]
+Contents = dict[str, str | Callable[[Path], None]]
+
+
+def load(
+    name: str | Path,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    mapped: bool = True,
+    context: int | None = None,
+    bits: int | None = None,
+    group: int = 32,
+    head: int = 8,
+) -> tuple[Model, Tokenizer | None]:
+    """The model and tokenizer in a folder or under a hub name, ready to use; or a recipe's model,
+    newly initialised.
+
+    ``context`` is that of ``Checkpoint.open``, all others those of ``Checkpoint.model``: ``bits=8``
+    or 4 quantises the weights (docs/quantize.md). Raises UserError for everything that is missing,
+    damaged or does not fit together.
+    """
+    checkpoint = Checkpoint.open(name, context)
+    options: dict[str, Any] = {"bits": bits, "group": group, "head": head}
+    return checkpoint.model(
+        dtype=dtype, device=device, mapped=mapped, **options
+    ), checkpoint.tokenizer()
+
+
+def load_as(
+    cfg: config.Model,
+    name: str | Path,
+    *,
+    seed: int | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+) -> Fitted:
+    """The model of ``cfg`` with the weights of the one called ``name``, as ``Checkpoint.model_as``
+    says."""
+    return Checkpoint.open(name).model_as(cfg, seed=seed, dtype=dtype, device=device)
+
+
+def digest(model: Model) -> str:
+    """The SHA-256 of a model's config and weights, in the dtype or bits that they have here, as
+    hexadecimal text."""
+    hasher = hashlib.sha256(serial.dumps(model.config).encode())
+    for name, weight in model.named_parameters():
+        codes = weight.quantized_data if isinstance(weight, QuantizedWeight) else None
+        for tensor in (weight,) if codes is None else (codes.codes, codes.scales):
+            hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            hasher.update(tensorfiles.flat_bytes(tensor.cpu().contiguous()))
+    return hasher.hexdigest()
+
+
+# --------------------------------------------------------------------------------------- saving
+
+
+def save(
+    model: Model,
+    folder: str | Path,
+    tokenizer: Tokenizer | None = None,
+    layout: Layout | None = None,
+    *,
+    labels: Sequence[str] = (),
+    base: str | None = None,
+    source_tokenizer: Tokenizer | None = None,
+    beside: Mapping[str, str] | None = None,
+) -> None:
+    """Write a model (and tokenizer) to a folder: whole or not at all, other files there untouched.
+
+    ``layout`` None is "hf" where a published layout holds the model and "glassformer" elsewhere.
+    ``labels`` are the names of what it chooses from. With ``base`` only what trains is written, and
+    loading starts from the model of that name. ``source_tokenizer`` (None: the tokenizer's) is for
+    a model with a ``source_embed``; ``beside`` are texts of other files that appear with it, by
+    name. Raises UserError when "hf" is asked for and no published layout can hold it, or the folder
+    cannot be written.
+    """
+    named: dict[str, Any] = {"labels": labels, "base": base, "source_tokenizer": source_tokenizer}
+    contents = {**contents_of(model, tokenizer, layout, **named), **(beside or {})}
+    _commit(Path(folder).expanduser(), contents, tokenizer)
+
+
+def contents_of(
+    model: Model,
+    tokenizer: Tokenizer | None = None,
+    layout: Layout | None = None,
+    *,
+    labels: Sequence[str] = (),
+    base: str | None = None,
+    source_tokenizer: Tokenizer | None = None,
+) -> Contents:
+    """The files that ``save`` writes beside the tokenizer's own, by name."""
+    if layout not in (None, "hf", "glassformer"):
+        raise UserError(f'There is no layout "{layout}"; give "hf" or "glassformer".')
+    if any(weight.is_meta for weight in model.parameters()):
+        raise UserError(
+            "This model is on the meta device and has no weights to save; build it on a real one."
+        )
+    named: dict[str, Any] = {}
+    if labels:
+        named["id2label"] = {str(i): name for i, name in enumerate(labels)}
+        named["label2id"] = {name: i for i, name in enumerate(labels)}
+    _must_load(model.config, None if base is not None else _state(model))
+    page = None if base is not None else quantized.page_of(model)
+    if page is not None:
+        unpublished = (
+            "No published layout holds our quantised weights; save it in our own (layout "
+            "glassformer), or save"
+        )
+        need(layout != "hf", f"{unpublished} the model that it was made of.")
+        beside = not lora.adapted(model)
+        alone = (
+            "An adapter beside quantised weights is saved alone, as in its run's folder, "
+            "which loads as any model"
+        )
+        need(beside, f"{alone} (in Python give base, its name).")
+    published = layout != "glassformer" and base is None and page is None
+    contents = _published(model, tokenizer, layout, named) if published else None
+    if contents is None:
+        book = {
+            "glassformer": FORMAT,
+            "model": serial.to_dict(model.config),
+            **_token_ids(tokenizer),
+            **named,
+        }
+        if base is not None:
+            contents = {
+                **adapters.contents(model, base),
+                "config.json": _json({**book, "base": base}),
+            }
+        elif page is not None:
+            book[quantized.KEY] = vars(page)
+            contents = {
+                **quantized.contents(model, page, _state(model)),
+                "config.json": _json(book),
+            }
+        else:
+            contents = {
+                **tensorfiles.contents(tensorfiles.plain(_state(model))),
+                "config.json": _json(book),
+            }
+    if (
+        source_tokenizer is None
+        and tokenizer is not None
+        and getattr(model.config, "source_embed", None) is not None
+    ):
+        source_tokenizer = tokenizer.source_tokenizer
+    if source_tokenizer is not None:
+        contents[SOURCE] = source_tokenizer.to_json()
+    return contents
+
+
+def _must_load(cfg: config.Model, state: Mapping[str, torch.Tensor] | None) -> None:
+    """Refuse to save what could never be loaded: a config that no reader gives back, weights of
+    another model."""
+    try:
+        back = serial.loads(config.Model, serial.dumps(cfg))
+    except (UserError, TypeError, ValueError) as error:
+        raise UserError(
+            f"Nothing is saved, since this config could not be read back: {error}"
+        ) from None
+    need(
+        back == cfg,
+        "Nothing is saved, since this config is read back as another one; give its "
+        "types plain values.",
+    )
+    shapes = {name: tuple(weight.shape) for name, weight in (state or {}).items()}
+    described = weights.shapes(cfg) if state is not None else {}
+    odd = next(
+        (name for name in {**shapes, **described} if shapes.get(name) != described.get(name)), None
+    )
+    sentence = (
+        f"Nothing is saved, since model.config does not describe {odd} as it is; a part of your own"
+    )
+    need(odd is None, f"{sentence} is a type in the config (config.member).")
+
+
+def _published(
+    model: Model, tokenizer: Tokenizer | None, layout: Layout | None, named: Mapping[str, Any]
+) -> Contents | None:
+    """The files of the published layout; None where there is no such layout and none was asked
+    for."""
+    try:
+        recipe, raw = recipes.write_config(model.config)
+    except UserError:
+        if layout is None:
+            return None
+        raise
+    state = _state(model)
+    dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
+    ids = _token_ids(tokenizer, spell_out=True)
+    # as generation begins
+    if isinstance(model.config, config.EncoderDecoder) and tokenizer is not None:
+        ids["decoder_start_token_id"] = target_start(tokenizer)
+    raw = {**raw, **ids} if tokenizer is not None else {**ids, **raw}
+    raw = {**raw, "torch_dtype": dtype, **named}
+    beside = raw.pop(sentences.KEY, None)
+    bare = raw["architectures"][0] in recipe.bare
+    pieces = weights.pieces(
+        recipe.table(model.config), state, weights.shapes(recipe.layout(model.config)), bare
+    )
+    sentence_files = sentences.files_of(beside, model.config.dim) if beside else {}
+    return {**tensorfiles.contents(pieces), **sentence_files, "config.json": _json(raw)}
+
+
+def _state(model: Model) -> dict[str, torch.Tensor]:
+    return {name.replace("_orig_mod.", ""): weight for name, weight in lora.weights(model).items()}
+
+
+def _token_ids(tokenizer: Tokenizer | None, spell_out: bool = False) -> dict[str, int | None]:
+    """The tokenizer's special ids for config.json; spelled out, null says that there is none."""
+    ids = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
+    return {name: id for name, id in ids.items() if spell_out or id is not None}
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def _commit(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> None:
+    """Write everything beside, then rename it into place, config.json last; then remove what it
+    replaced."""
+    if not folder.exists():
+        with files.write_folder(folder) as beside:
+            _write(beside, contents, tokenizer)
+        return
+    files.make_folder(folder)
+    replaced = _weight_files(folder)
+    with files.temporary(folder, ".saving-") as beside, files.explain_errors(folder):
+        _write(beside, contents, tokenizer)
+        names = [str(path.relative_to(beside)) for path in beside.rglob("*") if path.is_file()]
+        for name in (*(name for name in names if name != "config.json"), "config.json"):
+            files.sync(beside / name)
+            (folder / name).parent.mkdir(exist_ok=True)
+            (beside / name).replace(folder / name)
+        for path in replaced:
+            if path.name not in contents:
+                path.unlink(missing_ok=True)
+        files.sync(folder)
+
+
+def _write(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> None:
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        files.write(folder / name, content)
+    if tokenizer is not None:
+        tokenizer.save(folder)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The model that stands in a folder: a single file or an index and its shards, and what makes
+    vectors of it."""
+    names: Iterable[str] = [SINGLE, INDEX, sentences.MODULES, SOURCE]
+    if (folder / INDEX).is_file():
+        with contextlib.suppress(UserError):  # an index that says nothing names no shards
+            names = [*names, *set(read_index(folder).values())]
+    return [
+        folder / name for name in names if Path(name).name == name and (folder / name).is_file()
+    ]

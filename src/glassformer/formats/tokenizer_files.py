@@ -1,0 +1,286 @@
+"""Open a published tokenizer: a file of any format, or a folder that holds one.
+
+A folder's tokenizer_config.json says who plays bos, eos, mask and so on, and which tokens were
+added later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from ..core import files
+from ..core.errors import UserError, nearest, need
+from ..core.tokenizer import byte_bpe
+from ..core.tokenizer.tokenizer import Tokenizer
+from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, added_token, flag, ids_of
+from . import gguf_tokenizer as gguf
+from . import sentencepiece, vocab_merges, wordpiece
+
+FIX = "restore or fix the file"  # what to do about broken JSON
+# bytes of a tokenizer file; the largest published ones have some tens of millions
+LARGEST = 1 << 30
+SENTENCEPIECE_T5 = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945ea86"
+SENTINELS_T5 = 100
+MERGES_OF = vocab_merges.FILES
+CASES = ("bert-cased", "bert-uncased")
+PAIRED = (*byte_bpe.KINDS, vocab_merges.CLIP)
+PIECES = ("t5", sentencepiece.FAIRSEQ)
+KINDS = (*PAIRED, *CASES, *PIECES)
+CLASSES: dict[str, str | None] = {
+    "Qwen2Tokenizer": "qwen",
+    "T5Tokenizer": "t5",
+    "CLIPTokenizer": vocab_merges.CLIP,
+    "XLMRobertaTokenizer": sentencepiece.FAIRSEQ,
+}
+"""The classes of `transformers` whose files mean something else than what they say alone, and what
+that is."""
+PLAIN = """
+PreTrainedTokenizer PythonBackend TokenizersBackend SentencePieceBackend GPT2Tokenizer RobertaTokenizer BartTokenizer
+LEDTokenizer LongformerTokenizer CodeGenTokenizer BertTokenizer DistilBertTokenizer ElectraTokenizer
+MobileBertTokenizer ConvBertTokenizer SqueezeBertTokenizer RetriBertTokenizer LayoutLMTokenizer LxmertTokenizer
+DPRQuestionEncoderTokenizer DPRContextEncoderTokenizer DPRReaderTokenizer LlamaTokenizer GemmaTokenizer
+"""
+"""The classes whose files say everything, or say it together with tokenizer_config.json."""
+
+
+def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
+    """The tokenizer in a file or folder.
+
+    Formats: tokenizer.json; vocab.json with merges.txt, encoder.json with vocab.bpe; tiktoken ranks
+    (also as tokenizer.model); SentencePiece .model; WordPiece vocab.txt; the vocabulary in a GGUF
+    file. ``kind`` (gpt2, cl100k, o200k, llama3, qwen, clip, bert-cased, bert-uncased, t5,
+    xlm-roberta) decides where the file does not say; a tokenizer.json says everything. Raises
+    UserError.
+    """
+    path = Path(path).expanduser()
+    if kind is not None and kind not in KINDS:
+        raise UserError(f'There is no kind of tokenizer "{kind}".{nearest(kind, KINDS)}')
+    if files.path_kind(path) == "folder":
+        path = _find(path)
+    config = _settings(path.with_name("tokenizer_config.json"))
+    spec, roles = _read(path, kind, config)
+    roles |= _roles(config)
+    _extend(spec, path.parent, config)
+    return Tokenizer(spec, roles, str(path))
+
+
+def _find(folder: Path) -> Path:
+    """The tokenizer's file in a folder, the most explicit format first."""
+    for name in ("tokenizer.json", *MERGES_OF, "tokenizer.model", "spiece.model", "vocab.txt"):
+        complete = name not in MERGES_OF or files.path_kind(folder / MERGES_OF[name])
+        if files.path_kind(folder / name) == "file" and complete:
+            return folder / name
+    try:
+        candidates = sorted(
+            path for end in ("tiktoken", "model", "gguf") for path in folder.glob(f"*.{end}")
+        )
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}); change its rights.") from None
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise UserError(
+            f"{folder} holds {len(candidates)} tokenizers; name the file, such as {candidates[0]}."
+        )
+    raise UserError(
+        f"{folder} holds no tokenizer; it needs a tokenizer.json or another published format."
+    )
+
+
+def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, Roles]:
+    """The specification in one file, by the look of its content rather than by its name."""
+    source = str(path)
+    if _content(path, len(gguf.MAGIC)) == gguf.MAGIC:  # perhaps a whole model, which is not read
+        return gguf.read_tokenizer(path)
+    data = _content(path)
+    beside = {merges: vocab for vocab, merges in MERGES_OF.items()}
+    if path.name in beside:
+        return _vocab_and_merges(path.with_name(beside[path.name]), path, kind, config)
+    start = data[:4096]
+    if start.lstrip()[:1] == b"{":
+        raw = files.json_object(data, source, FIX)
+        if isinstance(raw.get("model"), dict):
+            stored = raw.pop("glassformer", None)
+            return raw, dict(stored) if isinstance(stored, dict) else {}
+        if path.name in MERGES_OF:
+            return _vocab_and_merges(path, path.with_name(MERGES_OF[path.name]), kind, config)
+        raise UserError(
+            f'{source} is JSON with no "model" and so is not a tokenizer.json; choose another file.'
+        )
+    if re.match(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n", start):
+        return byte_bpe.read_ranks(data, _kind(kind, byte_bpe.KINDS, config, path), source), {}
+    if path.suffix == ".model" or start[:1] == b"\n":
+        file_kind = _kind(kind, PIECES, config, path)
+        if file_kind is None and hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5:
+            file_kind = "t5"
+        sentinels = config.get("extra_ids", SENTINELS_T5) if file_kind == "t5" else 0
+        if type(sentinels) is not int or not 0 <= sentinels <= 10000:
+            raise UserError(
+                f'"extra_ids" in {path.with_name("tokenizer_config.json")} is not a count; fix it.'
+            )
+        return sentencepiece.read_tokenizer(
+            data, source, sentinels, fairseq=file_kind == sentencepiece.FAIRSEQ
+        )
+    if path.suffix == ".txt":
+        file_kind = _kind(kind, CASES, config, path)
+        return wordpiece.read_tokenizer(
+            _text(data, source),
+            None if file_kind is None else file_kind == CASES[1],
+            config,
+            source,
+        ), {}
+    raise UserError(
+        f"{source} is not a tokenizer of a known format; give a tokenizer.json or "
+        "another published file."
+    )
+
+
+def _kind(
+    kind: str | None, possible: Collection[str], config: dict[str, Any], path: Path
+) -> str | None:
+    """The kind asked for, else the one that the folder's config implies; UserError when it cannot
+    be the file's.
+
+    Also for a class of which nobody here knows what it makes of its files: their ids alone would be
+    others.
+    """
+    if kind is not None:
+        if kind not in possible:
+            raise UserError(
+                f'{path} cannot be of the kind "{kind}"; choose '
+                f"{', '.join(possible)} or leave it out."
+            )
+        return kind
+    class_name = config.get("tokenizer_class") or _settings(path.with_name("config.json")).get(
+        "tokenizer_class"
+    )
+    name = str(class_name).removesuffix("Fast")
+    if class_name is None and path.name.startswith("sentencepiece.bpe"):
+        name = "of fairseq, by its name,"
+    elif class_name is None or name in PLAIN.split():
+        return None
+    if CLASSES.get(name) in possible:
+        return CLASSES[name]
+    if name in CLASSES and path.suffix == ".tiktoken":
+        return None
+    raise UserError(
+        f"{path} is for the class {ascii(name)[1:-1][:100]}, whose ids are not the file's alone; "
+        "give its "
+        f"tokenizer.json, or say what it is by kind= ({', '.join(possible)})."
+    )
+
+
+def _content(path: Path, first: int | None = None) -> bytes:
+    """The file's bytes, or the first of them."""
+    need(
+        files.path_kind(path) != "other", f"{path} is not a file that holds a tokenizer; give one."
+    )
+    try:
+        if first is not None:
+            with path.open("rb") as file:
+                return file.read(first)
+        need(
+            path.stat().st_size <= LARGEST,
+            f"{path} is too large to be a tokenizer; choose another file.",
+        )
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    need(bool(data.strip()), f"{path} is empty; restore the file.")
+    return data
+
+
+def _text(data: bytes, source: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{source} is not UTF-8 text (byte {error.start}); restore the file."
+        ) from None
+
+
+def _vocab_and_merges(
+    vocab: Path, merges: Path, kind: str | None, config: dict[str, Any]
+) -> tuple[Spec, Roles]:
+    ids = files.json_object(_content(vocab), str(vocab), FIX)
+    text = _text(_content(merges), str(merges))
+    named = {token["content"] for token in _listed(vocab.parent, config).values()} | {
+        *_roles(config).values()
+    }
+    named |= {*_roles(_settings(vocab.with_name("special_tokens_map.json"))).values()}
+    file_kind = _kind(kind, PAIRED, config, vocab)
+    return vocab_merges.read_tokenizer(
+        ids, text, file_kind, {name for name in named if name}, config, vocab
+    )
+
+
+# ------------------------------------------------------------------------ tokenizer_config.json
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    return (
+        files.json_object(_content(path), str(path), FIX) if files.path_kind(path) == "file" else {}
+    )
+
+
+def _roles(config: dict[str, Any]) -> Roles:
+    """Token of each role by the config; BERT's name for bos is cls and for eos sep."""
+    roles: Roles = {}
+    for role in USUAL:
+        alias = {"bos": "cls", "eos": "sep"}.get(role, role)
+        for key in (f"{role}_token", f"{alias}_token"):
+            token = config.get(key)
+            token = token.get("content") if isinstance(token, dict) else token
+            if (
+                key in config
+                and (token is None or isinstance(token, str))
+                and roles.get(role) is None
+            ):
+                roles[role] = token
+    return roles
+
+
+def _listed(folder: Path, config: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The tokens that a folder lists beside its vocabulary, by their ids."""
+    listed: dict[int, dict[str, Any]] = {}
+    for text, id in _settings(folder / "added_tokens.json").items():
+        if type(id) is int:
+            listed[id] = added_token(id, text, special=False)
+    table = config.get("added_tokens_decoder", {})
+    for key, token in table.items() if isinstance(table, dict) else ():
+        if (
+            re.fullmatch("[0-9]{1,18}", key)
+            and isinstance(token, dict)
+            and isinstance(token.get("content"), str)
+        ):
+            rules = {
+                rule: flag(token, rule, False)
+                for rule in added_token(0, "")
+                if rule not in ("id", "content")
+            }
+            listed[int(key)] = {"id": int(key), "content": token["content"], **rules}
+    return listed
+
+
+def _extend(spec: Spec, folder: Path, config: dict[str, Any]) -> None:
+    """Add the tokens that a folder lists beside its vocabulary, at the ids it gives them."""
+    listed = _listed(folder, config)
+    try:
+        ids = ids_of(spec)
+        size = max(ids.values(), default=-1) + 1
+    except (TypeError, ValueError, AttributeError, KeyError):
+        return  # the Tokenizer says what is wrong
+    for id, token in sorted(listed.items()):
+        if token["content"] in ids:
+            continue
+        if id != size:
+            raise UserError(
+                f'{folder} adds "{token["content"]}" at {id}, and the next free id '
+                f"is {size}; fix it."
+            )
+        spec["added_tokens"] = [*(spec.get("added_tokens") or []), token]
+        size += 1

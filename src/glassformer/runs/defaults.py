@@ -1,0 +1,217 @@
+"""What is trained on a text when nobody said how: tokenizer, model and steps, from the text's size
+and kind alone.
+
+The table is made of experiments on texts of 20 KB to 20 MB: docs/first-hour.md, made again by
+benchmarks/first_hour.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.config import run
+from ..core.data import find as find_corpus
+from ..core.errors import UserError
+from ..core.tokenizer.trainers import written_specials
+from . import run_file
+from .plan import base_model
+
+MIN_BYTES = 500  # bytes of text from which anything can be learnt and some of it held out
+MAX_READ = 1 << 23  # characters that are looked at; the rest of a text is taken to be like them
+# bytes between white space, on average, from which a text has no words (genes, base64), unless
+MAX_WORD = 40
+# it has so many different characters: Chinese and Japanese, whose words nothing parts
+MANY_CHARACTERS = 1000
+EVALUATIONS = 20
+# steps between them at least: on a short run they would take longer than the steps
+MIN_INTERVAL = 10
+SMALL_VOCAB = 512  # a BPE where bytes would be chosen
+# of these without a better one end the run: validation rises, or the rate has nothing left to give
+PATIENCE = 5
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Training settings for a text of up to ``size`` bytes.
+
+    ``vocab`` is a BPE's size, None for bytes; ``epochs`` how often the text is read, at most
+    ``steps`` steps long.
+    """
+
+    size: float
+    vocab: int | None
+    recipe: str
+    context: int
+    batch: int
+    dropout: float
+    decay: float
+    epochs: float
+    steps: int = 2400
+
+
+TABLE = (
+    Preset(60e3, None, "glass/200k", 128, 8, 0.2, 1.0, 11),
+    Preset(600e3, None, "glass/1m", 128, 16, 0.1, 0.1, 9, 1600),
+    Preset(6e6, 2048, "glass/1m", 128, 16, 0.0, 0.1, 3, 2400),
+    Preset(float("inf"), 4096, "glass/4m", 256, 16, 0.0, 0.1, 1, 2000),
+)
+
+
+@dataclass(frozen=True)
+class TextStatistics:
+    """Statistics of a text: bytes of UTF-8, characters, distinct characters, words between white
+    space, and a sample."""
+
+    name: str
+    bytes: int
+    characters: int
+    distinct: int
+    words: int
+    sample: str
+    mark: str = ""  # what looks like a special token between documents, with how often it is there
+
+
+def text_statistics(data: run.Data) -> TextStatistics:
+    """A look at the text of a run: all of it up to MAX_READ characters, else counts in
+    proportion."""
+    distinct: set[str] = set()
+    total = characters = words = 0.0
+    sample = ""
+    marks: Counter[str] = Counter()
+    for name in data.sources():
+        source = find_corpus(name, data.field, data.separator)
+        size = spaces = characters_read = bytes_read = 0
+        for piece in source.pieces():
+            sample = sample or piece.text
+            distinct.update(piece.text)
+            marks.update(written_specials(piece.text))
+            size += len(piece.text.encode())
+            spaces += len(piece.text.split())
+            characters_read, bytes_read = characters_read + len(piece.text), piece.bytes_read
+            if characters_read > MAX_READ:
+                break
+        share = source.size / bytes_read if characters_read > MAX_READ else 1.0
+        total, characters, words = (
+            total + size * share,
+            characters + characters_read * share,
+            words + spaces * share,
+        )
+    totals = (round(total), round(characters), len(distinct), max(1, round(words)))
+    mark = "".join(f'"{name}" {count:,} times' for name, count in marks.most_common(1) if count > 1)
+    return TextStatistics(", ".join(data.sources()), *totals, sample, mark)
+
+
+def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The settings that ``changes``, as the command line gives them, leave open, and one line that
+    says which and why.
+
+    What ``changes`` name stays: a recipe's shape, a checkpoint's everything but how often a text is
+    read. Nothing is chosen for objectives that do not continue texts. Raises UserError for a text
+    too short to learn from.
+    """
+    settings = run_file.read_run(None, changes)
+    if not isinstance(settings.data, run.Data) or not settings.train.objective.every_token:
+        return {}, ""
+    user_settings = {name.removeprefix("train.") for name in changes}
+    fresh = not {"recipe", "from", "type"} & user_settings
+    statistics = text_statistics(settings.data)
+    if statistics.bytes < MIN_BYTES and fresh:
+        few = (
+            f"{statistics.name} holds {statistics.bytes} bytes of text and at least {MIN_BYTES} are needed "
+            "to learn from and"
+        )
+        raise UserError(
+            f"{few} to check on; give more (20 KB begin to look like the text, 1 MB "
+            "like its sentences)."
+        )
+    row = next(row for row in TABLE if statistics.bytes <= row.size)
+    data, train_config, defaults = settings.data, settings.train, dict[str, Any]()
+    if isinstance(data.valid, float):
+        defaults["data.split"] = "spread"
+    wordy = statistics.bytes / statistics.words < MAX_WORD or statistics.distinct > MANY_CHARACTERS
+    kind = data.tokenizer or ("bpe" if data.vocab or (row.vocab and wordy) else "byte")
+    vocab = data.vocab or row.vocab or SMALL_VOCAB
+    if "from" not in user_settings:
+        defaults["data.tokenizer"] = kind
+        if kind == "bpe":
+            defaults["data.vocab"] = vocab
+    lengths = {
+        "byte": 1.0,
+        "char": statistics.bytes / statistics.characters,
+        "bpe": math.log2(vocab) / 4,
+    }
+    # roughly: for others a published vocabulary's English
+    tokens = statistics.bytes / lengths.get(kind, 4.0)
+    base, tokenizer, _ = base_model(settings)
+    if tokenizer is not None:
+        tokens = (
+            statistics.bytes
+            * len(tokenizer.encode(statistics.sample))
+            / len(statistics.sample.encode())
+        )
+    context = train_config.context or base.context
+    if fresh:
+        defaults |= {"recipe": row.recipe, "decoder.dropout": row.dropout, "batch": row.batch}
+        defaults["context"] = context = min(
+            train_config.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32)))
+        )
+        if not any(name.startswith("optimizer") for name in user_settings):
+            defaults["optimizer.weight_decay"] = row.decay
+    batch = train_config.batch if "batch" in user_settings or not fresh else row.batch
+    steps = train_config.steps
+    if "steps" not in user_settings:
+        steps = defaults["steps"] = max(
+            20, min(row.steps, round(row.epochs * tokens / (batch * context)))
+        )
+    every = max(MIN_INTERVAL, steps // EVALUATIONS)  # and at the end
+    defaults |= {
+        "early_stop": PATIENCE,
+        "evaluate_every": every,
+        "sample_every": 4 * every,
+        "save_every": 5 * every,
+    }
+    defaults = {
+        name: value
+        for name, value in defaults.items()
+        if name not in user_settings and name not in changes
+    }
+    named = {
+        "data.tokenizer": "tokenizer",
+        "data.vocab": "vocabulary",
+        "decoder.dropout": "dropout",
+    }
+    summary_names = (
+        "data.tokenizer",
+        "data.vocab",
+        "recipe",
+        "context",
+        "decoder.dropout",
+        "steps",
+    )
+    words = [
+        f"{named.get(name, name)} {defaults[name]}" for name in summary_names if name in defaults
+    ]
+    size = statistics.bytes
+    amount = (
+        f"{size / 1e6:.1f} MB"
+        if size >= 1e6
+        else f"{size / 1e3:.0f} KB"
+        if size >= 1e4
+        else f"{size:,} bytes"
+    )
+    notes = (
+        [
+            f"{statistics.name} holds {amount} of text, so: {', '.join(words)}. Any of them can be set."
+        ]
+        if words
+        else []
+    )
+    if statistics.mark and data.separator is None:
+        notes.append(
+            f"It holds {statistics.mark}; if that parts its documents, give it as --data.separator."
+        )
+    return defaults, " ".join(notes)

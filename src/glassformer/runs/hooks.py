@@ -1,0 +1,336 @@
+"""What consumes steps: evaluate, save, log. Each is called with a Step, in the order they are
+given."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core import files
+from ..core.config.objective import Objective
+from ..core.errors import UserError, note
+from ..core.nn.inference import inference
+from ..core.training.batches import Batch
+from ..core.training.loop import Step
+from ..core.training.loss import Loss, mean_metrics
+from ..core.training.routing import RouteCounts, count_routes
+from ..scale.mesh import ALONE, Mesh
+from ..scale.shard import reshard
+from ..scale.shared import columns, in_order, shared_out
+from . import run_checkpoints
+from .history import read_log as read_log
+
+Hook = Callable[[Step], None]
+PROGRESS = 10.0  # seconds after which a validation says how far it is
+
+
+@contextlib.contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Use the model without training it: no dropout, no gradients, every random state as it was
+    afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    device = next(model.parameters()).device
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), inference(model):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+class Evaluate:
+    """Fills in ``step.valid_loss``: the mean over the same validation batches each time, which
+    ``batches()`` gives.
+
+    What else the objective can tell (accuracy, correlations) goes to ``step.metrics``, as
+    ``valid_accuracy``, and where mixtures of experts sent which tokens to ``step.routes``.
+    """
+
+    def __init__(
+        self,
+        batches: Callable[[], Iterable[Batch]],
+        objective: Objective,
+        every: int,
+        labels: tuple[str, ...] = (),
+        mesh: Mesh = ALONE,
+    ) -> None:
+        self.batches, self.objective, self.every, self.labels, self.mesh = (
+            batches,
+            objective,
+            every,
+            labels,
+            mesh,
+        )
+        self.count = 0  # batches of the last evaluation
+        self.routes = RouteCounts()
+
+    def __call__(self, step: Step) -> None:
+        if step.due(self.every):
+            model = step.state.eval_model()
+            with count_routes(model, self.mesh) as step.routes:
+                self.routes = step.routes
+                step.valid_loss, valid_metrics = self.measure(model)
+            step.metrics = {
+                **step.metrics,
+                **{f"valid_{name}": fact for name, fact in valid_metrics.items()},
+            }
+
+    def measure(self, model: Any) -> tuple[float, dict[str, Any]]:
+        """The validation loss of ``model``, in its own number format, and what else there is to
+        say."""
+        device = next(model.parameters()).device
+        losses: list[Loss] = []
+        noted = time.monotonic()
+        with evaluating(model), columns(model, self.mesh) as cut:
+            for batch, is_real in shared_out(self.batches(), self.mesh):
+                # then it is computed only for others, which need this process
+                self.routes.paused = not is_real
+                loss = self.objective.loss(model, cut(batch.to(device)))
+                losses += [loss] if is_real else []
+                if time.monotonic() - noted > PROGRESS:
+                    noted = time.monotonic()
+                    note(
+                        f"  validated on {len(losses):,} "
+                        f"batches{f' of {self.count:,}' if self.count else ''}"
+                    )
+            self.count = len(losses)
+            if not self.mesh.alone:
+                losses = in_order(losses, self.mesh)
+                reshard(model)
+            metrics = mean_metrics(losses)
+            answered = [
+                (loss.predictions, loss.labels) for loss in losses if loss.predictions is not None
+            ]
+            if answered:
+                predictions, labels = (
+                    torch.cat(tensors) for tensors in zip(*answered, strict=True)
+                )
+                metrics |= self.objective.metrics(predictions, labels, self.labels)
+        targets = int(sum(loss.count for loss in losses))
+        return sum(float(loss.sum) for loss in losses) / targets if targets else math.nan, metrics
+
+
+class Save:
+    """Keeps the last checkpoints and the best one of a run folder.
+
+    It saves ``every`` so many steps, at a new best validation loss and at the end. A skipped step
+    left the weights as they were: after one they are saved only where no checkpoint has them yet,
+    or where the run ends.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        every: int,
+        keep: int,
+        tokenizer: Any = None,
+        source_tokenizer: Any = None,
+    ) -> None:
+        self.folder, self.every, self.keep = folder, every, keep
+        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer
+
+    def __call__(self, step: Step) -> None:
+        state, better = step.state, False
+        if (
+            step.valid_loss is not None
+            and step.valid_loss < state.best
+            and (step.last or not state.skipped_in_a_row)
+        ):
+            state.best, state.best_step, better = step.valid_loss, step.index, True
+        if better or step.last or (step.due(self.every) and not state.skipped_in_a_row):
+            self.save(step)
+
+    def save(self, step: Step) -> None:
+        """Save now what is not saved yet; what no longer counts among the last is removed after
+        that."""
+        mesh, newest = step.state.mesh, run_checkpoints.newest(self.folder)
+        kept_step = mesh.first(run_checkpoints.number(newest) if newest else 0)
+        moved = step.index - step.state.skipped_in_a_row  # the step that last moved the weights
+        if step.last or not step.state.skipped_in_a_row or moved > kept_step:
+            run_checkpoints.save(self.folder, step.state, self.tokenizer, self.source_tokenizer)
+            if mesh.is_first:
+                run_checkpoints.rotate(self.folder, self.keep)
+
+
+class Rank0Hooks:
+    """Hooks of the first process alone: a mistake that it meets there is everybody's."""
+
+    def __init__(self, hooks: Iterable[Hook], mesh: Mesh) -> None:
+        self.hooks, self.mesh = list(hooks), mesh
+
+    def __call__(self, step: Step) -> None:
+        with self.mesh.agreeing():
+            for hook in self.hooks:
+                hook(step)
+
+
+class PeerSample:
+    """Generates the sample on the other processes as well: a sharded model needs all of them."""
+
+    def __init__(self, sample: Callable[[Any], str] | None, every: int) -> None:
+        self.sample, self.every = sample, every
+
+    def __call__(self, step: Step) -> None:
+        if self.sample is not None and step.due(self.every):
+            with evaluating(step.state.model):
+                self.sample(step.state.model)
+
+
+class Log:
+    """One JSON object a step in ``log.jsonl``; going on from ``start``, what a lost run wrote after
+    it is dropped."""
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        lines = [line for line in read_log(path) if line["step"] <= start] if start else []
+        files.write(path, "".join(json.dumps(line) + "\n" for line in lines))
+        try:
+            self.file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise files.explain(error, path) from None
+        self.path = path
+
+    def __call__(self, step: Step) -> None:
+        self.write(metrics(step))
+
+    def write(self, line: dict[str, Any]) -> None:
+        """One more line; UserError where the file is no longer there."""
+        try:
+            if not os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())):
+                raise FileNotFoundError
+        except FileNotFoundError:
+            raise UserError(
+                f"{self.path} was moved or removed while training; training stopped."
+            ) from None
+        try:
+            self.file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise files.explain(error, self.path) from None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with contextlib.suppress(OSError):  # a full disk was reported when it was met
+            self.file.close()
+
+
+class Routing(Log):
+    """Which tokens each expert gets, a line for each mixture at each validation; as
+    ``Routes.top_tokens`` has it."""
+
+    def __init__(
+        self, path: Path, tokenizer: Any, start: int = 0, source_tokenizer: Any = None
+    ) -> None:
+        super().__init__(path, start)
+        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
+
+    def __call__(self, step: Step) -> None:
+        for path, routes in step.routes.items():
+            reads = self.source_tokenizer if path.startswith("encoder.") else self.tokenizer
+            experts = []
+            for expert in routes.top_tokens():
+                tokens = [(reads.token(id), n, _short(share)) for id, n, share in expert["tokens"]]
+                experts.append({"share": _short(expert["share"]), "tokens": tokens})
+            choices = int(routes.times.sum())
+            self.write(
+                {"step": step.index, "mixture": path, "choices": choices, "experts": experts}
+            )
+
+
+class TensorBoard:
+    """The same numbers as TensorBoard events; needs the ``tensorboard`` package."""
+
+    def __init__(self, folder: Path, start: int = 0) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined, unused-ignore]
+
+        self.writer: Any = SummaryWriter(str(folder), purge_step=start + 1 if start else None)
+
+    def __call__(self, step: Step) -> None:
+        for name, value in metrics(step).items():
+            for place, number in _numbers(name, value):
+                self.writer.add_scalar(place, number, step.index)
+
+    def close(self) -> None:
+        """Write what is left and let go of the files."""
+        self.writer.close()
+
+
+def metrics(step: Step) -> dict[str, Any]:
+    """A step's numbers as JSON holds them: those that are not finite are left out, and ``skipped``
+    says why."""
+    names = (
+        "loss",
+        "valid_loss",
+        "lr",
+        "lrs",
+        "grad_norm",
+        "tokens",
+        "seconds",
+        "epoch",
+        "skipped",
+    )
+    numbers = {"step": step.index, **{name: getattr(step, name) for name in names}}
+    numbers["seconds"] = round(step.seconds, 6)
+    if len(set(step.lrs.values())) <= 1:
+        numbers["lrs"] = None
+    numbers |= {name: _short(fact) for name, fact in step.metrics.items()}
+    return {
+        k: v
+        for k, v in numbers.items()
+        if v is not None and not (isinstance(v, float) and not math.isfinite(v))
+    }
+
+
+def _short(fact: Any) -> Any:
+    """A fact to six digits, whatever it is made of; what is not finite is none."""
+    if isinstance(fact, list):
+        return [_short(item) for item in fact]
+    return float(f"{fact:.6g}") if math.isfinite(fact) else None
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Every float in a fact, by its place: load/0/3."""
+    if isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _numbers(f"{name}/{place}", item)
+    elif isinstance(value, float):
+        yield name, value
+
+
+def draw(log: Path, picture: Path) -> str:
+    """Draw the log's curves into ``picture``; one sentence that says what became of it."""
+    try:
+        import matplotlib
+    except ImportError:
+        return "No picture of the curves: pip install matplotlib, or look at log.jsonl."
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = read_log(log)
+    figure, (losses, rates) = pyplot.subplots(
+        2, 1, sharex=True, height_ratios=(3, 1), figsize=(8, 6), layout="tight"
+    )
+    for axes, name, style in (
+        (losses, "loss", "-"),
+        (losses, "valid_loss", "o-"),
+        (rates, "lr", "-"),
+    ):
+        drawn = [(line["step"], line[name]) for line in lines if name in line]
+        if drawn:
+            label = {"loss": "training", "valid_loss": "validation"}.get(name)
+            axes.plot(*zip(*drawn, strict=True), style, label=label, linewidth=0.8, markersize=3)
+    losses.set_ylabel("loss (nats)")
+    losses.legend()
+    rates.set_ylabel("learning rate")
+    rates.set_xlabel("step")
+    files.write(picture, lambda beside: figure.savefig(beside, format="png", dpi=120))
+    pyplot.close(figure)
+    return f"The curves are in {picture}."

@@ -1,0 +1,198 @@
+"""What several processes do around a run: the first one speaks and prepares, a mistake of any is
+everybody's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core import config
+from ..core.config.parallel import AXES
+from ..core.config.run import Muon, Run, Train
+from ..core.errors import UserError, mute, need, note
+from ..core.tokenizer import Tokenizer
+from ..core.training.causal import Causal
+from ..core.training.execution import matmul_peak
+from ..scale import experts, pipeline, ring, tensor
+from ..scale.layout import Layout, pieces_for
+from ..scale.mesh import Mesh, has_agent, is_peer_loss, restarts
+from ..tasks.objectives import Prefix
+from . import run_checkpoints
+from .plan import RunPlan
+from .resume import previous_run
+
+INNER = tuple(axis for axis in AXES if axis not in ("data", "replicate"))
+CHECKS = {"pipeline": pipeline.check, "tensor": tensor.check, "expert": experts.check}
+PROBE = 1 << 22  # bytes sent to see how fast
+
+
+@contextlib.contextmanager
+def rank0_logging(mesh: Mesh) -> Iterator[None]:
+    """Only the first process speaks; a mistake of another, or its loss, becomes the first one's
+    sentence.
+
+    Without torchrun's agent, which reports on all of them, each process says why it ends.
+    """
+    if mesh.alone:
+        yield
+        return
+    if not mesh.is_first:
+        mute()
+    try:
+        yield
+    except UserError as error:
+        mute(has_agent() and not mesh.is_first)
+        mesh.post_error(str(error))
+        raise
+    except Exception as error:
+        mute(has_agent() and not mesh.is_first)
+        if not is_peer_loss(error):
+            mesh.post_error(f"A process failed: {type(error).__name__}: {error}")
+            raise
+        word, reason = mesh.peer_error(), str(error).splitlines()[0]
+        gone = (
+            "A process of this training ended, was lost or did not answer within "
+            f"{mesh.layout.timeout:g} s ({reason})"
+        )
+        again = (
+            "its own message says why; without one, start again with --resume: it goes on "
+            "from the last checkpoint."
+        )
+        raise UserError(word or f"{gone}; {again}") from None
+
+
+def previous(settings: Run, out: Path, resume: bool, mesh: Mesh) -> dict[str, Any]:
+    """``resume.previous_run`` as the first process finds it; started anew after a loss, a run goes
+    on by itself."""
+    record: dict[str, Any] = {}
+    with mesh.agreeing():
+        if mesh.is_first:
+            has_run = (out / "run.json").exists() or bool(run_checkpoints.steps(out))
+            record = previous_run(settings, out, resume or (restarts() > 0 and has_run))
+    return dict(mesh.first(record))
+
+
+def with_tokenizer(plan: RunPlan, mesh: Mesh) -> RunPlan:
+    """``plan.with_tokenizer``; the first process finds or trains it and tells the others."""
+    if mesh.alone:
+        return plan.with_tokenizer()
+    with mesh.rank0_first(machines=False):
+        if mesh.is_first:
+            plan = plan.with_tokenizer()
+            tokenizer_json = [
+                None if tokenizer is None else tokenizer.to_json()
+                for tokenizer in (plan.tokenizer, plan.source_tokenizer)
+            ]
+            mesh.publish("tokenizers", json.dumps(tokenizer_json))
+        else:
+            texts = json.loads(mesh.fetch("tokenizers"))
+            tokenizer, source = (
+                None if text is None else Tokenizer.from_json(text) for text in texts
+            )
+            plan = replace(plan, tokenizer=tokenizer, source_tokenizer=source)
+    plan.check(plan.shape)
+    return plan
+
+
+def in_pieces(train_config: Train, before: dict[str, Any], mesh: Mesh, out: Path) -> Train:
+    """The settings with ``accumulate`` a multiple of the processes that share the rows; a run keeps
+    what it began with.
+
+    Raises UserError where that cannot be.
+    """
+    if before:
+        pieces = int(before.get("pieces", train_config.accumulate))
+        shared = (
+            f"The run in {out} works through a step in {pieces} pieces, which {mesh.data_parallel_size} "
+            "processes cannot share"
+        )
+        fits = [str(n) for n in range(1, pieces + 1) if pieces % n == 0]
+        need(
+            pieces % mesh.data_parallel_size == 0,
+            f"{shared} evenly; start {', '.join(fits[:-1])} or {fits[-1]} of them.",
+        )
+    else:
+        pieces = pieces_for(train_config.accumulate, mesh.layout)
+        few = (
+            f"train.batch is {train_config.batch} rows, too few for {pieces} pieces, a multiple of the "
+            f"{mesh.data_parallel_size} processes"
+        )
+        need(pieces <= train_config.batch, f"{few}; raise it or start fewer.")
+    return replace(train_config, accumulate=pieces)
+
+
+def check(train_config: Train, model: config.Model, mesh: Mesh) -> None:
+    """UserError for what a run on several processes cannot do."""
+    if mesh.alone:
+        return
+    inner = [axis for axis in INNER if mesh.extent(axis) > 1]
+    stages, other_size = mesh.extent("pipeline"), mesh.size // mesh.extent("pipeline")
+    alone = (
+        f"parallel.pipeline {stages} stands alone so far and there are {mesh.size} "
+        f"processes; start {stages}."
+    )
+    need(stages == 1 or other_size == 1, alone)
+    is_causal = isinstance(train_config.objective, Causal | Prefix)
+    need(
+        stages == 1 or is_causal,
+        f"A pipeline learns next tokens (Causal, Prefix), not {type(train_config.objective).__name__}.",
+    )
+    unsupported = (
+        f"parallel.{' and parallel.'.join(inner)} in one training are not built; give one of "
+        "them beside parallel.data."
+    )
+    need(len(inner) < 2, unsupported)
+    for axis in inner:
+        ring.check(model) if axis == "context" else CHECKS[axis](model, mesh.extent(axis))
+
+
+def layout_of(plan: RunPlan, train_config: Train, mesh: Mesh, dtype: str) -> Layout:
+    """Returns the memory and traffic layout of the run."""
+    short = "bf16" if dtype == "bfloat16" else "fp32"
+    return Layout(
+        plan.cost,
+        mesh.layout,
+        train_config.accumulate,
+        short,
+        isinstance(train_config.optimizer, Muon),
+    )
+
+
+def say_layout(layout: Layout, train_config: Train, context: int, mesh: Mesh) -> None:
+    """The layout, and how much faster than one process it may be, from a product and a transfer
+    measured now."""
+    if mesh.alone:
+        return
+    numbers = torch.zeros(PROBE // mesh.size, dtype=torch.uint8)
+    mesh.gather(numbers)
+    start = time.perf_counter()
+    mesh.gather(numbers)
+    rate = PROBE / mesh.maximum(time.perf_counter() - start)
+    flops = layout.cost.training_flops * train_config.batch * context
+    peak = matmul_peak(torch.bfloat16 if layout.dtype == "bf16" else torch.float32, mesh.device)
+    slowest = -mesh.maximum(-peak)
+    alone, sent = flops / slowest, layout.traffic / rate
+    stages = mesh.extent("pipeline")
+    # the first and the last pieces leave stages idle
+    busy = layout.pieces / (layout.pieces + stages - 1)
+    gain = alone / (
+        alone / (mesh.data_parallel_size * mesh.extent("context", "tensor") * stages * busy) + sent
+    )
+    exact = mesh.layout.exact and mesh.extent(*INNER) == 1
+    order = "added in one order: the bits of one process" if exact else "added in any order"
+    note(f"On {layout.sentence()} Gradients are {order}.")
+    apart = f"each with cores of its own ({rate / 1e9:.2f} GB/s between them)"
+    note(f"Expected: about {gain:.1f} times the speed of one process, {apart}.")
+    if layout.pieces < 2 * stages - 2:
+        idle = (
+            f"In {layout.pieces} pieces {stages} stages wait for one another {1 - busy:.0%} "
+            "of the time"
+        )
+        note(f"{idle}; raise train.accumulate.")

@@ -1,0 +1,187 @@
+"""Training as a person sees it: a small panel in a terminal, plain lines elsewhere; always on
+standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import note
+from ..core.threads import Contention
+from ..core.training.loop import Step
+from .hooks import evaluating
+from .report import duration
+
+BARS = "▁▂▃▄▅▆▇█"
+BAR_WIDTH = 56  # columns of the bar and of the row of losses: they fit a terminal of 60
+LINES = 8  # of a sample, at most: the panel fits a terminal of 24
+
+
+class Live:
+    """Shows loss, validation, tokens a second, the share of the machine's measured peak, time left,
+    and samples.
+
+    ``flops`` are a token's in training; ``sample`` makes some text with the model, every
+    ``sample_every`` steps; ``written`` is a file that gets a line of JSON for each, its step and
+    text.
+    """
+
+    def __init__(
+        self,
+        flops: float = 0.0,
+        peak: float = 0.0,
+        sample: Callable[[Any], str] | None = None,
+        sample_every: int = 0,
+        terminal: bool | None = None,
+        written: Path | None = None,
+    ) -> None:
+        self.flops, self.peak, self.written = flops, peak, written
+        self.sample, self.sample_every = sample, sample_every
+        able = (
+            sys.stderr is not None
+            and sys.stderr.isatty()
+            and os.environ.get("TERM") not in ("dumb", "unknown")
+        )
+        self.terminal = able if terminal is None else terminal
+        self.began = self.shown = time.monotonic()
+        self.first: int | None = None  # the step before the first that was seen
+        self.losses: list[float] = []
+        self.tokens, self.seconds = 0, 0.0  # since the last time shown
+        self.speed = 0.0
+        self.valid = math.nan
+        self.metrics: dict[str, float] = {}  # what else is known of what is held out
+        self.text = ""
+        self.screen: Any = None
+        self.contention, self.machine = Contention(), ""
+
+    def __enter__(self) -> Live:
+        if self.terminal:
+            from rich.console import Console
+            from rich.live import Live as Screen
+
+            self.screen = Screen(console=Console(stderr=True), auto_refresh=False)
+            self.screen.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.screen is not None:
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                self.screen.stop()
+
+    def __call__(self, step: Step) -> None:
+        self.first = step.index - 1 if self.first is None else self.first
+        self.tokens, self.seconds = self.tokens + step.tokens, self.seconds + step.seconds
+        if step.skipped:
+            note(f"step {step.index} skipped: {step.skipped}; the weights were left as they were.")
+        else:
+            self.losses.append(step.loss)
+        if step.valid_loss is not None:
+            self.valid = step.valid_loss
+            self.metrics = {
+                n: f
+                for n, f in step.metrics.items()
+                if n.startswith("valid_") and isinstance(f, float)
+            }
+        if self.sample is not None and step.due(self.sample_every):
+            with evaluating(step.state.model):
+                self.text = self.sample(step.state.model)
+            if self.written is not None:
+                with (
+                    contextlib.suppress(OSError),
+                    self.written.open("a", encoding="utf-8") as opened,
+                ):
+                    opened.write(json.dumps({"step": step.index, "text": self.text}) + "\n")
+            if self.screen is None:
+                note(f"  sample: {self.text!r}")
+        waited = time.monotonic() - self.shown
+        if (
+            step.last
+            or waited > (0.5 if self.screen else 10)
+            or (step.valid_loss is not None and waited > 1)
+        ):
+            self.show(step)
+
+    def show(self, step: Step) -> None:
+        """Draw the panel, or print a line."""
+        self.speed = self.tokens / self.seconds if self.seconds else 0.0
+        self.tokens, self.seconds, self.shown = 0, 0.0, time.monotonic()
+        self.machine = self.contention.describe()
+        if self.screen is None:
+            note(
+                f"step {step.index}/{step.steps}  "
+                + "  ".join(f"{k} {v}" for k, v in self.numbers(step).items())
+            )
+        else:
+            with contextlib.suppress(OSError):
+                self.screen.update(self.panel(step), refresh=True)
+
+    def numbers(self, step: Step) -> dict[str, str]:
+        """The panel's numbers by name, formatted: loss, validation, tokens/s, time left, a machine
+        that is shared."""
+        done = step.index - (self.first or 0)
+        remaining = (time.monotonic() - self.began) / max(1, done) * (step.steps - step.index)
+        recent = self.losses[-max(1, min(20, len(self.losses) // 4)) :]
+        numbers = {"loss": f"{sum(recent) / len(recent):.4f}" if recent else "none"}
+        if math.isfinite(self.valid):
+            numbers["validation"] = f"{self.valid:.4f}"
+        numbers |= {
+            name.removeprefix("valid_"): f"{fact:.4f}" for name, fact in self.metrics.items()
+        }
+        numbers["tokens/s"] = f"{self.speed:,.0f}"
+        if self.flops and self.peak:
+            # it was measured once, perhaps in a busy moment
+            self.peak = max(self.peak, self.flops * self.speed)
+            numbers["of this machine's peak"] = f"{self.flops * self.speed / self.peak:.0%}"
+        return (
+            numbers
+            | {"left": duration(remaining)}
+            | ({"machine": self.machine} if self.machine else {})
+        )
+
+    def panel(self, step: Step) -> Any:
+        """The terminal's picture: a bar, the numbers, the loss as a row of bars, the last
+        sample."""
+        from rich.columns import Columns
+        from rich.console import Group
+        from rich.constrain import Constrain
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        bar = Table.grid()  # the bar alone ends no line: what follows would be drawn over it
+        bar.add_row(ProgressBar(total=step.steps, completed=step.index, width=BAR_WIDTH))
+        # each number under its name, in as many rows as the terminal is narrow
+        numbers = [
+            Text.assemble((name, "dim"), "\n", (value, "bold"))
+            for name, value in self.numbers(step).items()
+        ]
+        losses = Text(sparkline(self.losses, BAR_WIDTH), style="cyan", no_wrap=True)
+        lines: list[Any] = [bar, Columns(numbers, padding=(0, 2)), losses]
+        if self.text:
+            lines.append(
+                Text("\n".join(self.text.splitlines()[:LINES]), style="italic", overflow="fold")
+            )
+        framed = Panel(Group(*lines), title=f"step {step.index:,} of {step.steps:,}", expand=False)
+        return Constrain(framed, 100)
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The values as one line of bars, each the mean of a stretch."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    cuts = [round(i * len(values) / width) for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    low, high = min(means), max(means)
+    return "".join(
+        BARS[round((mean - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for mean in means
+    )

@@ -1,0 +1,54 @@
+"""Listening sockets, with readable errors for host and port."""
+
+from __future__ import annotations
+
+import socket
+
+from ...core.errors import UserError
+
+
+def listening_socket(host: str, port: int, default_port: int) -> socket.socket:
+    """Opens a listening socket. Raises UserError for a port in use, with the next free port."""
+    try:
+        return _listen(host, port)
+    except PermissionError:
+        raise UserError(
+            f"Port {port} is for the system's own; take one above 1023, such as --port {default_port}."
+        ) from None
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or not _in_use(error):
+            raise UserError(
+                f"--host {host} is no address of this machine ({error.strerror}); leave it out."
+            ) from None
+    for free_port in range(port + 1, min(port + 200, 65_536)):
+        try:
+            _listen(host, free_port).close()
+        except OSError:
+            continue
+        raise UserError(f"Port {port} is in use; port {free_port} is free: --port {free_port}.")
+    raise UserError(
+        f"Port {port} is in use, and so are those after it; --port 0 takes any free one."
+    )
+
+
+def _in_use(error: OSError) -> bool:
+    import errno
+
+    return error.errno == errno.EADDRINUSE
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    flags = socket.AI_PASSIVE
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=flags
+    )[0]
+    # asyncio sets TCP_NODELAY only where the protocol is named
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    return listener

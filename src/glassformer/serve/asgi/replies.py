@@ -1,0 +1,321 @@
+"""Requests and answers of the API and of the page: one class of error, bodies and answers in JSON,
+server-sent events, and work that ends when its client disconnects.
+
+The API gives each request an id (serve/middleware) and answers errors as OpenAI does; a request
+without one is the page's, whose errors are a sentence.
+
+400 401 403 404 405 408 413 415 431   the request is wrong: do not send it again
+429 503                               the server is busy, or ends: send it again later (Retry-After)
+500                                   the server made a mistake
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from anyio import to_thread
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ...core import files
+from ...core.errors import UserError, note
+from .limits import BODY_SECONDS, LARGE_BODY, MOST_BODY
+
+T = TypeVar("T")
+CancelCheck = Callable[[], None]
+"""Raises ClientDisconnected where nobody waits for the answer any more."""
+
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+ROUTING_ERRORS = {
+    404: "There is nothing at this address.",
+    405: "This address does not take that method.",
+}
+
+
+class ClientDisconnected(Exception):
+    """Raised when the client has disconnected."""
+
+
+class HttpError(UserError):
+    """Error response; ``param`` is the invalid field of the request, ``pooled`` the address of a
+    smaller answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        pooled: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.headers, self.pooled = headers, pooled
+
+    def body(self, request_id: str | None) -> dict[str, Any]:
+        """OpenAI's error object for a request of the API; a sentence for the page."""
+        if request_id is None:
+            return {"error": str(self)} | ({"pooled": self.pooled} if self.pooled else {})
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {
+            "message": str(self),
+            "type": ERROR_TYPES.get(self.status, kind),
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error, "request_id": request_id}
+
+
+def not_found(message: str) -> HttpError:
+    return HttpError(404, message)
+
+
+def refuse(
+    condition: bool, message: str, param: str | None = None, code: str | None = None
+) -> None:
+    """Raises HttpError 400 if ``condition`` holds."""
+    if condition:
+        raise HttpError(400, message, param, code)
+
+
+def request_id(scope: Scope) -> str | None:
+    """Id of a request of the API; None for the page's."""
+    return scope.get("state", {}).get("id")  # type: ignore[no-any-return]
+
+
+def http_error(error: BaseException, request_id: str | None) -> HttpError:
+    """Converts any exception; internal errors are logged with a traceback that the client does not
+    see."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, HTTPException):
+        return HttpError(error.status_code, ROUTING_ERRORS.get(error.status_code, error.detail))
+    if isinstance(error, UserError):
+        status, code = getattr(error, "http_status", (400, None))
+        headers = {"retry-after": "1"} if status in (429, 503) else None
+        return HttpError(status, str(error), code=code, headers=headers)
+    if isinstance(error, MemoryError) or "memory" in str(error):
+        message = "There was not enough memory for this; take a shorter text or a smaller model."
+        return HttpError(500, message, code="out_of_memory")
+    lines, place = "".join(traceback.format_exception(error)), "its terminal says where"
+    if request_id is None:
+        note(lines)
+    else:
+        log_line({"id": request_id, "error": type(error).__name__, "traceback": lines})
+        place = f"its log says where, at {request_id}"
+    return HttpError(500, f"The server made a mistake ({type(error).__name__}); {place}.")
+
+
+def log_line(fields: Mapping[str, Any]) -> None:
+    """Writes one JSON line to standard error; JSON escaping keeps client text from forging
+    lines."""
+    note(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}))
+
+
+def error_response(error: BaseException, scope: Scope) -> Response:
+    """The answer to a request that raised ``error``."""
+    if isinstance(error, ClientDisconnected):
+        return Response(None, 499)
+    id = request_id(scope)
+    answer = http_error(error, id)
+    return json_response(answer.body(id), answer.status, answer.headers)
+
+
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Exception handler of both applications."""
+    return error_response(error, request.scope)
+
+
+# -------------------------------------------------------------------------------------------- JSON
+
+
+async def read_body(request: Request) -> bytes:
+    """Body of at most MOST_BODY bytes; a Content-Length above that is rejected unread. Raises
+    HttpError for a body that is too large or does not come."""
+    message = f"A request has {MOST_BODY >> 20} MiB at most, and this is more; shorten it."
+    too_large = HttpError(413, message, headers={"connection": "close"})
+    length = request.headers.get("content-length", "0")
+    if not length.isdigit() or int(length) > MOST_BODY:
+        raise too_large
+    data, pieces = bytearray(), request.stream()
+    while True:
+        try:
+            piece = await asyncio.wait_for(anext(pieces, None), BODY_SECONDS)
+        except TimeoutError:
+            message = f"Nothing came for {BODY_SECONDS:g} seconds in the body; send it again."
+            raise HttpError(408, message, headers={"connection": "close"}) from None
+        except ClientDisconnect:
+            raise ClientDisconnected from None
+        if piece is None:
+            return bytes(data)
+        data += piece
+        if len(data) > MOST_BODY:
+            raise too_large
+
+
+class PythonDecoder(json.JSONDecoder):
+    """JSON decoder for large bodies: other threads run meanwhile, which the scanner in C would keep
+    waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scan_once = json.scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+
+def from_json(content: bytes) -> Any:
+    """Decodes a body. Raises HttpError."""
+    try:
+        return json.loads(content, cls=PythonDecoder if len(content) > LARGE_BODY else None)
+    except (ValueError, RecursionError):
+        message = "The body cannot be read as JSON; send an object in UTF-8."
+        raise HttpError(400, message, code="invalid_json") from None
+
+
+def to_json(value: Any) -> str:
+    """Encodes compact JSON; numbers that are not finite become strings."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return to_json(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return files.json_number(value) if isinstance(value, float) else value
+
+
+def json_response(
+    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """JSON response that is never cached."""
+    headers = {"cache-control": "no-store", **(headers or {})}
+    content = value if isinstance(value, bytes) else to_json(value).encode("utf-8", "replace")
+    return Response(content, status, headers, "application/json")
+
+
+# -------------------------------------------------------------------------- work for a client
+
+
+async def disconnected(request: Request) -> None:
+    """Returns when the client disconnects; the body must have been read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
+    """Cancels a task and waits for its cleanup."""
+    if not task.done():
+        task.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
+    """Awaits ``work``; cancels it and raises ClientDisconnected if the client disconnects."""
+    pending, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request))
+    try:
+        await asyncio.wait({pending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not pending.done():
+            raise ClientDisconnected
+        return pending.result()
+    finally:
+        for task in (pending, disconnect):
+            await cancel_and_wait(task)
+
+
+def check_connected(gone: threading.Event) -> None:
+    if gone.is_set():
+        raise ClientDisconnected
+
+
+async def run_in_thread(request: Request, task: Callable[[CancelCheck], T]) -> T:
+    """Runs ``task(check)`` in a thread; ``check`` raises ClientDisconnected when the client
+    disconnects."""
+    gone = threading.Event()
+    work = partial(task, partial(check_connected, gone))
+    try:
+        return await until_disconnect(request, to_thread.run_sync(work, abandon_on_cancel=True))
+    finally:
+        gone.set()
+
+
+# ------------------------------------------------------------------------------ server-sent events
+
+
+def format_event(data: Any, name: str | None = None, id: str | None = None) -> bytes:
+    """Formats one server-sent event."""
+    name_line = "" if name is None else f"event: {name}\n"
+    id_line = "" if id is None else f"id: {id}\n"
+    return f"{id_line}{name_line}data: {to_json(data)}\n\n".encode("utf-8", "replace")
+
+
+class EventStream(Response):
+    """Server-sent events, closed by ``end``.
+
+    The stream stops when the client disconnects. An exception on the way becomes an event with an
+    ``error``.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes], end: bytes = b"") -> None:
+        super().__init__(None, 200, {"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self.events, self.end = events, end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        disconnect = asyncio.ensure_future(disconnected(Request(scope, receive)))
+        sending = asyncio.ensure_future(self._send(send, disconnect, request_id(scope)))
+        try:
+            await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise ClientDisconnected
+            sending.result()
+        finally:
+            await cancel_and_wait(sending)
+            await cancel_and_wait(disconnect)
+
+    async def _send(self, send: Send, leaving: asyncio.Future[None], id: str | None) -> None:
+        async def write(data: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        try:
+            async for event in self.events:
+                await write(event)
+        except (ClientDisconnected, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            await write(
+                format_event(http_error(error, id).body(id), "error" if id is None else None)
+            )
+        finally:
+            await self.events.aclose()
+        # To a closed connection uvicorn writes nothing and does not wait: let the news of it come
+        # first.
+        await asyncio.sleep(0)
+        if leaving.done():
+            raise ClientDisconnected
+        await write(self.end, more=False)

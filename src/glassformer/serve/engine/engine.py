@@ -1,0 +1,236 @@
+"""The engine: requests in from any thread, events out, one thread that computes a step at a time.
+
+submit --> arrivals --> worker: plan --> read --> draw --> events
+              ^                  |                 |
+           cancel                +-- another step -+
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...core.errors import need
+from ...core.nn import Model
+from ...core.nn.editing import one_token
+from .create_request import create_request_state
+from .draft_model import check_draft
+from .memory import MemoryPlan, check_encode, check_request, plan_memory
+from .request import (
+    Encode,
+    EngineClosed,
+    QueueFull,
+    Request,
+    RequestHandle,
+    RequestTooLarge,
+    TokenLogprob,
+)
+from .request_state import RequestState, Stats
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from ...core.tokenizer.tokenizer import Tokenizer
+
+
+class Engine:
+    """Answers requests for one model, which nothing else may train or change meanwhile.
+
+    ``max_context`` (tokens of prompt and continuation; None: the model's), ``max_sequences``
+    (continuations at once), ``max_queue`` (continuations that may wait; one more raises QueueFull)
+    and ``memory`` (bytes for keys and values; None: half of what is free, at most what all these
+    can need) bound it; ``room`` says what was taken. ``step_tokens`` are read at most in one pass,
+    so that long prompts do not hold up others. ``lookup``: guess tokens that stand earlier in a
+    text; ``draft``: let a small decoder of the same vocabulary guess. Guesses change no answer.
+    Clients have equal shares: one with fewer continuations than another comes first, and takes the
+    other's newest place. A request that fails ends alone. Close it, or use it in a ``with``. Raises
+    UserError where memory does not hold one text.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer | None = None,
+        *,
+        max_context: int | None = None,
+        max_sequences: int = 32,
+        max_queue: int = 256,
+        memory: int | None = None,
+        step_tokens: int = 512,
+        lookup: bool = True,
+        draft: Model | None = None,
+    ) -> None:
+        need(max_queue >= 1, f"max_queue is {max_queue}; give 1 or more.")
+        need(step_tokens >= 1, f"step_tokens is {step_tokens}; give 1 or more.")
+        self.model, self.tokenizer, self.max_queue = model, tokenizer, max_queue
+        if draft is not None:
+            check_draft(draft, model)
+        self.memory_plan: MemoryPlan = plan_memory(
+            model, max_context, max_sequences, memory, draft, step_tokens
+        )
+        self.max_context, self.step_tokens = self.memory_plan.context, step_tokens
+        self.vocab_size = None if tokenizer is None else tokenizer.size
+        self.lookup = (lookup or draft is not None) and self.memory_plan.rewinds
+        self._worker = Worker(
+            model, self.memory_plan, self.vocab_size, step_tokens, self.lookup, self._closed
+        )
+        self._states: dict[RequestHandle, RequestState] = {}
+        self._arrivals: deque[RequestState] = deque()
+        self._cancelled: set[RequestHandle] = set()
+        self._work = threading.Condition()
+        self._requests = self._refused = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._loop, name="glassformer-engine", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------------------- from any thread
+
+    def check_size(self, requests: Sequence[Request | Encode]) -> None:
+        """RequestTooLarge where these, submitted one after the other, could never wait together."""
+        size = sum(request.size for request in requests)
+        problem = (
+            f"A request of {size:,} continuations never fits in the queue of {self.max_queue:,}"
+        )
+        if size > self.max_queue:
+            raise RequestTooLarge(f"{problem}; send fewer prompts, or a smaller n.")
+
+    def submit(self, request: Request | Encode) -> RequestHandle:
+        """Take a request; its events come by the handle. UserError for what this model cannot
+        answer; QueueFull."""
+        self.check_size([request])
+        if isinstance(request, Encode):
+            check_encode(request, self.model, self.max_context)
+        else:
+            check_request(
+                request, self.model, self.tokenizer, self.max_context, self.memory_plan.first
+            )
+        seed = getattr(request, "seed", None)
+        handle = RequestHandle(
+            request, self.cancel, int(torch.randint(2**31, ())) if seed is None else seed
+        )
+        state = RequestState(handle, [], [], [], 1)
+        if isinstance(request, Request):
+            state = create_request_state(
+                handle,
+                self.model,
+                self.tokenizer,
+                self.max_context,
+                self.step_tokens,
+                lambda: self.shapes,
+            )
+        with self._work:
+            if self._closing:
+                raise EngineClosed("The engine is closed; make another one.")
+            self._check_queue(request)
+            self._states[handle] = state
+            self._arrivals.append(state)
+            self._requests += 1
+            self._work.notify()
+        return handle
+
+    def _check_queue(self, request: Request | Encode) -> None:
+        """QueueFull where as many wait as may; a client with less than its share of the queue is
+        let in."""
+        waiting = Counter[str]()
+        for state in self._states.values():
+            waiting[state.client] += 0 if state.started else state.handle.request.size
+        waiting[request.client] += request.size
+        share = self.max_queue // len(+waiting)
+        if waiting.total() > self.max_queue and waiting[request.client] > share:
+            self._refused += 1
+            already_waiting = waiting.total() - request.size
+            raise QueueFull(
+                f"{already_waiting} continuations are waiting, and {self.max_queue} may; try again later."
+            )
+
+    def cancel(self, handle: RequestHandle) -> None:
+        """End a request at the next step; harmless for one that has ended."""
+        with self._work:
+            if handle in self._states:
+                self._cancelled.add(handle)
+                self._work.notify()
+
+    def score(self, tokens: Sequence[int], top: int = 0) -> list[TokenLogprob]:
+        """The log-probability of each token after those before it, with the ``top`` likeliest
+        there."""
+        handle = self.submit(Request(tokens, max_new=0, prompt_logprobs=top))
+        return handle.result().prompt_logprobs or []
+
+    def encode(self, request: Encode) -> Tensor:
+        """Output of a whole text, as ``request.output`` names it."""
+        output = self.submit(request).result().output
+        assert output is not None
+        return output
+
+    def stats(self) -> Stats:
+        """A copy of the numbers as they are now."""
+        with self._work:
+            running = sum(state.started for state in self._states.values())
+            now = replace(
+                self._worker.stats, requests=self._requests, refused=self._refused, running=running
+            )
+            now.waiting, now.preempted = (
+                len(self._states) - running,
+                self._worker.scheduler.preempted,
+            )
+        return now.of_pages(self.memory_plan.pools)
+
+    def close(self) -> None:
+        """Cancel what is under way and stop; returns when the thread has ended."""
+        with self._work:
+            self._closing = True
+            self._work.notify()
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """True while it takes requests: not closed, its thread not ended."""
+        return self._thread.is_alive() and not self._closing
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------ in the engine's own
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Every path inside the model, with the shape of its value for one token."""
+        return {path: tuple(value.shape) for path, value in one_token(self.model).items()}
+
+    def _loop(self) -> None:
+        while self._arrive():
+            try:
+                self._worker.step()
+            except (
+                Exception
+            ) as error:  # of no request and no text: there is nobody whom it could spare
+                self._worker.end_all(error)
+
+    def _arrive(self) -> bool:
+        """Wait for something to do; False: the engine was closed and nothing is left."""
+        with self._work:
+            self._work.wait_for(lambda: self._states or self._closing)
+            arrived = [*self._arrivals]
+            self._arrivals.clear()
+            ended = [*self._states] if self._closing else [*self._cancelled]
+            self._cancelled.clear()
+        for state in arrived:
+            self._worker.add_request(state)
+        for handle in ended:
+            if handle in self._worker.requests:
+                self._worker.end(self._worker.requests[handle], "cancelled")
+        return bool(self._states) or not self._closing
+
+    def _closed(self, state: RequestState) -> None:
+        with self._work:
+            del self._states[state.handle]
+            self._cancelled.discard(state.handle)

@@ -1,0 +1,372 @@
+"""Memory that an engine for a model needs and may take, checked before anything is computed; and
+checks of requests against the model."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...core import config
+from ...core.cost import available_memory, gibibytes
+from ...core.errors import UserError, need
+from ...core.generation.prompt import check
+from ...core.nn import Model
+from ...core.nn.finite import check_now
+from ...fast import kernels
+from ...fast.batch_invariant_moe import batch_invariant_moe
+from ...fast.fused import fuse
+from ...fast.gathered import FlatPages, GatheredKV
+from ...fast.kernels import PAGE, Pages
+from ...fast.paged import PagedCache, PagedKV
+from ...fast.prepacked import prepack
+from .pages import PagePool
+from .request import Encode, Request
+from .runner import PagedRunner, Runner, Sources, StateRunner
+from .windows import Windows
+
+if TYPE_CHECKING:
+    from ...core.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass
+class MemoryPlan:
+    """The longest ``context``, the pages of ``pool`` (``size`` tokens each; a recurrent state is
+    one), and their bytes.
+
+    The ``first`` tokens of a sequence go into one forward pass; ``rewinds``: wrong guesses can be
+    taken back.
+    """
+
+    model: Model  # its products by prepacked weights, where they pay
+    context: int
+    sequences: int
+    pool: PagePool
+    source_pages: int
+    size: int
+    nbytes: int
+    first: int = 0
+    copied: int = 0  # bytes of prepacked weights
+    draft: Model | None = None
+    windows: Windows | None = None
+    page_bytes: tuple[int, int] = (1, 0)  # of a page, and of its part in layers with windows
+
+    @property
+    def pools(self) -> list[tuple[PagePool, int]]:
+        """Pools whose pages take memory, each with the bytes of a page."""
+        windows = [] if self.windows is None else [(self.windows.pool, self.page_bytes[1])]
+        return [(pool, size) for pool, size in [(self.pool, self.page_bytes[0]), *windows] if size]
+
+    @property
+    def rewinds(self) -> bool:
+        """True where computed tokens can be dropped: pages can, recurrent states cannot."""
+        return self.size == PAGE
+
+    def __str__(self) -> str:
+        contents, near = "a state a text", self.windows
+        if self.rewinds:
+            page_counts = [f"{len(self.pool.users)} pages of {self.size} tokens"] * (
+                self.page_bytes[0] > 0
+            )
+            page_counts += (
+                [f"{len(near.pool.users)} of layers with windows of {near.span}"]
+                if near is not None
+                else []
+            )
+            contents = " and ".join(page_counts)
+        texts = f"at most {self.sequences} texts of {self.context:,} tokens at once"
+        copied = f" and {gibibytes(self.copied)} for prepacked weights" if self.copied else ""
+        return f"{gibibytes(self.nbytes)} for {contents}{copied}; {texts}."
+
+    def runner(self) -> Runner:
+        """A runner of the model over these pages."""
+        if not self.rewinds:
+            return StateRunner(self.model)
+        cfg = self.model.config
+        assert not isinstance(cfg, config.Encoder)
+        page_counts = len(self.pool.users), self.source_pages
+        near = None if self.windows is None else len(self.windows.pool.users)
+        cache = PagedCache(
+            cfg, self.context, *page_counts, page_dtype(self.model), near, **page_kind(self.model)
+        )
+        return PagedRunner(self.model, cache, Sources(self.source_pages), self.windows)
+
+    def drafter(self) -> PagedRunner | None:
+        """A runner of the draft model over pages of the same numbers."""
+        if self.draft is None or not self.rewinds:
+            return None
+        assert isinstance(self.draft.config, config.Decoder)
+        context = int(min(self.context, self.draft.config.context, self.draft.limit))
+        page_counts = len(self.pool.users), 0
+        cache = PagedCache(
+            self.draft.config,
+            context,
+            *page_counts,
+            page_dtype(self.draft),
+            **page_kind(self.draft),
+        )
+        return PagedRunner(self.draft, cache, Sources(0))
+
+
+def by_kernels(model: Model) -> bool:
+    """True where the C kernels compute for this model: on a CPU."""
+    return next(model.parameters()).device.type == "cpu"
+
+
+def page_dtype(model: Model) -> torch.dtype:
+    """Dtype of cached keys and values."""
+    dtype = next(model.parameters()).dtype
+    return dtype if dtype == torch.bfloat16 or not by_kernels(model) else torch.float32
+
+
+def page_kind(model: Model) -> dict[str, Any]:
+    """Storage of a cache's pages and the attention that reads them."""
+    if by_kernels(model):
+        return {"make": Pages.empty, "kind": PagedKV}
+    device = next(model.parameters()).device
+    return {"make": functools.partial(FlatPages.empty, device=device), "kind": GatheredKV}
+
+
+def page_bytes(model: Model) -> tuple[int, int, int]:
+    """``PagedCache.page_bytes`` of a model."""
+    cfg = model.config
+    assert not isinstance(cfg, config.Encoder)
+    return PagedCache.page_bytes(cfg, page_dtype(model), page_kind(model)["make"])
+
+
+def prepacked_view(model: Model) -> tuple[Model, int]:
+    """A view of the model that reads prepacked weights, in a quarter of the free memory, and the
+    bytes that it takes.
+
+    By our own kernels where they are compiled: then a row's bits depend on no other row. Raises
+    UserError for weights that are not finite.
+    """
+    if model.training:
+        return model, 0
+    check_now(model)  # a hook that waits at a block would keep it from being fused
+    if not by_kernels(model):
+        return model, 0
+    free = available_memory()
+    compiled, room = kernels.path() != "torch", None if free is None else free // 4
+    view = prepack(model, room, exact=compiled)
+    taken = sum(packed.group.nbytes for packed in view.packed)
+    if not compiled:
+        return fuse(view.model), taken
+    exact, more = batch_invariant_moe(view.model, None if room is None else room - taken)
+    return fuse(exact), taken + more
+
+
+def plan_memory(
+    model: Model,
+    context: int | None,
+    sequences: int,
+    memory: int | None,
+    draft: Model | None = None,
+    step_tokens: int = 512,
+) -> MemoryPlan:
+    """The room that so many texts of that length at once need, or as much of it as ``memory``
+    (bytes) holds.
+
+    Layers with windows get pages of their own where they need fewer than all, read ``step_tokens``
+    at a time.
+    """
+    cfg, most = model.config, int(min(model.config.context, model.limit))
+    device = next(model.parameters()).device
+    draft_device = device if draft is None else next(draft.parameters()).device
+    need(
+        draft_device == device,
+        f"The draft model is on {draft_device}, the model on {device}; load both on one device.",
+    )
+    need(sequences >= 1, f"max_sequences is {sequences}; give 1 or more.")
+    need(context is None or 1 <= context <= most, f"max_context is {context}; give 1 to {most}.")
+    context = context or most
+    model, copied = prepacked_view(model)
+    if isinstance(cfg, config.Encoder) or isinstance(cfg.decoder, config.Recurrent):
+        return MemoryPlan(
+            model, context, sequences, PagePool(sequences), 0, context + 1, 0, 0, copied
+        )
+    blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
+    attentions = [
+        attention
+        for block in blocks
+        for attention in (block.attention, block.cross)
+        if attention is not None
+    ]
+    even = not by_kernels(model) or all(
+        config.head_dim(attention, cfg.dim) % 2 == 0 for attention in attentions
+    )
+    need(
+        even,
+        "An engine takes heads of an even number of dimensions; use glassformer.generate "
+        "for this model.",
+    )
+    full_bytes, window_bytes, cross_bytes = page_bytes(model)
+    if draft is not None:
+        full_bytes += sum(page_bytes(draft))
+        draft, more = prepacked_view(draft)
+        copied += more
+    first = max(block.attention.mask.prefix_length for block in blocks)
+    span = max((block.attention.mask.lookback or 0 for block in blocks), default=0)
+    bounds = Bounds.of(context, sequences, span, max(step_tokens, first, sequences))
+    if not window_bytes or bounds.window_per_sequence == bounds.per_sequence:
+        full_bytes, window_bytes, span = full_bytes + window_bytes, 0, 0
+    sequence_pages, window_pages = (
+        bounds.per_sequence,
+        bounds.window_per_sequence if window_bytes else 0,
+    )
+    if memory is None:
+        free = available_memory(device)
+        wanted_bytes = (
+            full_bytes * sequence_pages * sequences
+            + window_bytes * bounds.all
+            + cross_bytes * sequence_pages * sequences
+        )
+        memory = wanted_bytes if free is None else free // 2
+    sources = (
+        sequence_pages * min(sequences, max(1, memory // 2 // (cross_bytes * sequence_pages)))
+        if cross_bytes
+        else 0
+    )
+    pages, window_parts = bounds.fit(full_bytes, window_bytes, memory - sources * cross_bytes)
+    least = gibibytes((full_bytes + cross_bytes) * sequence_pages + window_bytes * window_pages)
+    need(
+        pages >= sequence_pages and window_parts >= window_pages,
+        f"One text of {context:,} tokens needs {least}, and {gibibytes(memory)} are there for it; "
+        "give a smaller max_context, or more memory.",
+    )
+    sequences = min(sequences, sources // sequence_pages) if cross_bytes else sequences
+    taken, pool = (
+        pages * full_bytes + window_parts * window_bytes + sources * cross_bytes,
+        PagePool(pages),
+    )
+    room = MemoryPlan(model, context, sequences, pool, sources, PAGE, taken, first, copied, draft)
+    room.windows, room.page_bytes = (
+        Windows(pool, PAGE, span, window_parts) if window_bytes else None,
+        (full_bytes, window_bytes),
+    )
+    return room
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Pages that a sequence needs at most (``per_sequence``); layers with windows hold
+    ``window_per_sequence`` of these.
+
+    ``all`` is twice what they hold of all sequences: the surplus keeps prompts that begin alike.
+    """
+
+    per_sequence: int
+    window_per_sequence: int
+    all: int
+    sequences: int
+
+    @staticmethod
+    def of(context: int, sequences: int, span: int, step: int) -> Bounds:
+        """Bounds for sequences of ``context`` tokens of which a token sees ``span`` if not all, at
+        most ``step`` computed at a time."""
+        per_sequence = -(-context // PAGE)
+        # those before a token; of n tokens anywhere at most (n - 2) // PAGE + 2 pages hold some
+        reach = span + PAGE - 3
+        window_per_sequence = min(per_sequence, (reach + step) // PAGE + 1)
+        return Bounds(
+            per_sequence,
+            window_per_sequence,
+            min(sequences * per_sequence, 2 * (sequences * (reach // PAGE + 2) + step // PAGE)),
+            sequences,
+        )
+
+    def fit(self, page_nbytes: int, part_nbytes: int, memory: int) -> tuple[int, int]:
+        """Numbers of pages of ``page_nbytes`` and of window pages of ``part_nbytes``: equally many,
+        until all window pages fit."""
+        if not part_nbytes:
+            return min(self.per_sequence * self.sequences, memory // page_nbytes), 0
+        part_count = max(
+            self.window_per_sequence, min(self.all, memory // (page_nbytes + part_nbytes))
+        )
+        if not page_nbytes:  # a page is a number
+            return self.per_sequence * self.sequences + part_count, min(
+                part_count, memory // part_nbytes
+            )
+        if (memory - part_count * part_nbytes) // page_nbytes < self.per_sequence:
+            part_count = (memory - self.per_sequence * page_nbytes) // part_nbytes
+        return min(
+            self.per_sequence * self.sequences, (memory - part_count * part_nbytes) // page_nbytes
+        ), part_count
+
+
+def check_request(
+    request: Request, model: Model, tokenizer: Tokenizer | None, context: int, first: int
+) -> None:
+    """UserError for what this model cannot continue."""
+    cfg = model.config
+    _check_length(request.tokens, model, context)
+    if isinstance(cfg, config.Encoder) or cfg.head is None:
+        raise UserError("This model cannot continue a text; use it to encode texts.")
+    problem = f"this model reads its first {first} tokens in one go; give that many to begin with."
+    need(len(request.tokens) >= first, problem)
+    two = isinstance(cfg, config.EncoderDecoder)
+    need(
+        two == (request.source is not None),
+        f"This model {'needs a' if two else 'takes no'} source.",
+    )
+    if request.source is not None:
+        check(request.source, config.source_embed(cfg).vocab)
+        length = len(request.source)
+        need(
+            length <= context,
+            f"{length} tokens of source are more than the {context} allowed; shorten them.",
+        )
+    need(
+        not request.stop or tokenizer is not None,
+        "Stop strings need a tokenizer; give the engine one.",
+    )
+    wrong = next((token for token in request.logit_bias if not 0 <= token < cfg.embed.vocab), None)
+    need(
+        wrong is None,
+        f"logit_bias names token {wrong}; this model knows 0 to {cfg.embed.vocab - 1}.",
+    )
+    has_output = request.prompt_logprobs is not None or bool(request.want)
+    need(
+        request.max_new != 0 or has_output,
+        "max_new is 0; ask for prompt_logprobs or want something then.",
+    )
+
+
+def check_encode(request: Encode, model: Model, context: int) -> None:
+    """UserError for what this model cannot say of a text."""
+    cfg = model.config
+    _check_length(request.tokens, model, context)
+    need(
+        not isinstance(cfg, config.EncoderDecoder),
+        "An encoder-decoder has no vector for a text; use another.",
+    )
+    labelled = cfg.pool is not None and bool(cfg.pool.labels)
+    need(
+        request.output != "labels" or labelled,
+        "This model has no labels for texts; train it with Classify.",
+    )
+    need(
+        request.output != "tags" or model.token_head is not None,
+        "This model has no labels for tokens; train with Tag.",
+    )
+    need(request.output != "logits" or cfg.head is not None, "This model has no head over tokens.")
+    segments = cfg.embed.segments
+    need(
+        request.segments is None or bool(segments),
+        "This model reads one text, not pairs; leave out segments.",
+    )
+    wrong = next(
+        (segment for segment in request.segments or () if not 0 <= segment < segments), None
+    )
+    need(
+        wrong is None,
+        f"Segment {wrong} is not one of this model's {segments}; give 0 to {segments - 1}.",
+    )
+
+
+def _check_length(tokens: object, model: Model, context: int) -> None:
+    check(tokens, model.config.embed.vocab)  # type: ignore[arg-type]
+    length = len(tokens)  # type: ignore[arg-type]
+    need(length <= context, f"{length} tokens are more than the {context} allowed; shorten them.")

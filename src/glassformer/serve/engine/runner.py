@@ -1,0 +1,380 @@
+"""Chunks of many sequences through the model's own forward pass, as one flat row; and whole texts
+through an encoder.
+
+    PagedRunner   attention: keys and values in pages, the encoder's output in pages of its own
+    StateRunner   recurrent decoders: a sequence's state is its one page
+
+N tokens in the row, S sequences, R rows of logits, C model dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ...core import config
+from ...core.nn import Cache, EncoderDecoder, Memory, Model, Output
+from ...core.nn.flow import Flow
+from ...core.nn.inference import inference
+from ...fast.kernels import PAGE
+from ...fast.paged import PackedTape, PackedTexts, PagedCache
+from ...tasks.pool import Pool
+from .pages import PagePool
+from .request import Encode
+from .scheduler import Chunk, TokenSequence
+from .windows import Windows
+
+
+class Runner(Protocol):
+    """Forward passes over chunks."""
+
+    def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
+        """fp32 logits (R, V) that follow the ``logit_places`` tokens of each chunk, by their places
+        in it."""
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies one page to another."""
+
+    def released(self, sequence: TokenSequence) -> None:
+        """Drops what is kept for a sequence."""
+
+    def restart(self) -> None:
+        """Drops what is kept for all sequences."""
+
+
+class Sources:
+    """The pages of what encoders read, by the ids: sequences of one source share them, and they are
+    kept while there is room."""
+
+    def __init__(self, pages: int) -> None:
+        self.pool = PagePool(pages, self._forget)
+        self._pages: dict[tuple[int, ...], list[int]] = {}
+        self._of_page: dict[int, tuple[int, ...]] = {}
+        self.open: dict[TokenSequence, list[int]] = {}
+
+    def find(self, sequence: TokenSequence) -> bool:
+        """Open a sequence's source; whether its pages have to be filled first."""
+        assert sequence.source is not None
+        pages = self._pages.get(sequence.source)
+        self.open[sequence] = pages_of_text = []
+        for place in range(-(-len(sequence.source) // PAGE)):
+            if pages is not None:
+                self.pool.share(pages[place])
+            pages_of_text.append(self.pool.take() if pages is None else pages[place])
+        return pages is None
+
+    def keep(self, sequence: TokenSequence) -> None:
+        """A sequence's pages are filled: others of the same source find them."""
+        assert sequence.source is not None
+        for page in self.open[sequence]:
+            self._of_page[page] = sequence.source
+            self.pool.know(page)
+        self._pages[sequence.source] = self.open[sequence]
+
+    def close(self, sequence: TokenSequence) -> None:
+        """Frees a sequence's pages; harmless where it has none."""
+        self.pool.give(self.open.pop(sequence, ()))
+
+    def clear(self) -> None:
+        """Frees all pages."""
+        self.pool.clear()
+        for table in (self._pages, self._of_page, self.open):
+            table.clear()
+
+    def _forget(self, page: int) -> None:
+        self._pages.pop(self._of_page.pop(page), None)
+
+
+class PagedRunner:
+    """One pass of the model over the tokens of all chunks, side by side."""
+
+    def __init__(
+        self, model: Model, cache: PagedCache, sources: Sources, windows: Windows | None = None
+    ) -> None:
+        self.model, self.cache, self.sources, self.windows = model, cache, sources, windows
+        self.device = next(model.parameters()).device
+        self.lag = model.config.embed.previous_token_embeddings
+
+    def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
+        for chunk in chunks:
+            if chunk.sequence.source is not None and chunk.sequence not in self.sources.open:
+                self._open(chunk.sequence)
+        self.cache.texts = self._packed(chunks)
+        tokens = self._row([token for chunk in chunks for token in chunk.tokens])[None]
+        starts = [first for first, _ in self.cache.texts.spans]
+        columns = [
+            start + place
+            for start, places in zip(starts, logit_places, strict=True)
+            for place in places
+        ]
+        extras = (
+            {"memory": Memory(tokens[:, :0], tokens[:, :0])}
+            if self.cache.texts.sources is not None
+            else {}
+        )
+        tape = self._tape(chunks, logit_places)
+        with inference(self.model):
+            out: Output = self.model(
+                tokens,
+                pos=self.cache.texts.pos,
+                cache=self.cache,
+                tape=tape,
+                logits=self._row(columns),
+                **extras,
+            )
+        for sequence, chunk in enumerate(chunks):
+            if chunk.sequence.look is not None and tape is not None:
+                chunk.sequence.look.error = tape.errors.get(sequence)
+                chunk.sequence.look.keep(chunk.start, len(chunk.tokens))
+        return out.logits[0].float()
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies the keys and values of one page to another."""
+        for kv, _ in self.cache.pages:
+            has_window = kv.lookback is not None and self.windows is not None
+            pair = [self._parts([page])[0] if has_window else page for page in (source, target)]
+            kv.pages.copy(*(self._row([page]) for page in pair))
+
+    def _tape(self, chunks: Sequence[Chunk], places: Sequence[Sequence[int]]) -> PackedTape | None:
+        """The tapes of the sequences that are recorded or edited."""
+        if all(chunk.sequence.look is None for chunk in chunks):
+            return None
+        row_ends = [0, *itertools.accumulate(map(len, places))]
+        watched = [
+            sequence for sequence, chunk in enumerate(chunks) if chunk.sequence.look is not None
+        ]
+        tapes = {
+            sequence: (self.cache.texts.spans[sequence], chunks[sequence].sequence.look.tape)
+            for sequence in watched
+        }
+        return PackedTape(
+            tapes, {sequence: (row_ends[sequence], row_ends[sequence + 1]) for sequence in watched}
+        )
+
+    def released(self, sequence: TokenSequence) -> None:
+        self.sources.close(sequence)
+
+    def restart(self) -> None:
+        self.sources.clear()
+
+    def _open(self, sequence: TokenSequence) -> None:
+        """The pages of a sequence's source, filled; where that fails it has none, and nobody finds
+        them."""
+        try:
+            if self.sources.find(sequence):
+                self._encode(sequence)
+                self.sources.keep(sequence)
+        except BaseException:
+            self.sources.close(sequence)
+            raise
+
+    def _row(self, numbers: Sequence[int], dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype).to(self.device, non_blocking=True)
+
+    def _packed(self, chunks: Sequence[Chunk]) -> PackedTexts:
+        """Layout of the chunks' tokens in one row."""
+        pos, rows, spans = list[int](), list[int](), list[tuple[int, int]]()
+        for sequence, chunk in enumerate(chunks):
+            spans.append((len(pos), len(pos) + len(chunk.tokens)))
+            pos += range(chunk.start, chunk.start + len(chunk.tokens))
+            rows += [sequence] * len(chunk.tokens)
+        pages, sources = [chunk.sequence.pages for chunk in chunks], None
+        tables = self._tables(pages)
+        windows = None if self.windows is None else self._tables([*map(self._parts, pages)])
+        lengths = [len(chunk.sequence.source or ()) for chunk in chunks]
+        if chunks[0].sequence.source is not None:
+            open_pages = [self.sources.open[chunk.sequence] for chunk in chunks]
+            sources = self._tables(open_pages), self._row(lengths, torch.int32)
+        previous = self._previous(chunks) if self.lag else None
+        layout = self._row(pos)[None], self._row(rows, torch.int32), tables, spans
+        starts = [chunk.start for chunk in chunks]
+        extras = {"window_tables": windows, "starts": starts, "source_lengths": lengths}
+        return PackedTexts(*layout, sources, previous, **extras)  # type: ignore[arg-type]
+
+    def _parts(self, pages: Sequence[int]) -> list[int]:
+        """Window pages of these pages, 0 where a page has none."""
+        assert self.windows is not None
+        return [self.windows.part_of.get(page, 0) for page in pages]
+
+    def _tables(self, pages: Sequence[Sequence[int]]) -> Tensor:
+        longest = max(map(len, pages))
+        return self._row([[*row, *[0] * (longest - len(row))] for row in pages], torch.int32)  # type: ignore[misc]
+
+    def _previous(self, chunks: Sequence[Chunk]) -> Tensor:
+        """The tokens before each one (1, N, lag), the nearest first; -1 before the beginning."""
+        previous = []
+        for chunk in chunks:
+            # a draft model goes on from its guesses
+            before = (chunk.sequence.tokens + chunk.sequence.draft)[: chunk.start]
+            ids = [-1] * self.lag + before + chunk.tokens
+            for place in range(chunk.start + self.lag, len(ids)):
+                previous.append(ids[place - self.lag : place][::-1])
+        return self._row(previous)[None]  # type: ignore[arg-type]
+
+    def _encode(self, sequence: TokenSequence) -> None:
+        """Fill the pages of a sequence's source."""
+        assert sequence.source is not None and isinstance(self.model, EncoderDecoder)
+        places, pages = (
+            torch.arange(len(sequence.source), device=self.device),
+            self._row(self.sources.open[sequence]),
+        )
+        slots = pages[places // PAGE] * PAGE + places % PAGE
+        with inference(self.model):
+            hidden = self.model.encode(self._row(sequence.source)[None]).hidden
+            for block, (_, across) in zip(self.model.decoder.blocks, self.cache.pages, strict=True):
+                k, v = block.cross.memory_keys(hidden)
+                across.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), slots)  # type: ignore[union-attr]
+
+
+class StateRunner:
+    """A recurrent decoder: a row a sequence, its state taken from its page and put back."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.states: dict[int, dict[int, tuple[Tensor, ...]]] = {}  # page -> layer -> parts (1, C)
+        self.memories: dict[TokenSequence, Memory] = {}
+
+    def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
+        longest = max(len(chunk.tokens) for chunk in chunks)
+        tokens = torch.tensor(
+            [chunk.tokens + [0] * (longest - len(chunk.tokens)) for chunk in chunks]
+        )
+        offsets, lengths = (
+            torch.arange(longest),
+            torch.tensor([[len(chunk.tokens)] for chunk in chunks]),
+        )
+        starts = torch.tensor([[chunk.start] for chunk in chunks])
+        pos = torch.where(offsets < lengths, starts + offsets, -1).to(self.device)
+        rows = [row for row, places in enumerate(logit_places) for _ in places]
+        columns = [place for places in logit_places for place in places]
+        cache = self._cache(chunks)
+        with inference(self.model):
+            extras = (
+                {"memory": self._memory(chunks)} if chunks[0].sequence.source is not None else {}
+            )
+            out: Output = self.model(
+                tokens.to(self.device), pos=pos, cache=cache, logits="none", **extras
+            )
+            logits: Tensor = self.model.head(out.hidden[rows, columns], self.model.embed).float()  # type: ignore[misc]
+        assert cache.carried is not None
+        states = cache.carried.states.items()
+        states_by_row = [
+            {layer: tuple(tensor[row : row + 1] for tensor in state) for layer, state in states}
+            for row in range(len(chunks))
+        ]
+        # last, or not at all
+        self.states.update(
+            zip((chunk.sequence.pages[0] for chunk in chunks), states_by_row, strict=True)
+        )
+        return logits
+
+    def copy(self, source: int, target: int) -> None:
+        self.states[target] = self.states[source]  # nothing is written into them
+
+    def released(self, sequence: TokenSequence) -> None:
+        self.memories.pop(sequence, None)
+
+    def restart(self) -> None:
+        self.memories.clear()
+        self.states.clear()
+
+    def _cache(self, chunks: Sequence[Chunk]) -> Cache:
+        """A cache of the chunks' states; those that begin now have none."""
+        cache = Cache(self.model.config)
+        assert cache.carried is not None
+        chunk_states = [
+            self.states.get(chunk.sequence.pages[0], {}) if chunk.start else {} for chunk in chunks
+        ]
+        template = next((states for states in chunk_states if states), {})
+        for layer, tensors in template.items():
+            empty = tuple(torch.zeros_like(tensor) for tensor in tensors)
+            rows = [states.get(layer, empty) for states in chunk_states]
+            cache.carried.states[layer] = tuple(
+                torch.cat(tensors) for tensors in zip(*rows, strict=True)
+            )
+        lag = self.model.config.embed.previous_token_embeddings
+        if lag:
+            before = [[-1] * lag + chunk.sequence.tokens[: chunk.start] for chunk in chunks]
+            places = [[chunk.start - back for back in range(lag, 0, -1)] for chunk in chunks]
+            tokens = torch.tensor([ids[-lag:] for ids in before], device=self.device)
+            cache.history = (
+                tokens.clamp(min=0),
+                torch.tensor(places, device=self.device).clamp(min=-1),
+            )
+        return cache
+
+    def _memory(self, chunks: Sequence[Chunk]) -> Memory:
+        """Encoder output of each sequence's source, padded on the right (B, S, C)."""
+        assert isinstance(self.model, EncoderDecoder)
+        for chunk in chunks:
+            if chunk.sequence not in self.memories:
+                source = chunk.sequence.source
+                memory = next(
+                    (
+                        cached_memory
+                        for sequence, cached_memory in self.memories.items()
+                        if sequence.source == source
+                    ),
+                    None,
+                )
+                self.memories[chunk.sequence] = memory or self.model.encode(
+                    torch.tensor([source], device=self.device)
+                )
+        hidden_by_chunk = [self.memories[chunk.sequence].hidden[0] for chunk in chunks]
+        hidden = torch.nn.utils.rnn.pad_sequence(hidden_by_chunk, batch_first=True)
+        offsets = torch.arange(hidden.shape[1], device=self.device)
+        lengths = torch.tensor([[len(states)] for states in hidden_by_chunk], device=self.device)
+        return Memory(hidden, torch.where(offsets < lengths, offsets, -1))
+
+
+def encode(model: Model, requests: Sequence[Encode]) -> list[Tensor]:
+    """Output of each Encode request, all texts side by side in one row, each attending to itself
+    alone."""
+    device, spans = next(model.parameters()).device, list[tuple[int, int]]()
+    tokens, places, documents, segments = (list[int]() for _ in range(4))
+    for number, request in enumerate(requests):
+        spans.append((len(tokens), len(tokens) + len(request.tokens)))
+        tokens += request.tokens
+        places += range(len(request.tokens))
+        documents += [number] * len(request.tokens)
+        segments += request.segments or [0] * len(request.tokens)
+    row, pos, ids, segment_ids = (
+        torch.tensor([values], device=device) for values in (tokens, places, documents, segments)
+    )
+    body: Any = model.encoder if isinstance(model.config, config.Encoder) else model.decoder
+    with inference(model):
+        flow = model.flow(row, pos, ids)
+        flow.spans = spans
+        hidden: Tensor = body(
+            model.embed(row, flow, segment_ids if model.config.embed.segments else None), flow
+        )
+        return [
+            _answer(model, request, hidden[:, a:b], pos[:, a:b])
+            for request, (a, b) in zip(requests, spans, strict=True)
+        ]
+
+
+def _answer(model: Model, request: Encode, hidden: Tensor, pos: Tensor) -> Tensor:
+    """Output that one request names, from the hidden states (1, T, C) of its text."""
+    flow, pool_config = Flow(pos), model.config.pool
+    if request.output == "vector":
+        pool = (
+            model.pool
+            if pool_config is not None and not pool_config.labels
+            else Pool(config.Pool("mean"), model.config.dim)
+        )
+        vector: Tensor = pool(hidden, flow)[0]
+        return vector
+    if request.output == "labels":
+        labels: Tensor = model.pool(hidden, flow)[0]
+        return labels
+    if request.output == "tags":
+        tags: Tensor = model.token_head(hidden, flow)[0]  # type: ignore[misc]
+        return tags
+    hidden = hidden[0] if request.positions is None else hidden[0, list(request.positions)]
+    return hidden if request.output == "hidden" else model.head(hidden, model.embed)  # type: ignore[misc]

@@ -1,0 +1,324 @@
+"""Routes of the page: each is a function of the request's fields, run in a thread that ends when the
+browser disconnects."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ...core.errors import UserError, need
+from ..asgi.replies import (
+    CancelCheck,
+    EventStream,
+    check_connected,
+    format_event,
+    from_json,
+    handle_error,
+    json_response,
+    not_found,
+    read_body,
+    run_in_thread,
+)
+from ..asgi.security import Guard
+from . import measures, wire, words
+from .events import Trainings
+from .models import Models
+from .runs import Run, Runs, int_field, is_ids
+
+EXAMPLE = "example.trace"  # benchmarks/example.py
+IMMUTABLE = "private, max-age=31536000, immutable"
+Fields = dict[str, Any]
+"""The body of a POST, else the query."""
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".map": "application/json",
+    ".txt": "text/plain; charset=utf-8",
+    ".trace": "application/octet-stream",
+}
+MISSING_BUILD = (
+    '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>glassformer</title><p>The '
+    "page's build is missing "
+    "from this installation; run <code>npm ci &amp;&amp; npm run build</code> in "
+    "<code>web/</code>, or install a wheel."
+)
+
+
+def content_response(content: bytes, kind: str, cache: str = "no-cache") -> Response:
+    """Response with the ETag of its content."""
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    return Response(content, 200, {"etag": tag, "cache-control": cache, "content-type": kind})
+
+
+async def read_fields(request: Request) -> Fields:
+    """JSON object of a POST's body, else the query. Raises UserError for a body that is none."""
+    if request.method != "POST":
+        return dict(request.query_params)
+    fields = await to_thread.run_sync(from_json, await read_body(request))
+    need(isinstance(fields, dict), "The request is not a JSON object; send an object.")
+    return fields  # type: ignore[no-any-return]
+
+
+def endpoint(task: Callable[..., Any]) -> Callable[[Request], Awaitable[Response]]:
+    """Starlette endpoint of ``task(fields, check, **path_params)``; what is no Response is answered
+    as JSON."""
+
+    async def answer(request: Request) -> Response:
+        fields = await read_fields(request)
+
+        def run(check: CancelCheck) -> Response:
+            result = task(fields, check, **request.path_params)
+            return result if isinstance(result, Response) else json_response(result)
+
+        response = await run_in_thread(request, run)
+        tag = response.headers.get("etag")
+        if tag is not None and request.headers.get("if-none-match") == tag:
+            headers = {name: response.headers[name] for name in ("etag", "cache-control")}
+            return Response(None, 304, headers)
+        return response
+
+    return answer
+
+
+async def stream_steps(
+    first: Any, steps: Iterator[Any], gone: threading.Event
+) -> AsyncGenerator[bytes]:
+    """Server-sent events of a generator's (name, data), computed in threads until the reader
+    disconnects."""
+    step = first
+    try:
+        while step is not None:
+            name, data = step
+            yield format_event(data, None if name == "token" else name)
+            step = await to_thread.run_sync(next, steps, None)
+    finally:
+        gone.set()
+
+
+class Page:
+    """Endpoints of the page, with its models, runs, tokenizers, trainings and static files."""
+
+    def __init__(
+        self, models: Models, trainings: Trainings | None = None, static: Path | None = None
+    ) -> None:
+        self.models, self.runs, self.tokenizers = models, Runs(models), words.Tokenizers(models)
+        self.trainings = trainings or Trainings(None, models)
+        folder = static or Path(str(resources.files("glassformer"))) / "static"
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        # a name that is not here is never opened
+        self.static = {path.name: path for path in paths if path.suffix in TYPES}
+        self.example_loaded = threading.Event()  # a browser has what it needs to show the example
+
+    def file(self, fields: Fields, check: CancelCheck, name: str = "index.html") -> Response:
+        """Static file of the build, by name."""
+        if name == "index.html" and name not in self.static:
+            return Response(MISSING_BUILD, 200, media_type=TYPES[".html"])
+        if name not in self.static:
+            raise not_found(f'There is nothing called "{name[:80]}" here.')
+        if name == EXAMPLE:
+            self.example_loaded.set()
+        path = self.static[name]
+        return content_response(path.read_bytes(), TYPES[path.suffix])
+
+    # ---------------------------------------------------------------------------- parts of runs
+
+    def tensors(
+        self,
+        make: Callable[[Run, Any, CancelCheck], bytes],
+        fields: Fields,
+        check: CancelCheck,
+        run: str,
+    ) -> Response:
+        """Safetensors of a run; equal addresses have equal contents for good."""
+        data = make(self.runs[run], fields, check)
+        return content_response(data, "application/x-safetensors", IMMUTABLE)
+
+    def cell(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+        """Explanation of the number at an address."""
+        from ...sight import answers
+
+        traced, address = self.runs[run], wire.address_of(fields)
+        terms = int_field(fields, "terms", 64, 0, 20_000)
+        with traced.loaded.acquire(check):
+            return answers.cell(traced.trace, address, terms)
+
+    def lens(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+        """Logit lens at ``positions``, with the ``top`` tokens and those to ``track``."""
+        from ...sight.lens import logit_lens
+
+        traced, positions, track = (
+            self.runs[run],
+            fields.get("positions"),
+            fields.get("track") or [],
+        )
+        need(positions is None or is_ids(positions, 16), "positions are 1 to 16 whole numbers.")
+        valid = (
+            isinstance(track, list)
+            and len(track) <= 16
+            and all(isinstance(token, int | str) for token in track)
+        )
+        need(valid, "track is a list of tokens, 16 at most.")
+        options = {
+            "positions": positions,
+            "track": track,
+            "top": int_field(fields, "top", 5, 1, 100),
+        }
+        return self._read_again(logit_lens, traced, check, options)
+
+    def attribution(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+        """Direct contribution of each part of the model to a logit."""
+        from ...sight.attribution import attribute
+
+        traced = self.runs[run]
+        length = traced.trace.tokens.shape[1]
+        options: dict[str, Any] = {
+            "position": int_field(fields, "position", None, -length, length - 1)
+        }
+        for name in ("token", "against"):
+            text = fields.get(name) or ""
+            is_id = text.isascii() and text.isdigit() and len(text) < 10
+            options[name] = int(text) if is_id else text or None
+        return self._read_again(attribute, traced, check, options)
+
+    def _read_again(
+        self, method: Callable[..., Any], run: Run, check: CancelCheck, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A method of inspection on the run's model and text."""
+        with run.loaded.acquire(check):
+            trace, options = run.trace, run.read_args | options
+            answer: dict[str, Any] = method(
+                trace.model, trace.tokenizer, run.text, **options
+            ).to_dict()
+            return answer
+
+    def experts(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+        """Expert loads of each mixture, and each token's expert with its weight."""
+        from ...sight import answers
+
+        traced = self.runs[run]
+        loads = answers.experts(traced.trace, lambda: traced.loaded.acquire(check))
+        need(bool(loads["layers"]), "This model has no mixture of experts.")
+        return loads
+
+    def export(self, fields: Fields, check: CancelCheck, run: str, kind: str) -> Response:
+        """Run as a file to download, sandboxed so that it runs no script of this origin."""
+        from ...sight import export
+
+        traced = self.runs[run]
+        need(kind in ("html", "trace"), "A run is saved as export.html or export.trace.")
+        with traced.loaded.acquire(check):
+            if kind == "trace":
+                data, suffix = export.tensors_of(traced.trace), "safetensors"
+            else:
+                name, suffix = traced.answer["model"], "html"
+                data = export.page(traced.trace, f"glassformer: {name}", name=name).encode()
+        headers = {
+            "content-disposition": f'attachment; filename="{traced.id}.{suffix}"',
+            "content-security-policy": "sandbox",
+            "cache-control": "no-store",
+        }
+        return Response(data, 200, headers, TYPES[f".{kind}"])
+
+    # ----------------------------------------------------------------- generation and trainings
+
+    async def generate(self, request: Request) -> Response:
+        """Token-by-token generation as server-sent events."""
+        fields = await read_fields(request)
+        gone = threading.Event()
+        steps = words.generate(self.models, fields, partial(check_connected, gone))
+        # what is wrong is said before the stream begins
+        first = await run_in_thread(request, lambda check: next(steps))
+        return EventStream(stream_steps(first, steps, gone))
+
+    def probe(self, fields: Fields, check: CancelCheck, name: str) -> dict[str, Any]:
+        """One text through the latest checkpoints of a training."""
+        text = fields.get("text", "")
+        need(len(text) <= 2000, "A probe has 2,000 characters at most.")
+        return self.trainings.probe(self.runs, name, text, check)
+
+    async def events(self, request: Request) -> Response:
+        """New rows of trainings, as a stream or, with ``poll``, at once."""
+        query = request.query_params
+        names = [
+            topic.removeprefix("train:") for topic in query.get("topics", "").split(",") if topic
+        ]
+        since = request.headers.get("last-event-id", query.get("since", ""))
+        cursors = self.trainings.cursors(names, since)
+        if query.get("poll"):
+            return json_response(await to_thread.run_sync(self.trainings.updates, cursors))
+        return EventStream(self.trainings.stream(cursors))
+
+    def routes(self) -> list[Route]:
+        """Route table of the page."""
+        run, train = "/api/runs/{run}", "/api/train/{name}"
+        models, tokenizers, trainings = self.models, self.tokenizers, self.trainings
+        get: dict[str, Callable[..., Any]] = {
+            "/": self.file,
+            "/api/models": lambda fields, check: models.cards(),
+            "/api/heads/{name:path}": lambda fields, check, name: measures.heads(
+                models, name, check
+            ),
+            run: lambda fields, check, run: self.runs[run].answer,
+            f"{run}/check": lambda fields, check, run: self.runs[run].measure_error(check),
+            f"{run}/t": partial(self.tensors, wire.values),
+            f"{run}/thumbs": partial(self.tensors, wire.thumbnails),
+            f"{run}/logits": partial(self.tensors, wire.logits),
+            f"{run}/cell": self.cell,
+            f"{run}/attribution": self.attribution,
+            f"{run}/experts": self.experts,
+            f"{run}/export.{{kind}}": self.export,
+            "/api/tokenizers": tokenizers.listing,
+            "/api/vocab/{name:path}": lambda fields, check, name: content_response(
+                tokenizers.vocabulary(name), "application/octet-stream"
+            ),
+            "/api/train": trainings.listing,
+            f"{train}/series": trainings.series,
+            f"{train}/samples": trainings.samples,
+            f"{train}/routing": trainings.routing,
+            f"{train}/probe": self.probe,
+            "/{name}": self.file,
+        }
+        post: dict[str, Callable[..., Any]] = {
+            "/api/runs": self.runs.make,
+            "/api/contexts": partial(measures.contexts, models),
+            f"{run}/lens": self.lens,
+            "/api/beam": partial(words.beams, models),
+            "/api/tokenize": tokenizers.compare,
+            "/api/tokenize/steps": tokenizers.steps,
+            f"{train}/stop": trainings.stop,
+            f"{train}/pause": trainings.pause,
+        }
+        return [
+            Route("/api/generate", self.generate, methods=["POST"]),
+            Route("/api/events", self.events),
+            *(Route(path, endpoint(task), methods=["POST"]) for path, task in post.items()),
+            *(Route(path, endpoint(task)) for path, task in get.items()),
+        ]
+
+
+def application(page: Page, hosts: frozenset[str] | None, token: str | None = None) -> Guard:
+    """ASGI application: the page's routes behind the guard."""
+    return Guard(starlette_app(page), hosts, token)
+
+
+def starlette_app(page: Page) -> Starlette:
+    """Starlette application without the guard."""
+    kinds = (UserError, HTTPException, Exception)
+    return Starlette(routes=page.routes(), exception_handlers=dict.fromkeys(kinds, handle_error))

@@ -1,0 +1,219 @@
+"""Models of the page: a card without loading, the model loaded at first use."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Container, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...formats.checkpoint import Checkpoint, has_tokenizer
+from ...formats.resolve import is_recipe
+from ...sight.answers import card
+from ..asgi.limits import LONGEST_NAME
+from ..asgi.replies import CancelCheck, HttpError
+
+SHIPPED = "tiny-page"
+
+
+def shipped() -> Path:
+    """Folder of the small model that the package contains."""
+    return Path(str(resources.files(__package__))) / "model"
+
+
+@contextmanager
+def acquire(lock: threading.Lock, check: CancelCheck) -> Iterator[None]:
+    """Exclusive access; ``check`` is called while waiting."""
+    while not lock.acquire(timeout=0.05):
+        check()
+    try:
+        check()
+        yield
+    finally:
+        lock.release()
+
+
+class Loaded:
+    """Model in memory with its tokenizer; ``lock`` serializes its forward passes."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.lock = threading.Lock()
+        # scores of its attention heads, once they were measured
+        self.heads: dict[str, Any] | None = None
+        self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        self.digest = digest(model, tokenizer)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, dtype: str | None, device: str | None) -> Loaded:
+        """Loads a model from a checkpoint."""
+        from ...core.nn import device as devices
+
+        place = devices.find(device)
+        model = checkpoint.model(dtype=dtype, device=place)
+        if dtype is None and place.type == "cpu" and next(model.parameters()).element_size() < 4:
+            # a CPU rounds half precision otherwise than it is shown, and is slower in it
+            model = model.float()
+        return cls(model, checkpoint.tokenizer())
+
+    def acquire(self, check: CancelCheck) -> AbstractContextManager[None]:
+        """Exclusive access to the model."""
+        return acquire(self.lock, check)
+
+
+def digest(model: Any, tokenizer: Any) -> str:
+    """SHA-256 of config, weights and tokenizers."""
+    import torch
+
+    from ...core.config import serial
+
+    hasher = hashlib.sha256(serial.dumps(model.config).encode())
+    for name, weight in model.state_dict().items():
+        hasher.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        raw = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
+        hasher.update(memoryview(raw.numpy()))
+    if tokenizer is not None:
+        for part in dict.fromkeys((tokenizer, tokenizer.for_source)):
+            hasher.update(part.fingerprint.encode())
+    return f"sha256:{hasher.hexdigest()}"
+
+
+class Entry:
+    """Model that a server offers: ``id`` in requests, ``title`` as the user named it."""
+
+    def __init__(
+        self,
+        id: str,
+        name: str | Path,
+        title: str,
+        dtype: str | None = None,
+        device: str | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self.id, self.name, self.title, self.dtype, self.device = id, name, title, dtype, device
+        self.checkpoint = checkpoint or Checkpoint.open(name)
+        self.stamp = file_stamp(self.checkpoint)
+        self.loaded: Loaded | None = None
+        self.lock = threading.Lock()
+
+    def open(self, check: CancelCheck = lambda: None) -> Loaded:
+        """Returns the model, loaded at first use and again when its files change. Raises UserError
+        as loading does."""
+        with acquire(self.lock, check):
+            checkpoint = Checkpoint.open(self.name)
+            new_stamp = file_stamp(checkpoint)
+            if self.loaded is None or new_stamp != self.stamp:
+                self.checkpoint, self.loaded = checkpoint, None
+                self.loaded = Loaded.of(checkpoint, self.dtype, self.device)
+                self.stamp = new_stamp
+            return self.loaded
+
+    def has_tokenizer(self) -> bool:
+        return self.checkpoint.folder is not None and has_tokenizer(self.checkpoint.folder)
+
+    def open_tokenizer(self) -> Any:
+        """Tokenizer, without loading the weights; None if there is none."""
+        return self.checkpoint.tokenizer()
+
+    def card(self) -> dict[str, Any]:
+        """Description of the model from its config, without loading it."""
+        return {
+            "name": self.id,
+            "title": self.title,
+            **card(self.checkpoint.config),
+            "labels": list(self.checkpoint.labels),
+            "dtype": None if self.loaded is None else self.loaded.dtype,
+            "loaded": self.loaded is not None,
+        }
+
+
+class InMemoryEntry(Entry):
+    """Model that a caller holds in memory; its files, if any, are ignored."""
+
+    def __init__(self, id: str, checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
+        super().__init__(id, checkpoint.name, id, checkpoint=checkpoint)
+        self.model, self.tokenizer = model, tokenizer
+
+    def has_tokenizer(self) -> bool:
+        return self.tokenizer is not None
+
+    def open_tokenizer(self) -> Any:
+        return self.tokenizer
+
+    def open(self, check: CancelCheck = lambda: None) -> Loaded:
+        with acquire(self.lock, check):
+            self.loaded = self.loaded or Loaded(self.model, self.tokenizer)
+            return self.loaded
+
+
+def file_stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
+    """Fingerprint of the model's files (names, times, sizes, inodes)."""
+    if checkpoint.folder is None:
+        return ()
+    stamps = []
+    for path in sorted(checkpoint.folder.iterdir()):
+        with suppress(OSError):
+            if path.suffix in (".json", ".safetensors", ".model", ".txt", ".tiktoken"):
+                stat = path.stat()
+                stamps.append((path.name, stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return (str(checkpoint.folder.resolve()), *stamps)
+
+
+def unique_id(name: str, taken: Container[str], allowed: str = "A-Za-z0-9._-") -> str:
+    """``name`` in the characters that an id may have, with a number if it is taken."""
+    base = re.sub(f"[^{allowed}]+", "-", name).strip("-./")[:LONGEST_NAME] or "model"
+    candidates = (base, *(f"{base}-{number}" for number in range(2, 10_000)))
+    return next(id for id in candidates if id not in taken)
+
+
+class ModelSource(Protocol):
+    """Source of additional models, such as training checkpoints."""
+
+    def find(self, id: str) -> Entry | None:
+        """Returns the model of an id, or None."""
+
+    def listed(self) -> list[Entry]:
+        """Models to list."""
+
+
+class Models:
+    """Models by id, in the order of the command line; training checkpoints are ``RUN@STEP``."""
+
+    def __init__(
+        self,
+        models: Sequence[Entry | str | Path],
+        dtype: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        self.dtype, self.device = dtype, device
+        self.entries: dict[str, Entry] = {}
+        self.sources: list[ModelSource] = []
+        for model in models or [Entry(SHIPPED, shipped(), SHIPPED, dtype, device)]:
+            if not isinstance(model, Entry):
+                plain = str(model) if is_recipe(str(model)) else Path(model).name
+                model = Entry(unique_id(plain, self.entries), model, str(model), dtype, device)
+            self.entries[model.id] = model
+
+    def __getitem__(self, id: str) -> Entry:
+        if id in self.entries:
+            return self.entries[id]
+        for source in self.sources:
+            entry = source.find(id)
+            if entry is not None:
+                return entry
+        message = f'There is no model "{id[:80]}" here; there are: {", ".join(self.entries)}.'
+        raise HttpError(404, message, "model", "model_not_found")
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Cards of all models; trainings last, without duplicates of named folders."""
+        entries = [*self.entries.values()]
+        folders = {Path(entry.name).resolve() for entry in entries}
+        for source in self.sources:
+            entries += [
+                entry for entry in source.listed() if Path(entry.name).resolve() not in folders
+            ]
+        return [entry.card() for entry in entries]

@@ -1,0 +1,308 @@
+"""LRU cache of traces, bounded in bytes; equal requests have equal ids."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import UserError, need
+from ..asgi.replies import CancelCheck, not_found
+from .models import Entry, Loaded, Models
+
+if TYPE_CHECKING:
+    from ...sight.tracing import Trace
+
+MAX_BYTES = 1 << 30  # bytes of all traces
+# of answers: another number makes other ids, so that no browser takes what it kept for the new
+FORMAT = 1
+MAX_TEXT = 1 << 20  # characters of a text
+
+
+@dataclass
+class Run:
+    """Cached trace with its id, model and response.
+
+    ``read_args`` are the arguments with which the library reads the same input again: source ids
+    and edits.
+    """
+
+    id: str
+    loaded: Loaded
+    trace: Trace
+    answer: dict[str, Any]
+    text: Any
+    read_args: dict[str, Any]
+
+    def measure_error(self, check: CancelCheck) -> dict[str, Any]:
+        """Largest difference between the traced and the plain forward pass, computed at first
+        use."""
+        with self.loaded.acquire(check):
+            errors: dict[str, Any] = self.answer["check"]
+            if errors["captured_vs_fast_max_abs"] is None:
+                errors["captured_vs_fast_max_abs"] = self.trace.check()
+            return errors
+
+    @property
+    def bytes(self) -> int:
+        """Size of recorded and computed values."""
+        computed = sum(
+            value.numel() * value.element_size() for value in list(self.trace._made.values())
+        )
+        return self.trace.kept_bytes + computed
+
+
+class Runs:
+    """Runs by id, the most recently used last."""
+
+    def __init__(self, models: Models, max_bytes: int = MAX_BYTES) -> None:
+        self.models, self.max_bytes = models, max_bytes
+        self._runs: OrderedDict[str, Run] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __getitem__(self, id: str) -> Run:
+        with self._lock:
+            if id not in self._runs:
+                raise not_found(
+                    f'There is no run "{id[:40]}" any more; ask for it again by its text.'
+                )
+            self._runs.move_to_end(id)
+            return self._runs[id]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, run: Run) -> None:
+        """Adds a run and evicts the oldest beyond the byte limit."""
+        with self._lock:
+            self._runs[run.id] = run
+            self._runs.move_to_end(run.id)
+            total_bytes = sum(run.bytes for run in self._runs.values())
+            while total_bytes > self.max_bytes and len(self._runs) > 1:
+                _, oldest = self._runs.popitem(last=False)
+                total_bytes -= oldest.bytes
+
+    def make(self, payload: dict[str, Any], check: CancelCheck = lambda: None) -> dict[str, Any]:
+        """Returns the run of {model, text or ids, source?, edits?, cut?}, cached or new.
+
+        Raises UserError for invalid input.
+        """
+        entry = self.models[text_field(payload, "model", 200) or ""]
+        loaded = entry.open(check)
+        from ...core.nn.editing import apply
+
+        edits = parse_edits(payload)
+        text, source = text_field(payload, "text"), text_field(payload, "source")
+        cut = bool(payload.get("cut"))
+        tokens, text_truncated = encode_input(loaded, payload.get("ids", text), False, cut)
+        source_ids, source_truncated = (
+            (None, 0) if source is None else encode_input(loaded, source, True, cut)
+        )
+        id = _id(loaded, edits, tokens, source_ids)
+        with self._lock:
+            cached = self._runs.get(id)
+        # the same run may be of a longer text
+        truncation = truncation_report(
+            ("text", tokens, text_truncated), ("source", source_ids, source_truncated)
+        )
+        if cached is not None:
+            return {**self[id].answer, **truncation, "model": entry.id, "found": True}
+        pair = entry.card()["abilities"]["source"]
+        if pair != (source_ids is not None):
+            raise UserError(
+                "An encoder-decoder reads two texts; give the encoder's as source."
+                if pair
+                else "Only an encoder-decoder has a source; leave it out."
+            )
+        with loaded.acquire(check):
+            hooks: Any = {}
+            ids, read_args = tokens, {"source": source_ids, "edits": edits}
+            if edits:
+                ids, source_ids, hooks = apply(
+                    edits, loaded.model, tokens, source_ids, loaded.tokenizer
+                )
+            trace = trace_run(loaded, ids, source_ids, hooks, check)
+        check()
+        run = self._add_run(entry, loaded, id, trace, tokens, read_args, (text, source))
+        run.answer |= truncation
+        return run.answer
+
+    def add_trace(self, entry: Entry, trace: Trace, text: str | None, source: str | None) -> None:
+        """Adds a trace without edits that was made elsewhere."""
+        loaded = entry.open()
+        read_args: dict[str, Any] = {"source": trace.source, "edits": []}
+        id = _id(loaded, [], trace.tokens, trace.source)
+        self._add_run(entry, loaded, id, trace, trace.tokens, read_args, (text, source))
+
+    def _add_run(
+        self,
+        entry: Entry,
+        loaded: Loaded,
+        id: str,
+        trace: Trace,
+        tokens: Any,
+        read_args: dict[str, Any],
+        texts: tuple[str | None, str | None],
+    ) -> Run:
+        from ...sight import answers
+
+        text, source = texts
+        spans = answers.spans(loaded.tokenizer, tokens[0].tolist(), text)
+        answer = {
+            "model": entry.id,
+            "digest": loaded.digest,
+            **answers.run(trace, spans, source),
+            "run": id,
+            "edits": list(map(repr, read_args["edits"])),
+            "check": {"captured_vs_fast_max_abs": None},
+        }
+        run = Run(id, loaded, trace, answer, tokens, read_args)
+        self.add(run)
+        return run
+
+
+def _id(loaded: Loaded, edits: list[Any], tokens: Any, source: Any) -> str:
+    """Run id: a hash of model digest, edits and token ids."""
+    source_ids = None if source is None else source.tolist()
+    identity = [FORMAT, loaded.digest, list(map(repr, edits)), tokens.tolist(), source_ids]
+    return f"r_{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
+
+
+def truncation_report(*inputs: tuple[str, Any, int]) -> dict[str, Any]:
+    """Reports truncated inputs (name, ids, number of tokens left out), in words and numbers."""
+    messages = [
+        f"Of the {name} the first {ids.shape[1]:,} of {ids.shape[1] + truncated:,} tokens are read."
+        for name, ids, truncated in inputs
+        if truncated
+    ]
+    left_out = {
+        "tokens" if name == "text" else "source_tokens": truncated for name, _, truncated in inputs
+    }
+    return {"cut": " ".join(messages) or None, "left_out": left_out}
+
+
+def trace_run(loaded: Loaded, tokens: Any, source: Any, hooks: Any, check: CancelCheck) -> Trace:
+    """Traces a forward pass; ``check`` is called at each recorded value and may raise."""
+    from ...sight.tracing import Trace
+
+    checks = [check]
+
+    class CancellableTrace(Trace):
+        def _run(self, is_recorded: Any, records: Any, model: Any = None) -> None:
+            def is_recorded_now(path: str) -> bool:
+                checks[0]()
+                return bool(is_recorded(path))
+
+            super()._run(is_recorded_now, records, model)
+
+    trace = CancellableTrace(loaded.model, loaded.tokenizer, tokens, source, hooks)
+    checks[0] = lambda: None  # who looks at it later has not gone
+    return trace
+
+
+def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
+    """Token ids (1, T) of a text or of ids, and the number of tokens truncated to fit the
+    context."""
+    import torch
+
+    from ...core import config
+    from ...core.tokenizer.framing import document_start, target_start
+    from ...sight import streams
+    from ...sight.looking import token_ids
+
+    model, tokenizer, cfg = loaded.model, loaded.tokenizer, loaded.model.config
+    is_target, is_encoder = (
+        isinstance(cfg, config.EncoderDecoder) and not source,
+        isinstance(cfg, config.Encoder),
+    )
+    if isinstance(text, list):
+        valid = not text or is_ids(text, MAX_TEXT)
+        need(valid, "ids are whole numbers of a vocabulary; give a list of them.")
+        ids = torch.tensor([text], dtype=torch.long)
+        truncated = max(0, len(text) - cfg.context) if cut else 0
+        return token_ids(model, tokenizer, ids, second=is_target, truncate=cut), truncated
+    if not isinstance(text, str):
+        raise UserError('There is no text; give "text", or "ids".')
+    if tokenizer is None:
+        raise UserError(
+            "This model has no tokenizer, so text cannot be read; give ids, or a model with one."
+        )
+    masked_text = text
+    if is_encoder and tokenizer.mask is not None:
+        masked_text = text.replace(streams.BLANK, tokenizer.token(tokenizer.mask))
+    try:
+        if is_encoder:
+            return streams.read_pair(model, tokenizer, masked_text)[0], 0
+        return token_ids(model, tokenizer, text, second=is_target), 0
+    except UserError:
+        if not cut:
+            raise
+    reader, bos = tokenizer.for_source if source else tokenizer, None
+    if isinstance(cfg, config.Decoder) or is_target:
+        bos = target_start(reader) if is_target else document_start(reader)
+    elif is_encoder:
+        bos = reader.bos
+    opening = [] if bos is None else [bos]
+    return encode_input(
+        loaded, opening + list(reader.encode(masked_text, special=is_encoder)), source, True
+    )
+
+
+def text_field(payload: dict[str, Any], key: str, max_characters: int = MAX_TEXT) -> str | None:
+    """Text field of a request, None if absent. Raises UserError for other types and texts that are
+    too long."""
+    value = payload.get(key)
+    if value is None:
+        return None
+    need(isinstance(value, str), f'"{key}" is a text; give one.')
+    need(
+        len(value) <= max_characters,
+        f'"{key}" has {len(value):,} characters and {max_characters:,} are read; shorten it.',
+    )
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f'"{key}" holds half a character (a lone surrogate); give whole ones.'
+        ) from None
+    return str(value)
+
+
+def int_field(
+    fields: Mapping[str, Any], name: str, default: int | None, low: int, high: int
+) -> Any:
+    """Integer of a body or a query string, ``default`` if absent. Raises UserError outside the
+    bounds."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, str):
+        digits = value.removeprefix("-")
+        value = int(value) if digits.isascii() and digits.isdigit() and len(digits) < 17 else value
+    if type(value) is not int or not low <= value <= high:
+        raise UserError(f'{name} is "{str(value)[:20]}"; give a number from {low} to {high}.')
+    return value
+
+
+def is_ids(value: Any, most: int) -> bool:
+    """True for a list of 1 to ``most`` integers."""
+    return (
+        isinstance(value, list)
+        and 0 < len(value) <= most
+        and all(type(id) is int and abs(id) < 1 << 63 for id in value)
+    )
+
+
+def parse_edits(payload: dict[str, Any]) -> list[Any]:
+    """Edits of a request."""
+    from ...sight.edits import parse
+
+    lines = payload.get("edits") or []
+    need(isinstance(lines, list) and len(lines) <= 100, "edits are a list of texts, 100 at most.")
+    for line in lines:
+        valid = isinstance(line, str) and len(line) <= 2000
+        need(valid, "An edit is a text of 2,000 characters at most.")
+    return [parse(line) for line in lines]

@@ -1,0 +1,310 @@
+"""Generation token by token, tokenizer comparison and vocabularies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ...core import cost
+from ...core.errors import UserError, need
+from ...sight import labels
+from ..asgi.replies import CancelCheck, HttpError, not_found
+from .models import Loaded, Models
+from .runs import MAX_TEXT, encode_input, int_field, is_ids, parse_edits, text_field
+
+SETTINGS = {
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+TOP = 10
+MOST_NEW = 4096
+MOST_BEAMS = 8
+
+
+def generate(
+    models: Models, payload: dict[str, Any], check: CancelCheck
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (event, data): ``start``, one ``token`` each, ``end``; the model is released between
+    tokens."""
+    from ...sight import answers
+
+    reading = GenerationInput.of(models, payload, check, 64)
+    settings = _sampling_settings(payload.get("settings") or {})
+    seed = int_field(payload, "seed", None, 0, 2**63 - 1)
+    loaded = reading.loaded
+    from ...core.generation import generate as start_generation
+
+    with loaded.acquire(check):
+        ids = reading.ids
+        generation = start_generation(
+            loaded.model,
+            loaded.tokenizer,
+            ids,
+            seed=seed,
+            likely=TOP,
+            **reading.options,
+            **settings,
+        )
+    yield "start", {"ids": ids, "seed": generation.seed, "model": reading.name}
+    steps, bytes_per_token = (
+        iter(generation),
+        cost.cost(loaded.model.config).cache_per_token("fp32"),
+    )
+    row = generation.rows[0]
+    while True:
+        with loaded.acquire(check):
+            start = time.perf_counter()
+            step = next(steps, None)
+            milliseconds = 1000 * (time.perf_counter() - start)
+        if step is None:
+            break
+        (token,) = answers.tokens(loaded.tokenizer, [step.token], {0: (1, 1)})
+        yield (
+            "token",
+            {
+                "id": step.token,
+                "bytes": token["bytes"],
+                "special": token["special"],
+                "text": step.text,
+                "logprob": step.logprob,
+                "top": [{"id": id, "logprob": logprob} for id, logprob in step.likely],
+                "ms": milliseconds,
+                "kv_bytes": bytes_per_token * (len(row.start) + len(row.tokens) - 1),
+            },
+        )
+    yield "end", {"finish": row.finish, "text": row.text}
+
+
+def beams(models: Models, payload: dict[str, Any], check: CancelCheck) -> dict[str, Any]:
+    """Beam search: {beams, ...as for generate} -> hypotheses, best first."""
+    from ...core.generation import beam
+    from ...sight import answers
+
+    count = int_field(payload, "beams", 4, 1, MOST_BEAMS)
+    reading = GenerationInput.of(models, payload, check, 32)
+    loaded = reading.loaded
+    options: dict[str, Any] = {"beams": count, "best": count, **reading.options}
+    with loaded.acquire(check):
+        (hypotheses,) = beam(loaded.model, loaded.tokenizer, [reading.ids], check=check, **options)
+    beam_list = []
+    for hypothesis in hypotheses:
+        spans = dict.fromkeys(range(len(hypothesis.tokens)), (1, 1))
+        pieces = answers.tokens(loaded.tokenizer, hypothesis.tokens, spans)
+        for piece, logprob in zip(pieces, hypothesis.logprobs, strict=True):
+            piece["logprob"] = logprob
+        beam_list.append(
+            {
+                "tokens": pieces,
+                "score": hypothesis.score,
+                "finish": hypothesis.finish,
+                "text": hypothesis.text,
+            }
+        )
+    return {"beams": beam_list}
+
+
+@dataclass(frozen=True)
+class GenerationInput:
+    """Model, prompt or source ids, and options of a generation."""
+
+    name: str
+    loaded: Loaded
+    ids: list[int]
+    options: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, models: Models, payload: dict[str, Any], check: CancelCheck, default_max_new: int
+    ) -> GenerationInput:
+        """Parses {model, text or ids, source?, start?, max_new?, edits?}.
+
+        ``start`` are the first ids of an encoder-decoder's target. Raises UserError for invalid
+        input.
+        """
+        entry = models[text_field(payload, "model", 200) or ""]
+        card = entry.card()["abilities"]
+        message = (
+            "This model does not continue a text: an encoder reads all of it at once; mask a "
+            "word instead."
+        )
+        need(card["generate"], message)
+        pair = card["source"]
+        max_new, start = (
+            int_field(payload, "max_new", default_max_new, 1, MOST_NEW),
+            payload.get("start"),
+        )
+        need(
+            start is None or (pair and is_ids(start, MOST_NEW)),
+            "start is a list of ids, for an encoder-decoder.",
+        )
+        loaded = entry.open(check)
+        text = payload.get("ids", text_field(payload, "source" if pair else "text"))
+        with loaded.acquire(check):
+            ids = encode_input(loaded, text, pair, False)[0][0].tolist()
+            edits = parse_edits(payload)
+        return cls(entry.id, loaded, ids, {"max_new": max_new, "edits": edits, "start": start})
+
+
+def _sampling_settings(settings: Any) -> dict[str, Any]:
+    """Validated sampling settings; None leaves one out."""
+    need(isinstance(settings, dict), "settings are a table of names and numbers.")
+    unknown = next((name for name in settings if name not in SETTINGS), None)
+    need(
+        unknown is None,
+        f'There is no setting "{str(unknown)[:40]}"; there are: {", ".join(SETTINGS)}.',
+    )
+    parsed = {}
+    for name, value in settings.items():
+        if value is None:
+            continue
+        need(isinstance(value, int | float) and not isinstance(value, bool), f"{name} is a number.")
+        need(SETTINGS[name] is float or value == int(value), f"{name} is a whole number.")
+        parsed[name] = SETTINGS[name](value)
+    return parsed
+
+
+class Tokenizers:
+    """Tokenizers of the models, and pretrained ones on this machine."""
+
+    def __init__(self, models: Models) -> None:
+        self.models = models
+        self._open: dict[str, Any] = {}
+        self._tracers: dict[int, Any] = {}  # by the tokenizer that each follows
+
+    def listing(self, fields: dict[str, Any], check: CancelCheck) -> list[dict[str, Any]]:
+        """Lists tokenizers without opening them; a missing one comes with the command that
+        downloads it.
+
+        "vocab" of a model's tokenizer is None until it is opened.
+        """
+        from ...formats import pretrained
+
+        rows: list[dict[str, Any]] = []
+        for id, entry in self.models.entries.items():
+            if entry.has_tokenizer():
+                tokenizer = self._open.get(f"{id} {entry.stamp}")
+                vocab = tokenizer and tokenizer.size
+                rows.append(_row(id, entry.title, vocab, True))
+        for name, tokenizer_info in pretrained.KNOWN.items():
+            if name in self.models.entries:  # a model of that name goes before it
+                continue
+            available = name in self._open or pretrained.place(name) is not None
+            command = f"glassformer tokens --with {name} --text Hello"
+            rows.append(
+                _row(name, tokenizer_info.title, tokenizer_info.size, available)
+                | ({} if available else {"command": command})
+            )
+        return rows
+
+    def __getitem__(self, name: str) -> Any:
+        from ...formats import pretrained
+
+        key = name
+        load: Callable[[], Any] = partial(pretrained.at_hand, name)
+        message = f'There is no tokenizer "{name[:80]}" here; api/tokenizers lists what there is.'
+        # a model of that name goes before it; a training's checkpoint is found too
+        if name in self.models.entries or name not in pretrained.KNOWN:
+            try:
+                entry = self.models[name]
+            except HttpError:
+                raise not_found(message) from None
+            key, load = f"{name} {entry.stamp}", entry.open_tokenizer
+        tokenizer = self._open.get(key) or load()
+        if tokenizer is None:
+            raise not_found(message)
+        self._open[key] = tokenizer
+        return tokenizer
+
+    def compare(self, payload: dict[str, Any], check: CancelCheck) -> list[dict[str, Any]]:
+        """Compares tokenizers: {text, tokenizers} -> tokens of each, or the error."""
+        text = text_field(payload, "text", MAX_TEXT)
+        need(text is not None, "There is no text; give one.")
+        names = payload.get("tokenizers")
+        valid = (
+            isinstance(names, list)
+            and 0 < len(names) <= 12
+            and all(isinstance(name, str) for name in names)
+        )
+        need(valid, "tokenizers are a list of names, 12 at most.")
+        return [self._compare_tokenizer(name, text or "") for name in names or []]
+
+    def _compare_tokenizer(self, name: str, text: str) -> dict[str, Any]:
+        from ...sight import answers
+        from ...sight.tokens import compare
+
+        tokenizer = self[name]
+        result: dict[str, Any] = {
+            "name": name,
+            "vocab": tokenizer.size,
+            "algorithm": compare.algorithm(tokenizer),
+            "tokens": [],
+        }
+        try:
+            ids = tokenizer.encode(text)
+            result["tokens"] = answers.tokens(
+                tokenizer, ids, dict(enumerate(tokenizer.offsets(text)))
+            )
+            result["round_trip"] = tokenizer.decode(ids) == text
+        except UserError as error:
+            result["refused"] = str(error)
+        return result
+
+    def steps(self, payload: dict[str, Any], check: CancelCheck) -> dict[str, Any]:
+        """Segmentation steps of the word that contains token ``at``: {tokenizer, text, at} ->
+        steps.
+
+        "first" is the word's first token, "shown" the text of each piece. Raises UserError for an
+        added token.
+        """
+        from ...sight.tokens.segmentation import Tracer
+
+        text = text_field(payload, "text") or ""
+        tokenizer = self[text_field(payload, "tokenizer", 200) or ""]
+        ids, offset = tokenizer.encode(text), 0
+        at = int_field(payload, "at", 0, 0, len(ids) - 1)
+        tracer = self._tracers.setdefault(id(tokenizer), Tracer(tokenizer, 2))
+        for word in tracer.words(text):
+            segmentation = tracer(word)
+            if list(segmentation.ids) != ids[offset : offset + len(segmentation.ids)]:
+                break
+            offset += len(segmentation.ids)
+            if at < offset:
+                answer = segmentation.to_dict()
+                pieces = {
+                    *segmentation.start,
+                    *segmentation.pieces,
+                    *(piece for step in answer["steps"] for piece in _pieces(step)),
+                }
+                labels_by_piece = {piece: _piece_text(tokenizer, piece) for piece in pieces}
+                return {**answer, "first": offset - len(segmentation.ids), "shown": labels_by_piece}
+        raise UserError(
+            "This token, or one before it, was added to the vocabulary and is found whole: it "
+            "has no steps."
+        )
+
+    def vocabulary(self, name: str) -> bytes:
+        """Vocabulary of a tokenizer, packed."""
+        from ...sight import answers
+
+        return answers.vocabulary(self[name])
+
+
+def _row(name: str, title: str, vocab: int | None, available: bool) -> dict[str, Any]:
+    return {"name": name, "title": title, "vocab": vocab, "available": available}
+
+
+def _pieces(step: dict[str, Any]) -> list[str]:
+    pieces = [*step.get("pieces", ()), step.get("left"), step.get("right"), step.get("piece")]
+    return [piece for piece in pieces if piece is not None]
+
+
+def _piece_text(tokenizer: Any, piece: str) -> str:
+    """Text of a vocabulary entry; other pieces unchanged."""
+    id = tokenizer.id(piece)
+    return piece if id is None else labels.text(tokenizer, id)

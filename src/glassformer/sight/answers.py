@@ -1,0 +1,292 @@
+"""A trace as a page reads it: the tokens with their bytes, the plan with words, a cell with where
+it goes from here."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from ..core import config, cost
+
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+
+WORDS = {
+    "tokens": "token ids",
+    "source": "token ids of the source",
+    "pos": "positions",
+    "token": "rows of the embedding",
+    "segment": "rows of the segment table",
+    "position": "what the position adds",
+    "embed": "the stream as it enters the first block",
+    "q": "queries",
+    "k": "keys",
+    "v": "values",
+    "qk": "query times key",
+    "scaled": "divided by the root of the head's width",
+    "scores": "scores",
+    "pattern": "attention weights",
+    "z": "weighted sums of values",
+    "write": "what is written to the stream",
+    "mid": "the stream after attention",
+    "mid_cross": "the stream after looking across",
+    "resid": "the stream after the block",
+    "pre": "before the activation",
+    "gate": "the gate",
+    "up": "what the gate multiplies",
+    "hidden": "neurons",
+    "router": "router's logits",
+    "router_probs": "router's probabilities",
+    "weight": "weights of the chosen experts",
+    "chosen": "chosen experts",
+    "in": "what the sublayer reads",
+    "out": "after the last norm",
+    "logits": "logits",
+    "probs": "probabilities of the next token",
+    "vector": "the text's vector",
+    "state": "state",
+}
+"""Short words for a value, by the last word of its address."""
+KIND_WORDS = {
+    "leaf": "given",
+    "lookup": "rows of a table",
+    "add": "sum",
+    "norm": "norm",
+    "linear": "linear layer",
+    "rope": "rotation by position",
+    "split": "a part",
+    "concat": "heads side by side",
+    "qk": "query times key",
+    "scale": "scaled",
+    "softcap": "capped",
+    "bias": "bias by distance",
+    "mask": "masked",
+    "softmax": "softmax",
+    "av": "weighted sum of values",
+    "act": "activation",
+    "glu": "gate times up",
+    "router": "router",
+    "topk": "the chosen experts",
+    "expert": "experts",
+    "combine": "sum of the experts",
+    "residual": "added to the stream",
+    "lm_head": "logits",
+    "pool": "pooled",
+    "classify": "labels",
+    "generic": "a part of its own",
+}
+
+
+def card(cfg: config.Model) -> dict[str, Any]:
+    """Facts about a model that need no weights: its kind, sizes, and what can be asked
+    of it."""
+    nodes = list(_walk(cfg))
+    recurrent = any(isinstance(node, config.Recurrent) for node in nodes)
+    pair, encoder = isinstance(cfg, config.EncoderDecoder), isinstance(cfg, config.Encoder)
+    kind = (
+        "encoder-decoder"
+        if pair
+        else "encoder"
+        if encoder
+        else "recurrent"
+        if recurrent
+        else "decoder"
+    )
+    head = cfg.head is not None
+    can = {
+        "generate": head and not encoder,
+        "fill": head and encoder,
+        "source": pair,
+        "experts": any(isinstance(node, config.MoE) for node in nodes),
+        "pool": cfg.pool is not None,
+        "lens": head,
+        "attention": any(isinstance(node, config.Attention) for node in nodes),
+        "attribution": head and not recurrent,
+    }
+    sizes = {"parameters": cost.cost(cfg).total, "context": cfg.context, "vocab": cfg.embed.vocab}
+    return {"kind": kind, **sizes, "abilities": can}
+
+
+def _walk(node: Any) -> Iterator[Any]:
+    """A config and every part of it."""
+    if dataclasses.is_dataclass(node):
+        yield node
+        for field in dataclasses.fields(node):
+            yield from _walk(getattr(node, field.name))
+    elif isinstance(node, tuple):
+        for item in node:
+            yield from _walk(item)
+
+
+def tokens(
+    tokenizer: Tokenizer | None,
+    ids: Sequence[int],
+    spans: Mapping[int, tuple[int, int]] | None = None,
+) -> list[dict[str, Any]]:
+    """Each token's id, bytes (base64: it may be a part of a character), span in characters, whether
+    special or unknown.
+
+    ``spans``: of the places that stand for a piece of the text; the others stand for nothing of it.
+    """
+    entries = []
+    for place, id in enumerate(ids):
+        start, end = (spans or {}).get(place, (0, 0))
+        raw, special, unknown = b"", False, False
+        if tokenizer is not None and id < tokenizer.size:
+            special, unknown = tokenizer.hides(id), id == tokenizer.unk
+            raw = (
+                tokenizer.token(id).encode()
+                if special
+                else tokenizer.bytes_of(id, start == 0 and end > 0)
+            )
+        entries.append(
+            {
+                "id": id,
+                "bytes": base64.b64encode(raw).decode(),
+                "start": start,
+                "end": end,
+                "special": special,
+                "unk": unknown,
+            }
+        )
+    return entries
+
+
+def vocabulary(tokenizer: Tokenizer) -> bytes:
+    """For each id its length as uint32, little-endian, and its bytes; special tokens by their
+    name."""
+    chunks = []
+    for id in range(tokenizer.size):
+        raw = tokenizer.token(id).encode() if tokenizer.hides(id) else tokenizer.bytes_of(id)
+        chunks += [struct.pack("<I", len(raw)), raw]
+    return b"".join(chunks)
+
+
+def spans(
+    tokenizer: Tokenizer | None, ids: Sequence[int], text: str | None
+) -> dict[int, tuple[int, int]]:
+    """Character range in ``text`` of each of ``ids``, by its position; what was put around the text
+    has no place in it."""
+    if tokenizer is None or not text:
+        return {}
+    for special in (False, True):
+        inside = tokenizer.encode(text, special=special)
+        offsets = tokenizer.offsets(text, special=special)
+        for shift in range(len(ids) - len(inside) + 1):
+            if inside and list(ids[shift : shift + len(inside)]) == inside:
+                return {shift + at: span for at, span in enumerate(offsets)}
+    short = tokenizer.encode(text)  # cut at the context
+    lead = next(
+        (at for at in range(min(3, len(ids))) if list(ids[at:]) == short[: len(ids) - at]), None
+    )
+    return {} if lead is None else dict(enumerate(tokenizer.offsets(text)[: len(ids) - lead], lead))
+
+
+def words(op: Any) -> str:
+    """Short description of an operation's result."""
+    return WORDS.get(str(op.id).rpartition(".")[2], KIND_WORDS.get(str(op.kind), str(op.kind)))
+
+
+def plan(trace: Any) -> list[dict[str, Any]]:
+    """The operations as JSON holds them, each with its words, its other names and whether it grows
+    with the square."""
+    return [
+        {
+            **op.to_dict(),
+            "words": words(op),
+            "quadratic": op.quadratic,
+            "names": trace.names.get(op.id, []),
+        }
+        for op in trace.plan
+    ]
+
+
+def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -> dict[str, Any]:
+    """Description of a pass for the page; ``places`` are where its tokens stand in the text, before
+    edits."""
+    ids = trace.tokens[0].tolist()
+    model_card = card(trace.model.config)
+    payload: dict[str, Any] = {
+        "task": {"encoder": "masked", "encoder-decoder": "seq2seq"}.get(
+            model_card["kind"], "causal"
+        ),
+        "kind": model_card["kind"],
+        "abilities": model_card["abilities"],
+        "dtype": str(next(trace.model.parameters()).dtype).removeprefix("torch."),
+        "streams": [
+            {
+                "name": "encoder" if model_card["kind"] == "encoder" else "decoder",
+                "length": len(ids),
+            }
+        ],
+        "tokens": tokens(trace.tokenizer, ids, places),
+        "plan": plan(trace),
+        "weights": {name: list(trace.shape(name)[0]) for name in trace.plan.weights},
+        "kept": {"tier": trace.tier, "bytes": trace.kept_bytes},
+        "ms": 1000 * trace.seconds,
+    }
+    if trace.source is not None:
+        source_ids = trace.source[0].tolist()
+        payload["streams"].insert(0, {"name": "encoder", "length": len(source_ids)})
+        reads = trace.tokenizer and trace.tokenizer.for_source
+        payload["source_tokens"] = tokens(reads, source_ids, spans(reads, source_ids, source))
+    return payload
+
+
+def experts(
+    trace: Any, pass_lock: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> dict[str, Any]:
+    """Each mixture's experts with their loads, and each token's choice with its weight; ``held``
+    while one is read."""
+    layers = []
+    for path in [op.id.removesuffix(".router") for op in trace.plan if op.kind == "router"]:
+        with pass_lock():
+            chosen, weight = trace[f"{path}.chosen"][0].long(), trace[f"{path}.weight"][0].float()
+            chance = trace[f"{path}.router_probs"][0].float()
+        count = chance.shape[-1]
+        load = chosen.flatten().bincount(minlength=count)
+        layers.append(
+            {
+                "address": path,
+                "layer": trace.plan[f"{path}.router"].layer,
+                "experts": count,
+                "chosen": chosen.tolist(),
+                "weight": weight.tolist(),
+                "probabilities": chance.tolist() if chance.numel() <= 65_536 else None,
+                "load": load.tolist(),
+                "idle": int((load == 0).sum()),
+            }
+        )
+    return {
+        "layers": layers,
+        "idle": sum(layer["idle"] for layer in layers),
+        "of": sum(layer["experts"] for layer in layers),
+    }
+
+
+def cell(trace: Any, address: str, terms: int) -> dict[str, Any]:
+    """One number's arithmetic; ``next`` are the operations that read it, ``python`` the line that
+    gives it."""
+    explanation = trace.explain(address)
+    payload = explanation.to_dict(terms)
+    name, _, index = payload["address"].partition("[")
+    readers = [op.id for op in trace.plan if name in op.inputs]
+    rows = "".join(f"[{axis}]" for axis in index.rstrip("]").split(",")) if index else ""
+    op = trace.plan.get(name)
+    row = "[0]" if op is not None and op.axes[0] in ("B", "N") else ""
+    summary = {
+        "plain": payload["sentence"],
+        "place": payload["place"],
+        "value": "a weight" if op is None else words(op),
+    }
+    return {
+        **payload,
+        "words": summary,
+        "next": readers,
+        "weights": explanation.weights,
+        "python": f"trace[{name!r}]{row}{rows}",
+    }

@@ -1,0 +1,330 @@
+"""Other models that must say what a model says: of another engine, format or library, adapted,
+saved, compiled.
+
+None of these changes the model that it is made of. Each function raises NotRun where there is no
+such counterpart.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..core import config, files
+from ..core.cost import available_memory
+from ..core.nn import EncoderDecoder, Model
+from ..core.nn.attention import Attention
+from ..core.nn.build import compiled
+from ..core.nn.engines import choose
+from ..core.nn.engines.inputs import AttentionInputs
+from ..core.nn.inference import inference
+from ..core.nn.linear import Linear
+from ..fast.prepacked import packable, prepack, replaced
+from ..fast.quantized import quantized
+from ..formats import lora, store
+from .layouts import Documents, Reader, Values
+
+T = TypeVar("T")
+RANK = 4  # of a drawn adapter
+ANSWERS = ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits")
+SHARE = 0.1  # and how large its change is beside the weights, by their standard deviations
+
+
+class NotRun(Exception):
+    """A comparison that cannot be made here; its text says why."""
+
+
+# ------------------------------------------------------------------------------------------ engines
+
+
+def with_engine(model: Model, name: str) -> Model:
+    """The same model and weights, its attention computed by the engine of that name where it
+    can."""
+    view = copy.copy(model)
+    view.engine = name
+    return view
+
+
+def engines_of(
+    model: Model, documents: Documents, names: Sequence[str], packed: bool = False
+) -> dict[str, Counter[str]]:
+    """By the name that is asked for: how many attentions each engine would compute while the model
+    reads, ``packed`` or each text alone."""
+    engine_counts = {name: Counter[str]() for name in names}
+
+    def ask(attention: Any, args: tuple[Any, ...]) -> None:
+        x, flow, position = args[:3]
+        mask = attention.cross_mask(flow) if attention.cross else attention.self_mask(flow, None)
+        bias = None if attention.cross else mask.bias(position)
+        scalar, (B, T), S, D = x.new_zeros(()), x.shape[:2], mask.k_pos.shape[1], attention.head_dim
+        q, k = scalar.expand(B, attention.heads, T, D), scalar.expand(B, attention.kv_heads, S, D)
+        inputs = AttentionInputs(q, k, k, mask, bias, attention.scale, attention.softcap)
+        for name in names:
+            engine_counts[name][choose(inputs, name).name] += 1
+
+    handles = [
+        module.register_forward_pre_hook(ask)
+        for module in model.modules()
+        if isinstance(module, Attention)
+    ]
+    try:
+        (Reader(model).packed if packed else Reader(model).alone)(documents)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return engine_counts
+
+
+# ------------------------------------------------------------------------------------------ formats
+
+
+def in_format(model: Model, dtype: torch.dtype) -> Model:
+    """A copy of the model in another number format."""
+    weight = next(model.parameters())
+    if weight.device.type == "mps" and dtype == torch.float64:
+        raise NotRun("MPS has no float64")
+    _room(model, dtype.itemsize + weight.dtype.itemsize, weight.device)
+    return copy.deepcopy(model).to(dtype)
+
+
+def _room(model: Model, size: int, device: torch.device) -> None:
+    """Raise NotRun where ``size`` bytes for each weight do not fit the memory of a device."""
+    needed, free = (
+        sum(weight.numel() for weight in model.parameters()) * size,
+        available_memory(device),
+    )
+    if free is not None and needed > 0.9 * free:
+        raise NotRun(
+            f"a copy takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free"
+        )
+
+
+# ------------------------------------------------------------------------------------------ weights
+
+
+def loaded_again(model: Model, folder: Path) -> tuple[Model, str]:
+    """The model as it comes back from ``folder``, in which it is saved, and the layout it has
+    there."""
+    weights, disk = (
+        sum(weight.nbytes for weight in model.parameters()),
+        shutil.disk_usage(folder.parent),
+    )
+    if weights * 1.1 > disk.free:
+        raise NotRun(
+            f"saving takes {weights / 1e9:.1f} GB and {disk.free / 1e9:.1f} GB of disk are free"
+        )
+    store.save(model, folder)
+    weight = next(model.parameters())
+    layout = "glassformer" if "glassformer" in files.read_json(folder / "config.json") else "hf"
+    return store.load(folder, dtype=weight.dtype, device=weight.device)[0], layout
+
+
+def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
+    """The model with its LoRA ``apart``, ``merged``, and merged and taken out again; a drawn one
+    where it has none."""
+    layers, description = lora.adapted(model), "its own adapter"
+    if not layers:
+        plain = {path: module for path, module in model.named_modules() if type(module) is Linear}
+        if quantized(model):
+            raise NotRun("a change stays beside a quantised weight")
+        chosen = [path for path in plain if path.endswith((".attn.q", ".attn.v"))]
+        chosen = chosen or [path for path in plain if path.endswith((".input", ".up"))]
+        if not chosen:
+            raise NotRun("no linear layer here is one that an adapter is usually drawn for")
+        layers, description = (
+            {path: _drawn(plain[path], seed + n) for n, path in enumerate(chosen)},
+            "a drawn adapter",
+        )
+    copies: dict[str, Model] = {}
+    for name in ("apart", "merged", "unmerged"):
+        unshared = {path: _unshared(layer) for path, layer in layers.items()}
+        for layer in unshared.values():
+            if name != "apart":
+                layer.merge()
+            if name == "unmerged":
+                layer.unmerge()
+        copies[name] = replaced(
+            model, {model.get_submodule(path): layer for path, layer in unshared.items()}
+        )
+    return copies, f"{description} on {len(layers)} layers"
+
+
+def _drawn(of: Linear, seed: int) -> lora.LoRALinear:
+    """A layer with a change of SHARE of its weights' size beside it."""
+    layer, draw = lora.LoRALinear(of, RANK, 1.0), torch.Generator().manual_seed(seed)
+    down, up = (torch.randn(weight.shape, generator=draw) for weight in (layer.down, layer.up))
+    size = SHARE * float(of.weight.detach().float().std()) / RANK**0.5
+    layer.down.data.copy_(down)
+    layer.up.data.copy_(up * size)
+    return layer
+
+
+def _unshared(layer: lora.LoRALinear) -> lora.LoRALinear:
+    """The same layer with a matrix of its own, the change beside it."""
+    clone = copy.copy(layer)
+    matrix = layer.weight if layer.original is None else layer.original
+    clone._parameters = {**layer._parameters, "weight": nn.Parameter(matrix.detach().clone())}
+    clone.original = None
+    return clone
+
+
+def with_prepacked(model: Model) -> Model:
+    """A view of the model whose products read copies of the weights, as generation does it on a
+    CPU."""
+    if not any(True for _ in packable(model)):
+        raise NotRun("no weights here gain by a copy in the processor's own order")
+    weight = next(model.parameters())
+    _room(model, weight.dtype.itemsize, weight.device)
+    return prepack(model).model
+
+
+# ----------------------------------------------------------------------------------------- compiled
+
+
+def quietly(work: Callable[[], T]) -> T:
+    """Runs ``work`` without the warnings of PyTorch's compiler, and of FlexAttention that it
+    is not compiled."""
+    log = logging.getLogger("torch._dynamo")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+            return work()
+    finally:
+        log.setLevel(level)
+
+
+def shortened(model: Model) -> tuple[Model, int]:
+    """The model with only as many blocks as differ and one more, which takes far less compiling;
+    how many are left."""
+    swaps: dict[nn.Module, nn.Module] = {}
+    for name, stack in config.stacks(model.config).items():
+        blocks = model.get_submodule(f"{name}.blocks")
+        assert isinstance(blocks, nn.ModuleList)
+        swaps[blocks] = nn.ModuleList(list(blocks)[: len(stack.pattern) + 1])
+    return replaced(model, swaps), sum(
+        len(modules) for modules in swaps.values() if isinstance(modules, nn.ModuleList)
+    )
+
+
+def compiled_copy(model: Model) -> Model:
+    """The model under torch.compile, as training does it."""
+    if not config.stacks(model.config):
+        raise NotRun(
+            "recurrent layers are not compiled: how long documents are is not known before"
+        )
+    device = next(model.parameters()).device.type
+    try:
+        if device == "cpu":
+            from torch._inductor.cpp_builder import get_cpp_compiler
+
+            get_cpp_compiler()
+        else:
+            from torch.utils._triton import has_triton
+
+            if not has_triton():
+                raise NotRun("torch.compile finds no Triton for this device")
+    except NotRun:
+        raise
+    except Exception as error:
+        raise NotRun(f"torch.compile finds no compiler ({str(error).splitlines()[0]})") from None
+    copied: Model = compiled(copy.deepcopy(model))
+    return copied
+
+
+# ------------------------------------------------------------------------------------- transformers
+
+
+class Theirs:
+    """A model as ``transformers`` reads it from a folder; it answers as a Reader does, with its
+    hidden states."""
+
+    def __init__(self, folder: Path, of: Model) -> None:
+        try:
+            import transformers
+        except ImportError:
+            raise NotRun("transformers is not installed: pip install transformers") from None
+        raw = files.read_json(folder / "config.json")
+        names = raw.get("architectures") or []
+        kind = next(
+            (getattr(transformers, name) for name in names if hasattr(transformers, name)), None
+        )
+        if "glassformer" in raw or kind is None:
+            raise NotRun("no layout that transformers knows holds this model")
+        self.of, weight = of, next(of.parameters())
+        with _quiet(transformers):
+            self.model = kind.from_pretrained(folder, dtype=weight.dtype).to(weight.device).eval()
+
+    def alone(self, documents: Documents) -> list[Values]:
+        """Each document by itself: logits, and hidden states by the paths that they have here."""
+        sources: Sequence[Tensor | None] = documents.sources or [None] * len(documents.tokens)
+        return [
+            self._answers(tokens, source)
+            for tokens, source in zip(documents.tokens, sources, strict=True)
+        ]
+
+    def _answers(self, tokens: Tensor, source: Tensor | None) -> Values:
+        inputs = {"input_ids": tokens[None]}
+        if source is not None:
+            inputs = {"input_ids": source[None], "decoder_input_ids": tokens[None]}
+        with inference(self.model):
+            output = self.model(**inputs, output_hidden_states=True)
+        values: Values = {}
+        for side, body in config.stacks(self.of.config).items():
+            name = (
+                f"{side}_hidden_states" if isinstance(self.of, EncoderDecoder) else "hidden_states"
+            )
+            states: Sequence[Tensor] = getattr(output, name, None) or ()
+            # what enters each block, and what leaves the last norm
+            if len(states) == body.depth + 1:
+                places = [
+                    f"{side}.embed",
+                    *(f"{side}.blocks.{i}.resid" for i in range(body.depth - 1)),
+                    f"{side}.out",
+                ]
+                values |= {path: state[0] for path, state in zip(places, states, strict=True)}
+        return values | self._ends(output, len(tokens))
+
+    def _ends(self, output: Any, length: int) -> Values:
+        """The model's outputs by our names; a bare model has only its hidden
+        states."""
+        cfg, named = self.of.config, {name: getattr(output, name, None) for name in ANSWERS}
+        logits, words, pair, first, last = named.values()
+        values: dict[str, Tensor | None] = {"logits": words, "pool.write": pair}
+        if logits is not None:
+            has_token_head = getattr(cfg, "token_head", None) is not None
+            path = (
+                "token_head.write"
+                if has_token_head
+                else "pool.write"
+                if cfg.head is None
+                else "logits"
+            )
+            values[path] = logits.reshape(1, length, -1) if has_token_head else logits
+        elif first is not None and last is not None:
+            values["token_head.write"] = torch.stack((first, last), -1)
+        return {path: value[0] for path, value in values.items() if value is not None}
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without transformers' bars and remarks about what it loads."""
+    was = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(was)
+        transformers.logging.enable_progress_bar()

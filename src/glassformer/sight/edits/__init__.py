@@ -1,0 +1,44 @@
+"""Edits: one thing changed in a run, to see what comes of it. Each is one line; several go one
+after the other.
+
+    from glassformer.sight.edits import head_off, steer
+    glassformer.look(model, tokenizer, text, "logits", edits=[head_off("decoder.blocks.3.attn", 4)])
+    glassformer.generate(model, tokenizer, prompt, edits=[steer("decoder.blocks.2.resid", ("Love",
+    "Hate"), 4.0)])
+
+    head_off, attn_off, mlp_off, expert_off     a part adds nothing
+    mask_token, swap_token                      another text
+    scale, set_value, steer, patch              a value by its path (docs/names.md)
+    set_attention                               who looks at whom
+
+Paths may hold shell wildcards (``decoder.blocks.*.attn``). Positions count a text's tokens from 0,
+those that generation adds too: a number, several, or a stretch such as "5:" or "2:4"; negative ones
+count from the end of the text given.
+"""
+
+from __future__ import annotations
+
+from ...core.nn.editing import apply
+from .attention import set_attention
+from .base import Edit
+from .parsing import parse
+from .parts import attn_off, expert_off, head_off, mlp_off
+from .tokens import mask_token, swap_token
+from .values import patch, scale, set_value, steer
+
+__all__ = [
+    "Edit",
+    "apply",
+    "attn_off",
+    "expert_off",
+    "head_off",
+    "mask_token",
+    "mlp_off",
+    "parse",
+    "patch",
+    "scale",
+    "set_attention",
+    "set_value",
+    "steer",
+    "swap_token",
+]

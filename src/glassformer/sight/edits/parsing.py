@@ -1,0 +1,60 @@
+"""An edit as it is written on a command line: the same text as in Python, read as literals and
+never run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+from ...core.errors import UserError, nearest
+from .attention import set_attention
+from .base import Edit
+from .parts import attn_off, expert_off, head_off, mlp_off
+from .tokens import mask_token, swap_token
+from .values import patch, scale, set_value, steer
+
+EDITS: dict[str, type[Edit]] = {
+    edit.__name__: edit
+    for edit in (
+        head_off,
+        attn_off,
+        mlp_off,
+        expert_off,
+        mask_token,
+        swap_token,
+        scale,
+        set_value,
+        steer,
+        patch,
+        set_attention,
+    )
+}
+"""Every edit by its name."""
+
+
+def parse(text: str) -> Edit:
+    """The edit that a line such as ``head_off("decoder.blocks.3.attn", 4)`` makes; UserError for
+    any other text."""
+    example = 'write it as in Python, such as head_off("decoder.blocks.3.attn", 4)'
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise UserError(f"{text!r} is no edit; {example}.") from None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise UserError(f"{text!r} is no edit; {example}.")
+    name = call.func.id
+    if name not in EDITS:
+        raise UserError(f"There is no edit {name!r}.{nearest(name, EDITS)}")
+    try:
+        args = [ast.literal_eval(argument) for argument in call.args]
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise UserError(
+            f"{text!r} holds more than texts, numbers, lists and tables; {example}."
+        ) from None
+    try:
+        inspect.signature(EDITS[name]).bind(*args, **named)
+    except TypeError as error:
+        takes = ", ".join(str(parameter) for parameter in inspect.signature(EDITS[name]).parameters)
+        raise UserError(f"{text!r} does not fit ({error}); {name} takes {takes}.") from None
+    return EDITS[name](*args, **named)

@@ -1,0 +1,173 @@
+"""Parts of a model that add nothing: heads, sublayers, experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...core import config
+from ...core.errors import need
+from ...core.nn.editing import Hook, Last, Reading
+from ...core.nn.flow import Place
+from . import places
+from .base import Edit, hook_each, setting
+from .places import Choose, Positions, modules_with, put
+
+
+@dataclass(frozen=True, repr=False)
+class head_off(Edit):
+    """One head of an attention (``decoder.blocks.3.attn``, ``.cross``) gives zeros, or always its
+    mean.
+
+    ``mean``: the mean of the head's z over the positions of the text, in generation of the prompt;
+    zeros may be further from what the layers above know than no information is.
+    """
+
+    path: str
+    head: int
+    fill: Literal["zero", "mean"] = "zero"
+    positions: Positions = None
+
+    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+        need(self.fill in ("zero", "mean"), f'fill is {self.fill!r}; give "zero" or "mean".')
+        need(
+            self.head is not None,
+            f"head is None; give the head's number, or use attn_off({self.path!r}).",
+        )
+        hooks: dict[str, Hook] = {}
+        for module in modules_with(reading, self.path, "z", "attention"):
+            path = f"{module}.z"
+            sizes = None if places.of_source(reading, path) else places.lengths(reading, False)
+            change = setting(0.0) if self.fill == "zero" else _Mean(self.head, sizes)
+            hooks |= hook_each(reading, [path], change, self.positions, self.head)
+        return hooks
+
+
+class _Mean:
+    """A head's mean over the text as its ``z``; a pass that begins a text makes it, later ones of a
+    cache take it."""
+
+    def __init__(self, head: int, sizes: list[int] | None) -> None:
+        self.head, self.sizes = head, sizes
+        self.mean = torch.empty(0)  # (R, 1, D)
+
+    def __call__(self, choose: Choose, path: str, z: Tensor, place: Place) -> Tensor:
+        pos, rows = place.pos[:, -z.shape[2] :].expand(z.shape[0], -1), place.rows
+        if bool((pos == 0).any()):
+            inside = pos >= 0
+            if self.sizes is not None:
+                sizes = torch.tensor(self.sizes, device=z.device)
+                inside = inside & (pos < (sizes if rows is None else sizes[rows])[:, None])
+            mean = _mean(z[:, self.head], inside, place.document_ids)
+            self.mean = (
+                mean if rows is None else mean.new_zeros(int(rows.max()) + 1, *mean.shape[1:])
+            )
+            if rows is not None:
+                self.mean[rows] = mean
+        mean = self.mean if rows is None else self.mean[rows]
+        return put(z, mean[:, None], choose(path, z, place))
+
+
+def _mean(z: Tensor, inside: Tensor, document_ids: Tensor | None) -> Tensor:
+    """z (B, T, D), the mean of the tokens ``inside`` (B, T): (B, 1, D), or (B, T, D) of documents
+    that share rows."""
+    same_document = inside[:, None]
+    if document_ids is not None:
+        same_document = same_document & (document_ids[:, :, None] == document_ids[:, None])
+    weight = same_document.to(torch.promote_types(z.dtype, torch.float32))
+    return weight @ z.to(weight.dtype) / weight.sum(-1, keepdim=True).clamp(min=1)
+
+
+@dataclass(frozen=True, repr=False)
+class attn_off(Edit):
+    """A whole attention (``decoder.blocks.3.attn``, ``.cross``) writes zeros; in a sandwich these
+    are normed still."""
+
+    path: str
+    positions: Positions = None
+
+    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+        modules = modules_with(reading, self.path, "write", "attention", beside="z")
+        return hook_each(
+            reading, [f"{module}.write" for module in modules], setting(0.0), self.positions
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class mlp_off(Edit):
+    """A feed-forward layer (``decoder.blocks.3.ffn``), or a mixture's shared one, writes zeros."""
+
+    path: str
+    positions: Positions = None
+
+    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+        modules = modules_with(reading, self.path, "write", "feed-forward layer", beside="hidden")
+        return hook_each(
+            reading, [f"{module}.write" for module in modules], setting(0.0), self.positions
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class expert_off(Edit):
+    """One expert of a mixture (``decoder.blocks.3.ffn``) is never chosen: the router takes the best
+    of the others.
+
+    The probabilities of the others stay what they were, and are divided by the sum of the chosen
+    ones' where the config says normalize. A token that had not chosen this expert does not change.
+    """
+
+    path: str
+    expert: int
+
+    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+        hooks: dict[str, Hook] = {}
+        for module in modules_with(
+            reading, self.path, "router", "mixture of experts", beside="chosen"
+        ):
+            cfg: config.MoE = reading.model.get_submodule(module).cfg  # type: ignore[assignment]
+            available = f"{module} has experts 0 to {cfg.experts - 1}"
+            need(
+                type(self.expert) is int and 0 <= self.expert < cfg.experts,
+                f"{available}, and no {self.expert!r}.",
+            )
+            router = reading.shared.setdefault(("router", module), _Router(cfg))
+            router.off.add(self.expert)
+            need(
+                len(router.off) < cfg.experts,
+                f'All experts of {module} are off; that is mlp_off("{module}").',
+            )
+            hooks |= {
+                f"{module}.router": Last(router.see),
+                f"{module}.weight": router.weigh,
+                f"{module}.chosen": router.choose,
+            }
+        return hooks
+
+
+class _Router:
+    """A mixture's choice without the experts that are off."""
+
+    def __init__(self, cfg: config.MoE) -> None:
+        self.cfg, self.off = cfg, set[int]()
+        self.hit = self.weight = self.chosen = torch.empty(0)
+
+    def see(self, path: str, logits: Tensor, place: Place) -> Tensor:
+        p, off = logits.softmax(-1), sorted(self.off)
+        self.hit = torch.isin(
+            p.topk(self.cfg.top_k, -1).indices, torch.tensor(off, device=p.device)
+        ).any(-1, True)
+        p[..., off] = -1.0  # behind all others, also those of probability 0
+        best, self.chosen = p.topk(self.cfg.top_k, -1)
+        best = best.clamp(min=0)  # where too few are left
+        self.weight = best / best.sum(-1, keepdim=True) if self.cfg.normalize else best
+        return logits
+
+    def weigh(self, path: str, weight: Tensor, place: Place) -> Tensor:
+        return torch.where(self.hit, self.weight.to(weight.dtype), weight)
+
+    def choose(self, path: str, chosen: Tensor, place: Place) -> Tensor:
+        return torch.where(self.hit, self.chosen, chosen)

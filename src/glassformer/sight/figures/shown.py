@@ -1,0 +1,157 @@
+"""A result that shows itself: HTML without scripts in a notebook, and a page, picture, table or
+tensors on disk.
+
+Nothing here needs a kernel, a network or a script, so that a saved notebook still shows it next
+week, in an editor that does not trust it, and as a file on a stick. Every text passes
+``drawing.written`` on its way.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core import files
+from ...core.errors import UserError
+from .charts import BESIDE, Chart, Heat
+from .drawing import Array, Drawing, together
+
+MOST = 2_000_000  # bytes of a page, and of what a notebook shows
+KINDS = (".html", ".svg", ".png", ".csv", ".safetensors")
+AREA = 60_000_000  # pixels of a PNG
+BOX = (
+    "background:#ffffff;color:#1b1b1b;font:13px/1.4 system-ui,sans-serif;padding:10px;"
+    "border-radius:6px;overflow-x:auto"
+)
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+class Shown(ABC):
+    """The base of results that show themselves."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """A title in some words."""
+
+    @abstractmethod
+    def charts(self) -> Iterator[Chart]:
+        """Charts in order, each made when it is asked for."""
+
+    @abstractmethod
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """Every number as rows, with the names of their columns."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Array]:
+        """Every number by its name."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Metadata of a file of tensors, as JSON holds it."""
+        return {"title": self.title}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, as JSON holds it."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def fields_except(self, *names: str) -> dict[str, Any]:
+        """The fields as ``facts`` of a result, without those that are ``tensors``."""
+        return {name: value for name, value in vars(self).items() if name not in names}
+
+    def _repr_html_(self) -> str:
+        return fragment(self)
+
+    def __repr__(self) -> str:
+        """In short: a notebook keeps it beside the picture, and a dataclass's own has every
+        number."""
+        return f"<{type(self).__name__}: {self.title}>"
+
+    def save(self, path: str | Path, most: int = MOST) -> Path:
+        """Write it as .html (``most`` bytes at most), .svg, .png, .csv or .safetensors, by what the
+        name ends in."""
+        target = Path(path).expanduser()
+        kind = target.suffix.lower()
+        data: str | bytes
+        if kind in (".html", ".htm"):
+            data = document(self.title, fragment(self, most - 2000))
+        elif kind == ".svg":
+            data = drawing_of(self).svg()
+        elif kind == ".png":
+            drawing = drawing_of(self)
+            data = drawing.png(1 if drawing.width * drawing.height * 4 > AREA else 2)
+        elif kind == ".csv":
+            data = as_csv(*self.records())
+        elif kind == ".safetensors":
+            data = as_safetensors(self.tensors(), self.facts())
+        else:
+            raise UserError(
+                f"{target} is not of a kind that is written here; end the name in "
+                f"{', '.join(KINDS)}."
+            )
+        files.write(target, data)
+        return target
+
+
+def fragment(result: Shown, most: int = MOST - 100_000) -> str:
+    """The charts as HTML of at most ``most`` bytes; what no longer fits is left out from the end,
+    and that is said."""
+    content = f'<div tabindex="0" style="{BOX}"><b>{escape(result.title)}</b>'
+    size, left_out = len(content.encode()) + 300, 0
+    for chart in result.charts():
+        html = chart.html()
+        html = f'<div style="{BESIDE}">{html}</div>' if isinstance(chart, Heat) else html
+        if size + len(html.encode()) > most:
+            left_out += 1
+            continue
+        content += html
+        size += len(html.encode())
+    if left_out:
+        content += (
+            f"<p>{left_out} of the pictures did not fit in {most / 1e6:.1f} MB; .csv and "
+            ".safetensors hold every number.</p>"
+        )
+    return f"{content}</div>"
+
+
+def drawing_of(result: Shown) -> Drawing:
+    """All charts as one drawing, one below the other."""
+    return together([chart.drawing() for chart in result.charts()])
+
+
+def document(title: str, body: str, policy: str = POLICY, head: str = "") -> str:
+    """One HTML document that may load nothing and, by this ``policy``, run nothing."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"{head}</head><body>{body}</body></html>\n"
+    )
+
+
+def as_csv(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV, numbers with all their digits; what is not finite is empty."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(heading)
+    for row in rows:
+        writer.writerow(["" if isinstance(x, float) and not math.isfinite(x) else x for x in row])
+    return file.getvalue()
+
+
+def as_safetensors(tensors: Mapping[str, Array], facts: Mapping[str, Any]) -> bytes:
+    """Tensors by name, each fact as JSON in the metadata."""
+    from safetensors.numpy import save
+
+    metadata = {name: json.dumps(fact, ensure_ascii=False) for name, fact in facts.items()}
+    return save({name: np.ascontiguousarray(x) for name, x in tensors.items()}, metadata=metadata)

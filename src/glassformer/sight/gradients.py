@@ -1,0 +1,389 @@
+"""What an answer owes to each token of the input: its gradient, gradient times input, and
+integrated gradients.
+
+The input is a token's vector as its table gives it. Integrated gradients (Sundararajan et al. 2017)
+walk from a baseline to it and sum to what the answer changes by on the way, up to a gap that is
+told: the quadrature's error. It is great from zeros, where a norm turns everything about within a
+step.
+
+B points of the walk at once, T tokens, C model dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.errors import UserError, need
+from ..core.nn import Model, Tape
+from ..core.nn.editing import ModelEdit
+from ..core.nn.finite import must_be_finite
+from ..core.nn.inference import inference
+from . import streams, tables
+from .figures.charts import Chart, Heat, Prose, Table
+from .figures.drawing import Array
+from .figures.progress import Progress
+from .figures.shown import Shown
+from .looking import Text
+from .streams import Piece
+
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+
+Baseline = Literal["mean", "zero", "pad"]
+Of = Literal["logit", "logprob", "label"]
+TOKENS = 1 << 11  # that are walked with at a time
+
+
+@dataclass(frozen=True)
+class Share:
+    """One token of the input: ``norm`` of its gradient, ``product`` with the input, ``integrated``
+    gradients."""
+
+    position: int
+    token: int
+    piece: Piece
+    norm: float
+    product: float
+    integrated: float
+
+
+@dataclass(frozen=True, repr=False)
+class Saliency(Shown):
+    """Saliency of each token for the answer ``value``: ``of`` a logit, a log-probability or a
+    label's logit.
+
+    ``at_baseline`` is the answer where every token has the vector of the ``baseline``, in ``steps``
+    points from which the walk goes; ``sum`` is that of the integrated gradients and ``gap`` what it
+    lacks to value - at_baseline. ``tokens`` are the text's, ``source`` those that an
+    encoder-decoder's encoder reads.
+    """
+
+    of: str
+    token: int
+    piece: Piece
+    position: int | None
+    value: float
+    baseline: str
+    at_baseline: float
+    steps: int
+    sum: float
+    gap: float
+    tokens: list[Share]
+    source: list[Share]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            **{
+                name: [vars(token) for token in getattr(self, name)]
+                for name in ("tokens", "source")
+            },
+        }
+
+    @property
+    def title(self) -> str:
+        place = "" if self.position is None else f" at {self.position}"
+        return f"Saliency: what the {self.of} of {self.piece.display}{place} owes to each token"
+
+    def charts(self) -> Iterator[Chart]:
+        """The integrated gradients of each token as a map, zero in the middle; then all numbers."""
+        summary = f"{self.value:.4f}, at the baseline ({self.baseline}) {self.at_baseline:.4f}"
+        yield Prose(
+            [summary, f"integrated gradients add up to {self.sum:.4f}: {self.gap:.1e} is lacking"]
+        )
+        for name, shares in self._sides():
+            cells = np.array([[share.integrated for share in shares]])
+            words = [[f"{share.integrated:+.2f}" for share in shares]]
+            columns = [f"{share.position}:{share.piece.display}" for share in shares]
+            yield Heat(name, cells, ["integrated"], columns, words, signed=True)
+        names, rows = self.records()
+        yield Table("", names, [[_written(fact) for fact in row] for row in rows], (0, 3))
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each token."""
+        rows = ((name, *vars(share).values()) for name, shares in self._sides() for share in shares)
+        return ("side", *Share.__dataclass_fields__), rows
+
+    def tensors(self) -> dict[str, Array]:
+        """``text.norm``, ``text.product``, ``text.integrated`` (T), and those of a source."""
+        names = ("norm", "product", "integrated")
+        columns = [(side, shares, name) for side, shares in self._sides() for name in names]
+        return {
+            f"{side}.{name}": np.array([getattr(share, name) for share in shares])
+            for side, shares, name in columns
+        }
+
+    def facts(self) -> Mapping[str, Any]:
+        fields = {
+            name: value for name, value in vars(self).items() if name not in ("tokens", "source")
+        }
+        return {
+            **fields,
+            **{side: [share.piece for share in shares] for side, shares in self._sides()},
+        }
+
+    def _sides(self) -> list[tuple[str, list[Share]]]:
+        return [
+            (name, shares)
+            for name, shares in (("source", self.source), ("text", self.tokens))
+            if shares
+        ]
+
+    def table(self) -> list[str]:
+        """A line for each token, rounded to four places, with a bar of its integrated gradients."""
+        most = (
+            max((abs(share.integrated) for share in (*self.source, *self.tokens)), default=0.0)
+            or 1.0
+        )
+        rows = []
+        for name, shares in (("source", self.source), ("", self.tokens)):
+            for share in shares:
+                numbers = (f"{share.norm:.4f}", f"{share.product:+.4f}", f"{share.integrated:+.4f}")
+                bar = ("+" if share.integrated > 0 else "-") * round(
+                    20 * abs(share.integrated) / most
+                )
+                rows.append(
+                    (f"{name} {share.position}".strip(), share.piece.display, *numbers, bar)
+                )
+        heading = ("at", "token", "gradient norm", "gradient x input", "integrated", "")
+        return tables.lines(rows, heading, left_columns=(0, 1, 5))
+
+
+def _written(fact: Any) -> str:
+    return f"{fact:+.4f}" if isinstance(fact, float) else str(fact)
+
+
+def saliency(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    *,
+    source: Text | None = None,
+    token: str | int | None = None,
+    position: int | None = None,
+    of: Of | None = None,
+    label: int | None = None,
+    baseline: Baseline = "mean",
+    steps: int = 50,
+    edits: Sequence[ModelEdit | str] = (),
+    progress: Callable[[int, int], None] | bool = True,
+) -> Saliency:
+    """Saliency for the logit of ``token`` (None: the likeliest) at ``position`` of each token of
+    the text.
+
+    ``of`` may be "logprob", or "label": the logit of ``label`` (None: the likeliest) that a
+    classifier gives the text; None is "label" for a model with labels and no head, else "logit".
+    ``position`` None is an encoder's only mask token, else the last. The walk begins at the
+    ``baseline``: the "mean" of the table, "zero", or the "pad" token's vector (an encoder's mask
+    token where there is one), in ``steps`` points of Gauss and Legendre; ``progress`` is a bar on a
+    terminal, or is told (done, of all); ``edits`` (inspection.edits) change the run. Raises
+    UserError for an answer that the model does not give.
+    """
+    need(steps >= 1, f"steps is {steps}; give 1 or more.")
+    need(
+        baseline in ("mean", "zero", "pad"),
+        f'There is no baseline "{baseline}"; give mean, zero or pad.',
+    )
+    inputs = streams.prepare(model, tokenizer, text, source, edits)
+    target = _Asked(model, tokenizer, inputs, _kind(model, of), position)
+    target.choose(label if target.of == "label" else token)
+    baseline_inputs, start = target.baseline(baseline)
+    (value,), at_input = target.gradients(start, torch.ones(1))
+    (empty,), _ = target.gradients(start, torch.zeros(1))
+    walked = {path: torch.zeros_like(streams.fp64(grad[0])) for path, grad in at_input.items()}
+    points, weights = (
+        torch.from_numpy(nodes) / 2 for nodes in np.polynomial.legendre.leggauss(steps)
+    )
+    batch_size = max(1, TOKENS // sum(ids.shape[1] for ids in target.given))
+    with Progress("integrated gradients", progress) as report:
+        for low in range(0, steps, batch_size):
+            _, grads = target.gradients(start, points[low : low + batch_size] + 0.5)
+            for path, grad in grads.items():
+                share = weights[low : low + batch_size].to(walked[path].device)
+                walked[path] += torch.tensordot(share, streams.fp64(grad), 1)
+            report(min(low + batch_size, steps), steps)
+    numbers = {}
+    for path, x in target.vectors.items():
+        grad, vector, away = (
+            streams.fp64(tensor[0]) for tensor in (at_input[path], x, x - start[path])
+        )
+        numbers[path] = torch.stack(
+            (grad.square().sum(-1), (grad * vector).sum(-1), (walked[path] * away).sum(-1))
+        )
+    total = math.fsum(triple[2].sum().item() for triple in numbers.values())
+    return Saliency(
+        target.of,
+        target.chosen,
+        target.name,
+        None if target.of == "label" else target.position,
+        value.item(),
+        baseline_inputs,
+        empty.item(),
+        steps,
+        total,
+        (value - empty).item() - total,
+        target.shares("embed", numbers),
+        target.shares("source_embed", numbers),
+    )
+
+
+class _Asked:
+    """One answer of a model, and its input's vectors (1, T, C) by their path: ``embed.token``,
+    ``embed.lag.0``, .."""
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer | None,
+        model_inputs: streams.Read,
+        of: Of,
+        position: int | None,
+    ) -> None:
+        self.model, self.tokenizer, self.of = model, tokenizer, of
+        self.given, self.edits = model_inputs.inputs, model_inputs.edits
+        self.position = streams.place(position, model_inputs.tokens, tokenizer)
+        self.chosen, self.name = 0, Piece("")
+        inputs = ("embed.token", "embed.lag.*", "source_embed.token", "source_embed.lag.*")
+        tape = Tape(*inputs, edits=self.edits)
+        with inference(model):
+            self.answers = self.run(tape, 1)[0]  # (V), or labels
+            must_be_finite(model, self.answers)
+        self.vectors = dict(tape.records)
+
+    def run(self, tape: Tape, rows: int) -> Tensor:
+        """The logits of all tokens at the asked place, or of all labels: (B, V)."""
+        output = self.model(*(ids.expand(rows, -1) for ids in self.given), tape=tape, logits="none")
+        if self.of == "label":
+            return streams.wide(output.pooled)
+        head: Any = self.model.head
+        return streams.wide(
+            head(output.hidden[:, self.position : self.position + 1], self.model.embed)[:, 0]
+        )
+
+    def choose(self, token: str | int | None) -> None:
+        """Which token or label is asked for; None is the likeliest that the tokenizer knows."""
+        many = len(self.answers)
+        if self.of == "label":
+            need(
+                token is None or token in range(many),
+                f"Label {token} is not there; this model has 0 to {many - 1}.",
+            )
+            self.chosen = int(self.answers.argmax()) if token is None else int(token)
+            self.name = Piece(f"label {self.chosen}")
+            return
+        vocab_size = many if self.tokenizer is None else min(many, self.tokenizer.size)
+        likeliest = int(self.answers[:vocab_size].argmax())
+        self.chosen = (
+            likeliest if token is None else streams.word_id(self.model, self.tokenizer, token)
+        )
+        (self.name,) = streams.pieces(self.tokenizer, [self.chosen])
+
+    def baseline(self, kind: Baseline) -> tuple[str, dict[str, Tensor]]:
+        """In words and as vectors (C): where the walk begins."""
+        description = {"mean": "the mean embedding", "zero": "zeros"}.get(kind, "")
+        start = {}
+        for path, x in self.vectors.items():
+            side, name, *index = path.split(".")
+            embed: Any = getattr(self.model, side, None) or self.model.embed
+            table = embed.token if name == "token" else embed.lag[int(index[0])]
+            if kind == "pad" and name == "token":
+                pad, reads = self.pad(side), self.reads(side)
+                start[path], description = table.weight[pad], streams.pieces(reads, [pad])[0]
+            else:  # the last row of an earlier token's table is for none
+                row = {
+                    "mean": streams.wide(table.weight).mean(0).to(x.dtype),
+                    "pad": table.weight[-1],
+                }
+                start[path] = row.get(kind, torch.zeros_like(x[0, 0]))
+        return description, start
+
+    def reads(self, side: str) -> Tokenizer | None:
+        """The tokenizer of one side."""
+        return self.tokenizer and (
+            self.tokenizer.for_source if side == "source_embed" else self.tokenizer
+        )
+
+    def pad(self, side: str) -> int:
+        """The token that stands for nothing: an encoder's mask token, else the padding."""
+        encoder, reads = streams.body_of(self.model) == "encoder", self.reads(side)
+        mask, pad = (None, None) if reads is None else (reads.mask, reads.pad)
+        pad_id = mask if encoder and mask is not None else pad
+        if pad_id is None:
+            raise UserError(
+                "This tokenizer has no pad or mask token to begin from; take the "
+                "baseline mean or zero."
+            )
+        return pad_id
+
+    def gradients(
+        self, start: dict[str, Tensor], share: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The answer (B) at so great a ``share`` (B) of the way to the input, and its gradients (B,
+        T, C)."""
+        leaves = {}
+        for path, x in self.vectors.items():
+            alpha = share.to(x.device, x.dtype)[:, None, None]
+            interpolated = torch.where(
+                alpha == 1, x, start[path] + alpha * (x - start[path])
+            )  # the very bits at the end
+            leaves[path] = interpolated.detach().requires_grad_()
+        tape = Tape(edits={**self.edits, **{path: _instead(leaf) for path, leaf in leaves.items()}})
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.enable_grad(), streams.frozen(self.model):
+                answers = self.run(tape, len(share))
+                answers = answers.log_softmax(-1) if self.of == "logprob" else answers
+                value = answers[:, self.chosen]
+                grads = torch.autograd.grad(value.sum(), list(leaves.values()))
+        finally:
+            self.model.train(training)
+        return value.detach(), dict(zip(leaves, grads, strict=True))
+
+    def shares(self, side: str, numbers: dict[str, Tensor]) -> list[Share]:
+        """Each token's numbers on one side; a vector for the token before counts for that token."""
+        ids = (self.given[0] if side == "embed" else self.given[-1])[0].tolist()
+        if f"{side}.token" not in numbers:
+            return []
+        total = numbers[f"{side}.token"].clone()  # (3, T)
+        for path, more in numbers.items():
+            if path.startswith(f"{side}.lag."):
+                back = int(path.rpartition(".")[2]) + 1
+                total[:, : max(0, len(ids) - back)] += more[:, back:]
+        pieces = streams.pieces(self.reads(side), ids)
+        rows = total.T.tolist()
+        return [
+            Share(at, id, piece, math.sqrt(square), product, walked)
+            for at, (id, piece, (square, product, walked)) in enumerate(
+                zip(ids, pieces, rows, strict=True)
+            )
+        ]
+
+
+def _instead(leaf: Tensor) -> Callable[[str, Tensor], Tensor]:
+    return lambda path, x: leaf
+
+
+def _kind(model: Model, of: Of | None) -> Of:
+    """The answer to differentiate; UserError where the model gives no such answer."""
+    pool = model.config.pool
+    labels = pool is not None and pool.labels > 0
+    if of is None:
+        of = "label" if labels and model.head is None else "logit"
+    need(
+        of in ("logit", "logprob", "label"),
+        f'There is no answer "{of}"; give logit, logprob or label.',
+    )
+    if of == "label":
+        need(labels, "This model has no labels for a text; ask for a logit or logprob.")
+    else:
+        also = ", or for a label (--of label)" if labels else ""
+        streams.needs_head(model, f"ask a model that has one{also}.")
+    return of

@@ -1,0 +1,398 @@
+"""What each attention head does, as numbers: where it looks in random tokens that come twice,
+beside a baseline.
+
+Random tokens say nothing but their order, so that a head that looks back at the first copy does so
+for the repetition alone. A text is one opening token, L drawn ones and the same L again; its
+baseline has the second L shuffled.
+
+    previous    weight on the token just before; ``next`` on the one just after, where the future is seen
+    induction   weight on what came after this token the first time (Olsson et al. 2022, arXiv 2209.11895)
+    duplicate   weight on this token the first time
+    first       weight on the first token of all (a sink: Xiao et al. 2023, arXiv 2309.17453)
+    entropy     of the weights, in bits: 0 looks at one token
+    norm        size of what is moved: sum over keys of |weight x value x W_out| (Kobayashi et al. 2020, 2004.10102)
+    first_norm  the first token's share of that
+
+What lies on the first token is taken away before the others are measured: of the rest, what share
+is on the target. Each is held to a baseline: induction and duplicate to the same places in the
+shuffled text, previous and next to the other distances, first to the other tokens of the first
+half; and to an even spread over all that a head may look at. B draws, H heads, T queries, S keys, L
+drawn tokens, C model dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import config
+from ..core.errors import UserError, need
+from ..core.nn import EncoderDecoder, Model, Tape
+from ..core.nn.attention import Attention
+from ..core.nn.finite import must_be_finite
+from ..core.nn.inference import inference
+from ..core.tokenizer.framing import document_start, target_start
+from . import tables
+from .figures.charts import Chart, Folded, Heat, Table
+from .figures.drawing import Array
+from .figures.shown import Shown
+
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+
+LABELLED = ("previous", "next", "induction", "duplicate", "first")
+SCORES = (*LABELLED, "entropy", "norm", "first_norm")
+DEVIATIONS = 3.0  # above the baseline's mean, from which on a score gives its label
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Head:
+    """One head's ``scores`` (means over the draws) by name, None where a score makes no sense for
+    it.
+
+    ``baseline`` and ``deviation`` are the mean and standard deviation of what the score is held to,
+    ``even`` is what an even spread would give; ``labels`` are the scores above the baseline by more
+    than DEVIATIONS deviations and above the even spread, the furthest above the baseline first.
+    """
+
+    path: str
+    head: int
+    scores: dict[str, float | None]
+    baseline: dict[str, float] = field(default_factory=dict)
+    deviation: dict[str, float] = field(default_factory=dict)
+    even: dict[str, float] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class HeadScores(Shown):
+    """Every head's numbers, measured on ``draws`` texts of ``length`` random tokens and the same
+    again."""
+
+    heads: list[Head]
+    draws: int
+    length: int
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def sorted(self, name: str) -> HeadScores:
+        """The highest in one score first; those without it last. UserError for a name that is
+        none."""
+        need(name in SCORES, f'There is no score "{name}"; give one of {", ".join(SCORES)}.')
+        scored = [(head.scores.get(name), head) for head in self.heads]
+        order = sorted(
+            scored, key=lambda pair: -math.inf if pair[0] is None else pair[0], reverse=True
+        )
+        return HeadScores([head for _, head in order], self.draws, self.length, self.seed)
+
+    def first(self, count: int) -> HeadScores:
+        """Only the first ``count``."""
+        return HeadScores(self.heads[:count], self.draws, self.length, self.seed)
+
+    @property
+    def title(self) -> str:
+        return (
+            f"Head scores on {self.draws} draws of {self.length} random tokens that come "
+            f"twice (seed {self.seed})"
+        )
+
+    def charts(self) -> Iterator[Chart]:
+        """A map of attentions and heads for each score that is a share; the table, folded."""
+        clear = [
+            (f"{entry.path} head {entry.head}", ", ".join(entry.labels))
+            for entry in self.heads
+            if entry.labels
+        ]
+        yield Table("above the baseline", ("", "score"), clear, (0, 1))
+        paths = list(dict.fromkeys(entry.path for entry in self.heads))
+        numbers = sorted({entry.head for entry in self.heads})
+        by_place = {(entry.path, entry.head): entry for entry in self.heads}
+        named = [f"head {number}" for number in numbers]
+        for name in self._shown():
+            cells = [
+                [_number(by_place.get((path, head)), name) for head in numbers]
+                for path in reversed(paths)
+            ]
+            words = [[_short(None if math.isnan(cell) else cell) for cell in row] for row in cells]
+            span = (0.0, 1.0) if name not in ("entropy", "norm") else None
+            yield Heat(name, np.array(cells), paths[::-1], named, words, span=span)
+        heading, rows = self.records()
+        lines = [
+            [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row]
+            for row in rows
+        ]
+        yield Folded("every score beside its baseline", [Table("", heading, lines, (0,))])
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each head and score."""
+        names = ("attention", "head", "score", "value", "baseline", "deviation", "even", "label")
+        nan = math.nan
+        return names, [
+            (head.path, head.head, name, value, head.baseline.get(name, nan), head.deviation.get(name, nan),
+             head.even.get(name, nan), name in head.labels)
+            for head in self.heads for name, value in head.scores.items() if value is not None
+        ]  # fmt: skip
+
+    def tensors(self) -> dict[str, Array]:
+        """Each score (heads), NaN where it makes no sense; ``heads`` of the metadata says which
+        head is which."""
+        return {name: np.array([_number(head, name) for head in self.heads]) for name in SCORES}
+
+    def facts(self) -> dict[str, Any]:
+        """Which head is which, and what was drawn."""
+        settings = {"draws": self.draws, "length": self.length, "seed": self.seed}
+        return {**settings, "heads": [[head.path, head.head] for head in self.heads]}
+
+    def _shown(self) -> list[str]:
+        return [
+            name for name in SCORES if any(head.scores.get(name) is not None for head in self.heads)
+        ]
+
+    def table(self) -> list[str]:
+        """A line a head, shares and bits to three places, a heading above; columns nobody has are
+        left out."""
+        names = self._shown()
+        rows = [(head.path, str(head.head), *(_short(head.scores.get(name)) for name in names), ", ".join(head.labels))
+                for head in self.heads]  # fmt: skip
+        return tables.lines(
+            rows, ("attention", "head", *names, "above baseline"), left_columns=(0, len(names) + 2)
+        )
+
+
+def _short(score: float | None) -> str:
+    return "-" if score is None else f"{score:.3f}"
+
+
+def _number(head: Head | None, name: str) -> float:
+    score = None if head is None else head.scores.get(name)
+    return math.nan if score is None else score
+
+
+def head_scores(
+    model: Model,
+    tokenizer: Tokenizer | None = None,
+    *,
+    draws: int = 8,
+    length: int = 32,
+    seed: int = 0,
+) -> HeadScores:
+    """Measure every attention head of a model on repeated random tokens; ``tokenizer`` gives what
+    opens a text.
+
+    ``length`` is cut to half the context. An encoder-decoder reads the tokens once in its source
+    and twice in its target. Raises UserError for a model without heads, and for fewer than 2 draws
+    or 4 tokens.
+    """
+    cfg = model.config
+    modules = {module.path: module for module in model.modules() if isinstance(module, Attention)}
+    if not modules:
+        raise UserError(
+            "A recurrent model has no attention heads; glassformer look shows its "
+            "states and its pattern."
+        )
+    length = int(min(length, (min(cfg.context, model.limit) - 1) // 2))
+    need(draws > 1, f"draws is {draws}; a baseline needs 2 or more.")
+    need(length > 3, f"length is {length}; give 4 tokens or more, and a model whose context has 9.")
+    generator = torch.Generator().manual_seed(seed)
+    draws_by_path: dict[str, list[Measured]] = {path: [] for path in modules}
+    watched = ("*.attn.pattern", "*.cross.pattern", "*.attn.v", "*.cross.v")
+    for _ in range(draws):
+        texts, sources = _texts(model, tokenizer, length, generator)
+        tape, device = Tape(*watched), next(model.parameters()).device
+        with inference(model):
+            inputs = (
+                [texts.to(device)] if sources is None else [texts.to(device), sources.to(device)]
+            )
+            output = model(*inputs, tape=tape, logits="none")
+            must_be_finite(model, output.hidden)
+        for path, attention in modules.items():
+            pattern, v = tape[f"{path}.pattern"].double(), tape[f"{path}.v"].double()
+            shared = sources is None or getattr(cfg, "source_embed", None) is None
+            size = _sizes(attention, v)
+            draws_by_path[path].append(
+                measure(pattern, length, _kind(model, attention), size, shared)
+            )
+    heads = [head for path, measured in draws_by_path.items() for head in _heads(path, measured)]
+    return HeadScores(heads, draws, length, seed)
+
+
+def _kind(model: Model, module: Attention) -> str:
+    """Visibility of keys to a head: "causal" what came before, "both" everything, "source" the
+    source or "across" to it."""
+    if module.cross:
+        return "across"
+    if isinstance(model, EncoderDecoder) and module.path.startswith("encoder."):
+        return "source"
+    return "causal" if module.causal else "both"
+
+
+def _texts(
+    model: Model, tokenizer: Tokenizer | None, length: int, draw: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """Tokens (2, 1 + 2L), repeated and with the second half shuffled; and an encoder-decoder's
+    sources (2, 1 + L)."""
+    cfg, two = model.config, isinstance(model, EncoderDecoder)
+    vocab = min(cfg.embed.vocab, config.source_embed(cfg).vocab)
+    opening = (
+        None if tokenizer is None else target_start(tokenizer) if two else document_start(tokenizer)
+    )
+    drawn = torch.randint(0, vocab, (length + 1,), generator=draw)
+    if vocab > length:  # no token twice but by the repetition
+        drawn = torch.randperm(vocab, generator=draw)[: length + 1]
+    first = drawn[:1] if opening is None else torch.tensor([opening])
+    shuffled = drawn[1:][_shuffle(length, draw)]
+    texts = torch.stack([torch.cat((first, drawn[1:], again)) for again in (drawn[1:], shuffled)])
+    return texts, torch.cat((drawn[:1], drawn[1:]))[None].expand(
+        2, -1
+    ).contiguous() if two else None
+
+
+def _shuffle(length: int, draw: torch.Generator) -> Tensor:
+    """An order in which nothing keeps its place, nor follows what it followed: drawn until it is
+    one."""
+    for _ in range(1000):
+        order = torch.randperm(length, generator=draw)
+        if bool((order != torch.arange(length)).all() and (order[1:] != order[:-1] + 1).all()):
+            return order
+    return torch.arange(length).flip(0)
+
+
+def _sizes(module: Attention, v: Tensor) -> Tensor:
+    """v (B, K, S, D) -> how much each key would write through each head, |v W_out| (B, H, S)."""
+    out = module.out.matrix().detach().double().to(v.device)
+    by_head = out.view(out.shape[0], module.heads, module.head_dim).permute(1, 2, 0)  # (H, D, C)
+    v = v.repeat_interleave(module.heads // module.kv_heads, dim=1)
+    sizes: Tensor = torch.linalg.vector_norm(v @ by_head, dim=-1)
+    return sizes
+
+
+# --------------------------------------------------------------------------------------------
+# measuring
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One draw's ``scores`` (H,) by name, what each is held to (N, H), and what an even spread
+    gives."""
+
+    scores: dict[str, Tensor]
+    baselines: dict[str, Tensor]
+    even: dict[str, float] = field(default_factory=dict)
+
+
+def measure(
+    pattern: Tensor, length: int, kind: str, size: Tensor | None = None, shared: bool = True
+) -> Measured:
+    """Patterns (2, H, T, S) over the repeated text and over the shuffled one -> scores.
+
+    ``kind`` is "causal", "both" (directions), "source" (of which there is one copy: L tokens after
+    the opening one) or "across" (queries of the target, keys of such a source, in a ``shared``
+    vocabulary). ``size`` (2, H, S) is what each key would write.
+    """
+    measured = _measure(pattern, length, kind, shared)
+    spread = (
+        torch.ones_like(pattern[:, :1]).tril()
+        if kind == "causal"
+        else torch.ones_like(pattern[:, :1])
+    )
+    even = _measure(spread / spread.sum(-1, keepdim=True), length, kind, shared).scores
+    measured.scores["entropy"] = _entropy(pattern[0])
+    if size is not None:
+        moved = pattern[0] * size[0][:, None]  # (H, T, S)
+        measured.scores["norm"] = moved.sum(-1).mean(-1)
+        measured.scores["first_norm"] = moved[:, 1:, 0].sum(-1) / moved[:, 1:].sum((-1, -2)).clamp(
+            min=TINY
+        )
+    return Measured(
+        measured.scores, measured.baselines, {name: float(value) for name, value in even.items()}
+    )
+
+
+def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
+    """The scores that are held to a baseline."""
+    repeated, shuffled = pattern
+    scores: dict[str, Tensor] = {}
+    baselines: dict[str, Tensor] = {}
+    place, T = torch.arange(pattern.shape[2], device=pattern.device), pattern.shape[2]
+    if kind != "across":
+        reach = max(2, T // 4)  # the same queries for every distance
+        queries = place[reach + 1 :] if kind == "causal" else place[reach + 1 : T - reach]
+        for name, step in (("previous", 1), ("next", -1))[: 1 if kind == "causal" else 2]:
+            shares = [
+                _on(repeated, queries, queries - step * distance) for distance in range(reach)
+            ]
+            scores[name], baselines[name] = shares[1], torch.stack(shares[:1] + shares[2:])
+    second = place[length + 1 :]
+    if kind in ("causal", "both"):
+        targets = {
+            "duplicate": second - length,
+            **({"induction": second - length + 1} if kind == "causal" else {}),
+        }
+        for name, keys in targets.items():
+            scores[name], baselines[name] = (
+                _on(attention, second, keys) for attention in (repeated, shuffled)
+            )
+    elif kind == "across" and shared:
+        for name, step in (("duplicate", 0), ("induction", 1)):
+            early = second[: length - step]
+            scores[name], baselines[name] = (
+                _on(attention, early, early - length + step) for attention in (repeated, shuffled)
+            )
+    half = T // 2
+    # (H, keys) that all of them may see
+    on_each = repeated[:, half:, : half if kind != "across" else None].mean(1)
+    scores["first"], baselines["first"] = on_each[:, 0], on_each[:, 1:].T
+    return Measured(
+        scores,
+        {name: values if values.ndim > 1 else values[None] for name, values in baselines.items()},
+    )
+
+
+def _on(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Share of attention on each query's key, the first key left out: (H, T, S)
+    -> (H,)."""
+    off_first = 1 - pattern[:, queries, 0]
+    return pattern[:, queries, keys].sum(-1) / off_first.sum(-1).clamp(min=TINY)
+
+
+def _entropy(pattern: Tensor) -> Tensor:
+    """In bits, of the weights without the first key's, each query counted by what it spends on them
+    (H,)."""
+    weights = pattern[:, 1:, 1:]
+    total = weights.sum(-1, keepdim=True)
+    share = weights / total.clamp(min=TINY)
+    bits = -(share * share.clamp(min=TINY).log2()).sum(-1)
+    return (bits * total[..., 0]).sum(-1) / total.sum((-1, -2)).clamp(min=TINY)
+
+
+def _heads(path: str, measured: Sequence[Measured]) -> list[Head]:
+    """The heads of one attention, over all draws."""
+    first = measured[0]
+    means = {
+        name: torch.stack([draw.scores[name] for draw in measured]).mean(0) for name in first.scores
+    }
+    baselines = {
+        name: torch.cat([draw.baselines[name] for draw in measured]) for name in first.baselines
+    }
+    heads = []
+    for head in range(len(means["first"])):
+        scores = {name: float(means[name][head]) if name in means else None for name in SCORES}
+        baseline = {name: float(values[:, head].mean()) for name, values in baselines.items()}
+        deviation = {
+            name: float(values[:, head].std(correction=0)) for name, values in baselines.items()
+        }
+        above = {name: (scores[name] or 0.0) - baseline[name] for name in baselines}
+        clear = [name for name in baselines if above[name] > DEVIATIONS * deviation[name]]
+        labels = [name for name in clear if (scores[name] or 0.0) > first.even[name]]
+        labels.sort(key=lambda name: -above[name])
+        heads.append(Head(path, head, scores, baseline, deviation, first.even, tuple(labels)))
+    return heads

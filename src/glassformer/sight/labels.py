@@ -1,0 +1,69 @@
+"""What a token is called beside its numbers: by its vocabulary in data, as it reads in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+
+SIGNS = {" ": "·", "\t": "⇥", "\n": "↵", "\r": "␍"}
+
+
+class Piece(str):
+    """A token by its name in the vocabulary (``Ġthe``, ``▁the``); ``display`` is the text it stands
+    for (``·the``)."""
+
+    __slots__ = ("display",)
+    display: str
+
+    def __new__(cls, name: str, display: str | None = None) -> Piece:
+        """``display`` None: the name itself."""
+        piece = super().__new__(cls, name)
+        piece.display = name if display is None else display
+        return piece
+
+
+def visible(text: str) -> str:
+    """The text with signs for what cannot be seen: · a space, ⇥ a tab, ↵ a new line, \\x.. a
+    control character."""
+    return "".join(SIGNS.get(letter) or printed(letter) for letter in text)
+
+
+def printed(letter: str) -> str:
+    """A letter that a terminal can show, else a sign for it."""
+    return letter if letter.isprintable() else SIGNS.get(letter, ascii(letter)[1:-1])
+
+
+def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[Piece]:
+    """Tokens by the names that the vocabulary gives them; by their numbers without one, and where
+    it has none."""
+    size = 0 if tokenizer is None else tokenizer.size
+    return [
+        _piece(tokenizer, number) if tokenizer and number < size else Piece(f"#{number}")
+        for number in ids
+    ]
+
+
+def display_texts(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
+    """Tokens for a table: as they read, with signs for blanks; bytes that are no character by
+    themselves as ⟨f0⟩."""
+    return [piece.display for piece in pieces(tokenizer, ids)]
+
+
+def text(tokenizer: Tokenizer, id: int) -> str:
+    """The text that a token stands for; bytes that are no character by themselves as ⟨f0⟩, a
+    special token its name."""
+    name = tokenizer.token(id)
+    if tokenizer.hides(id):
+        return name
+    raw = tokenizer.bytes_of(id)
+    try:
+        return raw.decode() or name
+    except UnicodeDecodeError:
+        return "".join(f"⟨{byte:02x}⟩" for byte in raw)
+
+
+def _piece(tokenizer: Tokenizer, id: int) -> Piece:
+    return Piece(tokenizer.token(id), visible(text(tokenizer, id)))

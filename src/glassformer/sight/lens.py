@@ -1,0 +1,444 @@
+"""The logit lens: what the model would say if it stopped at each depth (nostalgebraist 2020).
+
+The states after a block go through the model's own last norm and head, as those of the last block
+do; or first through a translator that was fitted for that depth (tuned_lens.py).
+
+D depths, P asked positions, T tokens, C model dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import config
+from ..core.errors import need
+from ..core.nn import Model
+from ..core.nn.editing import ModelEdit
+from ..core.nn.finite import must_be_finite
+from ..core.nn.inference import inference
+from . import streams, tables
+from .figures.charts import Chart, Curves, Heat, Prose
+from .figures.drawing import Array
+from .figures.shown import Shown
+from .looking import Text
+from .streams import Piece
+
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+    from .tuned_lens import TunedLens
+
+BESIDE = 12  # positions side by side in a picture
+MOST = 16  # positions where none are asked for
+# logits made at a time: twice as many are 4 % faster on a CPU and take several times the memory
+NUMBERS = 1 << 21
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """One token through the depths: ``probability`` and ``rank`` are (D, P); rank 1 is the
+    likeliest."""
+
+    token: int
+    piece: Piece
+    probability: list[list[float]]
+    rank: list[list[int]]
+
+
+@dataclass(frozen=True, repr=False)
+class Lens(Shown):
+    """Prediction of each depth at each requested position; the last depth is the model's own
+    answer.
+
+    ``top``, ``top_pieces`` and ``probability`` are (D, P, N): the N likeliest tokens. ``entropy``
+    and ``kl`` are (D, P), in nats: of the depth's distribution, and from the model's own to it,
+    KL(own || depth). ``notes`` say how it was read and what was left out.
+    """
+
+    lens: str  # "logit lens" or "tuned lens"
+    depths: list[str]
+    positions: list[int]
+    tokens: list[int]
+    pieces: list[Piece]
+    length: int
+    top: list[list[list[int]]]
+    top_pieces: list[list[list[Piece]]]
+    probability: list[list[list[float]]]
+    entropy: list[list[float]]
+    kl: list[list[float]]
+    tracked: list[Tracked]
+    notes: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "tracked": [vars(token) for token in self.tracked]}
+
+    @property
+    def title(self) -> str:
+        """Which lens, and where in the text."""
+        return f"{self.lens}: the likeliest token of each depth, coloured by its probability"
+
+    def charts(self) -> Iterator[Chart]:
+        """The likeliest tokens as a map of depths and positions; the tracked ones and KL as lines
+        over the depths."""
+        yield Prose(self.notes)
+        chance = np.array(self.probability)[::-1, :, 0]
+        words = [[word[0].display for word in row] for row in reversed(self.top_pieces)]
+        heads = [
+            f"{number}:{piece.display}"
+            for number, piece in zip(self.positions, self.pieces, strict=True)
+        ]
+        for low in range(0, len(heads), BESIDE):
+            window = slice(low, low + BESIDE)
+            named = (
+                f"positions {self.positions[low]} to {self.positions[window][-1]} of {self.length}"
+            )
+            cells = [row[window] for row in words]
+            yield Heat(
+                named, chance[:, window], self.depths[::-1], heads[window], cells, span=(0.0, 1.0)
+            )
+        steps = list(range(len(self.depths)))
+        last = f"at {heads[-1]}, by depth (0: {self.depths[0]})"
+        if self.tracked:
+            lines = {
+                token.piece.display: (steps, [row[-1] for row in token.probability])
+                for token in self.tracked
+            }
+            yield Curves(f"probability {last}", lines, "depth", tuple(lines))
+        kl = {"KL to the answer": (steps, [row[-1] for row in self.kl])}
+        yield Curves(
+            f"nats {last}", kl | {"entropy": (steps, [row[-1] for row in self.entropy])}, "depth"
+        )
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each depth, position and likely token; rank 0 are the tracked ones' own."""
+        names = (
+            "depth",
+            "position",
+            "token",
+            "rank",
+            "likely",
+            "likely_id",
+            "probability",
+            "entropy",
+            "kl",
+            "tracked",
+        )
+        return names, self._rows()
+
+    def _rows(self) -> Iterator[Sequence[Any]]:
+        for depth, name in enumerate(self.depths):
+            for at, position in enumerate(self.positions):
+                context = (name, position, self.pieces[at])
+                facts = self.entropy[depth][at], self.kl[depth][at]
+                best = zip(
+                    self.top_pieces[depth][at],
+                    self.top[depth][at],
+                    self.probability[depth][at],
+                    strict=True,
+                )
+                for rank, entry in enumerate(best, 1):
+                    yield (*context, rank, *entry, *facts, "")
+                for followed in self.tracked:
+                    target = (
+                        followed.rank[depth][at],
+                        followed.piece,
+                        followed.token,
+                        followed.probability[depth][at],
+                    )
+                    yield (*context, *target, *facts, "tracked")
+
+    def tensors(self) -> dict[str, Array]:
+        """The facts as (D, P, ..), and of the tracked tokens (W, D, P)."""
+        arrays = {
+            name: np.array(getattr(self, name)) for name in ("top", "probability", "entropy", "kl")
+        }
+        if self.tracked:
+            arrays["tracked_probability"] = np.array([token.probability for token in self.tracked])
+            arrays["tracked_rank"] = np.array([token.rank for token in self.tracked])
+        return arrays
+
+    def facts(self) -> Mapping[str, Any]:
+        named = {
+            name: getattr(self, name)
+            for name in ("lens", "depths", "positions", "tokens", "pieces", "notes")
+        }
+        return {
+            **named,
+            "tracked": [{"token": token.token, "piece": token.piece} for token in self.tracked],
+        }
+
+    def table(self, column: int = -1) -> list[str]:
+        """One position's depths as lines, the answer first: the likeliest tokens, entropy, KL,
+        tracked tokens."""
+        rows = []
+        for depth in reversed(range(len(self.depths))):
+            words, chances = self.top_pieces[depth][column], self.probability[depth][column]
+            likely = "  ".join(
+                f"{word.display} {chance:.3f}" for word, chance in zip(words, chances, strict=True)
+            )
+            numbers = [f"{self.entropy[depth][column]:.3f}", f"{self.kl[depth][column]:.3f}"]
+            for token in self.tracked:
+                numbers += [
+                    f"{token.probability[depth][column]:.4f}",
+                    f"{token.rank[depth][column]:,}",
+                ]
+            rows.append((self.depths[depth], *numbers, likely))
+        named = [name for token in self.tracked for name in (f"p({token.piece.display})", "rank")]
+        heading = ("depth", "entropy", "KL", *named, "likeliest, with their probabilities")
+        return tables.lines(rows, heading, left_columns=(0, len(heading) - 1))
+
+    def text(self, width: int | None = None) -> str:
+        """For a terminal: the likeliest token of every depth and position, as many columns side by
+        side as fit."""
+        width = width or shutil.get_terminal_size((100, 24)).columns
+        likely = zip(self.top_pieces, self.probability, strict=True)
+        cells = [
+            [f"{w[0].display} {p[0]:.2f}" for w, p in zip(*row, strict=True)] for row in likely
+        ]
+        heads = [
+            f"{number}:{piece.display}"
+            for number, piece in zip(self.positions, self.pieces, strict=True)
+        ]
+        sizes = [max(map(len, column)) + 2 for column in zip(heads, *cells, strict=True)]
+        first = max(map(len, self.depths)) + 2
+        borders, line_width = [0], first
+        for at, size in enumerate(sizes):
+            if line_width + size > width and at > borders[-1]:
+                borders.append(at)
+                line_width = first
+            line_width += size
+        blocks = []
+        for low, high in pairwise([*borders, len(heads)]):
+            rows = [(name, *row[low:high]) for name, row in zip(self.depths, cells, strict=True)]
+            lines = tables.lines(
+                reversed(rows), ("depth", *heads[low:high]), left_columns=range(high - low + 1)
+            )
+            blocks.append("\n".join(lines))
+        return "\n\n".join(blocks)
+
+
+def logit_lens(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    *,
+    source: Text | None = None,
+    positions: str | Sequence[int] | None = None,
+    track: Sequence[str | int] = (),
+    top: int = 5,
+    tuned: TunedLens | None = None,
+    edits: Sequence[ModelEdit | str] = (),
+) -> Lens:
+    """Predictions of each depth of ``model`` at the requested positions of ``text`` (None: the last
+    16; "all": every one).
+
+    An encoder-decoder's decoder is read, beside its ``source``; of an encoder each token's own
+    place. ``track`` names tokens to follow, by their text, name or id; ``tuned`` puts a fitted
+    translator in front of the head; ``edits`` (inspection.edits) change the run. Only the asked
+    columns are computed. Raises UserError for a model without a head, a position that is not there
+    and a tracked word of several tokens.
+    """
+    streams.needs_head(model, "`glassformer contexts` compares its vectors layer by layer.")
+    need(top >= 1, f"top is {top}; give 1 or more.")
+    inputs = streams.prepare(model, tokenizer, text, source, edits)
+    length = inputs.tokens.shape[1]
+    columns = streams.places(positions, length, MOST)
+    if tuned is not None:
+        tuned.must_fit(model)
+    followed = [streams.word_id(model, tokenizer, word) for word in track]
+    ids, hidden = inputs.tokens[0, columns].tolist(), streams.states(model, inputs).at(columns)
+    lens = lens_of_states(
+        model, tokenizer, hidden, ids, columns, length, track=followed, top=top, tuned=tuned
+    )
+    if positions is None and length > MOST:
+        lens.notes.append(
+            f"The last {MOST} of {length} positions; --positions chooses others (all: every one)."
+        )
+    return lens
+
+
+def lens_of_states(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    hidden: streams.States,
+    ids: Sequence[int],
+    columns: Sequence[int],
+    length: int,
+    *,
+    track: Sequence[int] = (),
+    top: int = 5,
+    tuned: TunedLens | None = None,
+) -> Lens:
+    """The same of states that are there: ``seen`` (P, C) of the tokens ``ids`` at the positions
+    ``asked`` of a text."""
+    vocab_size = (
+        model.config.embed.vocab
+        if tokenizer is None
+        else min(tokenizer.size, model.config.embed.vocab)
+    )
+    followed = torch.tensor(track, dtype=torch.long)
+    stats = _Columns(model, min(top, vocab_size), vocab_size, followed)
+    vocab = model.config.embed.vocab
+    step = max(1, min(len(columns), NUMBERS // vocab))
+    with inference(model):
+        for low in range(0, len(columns), step):
+            stats.add(_logits(model, hidden, range(low, min(low + step, len(columns))), tuned))
+    likely = stats.table("top")
+    return Lens(
+        "logit lens" if tuned is None else "tuned lens",
+        list(hidden.by_path),
+        list(columns),
+        list(ids),
+        streams.pieces(tokenizer, ids),
+        length,
+        likely,
+        [[streams.pieces(tokenizer, cell) for cell in row] for row in likely],
+        stats.table("probability"),
+        stats.table("entropy"),
+        stats.table("kl"),
+        [
+            Tracked(
+                number,
+                streams.pieces(tokenizer, [number])[0],
+                stats.table("chance", at),
+                stats.table("rank", at),
+            )
+            for at, number in enumerate(followed.tolist())
+        ],
+        _notes(model, tuned),
+    )
+
+
+def logits_by_depth(
+    model: Model,
+    tokens: Tensor,
+    source: Tensor | None = None,
+    *,
+    positions: Sequence[int] | None = None,
+    tuned: TunedLens | None = None,
+) -> dict[str, Tensor]:
+    """The lens's logits (P, V) by the path of each depth, for one text (1, T); the last are the
+    model's own bits.
+
+    With fewer positions than the text has, the head's product has another shape, which may round
+    otherwise.
+    """
+    streams.needs_head(model, "there is nothing to read its states with.")
+    hidden = streams.states(model, streams.Read(tokens, source, {}))
+    columns = (
+        list(range(tokens.shape[1]))
+        if positions is None
+        else streams.places(positions, tokens.shape[1])
+    )
+    with inference(model):
+        final, *earlier = _logits(model, hidden, columns, tuned)
+    return dict(zip(hidden.by_path, [*earlier, final], strict=True))
+
+
+def _logits(
+    model: Model, hidden: streams.States, columns: Sequence[int], tuned: TunedLens | None
+) -> Iterator[Tensor]:
+    """The logits (P, V) of the last depth, which are the model's own, then of each depth before it
+    in order."""
+    head: Any = model.head
+    last_norm = getattr(model.get_submodule(hidden.body), "last_norm", torch.nn.Identity())
+    yield head(hidden.out[None, list(columns)], model.embed)[0]
+    before = list(hidden.by_path.values())[:-1]
+    # the head's table is read once for them all
+    group = max(1, NUMBERS // (len(columns) * model.config.embed.vocab))
+    for low in range(0, len(before), group):
+        group_states = [states[list(columns)] for states in before[low : low + group]]
+        if tuned is not None:
+            group_states = [
+                tuned.translate(low + number, states) for number, states in enumerate(group_states)
+            ]
+        yield from head(last_norm(torch.stack(group_states)), model.embed)
+
+
+class _Columns:
+    """Statistics of the logits: N likeliest tokens, entropy, KL and the tracked tokens, for each
+    depth (D, P, ..)."""
+
+    def __init__(self, model: Model, top: int, vocab_size: int, followed: Tensor) -> None:
+        self.model, self.top, self.known, self.followed = model, top, vocab_size, followed
+        # by name, a tensor (P, D, ..) for each stretch of positions
+        self.kept: dict[str, list[Tensor]] = {}
+
+    def add(self, logits: Iterator[Tensor]) -> None:
+        """One stretch of positions: the own logits first, as ``_logits`` gives them."""
+        must_be_finite(self.model, first := next(logits))
+        final = _logprobs(first)
+        chance = final.exp()
+        rows = [self.row(_logprobs(layer), final, chance) for layer in logits] + [
+            self.row(final, final, chance)
+        ]
+        for name in rows[0]:
+            self.kept.setdefault(name, []).append(torch.stack([row[name] for row in rows], 1).cpu())
+
+    def row(self, logprobs: Tensor, final: Tensor, own_chance: Tensor) -> dict[str, Tensor]:
+        """One depth's facts (P, ..) of its log-probabilities (P, V) beside the model's own."""
+        likely = logprobs[:, : self.known].topk(self.top)
+        tracked = logprobs[:, self.followed.to(logprobs.device)]  # (P, W)
+        rank = torch.stack(
+            [(logprobs > column[:, None]).sum(-1) + 1 for column in tracked.unbind(1)]
+            or [tracked.long()],
+            1,
+        )
+        return {
+            "top": likely.indices,
+            "probability": likely.values.exp(),
+            "entropy": -torch.linalg.vecdot(logprobs.exp(), logprobs),
+            "kl": torch.linalg.vecdot(own_chance, final - logprobs),
+            "chance": tracked.exp(),
+            "rank": rank,
+        }
+
+    def table(self, name: str, at: int | None = None) -> Any:
+        """A fact of all depths and positions (D, P, ..) as lists; of one tracked token where ``at``
+        is its number."""
+        values = torch.cat(self.kept[name]).transpose(0, 1)
+        return (values if at is None else values[..., at]).tolist()
+
+
+def _logprobs(logits: Tensor) -> Tensor:
+    return streams.wide(logits).log_softmax(-1)
+
+
+def _notes(model: Model, tuned: TunedLens | None) -> list[str]:
+    """Notes on how each depth is decoded."""
+    body, name = getattr(model.config, streams.body_of(model)), streams.body_of(model)
+    head: Any = model.config.head
+    through = ["the head's transform, norm and table" if head.transform else "the head"]
+    notes = []
+    if isinstance(body, config.Recurrent):
+        notes.append(
+            "A recurrent model has no residual stream: only the last layer's states "
+            "were made for the head."
+        )
+    elif body.last_norm is not None:
+        through.insert(0, f"{name}.last_norm ({type(body.last_norm).__name__})")
+    elif all(block.place == "post" for block in body.pattern):
+        notes.append(
+            "Norms stand after each block here: every depth is normed already and no "
+            "last norm is applied."
+        )
+    else:
+        notes.append("This model has no last norm; none is applied.")
+    first = "a translator fitted for the depth, " if tuned is not None else ""
+    notes.insert(
+        0,
+        f"Each depth is read through {first}{' and '.join(through)}; entropy and "
+        "KL(own || depth) in nats.",
+    )
+    if tuned is not None:
+        notes.append(f"Tuned lens: {tuned.origin()}")
+    if isinstance(model.config, config.EncoderDecoder):
+        notes.append("These are the decoder's depths; the encoder has no head over tokens.")
+    return notes

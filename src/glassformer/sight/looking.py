@@ -1,0 +1,298 @@
+"""Looking inside: any named value of a forward pass, and what it is like in one line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..core import config
+from ..core.errors import UserError, need
+from ..core.nn import Model, Tape
+from ..core.nn.editing import ModelEdit, Reading, apply, as_edit_list, one_token
+from ..core.nn.finite import must_be_finite
+from ..core.nn.flow import Edit
+from ..core.nn.inference import inference
+from ..core.tokenizer.framing import document_start, must_be_known, target_start
+from . import tables
+from .labels import display_texts, pieces
+from .seen import Seen
+
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+
+Text: TypeAlias = str | Sequence[int] | Tensor
+
+
+def look(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    *patterns: str,
+    source: Text | None = None,
+    edits: Sequence[ModelEdit | str] = (),
+) -> Seen:
+    """The values whose paths match any of ``patterns``, in the order in which the model makes them,
+    detached.
+
+    ``text`` is a text, or token ids (length) or (batch, length), for which ``tokenizer`` may be
+    None; an encoder-decoder's encoder reads ``source``. A text gets the bos that generation would
+    give it, an encoder's text also eos. No pattern means every value. ``edits`` (inspection.edits)
+    change the run, and what is seen is the changed one's. Raises UserError for a pattern that
+    matches nothing, for a text that the model cannot read and for an edit of what is not there.
+    """
+    tokens, source_ids, changes = inputs(model, tokenizer, text, source, edits)
+    sides = [display_texts(tokenizer, tokens[0].tolist())]
+    sides += (
+        []
+        if source_ids is None
+        else [display_texts(tokenizer and tokenizer.for_source, source_ids[0].tolist())]
+    )
+    tape = Tape(*(patterns or ("*",)), edits=changes)
+    _run(model, [tokens] if source_ids is None else [tokens, source_ids], tape)
+    if not all(any(fnmatchcase(path, pattern) for path in tape.records) for pattern in patterns):
+        must_match(patterns, paths(model))
+    return Seen(tape.records, *sides)
+
+
+def must_match(patterns: Sequence[str], names: Sequence[str]) -> None:
+    """UserError for a pattern that none of a model's paths matches, with the nearest one and all
+    there are."""
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in names):
+            leaf_patterns = {f"*.{path.rpartition('.')[2]}" for path in names}
+            meant = "".join(
+                f' Did you mean "{name}"?'
+                for name in get_close_matches(pattern, [*names, *leaf_patterns], n=1)
+            )
+            raise UserError(
+                f'No value is called "{pattern}".{meant} There are: {", ".join(listing(names))}.'
+            )
+
+
+def inputs(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    source: Text | None,
+    edits: Sequence[ModelEdit | str],
+) -> tuple[Tensor, Tensor | None, Mapping[str, Edit]]:
+    """Model inputs, (batch, length) of the text and of an encoder-decoder's source, and a
+    tape's edits."""
+    pair = isinstance(model.config, config.EncoderDecoder)
+    need(
+        not pair or source is not None,
+        "An encoder-decoder reads two texts; give the encoder's as source (--source).",
+    )
+    need(pair or source is None, "Only an encoder-decoder has a source; leave it out.")
+    tokens = token_ids(model, tokenizer, text, second=pair)
+    source_ids = None if source is None else token_ids(model, tokenizer, source)
+    return apply(edits, model, tokens, source_ids, tokenizer) if edits else (tokens, source_ids, {})
+
+
+def predictions(
+    model: Model,
+    tokenizer: Tokenizer,
+    text: Text,
+    count: int,
+    source: Text | None = None,
+    edits: Sequence[ModelEdit | str] = (),
+) -> list[dict[str, Any]]:
+    """For each token that a decoder reads its id, piece and log-probability (None for the first),
+    and what is next.
+
+    ``next`` holds the ``count`` likeliest tokens after it, each with its id, piece and
+    log-probability; ``edits`` change the run, and the tokens told are those that it reads. Raises
+    UserError for an encoder, which reads everything at once.
+    """
+    if isinstance(model.config, config.Encoder):
+        raise UserError(
+            "An encoder does not predict the next token; `glassformer fill` shows "
+            "what it puts in a blank."
+        )
+    need(
+        model.config.head is not None,
+        "This model has no head over tokens and predicts none; give one that has.",
+    )
+    need(count > 0, f"There is nothing to show in {count} tokens; give 1 or more.")
+    logits = look(model, tokenizer, text, "logits", source=source, edits=edits)["logits"][0]
+    logprobs = logits.float().log_softmax(-1)
+    ids = read_tokens(model, tokenizer, text, source, edits)["ids"]
+    target_logprobs = [
+        None,
+        *logprobs[:-1]
+        .gather(1, torch.tensor(ids[1:], device=logprobs.device)[:, None])
+        .flatten()
+        .tolist(),
+    ]
+    values, best = (
+        x.tolist() for x in logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size))
+    )
+
+    def named(token: int, logprob: float | None) -> dict[str, Any]:
+        return {"token": token, "piece": tokenizer.token(token), "logprob": logprob}
+
+    steps = zip(ids, target_logprobs, best, values, strict=True)
+    return [
+        {**named(id, p), "next": list(map(named, ids_of_step, values_of_step))}
+        for id, p, ids_of_step, values_of_step in steps
+    ]
+
+
+def read_tokens(
+    model: Model,
+    tokenizer: Tokenizer,
+    text: Text,
+    source: Text | None = None,
+    edits: Sequence[ModelEdit | str] = (),
+) -> dict[str, Any]:
+    """The ids that the model reads, with the piece that each stands for; of a source too."""
+    rows = token_ids(model, tokenizer, text, second=source is not None).tolist()
+    sources = None if source is None else token_ids(model, tokenizer, source).tolist()
+    reading = Reading(model, rows, sources, tokenizer)
+    for edit in as_edit_list(edits):
+        edit.read(reading)
+
+    record = {"ids": rows[0], "pieces": pieces(tokenizer, rows[0])}
+    if sources is None:
+        return record
+    return {
+        **record,
+        "source": {"ids": sources[0], "pieces": pieces(tokenizer.for_source, sources[0])},
+    }
+
+
+def paths(model: Model) -> list[str]:
+    """The path of every value that can be looked at, in the order in which the model makes them."""
+    return list(one_token(model))
+
+
+def listing(names: Sequence[str]) -> list[str]:
+    """Paths in short, one entry per place: ``decoder.blocks.*.ffn.{in,pre,hidden,write}``."""
+    leaves: dict[str, list[str]] = {}
+    for path in names:
+        above, _, leaf = re.sub(r"\.\d+\.", ".*.", path).rpartition(".")
+        names_of_leaf = leaves.setdefault(above, [])
+        if leaf not in names_of_leaf:
+            names_of_leaf.append(leaf)
+    grouped = {
+        above: group[0] if len(group) == 1 else f"{{{','.join(group)}}}"
+        for above, group in leaves.items()
+    }
+    return [f"{above}.{group}" if above else group for above, group in grouped.items()]
+
+
+def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:
+    """One pass without gradients or dropout."""
+    with inference(model):
+        output = model(*tokens, tape=tape)
+        must_be_finite(model, output.logits, output.hidden)
+
+
+def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any]]:
+    """One entry per value, as JSON holds it: path, shape, dtype, mean, std, min, max, and its first
+    numbers.
+
+    The four are of the finite numbers (None without any); ``infinite`` counts the others, such as
+    masked scores.
+    """
+    return [{"path": path, **_numbers(value, first)} for path, value in values.items()]
+
+
+def describe(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
+    """``summarise`` as a table to print, its heading first."""
+    names = ("mean", "std", "min", "max")
+    rows = []
+    for entry in summarise(values, first):
+        shape = "x".join(map(str, entry["shape"])) or "-"
+        numbers = (_short(entry[name]) for name in names)
+        rows.append((entry["path"], shape, *numbers, " ".join(map(_short, entry["first"]))))
+    heading = ("path", "shape", *names, "first values")
+    return tables.lines(rows, heading, left_columns=(0, len(heading) - 1))
+
+
+def to_dict(values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Every number, as JSON holds it: None for one that is not finite, such as a masked score."""
+    return {
+        path: {"shape": list(value.shape), "dtype": _name(value), "values": _plain(value.tolist())}
+        for path, value in values.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _name(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _numbers(value: Tensor, first: int) -> dict[str, Any]:
+    flat = value.detach().double().flatten().cpu()
+    finite = flat[flat.isfinite()]
+    is_any = finite.numel() > 0
+    return {
+        "shape": list(value.shape),
+        "dtype": _name(value),
+        "mean": finite.mean().item() if is_any else None,
+        "std": finite.std(correction=0).item() if is_any else None,
+        "min": finite.min().item() if is_any else None,
+        "max": finite.max().item() if is_any else None,
+        "infinite": flat.numel() - finite.numel(),
+        "first": [number if math.isfinite(number) else None for number in flat[:first].tolist()],
+    }
+
+
+def _short(number: float | None) -> str:
+    return "-" if number is None else f"{number:.4g}"
+
+
+def token_ids(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    second: bool = False,
+    truncate: bool = False,
+) -> Tensor:
+    """The text as (batch, length) ids, cut at the context if ``truncate``, else refused where it is
+    longer.
+
+    ``second`` is the text that a decoder writes beside a source.
+    """
+    cfg = model.config
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise UserError("A text needs a tokenizer; give one, or give the text as token ids.")
+        if isinstance(cfg, config.EncoderDecoder) and not second:
+            tokenizer = tokenizer.for_source
+        if isinstance(cfg, config.Decoder) or second:
+            opening = target_start(tokenizer) if second else document_start(tokenizer)
+            ids = ([] if opening is None else [opening]) + tokenizer.encode(text)
+        else:
+            alone = isinstance(cfg, config.Encoder)
+            ids = tokenizer.encode(
+                text, bos=alone and tokenizer.bos is not None, eos=tokenizer.eos is not None
+            )
+        tokens = torch.tensor([ids], dtype=torch.long)
+    else:
+        tokens = torch.as_tensor(text)
+        tokens = tokens[None] if tokens.ndim == 1 else tokens
+    if tokens.numel() == 0:
+        raise UserError("The text is empty; give at least one token.")
+    vocab = (cfg.embed if second else config.source_embed(cfg)).vocab
+    must_be_known(tokens.flatten().tolist(), vocab)
+    tokens = tokens[:, : cfg.context] if truncate else tokens
+    if tokens.shape[-1] > cfg.context:
+        raise UserError(
+            f"The text has {tokens.shape[-1]} tokens and the model's context is "
+            f"{cfg.context}; shorten it."
+        )
+    return tokens.to(next(model.parameters()).device)

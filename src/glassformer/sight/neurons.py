@@ -1,0 +1,326 @@
+"""What a neuron is for: the places of a corpus where it, or an expert's share of the router, is
+greatest.
+
+The corpus is streamed; of a pass only the asked neurons are kept, and of a neuron its best rows.
+
+B rows, T tokens, F neurons, E experts, K experts chosen by a token.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..core import config
+from ..core.errors import UserError, need
+from ..core.nn import Model, Tape
+from ..core.nn.finite import must_be_finite
+from ..core.nn.inference import inference
+from . import streams, tables
+from .figures.progress import Progress
+from .looking import listing
+from .streams import visible
+
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+
+TOKENS = 1 << 12  # of a pass
+FORM = re.compile(r"(?P<path>[\w.]+)\[(?P<index>\d{1,9}(?:,\d{1,9})?)\]")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One place: the ``value``, the ``row`` of the corpus, counted from 0, the token there and the
+    text around it."""
+
+    value: float
+    row: int
+    position: int
+    token: int
+    piece: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Neuron:
+    """The places with the greatest values of one neuron, the greatest first, at most one of a row.
+
+    ``what`` is "activation" or "router probability"; ``mean`` and ``above_zero`` (a share) are of
+    the ``tokens`` at which it has a value, of ``read`` that were read: an expert's own neurons have
+    none where it was not chosen.
+    """
+
+    name: str
+    what: str
+    hits: list[Hit]
+    tokens: int
+    read: int
+    mean: float
+    above_zero: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "hits": [vars(hit) for hit in self.hits]}
+
+    def table(self) -> list[str]:
+        """The places as lines, values rounded to four places, each token between « and »."""
+        rows = [(f"{hit.value:.4f}", f"{hit.row}:{hit.position}", _line(hit)) for hit in self.hits]
+        return tables.lines(rows, (self.what, "row:token", "text"), left_columns=(2,))
+
+
+def _line(hit: Hit) -> str:
+    before, after = (" ".join(map(visible, text.split(" "))) for text in (hit.before, hit.after))
+    return f"{before}«{visible(hit.piece)}»{after}"
+
+
+def top_activations(
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Iterable[str],
+    neurons: Sequence[str],
+    *,
+    top: int = 10,
+    context: int | None = None,
+    around: int = 12,
+    limit: int | None = None,
+    lowest: bool = False,
+    progress: Callable[[int, int], None] | bool = True,
+) -> list[Neuron]:
+    """Places in ``texts`` where each of ``neurons`` is greatest (``lowest``: least), read in rows
+    of ``context`` tokens.
+
+    A neuron is a value's path and its number, ``decoder.blocks.3.ffn.hidden[42]``; in a mixture the
+    expert comes first, ``hidden[2,42]``, and ``router[2]`` is the probability of expert 2.
+    ``around`` tokens are kept on both sides, at most ``limit`` tokens are read (None: all);
+    ``progress`` is a bar on a terminal, or is told (tokens read, the limit or 0). Special tokens
+    are not counted. Raises UserError for a path or number that the model does not have.
+    """
+    need(top >= 1, f"top is {top}; give 1 or more.")
+    need(limit is None or limit >= 1, f"limit is {limit}; give 1 or more.")
+    need(around >= 0, f"around is {around}; give 0 or more.")
+    need(bool(neurons), "No neuron is named; give one, such as decoder.blocks.0.ffn.hidden[0].")
+    requests = [
+        _Asked.of(model, name, top, -1.0 if lowest else 1.0) for name in dict.fromkeys(neurons)
+    ]
+    side = {request.path.split(".")[0] for request in requests}
+    paired = isinstance(model.config, config.EncoderDecoder)
+    sentence = (
+        "The decoder of an encoder-decoder writes beside a source, and a corpus has none; "
+        "ask for its encoder."
+    )
+    need(not paired or side == {"encoder"}, sentence)
+    reads = tokenizer.for_source if paired else tokenizer
+    tape, tokens_read, number = _Columns(requests), 0, 0
+    with Progress("reading", progress) as report:
+        for rows in _batches(streams.windows(model, tokenizer, texts, context), limit):
+            tokens, pos, real = _padded(rows, reads)
+            with inference(model):
+                if paired:
+                    answer = model.encode(tokens, pos=pos, tape=tape).hidden  # type: ignore[operator]
+                else:
+                    answer = model(tokens, pos=pos, tape=tape, logits="none").hidden
+            must_be_finite(model, answer)
+            for request in requests:
+                request.see(tape.records, rows, real, number, around, reads)
+            tokens_read, number = (
+                tokens_read + sum(row.shape[1] for row in rows),
+                number + len(rows),
+            )
+            report(tokens_read, limit or 0)
+    need(tokens_read > 0, "The texts are empty; give some with words in them.")
+    return [request.result(tokens_read) for request in requests]
+
+
+@dataclass
+class _Asked:
+    """One neuron while the corpus is read: its place, and a heap of the best (sign * value, -row,
+    hit)."""
+
+    name: str
+    path: str
+    index: int
+    expert: int | None
+    top: int
+    sign: float
+    best: list[tuple[float, int, Hit]] = field(default_factory=list)
+    tokens: int = 0
+    total: float = 0.0
+    above: int = 0
+
+    @classmethod
+    def of(cls, model: Model, name: str, top: int, sign: float) -> _Asked:
+        """The neuron of that name; UserError where there is none."""
+        form = FORM.fullmatch(name.replace(" ", ""))
+        if form is None:
+            raise UserError(
+                f'"{name}" is no neuron; give a path and a number, such as '
+                "decoder.blocks.0.ffn.hidden[0]."
+            )
+        path, numbers = form["path"], [int(number) for number in form["index"].split(",")]
+        shapes = _shapes(model)
+        if path not in shapes:
+            close = get_close_matches(path, shapes, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise UserError(
+                f'No value of each token is called "{path}".{hint} There are: '
+                f"{', '.join(listing(list(shapes)))}."
+            )
+        sizes = shapes[path]
+        have = f"{path} has numbers up to [{','.join(str(size - 1) for size in sizes)}]"
+        fits = len(numbers) == len(sizes) and all(
+            n < size for n, size in zip(numbers, sizes, strict=True)
+        )
+        need(fits, f'There is no "{name}": {have}{" (expert, neuron)" if len(sizes) == 2 else ""}.')
+        return cls(name, path, numbers[-1], numbers[0] if len(numbers) == 2 else None, top, sign)
+
+    @property
+    def router(self) -> bool:
+        """True for an expert's share of the router, false for a neuron."""
+        return self.path.endswith(".router")
+
+    def column(self, x: Tensor) -> Tensor:
+        """Its values (B, T) of the path's (B, T, F); (B, T, K) of an expert's neuron."""
+        return x.softmax(-1)[..., self.index] if self.router else x[..., self.index]
+
+    def see(
+        self,
+        recorded: dict[str, Tensor],
+        rows: Sequence[Tensor],
+        real: Tensor,
+        number: int,
+        around: int,
+        tokenizer: Tokenizer,
+    ) -> None:
+        """The values of some rows, the first of them ``number``; ``real`` (B, T) is true for tokens
+        of the text."""
+        values = streams.wide(recorded[self.name])
+        if self.expert is not None:
+            routed = recorded[f"{self.path.rpartition('.')[0]}.chosen"] == self.expert  # (B, T, K)
+            values, real = torch.where(routed, values, 0.0).sum(-1), real & routed.any(-1)
+        self.tokens += int(real.sum())
+        self.total += streams.fp64(torch.where(real, values, 0.0)).sum().item()
+        self.above += int((real & (values > 0)).sum())
+        keys = torch.where(real, self.sign * values, float("-inf")).max(-1)
+        for row, (key, at) in enumerate(
+            zip(keys.values.tolist(), keys.indices.tolist(), strict=True)
+        ):
+            if key == float("-inf") or (len(self.best) == self.top and key <= self.best[0][0]):
+                continue
+            ids = rows[row][0].tolist()
+            sides = (ids[max(0, at - around) : at], ids[at : at + 1], ids[at + 1 : at + 1 + around])
+            before, piece, after = (_spelled(tokenizer, side) for side in sides)
+            hit = Hit(self.sign * key, number + row, at, ids[at], piece, before, after)
+            (heapq.heappushpop if len(self.best) == self.top else heapq.heappush)(
+                self.best, (key, -(number + row), hit)
+            )
+
+    def result(self, tokens_read: int) -> Neuron:
+        """The result after so many tokens."""
+        hits = [
+            hit
+            for _, _, hit in sorted(self.best, key=lambda hit_entry: hit_entry[:2], reverse=True)
+        ]
+        count = max(self.tokens, 1)
+        quantity = "router probability" if self.router else "activation"
+        return Neuron(
+            self.name,
+            quantity,
+            hits,
+            self.tokens,
+            tokens_read,
+            self.total / count,
+            self.above / count,
+        )
+
+
+class _Columns(Tape):
+    """Keeps of each path the asked neurons alone, by their names, and which experts were chosen."""
+
+    def __init__(self, requests: Sequence[_Asked]) -> None:
+        experts = {
+            f"{request.path.rpartition('.')[0]}.chosen"
+            for request in requests
+            if request.expert is not None
+        }
+        super().__init__(*dict.fromkeys(request.path for request in requests), *sorted(experts))
+        self.asked = requests
+
+    def record(self, path: str, x: Tensor) -> None:
+        """Keep columns of ``x``, in memory of their own."""
+        for request in self.asked:
+            if request.path == path:
+                self.records[request.name] = request.column(x.detach()).clone()
+        if path.endswith(".chosen"):
+            self.records[path] = x.detach()
+
+
+def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
+    """Shape of each value for one token: (F), or (E, F) within a mixture's experts."""
+    device = next(model.parameters()).device
+    tokens, tape = torch.zeros(1, 2, dtype=torch.long, device=device), Tape("*")
+    with inference(model):
+        model(
+            *([tokens, tokens] if isinstance(model.config, config.EncoderDecoder) else [tokens]),
+            tape=tape,
+        )
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path, value in tape.records.items():
+        router = tape.records.get(f"{path.rpartition('.')[0]}.router")
+        if (
+            value.ndim == 3
+            and value.shape[:2] == (1, 2)
+            and value.is_floating_point()
+            and path != "logits"
+        ):
+            shapes[path] = (value.shape[-1],)
+        elif value.ndim == 4 and router is not None and value.shape[:2] == (1, 2):
+            shapes[path] = (router.shape[-1], value.shape[-1])
+    return shapes
+
+
+def _batches(rows: Iterator[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
+    """Rows together, about ``TOKENS`` tokens with their padding, until ``limit`` tokens were
+    read."""
+    batch: list[Tensor] = []
+    remaining = float("inf") if limit is None else limit
+    for row in rows:
+        row = row[:, : int(min(remaining, row.shape[1]))]
+        remaining -= row.shape[1]
+        if (
+            batch
+            and (len(batch) + 1) * max(row.shape[1], *(other_row.shape[1] for other_row in batch))
+            > TOKENS
+        ):
+            yield batch
+            batch = []
+        batch.append(row)
+        if remaining <= 0:
+            break
+    if batch:
+        yield batch
+
+
+def _padded(rows: Sequence[Tensor], tokenizer: Tokenizer) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Rows side by side (B, T), their positions (None: all count on), and which tokens are of the
+    text (B, T)."""
+    lengths = torch.tensor([row.shape[1] for row in rows])
+    places = torch.arange(int(lengths.max()))[None].expand(len(rows), -1)
+    is_real = places < lengths[:, None]
+    tokens = torch.zeros(places.shape, dtype=torch.long)
+    tokens[is_real] = torch.cat([row[0] for row in rows]).cpu()
+    hidden = torch.tensor(sorted(tokenizer.specials.values()), dtype=torch.long)
+    device = rows[0].device
+    real = is_real & ~torch.isin(tokens, hidden)
+    pos = None if bool(is_real.all()) else torch.where(is_real, places, -1).to(device)
+    return tokens.to(device), pos, real.to(device)
+
+
+def _spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return b"".join(tokenizer.bytes_of(number) for number in ids).decode("utf-8", "replace")

@@ -1,0 +1,318 @@
+"""Many patched runs at once: a row of a batch for each value that is patched.
+
+Rows begin at the block that they change. Where tokens see what came before them alone, rows also
+begin at the position that they change, and read the keys and values before it from the corrupted
+run, in which they are the same; a patch of what is equal in both runs, or of what nobody reads any
+more, is not computed at all.
+
+R rows, T tokens, H heads, C model dim, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..core import config
+from ..core.errors import UserError, need
+from ..core.nn import KV, CrossKV, Flow, Memory, Model, Tape
+from ..core.nn.cache import Slots
+from ..core.nn.editing import one_token
+from ..core.nn.embed_head import Head, Projection
+from ..core.nn.finite import must_be_finite
+from . import streams
+from .looking import Text
+
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+
+TOKENS = 1024  # computed at once: rows times their tokens
+ONLY_HERE = ("resid", "mid", "mid_cross", "write", "z", "hidden", "pre", "gate", "up")
+"""Values that attention of their own block does not read: in the last block they act at their own
+position alone."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One patch: of a part of a block, of one of its heads or all, at one position or (None) all of
+    them."""
+
+    component: str
+    layer: int
+    head: int | None
+    position: int | None
+
+    @property
+    def start(self) -> int:
+        """The first block to compute."""
+        return self.layer + (self.component == "resid")
+
+
+class Runs:
+    """The two runs, and what patched ones have in common with the corrupted one."""
+
+    def __init__(
+        self, model: Model, side: str, tokens: Tensor, runs: list[tuple[Tensor, ...]], at: int
+    ) -> None:
+        self.model, self.side, self.told, self.given, self.at = model, side, tokens, runs, at
+        self.cfg: config.Stack = getattr(model.config, side)
+        self.stack: Any = getattr(model, side)
+        # a token's values depend on those before it alone
+        self.alone = side == "decoder" and self.cfg.causal
+        masks = [self.cfg.block(layer).attention.mask for layer in range(self.cfg.depth)]
+        # tokens that see each other all the same
+        self.ahead = max(mask.prefix_length for mask in masks)
+        if self.alone:
+            self.told = tokens[:, : max(at + 1, self.ahead)]
+        self.length = self.told.shape[1]
+        differ = (self.told[0] != self.told[1]).nonzero().flatten().tolist()
+        # until there all is equal
+        self.first = differ[0] if differ and self.alone and differ[0] >= self.ahead else 0
+        self.clean: dict[str, Tensor] = {}
+        self.kept: dict[str, Tensor] = {}
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        tokenizer: Tokenizer | None,
+        clean: Text,
+        corrupted: Text,
+        source: Any,
+        at: int | None,
+    ) -> Runs:
+        """The texts read; UserError where they do not correspond."""
+        streams.needs_head(model, "give one that does.")
+        if any(isinstance(body, config.Recurrent) for body in config.bodies(model.config).values()):
+            raise UserError(
+                "A recurrent model has no blocks to patch one by one; use "
+                "edits.patch with its own values."
+            )
+        pair = isinstance(source, tuple)
+        sources = source if pair else (source, source)
+        need(
+            len(sources) == 2,
+            f"source holds {len(sources)} texts; give one, or a pair: clean and corrupted.",
+        )
+        run_inputs = [
+            streams.read_pair(model, tokenizer, *pair)
+            for pair in zip((clean, corrupted), sources, strict=True)
+        ]
+        for side_name, (first, second) in (
+            ("texts", [text for text, _ in run_inputs]),
+            ("sources", [beside for _, beside in run_inputs]),
+        ):
+            sizes = [0 if row is None else row.shape[1] for row in (first, second)]
+            message = (
+                f"The {side_name} have {sizes[0]} and {sizes[1]} tokens; patching needs as "
+                "many in both"
+            )
+            need(sizes[0] == sizes[1], f"{message}: see them with glassformer tokens.")
+        side = streams.body_of(model) if not pair else "encoder"
+        tokens = torch.cat(
+            [beside if pair and beside is not None else text for text, beside in run_inputs]
+        )
+        place = streams.place(at, run_inputs[0][0], tokenizer)
+        return cls(
+            model, side, tokens, [streams.forward_inputs(*pair) for pair in run_inputs], place
+        )
+
+    def columns(self, positions: str | Sequence[int]) -> list[int | None]:
+        """The positions patched one by one; [None] for all at once."""
+        if positions == "all":
+            return [None]
+        if isinstance(positions, str):
+            need(positions == "each", f'positions is "{positions}"; give "each", "all" or numbers.')
+            return list(range(self.length))
+        return list(streams.places(list(positions), self.length))
+
+    def jobs(self, components: Sequence[str], positions: str | Sequence[int]) -> list[Job]:
+        """Every patch that is asked for; UserError for a part that no block has."""
+        shapes = {path: tuple(value.shape) for path, value in one_token(self.model).items()}
+        jobs = []
+        for component in components:
+            layers = [
+                layer for layer in range(self.cfg.depth) if self.path(component, layer) in shapes
+            ]
+            if not layers or component in ("cross.k", "cross.v"):  # whose tokens are the source's
+                prefix = f"{self.side}.blocks."
+                known_components = dict.fromkeys(
+                    path.split(".", 3)[3] for path in shapes if path.startswith(prefix)
+                )
+                raise UserError(
+                    f'No block has a part "{component}"; there are {", ".join(known_components)}.'
+                )
+            for layer in layers:
+                shape = shapes[self.path(component, layer)]
+                many = len(shape) == 4 and component.startswith(("attn.", "cross."))
+                heads: Sequence[int | None] = range(shape[1]) if many else [None]
+                jobs += [
+                    Job(component, layer, head, at)
+                    for head in heads
+                    for at in self.columns(positions)
+                ]
+        return jobs
+
+    def path(self, component: str, layer: int) -> str:
+        """The value's path."""
+        return f"{self.side}.blocks.{layer}.{component}"
+
+    def acts(self, job: Job) -> bool:
+        """True if a patch can change anything where the answer is read."""
+        if not self.alone or job.position is None:
+            return True
+        late = job.layer == self.cfg.depth - 1 and job.component.rpartition(".")[2] in ONLY_HERE
+        return job.position >= self.first and not (late and job.position != self.at)
+
+    def begins(self, job: Job) -> int:
+        """The first position that a patch changes."""
+        if not self.alone:
+            return 0
+        start = self.first if job.position is None else job.position
+        return start if start >= self.ahead else 0
+
+    def batches(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
+        """Patches that begin at one block and at about one position, as many as are computed at
+        once."""
+
+        def order(job: Job) -> tuple[bool, int, int]:
+            return self.acts(job), job.start, -self.begins(job)
+
+        for (_, _), group in groupby(sorted(jobs, key=order), key=lambda job: order(job)[:2]):
+            batch: list[Job] = []
+            for job in group:
+                size = self.length - self.begins(job)
+                wide = batch and size > 1.5 * (self.length - self.begins(batch[0])) + 4
+                if batch and (wide or (len(batch) + 1) * size > TOKENS):
+                    yield batch
+                    batch = []
+                batch.append(job)
+            yield batch
+
+    def run(self, ids: Sequence[int], paths: Sequence[str]) -> tuple[float, float]:
+        """Both runs: what the clean one's values are, what the corrupted one's parts have in
+        common; both answers."""
+        patterns = (
+            "embed",
+            "blocks.*.resid",
+            "blocks.*.attn.k",
+            "blocks.*.attn.v",
+            "blocks.*.cross.k",
+            "blocks.*.cross.v",
+        )
+        records = []
+        for number, paths_of_run in enumerate(
+            (paths, [f"{self.side}.{name}" for name in patterns])
+        ):
+            tape = Tape(*paths_of_run, *(["encoder.out"] if len(self.given[0]) > 1 else []))
+            text, *source = self.given[number]
+            text = text if self.side == "encoder" else self.told[number : number + 1]
+            hidden = self.model(text, *source, tape=tape, logits="none").hidden
+            must_be_finite(self.model, hidden)
+            records.append((tape.records, self.answers(hidden[:, self.at], ids)[0]))
+        (self.clean, clean), (self.kept, corrupted) = records
+        return clean, corrupted
+
+    def answers(self, hidden: Tensor, ids: Sequence[int]) -> list[float]:
+        """hidden (R, C) -> the answer's logit, less the wrong one's."""
+        head: Any = self.model.head
+        if type(head) is Head and type(head.proj) is Projection:  # these rows of the table alone
+            bias = None if head.proj.bias is None else head.proj.bias[list(ids)]
+            logits = F.linear(
+                head.prepare(hidden), head.table(self.model.embed)[list(ids)], bias
+            ).float()
+            if head.softcap is not None:
+                logits = head.softcap * torch.tanh(logits / head.softcap)
+        else:
+            logits = head(hidden[:, None], self.model.embed)[:, 0, list(ids)].float()
+        values: list[float] = (
+            logits[:, 0] - logits[:, 1] if len(ids) > 1 else logits[:, 0]
+        ).tolist()
+        return values
+
+    def patched(self, jobs: Sequence[Job], ids: Sequence[int]) -> list[float]:
+        """The answers of patched runs, a row each, from the block and the position on that they
+        change."""
+        start, first_position = jobs[0].start, min(map(self.begins, jobs))
+        before = f"{self.side}.blocks.{start - 1}.resid" if start else f"{self.side}.embed"
+        x = self.kept[before][:, first_position:].repeat(len(jobs), 1, 1)
+        inside: dict[str, list[int]] = {}
+        for row, job in enumerate(jobs):
+            if job.component == "resid":
+                x[row, self._cells(job, first_position)] = self.clean[before][
+                    0, self._cells(job, 0)
+                ]
+            else:
+                inside.setdefault(self.path(job.component, job.layer), []).append(row)
+
+        def put(path: str, value: Tensor) -> Tensor:
+            value = value.clone()
+            for row in inside[path]:
+                job, clean = jobs[row], self.clean[path][0]
+                target, donor = self._cells(job, first_position), self._cells(job, 0)
+                if job.head is None:
+                    value[row, target] = clean[donor]
+                else:
+                    value[row, job.head, target] = clean[job.head, donor]
+            return value
+
+        pos = torch.arange(first_position, self.length, device=x.device)[None]
+        flow = Flow(pos, tape=Tape(edits=dict.fromkeys(inside, put)), engine=self.model.engine)
+        crossed = self.side == "decoder" and "encoder.out" in self.kept
+        if crossed:
+            encoded = self.kept["encoder.out"]
+            flow.memory = Memory(
+                encoded, torch.arange(encoded.shape[1], device=x.device)[None], True
+            )
+        for layer in range(start, self.cfg.depth):
+            x = self.stack.blocks[layer](
+                x, flow, self.stack.position, self._known(layer, first_position, len(jobs), crossed)
+            )
+        hidden = flow.look(self.stack, "out", self.stack.last_norm(x))
+        if self.side == "encoder" and len(self.given[0]) > 1:
+            text = self.given[1][0].expand(len(jobs), -1)
+            hidden = self.model(text, memory=Memory(hidden, pos, True), logits="none").hidden
+            return self.answers(hidden[:, self.at], ids)
+        return self.answers(hidden[:, self.at - first_position], ids)
+
+    def _cells(self, job: Job, start: int) -> int | slice:
+        """Cells of a patch in a value that begins at a position."""
+        if job.position is not None:
+            return job.position - start
+        offset = self.begins(job)
+        return slice(offset - start, None)
+
+    def _known(self, layer: int, start: int, rows: int, crossed: bool) -> tuple[KV, CrossKV] | None:
+        """The corrupted run's keys and values before ``begin``, and those of the source."""
+        if not start and not crossed:
+            return None
+        prefix = f"{self.side}.blocks.{layer}"
+        cache = _Known(
+            self.kept[f"{prefix}.attn.k"], self.kept[f"{prefix}.attn.v"], start, self.length
+        )
+        cross = CrossKV()
+        if f"{prefix}.cross.k" in self.kept:
+            k, v = (self.kept[f"{prefix}.cross.{name}"].expand(rows, -1, -1, -1) for name in "kv")
+            cross.kv = k, v
+        return cache, cross
+
+
+class _Known(KV):
+    """Keys and values (1, H, T, D) up to a position, the same for all rows."""
+
+    def __init__(self, k: Tensor, v: Tensor, start: int, length: int) -> None:
+        super().__init__(Slots(None))
+        self.k, self.v = k[:, :, :start], v[:, :, :start]
+        self.slots.k_pos = torch.arange(length, device=k.device)[None]
+
+    def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """With those of the rows' own tokens behind them."""
+        pairs = ((self.k, k), (self.v, v))
+        joined = [torch.cat((past.expand(len(new), -1, -1, -1), new), 2) for past, new in pairs]
+        return joined[0], joined[1]

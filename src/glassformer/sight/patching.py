@@ -1,0 +1,282 @@
+"""Activation patching: where does what tells two texts apart pass through? (Vig et al. 2020, Meng
+et al. 2022)
+
+    clean      The Eiffel Tower is in   -> Paris
+    corrupted  The Colosseum is in      -> Rome, with one value of the clean run in it: how much of Paris comes back?
+
+How the runs are made fast: patched_runs.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.errors import UserError, need
+from ..core.nn import Model
+from ..core.nn.inference import inference
+from . import streams, tables
+from .figures.charts import Chart, Heat, Prose
+from .figures.drawing import Array
+from .figures.progress import Progress
+from .figures.shown import Shown
+from .looking import Text
+from .patched_runs import Job, Runs
+
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+
+PARTS = ("resid", "attn.write", "ffn.write")
+OF_HEADS = ("q", "k", "v", "z", "scores", "pattern")
+"""Values of an attention, which are patched head by head."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part in every layer: a row for each of ``paths`` (and head), a column for each position.
+
+    ``value`` is what the answer's logit (or its difference to the wrong one's) becomes, ``effect``
+    that on the way from the corrupted run, 0, to the clean one, 1. ``heads`` is empty where a part
+    has none.
+    """
+
+    name: str
+    paths: list[str]
+    layers: list[int]
+    heads: list[int]
+    value: list[list[float]]
+    effect: list[list[float]]
+
+    def rows(self) -> list[str]:
+        """Row names: L3, or L3.h4 of a head."""
+        heads = [f".h{head}" for head in self.heads] or [""] * len(self.layers)
+        return [f"L{layer}{head}" for layer, head in zip(self.layers, heads, strict=True)]
+
+
+@dataclass(frozen=True, repr=False)
+class PatchGrid(Shown):
+    """Effects of patching each value of the clean run into the corrupted run.
+
+    ``clean_value`` and ``corrupted_value`` are the logit of ``answer``, less that of ``wrong``
+    where there is one, at position ``at`` of the two runs. ``positions`` are the columns; empty
+    where each patch is of all positions.
+    """
+
+    answer: str
+    wrong: str | None
+    at: int
+    clean: list[str]
+    corrupted: list[str]
+    positions: list[int]
+    clean_value: float
+    corrupted_value: float
+    parts: list[Part]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "parts": [vars(grid) for grid in self.parts]}
+
+    def __getitem__(self, name: str) -> Part:
+        for part_grid in self.parts:
+            if part_grid.name == name:
+                return part_grid
+        raise UserError(
+            f'There is no part "{name}" in this grid; it has '
+            f"{', '.join(part_grid.name for part_grid in self.parts)}."
+        )
+
+    @property
+    def title(self) -> str:
+        less = "" if self.wrong is None else f" less {self.wrong}"
+        return f"Activation patching: the logit of {self.answer}{less} at position {self.at}"
+
+    def charts(self) -> Iterator[Chart]:
+        """The effects of each part as a map, the last layer first, zero in the middle of the
+        colours."""
+        summary = (
+            f"{self.metric} {self.clean_value:.4f} clean, {self.corrupted_value:.4f} "
+            "corrupted; 0 to 1 between"
+        )
+        yield Prose(
+            [f"clean: {' '.join(self.clean)}", f"corrupted: {' '.join(self.corrupted)}", summary]
+        )
+        heads = [
+            f"{n}:{word}" for n, word in zip(self.positions, self._columns(), strict=True)
+        ] or ["all"]
+        for grid in self.parts:
+            cells = np.array(grid.effect)[::-1]
+            words = [[f"{effect:z.2f}" for effect in row] for row in cells.tolist()]
+            yield Heat(
+                grid.name, cells, grid.rows()[::-1], heads, words, signed=True, span=(-1.0, 1.0)
+            )
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each patch."""
+        return (
+            "part",
+            "path",
+            "layer",
+            "head",
+            "position",
+            "token",
+            "value",
+            "effect",
+        ), self._rows()
+
+    def _rows(self) -> Iterator[Sequence[Any]]:
+        places: list[tuple[int | str, str]] = [*zip(self.positions, self._columns(), strict=True)]
+        places = places or [("all", "")]
+        for grid in self.parts:
+            for row, path in enumerate(grid.paths):
+                head = grid.heads[row] if grid.heads else ""
+                for column, (position, word) in enumerate(places):
+                    facts = grid.value[row][column], grid.effect[row][column]
+                    yield (grid.name, path, grid.layers[row], head, position, word, *facts)
+
+    def tensors(self) -> dict[str, Array]:
+        """``PART.value`` and ``PART.effect`` (rows, positions)."""
+        arrays = [
+            (f"{grid.name}.{name}", getattr(grid, name))
+            for grid in self.parts
+            for name in ("value", "effect")
+        ]
+        return {name: np.array(rows) for name, rows in arrays}
+
+    def facts(self) -> Mapping[str, Any]:
+        fields = {name: value for name, value in vars(self).items() if name != "parts"}
+        return {**fields, "rows": {grid.name: grid.rows() for grid in self.parts}}
+
+    def table(self, most: int = 10) -> list[str]:
+        """The largest effects, a line each."""
+        cells = []
+        for grid in self.parts:
+            for row, (path, values) in enumerate(zip(grid.paths, grid.effect, strict=True)):
+                head = f"[{grid.heads[row]}]" if grid.heads else ""
+                for column, effect in enumerate(values):
+                    column_name = (
+                        f"{self.positions[column]}:{self._columns()[column]}"
+                        if self.positions
+                        else "all"
+                    )
+                    cells.append((effect, grid.value[row][column], f"{path}{head}", column_name))
+        best = sorted(cells, key=lambda cell: -abs(cell[0]))[:most]
+        rows = [
+            (f"{effect:.3f}", f"{value:.4f}", path, column_name)
+            for effect, value, path, column_name in best
+        ]
+        return tables.lines(rows, ("effect", self.metric, "patched", "at"), left_columns=(2, 3))
+
+    def text(self, width: int | None = None) -> str:
+        """For a terminal: effects to two decimals, the last layer first, as many columns side by
+        side as fit."""
+        width = width or shutil.get_terminal_size((100, 24)).columns
+        blocks = []
+        for grid in self.parts:
+            heads = [
+                f"{n}:{word}" for n, word in zip(self.positions, self._columns(), strict=True)
+            ] or ["all"]
+            first = max(map(len, grid.rows())) + 2
+            fit = max(1, (width - first) // (max(max(map(len, heads)), 5) + 2))
+            for low in range(0, len(heads), fit):
+                rows = [
+                    (name, *(f"{effect:z.2f}" for effect in effects[low : low + fit]))
+                    for name, effects in zip(grid.rows(), grid.effect, strict=True)
+                ]
+                blocks.append(
+                    "\n".join(tables.lines(reversed(rows), (grid.name, *heads[low : low + fit])))
+                )
+        return "\n\n".join(blocks)
+
+    @property
+    def metric(self) -> str:
+        return "logit" if self.wrong is None else "logit difference"
+
+    def _columns(self) -> list[str]:
+        """The corrupted text's tokens, and the clean one's where they differ."""
+        pairs = [(self.clean[at], self.corrupted[at]) for at in self.positions]
+        return [
+            clean if clean == corrupted else f"{corrupted}<{clean}" for clean, corrupted in pairs
+        ]
+
+
+def patch_grid(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    clean: Text,
+    corrupted: Text,
+    *,
+    answer: str | int,
+    wrong: str | int | None = None,
+    parts: str | Sequence[str] = PARTS,
+    positions: str | Sequence[int] = "each",
+    at: int | None = None,
+    source: Text | tuple[Text, Text] | None = None,
+    progress: Callable[[int, int], None] | bool = True,
+) -> PatchGrid:
+    """Each part of each block patched from the clean run into the corrupted one, at each position
+    by itself.
+
+    Measured is the logit of ``answer`` (less that of ``wrong``) at position ``at`` (None: the last;
+    an encoder's mask). ``parts`` are names within a block, such as "resid", "mid", "attn.write",
+    "ffn.write"; "z" and other values of heads ("attn.q") are patched head by head. ``positions``
+    are "each", numbers, or "all" at once. An encoder-decoder's blocks are the decoder's, with
+    ``source`` beside both texts; where source is a pair (clean, corrupted) they are the encoder's.
+    ``progress`` is a bar on a terminal, or is told (done, of all). Raises UserError for texts of
+    unequal numbers of tokens, for texts that do not differ in the answer, for a part that no block
+    has, and for a recurrent model.
+    """
+    run = Runs.of(model, tokenizer, clean, corrupted, source, at)
+    ids = [streams.word_id(model, tokenizer, word) for word in (answer, wrong) if word is not None]
+    names = [parts] if isinstance(parts, str) else list(parts)
+    names = [f"attn.{name}" if name in OF_HEADS else name for name in names]
+    jobs = run.jobs(names, positions)
+    values_by_job: dict[Job, float] = {}
+    with inference(model), Progress("patching", progress) as report:
+        values = run.run(ids, sorted({run.path(job.component, job.layer) for job in jobs}))
+        need(
+            values[0] != values[1],
+            f"Both texts give {values[0]:.4f}: nothing tells them apart in this answer.",
+        )
+        for batch in run.batches(jobs):
+            patched = run.patched(batch, ids) if run.acts(batch[0]) else [values[1]] * len(batch)
+            values_by_job.update(zip(batch, patched, strict=True))
+            report(len(values_by_job), len(jobs))
+    columns = run.columns(positions)
+    reads = tokenizer and (tokenizer.for_source if isinstance(source, tuple) else tokenizer)
+    clean_words, corrupted_words = (streams.display_texts(reads, row.tolist()) for row in run.told)
+    answer_words = streams.display_texts(tokenizer, ids)
+    positions_shown = [column for column in columns if column is not None]
+    grids = [_part(run, name, jobs, columns, values_by_job, values) for name in names]
+    return PatchGrid(
+        answer_words[0],
+        answer_words[1] if answer_words[1:] else None,
+        run.at,
+        clean_words,
+        corrupted_words,
+        positions_shown,
+        *values,
+        grids,
+    )
+
+
+def _part(
+    run: Runs,
+    name: str,
+    jobs: Sequence[Job],
+    columns: Sequence[int | None],
+    values_by_job: Mapping[Job, float],
+    values: tuple[float, float],
+) -> Part:
+    """The cells of one part as rows and columns."""
+    order = list(dict.fromkeys((job.layer, job.head) for job in jobs if job.component == name))
+    table = [
+        [values_by_job[Job(name, layer, head, column)] for column in columns]
+        for layer, head in order
+    ]
+    clean, corrupted = values
+    effect = [[(value - corrupted) / (clean - corrupted) for value in row] for row in table]
+    layers, heads = [layer for layer, _ in order], [head for _, head in order if head is not None]
+    return Part(name, [run.path(name, layer) for layer in layers], layers, heads, table, effect)

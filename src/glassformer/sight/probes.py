@@ -1,0 +1,135 @@
+"""Texts to try a model on: several lengths, from its tokenizer or drawn, continued greedily where
+it can."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..core import config
+from ..core.errors import UserError
+from ..core.nn import Cache, Model
+from ..core.nn.inference import inference
+from ..core.tokenizer.framing import document_start, target_start
+from ..core.tokenizer.tokenizer import Tokenizer
+from .layouts import Documents, Reader
+
+# tokens of the longer texts: enough for every way to read, few enough for all of them in a minute
+LENGTH = 40
+# the lengths of the texts: two that are equal, for a batch without padding, and a shorter one
+SHARES = (1.0, 1.0, 0.5)
+TEXTS = (
+    "The old lighthouse stood at the end of the road. Every evening Anna climbed its stairs with "
+    "a lamp in her hand, ",
+    "In the year 1905 the town had 3,200 people and two bridges. A train came twice a day, and "
+    "it was always late. ",
+    "What do you see when you look through a glass of water? The table, the window and the sky, "
+    "but upside down. ",
+)
+
+
+def draw(
+    model: Model, tokenizer: Tokenizer | None, new: int, seed: int = 0
+) -> tuple[Documents, int]:
+    """Three texts, and how many tokens at the end of each are its greedy continuation by the model
+    itself.
+
+    They are of TEXTS where there is a tokenizer that can write them, else drawn with ``seed``; an
+    encoder's, and those of a model without a head, have no continuation. Raises UserError where the
+    context has no room for one.
+    """
+    cfg, draws = model.config, torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    grows = not isinstance(cfg, config.Encoder) and cfg.head is not None
+    limit = int(min(cfg.context, model.limit))
+    ahead = 1 if isinstance(cfg, config.Encoder) else max(1, Cache(cfg).prefix_length)
+    longest = min(limit, max(LENGTH, ahead + 2 * new))
+    lengths = [max(ahead + 1, round(share * longest)) for share in SHARES]
+    if grows:
+        new = min(new, min(lengths) - ahead)
+    if max(lengths) > limit or new < 1:
+        raise UserError(
+            f"A context of {limit} has no room for {ahead} tokens and one more; give a model "
+            "with a longer one."
+        )
+
+    def rows(
+        vocab: int, lengths: list[int], tokenizer_of_side: Tokenizer | None, second: bool
+    ) -> list[Tensor]:
+        written = _written(tokenizer_of_side, vocab, lengths, second)
+        drawn = [torch.randint(0, vocab, (length,), generator=draws) for length in lengths]
+        return [row.to(device) for row in written or drawn]
+
+    two = isinstance(cfg, config.EncoderDecoder)
+    starts = rows(cfg.embed.vocab, [length - new * grows for length in lengths], tokenizer, two)
+    sources = None
+    if two:
+        short = [max(1, min(limit, round(0.6 * length))) for length in lengths]
+        sources = rows(
+            config.source_embed(cfg).vocab, short, tokenizer and tokenizer.for_source, False
+        )
+    documents = Documents(starts, sources)
+    return (Documents(continued(model, documents, new), sources), new) if grows else (documents, 0)
+
+
+def _written(
+    tokenizer: Tokenizer | None, vocab: int, lengths: list[int], second: bool
+) -> list[Tensor] | None:
+    """TEXTS in tokens, repeated and cut to these lengths; None where the tokenizer cannot write
+    them."""
+    if tokenizer is None:
+        return None
+    opening = target_start(tokenizer) if second else document_start(tokenizer)
+    rows = []
+    for text, length in zip(TEXTS, lengths, strict=True):
+        try:
+            ids = tokenizer.encode(text)
+        except UserError:  # a vocabulary without these characters
+            return None
+        if not ids or max(ids) >= vocab:
+            return None
+        ids_of_row = ([] if opening is None else [opening]) + ids * (1 + length // len(ids))
+        rows.append(torch.tensor(ids_of_row[:length]))
+    return rows
+
+
+def continued(model: Model, documents: Documents, new: int) -> list[Tensor]:
+    """Each text with the ``new`` tokens that its plain pass, without a cache, would have it
+    continue with greedily.
+
+    They are drafted through a cache, which costs less, and one plain pass tells whether it would
+    have chosen each of them; from the first that it would not, they are drafted again.
+    """
+    continuations = []
+    for number, start in enumerate(documents.tokens):
+        prefix, source = start, documents.only(number).sources
+        while len(prefix) < len(start) + new:
+            try:
+                drafted = _drafted(model, prefix, len(start) + new, source)
+            except (
+                Exception
+            ):  # a cache that fails is named by its own checks; any draft will do here
+                drafted = torch.nn.functional.pad(prefix, (0, len(start) + new - len(prefix)))
+            chosen = Reader(model).alone(Documents([drafted], source))[0]["logits"].argmax(-1)
+            wrong = (chosen[len(prefix) - 1 : -1] != drafted[len(prefix) :]).nonzero()
+            right = len(drafted) if not len(wrong) else len(prefix) + int(wrong[0])
+            prefix = (
+                drafted
+                if not len(wrong)
+                else torch.cat((drafted[:right], chosen[right - 1 : right]))
+            )
+        continuations.append(prefix)
+    return continuations
+
+
+def _drafted(model: Model, prefix: Tensor, length: int, source: list[Tensor] | None) -> Tensor:
+    """``known`` continued greedily through a cache to ``length`` tokens."""
+    cache, row = Cache(model.config), prefix[None]
+    with inference(model):
+        encoded = {} if source is None else {"memory": model.encode(source[0][None])}  # type: ignore[operator]
+        chunk = row
+        while row.shape[1] < length:
+            logits = model(chunk, cache=cache, logits="last", **encoded).logits
+            chunk = logits[:, -1].argmax(-1, keepdim=True)
+            row = torch.cat((row, chunk), 1)
+    return row[0]

@@ -1,0 +1,168 @@
+"""What ``look`` gives: a dict of tensors that shows itself, attention as pictures of who looks at
+whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import need
+from . import wire
+from .figures.charts import Chart, Folded, Heat, Table
+from .figures.drawing import Array
+from .figures.shown import Shown
+
+SQUARE = ("pattern", "scores")
+ACROSS = 128  # columns of a value that is no attention; more are pooled to so many
+MOST_NUMBERS = 200_000  # numbers that are still worth a row of text each
+
+
+class Seen(dict[str, Tensor], Shown):
+    """Values by their path, as the model made them; ``words`` are the text's tokens, ``source`` an
+    encoder's.
+
+    Pictures are of the first row of a batch.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Tensor],
+        words: Sequence[str] = (),
+        source: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(values)
+        self.words, self.source = list(words), None if source is None else list(source)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(
+            f"{path} {'x'.join(map(str, value.shape)) or 'number'}" for path, value in self.items()
+        )
+        return f"Seen({shapes})"
+
+    def head(self, number: int) -> Seen:
+        """Only one head of each attention, counted from 0; what is no attention is left out."""
+        patterns = {path: value for path, value in self.items() if _square(path, value)}
+        need(bool(patterns), 'There is no attention here; look at "*.pattern".')
+        least = min(value.shape[1] for value in patterns.values())
+        need(
+            0 <= number < least, f"head is {number}; these attentions have heads 0 to {least - 1}."
+        )
+        named = {
+            f"{path}[{number}]": value[:, number : number + 1] for path, value in patterns.items()
+        }
+        return Seen(named, self.words, self.source)
+
+    @property
+    def title(self) -> str:
+        """The text that was read, and beside what."""
+        beside = "" if self.source is None else f"  (source: {' '.join(self.source)})"
+        return f"{' '.join(self.words)}{beside}"
+
+    def charts(self) -> Iterator[Chart]:
+        """Mean pattern of each attention's heads, and folded each head; of other values their
+        numbers as colours."""
+        plain_values = []
+        for path, value in self.items():
+            if not _square(path, value):
+                plain_values.append(path)
+                continue
+            heads = value[0].detach().float().cpu().numpy()
+            rows, columns = self._sides(path, *heads.shape[1:])
+            span = (0.0, 1.0) if _name(path) == "pattern" else None
+            mean = f"{path}, the mean of {len(heads)} heads" if len(heads) > 1 else path
+            rested = torch.from_numpy(heads).mean(0).numpy()
+            yield Heat(mean, rested, rows, columns, span=span, signed=span is None)
+            if len(heads) > 1:
+                head_charts = [
+                    Heat(f"{path}[{number}]", head, rows, columns, span=span, signed=span is None)
+                    for number, head in enumerate(heads)
+                ]
+                yield Folded(f"{path}: each of {len(heads)} heads", head_charts)
+        for path in plain_values:
+            yield from self._other(path)
+
+    def _other(self, path: str) -> Iterator[Chart]:
+        value = self[path].detach().float().cpu()
+        value = value[0] if value.ndim > 1 else value
+        if value.ndim < 2 or not value.numel():
+            yield Table(
+                path, ("value",), [(" ".join(f"{x:.4g}" for x in value.flatten()[:16].tolist()),)]
+            )
+            return
+        # a row for each token
+        flat = value.movedim(-2, 0).flatten(1).numpy() if value.ndim > 2 else value.numpy()
+        pooled = wire.pooled(flat, (64, ACROSS))
+        small = pooled.shape == flat.shape
+        words = self._sides(path, len(flat), 0)[0]
+        rows = (
+            words if pooled.shape[0] == len(words) else [str(at) for at in range(pooled.shape[0])]
+        )
+        of = (
+            ""
+            if small
+            else (f", of each tile of {'x'.join(map(str, flat.shape))} what is furthest from 0")
+        )
+        yield Heat(
+            f"{path}{of}", pooled, rows, [str(at) for at in range(pooled.shape[1])], signed=True
+        )
+
+    def _sides(self, path: str, queries: int, keys: int) -> tuple[list[str], list[str]]:
+        """The words of both sides of a value, or numbers where they do not fit."""
+        query_words = (
+            self.source if path.startswith("encoder.") and self.source is not None else self.words
+        )
+        key_words = self.source if ".cross." in path and self.source is not None else query_words
+        return _fit(query_words, queries), _fit(key_words or [], keys)
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each number: of attentions head, query and key, of other values their index."""
+        total = sum(value.numel() for value in self.values())
+        need(
+            total <= MOST_NUMBERS,
+            f"These are {total:,} numbers, too many for .csv; save as .safetensors, or look at "
+            "fewer.",
+        )
+        if all(_square(path, value) for path, value in self.items()):
+            names = ("path", "row", "head", "query", "key", "query_token", "key_token", "value")
+            return names, self._attentions()
+        rows = (
+            (path, ",".join(map(str, at)), value[at].item())
+            for path, value in self.items()
+            for at in product(*map(range, value.shape))
+        )
+        return ("path", "index", "value"), rows
+
+    def _attentions(self) -> Iterator[Sequence[Any]]:
+        for path, value in self.items():
+            queries, keys = self._sides(path, *value.shape[2:])
+            for at in product(*map(range, value.shape)):
+                yield (path, *at, queries[at[2]], keys[at[3]], value[at].item())
+
+    def tensors(self) -> dict[str, Array]:
+        """The values by their paths; what numpy does not know (bf16) as fp32."""
+        odd = torch.bfloat16
+        return {
+            path: (x.float() if x.dtype == odd else x).detach().cpu().numpy()
+            for path, x in self.items()
+        }
+
+    def facts(self) -> Mapping[str, Any]:
+        """The tokens that were read."""
+        return {"tokens": self.words} | ({} if self.source is None else {"source": self.source})
+
+
+def _name(path: str) -> str:
+    return path.partition("[")[0].rpartition(".")[2]
+
+
+def _square(path: str, value: Tensor) -> bool:
+    return _name(path) in SQUARE and value.ndim == 4
+
+
+def _fit(words: Sequence[str], count: int) -> list[str]:
+    named = [f"{at}:{word}" for at, word in enumerate(words)]
+    return named if len(named) == count else [str(at) for at in range(count)]

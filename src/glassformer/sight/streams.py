@@ -1,0 +1,317 @@
+"""The stream of hidden states at every depth, and what a user names in it: a text, places in it, a
+word.
+
+T tokens, C model dim.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..core import config
+from ..core.errors import UserError, need
+from ..core.nn import Model, Tape
+from ..core.nn.editing import ModelEdit
+from ..core.nn.finite import must_be_finite
+from ..core.nn.flow import Edit
+from ..core.nn.inference import inference
+from ..core.tokenizer.framing import decoder_start, document_start, must_be_known
+from ..core.tokenizer.framing import source as framed_source
+from .labels import Piece as Piece
+from .labels import display_texts as display_texts
+from .labels import pieces as pieces
+from .labels import visible as visible
+from .looking import Text, inputs
+
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+
+BLANK = "___"  # an encoder's mask token, as `fill` takes it
+
+
+@dataclass(frozen=True)
+class States:
+    """Hidden states (T, C) by their path, from the embedding to the last block, and ``out``: after
+    the last norm."""
+
+    body: str  # "decoder" or "encoder"
+    by_path: dict[str, Tensor]
+    out: Tensor
+
+    def at(self, columns: Sequence[int]) -> States:
+        """States of some tokens alone."""
+        return States(
+            self.body,
+            {path: x[list(columns)] for path, x in self.by_path.items()},
+            self.out[list(columns)],
+        )
+
+
+def body_of(model: Model) -> str:
+    """The stack whose states the head reads."""
+    return "encoder" if isinstance(model.config, config.Encoder) else "decoder"
+
+
+def is_recurrent(model: Model) -> bool:
+    """True for a recurrent body, which has states but no residual stream."""
+    return isinstance(getattr(model.config, body_of(model)), config.Recurrent)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Inputs of a model: ids (1, T) and an encoder-decoder's source, and what a tape is to
+    change."""
+
+    tokens: Tensor
+    source: Tensor | None
+    edits: Mapping[str, Edit]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return forward_inputs(self.tokens, self.source)
+
+
+def prepare(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    source: Text | None = None,
+    edits: Sequence[ModelEdit | str] = (),
+) -> Read:
+    """The text as the model reads it; in an encoder's text ``___`` is its mask token.
+
+    Raises UserError for what the model cannot read, for several texts at once, for a source that is
+    missing or that nobody reads, and for an edit of what is not there.
+    """
+    if (
+        isinstance(model.config, config.Encoder)
+        and isinstance(text, str)
+        and tokenizer
+        and tokenizer.mask is not None
+    ):
+        mark = tokenizer.token(tokenizer.mask)
+        text = text.replace(BLANK, mark)
+        if mark in text:
+            text = tokenizer.encode_pair(text, special=True)[0]
+    inputs_read = Read(*inputs(model, tokenizer, text, source, edits))
+    for ids in inputs_read.inputs:
+        need(len(ids) == 1, f"There are {len(ids)} texts; give one at a time.")
+    return inputs_read
+
+
+def read_pair(
+    model: Model, tokenizer: Tokenizer | None, text: Text, source: Text | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The ids (1, T) of ``prepare``, and an encoder-decoder's source."""
+    inputs_read = prepare(model, tokenizer, text, source)
+    return inputs_read.tokens, inputs_read.source
+
+
+def forward_inputs(tokens: Tensor, source: Tensor | None) -> tuple[Tensor, ...]:
+    """Arguments of a model's forward pass."""
+    return (tokens,) if source is None else (tokens, source)
+
+
+def states(model: Model, inputs: Read) -> States:
+    """Every depth's states of one text, in one pass without logits."""
+    body = body_of(model)
+    # its answer is no layer's state
+    crossed = is_recurrent(model) and getattr(model.config, body).cross is not None
+    last = [f"{body}.out"] if crossed else []
+    tape = Tape(
+        f"{body}.embed",
+        f"{body}.blocks.*.resid",
+        f"{body}.cells.*.state",
+        *last,
+        edits=inputs.edits,
+    )
+    with inference(model):
+        output = model(*inputs.inputs, tape=tape, logits="none")
+        must_be_finite(model, output.hidden)
+    return States(body, {path: value[0] for path, value in tape.records.items()}, output.hidden[0])
+
+
+@contextmanager
+def frozen(model: Model) -> Iterator[None]:
+    """Meanwhile no weight asks for a gradient, so that a backward pass keeps and makes only what
+    others ask for."""
+    asking = [weight for weight in model.parameters() if weight.requires_grad]
+    for weight in asking:
+        weight.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for weight in asking:
+            weight.requires_grad_(True)
+
+
+def windows(
+    model: Model, tokenizer: Tokenizer, texts: Iterable[str], length: int | None = None
+) -> Iterator[Tensor]:
+    """Texts as rows of ids (1, T), in pieces where they are longer than ``length`` tokens (None:
+    the model's context).
+
+    Each begins and ends as the model reads a text, an encoder-decoder's encoder its source. Raises
+    UserError for a length without room.
+    """
+    limit = int(min(model.config.context, model.limit))
+    kind = type(model.config)
+    tokenizer = tokenizer.for_source if kind is config.EncoderDecoder else tokenizer
+    opening = {config.Decoder: document_start(tokenizer), config.Encoder: tokenizer.bos}.get(kind)
+    special_ids = (opening, None if kind is config.Decoder else tokenizer.eos)
+    before, after = ([] if end is None else [end] for end in special_ids)
+    inside = min(limit, length or limit) - len(before) - len(after)
+    need(
+        inside > 0,
+        f"The context is {length or limit} tokens, and there is no room for a text "
+        "in it; give more.",
+    )
+    device = next(model.parameters()).device
+    for text in texts:
+        ids = tokenizer.encode(text)
+        for low in range(0, len(ids), inside):
+            yield torch.tensor([[*before, *ids[low : low + inside], *after]], device=device)
+
+
+def pairs(
+    model: Model, tokenizer: Tokenizer, texts: Iterable[tuple[str, str]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """(source, target) texts as an encoder-decoder reads them: what the decoder reads (1, T), and
+    its source (1, S).
+
+    What is longer than the context loses its end.
+    """
+    limit, device = int(min(model.config.context, model.limit)), next(model.parameters()).device
+    reads = tokenizer.for_source
+    for source, target in texts:
+        opened = [decoder_start(tokenizer), *tokenizer.encode(target)][:limit]
+        source_ids = framed_source(reads, reads.encode(source)[: limit - 1])
+        yield torch.tensor([opened], device=device), torch.tensor([source_ids], device=device)
+
+
+def places(
+    positions: str | Sequence[int] | None, length: int, most: int | None = None
+) -> list[int]:
+    """Positions in a text of so many tokens: a list, or as ``"0,3-5,-1"`` or ``"all"``; None is the
+    last ``most``.
+
+    Negative ones count from the end. Raises UserError for one that the text does not have.
+    """
+    if positions is None:
+        return list(range(length if most is None else max(0, length - most), length))
+    if isinstance(positions, str):
+        if positions.strip() == "all":
+            return list(range(length))
+        positions = [
+            number for span in positions.split(",") for number in _span(span.strip(), length)
+        ]
+    columns = []
+    for number in positions:
+        need(
+            -length <= number < length,
+            f"Position {number} is not in the text; it has tokens 0 to {length - 1}.",
+        )
+        columns.append(number % length)
+    need(bool(columns), "No position is named; give some, such as 0,3-5,-1, or all.")
+    return list(dict.fromkeys(columns))
+
+
+def _span(span: str, length: int) -> list[int]:
+    form = re.fullmatch(r"(-?\d+)(?:-(-?\d+))?", span)
+    if form is None or max(map(len, form.groups(""))) > 12:
+        raise UserError(
+            f'"{span}" is no position; give numbers and spans, such as 0,3-5,-1, or all.'
+        )
+    first = int(form[1])
+    if form[2] is None:
+        return [first]
+    bounds = [number + length if number < 0 else number for number in (first, int(form[2]))]
+    need(
+        bounds[0] <= bounds[1], f'"{span}" ends before it begins; give the smaller position first.'
+    )
+    need(
+        bounds[0] >= 0 and bounds[1] < length,
+        f"Positions {span} are not all in the text; it has 0 to {length - 1}.",
+    )
+    return list(range(bounds[0], bounds[1] + 1))
+
+
+def place(position: int | None, tokens: Tensor, tokenizer: Tokenizer | None) -> int:
+    """One position of a text (1, T); None is its only mask token where it has one, else its
+    last."""
+    if position is not None:
+        return places([position], tokens.shape[1])[0]
+    mask = None if tokenizer is None else tokenizer.mask
+    masks = [at for at, token in enumerate(tokens[0].tolist()) if token == mask]
+    return masks[0] if len(masks) == 1 else tokens.shape[1] - 1
+
+
+def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
+    """The one token that a word is: an id, a name of the vocabulary (``Ġtired``), a text of one
+    token (" tired"), or the token as a table shows it (``·tired``).
+
+    Raises UserError for an id that the model lacks and for a text of several tokens, which are
+    named.
+    """
+    vocab = model.config.embed.vocab
+    if isinstance(word, int):
+        must_be_known([word], vocab)
+        return word
+    if tokenizer is None:
+        raise UserError(f'"{word}" needs a tokenizer; give one, or give the token\'s id.')
+    token = tokenizer.id(word)
+    if token is None:
+        ids = tokenizer.encode(word)
+        if len(ids) != 1:
+            ids = [
+                id
+                for id, piece in enumerate(pieces(tokenizer, range(tokenizer.size)))
+                if piece.display == word
+            ] or ids
+        named = " ".join(display_texts(tokenizer, ids))
+        hint = (
+            "; give one of them, or a word of one "
+            f"token{'' if word.startswith(' ') else ', perhaps with a space'}"
+        )
+        need(
+            len(ids) == 1,
+            f'"{word}" is {len(ids)} tokens for this tokenizer ({named}){hint if ids else ""}.',
+        )
+        token = ids[0]
+    need(
+        token < vocab,
+        f'"{word}" is token {token} and this model knows 0 to {vocab - 1}; use its own tokenizer.',
+    )
+    return token
+
+
+def needs_head(model: Model, instead: str) -> Any:
+    """The model's head over tokens; UserError, which ends with ``instead``, where it has none."""
+    need(model.head is not None, f"This model has no head over tokens and predicts none; {instead}")
+    return model.head
+
+
+def needs_stream(model: Model, method: str, instead: str) -> None:
+    """Refuse a recurrent body, which has no residual stream that parts write to."""
+    if is_recurrent(model):
+        raise UserError(
+            f"{method} follows what parts add to a residual stream, and a recurrent model has "
+            f"none; {instead}"
+        )
+
+
+def fp64(x: Tensor) -> Tensor:
+    """``x`` in fp64, on the CPU where its device has none."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
+def wide(x: Tensor) -> Tensor:
+    """In fp32 at least: what sums are made in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

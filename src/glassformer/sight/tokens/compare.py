@@ -1,0 +1,275 @@
+"""The same text under a tokenizer: its tokens, what is counted, and what it does with capitals,
+spaces, digits, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from ...core.errors import UserError, need
+from ...core.tokenizer.stream import BYTE_TOKEN
+from ...core.tokenizer.tokenizer import Tokenizer
+from ...core.tokenizer.tokenizer_json import model_type
+
+SAMPLE = (
+    "Glass and GLASS\n🎵 鸟\ndef look(x): return None if x >= 10 elif False\n"
+    'two tabs:"\t\t" three tabs:"\t\t\t"\n12.5*40+3=503'
+)
+"""What is shown where no text is given: a bit of everything that tokenizers differ in."""
+KEYWORDS = ("def", "return", "elif", "None", "False", "import", "==", ">=")
+RARE = "𓂀"  # an Egyptian hieroglyph: in nobody's vocabulary
+PIECE, BYTES, UNKNOWN = "piece", "bytes", "unknown"
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token: its id, its ``name`` in the vocabulary, how it is ``shown``, and its span in the
+    text's characters.
+
+    ``kind`` is "piece", "bytes" (a part of a character, or a byte that stands for one) or
+    "unknown".
+    """
+
+    id: int
+    name: str
+    shown: str
+    kind: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Vocabulary counts: ``base`` entries of the model itself, ``special`` tokens, other ``added``
+    ones, and all three.
+
+    ``ids`` is the highest id and one, the rows of an embedding: more than ``entries`` where ids are
+    left free.
+    """
+
+    base: int
+    special: int
+    added: int
+    entries: int
+    ids: int
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Everything that is said about one text under one tokenizer.
+
+    ``refused`` is why it cannot be written at all, and then there are no tokens. ``around`` is what
+    stands before and after a text, when a model reads one; ``habits`` what the tokenizer does with
+    each kind of text.
+    """
+
+    name: str
+    algorithm: str
+    vocabulary: Vocabulary
+    tokens: tuple[Token, ...]
+    characters: int
+    refused: str | None
+    specials: tuple[str, ...]
+    around: tuple[str, ...]
+    habits: dict[str, str]
+
+    @property
+    def characters_per_token(self) -> float:
+        """Characters of the text for each token; 0 without tokens."""
+        return self.characters / len(self.tokens) if self.tokens else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "characters_per_token": round(self.characters_per_token, 4)}
+
+
+def sheet(name: str, tokenizer: Tokenizer, text: str) -> Sheet:
+    """The text under a tokenizer that is called ``name``; UserError as ``check`` says."""
+    check(text)
+    refused: str | None = None
+    token_list: list[Token] = []
+    try:
+        token_list = tokens(tokenizer, text)
+    except UserError as error:
+        refused = str(error)
+    ids, _ = tokenizer.framed([[]])
+    return Sheet(
+        name,
+        algorithm(tokenizer),
+        count(tokenizer),
+        tuple(token_list),
+        len(text),
+        refused,
+        tuple(tokenizer.specials),
+        tuple(map(tokenizer.token, ids)),
+        habits(tokenizer),
+    )
+
+
+def check(text: str) -> None:
+    """UserError for a text that is empty or was not UTF-8."""
+    need(bool(text), "The text is empty; give some.")
+    broken = next((at for at, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), None)
+    if broken is not None:
+        raise UserError(
+            f"The text is not UTF-8 (character {broken}); convert it, for example "
+            "with `iconv -t utf-8`."
+        )
+
+
+def algorithm(tokenizer: Tokenizer) -> str:
+    """Name of the algorithm, such as "byte-level BPE"."""
+    model = tokenizer._spec["model"]
+    kind = model_type(model)
+    if kind == "BPE" and byte_level(tokenizer):
+        return "byte-level BPE" if model["merges"] else "bytes"
+    if kind == "WordLevel":
+        decoder = (tokenizer._spec.get("decoder") or {}).get("type")
+        return "characters" if decoder == "Fuse" else "whole words"
+    return f"{kind}, bytes for the rest" if model.get("byte_fallback") else kind
+
+
+def byte_level(tokenizer: Tokenizer) -> bool:
+    """True if each token stands for bytes written in the byte alphabet."""
+    return (tokenizer._spec.get("decoder") or {}).get("type") == "ByteLevel"
+
+
+def count(tokenizer: Tokenizer) -> Vocabulary:
+    entries, special = len(tokenizer.vocabulary()), len(tokenizer.specials)
+    added = sum(not token["special"] for token in tokenizer._spec["added_tokens"])
+    return Vocabulary(entries - special - added, special, added, entries, tokenizer.size)
+
+
+def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
+    """The text's tokens in order."""
+    level, results = byte_level(tokenizer), []
+    for id, (start, end) in zip(tokenizer.encode(text), tokenizer.offsets(text), strict=True):
+        name = tokenizer.token(id)
+        text_shown, kind = name.replace("▁", " "), PIECE
+        if id == tokenizer.unk:
+            kind = UNKNOWN
+        elif BYTE_TOKEN.fullmatch(name):
+            text_shown, kind = name, BYTES
+        elif level:
+            raw = tokenizer.bytes_of(id)
+            try:
+                text_shown = raw.decode()
+            except UnicodeDecodeError:
+                text_shown, kind = f"<0x{raw.hex().upper()}>", BYTES
+        results.append(Token(id, name, text_shown, kind, start, end))
+    return results
+
+
+# ------------------------------------------------------------------------------------------ habits
+
+
+def habits(tokenizer: Tokenizer) -> dict[str, str]:
+    """Treatment of each kind of text, probed by examples."""
+    probe = partial(_or_refusal, tokenizer)
+    return {
+        "capitals": probe(_capitals),
+        "spaces": probe(_blanks, " " * 2, " " * 4, " " * 8),
+        "tabs": probe(_blanks, "\t", "\t" * 2, "\t" * 3),
+        "newlines": probe(_blanks, "\n", "\n" * 2),
+        "digits": probe(_digits),
+        "emoji": probe(_fate, "🎵"),
+        "other scripts": ", ".join(
+            f"{word} {probe(_fate, word)}" for word in ("鸟", "Привет", "नमस्ते")
+        ),
+        "code": probe(_code),
+        "unknown": f"{RARE} {probe(_fate, RARE)}",
+    }
+
+
+def _or_refusal(tokenizer: Tokenizer, habit: Callable[..., str], *texts: str) -> str:
+    try:
+        return habit(tokenizer, *texts)
+    except UserError as error:
+        return "refused" if "does not know" in str(error) else f"refused: {error}"
+
+
+def pieces(tokenizer: Tokenizer, text: str) -> str:
+    """The tokens of a text with bars between them."""
+    return "|".join(token.shown.replace(" ", "·") for token in tokens(tokenizer, text))
+
+
+def _capitals(tokenizer: Tokenizer) -> str:
+    if tokenizer.decode(tokenizer.encode("London")).strip() == "london":
+        return "become small letters"
+    return " ".join(pieces(tokenizer, word) for word in ("london", "London", "LONDON"))
+
+
+def _blanks(tokenizer: Tokenizer, *runs: str) -> str:
+    """Treatment of white space between two letters."""
+    outcomes = []
+    for run in runs:
+        text = f"x{run}y"
+        ids = tokenizer.encode(text)
+        between = tokenizer.decode(ids).strip()[1:-1]
+        if tokenizer.unk in ids:
+            outcomes.append(
+                f"{len(run)}: {tokenizer.token(tokenizer.unk)}" if tokenizer.unk is not None else ""
+            )
+        elif between == run:
+            within = sum(start < 1 + len(run) and end > 1 for start, end in tokenizer.offsets(text))
+            outcomes.append(f"{len(run)} in {counted(within)}")
+        else:
+            outcomes.append(
+                f"{len(run)} become "
+                f"{'one space' if between == ' ' else 'nothing' if not between else 'other'}"
+            )
+    return ", ".join(outcomes)
+
+
+def _digits(tokenizer: Tokenizer) -> str:
+    digit_tokens = tokens(tokenizer, "1234567")
+    lengths = [
+        len(token.shown.removeprefix("##").strip()) for token in digit_tokens if token.shown.strip()
+    ]
+    if any(token.kind == UNKNOWN for token in digit_tokens):
+        return _fate(tokenizer, "1234567")
+    grouping = (
+        "one by one"
+        if set(lengths) == {1}
+        else "by threes from the left"
+        if lengths == [3, 3, 1]
+        else "as learnt"
+    )
+    return f"{grouping}: {pieces(tokenizer, '1234567')}"
+
+
+def _code(tokenizer: Tokenizer) -> str:
+    cut = []
+    for word in KEYWORDS:
+        words = [
+            token
+            for token in tokens(tokenizer, f"x {word}")
+            if token.end > 2 and token.shown.strip()
+        ]
+        if len(words) != 1 or words[0].kind != PIECE:
+            cut.append("|".join(token.shown.strip() for token in words))
+    summary = f"{len(KEYWORDS) - len(cut)} of {len(KEYWORDS)} are one token"
+    return f"{summary}; {' '.join(cut)}" if cut else summary
+
+
+def _fate(tokenizer: Tokenizer, text: str) -> str:
+    """Treatment of a text that may be unknown."""
+    pieces = tokens(tokenizer, text)
+    lost = [token for token in pieces if token.kind == UNKNOWN]
+    if lost:
+        return lost[0].name
+    raw = sum(token.kind == BYTES for token in pieces)
+    visible_count = sum(
+        bool(token.shown.strip()) for token in pieces
+    )  # not the space that SentencePiece puts before a text
+    return (
+        f"{counted(visible_count)} of bytes"
+        if raw == visible_count
+        else counted(visible_count) + (f", {raw} of bytes" if raw else "")
+    )
+
+
+def counted(number: int) -> str:
+    """``1 token``, ``2 tokens``."""
+    return f"{number} token{'' if number == 1 else 's'}"

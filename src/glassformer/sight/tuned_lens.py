@@ -1,0 +1,322 @@
+"""The tuned lens: an affine translator for each depth, fitted so that it says what the model will
+(Belrose et al.).
+
+arXiv 2303.08112:
+
+    states of depth d (C) --> h + W_d h + b_d --> the model's own last norm and head --> logits
+
+W and b start at zero, which is the logit lens; they are moved by KL(own || depth), nothing in the
+model is.
+
+D depths, T tokens, C model dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..core import files
+from ..core.config import serial
+from ..core.errors import UserError, need
+from ..core.nn import Model
+from ..core.nn.inference import inference
+from ..formats import lora
+from . import streams
+from .figures.charts import Chart, Curves, Prose, Table
+from .figures.drawing import Array
+from .figures.progress import Progress
+from .figures.shown import MOST, Shown
+
+FORMAT = "glassformer tuned lens 1"
+NUMBERS = 1 << 23  # logits made at a time
+HELD_OUT = 10  # every tenth text is kept to measure with,
+MOST_HELD = 1 << 13  # until these are so many tokens
+SAMPLE = 1 << 12  # numbers of each weight that tell one model from another
+
+Batch = tuple[Tensor, Tensor | None]  # a text (1, T), and an encoder-decoder's source
+Report = Callable[[int, float], None]  # steps done, the mean KL of the last
+
+
+@dataclass(frozen=True, repr=False)
+class TunedLens(Shown):
+    """Translators ``weight`` (D, C, C) and ``bias`` (D, C) of every depth but the last, which is
+    the model itself.
+
+    ``before`` and ``after`` are the mean KL of each depth in nats, on texts that were not fitted
+    to; ``model`` is the fingerprint of the model, ``data`` what it was fitted on, ``tokens`` how
+    many of them, in so many ``steps``.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    depths: list[str]
+    model: str
+    data: str
+    steps: int
+    tokens: int
+    before: list[float]
+    after: list[float]
+
+    def translate(self, depth: int, x: Tensor) -> Tensor:
+        """States (.., C) of a depth, as the last norm and the head are to read them."""
+        weight, bias = (parameter[depth].to(x.device) for parameter in (self.weight, self.bias))
+        return (x + F.linear(streams.wide(x), weight.to(streams.wide(x).dtype), bias)).to(x.dtype)
+
+    def must_fit(self, model: Model) -> None:
+        """Raise UserError for a model that it was not fitted to."""
+        matches = self.weight.shape[-1] == model.config.dim and self.model == fingerprint(model)
+        need(
+            matches,
+            "This tuned lens was fitted to another model; fit one to this model: "
+            "glassformer lens --fit DATA.",
+        )
+
+    def origin(self) -> str:
+        """Origin of the lens, in a sentence."""
+        first, last = (sum(kl) / len(kl) for kl in (self.before, self.after))
+        fitted = (
+            f"fitted on {self.data} in {self.steps:,} steps of "
+            f"{self.tokens // max(self.steps, 1):,} tokens"
+        )
+        return f"{fitted}; mean KL of the depths on texts held out {first:.4f} -> {last:.4f} nats."
+
+    def to_dict(self) -> dict[str, Any]:
+        """All but the translators, as JSON holds it."""
+        return {name: value for name, value in vars(self).items() if name not in ("weight", "bias")}
+
+    @property
+    def title(self) -> str:
+        return "Tuned lens"
+
+    def charts(self) -> Iterator[Chart]:
+        """KL to the model's answer by depth, before the fit (the logit lens) and after."""
+        yield Prose([self.origin()])
+        steps = list(range(len(self.depths)))
+        lines = {"before": (steps, self.before), "after": (steps, self.after)}
+        yield Curves(
+            "mean KL(own || depth) in nats on texts held out, by depth",
+            lines,
+            "depth",
+            ("before", "after"),
+        )
+        heading, rows = self.records()
+        yield Table(
+            "", heading, [(name, f"{before:.4f}", f"{after:.4f}") for name, before, after in rows]
+        )
+
+    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+        """A row for each depth."""
+        return ("depth", "kl_before", "kl_after"), [
+            *zip(self.depths, self.before, self.after, strict=True)
+        ]
+
+    def tensors(self) -> dict[str, Array]:
+        """The translators."""
+        return {"weight": self.weight.numpy(), "bias": self.bias.numpy()}
+
+    def facts(self) -> Mapping[str, Any]:
+        """Metadata that ``load`` reads."""
+        return self.to_dict()
+
+    def save(self, path: str | Path, most: int = MOST) -> Path:
+        """Write it as .safetensors, for ``load``, or as a picture of the fit (.html, .svg, .png,
+        .csv)."""
+        if Path(path).suffix.lower() != ".safetensors" and Path(path).suffix:
+            return super().save(path, most)
+        from safetensors.torch import save
+
+        metadata = {
+            "format": FORMAT,
+            **{name: json.dumps(value) for name, value in self.to_dict().items()},
+        }
+        tensors = {"weight": self.weight.contiguous(), "bias": self.bias.contiguous()}
+        files.write(Path(path), save(tensors, metadata=metadata))
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> TunedLens:
+        """The one in a file; UserError where it holds none."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), "pt") as file:
+                metadata = file.metadata() or {}
+                need(
+                    metadata.pop("format", None) == FORMAT,
+                    f"{path} is no tuned lens; make one: glassformer lens --fit.",
+                )
+                tensors = {name: file.get_tensor(name) for name in ("weight", "bias")}
+            lens = cls(**tensors, **{name: json.loads(value) for name, value in metadata.items()})
+        except OSError as error:
+            reason = (
+                "it is not there"
+                if isinstance(error, FileNotFoundError)
+                else error.strerror or error
+            )
+            raise UserError(f"{path} cannot be read ({reason}); check the path.") from None
+        except (SafetensorError, ValueError, TypeError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{path} is damaged ({error}); fit the tuned lens again.") from None
+        D, C = lens.bias.shape if lens.bias.ndim == 2 else (-1, -1)
+        need(
+            lens.weight.shape == (D, C, C),
+            f"{path} is damaged: its tensors do not fit together; fit it again.",
+        )
+        return lens
+
+
+def fit_tuned_lens(
+    model: Model,
+    texts: Iterable[Batch],
+    *,
+    data: str = "texts",
+    steps: int = 200,
+    tokens: int = 1024,
+    rate: float = 3e-3,
+    progress: Report | bool = True,
+) -> TunedLens:
+    """Fit translators to ``model`` by Adam, its rate falling to zero: ``steps`` steps of about
+    ``tokens`` tokens each.
+
+    ``texts`` are read until there are enough for all steps, and again from the start where they end
+    before; every tenth is held out and measured before and after. ``progress`` is a bar in a
+    terminal or a notebook, or is told (steps done, mean KL). Raises UserError for a model without a
+    head or without a depth before its last, and for too few texts.
+    """
+    streams.needs_head(model, "there is nothing to tune for.")
+    need(
+        steps > 0 and tokens > 0,
+        f"steps is {steps} and tokens is {tokens}; give 1 or more of each.",
+    )
+    need(rate > 0, f"rate is {rate}; give a number above 0.")
+    train, held_out = _shared_out(texts, steps * tokens)
+    hidden = streams.states(model, streams.Read(*held_out[0], {}))
+    depths, dim = list(hidden.by_path)[:-1], hidden.out.shape[-1]
+    need(
+        bool(depths),
+        "This model has one depth alone, which is its answer; there is nothing to tune.",
+    )
+    reference = streams.wide(hidden.out)
+    weight, bias = (
+        reference.new_zeros(len(depths), *shape).requires_grad_() for shape in ((dim, dim), (dim,))
+    )
+    model_id = fingerprint(model)
+    lens = TunedLens(weight, bias, depths, model_id, data, steps, 0, [], [])
+    before = _measure(model, lens, held_out)
+    optimizer = torch.optim.Adam([weight, bias], lr=rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
+    tokens_read, source = 0, _again(train)
+    with Progress("fitting", progress is True) as bar:
+        for step in range(steps):
+            count, total = 0, 0.0
+            while count < tokens:
+                batch = next(source)
+                total += sum(_kl(model, lens, batch, learn=True)) / len(depths)
+                count += batch[0].shape[1]
+            for parameter in (weight, bias):
+                assert parameter.grad is not None
+                parameter.grad /= count
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            tokens_read += count
+            bar(step + 1, steps, f"KL {total / count:.4f}")
+            if callable(progress):
+                progress(step + 1, total / count)
+    with torch.no_grad():
+        after = _measure(model, lens, held_out)
+    return TunedLens(
+        weight.detach().cpu(),
+        bias.detach().cpu(),
+        depths,
+        model_id,
+        data,
+        steps,
+        tokens_read,
+        before,
+        after,
+    )
+
+
+def _shared_out(texts: Iterable[Batch], tokens: int) -> tuple[list[Batch], list[Batch]]:
+    """Texts to fit to, enough for so many tokens where there are, and every tenth held out."""
+    train: list[Batch] = []
+    held_out: list[Batch] = []
+    count = kept_tokens = 0
+    for number, batch in enumerate(texts):
+        if number % HELD_OUT == 0 and kept_tokens < MOST_HELD:
+            held_out.append(batch)
+            kept_tokens += batch[0].shape[1]
+        else:
+            train.append(batch)
+            count += batch[0].shape[1]
+        if count >= tokens:
+            break
+    need(
+        bool(train), "There are too few texts to fit a lens to and hold one out; give two or more."
+    )
+    return train, held_out
+
+
+def _again(batches: Sequence[Batch]) -> Iterator[Batch]:
+    while True:
+        yield from batches
+
+
+def _measure(model: Model, lens: TunedLens, held_out: Sequence[Batch]) -> list[float]:
+    """The mean KL of each depth over texts."""
+    sums = [0.0] * len(lens.depths)
+    for batch in held_out:
+        sums = [
+            total + more
+            for total, more in zip(sums, _kl(model, lens, batch, learn=False), strict=True)
+        ]
+    count = sum(tokens.shape[1] for tokens, _ in held_out)
+    return [total / count for total in sums]
+
+
+def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]:
+    """KL(own || depth) of each depth, summed over a text's tokens; ``learn`` adds its gradients."""
+    hidden = streams.states(model, streams.Read(*batch, {}))
+    head: Any = model.head
+    last_norm = getattr(model.get_submodule(hidden.body), "last_norm", torch.nn.Identity())
+    sums = [0.0] * len(lens.depths)
+    step = max(1, NUMBERS // model.config.embed.vocab)
+    with streams.frozen(model):
+        for low in range(0, len(hidden.out), step):
+            with inference(model):
+                final = streams.wide(
+                    head(hidden.out[None, low : low + step], model.embed)[0]
+                ).log_softmax(-1)
+            for depth, path in enumerate(lens.depths):
+                with torch.set_grad_enabled(learn):
+                    x = lens.translate(depth, hidden.by_path[path][low : low + step])
+                    logprobs = streams.wide(head(last_norm(x), model.embed)).log_softmax(-1)
+                    kl = F.kl_div(logprobs, final, reduction="sum", log_target=True)
+                    if learn:
+                        kl.backward()  # type: ignore[no-untyped-call]
+                sums[depth] += float(kl.detach())
+    return sums
+
+
+def fingerprint(model: Model) -> str:
+    """Fingerprint of a model: its config, and some of each weight rounded to bf16, as
+    other dtypes have it."""
+    digest = hashlib.sha256(serial.dumps(model.config).encode())
+    for name, weight in sorted(lora.weights(model).items()):
+        flat = weight.detach().flatten()
+        sample = flat[:: max(1, len(flat) // SAMPLE)].to(torch.bfloat16).cpu()
+        digest.update(
+            f"{name} {tuple(weight.shape)}".encode() + sample.view(torch.int16).numpy().tobytes()
+        )
+    return digest.hexdigest()

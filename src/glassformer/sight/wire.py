@@ -1,0 +1,208 @@
+"""Values as a browser takes them: a part of a trace by its address, pooled to a bound, in few
+bytes, as safetensors.
+
+    trace[address] --Part--> float32 (.., rows, columns) --pooled--> (.., 48, 48) --coded--> u8,
+    f16, f32 --packed-->
+
+A pooled cell is the number of its tile that is furthest from zero, so one hot cell among a million
+stays visible. To decode u8: x = q / 255; for "sqrt" x = x * x; value = min + (max - min) * x. Where
+``hole`` is "1", q = 0 is what is not finite (masked) and x = (q - 1) / 254 for the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core.errors import UserError, need
+
+Array = npt.NDArray[Any]
+KINDS = {"f32": 4, "f16": 2, "u8": 1}
+MAPS = ("lin", "sqrt")
+DTYPES = {"f4": "F32", "f2": "F16", "u1": "U8", "i4": "I32"}
+MOST_CELLS = 1 << 27  # of a value that is made whole, to be pooled
+
+
+class Part:
+    """The part of a trace at an address: what it is called, its sides and their names, before
+    anything is computed."""
+
+    def __init__(self, trace: Any, address: str) -> None:
+        self.trace = trace
+        self.name, index = trace.parse(address)
+        shape, axes = trace.shape(self.name)
+        if index is None:
+            index = (0,) if axes[:1] in (("B",), ("N",)) else ()
+        self.index: list[int | slice] = [*index, *[slice(None)] * (len(shape) - len(index))]
+        sliced_axes = [at for at, place in enumerate(self.index) if isinstance(place, slice)]
+        self.axes = [axes[at] for at in sliced_axes]
+        self.shape = [len(range(*self.index[at].indices(shape[at]))) for at in sliced_axes]  # type: ignore[union-attr]
+        need(0 not in self.shape, f"{address} is empty; give a range with something in it.")
+        op = trace.plan.get(self.name)
+        heads = [at for at in sliced_axes if op is not None and op.quadratic and axes[at] == "H"]
+        # made a head at a time
+        self.head = heads[0] if heads and sliced_axes[0] == heads[0] else None
+        self.heads = None
+        if self.head is not None and isinstance(by_head := self.index[self.head], slice):
+            self.heads = range(*by_head.indices(shape[self.head]))
+
+    @property
+    def cells(self) -> int:
+        return math.prod(self.shape)
+
+    def to_array(self, pool: tuple[int, ...] | None = None) -> Array:
+        """Its numbers as float32, the last sides pooled to ``pool``; head by head what grows with T
+        x S."""
+        if self.heads is None or self.head is None:
+            is_materialised = self.cells <= MOST_CELLS
+            need(
+                is_materialised,
+                f"{self.name} takes {self.cells * 4 >> 20:,} MiB whole; ask for some rows of it.",
+            )
+            return self._pooled(self._at(self.index), pool)
+        rows = []
+        for head in self.heads:
+            index = [*self.index]
+            index[self.head] = head
+            rows.append(self._pooled(self._at(index), pool))
+        return np.stack(rows)
+
+    def _at(self, index: list[int | slice]) -> Array:
+        value = (
+            self.trace[f"{self.name}[{','.join(map(_written, index))}]"]
+            if index
+            else self.trace[self.name]
+        )
+        array: Array = value.detach().float().cpu().numpy()
+        return array
+
+    @staticmethod
+    def _pooled(values: Array, pool: tuple[int, ...] | None) -> Array:
+        return values if pool is None else pooled(values, pool)
+
+
+def _written(place: int | slice) -> str:
+    if isinstance(place, int):
+        return str(place)
+    start, end = ("" if bound is None else str(bound) for bound in (place.start, place.stop))
+    return f"{start}:{end}"
+
+
+def pooled(values: Array, sizes: tuple[int, ...]) -> Array:
+    """The last sides of ``values`` cut into at most ``sizes`` tiles each; of a tile what is
+    furthest from zero.
+
+    Tile i of n over a side of s begins at floor(i s / n). Of numbers equally far the positive; an
+    infinite one stands only where its tile has no other, and NaN wherever its tile has one.
+    """
+    sizes = sizes[-values.ndim :]
+    if all(size >= side for size, side in zip(sizes, values.shape[-len(sizes) :], strict=True)):
+        return values
+    finite, wrong = np.isfinite(values), np.isnan(values)
+    high = np.where(finite, values, -np.inf)
+    low = high if finite.all() and values.min() >= 0 else np.where(finite, values, np.inf)
+    any_wrong = bool(wrong.any())
+    for axis, size in zip(range(-1, -len(sizes) - 1, -1), reversed(sizes), strict=True):
+        starts = _starts(values.shape[axis], size)
+        wrong = np.logical_or.reduceat(wrong, starts, axis=axis) if any_wrong else wrong
+        constant = low is high
+        high = np.maximum.reduceat(high, starts, axis=axis)
+        low = high if constant else np.minimum.reduceat(low, starts, axis=axis)
+    chosen = high if low is high else np.where(high >= -low, high, low)
+    empty = high == -np.inf  # nothing finite in the tile
+    chosen = np.where(empty, np.float32(-np.inf), chosen)
+    return (np.where(wrong, np.float32(np.nan), chosen) if any_wrong else chosen).astype(np.float32)
+
+
+def _starts(side: int, tiles: int) -> Array:
+    tiles = min(side, tiles)
+    return np.arange(tiles) * side // tiles
+
+
+def coded(
+    values: Array, kind: str = "f32", shape: str = "lin", span: tuple[float, float] | None = None
+) -> tuple[Array, dict[str, str]]:
+    """``values`` in ``kind`` (f32, f16, u8) and what a reader needs to know of it; ``span`` fixes
+    the range of u8."""
+    finite = np.isfinite(values)
+    finite_values = values[finite]
+    low, high = (
+        (float(finite_values.min()), float(finite_values.max()))
+        if finite_values.size
+        else (0.0, 0.0)
+    )
+    header = {"min": repr(low), "max": repr(high), "map": "lin", "as": kind, "hole": "0"}
+    if kind == "f16" and max(abs(low), abs(high)) > 65_504:
+        kind = header["as"] = "f32"  # too large for it
+    if kind == "u8" and np.isnan(values).any():
+        # a byte has one code for what is not finite: that a mask hides it
+        kind = header["as"] = "f32"
+    if kind != "u8":
+        return values.astype(np.float16 if kind == "f16" else np.float32), header
+    if span is not None:
+        low, high = span
+        header |= {"min": repr(low), "max": repr(high)}
+    share = (
+        (np.where(finite, values, low) - low) / (high - low)
+        if high > low
+        else np.zeros_like(values)
+    )
+    share = np.clip(share, 0, 1)
+    share = np.sqrt(share) if shape == "sqrt" else share
+    holes = not finite.all()
+    codes = np.rint(share * 254) + 1 if holes else np.rint(share * 255)
+    header |= {"map": shape, "hole": "1" if holes else "0"}
+    return np.where(finite, codes, 0).astype(np.uint8), header
+
+
+def packed(tensors: dict[str, Array], metadata: dict[str, str]) -> bytes:
+    """safetensors: the header, then raw little-endian bytes; wide numbers first, so that each
+    begins at its own size.
+
+    Equal values give equal bytes, which the library's writer does not promise of what is ``told``.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    chunks, at = [], 0
+    for name, array in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
+        raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        header[name] = {
+            "dtype": DTYPES[array.dtype.kind + str(array.itemsize)],
+            "shape": list(array.shape),
+        }
+        header[name]["data_offsets"] = [at, at + len(raw)]
+        chunks.append(raw)
+        at += len(raw)
+    written = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    written += b" " * (-len(written) % 8)
+    return b"".join([len(written).to_bytes(8, "little"), written, *chunks])
+
+
+def facts(tensor_part: Part, pool: tuple[int, ...] | None) -> dict[str, str]:
+    """Metadata that a reader of a tensor needs."""
+    pooling = "" if pool is None else "max:" + "x".join(map(str, pool))
+    return {
+        "address": tensor_part.name,
+        "shape": json.dumps(tensor_part.shape),
+        "axes": json.dumps(tensor_part.axes),
+        "pool": pooling,
+    }
+
+
+def pool_of(spec: str | None) -> tuple[int, ...] | None:
+    """``max:48x48`` as sizes; UserError for anything else."""
+    if not spec:
+        return None
+    kind, _, sizes = spec.partition(":")
+    size_texts = sizes.split("x")
+    good = (
+        kind == "max"
+        and 1 <= len(size_texts) <= 2
+        and all(p.isascii() and p.isdigit() and len(p) < 6 for p in size_texts)
+    )
+    if not good or 0 in map(int, size_texts):
+        raise UserError(f'"{spec}" pools nothing; give pool=max:48x48.')
+    return tuple(map(int, size_texts))

@@ -1,0 +1,17 @@
+"""What a model can be trained to do, a page each: settings, shapes, special tokens, examples, loss,
+metrics.
+
+A page is an ``Objective`` (core/config/objective.py says what one may define) and is known by its line
+here; one in a file of your own by ``config.member(Objective)``. Reading a page does not import
+torch: what computes imports it.
+"""
+
+from ...core.config.objective import Objective as Objective
+from ...core.training.causal import Causal as Causal
+from .classify import Classify as Classify
+from .contrast import Contrast as Contrast
+from .masked import Masked as Masked
+from .prefix import Prefix as Prefix
+from .seq2seq import Seq2Seq as Seq2Seq
+from .span import Span as Span
+from .tag import Tag as Tag

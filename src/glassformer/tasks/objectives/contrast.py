@@ -1,0 +1,131 @@
+"""Which of a batch's second texts belongs to each first one.
+
+N pairs, C model dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+from ...core.config import Decoder, Encoder, Model
+from ...core.config.objective import Objective
+from ...core.config.serial import frozen
+from ...core.errors import above_zero
+from ...core.training.objective import ENCODER_SPECIALS, with_pool
+from ..examples import Example, Row
+
+if TYPE_CHECKING:
+    from ...core.training.objective import Batch, Fit, Framing, Item, Layout, Loss, Tensor
+    from ...core.training.pieces import Pieces
+
+
+@frozen
+class Contrast(Objective):
+    """Which of the batch's second texts belongs to each first one (in-batch negatives, Henderson et
+    al. 2017).
+
+    Cosines are divided by ``temperature`` before the softmax; both directions count.
+    """
+
+    temperature: float = 0.05  # cosines are divided by it before the softmax
+
+    shapes = (Encoder, Decoder)
+    example_fields = ("text", "second")
+    specials = ENCODER_SPECIALS
+
+    def __post_init__(self) -> None:
+        above_zero(self, "temperature")
+
+    def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
+        """A pool that ends in a vector."""
+        return with_pool(self, model, labels=0)
+
+    def example(self, row: Row) -> Example:
+        """Two texts that belong together."""
+        return Example(row.prefixed_text("text"), row.text("second"), line=row.line)
+
+    def layout(self, framing: Framing, fit: Fit) -> Layout:
+        """Two documents side by side, so that a pair never leaves its row."""
+        around = 2 * framing.around(1)
+
+        def lay(example: Example, first: list[int], second: list[int] | None) -> list[Item]:
+            assert second is not None
+            first_item, second_item = (
+                framing.texts([text]) for text in fit(example, [first, second], around, "pair")
+            )
+            return [{name: first_item[name] + second_item[name] for name in first_item}]
+
+        return lay
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """Summed over pairs, of ``Output.pooled`` (2N, C)."""
+        from ...core.training.loss import aux_loss, forward, tokens_in
+
+        output = forward(model, batch)
+        assert output.pooled is not None
+        loss = self.of_vectors(output.pooled, smoothing)
+        metrics = {**output.metrics, **loss.metrics}
+        return dataclasses.replace(
+            loss, aux=aux_loss(output), tokens=tokens_in(batch), metrics=metrics
+        )
+
+    def of_vectors(self, vectors: Tensor, smoothing: float = 0.0) -> Loss:
+        """The loss of vectors (2N, C), the two of a pair one after the other."""
+        import torch
+        from torch.nn.functional import cross_entropy, normalize
+
+        from ...core.training.loss import Loss
+
+        vectors = normalize(vectors.float(), dim=-1)
+        first, second = vectors[0::2], vectors[1::2]
+        scores = first @ second.mT / self.temperature  # (N, N)
+        right = torch.arange(len(scores), device=scores.device)
+        error = functools.partial(
+            cross_entropy, target=right, reduction="sum", label_smoothing=smoothing
+        )
+        forth, back = error(scores), error(scores.mT)
+        accuracy = (scores.argmax(-1) == right).float().mean()
+        return Loss((forth + back) / 2, len(scores), metrics={"accuracy": accuracy})
+
+    def all_pieces(self, model: Any, pieces: Pieces, smoothing: float = 0.0) -> list[Loss]:
+        """The loss of all pieces as of one batch, its gradients left in ``.grad``; no more than one
+        piece is held.
+
+        All are read for their vectors, then each once more for its gradients (Gao et al. 2021,
+        gradient cache). The first piece's loss has the sum of all.
+        """
+        import torch
+
+        from ...core.training.loss import Loss, aux_loss, forward, tokens_in
+
+        def pooled(piece: Batch, is_real: bool) -> Tensor:
+            vectors = forward(model, piece).pooled
+            assert vectors is not None
+            return vectors.detach() if is_real else vectors.detach()[:0]
+
+        vectors = pieces.gather([pooled(*piece) for piece in pieces.iterate()])
+        leaf = torch.cat(vectors).requires_grad_()
+        batch_loss = self.of_vectors(leaf, smoothing)
+        batch_loss.sum.backward()  # type: ignore[no-untyped-call]
+        assert leaf.grad is not None
+        grads = pieces.local(torch.split(leaf.grad, [len(chunk) for chunk in vectors]))
+        losses: list[Loss] = []
+        for (piece, is_real), grad in zip(pieces.iterate(backward=True), grads, strict=True):
+            output = forward(model, piece)
+            assert output.pooled is not None
+            total = (output.pooled * (grad if is_real else 0)).sum()
+            added, pairs = aux_loss(output), len(grad) // 2
+            if added is not None:
+                total = total + added * pairs
+            total.backward()  # type: ignore[no-untyped-call]
+            if is_real:
+                first = pieces.has_first and not losses
+                aux = None if added is None else added.detach()
+                metrics = {
+                    name: metric.detach() for name, metric in output.metrics.items()
+                } | batch_loss.metrics
+                loss = batch_loss.sum.detach() if first else torch.zeros_like(batch_loss.sum)
+                losses.append(Loss(loss, pairs, aux, tokens_in(piece), metrics))
+        return losses

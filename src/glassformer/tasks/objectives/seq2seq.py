@@ -1,0 +1,60 @@
+"""A target text after a source text: translation, summarization.
+
+encoder-decoder   source  s s s </s>         tokens  <s> t t t    targets  t t t </s>
+decoder           tokens  s s s <s> t t t    targets  - - - t t t </s>
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...core.config import Decoder, EncoderDecoder
+from ...core.config.serial import frozen
+from ...core.training.objective import SomeTokens
+from ..examples import Example, Row
+
+if TYPE_CHECKING:
+    from ...core.training.objective import Fit, Framing, Item, Layout
+
+
+@frozen
+class Seq2Seq(SomeTokens):
+    """The target text after the source text: translation, summarization. A decoder alone reads both
+    as one."""
+
+    shapes = (EncoderDecoder, Decoder)
+    example_fields = ("source", "target")
+    specials = ("<pad>", "<s>", "</s>", "<unk>")
+    generates = True
+
+    def example(self, row: Row) -> Example:
+        """A source and its targets; the first is learned from, all are references."""
+        source, targets = row.prefixed_text("source"), row.texts("target")
+        return Example(source, targets[0], line=row.line, references=targets)
+
+    def layout(self, framing: Framing, fit: Fit) -> Layout:
+        """The source for the encoder and the target for the decoder, or both as one text of which
+        the end is asked."""
+        eos = framing.end_of_target
+
+        def pair(example: Example, source: list[int], target: list[int] | None) -> list[Item]:
+            assert target is not None
+            (source,) = fit(example, [source], 1, "source")
+            (target,) = fit(example, [target], 1, "target")
+            source_ids = framing.source(source)
+            tokens, pos = [framing.decoder_start, *target], [*range(len(target) + 1)]
+            written = {"tokens": tokens, "targets": [*target, eos], "pos": pos}
+            return [written, {"source": source_ids, "source_pos": [*range(len(source_ids))]}]
+
+        def one_text(example: Example, source: list[int], target: list[int] | None) -> list[Item]:
+            assert target is not None
+            source, target = fit(
+                example, [source, target], len(framing.question([])), "source and target"
+            )
+            question = framing.question(source)
+            targets = [-1] * (len(question) - 1) + [*target, eos]
+            return [
+                {"tokens": question + target, "targets": targets, "pos": [*range(len(targets))]}
+            ]
+
+        return pair if isinstance(framing.model, EncoderDecoder) else one_text

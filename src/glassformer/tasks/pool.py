@@ -1,0 +1,118 @@
+"""A vector for a whole sequence, and labels for it or for each token.
+
+B batch, T tokens, D documents (one a row, or several packed in one), C model dim, L labels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..core import config
+from ..core.nn.build import builds, uncompiled
+from ..core.nn.dropout import Dropout
+from ..core.nn.feedforward import ACTIVATIONS
+from ..core.nn.flow import Flow, TracedModule, document_starts
+from ..core.nn.linear import linear
+
+
+class LabelHead(TracedModule):
+    """Base of Pool and TokenHead: (transform), and for labels dropout and a projection."""
+
+    exact: tuple[str, ...] = ("proj",)  # a few rows
+
+    def __init__(self, cfg: config.Pool | config.TokenHead, dim: int) -> None:
+        super().__init__()
+        self.transform = linear(dim, dim, bias=True) if cfg.transform else None
+        self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
+        self.drop = Dropout(cfg.dropout)
+        self.proj = linear(dim, cfg.labels, bias=True) if cfg.labels else None
+
+    def transformed(self, x: Tensor) -> Tensor:
+        """x (..., C) through the dense layer and its activation, where there is one."""
+        return x if self.transform is None or self.act is None else self.act(self.transform(x))
+
+    def labels(self, x: Tensor) -> Tensor:
+        """x (..., C) -> (..., L); x itself without labels."""
+        return x if self.proj is None else self.proj(self.drop(x))
+
+
+@builds(config.Pool)
+class Pool(LabelHead):
+    """Hidden states to a vector a document, or its labels' logits: one or a mean, (transform),
+    (drop, project)."""
+
+    exact = ("query", "proj")
+
+    def __init__(self, cfg: config.Pool, dim: int) -> None:
+        super().__init__(cfg, dim)
+        self.mode, self.normalize = cfg.mode, cfg.normalize
+        self.query = linear(dim, 1, bias=False) if cfg.mode == "attention" else None
+
+    @uncompiled  # how many documents there are is not known before
+    def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
+        """hidden (B, T, C) -> (D, C), or (D, L) with labels; documents in the order of rows, then
+        of columns."""
+        pos = flow.packing.pos if flow.packing is not None else flow.pos
+        if flow.contiguous and not flow.pos.is_cpu:
+            pos = torch.arange(hidden.shape[1])
+        x = flow.look(self, "vector", self.gather(hidden, pos.expand(hidden.shape[:2])))
+        x = self.transformed(x)
+        return flow.look(
+            self, "write", self.labels(nn.functional.normalize(x, dim=-1) if self.normalize else x)
+        )
+
+    def gather(self, hidden: Tensor, pos: Tensor) -> Tensor:
+        """The vector of each document (D, C) of ``pos`` (B, T); padding, -1, belongs to none.
+
+        Counted where ``pos`` lies, which may be in the host's memory.
+        """
+        token_index = (pos.flatten() >= 0).nonzero()[:, 0]
+        first = document_starts(pos).flatten()[token_index]
+
+        def placed(index: Tensor) -> Tensor:
+            return index.to(hidden.device, non_blocking=True)
+
+        if self.mode in ("first", "last"):
+            boundary = first if self.mode == "first" else torch.cat((first[1:], first.new_ones(1)))
+            return hidden.flatten(0, 1)[placed(token_index[boundary])]
+        states, which = hidden.flatten(0, 1)[placed(token_index)], first.cumsum(0) - 1
+        count, which = placed(torch.bincount(which)), placed(which)
+        if self.mode == "max":
+            lowest = hidden.new_full((len(count), hidden.shape[-1]), float("-inf"))
+            return lowest.scatter_reduce(0, which[:, None].expand_as(states), states, "amax")
+        total = hidden.new_zeros(len(count), hidden.shape[-1])
+        if self.query is not None:
+            fit = self.query(states)[:, 0]
+            fit = fit.to(torch.promote_types(fit.dtype, torch.float32))
+            top = (
+                fit.detach()
+                .new_full((len(count),), float("-inf"))
+                .scatter_reduce(0, which, fit.detach(), "amax")
+            )
+            # the softmax of each document, though all lie in one row
+            shares = (fit - top[which]).exp()
+            shares = shares / shares.new_zeros(len(count)).index_add(0, which, shares)[which]
+            return total.index_add(0, which, shares[:, None].to(states.dtype) * states)
+        return total.index_add_(0, which, states) / count[:, None].to(total.dtype)
+
+    def shares(self, hidden: Tensor) -> Tensor:
+        """The weight of each number of one document's ``hidden`` (T, C) in its vector, (T, C)."""
+        if self.query is not None:
+            return (hidden @ self.query.weight.T.to(hidden.dtype)).softmax(0).expand_as(hidden)
+        if self.mode == "mean":
+            return torch.full_like(hidden, 1 / len(hidden))
+        shares = torch.zeros_like(hidden)
+        if self.mode == "max":
+            return shares.scatter_(0, hidden.argmax(0)[None], 1.0)
+        shares[0 if self.mode == "first" else -1] = 1.0
+        return shares
+
+
+@builds(config.TokenHead)
+class TokenHead(LabelHead):
+    """Hidden states to labels' logits for each token: (transform), drop, project."""
+
+    def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
+        """hidden (B, T, C) -> (B, T, L)."""
+        return flow.look(self, "write", self.labels(self.transformed(hidden)))

@@ -1,0 +1,674 @@
+"""Logits and weights of the decoders after Llama against transformers: theirs loaded here, ours
+loaded there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from families.test_parity import (
+    STRETCH,
+    TOLERANCE,
+    VOCAB,
+    difference,
+    files,
+    shaken,
+    tokens,
+    transformers,
+)
+from glassformer import UserError, config
+from glassformer import families as recipes
+from glassformer.cli import main
+from glassformer.core.config import serial
+from glassformer.core.cost import cost
+from glassformer.core.nn import Cache, build_model
+from glassformer.formats import store
+from glassformer.formats.checkpoint import Checkpoint
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 1e4,
+}
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.15,
+    "pad_token_id": None,
+}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 7}
+LONG = {
+    "sliding_window": 40,
+    "max_position_embeddings": 320,
+    "original_max_position_embeddings": 50,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0, 1.1, 1.5, 2.25],
+        "long_factor": [1.3, 2.0, 5.0, 9.0],
+    },
+}
+FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
+    "Mixtral": {
+        "plain": {},
+        "one of five": {"num_local_experts": 5, "num_experts_per_tok": 1},
+        "three of four": {"num_local_experts": 4, "num_experts_per_tok": 3},
+        "all of two": {"num_local_experts": 2},
+        "window": {"sliding_window": 7},
+        "tied, mha": {"tie_word_embeddings": True, "num_key_value_heads": 4},
+        "wide heads, gelu": {"head_dim": 14, "hidden_act": "gelu"},
+        "llama3 stretch": {"rope_scaling": STRETCH, "router_aux_loss_coef": 0.0},
+    },
+    "Qwen2": {
+        "plain": {},
+        "tied, mqa": {"tie_word_embeddings": True, "num_key_value_heads": 1},
+        "windows from the second": {**WINDOWS, "max_window_layers": 1},
+        "windows everywhere": {**WINDOWS, "max_window_layers": 0},
+        "window in the middle": {
+            **WINDOWS,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+        "alternating": {
+            **WINDOWS,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+            "num_hidden_layers": 4,
+        },
+        "yarn": {"rope_scaling": YARN},
+        "yarn, all said": {
+            "rope_scaling": {**YARN, "beta_fast": 8.0, "beta_slow": 0.5, "attention_factor": 1.3}
+        },
+        "wide heads": {"head_dim": 14},
+        "narrow heads": {"head_dim": 6, "num_attention_heads": 8, "num_key_value_heads": 4},
+    },
+    "Qwen3": {
+        "plain": {"head_dim": 8},
+        "wide heads, tied": {"head_dim": 14, "tie_word_embeddings": True},
+        "heads that do not divide": {"head_dim": 6, "num_attention_heads": 6},
+        "biases": {"head_dim": 8, "attention_bias": True},
+        "windows": {"head_dim": 8, **WINDOWS, "max_window_layers": 2},
+        "yarn": {"head_dim": 8, "rope_scaling": YARN},
+    },
+    "Qwen3Moe": {
+        "plain": {
+            "head_dim": 8,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+        },
+        "normalised": {
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+        },
+        "one, not normalised": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 1},
+        "every second": {
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "decoder_sparse_step": 2,
+        },
+        "dense in the middle": {
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "mlp_only_layers": [1],
+            "moe_intermediate_size": 20,
+            "use_sliding_window": True,
+            "sliding_window": 9,
+        },
+    },
+    "Phi": {
+        "plain": {"num_key_value_heads": None},
+        "a quarter turns": {"partial_rotary_factor": 0.25},
+        "wide heads": {"head_dim": 14, "partial_rotary_factor": 0.6},
+        "normalised queries": {"qk_layernorm": True},
+        "tied, exact gelu": {
+            "tie_word_embeddings": True,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-3,
+        },
+        "stretched": {
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "num_key_value_heads": 1,
+        },
+        "dropout": {"resid_pdrop": 0.1},
+    },
+    "Phi3": {
+        "plain": {"sliding_window": 7},
+        "mqa, tied": {"sliding_window": 7, "num_key_value_heads": 1, "tie_word_embeddings": True},
+        "part turns": {"partial_rotary_factor": 0.75},
+        "wide heads": {"sliding_window": 1000, "head_dim": 14},
+        "dropout": {"resid_pdrop": 0.2},
+        "longrope": LONG,
+        "longrope, part turns, its own size": {
+            **LONG,
+            "partial_rotary_factor": 0.75,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1, 1.2, 3.0],
+                "long_factor": [2.0, 2.0, 9.0],
+                "attention_factor": 1.4,
+            },
+        },
+    },
+    "Starcoder2": {
+        "plain": {},
+        "window": {"sliding_window": 7},
+        "no biases": {"use_bias": False, "sliding_window": 5},
+        "untied, mha": {
+            "tie_word_embeddings": False,
+            "num_key_value_heads": 4,
+            "residual_dropout": 0.1,
+        },
+        "relu, wide heads": {"hidden_act": "relu", "head_dim": 14, "norm_epsilon": 1e-3},
+    },
+    "Gemma": {
+        "plain": {"head_dim": 16},
+        "mqa, biases": {"head_dim": 8, "num_key_value_heads": 1, "attention_bias": True},
+        "untied, old gelu": {"head_dim": 6, "tie_word_embeddings": False, "hidden_act": "gelu"},
+    },
+    "Gemma2": {
+        "plain": {"head_dim": 16, "sliding_window": 6, "num_hidden_layers": 4},
+        "odd depth": {"head_dim": 8, "sliding_window": 6, "query_pre_attn_scalar": 9},
+        "no caps": {"head_dim": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+        "low caps": {"head_dim": 6, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+        "full everywhere": {
+            "head_dim": 8,
+            "layer_types": ["full_attention"] * 3,
+            "attention_bias": True,
+        },
+        "untied, relu": {"head_dim": 14, "tie_word_embeddings": False, "hidden_activation": "relu"},
+    },
+}
+CASES = [
+    pytest.param(f, c, id=f"{f} {name}")
+    for f, cases in FAMILIES.items()
+    for name, c in cases.items()
+]
+
+
+def theirs_of(family: str, **changes: Any) -> Any:
+    torch.manual_seed(0)
+    settings = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
+    return shaken(getattr(transformers, f"{family}ForCausalLM")(settings))
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize(("family", "changes"), CASES)
+def test_both_ways(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Theirs -> ours -> theirs: the same logits, files bit for bit, and what they load is what they
+    saved."""
+    reference = theirs_of(family, **changes)
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
+    assert difference(model, reference, tokens()) <= TOLERANCE
+
+    store.save(model, tmp_path / "ours", layout="hf")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert type(again) is type(reference)
+    assert difference(again, model, tokens()) <= TOLERANCE
+    assert same(files(tmp_path / "theirs"), files(tmp_path / "ours"))
+    assert same(reference.state_dict(), again.state_dict())
+
+
+def test_logits_are_of_a_size_that_tells() -> None:
+    """The tolerance means something: no family's logits are near zero or near each other."""
+    with torch.no_grad():
+        for family, cases in FAMILIES.items():
+            assert theirs_of(family, **next(iter(cases.values())))(tokens()).logits.std() > 0.5, (
+                family
+            )
+
+
+# Settings that a wrong reading would ignore: each must be seen in the logits.
+TELLING = {
+    "Mixtral": ("num_experts_per_tok", 1),
+    "Qwen2": ("rope_scaling", YARN),
+    "Qwen3": ("rms_norm_eps", 0.5),
+    "Qwen3Moe": ("norm_topk_prob", True),
+    "Phi": ("partial_rotary_factor", 1.0),
+    "Phi3": ("sliding_window", 3),
+    "Starcoder2": ("sliding_window", 3),
+    "Gemma": ("hidden_act", "relu"),
+    "Gemma2": ("query_pre_attn_scalar", 1),
+}
+
+
+@pytest.mark.parametrize("family", TELLING)
+def test_the_settings_matter(family: str, tmp_path: Path) -> None:
+    """The same weights read with another setting are another model."""
+    reference = theirs_of(family, **next(iter(FAMILIES[family].values())))
+    reference.save_pretrained(tmp_path)
+    path, (key, value) = tmp_path / "config.json", TELLING[family]
+    raw = json.loads(path.read_text())
+    if "rope" in key or "rotary" in key:
+        raw |= {"rope_parameters": None, "rope_theta": 1e4}
+    path.write_text(json.dumps(raw | {key: value}))
+    assert difference(store.load(tmp_path)[0], reference, tokens()) > 100 * TOLERANCE
+
+
+# ------------------------------------------------------------------------------------- the recipes
+
+NAMES = [
+    f"{recipe.name}/{size}"
+    for recipe in recipes.DECODERS[2:]
+    if recipe.read_config
+    for size in recipe.sizes
+]
+COUNTS = {  # the models' own counts, as the hub shows them
+    "mixtral/8x7b": 46_702_792_704,
+    "mixtral/8x22b": 140_620_634_112,
+    "qwen2/0.5b": 494_032_768,
+    "qwen2/1.5b": 1_543_714_304,
+    "qwen2/7b": 7_615_616_512,
+    "qwen2/72b": 72_706_203_648,
+    "qwen2/2.5-0.5b": 494_032_768,
+    "qwen2/2.5-1.5b": 1_543_714_304,
+    "qwen2/2.5-3b": 3_085_938_688,
+    "qwen2/2.5-7b": 7_615_616_512,
+    "qwen2/2.5-14b": 14_770_033_664,
+    "qwen2/2.5-32b": 32_763_876_352,
+    "qwen2/2.5-72b": 72_706_203_648,
+    "qwen3/0.6b": 596_049_920,
+    "qwen3/1.7b": 1_720_574_976,
+    "qwen3/4b": 4_022_468_096,
+    "qwen3/8b": 8_190_735_360,
+    "qwen3/14b": 14_768_307_200,
+    "qwen3/32b": 32_762_123_264,
+    "qwen3moe/30b-a3b": 30_532_122_624,
+    "qwen3moe/235b-a22b": 235_093_634_560,
+    "phi/1": 1_418_270_720,
+    "phi/1.5": 1_418_270_720,
+    "phi/2": 2_779_683_840,
+    "phi3/mini-4k": 3_821_079_552,
+    "phi3/medium-4k": 13_960_238_080,
+    "starcoder2/3b": 3_030_371_328,
+    "starcoder2/7b": 7_173_923_840,
+    "starcoder2/15b": 15_957_889_024,
+    "gemma/2b": 2_506_172_416,
+    "gemma/7b": 8_537_680_896,
+    "gemma2/2b": 2_614_341_888,
+    "gemma2/9b": 9_241_705_984,
+    "gemma2/27b": 27_227_128_320,
+}
+
+
+def test_every_size_has_the_published_count() -> None:
+    assert list(COUNTS) == NAMES
+    assert {name: cost(recipes.find(name)).total for name in NAMES} == COUNTS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
+    raw = recipes.write_config(recipes.find(name))[1]
+    reference = transformers.AutoConfig.for_model(
+        raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"}
+    )
+    again = recipes.read_config(json.loads(json.dumps(reference.to_dict())))[1]
+    assert recipes.plain(again) == recipes.plain(recipes.find(name))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_defaults_are_those_of_transformers(family: str) -> None:
+    """A config.json that says only the sizes means what transformers takes it to mean."""
+    settings = getattr(transformers, f"{family}Config")
+    sizes = {
+        k: SIZES[k] for k in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    }
+    # what the defaults for key-value heads divide
+    sizes |= {"hidden_size": 128, "num_attention_heads": 32}
+    full = json.loads(json.dumps(settings(**sizes).to_dict()))
+    bare = recipes.read_config({**sizes, "model_type": settings.model_type})[1]
+    assert recipes.plain(bare) == recipes.plain(
+        recipes.read_config({**full, "model_type": settings.model_type})[1]
+    )
+
+
+# in the words of the files on the hub, which transformers 4 wrote
+AS_PUBLISHED: dict[str, dict[str, Any]] = {
+    "starcoder2/3b": {
+        "architectures": ["Starcoder2ForCausalLM"],
+        "attention_dropout": 0.1,
+        "residual_dropout": 0.1,
+        "embedding_dropout": 0.1,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 3072,
+        "initializer_range": 0.018042,
+        "intermediate_size": 12288,
+        "max_position_embeddings": 16384,
+        "mlp_type": "default",
+        "norm_epsilon": 1e-05,
+        "num_attention_heads": 24,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 2,
+        "rope_theta": 999999.4420358813,
+        "sliding_window": 4096,
+        "use_bias": True,
+        "vocab_size": 49152,
+    },
+    "qwen2/2.5-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": 896,
+        "initializer_range": 0.02,
+        "intermediate_size": 4864,
+        "max_position_embeddings": 32768,
+        "max_window_layers": 24,
+        "num_attention_heads": 14,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "use_mrope": False,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+}
+
+
+@pytest.mark.parametrize("name", AS_PUBLISHED)
+def test_files_of_transformers_4(name: str) -> None:
+    assert recipes.plain(recipes.read_config(AS_PUBLISHED[name])[1]) == recipes.plain(
+        recipes.find(name)
+    )
+
+
+def shrunk(name: str) -> config.Decoder:
+    """A recipe made tiny, all its peculiarities kept."""
+    cfg = recipes.find(name)
+    assert isinstance(cfg, config.Decoder)
+    pattern = []
+    for block in cfg.decoder.pattern:
+        args, think = block.attention, block.feedforward
+        shared = args.kv_heads is not None and args.kv_heads < args.heads
+        mask_rule = config.Window(7) if isinstance(args.mask, config.Window) else args.mask
+        attention = replace(
+            args,
+            heads=4,
+            kv_heads=2 if shared else None,
+            head_dim=args.head_dim and 10,
+            mask=mask_rule,
+        )
+        small = replace(think.expert if isinstance(think, config.MoE) else think, hidden=20)
+        think = (
+            replace(think, experts=4, top_k=2, expert=small)
+            if isinstance(think, config.MoE)
+            else small
+        )
+        pattern.append(replace(block, attention=attention, feedforward=think))
+    position = (
+        config.Learned(64)
+        if isinstance(cfg.decoder.position, config.Learned)
+        else cfg.decoder.position
+    )
+    if isinstance(position, config.Rotary):
+        position = replace(position, fraction=0.5 if position.fraction < 1 else 1.0)
+    stack = replace(cfg.decoder, depth=4, pattern=tuple(pattern), position=position)
+    embed = replace(cfg.embed, vocab=VOCAB, scale=32**0.5 if cfg.embed.scale > 1 else 1.0)
+    return replace(cfg, dim=32, context=64, decoder=stack, embed=embed)
+
+
+ONE_EACH = [f"{recipe.name}/{next(iter(recipe.sizes))}" for recipe in recipes.DECODERS]
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
+    """Our own recipes, made tiny, obey the laws of their parts together; transformers loads what we
+    save of them."""
+    model, second_tokens = shaken(build_model(shrunk(name), seed=3)), tokens()
+    document_ids = (torch.arange(48) >= 19).long().expand(3, -1)
+    pos = torch.arange(48) - 19 * document_ids
+    with torch.no_grad():
+        cache, logits = Cache(model.config), model(second_tokens).logits
+        second_logits = [
+            model(piece, cache=cache).logits for piece in second_tokens.split([11, 1, 1, 30, 5], 1)
+        ]
+        packed, alone = (
+            model(second_tokens, pos=pos, document_ids=document_ids).logits,
+            model(second_tokens[:, 19:]).logits,
+        )
+        nothing_before = (torch.arange(48) - 19).clamp(min=-1).expand(3, -1)
+        padded = model(second_tokens, pos=nothing_before).logits[:, 19:]
+        model.engine = "eager"
+        eager = model(second_tokens).logits
+        model.engine = "auto"
+    near = {"rtol": 0.0, "atol": TOLERANCE}
+    torch.testing.assert_close(torch.cat(second_logits, 1), logits, **near)
+    torch.testing.assert_close(packed, torch.cat((logits[:, :19], alone), 1), **near)
+    torch.testing.assert_close(padded, alone, **near)
+    torch.testing.assert_close(eager, logits, **near)
+    store.save(model, tmp_path)
+    back, _ = store.load(tmp_path)
+    assert recipes.plain(back.config) == recipes.plain(model.config)
+    assert same(back.state_dict(), model.state_dict())
+    if recipes.RECIPES[name.partition("/")[0]].read_config is not None:
+        reference_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        assert difference(model, reference_model, tokens()) <= TOLERANCE
+
+
+def test_nanomoe_is_as_its_author_trained_it() -> None:
+    """A mixture in the first of every two blocks, no biases, and as many parameters as its code
+    makes."""
+    model = recipes.find("nanomoe/openwebtext")
+    mixed = [isinstance(model.decoder.block(i).feedforward, config.MoE) for i in range(6)]  # type: ignore[union-attr]
+    assert mixed == [True, False] * 3
+    block = 2 * 384 + 4 * 384 * 384  # norms, attention
+    mlp, mixture = 8 * 384 * 384, 8 * 8 * 384 * 384 + 8 * 384
+    assert cost(model).total == 3 * (2 * block + mlp + mixture) + 384 + (50_304 + 1024) * 384
+    assert not any(
+        name.endswith("bias") for name, _ in build_model(model, device="meta").named_parameters()
+    )
+
+
+def test_a_longrope_model_for_long_texts(tmp_path: Path) -> None:
+    """Loaded for more than was learnt first, it takes the long waves, as transformers does once a
+    text is so long."""
+    reference, second_tokens = (
+        theirs_of("Phi3", **{**LONG, "original_max_position_embeddings": 20}),
+        tokens(),
+    )
+    reference.save_pretrained(tmp_path / "theirs")
+    short, far = (store.load(tmp_path / "theirs", context=context)[0] for context in (None, 64))
+    assert (short.config.context, far.config.context) == (20, 64)
+    assert difference(short, reference, second_tokens[:, :20]) <= TOLERANCE
+    assert (
+        difference(far, reference, second_tokens) <= TOLERANCE
+        and difference(far, reference, second_tokens[:, :21]) <= TOLERANCE
+    )
+    # it has the long waves for short texts too
+    assert difference(far, reference, second_tokens[:, :20]) > 100 * TOLERANCE
+    with pytest.raises(
+        UserError,
+        match=r"48 tokens are past the 20 positions .* convert MODEL "
+        r"FOLDER --context N",
+    ):
+        short(second_tokens)
+    for context, output in (
+        (0, "context is 0"),
+        (1.5, "context is 1.5"),
+        ("9", "context is '9'"),
+        (321, "made for 320"),
+    ):
+        with pytest.raises(UserError, match=output):
+            store.load(tmp_path / "theirs", context=context)
+    with pytest.raises(UserError, match="No published layout is for long texts alone"):
+        store.save(far, tmp_path / "hf", layout="hf")
+    store.save(far, tmp_path / "far")
+    back, _ = store.load(tmp_path / "far")
+    assert back.config == far.config and difference(back, far, second_tokens) == 0
+    assert (
+        main(["convert", str(tmp_path / "theirs"), str(tmp_path / "by hand"), "--context", "64"])
+        == 2
+    )
+    words = [
+        "convert",
+        str(tmp_path / "theirs"),
+        str(tmp_path / "by hand"),
+        "--layout",
+        "glassformer",
+    ]
+    assert main([*words, "--context", "0"]) == 2
+    assert main([*words, "--context", "64"]) == 0
+    assert Checkpoint.open(tmp_path / "by hand").config == far.config
+
+
+def test_a_phi3_without_a_window_is_a_llama(tmp_path: Path) -> None:
+    """The first layout that can say a model holds it: Phi-4 is saved as a Llama, its fused tables
+    apart."""
+    reference = theirs_of("Phi3", hidden_size=40, num_key_value_heads=2)
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
+    store.save(model, tmp_path / "ours", layout="hf")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert isinstance(again, transformers.LlamaForCausalLM)
+    assert difference(again, reference, tokens()) <= TOLERANCE
+
+
+def test_gemma_embeds_in_bf16_to_the_bit(tmp_path: Path) -> None:
+    """sqrt(dim) is rounded to the weights' precision before it multiplies."""
+    reference = theirs_of("Gemma2", hidden_size=44, head_dim=8).to(torch.bfloat16)
+    reference.save_pretrained(tmp_path)
+    model, _ = store.load(tmp_path)
+    assert isinstance(model.config, config.Decoder)
+    from glassformer.core.nn import Tape
+
+    tape = Tape("decoder.embed")
+    model(tokens(), tape=tape)
+    assert torch.equal(tape["decoder.embed"], reference.model.embed_tokens(tokens()))
+
+
+def test_the_page_shown_to_contributors_is_the_page() -> None:
+    """CONTRIBUTING.md shows a family as it really is."""
+    root = Path(__file__).parents[2]
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (path,) = (root / "src" / "glassformer" / "families").glob("starcoder2.py")
+    displayed = text.partition("```python\n")[2].partition("```")[0]
+    assert "src/glassformer/families/starcoder2.py" in text and "STARCODER2 = Recipe(" in displayed
+    assert displayed in path.read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+
+def written(name: str) -> dict[str, Any]:
+    return recipes.write_config(recipes.find(name))[1]
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("mixtral/8x7b", {"router_jitter_noise": 0.1}, '"router_jitter_noise" is 0.1'),
+    ("mixtral/8x7b", {"num_experts_per_tok": 9}, "top_k is 9"),
+    ("mixtral/8x7b", {"num_local_experts": 0}, '"num_local_experts" is 0'),
+    ("mixtral/8x7b", {"attention_dropout": 0.1}, '"attention_dropout" is 0.1'),
+    ("mixtral/8x7b", {"sliding_window": 0}, '"sliding_window" is 0'),
+    ("qwen2/7b", {"layer_types": ["full_attention"]}, '"layer_types" is .* a list of 28 times'),
+    ("qwen2/7b", {"layer_types": ["chunked_attention"] * 28}, '"layer_types" is'),
+    (
+        "qwen2/7b",
+        {"layer_types": ["sliding_attention"] * 28},
+        '"full_attention" everywhere without a window',
+    ),
+    ("qwen2/7b", {"use_mrope": True}, '"use_mrope" is true'),
+    ("qwen2/7b", {"partial_rotary_factor": 0.5}, '"partial_rotary_factor" is 0.5'),
+    ("qwen2/7b", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_scaling is "dynamic"'),
+    ("qwen2/7b", {"rope_scaling": {**YARN, "truncate": False}}, '"truncate" is false'),
+    ("qwen2/7b", {"rope_scaling": {**YARN, "mscale": 1.0}}, '"mscale" is 1.0'),
+    ("qwen2/7b", {"rope_scaling": {**YARN, "beta_slow": 40}}, '"beta_slow" is 40'),
+    ("qwen2/7b", {"rope_scaling": {**YARN, "rope_theta": 1.0}}, "Rotary.theta is 1.0"),
+    ("qwen3moe/30b-a3b", {"mlp_only_layers": 3}, '"mlp_only_layers" is 3'),
+    ("qwen3moe/30b-a3b", {"layer_types": ["full_attention"] * 48}, '"layer_types" is'),
+    ("phi/2", {"partial_rotary_factor": 0.0}, '"partial_rotary_factor" is 0.0'),
+    ("phi/2", {"partial_rotary_factor": 0.42}, "Rotary turns 33"),
+    ("phi3/mini-4k", {"rope_scaling": {"type": "longrope"}}, 'rope_scaling lacks "short_factor"'),
+    (
+        "phi3/mini-4k",
+        {"rope_scaling": {"type": "su", "short_factor": [1.0, 0.0], "long_factor": [1.0, 2.0]}},
+        r'"short_factor" is \[1.0, 0.0\]',
+    ),
+    (
+        "phi3/mini-4k",
+        {"rope_scaling": {"type": "su", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]}},
+        "LongRopeScaling has 2 factors for 48 frequencies",
+    ),
+    (
+        "qwen2/7b",
+        {"rope_scaling": {"type": "longrope"}},
+        'rope_scaling is "longrope".*length of the whole text',
+    ),
+    ("phi3/mini-4k", {"rope_scaling": {"type": "yarn"}}, 'rope_scaling is "yarn"'),
+    ("starcoder2/3b", {"norm_type": "rms_norm"}, '"norm_type" is "rms_norm"'),
+    ("starcoder2/3b", {"mlp_type": "gated"}, '"mlp_type" is "gated"'),
+    ("gemma/2b", {"use_bidirectional_attention": True}, '"use_bidirectional_attention" is true'),
+    ("gemma2/2b", {"query_pre_attn_scalar": 0}, '"query_pre_attn_scalar" is 0'),
+    ("gemma2/2b", {"attn_logit_softcapping": 0}, "softcap is 0"),
+    ("gemma2/2b", {"sliding_window": None}, '"full_attention" everywhere without a window'),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"), REFUSED, ids=[f"{n} {next(iter(c))}" for n, c, _ in REFUSED]
+)
+def test_what_cannot_be_read_is_one_sentence(name: str, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError, match=text) as caught:
+        recipes.read_config({**written(name), **changes}, "folder/config.json")
+    assert str(caught.value).startswith("folder/config.json") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "value", "text"),
+    [
+        (
+            "mixtral/8x7b",
+            "decoder.pattern.feedforward.normalize",
+            False,
+            "feedforward.normalize = False",
+        ),
+        ("mixtral/8x7b", "decoder.pattern.feedforward.z_loss", 0.001, "feedforward.z_loss = 0.001"),
+        (
+            "mixtral/8x7b",
+            "decoder.pattern.feedforward.capacity_factor",
+            1.25,
+            "feedforward.capacity_factor = 1.25",
+        ),
+        ("qwen2/7b", "decoder.pattern.attention.softcap", 5.0, "attention.softcap = 5.0"),
+        (
+            "qwen3/8b",
+            "decoder.pattern.attention.qk_norm.eps",
+            1e-3,
+            "attention.qk_norm.eps = 0.001",
+        ),
+        ("phi/2", "head.bias", False, "cannot say head.bias = False"),
+        (
+            "phi3/mini-4k",
+            "decoder.position.scaling",
+            {"type": "LinearScaling", "factor": 2.0},
+            "cannot say",
+        ),
+        ("starcoder2/3b", "decoder.pattern.feedforward.bias", False, "cannot say"),
+        ("gemma/2b", "embed.scale", 3.0, "cannot say embed.scale = 3.0"),
+        ("gemma/2b", "decoder.pattern.feedforward.act", "gelu", "feedforward.act = gelu"),
+        ("gemma2/2b", "decoder.pattern.0.attention.scale", 0.3, "attention.scale = 0.3"),
+        ("gemma2/2b", "decoder.pattern.0.norm.offset", 0.0, "norm.offset = 0.0"),
+        ("gemma2/2b", "decoder.pattern.0.feedforward.act", "tanh", "no name for the activation"),
+    ],
+)
+def test_what_no_layout_can_say_is_named(name: str, change: str, value: Any, text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        recipes.write_config(serial.change(recipes.find(name), {change: value}))
+    assert text in str(caught.value) and 'layout "glassformer"' in str(caught.value)

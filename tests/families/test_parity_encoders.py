@@ -1,0 +1,589 @@
+"""BERT, T5 and the 2017 model against transformers, on tiny random models: theirs loaded here, ours
+loaded there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from glassformer import UserError, config
+from glassformer import families as recipes
+from glassformer.core.cost import cost
+from glassformer.core.nn import build_model
+from glassformer.formats import store
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+TOLERANCE = 1e-5
+VOCAB = 61
+
+
+def shaken(model: Any, seed: int = 0) -> Any:
+    """The model with every parameter random: published code starts biases at zero and norms at
+    one."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
+    return model.eval()
+
+
+def tokens(length: int = 24, seed: int = 1) -> Tensor:
+    return torch.randint(2, VOCAB, (3, length), generator=torch.Generator().manual_seed(seed))
+
+
+def files(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=0.0, atol=TOLERANCE)
+
+
+def same_files(item: Path, second: Path, leftover: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    before, after = files(item), files(second)
+    assert before.keys() - after.keys() == leftover and not after.keys() - before.keys()
+    assert all(torch.equal(before[name], after[name]) for name in after)
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+def padding(side: str) -> Tensor:
+    """Which of 24 columns hold something, (3, 24)."""
+    present = torch.arange(24) < torch.tensor([24, 17, 9])[:, None]
+    return present if side == "right" else present.flip(1)
+
+
+# ------------------------------------------------------------------------------------------- BERT
+
+BERT: dict[str, tuple[str, dict[str, Any]]] = {
+    "bare": ("BertModel", {}),
+    "words": ("BertForMaskedLM", {}),
+    "words, untied": ("BertForMaskedLM", {"tie_word_embeddings": False}),
+    "pretraining": ("BertForPreTraining", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+    "pretraining, untied": ("BertForPreTraining", {"tie_word_embeddings": False}),
+    "next sentence": ("BertForNextSentencePrediction", {}),
+    "five labels": ("BertForSequenceClassification", {"num_labels": 5, "classifier_dropout": 0.3}),
+    "one label": ("BertForSequenceClassification", {"num_labels": 1, "hidden_dropout_prob": 0.0}),
+    "one segment, wide": (
+        "BertForMaskedLM",
+        {"type_vocab_size": 1, "intermediate_size": 80, "hidden_act": "relu"},
+    ),
+    "one head": ("BertForPreTraining", {"num_attention_heads": 1, "num_hidden_layers": 1}),
+    "odd heads": ("BertForPreTraining", {"hidden_size": 35, "num_attention_heads": 5}),
+}
+
+
+def bert(kind: str, **changes: Any) -> Any:
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 52,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 40,
+        "initializer_range": 0.15,
+    }
+    return shaken(getattr(transformers, kind)(transformers.BertConfig(**{**sizes, **changes})))
+
+
+def equal_bert(actual: Any, reference: Any, side: str = "right") -> None:
+    """Hidden states, logits and what is pooled, of padded rows with two segments where there are
+    two."""
+    present, ids = padding(side), tokens()
+    segments = (torch.arange(24) > 7).long().expand(3, -1) % reference.config.type_vocab_size
+    pos = present.long().cumsum(1) - 1
+    output = pos.clamp(min=0) if side == "left" else None  # theirs counts columns unless told
+    out = reference(
+        ids, present.long(), token_type_ids=segments, position_ids=output, output_hidden_states=True
+    )
+    local = actual(ids, pos=pos.masked_fill(~present, -1), segments=segments)
+    states = out.hidden_states[-1] if "hidden_states" in out else out.last_hidden_state
+    close(local.hidden[present], states[present])
+    words = out.get("prediction_logits", out.get("logits") if actual.config.head else None)
+    assert (words is None) == (actual.config.head is None)
+    if words is not None:
+        close(local.logits[present], words[present])
+    pooled = out.get(
+        "seq_relationship_logits",
+        out.get("pooler_output", None if actual.config.head else out.get("logits")),
+    )
+    assert (pooled is None) == (actual.config.pool is None)
+    # theirs takes the first column, which is padding on the left
+    if pooled is not None and side == "right":
+        close(local.pooled, pooled)
+
+
+@pytest.mark.parametrize("name", BERT)
+def test_bert_both_ways(name: str, tmp_path: Path) -> None:
+    kind, changes = BERT[name]
+    reference = bert(kind, **changes)
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
+    for side in ("right", "left"):
+        equal_bert(model, reference, side)
+    store.save(model, tmp_path / "ours", layout="hf")
+    saved = json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"][0]
+    assert saved == (
+        "BertForSequenceClassification" if kind == "BertForNextSentencePrediction" else kind
+    )
+    again = getattr(transformers, saved).from_pretrained(tmp_path / "ours").eval()
+    equal_bert(model, again)
+    back, _ = store.load(tmp_path / "ours")
+    assert recipes.plain(back.config) == recipes.plain(model.config)
+    assert all(map(torch.equal, back.parameters(), model.parameters()))
+    # the untied bias that transformers writes twice and reads once is written once
+    if saved == kind:
+        untied = not changes.get("tie_word_embeddings", True)
+        same_files(
+            tmp_path / "theirs", tmp_path / "ours", {"cls.predictions.bias"} if untied else set()
+        )
+
+
+# ------------------------------------------------------------------------------- labels for each
+# token
+
+TAGGERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert, labels": (
+        "BertConfig",
+        "BertForTokenClassification",
+        {"num_labels": 5, "classifier_dropout": 0.3},
+    ),
+    "bert, answers": ("BertConfig", "BertForQuestionAnswering", {}),
+    "bert, two labels": ("BertConfig", "BertForTokenClassification", {"hidden_dropout_prob": 0.0}),
+    "electra": ("ElectraConfig", "ElectraModel", {"embedding_size": 20}),
+    "electra, replaced": ("ElectraConfig", "ElectraForPreTraining", {"embedding_size": 20}),
+    "electra, as wide": (
+        "ElectraConfig",
+        "ElectraForPreTraining",
+        {"embedding_size": 32, "hidden_act": "relu"},
+    ),
+    "electra, labels": (
+        "ElectraConfig",
+        "ElectraForTokenClassification",
+        {"embedding_size": 48, "num_labels": 4},
+    ),
+    "electra, answers": ("ElectraConfig", "ElectraForQuestionAnswering", {"embedding_size": 20}),
+}
+
+
+def equal_tagger(actual: Any, reference: Any, side: str) -> None:
+    present, ids = padding(side), tokens()
+    segments = (torch.arange(24) > 7).long().expand(3, -1)
+    pos = present.long().cumsum(1) - 1
+    output = pos.clamp(min=0)
+    out = reference(
+        ids, present.long(), token_type_ids=segments, position_ids=output, output_hidden_states=True
+    )
+    local = actual(ids, pos=pos.masked_fill(~present, -1), segments=segments)
+    close(local.hidden[present], out.hidden_states[-1][present])
+    if "start_logits" in out:
+        close(local.tagged[present], torch.stack((out.start_logits, out.end_logits), -1)[present])
+    elif "logits" in out:
+        close(local.tagged.view(*out.logits.shape)[present], out.logits[present])
+    assert ("last_hidden_state" in out) == (local.tagged is None) and local.pooled is None
+
+
+@pytest.mark.parametrize("name", TAGGERS)
+def test_labels_of_tokens_both_ways(name: str, tmp_path: Path) -> None:
+    kind, class_, changes = TAGGERS[name]
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 52,
+        "num_hidden_layers": 3,
+    }
+    sizes |= {"num_attention_heads": 4, "max_position_embeddings": 40, "initializer_range": 0.15}
+    reference = shaken(
+        getattr(transformers, class_)(getattr(transformers, kind)(**{**sizes, **changes}))
+    )
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
+    for side in ("right", "left"):
+        equal_tagger(model, reference, side)
+    store.save(model, tmp_path / "ours", layout="hf")
+    saved = json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"]
+    assert saved == [class_]
+    equal_tagger(
+        model, getattr(transformers, class_).from_pretrained(tmp_path / "ours").eval(), "right"
+    )
+    assert store.load(tmp_path / "ours")[0].config == model.config
+    same_files(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_published_sizes_of_electra() -> None:
+    """Of google/electra-*-discriminator, as transformers counts their shapes."""
+    shapes = {
+        "small": (256, 12, 4, 1024, 128),
+        "base": (768, 12, 12, 3072, 768),
+        "large": (1024, 24, 16, 4096, 1024),
+    }
+    for size, shape in shapes.items():
+        names = (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "embedding_size",
+        )
+        with torch.device("meta"):
+            sizes = transformers.ElectraConfig(**dict(zip(names, shape, strict=True)))
+            electra_for_pre_training = transformers.ElectraForPreTraining(sizes)
+        assert cost(recipes.find(f"electra/{size}")).total == sum(
+            weight.numel() for weight in electra_for_pre_training.parameters()
+        )
+
+
+# --------------------------------------------------------------------------------------------- T5
+
+T5: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "1.1, tied all the same": {
+        "feed_forward_proj": "gated-silu",
+        "tie_word_embeddings": False,
+        "twins": True,
+    },
+    "deeper decoder": {"num_decoder_layers": 4, "num_heads": 3},
+    "shallower decoder, odd heads": {
+        "num_decoder_layers": 1,
+        "d_kv": 11,
+        "relative_attention_num_buckets": 6,
+    },
+    "near distances": {"relative_attention_max_distance": 17, "layer_norm_epsilon": 1e-3},
+}
+
+
+def t5(**changes: Any) -> Any:
+    sizes = {
+        "vocab_size": VOCAB,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 52,
+        "num_layers": 2,
+        "num_heads": 4,
+    }
+    twins = changes.pop("twins", changes.get("tie_word_embeddings", True))
+    # logits of some units, scaled down or not
+    factor = 1.5 if changes.get("tie_word_embeddings", True) else 0.3
+    config = transformers.T5Config(**{**sizes, "initializer_factor": factor, **changes})
+    model = transformers.T5ForConditionalGeneration(config)
+    if not twins:  # transformers 5 ties all heads, and lets files untie them
+        model.lm_head.weight = torch.nn.Parameter(
+            torch.randn(VOCAB, 32, generator=torch.Generator().manual_seed(3))
+        )
+    return shaken(model)
+
+
+def equal_pairs(actual: Any, reference: Any, side: str = "right") -> None:
+    """The logits of a decoder over a padded source."""
+    present, source, ids = padding(side), tokens(), tokens(11, seed=2)
+    out = reference(input_ids=source, attention_mask=present.long(), decoder_input_ids=ids)
+    pos = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
+    local = actual(ids, source, source_pos=pos)
+    assert local.logits.std() > 0.5
+    close(local.logits, out.logits)
+
+
+def both_ways(reference: Any, folder: Path, sides: tuple[str, ...]) -> None:
+    """Theirs here, ours there, the same logits; the files come back bit for bit."""
+    reference.save_pretrained(folder / "theirs")
+    model, _ = store.load(folder / "theirs")
+    for side in sides:
+        equal_pairs(model, reference, side)
+    store.save(model, folder / "ours", layout="hf")
+    again = type(reference).from_pretrained(folder / "ours").eval()
+    equal_pairs(model, again)
+    again.save_pretrained(folder / "again")
+    back, _ = store.load(folder / "again")
+    assert recipes.plain(back.config) == recipes.plain(model.config)
+    assert all(map(torch.equal, back.parameters(), model.parameters()))
+    same_files(folder / "theirs", folder / "ours")
+
+
+@pytest.mark.parametrize("name", T5)
+def test_t5_both_ways(name: str, tmp_path: Path) -> None:
+    both_ways(t5(**T5[name]), tmp_path, ("right", "left"))
+
+
+def test_t5_encoder_alone(tmp_path: Path) -> None:
+    config = transformers.T5Config(
+        vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=52, num_layers=2, num_heads=3
+    )
+    reference = shaken(transformers.T5EncoderModel(config))
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
+    present, ids = padding("left"), tokens()
+    pos = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
+    close(
+        model(ids, pos=pos).hidden[present],
+        reference(ids, present.long()).last_hidden_state[present],
+    )
+    store.save(model, tmp_path / "ours", layout="hf")
+    again = transformers.T5EncoderModel.from_pretrained(tmp_path / "ours").eval()
+    close(again(ids).last_hidden_state, reference(ids).last_hidden_state)
+    same_files(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_t5_head_and_scale_are_told_apart(tmp_path: Path) -> None:
+    """All four ways a head can be: tied or not, scaled or not."""
+    for tied in (True, False):
+        for scaled in (True, False):
+            model = t5(twins=tied)
+            model.config.scale_decoder_outputs = scaled
+            model.save_pretrained(tmp_path / f"{tied}{scaled}")
+            actual_model, _ = store.load(tmp_path / f"{tied}{scaled}")
+            assert (actual_model.config.head.tied, actual_model.config.head.scale == 1.0) == (
+                tied,
+                not scaled,
+            )
+            equal_pairs(actual_model, model)
+
+
+def test_t5_as_transformers_4_wrote_it(tmp_path: Path) -> None:
+    """1.1 with its own words, T5 with the table three times over and the bias nobody reads."""
+    model = t5(**T5["1.1"])
+    model.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    del raw["scale_decoder_outputs"]
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "tie_word_embeddings": False}))
+    equal_pairs(store.load(tmp_path)[0], model)
+    model = t5()
+    model.save_pretrained(tmp_path)
+    stored = files(tmp_path)
+    extra = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"):
+        stored[name] = stored["shared.weight"].clone()
+    stored[extra] = torch.zeros(32, 4)
+    from safetensors.torch import save_file
+
+    save_file(stored, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(
+        json.dumps({**raw, **model.config.to_dict(), "architectures": ["T5WithLMHeadModel"]})
+    )
+    equal_pairs(store.load(tmp_path)[0], model)
+
+
+# ------------------------------------------------------------------------------------------- 2017
+
+MARIAN: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scaled, relu": {"scale_embedding": True, "activation_function": "relu", "dropout": 0.0},
+    "swish, lopsided": {
+        "activation_function": "swish",
+        "decoder_layers": 1,
+        "decoder_attention_heads": 2,
+        "decoder_ffn_dim": 20,
+    },
+    "odd heads": {"d_model": 30, "encoder_attention_heads": 6, "decoder_attention_heads": 10},
+}
+
+
+def marian(**changes: Any) -> Any:
+    sides = {f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in SIDE.items()}
+    ids = {
+        "pad_token_id": 0,
+        "decoder_start_token_id": 0,
+        "eos_token_id": 1,
+        "forced_eos_token_id": 1,
+    }
+    sizes = {
+        "vocab_size": VOCAB,
+        "d_model": 32,
+        "max_position_embeddings": 40,
+        "init_std": 0.3,
+        **sides,
+        **ids,
+    }
+    model = transformers.MarianMTModel(transformers.MarianConfig(**{**sizes, **changes}))
+    model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(2))
+    return shaken(model)
+
+
+SIDE = {"layers": 3, "attention_heads": 4, "ffn_dim": 52}
+
+
+@pytest.mark.parametrize("name", MARIAN)
+def test_marian_both_ways(name: str, tmp_path: Path) -> None:
+    # theirs counts columns, ours what is there
+    both_ways(marian(**MARIAN[name]), tmp_path, ("right",))
+
+
+def test_a_marian_beside_its_two_vocabularies(tmp_path: Path) -> None:
+    """Its pieces are cut by one file for each language, which is not a tokenizer here; the model
+    loads without."""
+    reference = marian()
+    reference.save_pretrained(tmp_path)
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        (tmp_path / name).write_text("{}")
+    model, tokenizer = store.load(tmp_path)
+    assert tokenizer is None
+    equal_pairs(model, reference)
+
+
+def test_our_2017_model_is_theirs_with_sines_first(tmp_path: Path) -> None:
+    """A size of ours, shrunk, is a Marian of theirs once its waves stand in halves; its head's bias
+    is zeros there."""
+    small: Any = recipes.find("vaswani/tiny")
+    small = replace(
+        small, dim=32, context=40, embed=replace(small.embed, vocab=VOCAB, scale=32**0.5)
+    )
+    with pytest.raises(UserError, match=r"encoder\.position\.halves = False"):
+        store.save(build_model(small), tmp_path, layout="hf")
+    frequencies = config.Sinusoidal(halves=True)
+    small = replace(
+        small,
+        encoder=replace(small.encoder, position=frequencies),
+        decoder=replace(small.decoder, position=frequencies),
+    )
+    actual = shaken(build_model(small, seed=1))
+    store.save(actual, tmp_path, layout="hf")
+    equal_pairs(actual, transformers.MarianMTModel.from_pretrained(tmp_path).eval())
+    back, _ = store.load(tmp_path)
+    assert recipes.plain(back.config) == recipes.plain(small) and not back.config.head.bias
+    assert all(map(torch.equal, back.parameters(), actual.parameters()))
+
+
+# ------------------------------------------------------------------------------ as the hub has them
+
+
+def test_the_hub_s_first_bert(tmp_path: Path) -> None:
+    """Old names of norms, the positions among the weights, and both ends in a file that speaks of
+    one."""
+    from safetensors.torch import save_file
+
+    reference = bert("BertForPreTraining")
+    reference.save_pretrained(tmp_path)
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    stored = files(tmp_path)
+    for new, name in old.items():
+        stored = {key.replace(new, name): tensor for key, tensor in stored.items()}
+    stored["cls.predictions.decoder.weight"] = stored[
+        "bert.embeddings.word_embeddings.weight"
+    ].clone()
+    stored["bert.embeddings.position_ids"] = torch.arange(40)[None]
+    save_file(stored, tmp_path / "model.safetensors")
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "architectures": ["BertForMaskedLM"]}))
+    model, _ = store.load(tmp_path)
+    equal_bert(model, reference)
+    expected = replace(model.config, head=None, pool=config.Pool("first", "tanh", labels=3))
+    # its pooler is kept
+    assert store.load_as(expected, tmp_path).new == ("pool.proj.weight", "pool.proj.bias")
+
+
+def test_a_bert_without_its_pooler(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    reference = bert("BertModel")
+    reference.save_pretrained(tmp_path)
+    save_file(
+        {k: v for k, v in files(tmp_path).items() if "pooler" not in k},
+        tmp_path / "model.safetensors",
+    )
+    model, _ = store.load(tmp_path)
+    assert model.config.pool is None and model.config.head is None
+    close(model(tokens()).hidden, reference(tokens()).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "text"),
+    [
+        (
+            "bert",
+            {"position_embedding_type": "relative_key"},
+            '"position_embedding_type" is "relative_key", but',
+        ),
+        ("bert", {"is_decoder": True}, '"is_decoder" is true'),
+        ("bert", {"num_attention_heads": 5}, "5 heads do not divide dim 32"),
+        ("bert", {"type_vocab_size": 0}, '"type_vocab_size" is 0'),
+        ("bert", {"architectures": ["BertForMultipleChoice"]}, '"BertForMultipleChoice" is not in'),
+        (
+            "bert",
+            {"architectures": ["BertForQuestionAnswering"]},
+            "the files lack qa_outputs.weight",
+        ),
+        (
+            "bert",
+            {"architectures": ["BertForTokenClassification"]},
+            "the files lack classifier.weight",
+        ),
+        (
+            "bert",
+            {"architectures": ["BertForSequenceClassification"]},
+            "the files lack classifier.weight",
+        ),
+        (
+            "t5",
+            {"feed_forward_proj": "gated-tanh"},
+            '"feed_forward_proj" is "gated-tanh"; it must be one of',
+        ),
+        (
+            "t5",
+            {"decoder_start_token_id": 7},
+            '"decoder_start_token_id" is 7; it must be the id of pad or bos',
+        ),
+        ("t5", {"num_decoder_layers": 0}, '"num_decoder_layers" is 0'),
+        (
+            "marian",
+            {"tie_word_embeddings": False},
+            '"tie_word_embeddings" is false, but the head shares',
+        ),
+        (
+            "marian",
+            {"normalize_before": True},
+            '"normalize_before" is true, but norms come after here',
+        ),
+        (
+            "marian",
+            {"decoder_vocab_size": 7},
+            '"decoder_vocab_size" is 7, but both sides share one vocabulary',
+        ),
+    ],
+)
+def test_what_is_not_built_is_one_sentence(
+    kind: str, change: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    result = {"bert": lambda: bert("BertModel"), "t5": t5, "marian": marian}[kind]()
+    result.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **change}))
+    with pytest.raises(UserError, match=text) as caught:
+        store.load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_t5_with_its_tokenizer_begins_with_pad(tmp_path: Path, shared_data: Path) -> None:
+    """The ids that transformers generates with are those that we do, and both write the same."""
+    from glassformer import generate
+    from glassformer.formats.tokenizer_files import open as open_tokenizer
+
+    tokenizer = open_tokenizer(shared_data / "tok-t5")
+    reference = t5(vocab_size=tokenizer.size, initializer_factor=1.0)
+    reference.save_pretrained(tmp_path / "theirs")
+    actual_model, _ = store.load(tmp_path / "theirs")
+    store.save(actual_model, tmp_path / "ours", tokenizer, layout="hf")
+    raw = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert (raw["pad_token_id"], raw["eos_token_id"], raw["decoder_start_token_id"]) == (0, 1, 0)
+    again, opened = store.load(tmp_path / "ours")
+    assert opened is not None and opened.sentinels == tokenizer.sentinels
+    source = opened.encode("Two dogs.", eos=True)
+    model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
+    values = model.generate(torch.tensor([source]), max_new_tokens=8, do_sample=False)[0].tolist()
+    steps = list(generate(again, opened, "Two dogs.", max_new=8, temperature=0.0))
+    assert values[0] == 0 and values[1 : 1 + len(steps)] == [step.token for step in steps]

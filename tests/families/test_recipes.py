@@ -1,0 +1,275 @@
+"""The recipe book: sizes as published, config.json in and out, and what no module here does refused
+by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from glassformer import UserError, config
+from glassformer import families as recipes
+from glassformer.core.config import serial
+
+STORIES = recipes.find("llama/stories260k")
+LLAMA = recipes.write_config(STORIES)[1]
+GPT2 = recipes.write_config(recipes.find("gpt2/124m"))[1]
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_size_survives_json_and_its_own_layout(name: str) -> None:
+    model = recipes.find(name)
+    assert serial.loads(config.Model, serial.dumps(model)) == model
+    if recipes.RECIPES[name.partition("/")[0]].read_config is None:
+        return
+    if name.startswith("vaswani/"):  # the paper's sines and cosines take turns, the layout's do not
+        model = serial.change(
+            model, {f"{side}.position.halves": True for side in ("encoder", "decoder")}
+        )
+    recipe, raw = recipes.write_config(model)
+    assert recipe.name == name.partition("/")[0]
+    again, back = recipes.read_config(json.loads(json.dumps(raw)))
+    assert again is recipe and recipes.plain(back) == recipes.plain(model)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2/124m",
+        "llama/3.1-8b",
+        "llama/2-70b",
+        "llama/3.2-1b",
+        "bert/base",
+        "bert/minilm-l6",
+        "t5/small",  # not 1.1: transformers 5 calls every T5's head tied, and files say otherwise
+    ],
+)
+def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    raw = recipes.write_config(recipes.find(name))[1]
+    reference = transformers.AutoConfig.for_model(
+        raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"}
+    )
+    again = recipes.read_config(json.loads(json.dumps(reference.to_dict())))[1]
+    assert recipes.plain(again) == recipes.plain(recipes.find(name))
+
+
+def test_the_book_needs_no_torch() -> None:
+    code = (
+        "import sys, glassformer.families as r; r.find('llama/3-8b'); sys.exit('torch' in "
+        "sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_find_ignores_case_and_suggests() -> None:
+    assert recipes.find("Llama/3-8B") == recipes.find("llama/3-8b")
+    for wrong, value in {
+        "llama/9b": "llama/3.2-1b",
+        "lama/3-8b": 'mean "llama/3-8b"',
+        "foo": "`glassformer recipes` lists them",
+        "gpt2": "gpt2/124m",
+    }.items():
+        with pytest.raises(UserError, match=value):
+            recipes.find(wrong)
+
+
+# ------------------------------------------------------------------------------ config.json, theirs
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    """A config.json that says only the sizes means what transformers takes it to mean."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "vocab_size": 9,
+    }
+    full = json.loads(json.dumps(transformers.LlamaConfig(**sizes).to_dict()))
+    bare = recipes.read_config({**sizes, "model_type": "llama"})[1]
+    assert recipes.plain(bare) == recipes.plain(
+        recipes.read_config({**full, "model_type": "llama"})[1]
+    )
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 9}
+    full = json.loads(json.dumps(transformers.GPT2Config(**sizes).to_dict()))
+    assert (
+        recipes.read_config({**sizes, "model_type": "gpt2"})[1]
+        == recipes.read_config({**full, "model_type": "gpt2"})[1]
+    )
+
+
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        LLAMA,
+        {"architectures": ["LlamaForSequenceClassification"]},
+        r'"LlamaForSequenceClassification" is not in .*Known: GPT2LM',
+    ),
+    (LLAMA, {"architectures": ["LamaForCausalLM"]}, 'Did you mean "LlamaForCausalLM"'),
+    (LLAMA, {"architectures": [["x"]]}, "not in the recipe book"),
+    (LLAMA, {"architectures": None, "model_type": None}, "names no model"),
+    (
+        LLAMA,
+        {"hidden_size": 10**12},
+        '"hidden_size" is 1000000000000; it must be an integer from 1 to',
+    ),
+    (LLAMA, {"hidden_size": -64}, '"hidden_size" is -64'),
+    (LLAMA, {"hidden_size": "64"}, '"hidden_size" is "64"'),
+    (LLAMA, {"hidden_size": True}, '"hidden_size" is true'),
+    (LLAMA, {"hidden_size": None}, 'lacks "hidden_size"'),
+    (LLAMA, {"vocab_size": 0}, '"vocab_size" is 0'),
+    (LLAMA, {"num_hidden_layers": 10**9}, '"num_hidden_layers" is 1000000000'),
+    (LLAMA, {"max_position_embeddings": 1 << 60}, '"max_position_embeddings"'),
+    (
+        LLAMA,
+        {"num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": None},
+        "7 heads do not divide dim 64|heads 7",
+    ),
+    (LLAMA, {"num_key_value_heads": 16}, "kv_heads is 16"),
+    (LLAMA, {"num_key_value_heads": 3}, "kv_heads 3 does not divide heads 8"),
+    (LLAMA, {"head_dim": 7}, "Rotary turns 7"),
+    (LLAMA, {"rope_theta": float("nan")}, '"rope_theta" is NaN'),
+    (LLAMA, {"rope_theta": float("inf")}, '"rope_theta" is Infinity'),
+    (LLAMA, {"rms_norm_eps": "small"}, '"rms_norm_eps" is "small"'),
+    (LLAMA, {"hidden_act": "gelu_nu"}, '"hidden_act" is "gelu_nu".*Did you mean "gelu_new"'),
+    (
+        LLAMA,
+        {"tie_word_embeddings": "yes"},
+        '"tie_word_embeddings" is "yes"; it must be true or false',
+    ),
+    (LLAMA, {"quantization_config": {"bits": 4}}, "quantised weights are not read here"),
+    (LLAMA, {"attention_dropout": 0.1}, '"attention_dropout" is 0.1'),
+    (
+        LLAMA,
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        'rope_scaling lacks "original_max_position_embed',
+    ),
+    (LLAMA, {"rope_parameters": {"rope_type": "longrope"}}, 'rope_parameters is "longrope"'),
+    (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, 'rope_scaling is "dynamic"'),
+    (
+        LLAMA,
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        'rope_scaling lacks "low_freq_factor"',
+    ),
+    (LLAMA, {"rope_scaling": {"type": "linear", "factor": 0.5}}, 'rope_scaling: "factor" is 0.5'),
+    (LLAMA, {"rope_scaling": ["linear"]}, '"rope_scaling" is \\["linear"\\]; it must be a table'),
+    (GPT2, {"scale_attn_weights": False}, '"scale_attn_weights" is false'),
+    (GPT2, {"scale_attn_by_inverse_layer_idx": True}, '"scale_attn_by_inverse_layer_idx" is true'),
+    (GPT2, {"add_cross_attention": True}, '"add_cross_attention" is true'),
+    (GPT2, {"n_head": 7}, "7"),
+    (GPT2, {"n_positions": 0}, '"n_positions" is 0'),
+    (GPT2, {"resid_pdrop": 2.0}, '"resid_pdrop" is 2.0'),
+]
+
+
+@pytest.mark.parametrize(
+    ("raw", "changes", "text"), REFUSED, ids=[output[:40] for _, _, output in REFUSED]
+)
+def test_what_cannot_be_read_is_one_sentence(
+    raw: dict[str, Any], changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(UserError, match=text) as caught:
+        recipes.read_config({**raw, **changes}, "folder/config.json")
+    assert str(caught.value).startswith("folder/config.json") and "\n" not in str(caught.value)
+
+
+def test_model_type_is_enough() -> None:
+    assert recipes.read_config({**LLAMA, "architectures": None})[0].name == "llama"
+
+
+# -------------------------------------------------------------------------------- config.json, ours
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "text"),
+    [
+        (
+            "decoder.pattern.attention.softcap",
+            5.0,
+            "llama, cannot say decoder.pattern.0.attention.softcap = 5.0",
+        ),
+        (
+            "decoder.pattern.attention.qk_norm",
+            {"type": "LayerNorm"},
+            "cannot say decoder.pattern.0.attention.qk_norm = LayerNorm;",
+        ),
+        (
+            "decoder.pattern.attention.mask",
+            {"type": "Strided", "stride": 8},
+            "cannot say decoder.pattern.0.attention.mask = Strided",
+        ),
+        (
+            "decoder.pattern.attention.scale",
+            1.0,
+            "cannot say decoder.pattern.0.attention.scale = 1.0",
+        ),
+        ("decoder.position", {"type": "Alibi"}, "cannot say decoder.position = Alibi"),
+        (
+            "decoder.pattern.norm",
+            {"type": "LayerNorm"},
+            "cannot say decoder.pattern.0.norm = LayerNorm",
+        ),
+        ("decoder.pattern.place", "sandwich", "cannot say decoder.pattern.0.place = sandwich"),
+        ("decoder.first_norm", {"type": "RMSNorm"}, "cannot say decoder.first_norm = RMSNorm"),
+        ("embed.scale", 8.0, "cannot say embed.scale = 8.0"),
+        ("head.softcap", 30.0, "cannot say head.softcap = 30.0"),
+        ("decoder.last_norm", None, "cannot say decoder.last_norm = None"),
+        (
+            "decoder.pattern.attention",
+            {"type": "Attention", "heads": 6, "kv_heads": None, "head_dim": 8, "softcap": 5.0},
+            "cannot say decoder.pattern.0.attention.softcap = 5.0",
+        ),
+    ],
+)
+def test_what_no_layout_can_say_is_named(change: str, value: Any, text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        recipes.write_config(serial.change(STORIES, {change: value}))
+    assert text in str(caught.value) and 'layout "glassformer"' in str(caught.value)
+
+
+def test_glass_has_no_published_layout() -> None:
+    with pytest.raises(UserError, match="No published layout holds this model"):
+        recipes.write_config(recipes.find("glass/1m"))
+
+
+def test_a_pattern_of_equal_blocks_is_one_block() -> None:
+    block = STORIES.decoder.pattern[0]  # type: ignore[union-attr]
+    doubled = serial.change(STORIES, {"decoder.depth": 4})
+    doubled = serial.change(doubled, {"decoder.pattern": [serial.to_dict(block)] * 2})
+    assert recipes.write_config(doubled)[0].name == "llama"
+
+
+def test_small_glass_is_small_enough() -> None:
+    """What the recipe's name promises: at most 0.85 million parameters beside the vocabulary."""
+    from glassformer.core.cost import cost
+
+    spent = cost(recipes.find("glass/1m"))
+    assert spent.total - spent.parameters["embedding"] <= 850_000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("architectures", 5),
+        ("architectures", [["LlamaForCausalLM"]]),
+        ("rms_norm_eps", 10**400),
+        ("rms_norm_eps", -(10**400)),
+        ("rms_norm_eps", float("nan")),
+        ("rope_theta", float("inf")),
+        ("hidden_size", 2**63),
+        ("num_hidden_layers", 10**6),
+        ("num_attention_heads", 10**6),
+        ("model_type", ["llama"]),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_values_that_no_machine_could_hold(key, value):
+    raw = recipes.write_config(recipes.find("llama/stories260k"))[1]
+    if key == "model_type":
+        raw = {**raw, "architectures": None}
+    with pytest.raises(UserError, match=f'"{key}"|architecture '):
+        recipes.read_config({**raw, key: value})

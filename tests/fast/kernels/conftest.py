@@ -1,0 +1,19 @@
+"""Every build that this processor can run, and torch's path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from glassformer.fast.kernels import use
+from glassformer.fast.kernels.library import BUILDS, builds
+
+
+@pytest.fixture(params=[*BUILDS, "torch"])
+def build(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Inside, this build packs and computes."""
+    if request.param != "torch" and request.param not in builds():
+        pytest.skip(f"{request.param}: not compiled, or not for this processor")
+    with use(request.param):
+        yield request.param

@@ -1,0 +1,35 @@
+"""Which build computes, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from glassformer.fast.kernels import features, library, path, reason, use
+
+
+def test_the_best_build_computes_unless_another_is_asked_for() -> None:
+    assert path() == (library.builds() or ["torch"])[0]
+    assert (path() in reason()) == (path() != "torch")
+    with use("torch"):
+        assert path() == "torch" and "asked for" in reason()
+        for build in library.builds():
+            with use(build):
+                assert path() == build
+    with pytest.raises(ValueError, match='no build "sse"'), use("sse"):
+        pass
+
+
+def test_a_build_runs_only_where_the_processor_can() -> None:
+    for build in library.builds():
+        assert all(features()[flag] for flag in library.BUILDS[build])
+
+
+def test_without_a_library_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cached in (library.library, library.builds):
+        cached.cache_clear()
+    monkeypatch.setattr(library, "NAME", "none.so")
+    try:
+        assert path() == "torch" and "torch" not in library.builds() and reason().endswith(".")
+    finally:
+        for cached in (library.library, library.builds):
+            cached.cache_clear()

@@ -1,0 +1,126 @@
+"""Products beside fp64, and beside their readable counterpart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from glassformer.fast.kernels import (
+    matmul,
+    pack_bf16,
+    pack_fp32,
+    pack_int4,
+    pack_int8,
+    products,
+    reference,
+    use,
+)
+
+PACKS = {"int8": (pack_int8, 127), "int4": (pack_int4, 7)}
+
+
+def drawn(kind: str, n: int, c: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight of whole numbers and its scales."""
+    top = PACKS[kind][1]
+    weight = torch.randint(-top - 1, top + 1, (n, c), dtype=torch.int8)
+    return weight, (torch.rand(n, -(-c // 32)) / top).half()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_integer_products_are_near_the_truth(build: str, kind: str) -> None:
+    weight, scales = drawn(kind, 70, 200)
+    packed, bias, x = PACKS[kind][0](weight, scales), torch.randn(70), torch.randn(2, 9, 200)
+    truth = x.double() @ packed.matrix().double().T + bias
+    y = matmul(x, packed, bias)
+    assert y.shape == (2, 9, 70) and y.dtype == x.dtype
+    assert (y - truth).norm() < 0.01 * truth.norm(), "activations of 8 bits: about 0.6 %"
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_integer_products_are_the_reference_bit_for_bit(build: str, kind: str) -> None:
+    for m, n, c in ((1, 16, 32), (1, 50, 100), (5, 33, 64), (40, 100, 96), (3, 1, 1)):
+        weight, scales = drawn(kind, n, c)
+        packed, bias = PACKS[kind][0](weight, scales), torch.randn(n)
+        for x in (torch.randn(m, c), torch.randn(m, c).bfloat16(), torch.zeros(m, c)):
+            for plus in (None, bias):
+                expected = reference.integer_product(x, weight, scales, plus).to(x.dtype)
+                assert torch.equal(matmul(x, packed, plus), expected), (m, n, c)
+
+
+def test_what_is_no_number_does_not_hide(build: str) -> None:
+    weight, scales = drawn("int8", 20, 64)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        x = torch.randn(3, 64)
+        x[1, 40] = bad
+        y = matmul(x, pack_int8(weight, scales))
+        assert y[1].isnan().all() and y[[0, 2]].isfinite().all()
+
+
+def test_rows_that_are_no_rows_and_rows_of_a_wrong_width(build: str) -> None:
+    packed = pack_fp32(torch.randn(5, 8))
+    assert matmul(torch.zeros(2, 0, 8), packed).shape == (2, 0, 5)
+    with pytest.raises(ValueError, match="rows of 7 numbers for a matrix of 8 inputs"):
+        matmul(torch.zeros(2, 7), packed)
+
+
+def test_float_products_are_near_the_truth(build: str) -> None:
+    weight, x, bias = torch.randn(70, 201), torch.randn(9, 201), torch.randn(70)
+    truth = x.double() @ weight.double().T + bias
+    assert (matmul(x, pack_fp32(weight), bias) - truth).norm() < 1e-6 * truth.norm()
+    truth = x.bfloat16().double() @ weight.bfloat16().double().T + bias
+    assert (matmul(x, pack_bf16(weight), bias.bfloat16()) - truth).norm() < 1e-2 * truth.norm()
+    assert matmul(x.bfloat16(), pack_bf16(weight)).dtype == torch.bfloat16
+
+
+def test_float_products_are_the_reference_bit_for_bit(build: str) -> None:
+    if build == "torch":
+        pytest.skip("torch promises no order of its sums")
+    for m, n, c in ((1, 16, 32), (1, 50, 101), (25, 33, 64), (2, 100, 600), (3, 1, 1)):
+        weight, x, bias = torch.randn(n, c), torch.randn(m, c), torch.randn(n)
+        for plus in (None, bias):
+            assert torch.equal(
+                matmul(x, pack_fp32(weight), plus), reference.float_product(x, weight, plus)
+            )
+            rounded = reference.float_product(x.bfloat16(), weight.bfloat16(), plus)
+            assert torch.equal(matmul(x.bfloat16(), pack_bf16(weight), plus), rounded.bfloat16()), (
+                m,
+                n,
+                c,
+            )
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "bf16", "fp32"])
+def test_a_rows_bits_are_its_own(build: str, kind: str) -> None:
+    """Alone or with others, wherever it stands among them, by one thread or two."""
+    if build == "torch" and kind not in PACKS:
+        pytest.skip("torch promises no order of its sums")
+    n, c = 200, 1100  # several blocks of inputs
+    if kind in PACKS:
+        packed = PACKS[kind][0](*drawn(kind, n, c))
+    else:
+        packed = (pack_bf16 if kind == "bf16" else pack_fp32)(torch.randn(n, c))
+    x, bias, threads = torch.randn(512, c), torch.randn(n), torch.get_num_threads()
+    if kind == "bf16":
+        x = x.bfloat16()
+    full = matmul(x, packed, bias)
+    few = build == "torch"  # which is slow
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            for count in (1, 5, 300) if few else (*range(1, 30), 100, 255, 256, 257, 300, 511, 512):
+                for first in {0, 512 - count}:
+                    assert torch.equal(
+                        matmul(x[first : first + count], packed, bias), full[first : first + count]
+                    )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_torchs_path_in_slices_is_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, scales = drawn("int8", 70, 64)
+    bias, x = torch.randn(70), torch.randn(3, 64)
+    with use("torch"):
+        packed = pack_int8(weight, scales)
+        full = matmul(x, packed, bias)
+        monkeypatch.setattr(products, "AT_ONCE", 60)  # 20 outputs at a time
+        assert torch.equal(matmul(x, packed, bias), full)

@@ -1,0 +1,56 @@
+"""A mixture by the kernels of our own: the same numbers, and each token's bits its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from glassformer import config as c
+from glassformer.core.nn.experts import MoE
+from glassformer.core.nn.flow import Flow
+from glassformer.fast import kernels
+from glassformer.fast.batch_invariant_moe import BatchInvariantMoE, batch_invariant_moe
+
+CASES = {
+    "gated": c.MoE(6, 3, c.GatedMLP(20), normalize=False, shared=c.GatedMLP(32)),
+    "biased": c.MoE(4, 2, c.MLP(40, "gelu", bias=True)),
+}
+
+
+@pytest.mark.skipif(kernels.path() == "torch", reason="needs the compiled kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_a_token_is_answered_alike_whoever_is_beside_it(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    plain = MoE(CASES[name], 48).eval()
+    for weight in plain.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    exact = BatchInvariantMoE(plain.to(dtype))
+    exact.shared = None  # dense, and of prepacked.py
+    x = torch.randn(1, 37, 48, dtype=dtype)
+
+    def run(mixture: MoE, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return mixture(x, Flow(torch.arange(x.shape[1])[None], contiguous=False))  # type: ignore[no-any-return]
+
+    together = run(exact, x)
+    assert torch.equal(
+        together, torch.cat([run(exact, x[:, place : place + 1]) for place in range(37)], 1)
+    )
+    plain.shared = None
+    torch.testing.assert_close(
+        together, run(plain, x), atol=1e-5 if dtype == torch.float32 else 0.1, rtol=2e-2
+    )
+
+
+def test_copies_are_made_where_there_is_room() -> None:
+    model = torch.nn.Sequential(MoE(CASES["gated"], 48))
+    size = sum(
+        weight.nbytes
+        for name, weight in model[0].named_parameters()
+        if name in ("gate", "up", "down")
+    )
+    view, taken = batch_invariant_moe(model, size)
+    assert taken == size and isinstance(view[0], BatchInvariantMoE) and type(model[0]) is MoE
+    assert batch_invariant_moe(model, size - 1) == (model, 0)

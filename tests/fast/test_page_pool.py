@@ -1,0 +1,91 @@
+"""What a search leaves behind, the next one fills: nothing that it says depends on it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from glassformer.core.generation import beam
+from glassformer.fast import page_pool
+from glassformer.fast.kernels import Pages
+from glassformer.fast.kernels.library import has
+
+HOW: dict[str, Any] = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
+SOURCES = [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
+
+
+@pytest.fixture
+def model() -> Any:
+    if not has("stack"):
+        pytest.skip("needs the compiled kernels: python hatch_build.py")
+    return tiny.model(tiny.ALL["vaswani"])
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The counts of all pages that are made."""
+    totals, empty = list[int](), Pages.empty
+
+    def counted(count: int, *args: Any) -> Pages:
+        totals.append(count)
+        return empty(count, *args)
+
+    monkeypatch.setattr(Pages, "empty", counted)
+    return totals
+
+
+def spoil(pages: list[Pages]) -> None:
+    for page in pages:
+        page.keys.fill_(math.nan)
+        page.values.fill_(math.nan)
+
+
+def test_the_next_search_fills_the_same_memory_and_says_the_same(
+    model: Any, made: list[int]
+) -> None:
+    alone = beam(model, None, SOURCES[:1], **HOW)
+    first = beam(model, None, SOURCES, **HOW)
+    assert made
+    spoil(page_pool._idle[model])
+    made.clear()
+    assert beam(model, None, SOURCES, **HOW) == first
+    assert beam(model, None, SOURCES[:1], **HOW) == alone
+    assert not made and len(page_pool._idle[model]) == 2 * model.config.decoder.depth
+
+
+def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(
+    model: Any, made: list[int]
+) -> None:
+    beam(model, None, SOURCES[:1], **HOW)
+    made.clear()
+    beam(model, None, SOURCES, **HOW)
+    assert sum(made) > 0
+    made.clear()
+    steps = iter(range(4))
+    with pytest.raises(StopIteration):
+        beam(model, None, SOURCES, **HOW, check=lambda: (next(steps), None)[1])
+    beam(model, None, SOURCES, **HOW)
+    assert not made
+
+
+def test_two_searches_at_once_share_nothing(model: Any) -> None:
+    beam(model, None, SOURCES, **HOW)
+    saved = page_pool._idle[model][0]
+    item, second = page_pool.PagePool(model), page_pool.PagePool(model)
+    similar = saved.keys.shape[1], saved.head_dim, torch.float32
+    stored = [search.take(1, *similar) for search in (item, item, second)]
+    assert len({pages.keys.data_ptr() for pages in stored}) == 3
+    assert (
+        len(item.take(999, *similar).keys) == 999
+        and item.take(1, 1, 2, torch.bfloat16).keys.dtype == torch.bfloat16
+    )
+
+
+def test_a_training_lets_them_go(model: Any) -> None:
+    beam(model, None, SOURCES, **HOW)
+    model.train()
+    assert model not in page_pool._idle

@@ -1,0 +1,322 @@
+"""Prepacked weights: the same numbers, only sooner; never stale, never in the way of gradients or
+other threads."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from glassformer import generate
+from glassformer.core.nn import Model, build_model
+from glassformer.core.nn.linear import Linear, fused_linear
+from glassformer.fast.prepacked import (
+    PrepackedLinear,
+    PrepackedProjection,
+    packable,
+    prepack,
+    replaced,
+    unpack,
+)
+from glassformer.formats import lora
+from tiny import ALL, DECODERS, VOCAB
+
+pytestmark = pytest.mark.skipif(
+    not list(packable(Linear(4, 4))), reason="this processor's kernels have no packed layout"
+)
+BITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+SWAPPED = PrepackedLinear | PrepackedProjection
+
+
+def held(model: torch.nn.Module) -> bool:
+    """Whether copies of the model's weights are kept, which a view without room for new ones
+    takes."""
+    return bool(prepack(model, 0).packed or prepack(model, 0, exact=True).packed)
+
+
+def made(name: str = "gpt2", dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
+    return build_model(DECODERS[name], seed=seed, dtype=dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", BITS)
+@pytest.mark.parametrize("rows", [(1,), (1, 1), (2, 5), (3, 1), (40,)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_product_is_the_linear_layer(dtype: torch.dtype, rows: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = Linear(48, 80, bias).to(dtype)
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    x, fast = torch.randn(*rows, 48, dtype=dtype), prepack(layer).model
+    with torch.no_grad():
+        expected = F.linear(
+            x.double(), layer.weight.double(), layer.bias.double() if bias else None
+        )
+        assert isinstance(fast, PrepackedLinear) and fast.packed.usable(x)
+        torch.testing.assert_close(fast(x).double(), expected, atol=BITS[dtype], rtol=BITS[dtype])
+        strided = torch.randn(*rows, 96, dtype=dtype)[..., ::2]
+        torch.testing.assert_close(fast(strided), fast(strided.contiguous()), atol=0, rtol=0)
+        assert fast(x[:0]).shape == (0, *x.shape[1:-1], 80)
+
+
+@pytest.mark.parametrize("name", sorted(DECODERS))
+def test_model_says_the_same(name: str) -> None:
+    model = made(name)
+    modules, paths = list(model.modules()), [path for path, _ in packable(model)]
+    view = prepack(model)
+    swapped = {path for path, module in view.model.named_modules() if isinstance(module, SWAPPED)}
+    assert (
+        view.complete and view.current() and swapped == {path for group in paths for path in group}
+    )
+    assert list(model.modules()) == modules and not any(
+        isinstance(module, SWAPPED) for module in modules
+    )
+    assert all(a is b for a, b in zip(model.parameters(), view.model.parameters(), strict=True))
+    tokens = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            view.model(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5
+        )
+
+
+def test_changed_weight_is_used_as_it_is_now() -> None:
+    model, tokens = made(), torch.arange(8)[None]
+    prepack(model)
+    changed = copy.deepcopy(model)
+    assert held(model) and not held(changed) and not held(pickle.loads(pickle.dumps(model)))
+    for weight in (model.embed.token.weight, model.decoder.blocks[1].attn.v.weight):
+        weight.data.add_(1e-3)  # as a fused optimizer does, unnoticed by PyTorch's count of changes
+    changed.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        view, reference = prepack(model), prepack(changed)
+        assert torch.equal(view.model(tokens).logits, reference.model(tokens).logits)
+        model.decoder.blocks[0].attn.k.bias.add_(1)  # a joined bias is a copy as well
+        assert not view.current() and reference.current()
+        model.decoder.blocks[0].attn.v.bias.data.add_(1)  # unnoticed
+        view = prepack(model)
+        torch.testing.assert_close(
+            view.model(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5
+        )
+        model.load_state_dict(made(seed=1).state_dict())
+        assert not view.current()
+        model.double()
+        assert not view.current() and not held(model) and not prepack(model).packed
+        assert prepack(model).model is model and model(tokens).logits.dtype == torch.float64
+
+
+def test_a_generation_goes_on_with_weights_as_they_are() -> None:
+    """Weights that change under a generation are seen at the next token."""
+    model, second = made(), made(seed=1)
+    steps = iter(generate(model, None, [1, 2, 3], max_new=40, temperature=0))
+    for _ in range(3):
+        next(steps)
+    assert held(model)
+    model.load_state_dict(second.state_dict())
+    logprob = next(steps).logprob
+    model.load_state_dict(made().state_dict())
+    assert next(steps).logprob != pytest.approx(logprob) and held(second) is False
+
+
+def test_gradients_pass_and_a_training_has_the_memory() -> None:
+    model, tokens = made(), torch.arange(8)[None]
+    view = prepack(model)
+    view.model(tokens).logits.sum().backward()
+    result = [weight.grad.clone() for weight in model.parameters()]
+    model.zero_grad()
+    model(tokens).logits.sum().backward()
+    assert all(
+        torch.equal(actual, weight.grad)
+        for actual, weight in zip(result, model.parameters(), strict=True)
+    )
+    copies = [weakref.ref(packed.matrix) for packed in view.packed]
+    assert held(model.eval())
+    model.train()
+    assert not held(model)
+    del view
+    assert not any(copied() is not None for copied in copies)
+
+
+def test_copies_live_no_longer_than_their_model() -> None:
+    for make in (made, lambda: Linear(16, 16)):
+        model = make()
+        view = prepack(model)
+        copies = [weakref.ref(packed.matrix) for packed in view.packed]
+        del view, model
+        gc.collect()
+        assert copies and not any(copied() is not None for copied in copies)
+
+
+def test_only_within_the_room_there_is() -> None:
+    model = made()
+    size = sum(group.nbytes for _, group in packable(model))
+    assert not prepack(model, size - 1).packed and not held(model)
+    assert prepack(model, size).complete
+    assert prepack(model, 0).complete
+    with torch.no_grad():
+        model.decoder.blocks[0].ffn.up.weight.add_(1)
+    view = prepack(model, 0)
+    assert (
+        view.current() and len(view.packed) == len(list(packable(model))) - 1 and not view.complete
+    )
+    unpack(model)
+    assert not held(model)
+
+
+def test_generation_prepacks_for_many_tokens_and_not_within_a_training() -> None:
+    model = build_model(DECODERS["llama"], seed=0)
+    assert model.training
+    few = generate(model.eval(), None, [1, 2, 3], max_new=8, temperature=0).run().tokens
+    assert not held(model)
+    plain = generate(model.train(), None, [1, 2, 3], max_new=64, temperature=0).run().tokens
+    assert model.training and not held(model)
+    fast = generate(model.eval(), None, [1, 2, 3], max_new=64, temperature=0).run().tokens
+    assert held(model) and fast == plain and fast[0][:8] == few[0]
+    for weight, parameter in zip(
+        model.parameters(), made("llama", seed=1).parameters(), strict=True
+    ):
+        weight.data.copy_(parameter)  # unnoticed by PyTorch's count of changes
+    fast = generate(model, None, [1, 2, 3], max_new=64, temperature=0).run().tokens
+    assert (
+        fast
+        == generate(model.train(), None, [1, 2, 3], max_new=64, temperature=0).run().tokens
+        != plain
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_threads_generate_at_once(name: str) -> None:
+    """Several threads with one model say what one alone says, bit for bit, while others look and
+    forget the copies."""
+    model, tokens = made(name), torch.arange(8)[None]
+    prepack(model)
+
+    def tell(seed: int) -> list[list[float]]:
+        return generate(model, None, [[1, 2, 3], [4, 5]], max_new=40, seed=seed).run().logprobs
+
+    alone, logits = [tell(seed) for seed in range(4)], model(tokens).logits
+    unpack(model)
+    fields: dict[int, list[list[list[float]]]] = {}
+    ready = threading.Barrier(5)
+
+    def work(seed: int) -> None:
+        ready.wait()
+        fields[seed] = [tell(seed) for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    while any(thread.is_alive() for thread in threads):
+        assert torch.equal(model(tokens).logits, logits)
+        unpack(model)
+    for seed in range(4):
+        assert fields[seed] == [alone[seed]] * 3
+    assert not any(isinstance(module, SWAPPED) for module in model.modules())
+
+
+def test_the_table_is_prepacked_tied_or_not() -> None:
+    x = torch.randn(1, 32)
+    for name in ("gpt2", "llama"):
+        model = made(name)
+        head = prepack(model).model.head.proj
+        assert isinstance(head, PrepackedProjection) and (head.weight is None) == (name == "gpt2")
+        with torch.no_grad():
+            expected = x @ model.head.table(model.embed).T
+            torch.testing.assert_close(
+                head(x, model.embed.token.weight * 0), expected, atol=1e-5, rtol=1e-5
+            )
+
+
+def test_an_encoder_decoder_has_both_sides() -> None:
+    model = build_model(ALL["vaswani"], seed=0).eval()
+    view, source, tokens = prepack(model).model, torch.arange(6)[None], torch.arange(8)[None]
+    with torch.no_grad():
+        assert any(isinstance(module, PrepackedLinear) for module in view.encoder.modules())
+        torch.testing.assert_close(
+            view(tokens, source).logits, model(tokens, source).logits, atol=1e-5, rtol=1e-5
+        )
+
+
+def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alone() -> None:
+    torch.manual_seed(0)
+    layer, x = Linear(48, 80).double().float(), torch.randn(3, 48)
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight)
+    fast = prepack(layer).model
+    with torch.no_grad():
+        assert fast.packed.usable(x) and not fast.packed.usable(x.double())
+        with pytest.raises(RuntimeError):  # as without a copy
+            fast(x.bfloat16())
+    fast(x).square().sum().backward()
+    result = [weight.grad.clone() for weight in layer.parameters()]
+    layer.zero_grad()
+    F.linear(x, layer.weight, layer.bias).square().sum().backward()
+    assert all(
+        torch.equal(actual, weight.grad)
+        for actual, weight in zip(result, layer.parameters(), strict=True)
+    )
+
+
+class Doubled(Linear):
+    """A linear layer of somebody's own, which makes more of x than its weight does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+@torch.no_grad()
+def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it() -> None:
+    layer = Linear(16, 16)
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    assert not list(packable(layer)) and not list(packable(Doubled(16, 16)))
+    model, tokens = made("llama"), torch.arange(8)[None]
+    prepack(model)
+    lora.adapt(model, {"decoder.blocks.0.attn.q": (4, 2.0), "decoder.blocks.1.ffn.down": (4, 2.0)})
+    assert not held(model)  # their memory is let go
+    for layer in lora.adapted(model).values():
+        layer.down.normal_()
+        layer.up.normal_()
+    plain = model(tokens).logits
+    torch.testing.assert_close(prepack(model).model(tokens).logits, plain, atol=1e-5, rtol=1e-5)
+    for layer in lora.adapted(model).values():
+        layer.merge()
+    view = prepack(model)
+    assert view.complete and isinstance(view.model.decoder.blocks[0].attn.q, PrepackedLinear)
+    torch.testing.assert_close(view.model(tokens).logits, plain, atol=1e-3, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", BITS)
+def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
+    """As a fused optimizer leaves it: the matrix as it was, a bias changed without a count."""
+    model, x = made("gpt2", dtype), torch.randn(2, 5, 32).to(dtype)
+    attn = model.decoder.blocks[0].attn
+    matrices = [packed.matrix for packed in prepack(model).packed]
+    for layer in (attn.q, attn.k, attn.v):
+        layer.bias.data.add_(3)
+    view = prepack(model)
+    assert all(packed.matrix is old for packed, old in zip(view.packed, matrices, strict=True))
+    fast = view.model.decoder.blocks[0].attn
+    for result, layer in zip(
+        fused_linear(x, fast.q, fast.k, fast.v), (attn.q, attn.k, attn.v), strict=True
+    ):
+        expected = F.linear(x, layer.weight, layer.bias)
+        torch.testing.assert_close(result, expected, atol=BITS[dtype], rtol=BITS[dtype])
+
+
+def test_a_replaced_module_leaves_the_others_where_they_are() -> None:
+    model = made("gpt2")
+    block = model.decoder.blocks[1]
+    linear = Linear(32, 32)
+    view = replaced(model, {block.attn.out: linear})
+    assert view.decoder.blocks[1].attn.out is linear and block.attn.out is not linear
+    assert (
+        view.decoder.blocks[0] is model.decoder.blocks[0]
+        and view.decoder.blocks[1].ffn is block.ffn
+    )
+    assert view.config is model.config and view.decoder.blocks[1].attn.path == block.attn.path

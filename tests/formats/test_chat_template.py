@@ -1,0 +1,147 @@
+"""Chat templates: the texts that transformers makes of published ones, and programs that mean
+harm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import time
+from pathlib import Path
+
+import pytest
+
+from glassformer import UserError
+from glassformer.core.tokenizer import Tokenizer, trainers
+from glassformer.formats import chat_template
+from glassformer.formats.chat_template import ChatTemplate
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
+    "message['content'] | trim + "
+    "'<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' "
+    "}}{% endif %}"
+)
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}{% set system = "
+    "messages[0]['content'] %}{% else %}{% set loop_messages = messages %}{% set system = false "
+    "%}{% endif %}"
+    "{% for message in loop_messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles "
+    "must alternate') }}"
+    "{% endif %}{% if loop.index0 == 0 and system %}{% set content = '<<SYS>>\n' + system + "
+    "'\n<</SYS>>\n\n' + "
+    "message['content'] %}{% else %}{% set content = message['content'] %}{% endif %}{% if "
+    "message['role'] == 'user' %}"
+    "{{ bos_token ~ '[INST] ' ~ content.strip() ~ ' [/INST]' }}{% else %}{{ ' ' ~ content | trim "
+    "~ ' ' ~ eos_token }}"
+    "{% endif %}{% endfor %}"
+)
+MESSAGES = [
+    {"role": "system", "content": "Be brief. "},
+    {"role": "user", "content": " the cat sat\n"},
+    {"role": "assistant", "content": "on the mat"},
+    {"role": "user", "content": "the dog?"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return trainers.train("bpe", ["the cat sat on the mat and the dog sat on the log "] * 4, 300)
+
+
+@pytest.mark.parametrize("source", [CHATML, LLAMA2])
+def test_a_published_template_gives_what_transformers_makes_of_it(
+    source: str, tokenizer: Tokenizer
+) -> None:
+    """Reference: transformers' own rendering."""
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    words = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    output, _ = utils.render_jinja_template(
+        [MESSAGES], chat_template=source, add_generation_prompt=True, **words
+    )
+    assert ChatTemplate(source, tokenizer).render(MESSAGES) == output[0]
+
+
+BOMBS = [
+    "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set y %}{{ n.x }}{{ n.x }}{% "
+    "endset %}"
+    "{% set n.x = y %}{% endfor %}",
+    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x | replace('a', "
+    "'aa') %}{% endfor %}",
+    "{% set n = namespace(x='aa') %}{% for i in range(99) %}{% set n.x = n.x.replace('a', 'aa') "
+    "%}{% endfor %}",
+    "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "{{ ('a' * 1000000) | replace('a', 'b' * 1000000) }}",
+    "{{ ([range(100000)] * 100000) | map('list') | list }}",
+    "{{ 'a' * 10000000000 }}",
+    "{{ 99 ** 99 ** 99 }}",
+    "{{ '%10000000000d' % 3 }}",
+    "{{ '{:10000000000}'.format(3) }}",
+    "{{ 'a'.center(10000000000) }}",
+    "{{ ('a' * 4000).join(['b'] * 100000) }}",
+    "{{ range(10000000000) | list }}",
+    "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+]
+ESCAPES = [
+    "{{ ''.__class__.__mro__ }}",
+    "{{ (1).bit_length.__globals__ }}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update({'role': 'x'}) }}",
+    "{{ raise_exception.__globals__ }}",
+    "{% include '/etc/passwd' %}",
+    "{{ '{0.__class__}'.format(1) }}",
+]
+
+
+@pytest.mark.parametrize("source", BOMBS)
+def test_a_bomb_ends_soon_in_a_sentence(source: str, tokenizer: Tokenizer) -> None:
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match="template"):
+        ChatTemplate(source, tokenizer).render(MESSAGES)
+    assert time.monotonic() - start < 20, "two seconds on a machine that is not busy"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"
+
+
+@pytest.mark.parametrize("source", ESCAPES)
+def test_a_template_reaches_nothing_of_pythons(source: str, tokenizer: Tokenizer) -> None:
+    messages = [dict(message) for message in MESSAGES]
+    with contextlib.suppress(UserError):
+        assert ChatTemplate(source, tokenizer).render(messages) == ""
+    assert messages == MESSAGES
+
+
+def test_what_a_message_says_is_never_a_special_token(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate(
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}", tokenizer
+    )
+    plain = template.tokens([{"role": "user", "content": "the cat"}])
+    assert plain == [tokenizer.bos, *tokenizer.encode("the cat")]
+    sly = template.tokens([{"role": "user", "content": "the <|endoftext|> cat"}])
+    assert sly.count(tokenizer.bos or 0) == 1 and tokenizer.decode(sly) == "the <|endoftext|> cat"
+
+
+def test_a_template_is_found_where_models_keep_it(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    assert chat_template.find(tmp_path) is None
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": [{"name": "default", "template": "A"}]})
+    )
+    assert chat_template.find(tmp_path) == "A"
+    (tmp_path / "chat_template.jinja").write_text("B")
+    assert chat_template.find(tmp_path) == "B"
+    assert ChatTemplate.open(tmp_path / "chat_template.jinja", tokenizer).render(MESSAGES) == "B"
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{% if %}", "x" * 300_000])
+def test_a_broken_template_is_a_sentence(source: str, tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="chat template"):
+        ChatTemplate(source, tokenizer)
+
+
+def test_a_template_may_refuse_a_conversation(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="roles must alternate"):
+        ChatTemplate(LLAMA2, tokenizer).render([MESSAGES[2]])

@@ -1,0 +1,354 @@
+"""GGUF files, against llama.cpp's own Python reader (the package gguf), and against files that
+lie."""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import glassformer
+import tiny
+from glassformer import families as recipes
+from glassformer.commands import common
+from glassformer.core.config import serial
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Model, build_model
+from glassformer.core.nn.inference import inference
+from glassformer.core.tokenizer import train
+from glassformer.fast.quantized import Layout, quantize_weights, quantized
+from glassformer.formats import gguf, gguf_blocks, lora, store
+from glassformer.formats.checkpoint import Checkpoint
+from glassformer.formats.gguf_file import BLOCKS, read_gguf
+
+TEXT = "the cat sat on the mat, and the dog sat on the cat. " * 20
+SMALL = {"dim": 64, "decoder.depth": 2, "context": 64, "embed.vocab": 300}
+
+
+def model_of(name: str = "llama/stories260k", seed: int = 1) -> Model:
+    heads = {} if name.startswith("gpt2") else {"decoder.pattern.attention.kv_heads": 2}
+    heads |= {"decoder.pattern.attention.heads": 4, "decoder.pattern.feedforward.hidden": 96}
+    heads |= {"decoder.position.length": 64} if name.startswith("gpt2") else {}
+    if name.startswith("qwen3"):
+        heads["decoder.pattern.attention.head_dim"] = 16
+    cfg = serial.change(recipes.find(name), {**SMALL, **heads})
+    cfg = serial.change(
+        cfg, {"init": {"type": "Init", "std": 0.15, "embed_std": 0.3, "residual": "plain"}}
+    )
+    return build_model(cfg, seed=seed).eval()
+
+
+def said(model: Model) -> torch.Tensor:
+    with inference(model):
+        return model(tiny.tokens()).logits
+
+
+def written(folder: Path, kind: str = "F32", name: str = "llama/stories260k") -> Path:
+    path = folder / "model.gguf"
+    gguf.save(model_of(name), path, kind, train("bpe", [TEXT], 300), "tiny")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "F16", "BF16", "F32"])
+def test_blocks_are_the_numbers_that_llama_cpp_reads(kind: str) -> None:
+    """Every byte drawn at random but the scales, which are finite."""
+    reference = pytest.importorskip("gguf")
+    draw, (numbers, width) = np.random.default_rng(0), BLOCKS[kind]
+    raw = draw.integers(0, 256, (7, 3, width), dtype=np.uint8)
+    places = {"Q4_K": [0, 2], "Q6_K": [208], "Q8_0": [0], "Q4_0": [0], "F16": [0]}.get(kind, [])
+    for at in places:
+        raw[..., at : at + 2] = draw.normal(size=(7, 3, 1)).astype("<f2").view(np.uint8)
+    if kind in ("F32", "BF16"):
+        raw[..., -1] &= 0x3F  # no NaN
+    text = gguf_blocks.decode(kind, raw)
+    expected = reference.quants.dequantize(raw.reshape(7, -1), reference.GGMLQuantizationType[kind])
+    assert text.shape == (7, 3, numbers) and np.array_equal(
+        text.reshape(7, -1), expected.reshape(7, -1)
+    )
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_blocks_are_joined_as_they_are_parted(kind: str) -> None:
+    raw = np.random.default_rng(0).integers(0, 256, (5, BLOCKS[kind][1]), dtype=np.uint8)
+    assert np.array_equal(gguf_blocks.join(kind, *gguf_blocks.split(kind, raw)), raw)
+
+
+@pytest.mark.parametrize("name", ["llama/stories260k", "qwen2/0.5b", "qwen3/0.6b", "gpt2/124m"])
+def test_a_model_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
+    model = model_of(name)
+    back, tokenizer = glassformer.load(written(tmp_path, "F32", name))
+    assert torch.equal(said(back), said(model)) and tokenizer is not None
+    assert tokenizer.encode(TEXT) == train("bpe", [TEXT], 300).encode(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)]
+)
+def test_kinds_are_as_near_as_their_bits(tmp_path: Path, kind: str, most: float) -> None:
+    reference = pytest.importorskip("gguf")
+    model, path = model_of(), written(tmp_path, kind)
+    back, _ = glassformer.load(path)
+    assert float((said(back) - said(model)).norm() / said(model).norm()) < most
+    tensors = {tensor.name: tensor for tensor in reference.GGUFReader(path).tensors}
+    assert tensors["blk.1.ffn_up.weight"].tensor_type.name == kind
+    assert tensors["output_norm.weight"].tensor_type.name == "F32"
+    individual = reference.quants.dequantize(
+        tensors["blk.1.ffn_up.weight"].data, reference.GGMLQuantizationType[kind]
+    )
+    weight = back.get_parameter("decoder.blocks.1.ffn.up.weight")
+    weight = (
+        quantized(back)["decoder.blocks.1.ffn.up.weight"].decoded()
+        if kind[0] == "Q"
+        else weight.detach()
+    )
+    assert np.array_equal(individual.reshape(weight.shape), weight.numpy())
+
+
+def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path: Path) -> None:
+    """Each head's rotary pairs, halves of it here, side by side there; values as they are."""
+    reference = pytest.importorskip("gguf")
+    model, path = model_of(), written(tmp_path)
+    tensors = {tensor.name: tensor.data for tensor in reference.GGUFReader(path).tensors}
+    for piece, heads in (("q", 4), ("k", 2)):
+        individual = model.get_parameter(f"decoder.blocks.1.attn.{piece}.weight").detach().numpy()
+        turned = individual.reshape(heads, 2, 8, 64).swapaxes(1, 2).reshape(individual.shape)
+        assert np.array_equal(tensors[f"blk.1.attn_{piece}.weight"], turned) and not np.array_equal(
+            individual, turned
+        )
+    values = model.get_parameter("decoder.blocks.1.attn.v.weight").detach().numpy()
+    assert np.array_equal(tensors["blk.1.attn_v.weight"], values)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
+    """Those of a model quantised here, queries and keys turned to llama.cpp's order and back."""
+    model = model_of()
+    quantize_weights(model, Layout(bits))
+    gguf.save(model, tmp_path / "a.gguf", "F16", None)
+    back, tokenizer = glassformer.load(tmp_path / "a.gguf")
+    local, reference = quantized(model), quantized(back)
+    assert tokenizer is None and local.keys() == reference.keys()
+    assert all(
+        torch.equal(weight.quantized_data.codes, reference[path].quantized_data.codes)
+        for path, weight in local.items()
+    )
+    assert torch.equal(said(back), said(model))
+    store.save(back, tmp_path / "folder")
+    assert torch.equal(said(glassformer.load(tmp_path / "folder")[0]), said(model))
+    plain, _ = glassformer.load(tmp_path / "a.gguf", dtype="float32")
+    assert not quantized(plain)
+
+
+def test_larger_groups_go_out_as_their_codes_too(tmp_path: Path) -> None:
+    """A scale is repeated for each block of 32, so nothing is rounded again."""
+    model = model_of()
+    quantize_weights(model, Layout(4, group=64))
+    stored = gguf.save(model, tmp_path / "a.gguf", "F16", None)
+    back, _ = glassformer.load(tmp_path / "a.gguf")
+    assert stored["Q4_0"] == 14 and stored["Q8_0"] == 1 and stored.total() == 20
+    local, reference = quantized(model), quantized(back)
+    assert all(
+        torch.equal(weight.decoded(), reference[path].decoded()) for path, weight in local.items()
+    )
+    assert read_gguf(tmp_path / "a.gguf")[0]["general.file_type"] == gguf.FILE_TYPES["Q4_0"]
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(8, "Q4_0"), (4, "Q8_0")])
+def test_codes_are_not_rounded_again(tmp_path: Path, bits: int, kind: str) -> None:
+    model = model_of()
+    quantize_weights(model, Layout(bits))
+    with pytest.raises(
+        UserError, match=f"codes of {bits} bits, and {kind} would round them a second time"
+    ):
+        gguf.save(model, tmp_path / "a.gguf", kind, None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_adapter_on_codes_is_not_left_out_silently(tmp_path: Path) -> None:
+    model = model_of()
+    quantize_weights(model, Layout(8))
+    lora.adapt(model, {"decoder.blocks.0.attn.q": (2, 1.0)})
+    with pytest.raises(
+        UserError,
+        match=r"blocks\.0\.attn\.q has an adapter beside quantised "
+        r"weights",
+    ):
+        gguf.save(model, tmp_path / "a.gguf", "F16", None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_that_no_block_divides_are_f16(tmp_path: Path, shared_data: Path) -> None:
+    model, tokenizer = glassformer.load(shared_data / "stories260K")
+    gguf.save(model, tmp_path / "stories.gguf", "Q8_0", tokenizer)
+    kinds = {name: place.kind for name, place in read_gguf(tmp_path / "stories.gguf")[1].items()}
+    assert kinds["blk.0.ffn_down.weight"] == "F16" and kinds["blk.0.ffn_up.weight"] == "Q8_0"
+    back, reader = glassformer.load(tmp_path / "stories.gguf")
+    text = "Once upon a time, there was a girl who didn't like 3 big dogs."
+    assert reader is not None and reader.encode(text) == tokenizer.encode(text)
+    options = {"max_new": 30, "temperature": 0}
+    item, second = (
+        "".join(step.text for step in glassformer.generate(*pair, "Once upon a time", **options))
+        for pair in ((model, tokenizer), (back, reader))
+    )
+    assert item == second
+
+
+def test_a_file_is_a_model_everywhere(tmp_path: Path) -> None:
+    path = written(tmp_path, "Q8_0")
+    opened = Checkpoint.open(path)
+    assert opened.gguf and opened.source_tokenizer() is None
+    fitted = opened.model_as(opened.config, dtype=torch.float32)
+    assert not quantized(fitted.model) and not fitted.new
+    few, _ = glassformer.load(written(tmp_path, "F16"), bits=4)
+    assert quantized(few) and common.new_file(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [("Q5_K", "are written in F32, F16, Q4_0, Q8_0, BF16, not in Q5_K"), ("", "not in")],
+)
+def test_kinds_that_are_not_written(tmp_path: Path, kind: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        gguf.save(model_of(), tmp_path / "a.gguf", kind, None)
+    assert not list(tmp_path.iterdir())
+
+
+def _changed(path: Path, old: bytes, new: bytes) -> None:
+    raw = path.read_bytes()
+    assert raw.count(old) >= 1 and len(old) == len(new)
+    path.write_bytes(raw.replace(old, new, 1))
+
+
+def _kind(path: Path, number: int) -> None:
+    """Another number for the kind of the first tensor."""
+    name = struct.pack("<Q", 17) + b"token_embd.weight"
+    raw = bytearray(path.read_bytes())
+    at = raw.index(name) + len(name) + 4 + 16
+    raw[at : at + 4] = struct.pack("<I", number)
+    path.write_bytes(bytes(raw))
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [(11, "kind Q3_K"), (39, "kind MXFP4"), (31, "kind 31"), (1 << 31, "kind 2147483648")],
+)
+def test_kinds_that_are_not_read_are_named(tmp_path: Path, number: int, sentence: str) -> None:
+    path = written(tmp_path)
+    _kind(path, number)
+    with pytest.raises(UserError, match=sentence):
+        glassformer.load(path)
+
+
+def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    raw = path.read_bytes()
+    for piece in (
+        raw[:3],
+        raw[:100],
+        raw[:-1000],
+        b"PK" + raw[2:],
+        raw[:4] + b"\x09\0\0\0" + raw[8:],
+    ):
+        path.write_bytes(piece)
+        with pytest.raises(UserError, match=r"whole GGUF|architecture"):
+            glassformer.load(path)
+    with pytest.raises(UserError, match=r"There is no folder"):
+        glassformer.load(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (
+            b"general.name",
+            b"general.n\xffme",
+            "the name of field 14 of 24: a text is not UTF-8 at its byte 9",
+        ),
+        (
+            b"\x04\0\0\0\0\0\0\0tiny",
+            b"\x04\0\0\0\0\0\0\0t\xffny",
+            "the field 'general.name': a text is not UTF-8",
+        ),
+        (
+            b"token_embd.weight\x02",
+            b"token_embd.weight\x07",
+            "tensor 1 of 20, 'token_embd.weight': a tensor has 7 axes",
+        ),
+        (b"general.architecture", b"general.architectuRe", "lacks general.architecture"),
+        (b"tokenizer.ggml.model", b"tokenizer.ggml.Model", "it lacks tokenizer.ggml.model"),
+        (
+            b"blk.1.attn_q.weight",
+            b"blk.1.attn_Q.weight",
+            "no place for blk.1.attn_Q.weight; copy or convert it again",
+        ),
+    ],
+)
+def test_what_is_broken_is_named(tmp_path: Path, old: bytes, new: bytes, sentence: str) -> None:
+    path = written(tmp_path)
+    _changed(path, old, new)
+    with pytest.raises(UserError, match=sentence):
+        glassformer.load(path)
+
+
+def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path: Path) -> None:
+    """300 files with some of the first 6,000 bytes changed: fields, names, shapes, kinds, offsets
+    and scales."""
+    path, draw = written(tmp_path, "Q8_0"), random.Random(0)
+    raw, loaded = path.read_bytes(), 0
+    for _ in range(300):
+        group = bytearray(raw)
+        for _ in range(draw.choice((1, 1, 2, 8))):
+            at = draw.randrange(min(len(raw), draw.choice((64, 1500, 20_000))))
+            group[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+        path.write_bytes(bytes(group))
+        try:
+            glassformer.load(path)
+            loaded += 1
+        except UserError as error:
+            assert "\n" not in str(error) and len(str(error)) < 600
+    assert 0 < loaded < 300
+
+
+def test_a_file_that_is_there_already_survives_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"before")
+    model = model_of()
+    with torch.no_grad():
+        model.get_parameter("embed.token.weight")[0, 0] = 1e6
+    with pytest.raises(UserError, match="too large for F16"):
+        gguf.save(model, path, "F16", None)
+    assert path.read_bytes() == b"before" and [item.name for item in tmp_path.iterdir()] == [
+        "a.gguf"
+    ]
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+@pytest.mark.parametrize("kind", ["tensors", "fields", "texts"])
+def test_more_of_anything_than_a_model_has_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    many = 300_000 if kind != "texts" else 4_000_000
+    head = b"GGUF" + struct.pack(
+        "<IQQ", 3, *{"tensors": (many, 0), "fields": (0, many), "texts": (0, 1)}[kind]
+    )
+    if kind == "tensors":
+        head += b"".join(
+            _text(f"t{i}") + struct.pack("<IQIQ", 1, 8, 0, 32 * i) for i in range(many)
+        )
+        head += bytes(-len(head) % 32 + 32 * many)
+    elif kind == "fields":
+        head += b"".join(_text(f"f{i}") + struct.pack("<II", 4, i) for i in range(many))
+    else:
+        head += _text("general.architecture") + struct.pack("<IIQ", 9, 8, many) + bytes(8 * many)
+    path = tmp_path / "many.gguf"
+    path.write_bytes(head)
+    began = time.process_time()
+    with pytest.raises(UserError, match=r"more than any model has|too long"):
+        glassformer.load(path)
+    assert time.process_time() - began < 0.3

@@ -1,0 +1,304 @@
+"""Vocabularies in GGUF files of every kind, written here by another hand, against other
+implementations."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import struct
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import regex
+
+from glassformer import UserError
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.core.tokenizer.stream import byte_alphabet
+from glassformer.formats.tokenizer_files import open as open_tokenizer
+from tokenizer.test_tokenizer import NASTY, SPECIAL, STORY, streamed
+
+TYPES = {"normal": 1, "unknown": 2, "control": 3, "user": 4, "unused": 5, "byte": 6}
+CODES = {bool: (7, "<?"), int: (4, "<I"), float: (6, "<f")}
+CL100K = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| "
+    r""
+    r""
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+# from here on the rules see these, of which some are digits, as Falcon's own file has it
+BYTES = "letters for bytes"
+RULES = {  # as llama.cpp lists them: each cuts what the one before has left
+    "gpt-2": [GPT2],
+    "mpt": [GPT2],
+    "starcoder": [r"\p{N}", GPT2],
+    "command-r": [r"\p{N}", GPT2],
+    "llama-bpe": [CL100K.replace("DIGITS", "{1,3}")],
+    "qwen2": [CL100K.replace("DIGITS", "")],
+    "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", GPT2, BYTES, r"\p{N}+", "[0-9][0-9][0-9]"],
+    "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}"],
+    "bloom": [r" ?[^(\s|.,!?…。，、।۔،)]+"],
+}
+COMPOSING = {"mpt", "qwen2", "command-r"}  # NFC first, which llama.cpp leaves out
+
+
+def written(path: Path, fields: dict[str, Any], tail: int = 0) -> Path:
+    """A GGUF file of version 3 with these fields and no tensors, and ``tail`` bytes of nothing
+    behind."""
+
+    def named(word: str) -> bytes:
+        return struct.pack("<Q", len(word.encode())) + word.encode()
+
+    def value(item: Any) -> tuple[int, bytes]:
+        if isinstance(item, str):
+            return 8, named(item)
+        if isinstance(item, list):
+            pieces = [value(item) for item in item]
+            return 9, struct.pack("<IQ", pieces[0][0] if pieces else 8, len(item)) + b"".join(
+                piece for _, piece in pieces
+            )
+        code, letter = CODES[type(item)]
+        return code, struct.pack(letter, item)
+
+    body = b""
+    for name, field in fields.items():
+        code, data = value(field)
+        body += named(name) + struct.pack("<I", code) + data
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, len(fields)) + body)
+        file.truncate(file.tell() + tail)
+    return path
+
+
+def tokenizer_fields(model: str, names: list[str], kinds: list[str], **more: Any) -> dict[str, Any]:
+    """The fields of a vocabulary, among others."""
+    stored = {
+        "model": model,
+        "tokens": names,
+        "token_type": [TYPES[kind] for kind in kinds],
+        **more,
+    }
+    return {
+        "general.architecture": "llama",
+        **{f"tokenizer.ggml.{name}": value for name, value in stored.items()},
+    }
+
+
+def bpe_fields(
+    pre: str, user: tuple[str, ...] = (), **more: Any
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """A small byte-level BPE, and the ids of its entries."""
+    model = json.loads(train_tokenizer("bpe", [*STORY, *NASTY], 700).to_json())["model"]
+    names = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    merges = [" ".join(pair) for pair in model["merges"]]
+    fields = tokenizer_fields(
+        "gpt2",
+        [*names, "<|end|>", *user],
+        ["normal"] * len(names) + ["control"] + ["user"] * len(user),
+        pre=pre,
+        merges=merges,
+        eos_token_id=len(names),
+    )
+    return {**fields, **more}, model["vocab"]
+
+
+def split(rules: list[str], sample: str) -> list[str]:
+    """The pieces of a text after every rule."""
+    pieces = [sample]
+    for rule in rules:
+        if rule == BYTES:
+            pieces = ["".join(byte_alphabet()[byte] for byte in piece.encode()) for piece in pieces]
+            continue
+        cut: list[str] = []
+        for piece in pieces:
+            at = 0
+            for result in regex.finditer(rule, piece):
+                cut += [piece[at : result.start()], result[0]]
+                at = result.end()
+            cut.append(piece[at:])
+        pieces = [piece for piece in cut if piece]
+    return pieces
+
+
+@pytest.mark.parametrize("pre", RULES)
+def test_byte_level_words_are_split_by_the_rule_that_is_named(pre: str, tmp_path: Path) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    fields, ids = bpe_fields(pre)
+    actual = open_tokenizer(written(tmp_path / "model.gguf", fields))
+    ranks = {actual.bytes_of(id): id for id in ids.values()}
+    encoding = tiktoken.Encoding(
+        "theirs", pat_str=r"[\s\S]+", mergeable_ranks=ranks, special_tokens={}
+    )
+    byte_of = {letter: byte for byte, letter in byte_alphabet().items()}
+    for sample in [*NASTY, *SPECIAL, "3333 33.3 ½²", "I'VE told 'em; we're 12345 strong\n\n\n  x"]:
+        full = unicodedata.normalize("NFC", sample) if pre in COMPOSING else sample
+        pieces = [piece.encode() for piece in split(RULES[pre], full)]
+        if BYTES in RULES[pre]:
+            pieces = [bytes(map(byte_of.__getitem__, piece.decode())) for piece in pieces]
+        expected = [id for piece in pieces for id in encoding._encode_bytes(piece)]
+        assert actual.encode(sample) == expected, repr(sample)
+        assert streamed(actual, expected) == actual.decode(expected) == full
+    assert actual.eos == len(ids) and actual.bos == actual.unk is None
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_sentencepieces_kinds(kind: str, tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    chance, buffer = random.Random(0), io.BytesIO()
+    words = [word for sentence in {*STORY} for word in sentence.split()]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(
+            [" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]
+        ),
+        model_writer=buffer,
+        vocab_size=400 if kind == "llama" else 150,
+        model_type="bpe" if kind == "llama" else "unigram",
+        byte_fallback=kind == "llama",
+        remove_extra_whitespaces=kind == "t5",
+        normalization_rule_name="identity",
+        user_defined_symbols=["<sep>"],
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_proto=buffer.getvalue())
+    every = range(processor.get_piece_size())
+    fields = {
+        "unknown": processor.is_unknown,
+        "control": processor.is_control,
+        "unused": processor.is_unused,
+    }
+    fields["byte"] = processor.is_byte
+    kinds = [next((name for name, asks in fields.items() if asks(id)), "normal") for id in every]
+    names = [processor.id_to_piece(id) for id in every]
+    kinds[names.index("<sep>")] = "user"
+    scores = [float(processor.get_score(id)) for id in every]
+    more = {
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+        "remove_extra_whitespaces": kind == "t5",
+    }
+    actual = open_tokenizer(
+        written(tmp_path / "a.gguf", tokenizer_fields(kind, names, kinds, scores=scores, **more))
+    )
+    for sample in [*NASTY, *SPECIAL, *STORY[:1], "a<sep>b <sep>"]:
+        assert actual.encode(sample) == processor.encode(sample), repr(sample)
+        assert streamed(actual, actual.encode(sample)) == actual.decode(processor.encode(sample))
+    assert (actual.bos, actual.eos, actual.unk) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("case", ["cased", "uncased"])
+def test_berts_kind(shared_data: Path, case: str, tmp_path: Path) -> None:
+    path = shared_data / f"tok-bert-{case}" / "vocab.txt"
+    names = path.read_text(encoding="utf-8").splitlines()
+    bare = [
+        name
+        if name[:1] == "[" and name[-1:] == "]"
+        else name[2:]
+        if name.startswith("##")
+        else "▁" + name
+        for name in names
+    ]
+    kinds = [
+        "control" if name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") else "normal"
+        for name in names
+    ]
+    fields = tokenizer_fields("bert", bare, kinds, cls_token_id=names.index("[CLS]"))
+    actual, reference = (
+        open_tokenizer(written(tmp_path / "bert.gguf", fields)),
+        open_tokenizer(path),
+    )
+    assert (
+        actual.encode_batch(NASTY) == reference.encode_batch(NASTY)
+        and actual.cls == reference.cls == actual.bos
+    )
+    assert actual.encode_pair("a", "b") == reference.encode_pair("a", "b")
+
+
+def test_phi3_is_its_tokenizer_json(shared_data: Path) -> None:
+    folder = shared_data / "tok-phi3"
+    actual, reference = (
+        open_tokenizer(folder / "ggml-vocab-phi-3.gguf"),
+        open_tokenizer(folder / "tokenizer.json"),
+    )
+    for sample in [*NASTY, *SPECIAL]:
+        assert actual.encode(sample) == reference.encode(sample)
+    assert (
+        actual.encode("<|end|>", special=True)[-1] == reference.id("<|end|>")
+        and actual.token(actual.eos or 0) == "<|endoftext|>"
+    )
+
+
+def test_user_defined_tokens_are_found_whole(tmp_path: Path) -> None:
+    fields, ids = bpe_fields("gpt-2", user=("    ", "<tool>"))
+    actual = open_tokenizer(written(tmp_path / "a.gguf", fields))
+    assert actual.encode("a    b<tool>")[1::2] == [len(ids) + 1, len(ids) + 2]
+    assert actual.decode(actual.encode("a    b<tool>")) == "a    b<tool>"
+    assert actual.specials == {"<|end|>": len(ids)}
+
+
+def test_the_weights_are_not_read(tmp_path: Path) -> None:
+    fields, _ = bpe_fields("gpt-2")
+    # a hole: it needs no room on the disk
+    path = written(tmp_path / "model.gguf", fields, tail=5 << 30)
+    assert path.stat().st_size > 5 << 30
+    assert (
+        open_tokenizer(path).fingerprint
+        == open_tokenizer(written(tmp_path / "small.gguf", fields)).fingerprint
+    )
+
+
+def _dropped(*names: str) -> Callable[[dict[str, Any]], None]:
+    def change(fields: dict[str, Any]) -> None:
+        for name in names:
+            del fields[f"tokenizer.ggml.{name}"]
+
+    return change
+
+
+CASES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "no merges": (_dropped("merges"), "no merges"),
+    "no rule": (_dropped("pre"), "does not say how it splits"),
+    "unknown rule": (
+        lambda f: f.update({"tokenizer.ggml.pre": "mystery"}),
+        'unknown rule "mystery"',
+    ),
+    "unknown kind": (lambda f: f.update({"tokenizer.ggml.model": "rwkv"}), 'kind "rwkv"'),
+    "no types": (_dropped("token_type"), "not a whole GGUF"),
+    "short types": (lambda f: f["tokenizer.ggml.token_type"].pop(), "do not fit each other"),
+    "twice a token": (lambda f: f["tokenizer.ggml.tokens"].__setitem__(5, "b"), "repeats a token"),
+    "endless token": (lambda f: f["tokenizer.ggml.tokens"].__setitem__(-1, "x" * 5000), "endless"),
+    "lost merge": (lambda f: f["tokenizer.ggml.merges"].append("q zz"), "not there"),
+    "far end": (lambda f: f.update({"tokenizer.ggml.eos_token_id": 10**6}), "not a whole GGUF"),
+    "no scores": (lambda f: f.update({"tokenizer.ggml.model": "llama"}), "not a whole GGUF"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_vocabulary_is_one_sentence(case: str, tmp_path: Path) -> None:
+    fields, _ = bpe_fields("gpt-2")
+    change, sentence = CASES[case]
+    change(fields)
+    with pytest.raises(UserError, match=sentence):
+        open_tokenizer(written(tmp_path / "a.gguf", fields))
+
+
+def test_a_lying_size_takes_no_memory(tmp_path: Path) -> None:
+    for size in (1 << 62, 1 << 40, (1 << 64) - 1):
+        path = tmp_path / "a.gguf"
+        path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", size) + b"name")
+        with pytest.raises(UserError, match="not a whole GGUF"):
+            open_tokenizer(path)
+        path.write_bytes(
+            b"GGUF"
+            + struct.pack("<IQQQ", 3, 0, 1, 1)
+            + b"n"
+            + struct.pack("<IIQ", 9, 4, size)
+            + b"abcd"
+        )
+        with pytest.raises(UserError, match="not a whole GGUF"):
+            open_tokenizer(path)

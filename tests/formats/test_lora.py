@@ -1,0 +1,138 @@
+"""Models changed a little: what trains, merged and back bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tiny
+from changed import LORA, logits, moved
+from glassformer.core.config import objective as objectives
+from glassformer.core.config import run
+from glassformer.core.errors import UserError
+from glassformer.core.nn import build_model
+from glassformer.core.training.optimizer import Optimizer
+from glassformer.formats import lora
+
+CELLS = [
+    (name, (f"*.cells.*.{part}",))
+    for name in ("gru", "lstm", "bahdanau", "cho")
+    for part in ("state", "input")
+]
+
+
+@pytest.mark.parametrize(("name", "paths"), [*CELLS, ("mixtral", ("*.router",))])
+def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths):
+    """PyTorch's recurrent kernels, the halves of an attending cell's input, and the router in
+    fp32."""
+    model = moved(tiny.ALL[name], objectives.LoRA(rank=3, alpha=6.0, target_modules=paths))
+    source = (tiny.tokens(3, 9, seed=5),) if hasattr(model, "encoder") else ()
+    beside = model(tiny.tokens(), *source).logits
+    beside.square().mean().backward()
+    assert all(weight.grad.abs().sum() > 0 for _, weight in lora.trained(model))
+    with torch.no_grad():
+        for layer in lora.adapted(model).values():
+            layer.merge()
+        torch.testing.assert_close(
+            model(tiny.tokens(), *source).logits, beside, rtol=1e-5, atol=3e-5
+        )
+        for layer in lora.adapted(model).values():
+            layer.unmerge()
+            layer.up.zero_()
+        assert not torch.allclose(model(tiny.tokens(), *source).logits, beside, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_change_starts_as_none_merges_and_goes_back_bit_for_bit(name):
+    plain = build_model(tiny.DECODERS[name], seed=1).eval()
+    model = build_model(tiny.DECODERS[name], seed=1).eval()
+    lora.tune(model, LORA)
+    assert torch.equal(logits(plain), logits(model))
+    model = moved(tiny.DECODERS[name])
+    beside = logits(model)
+    assert not torch.allclose(beside, logits(plain), atol=1e-2)
+    for layer in lora.adapted(model).values():
+        layer.merge()
+    torch.testing.assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
+    for layer in lora.adapted(model).values():
+        layer.unmerge()
+    assert torch.equal(logits(model), beside)
+    local = dict(plain.named_parameters())
+    assert all(
+        torch.equal(weight, local[n]) for n, weight in model.named_parameters() if n in local
+    )
+    lora.merge_and_unload(model)
+    assert not lora.adapted(model) and [n for n, _ in model.named_parameters()] == list(local)
+    torch.testing.assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
+
+
+def test_a_generation_before_does_not_hide_the_change():
+    from glassformer import generation
+
+    model = build_model(tiny.DECODERS["llama"], seed=1).eval()
+    # lays packed copies
+    generation.generate(model, None, [[1, 2, 3]], max_new=4, temperature=0.0).run()
+    changed = moved(tiny.DECODERS["llama"])
+    lora.tune(model, LORA)
+    model.load_state_dict(changed.state_dict())
+    tokens = (
+        generation.generate(model, None, [[1, 2, 3]], max_new=12, temperature=0.0)
+        .run()
+        .rows[0]
+        .tokens
+    )
+    lora.merge_and_unload(changed)
+    assert (
+        tokens
+        == generation.generate(changed, None, [[1, 2, 3]], max_new=12, temperature=0.0)
+        .run()
+        .rows[0]
+        .tokens
+    )
+
+
+def test_the_optimizer_sees_only_what_trains():
+    model = build_model(tiny.DECODERS["llama"], seed=1)
+    lora.tune(model, LORA)
+    names = set(Optimizer(model, run.AdamW()).parameters)
+    assert names == {
+        f"decoder.blocks.{i}.attn.{x}.{name}"
+        for i in (0, 1)
+        for x in "qv"
+        for name in ("down", "up")
+    }
+    model = build_model(tiny.bert(), seed=1)
+    lora.tune(model, objectives.Frozen(train=("pool.*",)), new=["head.norm.bias"])
+    assert set(Optimizer(model, run.Muon()).parameters) == {
+        "head.norm.bias",
+        *(n for n, _ in model.named_parameters() if n.startswith("pool.")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            objectives.LoRA(target_modules=("*.attn.x",)),
+            r"LoRA.target_modules \*.attn.x names no linear layer.*such as decoder.blocks.0",
+        ),
+        (
+            objectives.Frozen(train=("nose.*",)),
+            r"Frozen.train nose.\* names no weight.*such as "
+            r"embed.token.weight",
+        ),
+    ],
+)
+def test_patterns_that_name_nothing(options, message):
+    with pytest.raises(UserError, match=message):
+        lora.tune(build_model(tiny.DECODERS["llama"], seed=1), options)
+
+
+def test_a_layer_of_pytorchs_own_is_adapted_as_well():
+    model = build_model(tiny.DECODERS["llama"], seed=1).eval()
+    actual = model.decoder.blocks[0].attn.q
+    linear = torch.nn.Linear(actual.in_features, actual.out_features, bias=False)
+    linear.weight = actual.weight
+    model.decoder.blocks[0].attn.v = linear
+    lora.tune(model, LORA)
+    assert "decoder.blocks.0.attn.v" in lora.adapted(model)

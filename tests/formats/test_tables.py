@@ -1,0 +1,233 @@
+"""Tables and packed files hold the same documents as plain ones; what is wrong with them is told in
+one sentence."""
+
+from __future__ import annotations
+
+import builtins
+import gzip
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.test_corpus import Bytes, jsonl, write
+from glassformer.core.data import tokenise
+from glassformer.core.data.registry import find
+from glassformer.core.errors import UserError
+from glassformer.formats.compression import unpacked
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+ipc = pytest.importorskip("pyarrow.ipc")
+zstandard = pytest.importorskip("zstandard")
+
+TEXTS = ["one\ntwo", "", None, "drei ü", "x" * 3000] * 300
+FULL = [text for text in TEXTS if text]
+
+
+def table(texts: list[Any], field: str = "text", kind: Any = None) -> Any:
+    return pyarrow.table({field: pyarrow.array(texts, kind), "number": list(range(len(texts)))})
+
+
+def saved(folder: Path, texts: list[Any], shards: int) -> Path:
+    """A folder as `datasets` 4 saves it (compared once with what it writes)."""
+    folder.mkdir(parents=True)
+    full = table(texts)
+    names = [f"data-{at:05}-of-{shards:05}.arrow" for at in range(shards)]
+    size = -(-len(texts) // shards)
+    for at, name in enumerate(names):
+        with ipc.new_stream(str(folder / name), full.schema) as file:
+            file.write_table(full.slice(at * size, size), max_chunksize=100)
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": name} for name in names]})
+    )
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pyarrow.string(),
+        pyarrow.large_string(),
+        pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+    ],
+)
+def test_a_parquet_file_is_a_document_a_row(tmp_path: Path, kind: Any) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(
+        table(TEXTS, "body", pyarrow.string()).set_column(
+            0, "body", table(TEXTS).column(0).cast(kind)
+        ),
+        path,
+        row_group_size=400,
+    )
+    source = find(path, field="body")
+    assert list(source.documents()) == FULL
+    reads = [piece.bytes_read for piece in source.pieces()]
+    assert reads == sorted(reads) and reads[0] < reads[-1] == source.size
+
+
+def test_folders_of_hugging_face(tmp_path: Path) -> None:
+    assert list(find(saved(tmp_path / "one", TEXTS, 3)).documents()) == FULL
+    pair = tmp_path / "both"
+    saved(pair / "train", TEXTS[:10], 2), saved(pair / "test", TEXTS, 1)
+    (pair / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    source = find(pair)
+    assert list(source.documents()) == [text for text in TEXTS[:10] if text]
+    assert source.notes == ("both: the split train is read, not test.",)
+    assert list(find(pair / "test").documents()) == FULL
+
+
+def test_a_clone_of_a_hub_repository_is_its_tables_of_the_training_split(tmp_path: Path) -> None:
+    for name, texts in (
+        ("train-00000-of-00002", ["a"]),
+        ("train-00001-of-00002", ["b"]),
+        ("test-00000-of-00001", ["c"]),
+    ):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        parquet.write_table(table(texts), tmp_path / "data" / f"{name}.parquet")
+    write(tmp_path / "README.md", "about it")
+    source = find(tmp_path)
+    assert list(source.documents()) == ["a", "b"]
+    assert sorted(source.notes) == [
+        "README.md left out: no table",
+        "data/test-00000-of-00001.parquet left out: not of the split train",
+    ]
+    for path in (tmp_path / "data").glob("train*"):
+        path.rename(path.with_name(path.name.replace("train", "strained")))
+    assert list(find(tmp_path).documents()) == ["a", "b", "c"]  # no name tells of a training split
+
+
+def test_zst_is_unpacked_as_gz_is(tmp_path: Path) -> None:
+    plain = jsonl(tmp_path / "a.jsonl", FULL)
+    half = plain.read_bytes()[:5000], plain.read_bytes()[5000:]
+    packed = write(
+        tmp_path / "b.jsonl.zst", b"".join(map(zstandard.compress, half))
+    )  # two frames, as parallel writers leave
+    assert list(find(packed).documents()) == list(find(plain).documents()) == FULL
+    text = write(tmp_path / "c.txt.zst", zstandard.compress(("word " * 50_000).encode()))
+    assert list(find(text).documents()) == ["word " * 50_000]
+    with text.open("rb") as raw:
+        assert unpacked(raw, text).read(7) == b"word wo"
+    folder = write(tmp_path / "f" / "b.jsonl.zst", packed.read_bytes()).parent
+    assert list(find(folder).documents()) == FULL
+
+
+def test_zst_takes_time_in_proportion_to_its_text_and_memory_in_proportion_to_little(
+    tmp_path: Path,
+) -> None:
+    line = b"the cat sat on the mat and looked at me. " * 100
+    path = write(tmp_path / "a.txt.zst", zstandard.compress(line * 16_000))  # 64 MiB in 6 kB
+
+    def read() -> tuple[int, float, int]:
+        began, size, most = time.process_time(), 0, 0
+        with path.open("rb") as raw:
+            opened: Any = unpacked(raw, path)
+            while block := opened.read(1 << 16):
+                size, most = size + len(block), max(most, len(opened.ready))
+        return size, time.process_time() - began, most
+
+    size, seconds, most = read()
+    # 15 s where each read copied the others
+    assert size == len(line) * 16_000 and seconds < 5 and most < 16 << 20
+
+
+def broken(folder: Path, name: str) -> Path:
+    """Something that cannot be read, by its name."""
+    folder.mkdir()
+    lines = b"".join(json.dumps({"text": f"{n} " * 50}).encode() + b"\n" for n in range(5000))
+    path = folder / name
+    match name:
+        case "cut.jsonl.gz":
+            path.write_bytes(gzip.compress(lines)[:-2000])
+        case "flipped.jsonl.gz":
+            data = bytearray(gzip.compress(lines))
+            data[len(data) // 2] ^= 255
+            path.write_bytes(bytes(data))
+        case "cut.jsonl.zst" | "cut.txt.zst":
+            path.write_bytes(zstandard.compress(lines)[:-2000])
+        case "none.jsonl.zst":
+            path.write_bytes(b"this is not zstd")
+        case "field.jsonl.zst":
+            path.write_bytes(zstandard.compress(b'{"text": "a"}\n{"words": "b"}\n'))
+        case "none.parquet":
+            path.write_bytes(b"PAR1 this is none PAR1")
+        case "cut.parquet":
+            parquet.write_table(table(FULL), path)
+            path.write_bytes(path.read_bytes()[:-100])
+        case "column.parquet":
+            parquet.write_table(table(FULL, "words"), path)
+        case "numbers.parquet":
+            parquet.write_table(table(FULL).rename_columns(["other", "text"]), path)
+        case "lost" | "cutarrow":
+            saved(path, TEXTS, 2)
+            shard = path / "data-00001-of-00002.arrow"
+            shard.unlink() if name == "lost" else shard.write_bytes(shard.read_bytes()[:300_000])
+        case "nosplit":
+            write(path / "dataset_dict.json", '{"splits": ["test", "dev"]}')
+        case "nostate":
+            write(path / "dataset_dict.json", '{"splits": ["train"]}')
+        case "badstate":
+            write(path / "state.json", '{"_data_files": 3}')
+        case "outside":
+            write(path / "state.json", '{"_data_files": [{"filename": "../../etc/passwd"}]}')
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cut.jsonl.gz", ["cannot be read", "after", "documents"]),
+        ("flipped.jsonl.gz", ["cannot be read", "after", "documents"]),
+        ("cut.jsonl.zst", ["cannot be read (it ends in the middle of a frame, after", "documents"]),
+        ("cut.txt.zst", ["cannot be read (it ends in the middle of a frame)"]),
+        ("none.jsonl.zst", ["cannot be read"]),
+        ("field.jsonl.zst", ['line 2 has no text field "text" (there: words)']),
+        ("none.parquet", ["cannot be read"]),
+        ("cut.parquet", ["cannot be read"]),
+        ("column.parquet", ['has no column "text" (there: words, number)', "--data.field"]),
+        ("numbers.parquet", ['the column "text" holds int64 and no text']),
+        ("lost", ["lacks data-00001-of-00002.arrow"]),
+        ("cutarrow", ["cannot be read (after row "]),
+        ("nosplit", ["has the splits test, dev and no train"]),
+        ("nostate", ["holds no saved dataset"]),
+        ("badstate", ["lists no data files"]),
+        ("outside", ["lacks ../../etc/passwd"]),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_one_sentence(
+    tmp_path: Path, name: str, words: list[str]
+) -> None:
+    path = broken(tmp_path / "bad", name)
+    with pytest.raises(UserError) as caught:
+        tokenise(find(path), Bytes(), cache=tmp_path / "cache")
+    message = str(caught.value)
+    assert str(path) in message and all(word in message for word in words), message
+    assert "\n" not in message and message.endswith(".")
+    assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").glob("[!.]*")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")]
+)
+def test_without_the_packages_their_name_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    real = builtins.__import__
+
+    def missing(expected: str, *args: Any) -> Any:
+        if expected.partition(".")[0] == package:
+            raise ImportError(expected)
+        return real(expected, *args)
+
+    path = write(tmp_path / name, b"anything")
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(
+        UserError,
+        match=rf"read by {package}, which is missing: pip install "
+        rf"{package}",
+    ):
+        list(find(path).documents())

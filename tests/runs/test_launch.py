@@ -1,0 +1,737 @@
+"""``glassformer train`` as a whole: real processes killed and resumed, and what it says to a
+mistake."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import glassformer
+from glassformer import runs, training
+from glassformer.core.config import run, serial
+from glassformer.core.config.run import PAUSED
+from glassformer.core.errors import UserError
+from glassformer.formats import resolve, store
+from glassformer.formats.checkpoint import Checkpoint
+from glassformer.runs import hooks, progress, run_file
+
+SETTINGS = {
+    "dim": "16",
+    "decoder.depth": "2",
+    "decoder.pattern.attention.heads": "2",
+    "decoder.dropout": "0.1",
+    "context": "16",
+    "batch": "4",
+    "accumulate": "2",
+    "steps": "40",
+    "evaluate_every": "10",
+    "evaluate_batches": "2",
+    "save_every": "3",
+    "data.tokenizer": "char",
+    "dtype": "float32",
+    "tensorboard": "false",
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    path = tmp_path_factory.mktemp("corpus") / "squares.txt"
+    path.write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(400)))
+    return path
+
+
+def settings(corpus, **changes):
+    return run_file.read_run(None, {**SETTINGS, "data.train": str(corpus), **changes})
+
+
+def weights(out):
+    model, _ = store.load(out / (out / "last").read_text().strip())
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def equal(remaining, right):
+    return remaining.keys() == right.keys() and all(
+        torch.equal(remaining[name], right[name]) for name in remaining
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    """The folder of a run that nothing disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    ended = runs.run(settings(corpus), out)
+    assert ended.step == 40 and ended.valid_loss < 3.2 and ended.signal is None
+    return out
+
+
+# ------------------------------------------------------------------------------- real processes
+
+CHILD = """
+import signal, sys, time, torch
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever this test was started under
+from pathlib import Path
+from types import SimpleNamespace
+torch.set_num_threads(int(sys.argv[4]))
+from glassformer import training
+from glassformer.core.config import run, serial
+from glassformer.runs import launch
+slow = launch.Log.__call__
+launch.Log.__call__ = lambda self, step: (slow(self, step), time.sleep(0.03))  # so that there is a moment to strike
+settings = serial.loads(run.Run, Path(sys.argv[1]).read_text())
+again = "glassformer train it --resume"
+ended = runs.run(settings, Path(sys.argv[2]), resume=sys.argv[3] == "resume", command=again)
+sys.exit(128 + ended.signal if ended.signal else 0)
+"""
+
+
+def start(corpus, out, resume=False):
+    book = out.parent / "settings.json"
+    book.write_text(serial.dumps(settings(corpus)))
+    command = [sys.executable, "-c", CHILD, str(book), str(out), "resume" if resume else "new"]
+    return subprocess.Popen(
+        [*command, str(torch.get_num_threads())], stderr=subprocess.PIPE, text=True
+    )
+
+
+def logged(out):
+    return [line["step"] for line in hooks.read_log(out / "log.jsonl")]
+
+
+def attend(process, out, after):
+    """Wait until step ``after`` is in the log."""
+    until = time.monotonic() + 120
+    while not logged(out) or logged(out)[-1] < after:
+        assert process.poll() is None and time.monotonic() < until, process.stderr.read()
+        time.sleep(0.005)
+
+
+def strike(process, out, number, after):
+    """Send a signal once step ``after`` is in the log; what the process said."""
+    attend(process, out, after)
+    process.send_signal(number)
+    return process.communicate(timeout=60)[1]
+
+
+def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(corpus, whole, tmp_path):
+    out = tmp_path / "run"
+    process = start(corpus, out)
+    attend(process, out, after=4)
+    with pytest.raises(UserError, match=r"Another process is training in .*wait"):
+        runs.run(settings(corpus), out, resume=True)
+    strike(process, out, signal.SIGKILL, after=8)
+    assert process.returncode == -signal.SIGKILL
+    store.load(out)
+
+    for number, after in ((signal.SIGTERM, 17), (signal.SIGINT, 26)):
+        process = start(corpus, out, resume=True)
+        message = strike(process, out, number, after)
+        assert process.returncode == 128 + number
+        last = logged(out)[-1]
+        assert (
+            after <= last < 40 and (out / "last").read_text() == f"step-{last:06d}\n"
+        )  # the step was finished and saved
+        assert f"Stopped by {signal.Signals(number).name} after step {last}" in message
+        assert message.rstrip().endswith("glassformer train it --resume")
+
+    process = start(corpus, out, resume=True)
+    assert "Going on from" in process.communicate(timeout=120)[1] and process.returncode == 0
+    assert logged(out) == list(range(1, 41))
+    assert equal(weights(out), weights(whole))
+    curves = [
+        [(e["loss"], e.get("valid_loss")) for e in hooks.read_log(f / "log.jsonl")]
+        for f in (out, whole)
+    ]
+    assert curves[0] == curves[1]
+    state = [(f / "step-000040" / "state.safetensors").read_bytes() for f in (out, whole)]
+    assert state[0] == state[1]
+
+
+def test_a_file_in_the_folder_stops_a_run(corpus, tmp_path):
+    """As SIGTERM does: the step is finished and saved; a file that is left from before stops
+    nothing."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "stop").touch()
+    process = start(corpus, out)
+    attend(process, out, after=3)
+    (out / "stop").touch()
+    output = process.communicate(timeout=60)[1]
+    last = logged(out)[-1]
+    assert (
+        process.returncode == 128 + signal.SIGTERM
+        and 3 <= last < 40
+        and not (out / "stop").exists()
+    )
+    assert (out / "last").read_text() == f"step-{last:06d}\n" and "asks this run to stop" in output
+
+
+def hold(process, out, after):
+    """Have a run wait once step ``after`` is in the log; the step after which it waits, by its own
+    word."""
+    attend(process, out, after)
+    (out / "pause").touch()
+    until = time.monotonic() + 120
+    while (out / "pause").read_text() != PAUSED:
+        assert process.poll() is None and time.monotonic() < until, process.stderr.read()
+        time.sleep(0.005)
+    return logged(out)[-1]
+
+
+@pytest.mark.slow
+def test_a_file_in_the_folder_holds_a_run(corpus, whole, tmp_path):
+    """It waits after a step as long as the file is there; one killed meanwhile waits no more when
+    it goes on."""
+    out = tmp_path / "run"
+    process = start(corpus, out)
+    stored = hold(process, out, after=3)
+    time.sleep(0.5)
+    assert logged(out)[-1] == stored < 40
+    (out / "pause").unlink()
+    stored = hold(process, out, after=stored + 1)
+    process.kill()
+    output = process.communicate(timeout=60)[1]
+    assert output.count("it goes on when that file is gone") == 2 and output.count("Going on.") == 1
+
+    process = start(corpus, out, resume=True)
+    stored = hold(process, out, after=stored + 1)
+    (out / "stop").touch()
+    output = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + signal.SIGTERM and f"SIGTERM after step {stored};" in output
+    assert not (out / "pause").exists() and not (out / "stop").exists()
+    runs.run(settings(corpus), out, resume=True)
+    assert equal(weights(out), weights(whole)), "pauses change no bit"
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_moments(corpus, whole, tmp_path):
+    out = tmp_path / "run"
+    for turn in range(20):
+        before = (out / "log.jsonl").stat().st_mtime_ns if (out / "log.jsonl").exists() else None
+        process = start(corpus, out, resume=(out / "run.json").exists())
+        # torch alone takes seconds to import: count from where its log is begun anew
+        until = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < until:
+            if (out / "log.jsonl").exists() and (out / "log.jsonl").stat().st_mtime_ns != before:
+                break
+            time.sleep(0.005)
+        time.sleep(0.02 * turn)
+        process.kill()
+        process.communicate()
+        if (out / "last").exists():
+            store.load(out)
+    runs.run(settings(corpus), out, resume=True)
+    assert equal(weights(out), weights(whole))
+
+
+# ------------------------------------------------------------------------------------- one run
+
+
+def test_a_run_leaves_what_the_contract_says(whole):
+    names = {path.name for path in whole.iterdir()}
+    assert {"run.json", "log.jsonl", "last", "best", "step-000040"} <= names
+    assert not [name for name in names if name.endswith((".part", ".old"))]
+    model, tokenizer = store.load(whole)
+    assert tokenizer.decode(tokenizer.encode("7 times 7")) == "7 times 7"
+    assert model.config.embed.vocab == tokenizer.size and model.config.context == 16
+    book = json.loads((whole / "run.json").read_text())
+    assert book["train"]["steps"] == 40 and book["execution"]["dtype"] == "float32"
+    lines = hooks.read_log(whole / "log.jsonl")
+    assert (
+        len(lines) == 40
+        and lines[9]["valid_loss"] > lines[-1]["valid_loss"]
+        and lines[0]["loss"] > lines[-1]["loss"]
+    )
+
+
+def test_everything_said_goes_to_standard_error(corpus, tmp_path, capfd):
+    runs.run(
+        settings(corpus, steps="4"),
+        tmp_path / "run",
+        sample=lambda model, tokenizer, source: "a sample",
+    )
+    output = capfd.readouterr()
+    assert output.out == ""
+    for word in (
+        "parameters",
+        "MFLOP a token",
+        "memory",
+        "float32",
+        "torch.compile",
+        "'a sample'",
+        "4/4",
+        "curves",
+    ):
+        assert word in output.err
+    samples = [
+        json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+    ]
+    assert (
+        samples
+        and all(sample["text"] == "a sample" for sample in samples)
+        and samples[-1]["step"] == 4
+    )
+
+
+def test_sampling_and_evaluating_change_nothing(corpus, whole, tmp_path):
+    def sample(model, tokenizer, source):
+        assert not model.training
+        return str(torch.rand(5).sum())
+
+    runs.run(
+        settings(corpus, evaluate_every="7", sample_every="3", keep="1"),
+        tmp_path / "run",
+        sample=sample,
+    )
+    assert equal(weights(tmp_path / "run"), weights(whole))
+
+
+def test_resuming_a_finished_run_does_nothing(corpus, whole):
+    before = weights(whole)
+    assert runs.run(settings(corpus), whole, resume=True).step == 40
+    assert equal(before, weights(whole)) and logged(whole) == list(range(1, 41))
+
+
+def test_a_run_that_is_older_than_a_setting_is_resumed(corpus, tmp_path):
+    runs.run(settings(corpus, steps="2"), tmp_path / "run")
+    data = json.loads((tmp_path / "run" / "run.json").read_text())
+    del data["data"]["split"], data["train"]["clip"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps(data))
+    assert runs.run(settings(corpus, steps="3"), tmp_path / "run", resume=True).step == 3
+    refuse("train.clip", settings(corpus, steps="3", clip="0.5"), tmp_path / "run", resume=True)
+
+
+def test_resuming_nothing_is_refused(corpus, tmp_path):
+    refuse(
+        r"holds no run to go on with; leave out --resume",
+        settings(corpus),
+        tmp_path / "run",
+        resume=True,
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("schedule", ["Constant", "Cosine"])
+def test_a_finished_run_goes_on_with_more_steps_and_is_killed_there(
+    corpus, tmp_path, capfd, schedule
+):
+    """Constant goes on as if more had been asked for at once; Cosine begins anew; a stop in between
+    changes nothing."""
+    options = {"schedule": schedule, "schedule.warmup": "2", "save_every": "2"}
+    for name in ("apart", "stopped"):
+        runs.run(settings(corpus, steps="4", **options), tmp_path / name)
+    capfd.readouterr()
+    longer = settings(corpus, steps="10", **options)
+    runs.run(longer, tmp_path / "apart", resume=True)
+    output = (
+        "goes on as Constant has it"
+        if schedule == "Constant"
+        else "Cosine begins anew for the 6 added steps"
+    )
+    assert (
+        "ended at step 4 and goes on to 10: " in (stderr := capfd.readouterr().err)
+        and output in stderr
+    )
+
+    def kill(self, step, real=hooks.Save.__call__):
+        real(self, step)
+        if step.index == 7:
+            raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(hooks.Save, "__call__", kill)
+        runs.run(longer, tmp_path / "stopped", resume=True)
+    assert logged(tmp_path / "stopped")[-1] == 7
+    runs.run(longer, tmp_path / "stopped", resume=True)
+    rates = [
+        [line["lr"] for line in hooks.read_log(tmp_path / name / "log.jsonl")]
+        for name in ("apart", "stopped")
+    ]
+    assert rates[0] == rates[1] and equal(
+        weights(tmp_path / "apart"), weights(tmp_path / "stopped")
+    )
+    if schedule == "Constant":
+        runs.run(longer, tmp_path / "whole")
+        assert equal(weights(tmp_path / "apart"), weights(tmp_path / "whole"))
+    else:
+        assert (
+            rates[0][3] < rates[0][4] < rates[0][5] == max(rates[0])
+            and rates[0][9] < 0.2 * rates[0][5]
+        )
+
+
+def test_a_run_that_is_not_finished_is_finished_first(corpus, tmp_path):
+    runs.run(settings(corpus, steps="4", save_every="2"), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "step-000004")
+    refuse(
+        r"stands at step 2 of 4; give --steps 4",
+        settings(corpus, steps="9", save_every="2"),
+        tmp_path / "run",
+        True,
+    )
+
+
+def test_a_run_that_ended_early_goes_on_with_more_steps(corpus, tmp_path, capfd, monkeypatch):
+    """The evaluations without a better one are counted anew, and the schedule begins anew."""
+    monkeypatch.setattr(hooks.Evaluate, "measure", lambda self, model: (1.0, {}))
+    options = {"early_stop": "2", "evaluate_every": "2", "save_every": "2", "schedule": "Cosine"}
+    assert runs.run(settings(corpus, steps="40", **options), tmp_path / "run").step == 6
+    assert (
+        "--resume --early-stop 0 goes on" in (stderr := capfd.readouterr().err)
+        and "N above 40" in stderr
+    )
+    assert (
+        runs.run(settings(corpus, steps="40", **options), tmp_path / "run", resume=True).step == 6
+    )
+    refuse(
+        "train.steps is 40 there and 30 here",
+        settings(corpus, steps="30", **options),
+        tmp_path / "run",
+        True,
+    )
+    assert (
+        runs.run(settings(corpus, steps="50", **options), tmp_path / "run", resume=True).step == 10
+    )
+    assert (
+        "ended at step 6 and goes on to 50: Cosine begins anew for the 44 added steps"
+        in capfd.readouterr().err
+    )
+    assert logged(tmp_path / "run") == list(range(1, 11))
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["ended"] == [6]
+
+
+def test_a_run_file_in_python_is_the_command(corpus, tmp_path, whole):
+    file = tmp_path / "run.toml"
+    file.write_text(f'[data]\ntrain = "{corpus}"\n')
+    overrides = {**SETTINGS, "steps": "4"}
+    ended = glassformer.train(file, out=tmp_path / "run", overrides=overrides)
+    assert (ended.step, ended.folder) == (4, tmp_path / "run")
+    again = glassformer.train(
+        run_file.read_run(file, {**SETTINGS, "steps": "6"}), out=str(tmp_path / "run"), resume=True
+    )
+    assert again.step == 6 and logged(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(UserError, match=r'There is no run file "dmo".*demo'):
+        glassformer.train("dmo", out=tmp_path / "other")
+    with pytest.raises(UserError, match="leave overrides out"):
+        glassformer.train(run.Run(), out=tmp_path / "other", overrides={"steps": "3"})
+
+
+def test_a_long_validation_says_how_far_it_is(corpus, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(hooks, "PROGRESS", 0.0)
+    runs.run(settings(corpus, steps="2", evaluate_every="1"), tmp_path / "run")
+    stderr = capfd.readouterr().err
+    assert "validated on 1 batches\n" in stderr and "validated on 2 batches of 2\n" in stderr
+
+
+def test_the_log_has_each_groups_rate(corpus, tmp_path):
+    group = '[{pattern = "embed.*", lr_scale = 0.5}]'
+    options = settings(
+        corpus, steps="2", lr="4e-3", schedule="Constant", **{"optimizer.rest.groups": group}
+    )
+    runs.run(options, tmp_path / "run")
+    assert hooks.read_log(tmp_path / "run" / "log.jsonl")[0]["lrs"] == {
+        "Muon": 4e-3,
+        "AdamW embed.*": 4e-3,  # twice Muon's in this recipe, halved
+        "AdamW": 8e-3,
+    }
+
+
+def test_going_on_from_a_trained_model(corpus, whole, tmp_path):
+    table = {"from": str(whole), "decoder.dropout": 0.0}
+    further = dataclasses.replace(settings(corpus, steps="1", context="none"), model=table)
+    further = dataclasses.replace(further, data=dataclasses.replace(further.data, tokenizer=None))
+    ended = runs.run(further, tmp_path / "run")
+    first = hooks.read_log(whole / "log.jsonl")[0]["loss"]
+    assert ended.loss < first - 0.3
+    model, tokenizer = store.load(tmp_path / "run")
+    assert model.config.decoder.dropout == 0.0 and tokenizer is not None
+    wider = dataclasses.replace(
+        further, model={"from": str(whole), "decoder.pattern.feedforward.hidden": 8}
+    )
+    with pytest.raises(UserError, match=r"ffn.*change only the head or pool"):
+        runs.run(wider, tmp_path / "other")
+
+
+def test_a_mixture_of_corpora(corpus, tmp_path):
+    second = tmp_path / "cubes.txt"
+    second.write_text("".join(f"{i} to the third is {i**3}.\n" for i in range(300)))
+    base = settings(corpus, steps="2")
+    data = run.Data(train={str(corpus): 3.0, str(second): 1.0}, tokenizer="char")
+    assert runs.run(dataclasses.replace(base, data=data), tmp_path / "run").step == 2
+
+
+def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1100k", "tmpfs", disk], capture_output=True
+    ).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        with pytest.raises(UserError, match=r"disk.*full") as caught:
+            runs.run(settings(corpus), disk / "run")
+        assert "\n" not in str(caught.value)
+        store.load(disk / "run")
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+# ------------------------------------------------------------------------------------- mistakes
+
+
+def refuse(message, settings, out, resume=False):
+    with pytest.raises(UserError, match=message) as caught:
+        runs.run(settings, out, resume=resume)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_holds_a_run(corpus, whole):
+    refuse(r"holds a run already; add --resume", settings(corpus), whole)
+    assert (whole / "step-000040").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": "30"}, r"train.steps is 40 there and 30 here"),
+        ({"optimizer.lr": "0.1"}, r"train.optimizer.lr"),
+        ({"optimizer": "AdamW"}, r"train.optimizer is Muon there and AdamW here"),
+        ({"decoder.depth": "4"}, r"model.decoder.depth is 2 there and 4 here"),
+        ({"data.valid": "0.2"}, r"data.valid"),
+    ],
+)
+def test_resuming_with_another_config_names_what_differs(corpus, whole, changes, message):
+    before = weights(whole)
+    refuse(message, settings(corpus, **changes), whole, resume=True)
+    assert equal(before, weights(whole))
+
+
+def test_resuming_with_another_text_is_named(corpus, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(corpus.read_text())
+    runs.run(settings(path, steps="2"), tmp_path / "run")
+    path.write_text(corpus.read_text()[::-1])
+    refuse(
+        r"another content of the training data",
+        settings(path, steps="2"),
+        tmp_path / "run",
+        resume=True,
+    )
+
+
+def test_resuming_with_a_damaged_checkpoint(corpus, tmp_path):
+    runs.run(settings(corpus, steps="3"), tmp_path / "run")
+    victim = tmp_path / "run" / "step-000003" / "state.safetensors"
+    victim.write_bytes(victim.read_bytes()[:1000])
+    refuse(
+        r"state.safetensors is damaged", settings(corpus, steps="3"), tmp_path / "run", resume=True
+    )
+
+
+def test_an_out_folder_that_cannot_be(corpus, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    refuse(r"file stands in its way", settings(corpus), tmp_path / "file" / "run")
+    refuse(r"cannot be", settings(corpus), Path("/proc/nowhere/run"))
+    if os.geteuid() != 0:
+        (tmp_path / "closed").mkdir(mode=0o500)
+        refuse(r"cannot be written", settings(corpus), tmp_path / "closed" / "run")
+
+
+def test_what_cannot_fit_is_refused_before_it_starts(corpus, tmp_path):
+    huge = {"dim": "65536", "decoder.depth": "200", "decoder.pattern.feedforward.hidden": "262144"}
+    refuse(r"Training needs about .* are free; lower", settings(corpus, **huge), tmp_path / "run")
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"empty"),
+        (b"\xff\xfe\x00\x01" * 50, r"(binary|UTF-8)"),
+        (b"caf\xe9 " * 50, r"UTF-8"),
+        (b"short", r"too"),
+    ],
+)
+def test_a_corpus_that_is_none(tmp_path, content, message):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content)
+    refuse(message, settings(path), tmp_path / "run")
+
+
+def test_models_that_do_not_fit(corpus, tmp_path):
+    refuse(r"only 5; raise it", settings(corpus, **{"embed.vocab": "5"}), tmp_path / "run")
+    refuse(r"There is no recipe", settings(corpus, recipe="glass/1x"), tmp_path / "run")
+    refuse(r'"dept".*"depth"', settings(corpus, **{"decoder.dept": "2"}), tmp_path / "run")
+    refuse(r"There is no file, folder or named corpus", settings("pythn-docs"), tmp_path / "run")
+
+
+# ------------------------------------------------------------------------------------ the view
+
+
+def test_the_panel_and_the_plain_line():
+    view = progress.Live(flops=1e6, peak=1e11, terminal=False)
+    view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0], 1.5, 20_000.0, 0
+    step = training.Step(3, 10, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
+    numbers = view.numbers(step)
+    assert (
+        numbers["loss"] == "1.0000"
+        and numbers["validation"] == "1.5000"
+        and numbers["tokens/s"] == "20,000"
+    )
+    assert numbers["of this machine's peak"] == "20%"
+    from rich.console import Console
+
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    view.text = "once upon a time"
+    console.print(view.panel(step))
+    drawn = console.export_text()
+    assert "step 3 of 10" in drawn and "once upon a time" in drawn and "█" in drawn
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_every_number_of_the_panel_stands_under_its_whole_name(width):
+    view = progress.Live(flops=1e6, peak=1e11, terminal=False)
+    view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0] * 100, 1.5, 20_000.0, 0
+    view.metrics, view.text = {"valid_accuracy": 0.25}, "a line of a verse\n" * 50
+    step = training.Step(300, 1000, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
+    from rich.console import Console
+
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(view.panel(step))
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) < 24 and max(map(len, lines)) <= min(width, 100)
+    for name, value in view.numbers(step).items():
+        row = next(i for i, line in enumerate(lines) if name in line)
+        column = lines[row].index(name)
+        assert lines[row + 1][column:].startswith(value), (name, value)
+    bar = next(line for line in lines if "━" in line)
+    assert not any(letter.isalpha() for letter in bar)
+
+
+@pytest.mark.parametrize(
+    ("kind", "screen"), [("xterm-256color", True), ("dumb", False), ("unknown", False)]
+)
+def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines(monkeypatch, kind, screen):
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("TERM", kind)
+    assert progress.Live().terminal is screen
+
+
+def test_lines_of_bars_and_spans_of_time():
+    assert progress.sparkline([4.0, 3.0, 2.0, 1.0], 4) == "█▆▃▁" and progress.sparkline([], 9) == ""
+    assert (
+        len(progress.sparkline([float(i) for i in range(1000)], 60)) == 60
+        and progress.sparkline([1.0, 1.0], 9) == "▁▁"
+    )
+    assert [progress.duration(s) for s in (5, 90, 600, 10_000)] == [
+        "5 s",
+        "90 s",
+        "10 min",
+        "2.8 h",
+    ]
+
+
+def test_a_log_cut_short_by_a_crash_is_still_read(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n{"step": 3, "lo')
+    assert [line["step"] for line in hooks.read_log(path)] == [1, 2]
+    hooks.Log(path, start=1)
+    assert path.read_text() == '{"step": 1, "loss": 2.0}\n'
+
+
+def test_the_curves(whole, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert "curves are in" in hooks.draw(whole / "log.jsonl", tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_tensorboard(corpus, tmp_path):
+    pytest.importorskip("tensorboard")
+    runs.run(settings(corpus, steps="2", tensorboard="true"), tmp_path / "run")
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+
+
+def test_tensorboard_that_is_missing_is_refused_where_it_was_asked_for(
+    corpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install tensorboard"):
+        runs.run(settings(corpus, steps="2", tensorboard="true"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_planned_model_is_the_one_that_is_trained_and_no_tokenizer_is(
+    corpus, whole, monkeypatch
+):
+    trained = Checkpoint.open(whole / "step-000040").config
+    monkeypatch.setattr("glassformer.runs.plan.train_tokenizer", None)
+    assert runs.plan_run(settings(corpus)).model == trained
+    for kind, vocab in (("bpe", 4096), ("byte", 257)):
+        assert (
+            runs.plan_run(settings(corpus, **{"data.tokenizer": kind})).model.embed.vocab == vocab
+        )
+    assert (
+        runs.plan_run(
+            settings(corpus, **{"data.tokenizer": "bpe", "data.vocab": "300"})
+        ).model.embed.vocab
+        == 300
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\xff\xfe\x00" * 9], ids=["missing", "empty", "no text"]
+)
+def test_no_tokenizer_is_announced_before_the_file_was_read(tmp_path, capsys, content):
+    path = tmp_path / "mine.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError):
+        runs.run(settings(path), tmp_path / "run")
+    assert "tokenizer" not in capsys.readouterr().err
+
+
+def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
+    from glassformer.commands.options import ModelOptions
+
+    def asked(folder):
+        ModelOptions(str(folder)).load_with_tokenizer()
+        return capsys.readouterr().err
+
+    best = (whole / "best").read_text().strip()
+    assert resolve.checkpoint_folder(whole) == whole / best
+    assert f"Checkpoint {best} of {whole}, the best by validation loss." in asked(whole)
+    assert "Checkpoint" not in asked(whole / best)
+
+
+def test_a_separator_makes_documents_of_a_file(tmp_path):
+    """The separator itself is not a text: a character tokenizer has never met it."""
+    (tmp_path / "two.txt").write_text("aab " * 100 + "%" + "bba " * 100)
+    expected = {
+        **SETTINGS,
+        "steps": "1",
+        "data.train": str(tmp_path / "two.txt"),
+        "data.separator": "%",
+    }
+    runs.run(run_file.read_run(None, expected), tmp_path / "out")
+    _, tokenizer = store.load(tmp_path / "out")
+    assert set(tokenizer.vocabulary()) - set(tokenizer.specials) == {"a", "b", " "}
+
+
+def test_a_damaged_checkpoint_names_the_one_before(tmp_path, corpus):
+    expected = {**SETTINGS, "steps": "6", "data.train": str(corpus)}
+    runs.run(run_file.read_run(None, expected), tmp_path)
+    damaged = tmp_path / "step-000006" / "state.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"step-000003 instead, remove .*step-000006"):
+        runs.run(run_file.read_run(None, expected), tmp_path, resume=True)

@@ -1,0 +1,129 @@
+"""What processes hold and send, from the config."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from glassformer.core.config.parallel import Parallel
+from glassformer.core.cost import cost
+from glassformer.core.nn import build_model
+from glassformer.scale.layout import EXPERT_WEIGHTS, Layout, pieces_for
+from glassformer.scale.mesh import Mesh
+from glassformer.scale.shard import shard
+from many import Processes
+
+
+def test_pieces_are_a_multiple_of_the_processes_that_share_rows():
+    assert [pieces_for(n, Parallel(replicate=2).of(4)) for n in (1, 4, 5)] == [4, 4, 8]
+    assert pieces_for(3, Parallel(tensor=4).of(4)) == 3
+
+
+def test_a_shard_is_a_share_of_everything_and_one_process_receives_nothing():
+    result = cost(tiny.DECODERS["llama"], 2)
+    alone, four = (Layout(result, Parallel().of(n), 8, muon=True) for n in (1, 4))
+    assert sum(alone.groups) == sum(four.groups) == result.total and len(alone.groups) == 3
+    logits = result.batch * result.context * result.model.embed.vocab * 4
+    assert alone.memory == result.train() + logits and alone.traffic == 0 < four.traffic
+    assert four.to_dict()["parameters"] == -(-result.total // 4)
+    copies = Layout(result, Parallel(data=1, replicate=4), 8)
+    assert copies.traffic == 2 * 2 * result.total * 4  # two rounds, a sum there and back
+    exact, plain = (
+        Layout(result, Parallel(data=4, exact=e), 8, "bf16").traffic for e in (True, False)
+    )
+    assert exact < plain  # gradients travel as they were computed
+
+
+def test_cost_says_it_without_torch():
+    code = (
+        "import sys; from glassformer.cli import main; main(['cost', 'runs/demo.toml', "
+        "'--processes', '4'])"
+    )
+    code += "; assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert not done.returncode and "received a step and process, bf16" in done.stdout, done.stderr
+
+
+def kept(mesh, names, axis):
+    """Numbers that this process keeps of each model, and what the formula says; shares of rows
+    differ by a row."""
+    result = {}
+    layout = Parallel(**{axis: 2}).of(mesh.size)
+    for name in names:
+        model = build_model(tiny.DECODERS[name], seed=0)
+        shard(model, Mesh(layout, mesh.rank))
+        total = sum(weight.to_local().numel() for weight in model.parameters())
+        result[name] = [total, Layout(cost(tiny.DECODERS[name], 2), layout, 4).local_parameters]
+    return result
+
+
+def test_the_tensor_and_expert_axes_leave_what_the_formula_says(two):
+    for axis, names in (
+        ("tensor", ["gpt2", "llama", "mixtral", "alibi", "gemma2"]),
+        ("expert", ["mixtral"]),
+    ):
+        for answer in two.call(kept, names=names, axis=axis):
+            for name, (actual, message) in answer.items():
+                assert actual == message < cost(tiny.DECODERS[name]).total, (axis, name)
+
+
+def test_traffic_of_the_inner_axes():
+    """Sums of activations there and back (Megatron-LM: two a block in each pass), tokens to experts
+    and back."""
+    result = cost(tiny.DECODERS["mixtral"], 2)
+    blocks, stream = result.model.decoder.depth, 2 * result.context * result.model.dim * 4
+    tensor = Layout(result, Parallel(data=1, tensor=2), 3)
+    assert tensor.traffic == 3 * 2 * (2 * blocks + 1) * stream
+    assert tensor.memory < Layout(result, Parallel(data=1), 3).memory
+    (mixture,) = {block.feedforward for block in result.model.decoder.pattern}
+    expert = Layout(result, Parallel(data=1, expert=2), 4)
+    remaining = result.total - sum(
+        size for name, (_, size) in result.sizes.items() if EXPERT_WEIGHTS.search(name)
+    )
+    assert expert.traffic == 2 * (4 * blocks * mixture.top_k * stream // 2) + 2 * 2 * remaining * 4
+
+
+def test_memory_beside_the_shard_is_what_a_blocks_backward_pass_holds():
+    """Five copies of the largest block as computed and two in fp32, of what belongs to no block
+    two; or the logits."""
+    result = cost(tiny.DECODERS["llama"], 2)
+    *blocks, remaining = (two := Layout(result, Parallel(data=2), 8)).groups
+    stored = result.total * 16 // 2 + result.activations("fp32") + 2 * remaining * 4
+    assert two.memory == stored + max(blocks) * (5 * 4 + 2 * 4)
+    bf16 = Layout(result, Parallel(data=2), 8, "bf16")
+    stored = result.total * 16 // 2 + result.activations("bf16") + 2 * remaining * 2
+    assert bf16.memory == stored + max(blocks) * (5 * 2 + 2 * 4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_traffic_of_a_pipeline(tied):
+    """Activations from the stage before in each piece, gradients from the next; a tied table's from
+    the last."""
+    model = tiny.DECODERS["llama"]
+    result = cost(replace(model, head=replace(model.head, tied=tied)), 2)
+    table, stream = model.embed.vocab * model.dim * 4, 2 * model.context * model.dim * 4
+    assert Layout(result, Parallel(data=1, pipeline=2), 4).traffic == 4 * stream + tied * table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["data 2", "replicate 2", "context 2", "tensor 2", "expert 2", "pipeline 2"]
+)
+def test_memory_is_what_processes_take(tmp_path, name):
+    """Of 25 M parameters, by benchmarks/scale.py: within a fifth."""
+    spec: Any = importlib.util.spec_from_file_location(
+        "scale", Path(__file__).parents[2] / "benchmarks" / "scale.py"
+    )
+    scale: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(scale)
+    pool = Processes(2)
+    for answer in pool.call(scale.memory, name=name, folder=str(tmp_path)):
+        assert answer["measured"] == pytest.approx(answer["formula"], rel=0.2)
+    pool.close()

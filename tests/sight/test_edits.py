@@ -1,0 +1,798 @@
+"""Edits do what their names say, held against passes written out by hand; what touches nothing
+changes no bit.
+
+For each page of edits: attention, donors (what a patch takes from), parts, places, tokens, values,
+and parsing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import tiny
+from glassformer import config as c
+from glassformer.core.errors import UserError
+from glassformer.core.generation import beam, generate
+from glassformer.core.nn import Model, Tape, build_model
+from glassformer.core.nn.editing import Reading, build_hooks
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.sight import look
+from glassformer.sight.edits import (
+    Edit,
+    apply,
+    attn_off,
+    expert_off,
+    head_off,
+    mask_token,
+    mlp_off,
+    parse,
+    patch,
+    scale,
+    set_attention,
+    set_value,
+    steer,
+    swap_token,
+)
+from glassformer.sight.looking import token_ids
+from glassformer.tasks.evaluation import likelihoods, score
+from glassformer.tasks.predictions import classify, tag
+
+MODELS = {name: tiny.model(cfg) for name, cfg in tiny.ALL.items()}
+ATTENTION = "decoder.blocks.0.attn"
+
+
+def given(model: Model, rows: int = 2, length: int = 10) -> tuple[Tensor, dict[str, Tensor]]:
+    """Tokens, and a source where one is read."""
+    pair = isinstance(model.config, c.EncoderDecoder)
+    return tiny.tokens(rows, length), {"source": tiny.tokens(rows, 8, seed=3)} if pair else {}
+
+
+def logits(model: Model, *edits: Edit, tokens: Tensor | None = None) -> Tensor:
+    text, source = given(model)
+    return look(model, None, text if tokens is None else tokens, "logits", edits=edits, **source)[
+        "logits"
+    ]
+
+
+# --------------------------------------------------------------------------------------- touching
+# nothing
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
+    model = MODELS[name]
+    tokens, source = given(model)
+    full = look(model, None, tokens, **source)
+    free = [
+        path
+        for path in full
+        if not path.endswith(("scores", "pattern")) and not path.startswith("pool.")
+    ]
+    item = [
+        *(patch(path, full) for path in free),  # what each value is anyway
+        scale("decoder.out" if "decoder.out" in full else "encoder.out", 1.0),
+        steer("*.out", [0.0] * tiny.DIM, positions=(2,)),
+        set_value("*.out", 0.0, positions=()),
+        swap_token(3, int(tokens[0, 3])) if len(tokens) == 1 else scale("*.out", 3.0, index=()),
+    ]
+    if any(path.endswith(".z") for path in full):
+        item += [
+            head_off("*", 0, positions=()),
+            attn_off("*", positions=()),
+            set_attention("*", 0, (), [1.0]),
+        ]
+    edited = look(model, None, tokens, edits=item, **source)
+    assert list(edited) == list(full)
+    for path, value in full.items():
+        assert torch.equal(value, edited[path]), path
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_attention_patched_by_itself_is_itself(name: str) -> None:
+    model = MODELS[name]
+    tokens, source = given(model)
+    full = look(model, None, tokens, **source)
+    paths = [path for path in full if path.endswith(("scores", "pattern"))]
+    edited = look(
+        model, None, tokens, "logits", edits=[patch(path, full) for path in paths], **source
+    )
+    torch.testing.assert_close(edited["logits"], full["logits"], rtol=1e-4, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------ parts,
+# by hand
+
+
+def zeroed(model: Model, path: str, cut: object) -> Tensor:
+    tokens, source = given(model)
+
+    def zero(_: str, value: Tensor) -> Tensor:
+        value = value.clone()
+        value[cut] = 0
+        return value
+
+    with torch.no_grad():
+        return model(tokens, *source.values(), tape=Tape(edits={path: zero})).logits
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "vaswani", "t5", "bert", "phi2"])
+def test_heads_attentions_and_layers_are_off(name: str) -> None:
+    model = MODELS[name]
+    side = "decoder" if hasattr(model, "decoder") else "encoder"
+    path = f"{side}.blocks.1"
+    cut = zeroed(model, f"{path}.attn.z", (slice(None), 2))
+    assert torch.equal(logits(model, head_off(f"{path}.attn", 2)), cut)
+    assert not torch.equal(cut, logits(model))
+    cut = zeroed(model, f"{path}.attn.z", (slice(None), 1, slice(4, None)))
+    assert torch.equal(logits(model, head_off(f"{path}.attn", 1, positions="4:")), cut)
+    for edit, piece in ((attn_off, "attn"), (mlp_off, "ffn")):
+        assert torch.equal(
+            logits(model, edit(f"{path}.{piece}")), zeroed(model, f"{path}.{piece}.write", ...)
+        )
+        group = zeroed(model, f"{path}.{piece}.write", (slice(None), [1, -1]))
+        assert torch.equal(logits(model, edit(f"{path}.{piece}", positions=(1, -1))), group)
+    if hasattr(model, "encoder") and side == "decoder":
+        cut = zeroed(model, f"{path}.cross.z", (slice(None), 0))
+        assert torch.equal(logits(model, head_off(f"{path}.cross", 0)), cut)
+
+
+def test_a_heads_mean() -> None:
+    model = MODELS["llama"]
+    tokens, _ = given(model)
+
+    def mean(_: str, z: Tensor) -> Tensor:
+        z = z.clone()
+        z[:, 3] = z[:, 3].mean(1, keepdim=True)
+        return z
+
+    with torch.no_grad():
+        cut = model(tokens, tape=Tape(edits={f"{ATTENTION}.z": mean})).logits
+        torch.testing.assert_close(logits(model, head_off(ATTENTION, 3, "mean")), cut)
+        # left-padded, and two documents in a row: each has its own mean
+        pos = torch.arange(10).expand(2, -1).clone()
+        pos[1] -= 4
+        pos[1, :4] = -1
+        _, _, hooks = apply([head_off(ATTENTION, 3, "mean")], model, tokens)
+        padded = model(tokens, pos=pos, tape=Tape(edits=hooks)).logits[1, 4:]
+        alone = look(model, None, tokens[1:, 4:], "logits", edits=[head_off(ATTENTION, 3, "mean")])[
+            "logits"
+        ][0]
+        torch.testing.assert_close(padded, alone)
+        packed = {
+            "pos": torch.arange(10).remainder(4)[None],
+            "document_ids": torch.arange(10)[None] // 4,
+        }
+        _, _, hooks = apply([head_off(ATTENTION, 3, "mean")], model, tokens[:1])
+        second_logits = model(tokens[:1], tape=Tape(edits=hooks), **packed).logits[0, 4:8]
+        alone = look(
+            model, None, tokens[:1, 4:8], "logits", edits=[head_off(ATTENTION, 3, "mean")]
+        )["logits"][0]
+        torch.testing.assert_close(second_logits, alone)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek", "nanomoe"])
+@pytest.mark.parametrize("off", [(1,), (0, 3), (0, 1, 2)])
+def test_experts_are_off(name: str, off: tuple[int, ...]) -> None:
+    model = MODELS[name]
+    piece, ffn = "decoder.blocks.0.ffn", model.decoder.blocks[0].ffn
+    tokens, _ = given(model)
+    edits = [expert_off(piece, item) for item in off]
+    observed = look(model, None, tokens, edits=edits)
+    plain = look(model, None, tokens)
+    p = (plain[f"{piece}.in"] @ ffn.router.weight.T).softmax(-1)
+    allowed = torch.tensor([expert not in off for expert in range(p.shape[-1])])
+    indices = p.topk(ffn.cfg.top_k, -1).indices
+    best, chosen = (p * allowed).topk(ffn.cfg.top_k, -1)
+    weight = best / best.sum(-1, keepdim=True) if ffn.cfg.normalize else best
+    written = torch.zeros_like(plain[f"{piece}.in"])
+    for b, t, k in torch.cartesian_prod(*map(torch.arange, weight.shape)).tolist():
+        x, e = plain[f"{piece}.in"][b, t], int(chosen[b, t, k])
+        up = F.linear(x, ffn.up[e])
+        hidden = ffn.act(up) if ffn.gate is None else ffn.act(F.linear(x, ffn.gate[e])) * up
+        written[b, t] += weight[b, t, k] * F.linear(hidden, ffn.down[e])
+    if ffn.shared is not None:
+        written += plain[f"{piece}.shared.write"]
+    torch.testing.assert_close(observed[f"{piece}.write"], written)
+    untouched = ~torch.isin(indices, torch.tensor(off)).any(-1)
+    twice = look(
+        model, None, tokens, f"{piece}.weight", edits=[scale(f"{piece}.weight", 2.0), *edits]
+    )[f"{piece}.weight"]
+    # an earlier edit of theirs stays
+    assert torch.equal(twice[untouched], 2 * plain[f"{piece}.weight"][untouched])
+    for leaf in ("weight", "chosen"):
+        assert torch.equal(
+            observed[f"{piece}.{leaf}"][untouched], plain[f"{piece}.{leaf}"][untouched]
+        )
+    saved = observed[f"{piece}.weight"][torch.isin(observed[f"{piece}.chosen"], torch.tensor(off))]
+    assert (saved == 0).all()  # where too few are left, one that is off stands there with weight 0
+
+
+# -------------------------------------------------------------------------------------------
+# another text
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "alibi", "strided", "glass", "bert"])
+def test_a_masked_token_reaches_nobody(name: str) -> None:
+    """What a token holds makes no difference to the others once it is masked, and its own column is
+    unchanged."""
+    model = MODELS[name]
+    tokens, _ = given(model)
+    second = tokens.clone()
+    second[:, 4] = (second[:, 4] + 7) % tiny.VOCAB
+    elsewhere = [place for place in range(10) if place != 4]
+    single_logits, two = (
+        logits(model, mask_token(4), tokens=tokens),
+        logits(model, mask_token(4), tokens=second),
+    )
+    assert torch.equal(single_logits[:, elsewhere], two[:, elsewhere])
+    assert not torch.equal(single_logits[:, 4], two[:, 4])
+    assert not torch.allclose(single_logits[:, 5:], logits(model, tokens=tokens)[:, 5:], atol=1e-4)
+    assert logits(model, mask_token(0), mask_token(1)).isfinite().all()
+    for pattern in look(model, None, tokens, "*.pattern", edits=[mask_token(4)]).values():
+        assert (pattern[:, :, elsewhere, 4] == 0).all() and (pattern[:, :, 4, 4] > 0).all()
+
+
+@pytest.mark.parametrize("name", ["vaswani", "t5", "attention-pair", "two vocabularies"])
+def test_a_masked_token_of_a_source_reaches_nobody(name: str) -> None:
+    model = MODELS[name]
+    tokens, source = given(model)
+    second = source["source"].clone()
+    second[:, 2] = (second[:, 2] + 7) % tiny.VOCAB
+    pair = [
+        look(model, None, tokens, "logits", source=item, edits=[mask_token(2, "source")])["logits"]
+        for item in (source["source"], second)
+    ]
+    assert torch.equal(*pair)
+    assert not torch.allclose(pair[0], logits(model), atol=1e-4)
+    alone = look(
+        model, None, tokens, "logits", source=second[:, :1], edits=[mask_token(0, "source")]
+    )["logits"]
+    assert alone.isfinite().all()  # nobody is left to look at
+
+
+def test_an_encoder_reads_its_mask_token_instead() -> None:
+    tokenizer = train_tokenizer("wordpiece", ["abc de"] * 9, 60)
+    stack = c.Stack(1, (tiny.block(),), c.Learned(16), causal=False)
+    model = build_model(c.Encoder(32, 16, c.Embed(tokenizer.size), stack), seed=1)
+    masked = look(model, tokenizer, "abc de", "logits", edits=[mask_token(1)])["logits"]
+    ids = token_ids(model, tokenizer, "abc de")
+    ids[0, 1] = tokenizer.mask
+    assert torch.equal(masked, look(model, None, ids, "logits")["logits"])
+
+
+def test_swapped_tokens() -> None:
+    model = MODELS["gpt2"]
+    tokens, _ = given(model, 1)
+    swapped = tokens.clone()
+    swapped[0, 4], swapped[0, -1] = 9, 11
+    second_logits = logits(model, swap_token(4, 9), swap_token(-1, 11), tokens=tokens)
+    assert torch.equal(second_logits, logits(model, tokens=swapped))
+    pair = MODELS["vaswani"]
+    tokens, source = given(pair)
+    second = source["source"].clone()
+    second[:, 2] = 9
+    a = look(
+        pair, None, tokens, "logits", source=source["source"], edits=[swap_token(2, 9, "source")]
+    )["logits"]
+    assert torch.equal(a, look(pair, None, tokens, "logits", source=second)["logits"])
+
+
+# ------------------------------------------------------------------------------------ values and
+# attention
+
+
+def test_values_by_position_head_and_index() -> None:
+    model = MODELS["llama"]
+    tokens, _ = given(model)
+    plain = look(model, None, tokens)
+    item = look(
+        model,
+        None,
+        tokens,
+        edits=[scale("decoder.blocks.0.ffn.hidden", 3.0, positions=(2, -1), index=(5, 7))],
+    )
+    hidden = plain["decoder.blocks.0.ffn.hidden"].clone()
+    hidden[:, [[2], [9]], [5, 7]] *= 3
+    assert torch.equal(item["decoder.blocks.0.ffn.hidden"], hidden)
+    torch.testing.assert_close(
+        item["decoder.blocks.0.ffn.write"], model.decoder.blocks[0].ffn.down(hidden).detach()
+    )
+    two = look(model, None, tokens, edits=[set_value(f"{ATTENTION}.q", 0.25, 3, head=1)])[
+        f"{ATTENTION}.q"
+    ]
+    q = plain[f"{ATTENTION}.q"].clone()
+    q[:, 1, 3] = 0.25
+    assert torch.equal(two, q)
+    row = torch.arange(32.0)
+    three = look(
+        model,
+        None,
+        tokens,
+        edits=[set_value("decoder.embed", row, ":2"), scale("decoder.embed", 2.0, 1)],
+    )
+    assert torch.equal(three["decoder.embed"][:, 0], row.expand(2, -1))
+    assert torch.equal(three["decoder.embed"][:, 1], 2 * row.expand(2, -1))
+    four = look(model, None, tokens, edits=[set_value("decoder.embed", [1.0, 2.0], index=(3, 1))])[
+        "decoder.embed"
+    ]
+    assert (
+        (four[..., 3] == 1).all()
+        and (four[..., 1] == 2).all()
+        and torch.equal(four[..., 0], plain["decoder.embed"][..., 0])
+    )
+    five = look(
+        model,
+        None,
+        tokens,
+        edits=[steer("decoder.blocks.0.resid", row.tolist(), -0.5, positions="8:")],
+    )
+    moved = plain["decoder.blocks.0.resid"].clone()
+    moved[:, 8:] += -0.5 * row
+    assert torch.equal(five["decoder.blocks.0.resid"], moved)
+
+
+def test_a_direction_between_two_texts() -> None:
+    tokenizer = train_tokenizer("byte")
+    model = build_model(
+        dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1
+    ).eval()
+    path = "decoder.blocks.0.resid"
+    a, b = (look(model, tokenizer, text, path)[path][0, -1] for text in ("love", "hat"))
+    plain = look(model, tokenizer, "abc", path)[path]
+    moved = look(model, tokenizer, "abc", path, edits=[steer(path, ("love", "hat"), 2.0)])[path]
+    torch.testing.assert_close(moved, plain + 2 * (a - b))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "vaswani", "bahdanau", "bert"])
+def test_values_patched_from_another_run(name: str) -> None:
+    """The whole stream of another text: from there on everything is that text's; by positions: that
+    column alone."""
+    model = MODELS[name]
+    tokens, source = given(model)
+    second = (tokens + 11) % tiny.VOCAB
+    present = look(model, None, second, **source)
+    side = "decoder" if hasattr(model, "decoder") else "encoder"
+    path = f"{side}.embed"
+    assert torch.equal(logits(model, patch(path, present)), present["logits"])
+    row = look(model, None, second[:1], path, **{name: value[:1] for name, value in source.items()})
+    moved = look(
+        model,
+        None,
+        tokens,
+        path,
+        edits=[patch(path, row, positions=(3, 5), from_positions=(1, -1))],
+        **source,
+    )
+    want = look(model, None, tokens, path, **source)[path].clone()
+    want[:, 3], want[:, 5] = row[path][0, 1], row[path][0, -1]
+    assert torch.equal(moved[path], want)
+
+
+def test_a_patch_of_one_head_and_of_attention() -> None:
+    model = MODELS["llama"]
+    tokens, _ = given(model)
+    present = look(model, None, (tokens + 11) % tiny.VOCAB)
+    plain = look(model, None, tokens)
+    z = look(model, None, tokens, edits=[patch(f"{ATTENTION}.z", present, positions=4, head=2)])[
+        f"{ATTENTION}.z"
+    ]
+    want = plain[f"{ATTENTION}.z"].clone()
+    want[:, 2, 4] = present[f"{ATTENTION}.z"][:, 2, 4]
+    assert torch.equal(z, want)
+    observed = look(
+        model, None, tokens, edits=[patch(f"{ATTENTION}.pattern", present, positions=6)]
+    )
+    torch.testing.assert_close(
+        observed[f"{ATTENTION}.z"][:, :, 6],
+        (present[f"{ATTENTION}.pattern"] @ plain[f"{ATTENTION}.v"].repeat_interleave(2, 1))[
+            :, :, 6
+        ],
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "vaswani"])
+def test_attention_is_set(name: str) -> None:
+    model = MODELS[name]
+    tokens, source = given(model)
+    piece = f"{'decoder' if hasattr(model, 'decoder') else 'encoder'}.blocks.1.attn"
+    plain = look(model, None, tokens, **source)
+    edits = [
+        set_attention(piece, 1, 5, [0.0, 0.75, 0.25]),
+        set_attention(piece, 2, 6, {0: 1.0}, renormalise=True),
+    ]
+    observed = look(model, None, tokens, edits=edits, **source)
+    want = plain[f"{piece}.pattern"].clone()
+    want[:, 1, 5] = 0
+    want[:, 1, 5, 1], want[:, 1, 5, 2] = 0.75, 0.25
+    want[:, 2, 6, 0] = 1
+    want[:, 2, 6] /= want[:, 2, 6].sum(-1, keepdim=True)
+    torch.testing.assert_close(observed[f"{piece}.pattern"], want)
+    v = plain[f"{piece}.v"]
+    v = v.repeat_interleave(4 // v.shape[1], 1)
+    torch.testing.assert_close(observed[f"{piece}.z"], want @ v)
+
+
+def test_attention_of_a_recurrent_decoder_is_set() -> None:
+    model = MODELS["bahdanau"]
+    tokens, source = given(model)
+    edit = (
+        set_attention("decoder.cross", None, (2, 3), {1: 1.0}),
+        set_attention("decoder.cross", 0, 4, [0.5, 0.5]),
+    )
+    observed = look(model, None, tokens, "*.pattern", edits=edit, **source)["decoder.cross.pattern"]
+    plain = look(model, None, tokens, "*.pattern", **source)["decoder.cross.pattern"]
+    assert (observed[:, 0, 2:4, 1] == 1).all() and torch.equal(observed[:, 0, :2], plain[:, 0, :2])
+    assert torch.equal(observed[:, 0, 4], torch.tensor([0.5, 0.5, *[0.0] * 6]).expand(2, -1))
+
+
+def test_several_edits_of_one_path_come_in_their_order() -> None:
+    model = MODELS["gpt2"]
+    tokens, _ = given(model)
+    path = "decoder.blocks.0.resid"
+    plain = look(model, None, tokens, path)[path]
+    ones = [1.0] * 32
+    a = look(model, None, tokens, path, edits=[steer(path, ones), scale(path, 2.0)])[path]
+    b = look(model, None, tokens, path, edits=[scale(path, 2.0), steer(path, ones)])[path]
+    assert torch.equal(a, (plain + 1) * 2) and torch.equal(b, plain * 2 + 1)
+    c_ = look(model, None, tokens, path, edits=[scale("decoder.blocks.*.resid", 2.0)])[path]
+    assert torch.equal(c_, plain * 2)
+
+
+# -------------------------------------------------------------------------------- generation and
+# evaluation
+
+EDITS: dict[str, list[Edit]] = {
+    "llama": [
+        head_off(ATTENTION, 1),
+        steer("decoder.blocks.1.resid", [0.5] * 32, positions="7:"),
+        mask_token(2),
+    ],
+    "gpt2": [
+        head_off(ATTENTION, 3, "mean"),
+        mlp_off("decoder.blocks.1.ffn", positions=(1, 8, 9)),
+        swap_token(-1, 5),
+    ],
+    "gemma2": [
+        set_attention("decoder.blocks.1.attn", 2, None, {1: 0.5}, renormalise=True),
+        attn_off(ATTENTION, 11),
+    ],
+    "alibi": [mask_token(0), scale("decoder.blocks.0.ffn.hidden", -1.0, index=(3, 4))],
+    "glass": [
+        mask_token(5),
+        set_value("logits", -9.0, index=7),
+        scale("logits", -1.0, positions=7),
+    ],
+    "starcoder2": [scale(f"{ATTENTION}.v", 2.0, positions=(3, 4, 9)), mask_token(6)],
+    "mixtral": [
+        expert_off("decoder.blocks.*.ffn", 1),
+        head_off("decoder.blocks.1.attn", 0, "mean"),
+    ],
+    "phi2": [scale(f"{ATTENTION}.k", 0.5, positions=":4"), mlp_off("decoder.blocks.0.ffn", "9:")],
+    "gru": [scale("decoder.cells.0.state", 0.5, positions=(4, 8)), swap_token(2, 7)],
+    "vaswani": [
+        mask_token(3, "source"),
+        head_off("decoder.blocks.1.cross", 2, "mean"),
+        swap_token(1, 4, "source"),
+    ],
+    "t5": [
+        scale("decoder.blocks.0.cross.k", 2.0, positions=(1, 2)),
+        mask_token(0),
+        head_off("encoder.blocks.0.attn", 1),
+    ],
+    "bahdanau": [
+        set_attention("decoder.cross", None, "2:", {0: 0.9}),
+        scale("encoder.out", 1.5, positions=1),
+    ],
+}
+
+
+def uncached(
+    model: Model, edits: list[Edit], start: list[int], source: list[int] | None, count: int
+) -> tuple[list[int], list[float]]:
+    """Greedy tokens and their log-probabilities, everything read again for each."""
+    reading = Reading(model, [list(start)], None if source is None else [list(source)], grows=True)
+    hooks, logprobs = build_hooks(edits, reading), []
+    assert reading.rows is not None
+    ids = list(reading.rows[0])
+    for _ in range(count):
+        two = [
+            torch.tensor([ids]),
+            *map(torch.tensor, [reading.sources] if reading.sources else []),
+        ]
+        with torch.no_grad():
+            best = model(*two, tape=Tape(edits=hooks)).logits[0, -1].log_softmax(-1).max(-1)
+        ids.append(int(best.indices))
+        logprobs.append(best.values.item())
+    return ids[len(start) :], logprobs
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_generation_with_edits_is_the_uncached_one(name: str) -> None:
+    """Cached, in a left-padded batch, with rows that end: what passes over the whole text say."""
+    model, edits = MODELS[name], EDITS[name]
+    pair = isinstance(model.config, c.EncoderDecoder)
+    # then all are of one length
+    from_the_end = any("swap_token(-1" in repr(edit) for edit in edits)
+    prompts = [
+        tiny.tokens(1, size, seed=seed)[0].tolist()
+        for seed, size in enumerate((8, 8, 8 - (not from_the_end)))
+    ]
+    options = {"temperature": 0, "max_new": 9, "start": [3, 4] if pair else None}
+    output = generate(model, None, prompts, edits=edits, eos=(), **options).run()
+    for prompt, *local in zip(prompts, output.tokens, output.logprobs, strict=True):
+        tokens, logprobs = uncached(model, edits, *([3, 4], prompt) if pair else (prompt, None), 9)
+        assert local[0] == tokens
+        torch.testing.assert_close(local[1], logprobs, rtol=1e-4, atol=1e-4)
+    plain = generate(model, None, prompts, eos=(), **options).run()
+    assert abs(torch.tensor(plain.logprobs) - torch.tensor(output.logprobs)).max() > 1e-2
+    bounds = {output.tokens[0][1]}  # the first row ends and leaves; the others take its place
+    ended = generate(model, None, prompts, edits=edits, eos=bounds, **options).run().tokens
+    assert ended == [
+        row[: next((n + 1 for n, item in enumerate(row) if item in bounds), 9)]
+        for row in output.tokens
+    ]
+
+
+def test_samples_and_beams_of_edited_prompts_keep_to_their_rows() -> None:
+    model = MODELS["gpt2"]
+    prompts = [tiny.tokens(1, 8, seed=size)[0].tolist() for size in (8, 9)]
+    edits = [head_off("decoder.blocks.*.attn", 1, "mean")]
+    second_tokens = (
+        generate(model, None, prompts, max_new=6, samples=3, seed=5, edits=edits).run().tokens
+    )
+    assert (
+        second_tokens[3:]
+        == generate(model, None, prompts[1:], max_new=6, samples=3, seed=5, edits=edits)
+        .run()
+        .tokens
+    )
+    hypotheses = beam(model, None, prompts, beams=3, max_new=5, eos=(), edits=edits)
+    (alone,) = beam(model, None, prompts[1:], beams=3, max_new=5, eos=(), edits=edits)
+    assert hypotheses[1][0].tokens == alone[0].tokens
+    tokens, _ = uncached(model, edits, prompts[0], None, 5)
+    assert (
+        beam(model, None, prompts[:1], beams=1, max_new=5, eos=(), edits=edits)[0][0].tokens
+        == tokens
+    )
+
+
+def test_a_long_generation_by_prepacked_weights_is_edited_too() -> None:
+    model, edits = MODELS["llama"], EDITS["llama"]
+    prompts = [tiny.tokens(1, 8, seed=seed)[0].tolist() for seed in range(2)]
+    output = generate(model, None, prompts, temperature=0, max_new=40, eos=(), edits=edits).run()
+    assert output.tokens == [uncached(model, edits, prompt, None, 40)[0] for prompt in prompts]
+
+
+def test_without_edits_generation_has_no_tape(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = MODELS["gpt2"], []
+    forward = type(model).forward
+
+    def watched(self: Model, *args: object, **named: object) -> object:
+        calls.append(named.get("tape"))
+        return forward(self, *args, **named)
+
+    monkeypatch.setattr(type(model), "forward", watched)
+    generate(model, None, [1, 2, 3], max_new=3, eos=()).run()
+    assert calls == [None] * 3
+
+
+def test_scores_with_edits_are_those_of_edited_passes() -> None:
+    tokenizer = train_tokenizer("byte", specials=("<s>",))
+    model = build_model(
+        dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1
+    ).eval()
+    text, edits = "It was too tired to pass", [head_off(ATTENTION, 1), mask_token(0)]
+    assert len(text) < tiny.CONTEXT
+    logprobs = look(model, tokenizer, text, "logits", edits=edits)["logits"][0].log_softmax(-1)
+    ids = tokenizer.encode(text)
+    loss = -logprobs[:-1].gather(1, torch.tensor(ids)[:, None]).mean().item()
+    assert score(model, tokenizer, text, edits=edits).loss == pytest.approx(loss, rel=1e-5)
+    assert score(model, tokenizer, text).loss != pytest.approx(loss, rel=1e-3)
+    # several windows, each alone
+    many = score(model, tokenizer, text, edits=edits, context=8, stride=8).loss
+    pieces = [[tokenizer.bos, *ids][index : index + 9] for index in range(0, len(ids), 8)]
+    total = 0.0
+    for piece in pieces:
+        observed = look(model, None, piece[:-1], "logits", edits=edits)["logits"][0].log_softmax(-1)
+        total -= observed.gather(1, torch.tensor(piece[1:])[:, None]).sum().item()
+    assert many == pytest.approx(total / len(ids), rel=1e-5)
+    pairs = [(ids[:5], ids[5:9]), (ids[:3], ids[3:6])]
+    result = likelihoods(model, pairs, edits=edits)
+    observed = look(model, None, ids[:8], "logits", edits=edits)["logits"][0].log_softmax(-1)
+    assert result[0].logprob == pytest.approx(
+        sum(observed[at - 1, ids[at]].item() for at in range(5, 9)), rel=1e-5
+    )
+    off = score(model, tokenizer, text, edits=[set_value("logits", 0.0)]).loss
+    assert off == pytest.approx(torch.tensor(float(tokenizer.size)).log().item(), rel=1e-6)
+
+
+def test_labels_with_edits() -> None:
+    tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
+    stack = c.Stack(2, (tiny.block(),), c.Learned(16), causal=False)
+    base = c.Encoder(
+        32, 16, c.Embed(tokenizer.size), stack, c.Head(), tiny.WIDE, c.Pool("first", labels=3)
+    )
+    model = build_model(base, seed=1).eval()
+    edits = [head_off("encoder.blocks.0.attn", 2), scale("pool.write", 2.0)]
+    logits = classify(model, tokenizer, ["abc", "de"], edits=edits)
+    ids = tokenizer.encode_pairs(["abc"], most=16)[0][0]
+    observed = look(model, None, ids, "pool.write", edits=edits)["pool.write"].softmax(-1)
+    torch.testing.assert_close(logits[:1], observed)
+    tagger = build_model(
+        dataclasses.replace(base, pool=None, token_head=c.TokenHead(3)), seed=1
+    ).eval()
+    item, two = (tag(tagger, tokenizer, [["ab", "c"]], edits=group)[0] for group in (edits[:1], ()))
+    assert not torch.allclose(item, two)
+
+
+# --------------------------------------------------------------------------------------- words,
+# mistakes
+
+LINES = [
+    'head_off("decoder.blocks.0.attn", 1)',
+    'head_off("decoder.blocks.*.attn", 0, fill="mean", positions="2:")',
+    'attn_off("decoder.blocks.0.attn", positions=(3,))',
+    'mlp_off("decoder.blocks.1.ffn")',
+    'expert_off("decoder.blocks.0.ffn", 2)',
+    "mask_token(3)",
+    'mask_token(1, side="source")',
+    'swap_token(-1, " dog")',
+    'scale("decoder.blocks.0.ffn.hidden", 0.5, index=7)',
+    'set_value("decoder.blocks.0.resid", [1.0, 2.0], positions=(1, 2))',
+    'set_attention("decoder.blocks.0.attn", 1, (5,), {2: 1.0})',
+    'set_attention("decoder.blocks.0.attn", None, None, [1.0], renormalise=True)',
+    'steer("decoder.blocks.0.resid", ("Love", "Hate"), scale=4.0)',
+    'patch("decoder.blocks.0.resid", "Another text", positions=(1,), from_positions=(2,))',
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_edit_reads_as_it_is_written(line: str) -> None:
+    assert repr(parse(line)) == line
+    assert dataclasses.is_dataclass(parse(line))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        parse(line).path = 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "is no edit"),
+        ("head_off", "is no edit"),
+        ("__import__('os').system('true')", "is no edit"),
+        ("head_of('a', 1)", 'Did you mean "head_off"'),
+        ("eval('1')", "There is no edit 'eval'"),
+        ("head_off(open('x'), 1)", "more than texts, numbers"),
+        ("head_off('a')", "missing a required argument: 'head'"),
+        ("head_off('a', 1, often=2)", "takes path, head, fill, positions"),
+        ("head_off('a', 1, positions='x')", "give a number"),
+        ("head_off(*[1])", "more than texts"),
+    ],
+)
+def test_a_line_that_is_no_edit_is_refused(line: str, message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        parse(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        ("gpt2", head_off("decoder.blocks.7.attn", 1), 'Did you mean "decoder.blocks.1.attn"'),
+        ("gpt2", head_off("decoder.block.1.attn", 1), 'Did you mean "decoder.blocks.1.attn"'),
+        ("gpt2", head_off("decoder.blocks.1.attn", 4), "has heads 0 to 3"),
+        ("gpt2", mlp_off("decoder.blocks.1.attn"), 'Did you mean "decoder.blocks.1.ffn"'),
+        ("gpt2", expert_off("decoder.blocks.1.ffn", 0), "no mixture of experts"),
+        ("mixtral", expert_off("decoder.blocks.1.ffn", 4), "experts 0 to 3"),
+        ("gpt2", scale("decoder.blocks.0.residual", 2.0), 'Did you mean "decoder.blocks.0.resid"'),
+        (
+            "gpt2",
+            scale("decoder.blocks.0.resid", 2.0, positions=10),
+            "position 10: the text has at most 10",
+        ),
+        ("gpt2", scale("decoder.blocks.0.resid", 2.0, positions=-11), "no position -11"),
+        ("gpt2", scale("decoder.blocks.0.resid", 2.0, index=32), "has no index 32"),
+        ("gpt2", scale("decoder.blocks.0.resid", 2.0, head=0), "has no heads"),
+        ("gpt2", set_value("decoder.blocks.0.resid", [1.0, 2.0]), "takes 32"),
+        ("gpt2", steer("decoder.blocks.0.resid", [1.0]), "takes 32"),
+        ("gpt2", steer("decoder.blocks.0.resid", ("a", "b")), "A tokenizer is needed"),
+        ("gpt2", mask_token(10), "no position 10"),
+        ("gpt2", mask_token(1, "source"), "Only an encoder-decoder has a source"),
+        ("gpt2", swap_token(3, 50), "0 to 49"),
+        ("gpt2", swap_token(12, 5), "0 to 9"),
+        ("gru", mask_token(2), "use swap_token"),
+        ("gru", head_off("decoder.cells.0", 1), "has no attention"),
+        ("bert", scale("pool.write", 1.0, positions=1), "has no positions"),
+        ("gpt2", set_attention(ATTENTION, 0, 2, {5: 1.0}), "may not look at position 5"),
+        ("gpt2", set_attention(ATTENTION, 0, 2, []), "weights are numbers"),
+        ("gpt2", set_attention(ATTENTION, 0, 2, {1: -0.5}), "weights are numbers of at least 0"),
+        (
+            "gpt2",
+            patch("decoder.embed", {"decoder.out": torch.zeros(1, 10, 32)}),
+            'no value "decoder.embed"',
+        ),
+        ("gpt2", patch("decoder.embed", torch.zeros(1, 10, 16)), "give a run of this model"),
+        ("gpt2", patch("decoder.embed", torch.zeros(1, 9, 32)), "has 9 tokens and the text has 10"),
+        ("gpt2", patch("decoder.embed", torch.zeros(3, 10, 32)), "of 3 texts and 2 are read"),
+        ("gpt2", patch("decoder.embed", torch.zeros(1, 4, 32), positions=5), "it has 4 tokens"),
+    ],
+)
+def test_what_does_not_exist_is_a_sentence(name: str, edit: Edit, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        logits(MODELS[name], edit)
+
+
+def test_what_is_no_edit_is_a_sentence() -> None:
+    with pytest.raises(UserError, match="'head_off' is no edit"):
+        look(MODELS["gpt2"], None, [1, 2], "logits", edits=["head_off"])
+    for wrong in ({"decoder.embed": abs}, [abs]):
+        with pytest.raises(UserError, match="Edits are a list"):
+            look(MODELS["gpt2"], None, [1, 2], "logits", edits=wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="mlp_off"):
+        logits(
+            MODELS["mixtral"], *(expert_off("decoder.blocks.0.ffn", index) for index in range(4))
+        )
+    with pytest.raises(UserError, match="sliding"):
+        generate(MODELS["gpt2"], None, [1, 2], slide=True, edits=[mask_token(0)])
+    with pytest.raises(UserError, match="count from 0"):
+        generate(MODELS["gpt2"], None, [[1, 2], [3]], edits=[mask_token(-1)])
+
+
+@pytest.mark.parametrize(
+    "line", [f'head_off("{ATTENTION}", 2)', 'scale("decoder.blocks.1.resid", 0.5)']
+)
+def test_a_line_is_the_edit_that_it_writes(line: str) -> None:
+    model, (tokens, _) = MODELS["llama"], given(MODELS["llama"])
+    plain, expected_logits = logits(model), logits(model, parse(line))
+    assert not torch.equal(plain, expected_logits)
+    for edits in ([line], line, [parse(line)]):
+        assert torch.equal(
+            look(model, None, tokens, "logits", edits=edits)["logits"], expected_logits
+        )
+    texts = [
+        list(generate(model, None, [1, 2, 3], max_new=4, temperature=0, edits=[item]))
+        for item in (line, parse(line))
+    ]
+    assert [step.token for step in texts[0]] == [step.token for step in texts[1]]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        scale("decoder.blocks.0.resid", float("nan")),
+        scale("decoder.blocks.1.resid", float("inf"), positions=3),
+        scale("decoder.blocks.0.attn.scores", float("nan")),
+        set_value("decoder.embed", float("nan"), positions=0),
+        steer("decoder.blocks.0.resid", torch.ones(32), float("nan")),
+    ],
+)
+def test_the_edit_that_makes_nan_is_named_and_no_weight(edit: Edit) -> None:
+    with pytest.raises(UserError) as output:
+        logits(MODELS["llama"], edit)
+    assert str(output.value).startswith(repr(edit)) and "weights" not in str(output.value)
+
+
+def test_an_infinite_score_hides_a_key() -> None:
+    off = set_value(f"{ATTENTION}.scores", float("-inf"), head=1, index=0, positions="1:")
+    text, _ = given(MODELS["llama"])
+    observed = look(MODELS["llama"], None, text, f"{ATTENTION}.pattern", edits=[off])[
+        f"{ATTENTION}.pattern"
+    ]
+    assert bool((observed[:, 1, 1:, 0] == 0).all()) and bool((observed[:, 0, 1:, 0] > 0).all())
+
+
+def test_routers_are_seen_as_edited() -> None:
+    """An edit of the router after the expert that is off counts: the choice is made of what the
+    router then says."""
+    model = MODELS["nanomoe"]
+    tokens, _ = given(model)
+    piece, row = "decoder.blocks.0.ffn", [9.0, 2.0, 1.0, 0.0]
+    edits = [expert_off(piece, 0), set_value(f"{piece}.router", row)]
+    observed = look(model, None, tokens, f"{piece}.chosen", f"{piece}.weight", edits=edits)
+    p = torch.tensor(row).softmax(0)[1:3]
+    assert (observed[f"{piece}.chosen"] == torch.tensor([1, 2])).all()
+    torch.testing.assert_close(observed[f"{piece}.weight"], (p / p.sum()).expand(2, 10, -1))

@@ -1,0 +1,78 @@
+"""Positions, words and texts are found as they are named, and what is not there is said."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import tiny
+from glassformer import config as c
+from glassformer.core.errors import UserError
+from glassformer.core.nn import build_model
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.sight import look, streams
+
+
+@pytest.mark.parametrize(
+    ("query", "result"),
+    [
+        (None, [7, 8, 9]),
+        ("all", list(range(10))),
+        ("0", [0]),
+        ("0, 3-5,-1", [0, 3, 4, 5, 9]),
+        ("-3--1", [7, 8, 9]),
+        ("4-4,4", [4]),
+        ([1, -1], [1, 9]),
+    ],
+)
+def test_places(query: str | list[int] | None, result: list[int]) -> None:
+    assert streams.places(query, 10, 3) == result
+
+
+def test_the_place_of_a_blank_is_where_the_mask_is() -> None:
+    tokenizer = train_tokenizer("byte", specials=("[MASK]",))
+    mask = tokenizer.mask
+    assert mask is not None
+    assert streams.place(None, torch.tensor([[1, mask, 2]]), tokenizer) == 1
+    assert streams.place(None, torch.tensor([[mask, mask, 2]]), tokenizer) == 2
+    assert streams.place(None, torch.tensor([[1, mask, 2]]), None) == 2
+    assert streams.place(0, torch.tensor([[1, mask, 2]]), tokenizer) == 0
+
+
+def test_a_word_is_one_token() -> None:
+    model = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(280)), seed=1)
+    tokenizer = train_tokenizer("byte")
+    assert (
+        streams.word_id(model, tokenizer, "a") == ord("a") == streams.word_id(model, None, ord("a"))
+    )
+    assert streams.word_id(model, tokenizer, " ") == ord(" ")
+    small = tiny.model(tiny.DECODERS["llama"])
+    with pytest.raises(UserError, match="this model knows 0 to 49"):
+        streams.word_id(small, tokenizer, "a")
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_states_are_the_streams(name: str) -> None:
+    model = tiny.model(tiny.ALL[name])
+    tokens = tiny.tokens(1, 6)
+    source = tiny.tokens(1, 5) if isinstance(model.config, c.EncoderDecoder) else None
+    states = streams.states(model, streams.Read(tokens, source, {}))
+    observed = look(model, None, tokens, source=source)
+    assert next(iter(states.by_path)) == f"{states.body}.embed"
+    assert all(torch.equal(value, observed[path][0]) for path, value in states.by_path.items())
+    assert torch.equal(states.out, observed[f"{states.body}.out"][0])
+
+
+def test_windows_begin_as_the_model_reads_a_text() -> None:
+    tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
+    for name in ("llama", "onward"):  # an encoder-decoder reads a corpus as its source
+        model = build_model(dataclasses.replace(tiny.ALL[name], embed=c.Embed(300)), seed=1)
+        (short,) = streams.windows(model, tokenizer, ["abc"])
+        assert torch.equal(short, streams.read_pair(model, tokenizer, "abc")[0])
+        edge = short.shape[1] - 3
+        rows = list(streams.windows(model, tokenizer, ["a" * 25, "b"], length=10 + edge))
+        assert [row.shape[1] - edge for row in rows] == [10, 10, 5, 1]
+        with pytest.raises(UserError, match="no room for a text"):
+            list(streams.windows(model, tokenizer, ["a"], length=edge))

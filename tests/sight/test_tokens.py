@@ -1,0 +1,333 @@
+"""``glassformer tokens``: published counts and ids, what is shown in a terminal, as HTML and as
+JSON, and bad input."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from glassformer import UserError
+from glassformer.cli import main
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats import pretrained
+from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.sight.tokens import compare
+
+NASTY = '<script>alert("x")</script> & \t\t\n  🎵 鸟 \x1b[31m'
+PUBLISHED = {
+    "gpt2": (50_256, 1, 50_257),
+    "bert-cased": (28_991, 5, 28_996),
+    "bert-uncased": (30_517, 5, 30_522),
+    "t5": (31_997, 103, 32_100),
+    "starcoder": (49_114, 38, 49_152),
+    "phi3": (31_997, 14, 32_011),
+    "llama2": (31_997, 3, 32_000),
+}
+
+
+@pytest.fixture
+def data(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The real tokenizers, by their names."""
+    monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
+    return shared_data
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    """A folder with a small tokenizer."""
+    train_tokenizer("bpe", ["glass", " house of glass", " in"] * 9, 300).save(tmp_path / "own")
+    return str(tmp_path / "own")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["tokens", *words]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one sentence that a slip is answered with."""
+    assert main(["tokens", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes_come_out(data: Path, name: str) -> None:
+    base, special, entries = PUBLISHED[name]
+    stored = compare.count(pretrained.find(name))
+    assert (stored.base, stored.special, stored.added, stored.entries) == (
+        base,
+        special,
+        0,
+        entries,
+    )
+    assert entries == pretrained.KNOWN[name].size == stored.ids
+
+
+def test_rank_files_count_their_ranks(data: Path) -> None:
+    """GPT-4 and Llama 3 publish ranks; how many special tokens are added is the package's
+    choice."""
+    gpt4, llama3 = pretrained.find("cl100k"), pretrained.find("llama3")
+    stored = compare.count(gpt4)
+    assert (stored.base, stored.special, stored.entries, stored.ids) == (
+        100_256,
+        5,
+        100_261,
+        100_277,
+    )
+    assert (
+        stored.entries + len({"<|im_start|>", "<|im_end|>"})
+        == pretrained.KNOWN["cl100k"].size
+        == 100_263
+    )
+    assert compare.count(llama3).entries == pretrained.KNOWN["llama3"].size == 128_256
+    tokens = compare.tokens(llama3, "This raw text will be tokenized")
+    assert [token.id for token in tokens] == [2028, 7257, 1495, 690, 387, 4037, 1534]
+    assert [token.shown for token in tokens] == [
+        "This",
+        " raw",
+        " text",
+        " will",
+        " be",
+        " token",
+        "ized",
+    ]
+    assert compare.habits(gpt4)["digits"] == "by threes from the left: 123|456|7"
+    assert compare.habits(gpt4)["tabs"] == "1 in 1 token, 2 in 2 tokens, 3 in 2 tokens"
+
+
+def test_qwen_counts_its_ranks(data: Path) -> None:
+    ranks = (data / "tok-qwen" / "qwen.lf.tiktoken").read_bytes().count(b"\n")
+    assert ranks == 151_643 and ranks + 14 == pretrained.KNOWN["qwen"].size == 151_657
+
+
+@pytest.mark.slow
+def test_qwen_is_opened_by_its_name(data: Path) -> None:
+    qwen = pretrained.find("qwen")
+    stored = compare.count(qwen)
+    assert (stored.base, stored.special) == (151_643, 3) and compare.habits(qwen)[
+        "digits"
+    ].startswith("one by one")
+
+
+def test_what_each_does_with_each_kind_of_text(data: Path) -> None:
+    names = ("gpt2", "bert-cased", "bert-uncased", "t5", "phi3", "starcoder")
+    does = {name: compare.habits(pretrained.find(name)) for name in names}
+    topics = [
+        "capitals",
+        "spaces",
+        "tabs",
+        "newlines",
+        "digits",
+        "emoji",
+        "other scripts",
+        "code",
+        "unknown",
+    ]
+    assert all(list(item) == topics for item in does.values())
+    assert does["bert-uncased"]["capitals"] == "become small letters"
+    assert does["bert-cased"]["tabs"].startswith("1 become one space")
+    assert does["gpt2"]["tabs"] == "1 in 1 token, 2 in 2 tokens, 3 in 3 tokens"
+    assert does["starcoder"]["tabs"].endswith("3 in 2 tokens") and does["starcoder"][
+        "digits"
+    ].startswith("one by one")
+    assert does["t5"]["emoji"] == "<unk>" and does["bert-cased"]["unknown"] == "𓂀 [UNK]"
+    assert (
+        does["phi3"]["emoji"] == "4 tokens of bytes"
+        and does["gpt2"]["emoji"] == "3 tokens of bytes"
+    )
+    assert does["starcoder"]["code"] == "8 of 8 are one token" and "el|if" in does["gpt2"]["code"]
+
+
+def test_tokens_are_shown_with_what_they_are(data: Path) -> None:
+    sheets = {
+        name: compare.sheet(name, pretrained.find(name), compare.SAMPLE)
+        for name in ("gpt2", "bert-cased", "phi3")
+    }
+    for sheet in sheets.values():
+        assert [token.id for token in sheet.tokens] == pretrained.find(sheet.name).encode(
+            compare.SAMPLE
+        )
+        assert sheet.characters_per_token == len(compare.SAMPLE) / len(sheet.tokens)
+    kinds = {name: {token.kind for token in sheet.tokens} for name, sheet in sheets.items()}
+    assert kinds == {
+        "gpt2": {"piece", "bytes"},
+        "bert-cased": {"piece", "unknown"},
+        "phi3": {"piece", "bytes"},
+    }
+    assert "".join(
+        token.shown for token in sheets["gpt2"].tokens if token.kind == "piece"
+    ).startswith("Glass and GLASS")
+    assert "<0xF09F>" in [token.shown for token in sheets["gpt2"].tokens]
+    assert "<0xF0>" in [token.shown for token in sheets["phi3"].tokens]
+    assert sheets["bert-cased"].around == ("[CLS]", "[SEP]")
+
+
+def test_the_terminal_is_readable_without_colour(
+    own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = said(capsys, "glass house\n\tx", "--with", own)
+    assert "|glass|·" in output and "|↵|" in output and "\x1b" not in output
+    assert (
+        str(open_tokenizer(own).size) in output
+        and "byte-level BPE" in output
+        and "<|endoftext|>" in output
+        and "capitals" in output
+    )
+    ids = open_tokenizer(own).encode("glass")
+    below = said(capsys, "glass", "--with", own, "--ids").splitlines()
+    at = next(number for number, line in enumerate(below) if line.startswith("glass"))
+    assert [int(id) for id in below[at + 1].split("|") if id.strip()] == ids
+
+
+def test_the_terminal_alternates_two_grounds(own: str) -> None:
+    environment = {
+        **os.environ,
+        "FORCE_COLOR": "1",
+        "TERM": "xterm-256color",
+        "COLORTERM": "truecolor",
+    }
+    environment.pop("NO_COLOR", None)
+    command = [sys.executable, "-m", "glassformer", "tokens", "glass x", "--with", own]
+    colour = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert "48;2;207;230;247" in colour and "48;2;255;227;176" in colour and "|glass|" not in colour
+    plain = subprocess.run(
+        command, env={**environment, "NO_COLOR": "1"}, capture_output=True, text=True, check=True
+    )
+    assert "48;2" not in plain.stdout and "|glass|" in plain.stdout
+
+
+class Page(html.parser.HTMLParser):
+    """The elements and the text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [str(value) for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_the_page_is_one_file_that_runs_nothing(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "deep" / "page.html"
+    said(capsys, NASTY, "--with", own, "--html", str(path), "--trace", "--ids")
+    raw = path.read_text(encoding="utf-8")
+    page = Page()
+    page.feed(raw)
+    assert (
+        "script" not in page.tags and not page.links and "http" not in raw and "@import" not in raw
+    )
+    displayed = "".join(page.words)
+    assert (
+        NASTY.split("\n")[0] in displayed
+        and "<0x" in displayed
+        and "\x1b" not in raw.split("<table>", 1)[1]
+    )
+    assert page.tags.count("small") == len(open_tokenizer(own).encode(NASTY))
+
+
+def test_json_says_everything(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(said(capsys, NASTY, "--with", own, "--json", "--trace", "glass"))
+    (item,), size = data["tokenizers"], open_tokenizer(own).size
+    assert data["text"] == NASTY and item["name"] == own
+    assert [token["id"] for token in item["tokens"]] == open_tokenizer(own).encode(NASTY)
+    assert item["vocabulary"] == {
+        "base": size - 1,
+        "special": 1,
+        "added": 0,
+        "entries": size,
+        "ids": size,
+    }
+    assert set(item["habits"]) >= {"tabs", "emoji"} and item["trace"][0]["word"] == "glass"
+
+
+def test_a_tokenizer_that_refuses_the_text_says_so_and_the_others_go_on(
+    tmp_path: Path, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_tokenizer("char", ["glas"]).save(tmp_path / "char")
+    output = said(capsys, "glass é", "--with", str(tmp_path / "char"), own)
+    assert (
+        'does not know the character " "' in output and "|glass|" in output and "refused" in output
+    )
+
+
+def test_the_words_of_the_command_itself(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--text train" in refused(capsys, "train") and "--text sizes" in refused(capsys, "sizes")
+    assert "|in|" in said(capsys, "--text", "train", "--with", own)
+
+
+def test_bad_input_is_one_sentence(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.md").write_text("no tokenizer\n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    assert 'Did you mean "gpt2"?' in refused(capsys, "x", "--with", "gpt-2")
+    assert "not a tokenizer of a known format" in refused(
+        capsys, "x", "--with", str(tmp_path / "notes.md")
+    )
+    assert "no tokenizer" in refused(capsys, "x", "--with", str(tmp_path))
+    assert "byte 3" in refused(capsys, "--file", str(tmp_path / "latin.txt"), "--with", own)
+    assert "is not UTF-8 text" in refused(capsys, "a\udcff", "--with", own)
+    assert "The text is empty" in refused(capsys, "", "--with", own)
+    assert "Give one text" in refused(capsys, "two", "texts", "--with", own)
+    assert "--size does not belong" in refused(capsys, "x", "--size", "5")
+    assert "--ids does not belong" in refused(capsys, "train", own, "--ids")
+
+
+def test_a_named_tokenizer_that_is_not_here_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
+    monkeypatch.setattr(pretrained, "_hub", lambda name, online=True: None)
+    assert "set GLASSFORMER_DATA to a folder that has tok-gpt2 in it" in refused(
+        capsys, "x", "--with", "gpt2"
+    )
+    assert "not in the hub's cache" in refused(capsys, "x", "--with", "nobody/nothing")
+
+
+def test_a_hub_folder_in_the_cache_is_found(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    requests = []
+
+    def cached(name: str, **options: object) -> str:
+        requests.append((name, options["local_files_only"]))
+        return own
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
+    assert pretrained.find("some/model").fingerprint == open_tokenizer(
+        own
+    ).fingerprint and requests == [("some/model", True)]
+
+
+def test_a_broken_gguf_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:
+    content = next((data / "tok-starcoder").glob("*.gguf")).read_bytes()
+    for name, raw in {
+        "cut": content[:100_000],
+        "kind": content.replace(b"gpt2", b"bert", 1),
+    }.items():
+        (tmp_path / f"{name}.gguf").write_bytes(raw)
+        with pytest.raises(UserError, match=r"GGUF|kind"):
+            open_tokenizer(tmp_path / f"{name}.gguf")
+
+
+def test_what_a_tokenizer_refuses_is_a_habit_too() -> None:
+    """One that knows "London" and no other letters is still shown."""
+    assert compare.habits(train_tokenizer("char", ["London"]))["capitals"] == "refused"

@@ -1,0 +1,283 @@
+"""Addresses, values by head and row, bounds of memory, and the way back from a probability to the
+embedding."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import glassformer
+import tiny
+from glassformer.core.errors import UserError
+from glassformer.core.nn import Model, Tape
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.sight import edits, look
+from glassformer.sight.tracing import Explanation, Trace, trace
+
+
+def of(name: str, length: int = 11, **kwargs: object) -> Trace:
+    model = tiny.model(tiny.ALL[name])
+    return traced(model, length, **kwargs)
+
+
+def traced(model: Model, length: int = 11, **kwargs: object) -> Trace:
+    source = tiny.tokens(1, 9, seed=5) if name_of(model) == "EncoderDecoder" else None
+    return Trace(model, None, tiny.tokens(1, length), source, **kwargs)  # type: ignore[arg-type]
+
+
+def name_of(model: Model) -> str:
+    return type(model.config).__name__
+
+
+def test_values_are_those_that_looking_gives() -> None:
+    model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
+    observed, full = look(model, None, tokens), trace(model, None, tokens)
+    for path, value in observed.items():
+        torch.testing.assert_close(full[path], value, rtol=1e-5, atol=1e-5)
+    assert torch.equal(full["decoder.blocks.1.attn.q"], observed["decoder.blocks.1.attn.q"])
+    assert glassformer.trace is trace
+
+
+def test_a_head_or_a_row_is_that_of_the_whole() -> None:
+    for name in ("gemma2", "relative", "alibi", "t5", "bahdanau"):
+        item, second = of(name), of(name)
+        for op in item.plan:
+            if op.quadratic:
+                full = item[op.id]
+                h, t = op.shape[1] - 1, 7
+                torch.testing.assert_close(
+                    second[f"{op.id}[{h},{t},:]"], full[0, h, t], rtol=1e-6, atol=1e-6
+                )
+                torch.testing.assert_close(
+                    second[f"{op.id}[0,:,:]"], full[0, 0], rtol=1e-6, atol=1e-6
+                )
+
+
+def test_the_sum_of_a_score_by_hand() -> None:
+    item = of("llama")
+    q, k = item["decoder.blocks.0.attn.q"], item["decoder.blocks.0.attn.k"]
+    cell = item.explain("decoder.blocks.0.attn.qk[3,7,2]")
+    products = (q[0, 3, 7] * k[0, 1, 2]).double()  # four heads read two keys: head 3 the second
+    torch.testing.assert_close(cell.terms, q[0, 3, 7].double() * k[0, 1, 2].double())
+    assert cell.value == pytest.approx(float(products.sum()), rel=1e-6)
+    assert [len(line.values) for line in cell.factors] == [8, 8]
+    assert cell.operands[0].address == "decoder.blocks.0.attn.q[3,7,0]"
+    scaled = item.explain("decoder.blocks.0.attn.scaled[3,7,2]")
+    assert scaled.value == pytest.approx(cell.value / 8**0.5, rel=1e-6)
+    pattern = item.explain("decoder.blocks.0.attn.pattern[3,7,2]")
+    scores = item["decoder.blocks.0.attn.scores[3,7,:]"]
+    assert pattern.value == pytest.approx(float(F.softmax(scores, -1)[2]), rel=1e-6)
+    assert float(pattern.terms.sum()) == pytest.approx(1.0)
+    hidden = item.explain("decoder.blocks.0.attn.scores[3,2,7]")
+    assert hidden.value == hidden.recomputed == -float("inf")
+    assert hidden.difference == 0.0
+
+
+@pytest.mark.parametrize("name", tiny.ALL)
+def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
+    item = of(name)
+    final = next(iter(reversed(item.plan.ops)))
+    steps: list[Explanation] = list(
+        item.why(
+            f"{final}[{','.join('1' if size > 1 else '0' for size in item.plan[final].shape)}]", 400
+        )
+    )
+    assert steps[-1].kind in ("leaf", "weight")
+    assert len(steps) < 400
+    observed = set[str]()
+
+    def follow(address: str, depth: int = 0) -> None:  # every operand of a few cells, all the way
+        cell = item.explain(address)
+        if cell.address in observed or len(observed) > 150:
+            return
+        observed.add(cell.address)
+        for operand in cell.operands[:3] + cell.operands[-2:]:
+            back = item.explain(operand.address)
+            assert back.value == pytest.approx(operand.value, rel=1e-6, abs=1e-9), operand
+            follow(operand.address, depth + 1)
+
+    follow(steps[0].address)
+
+
+def test_what_is_over_the_bound_is_recorded_anew() -> None:
+    for name in ("llama", "bert", "t5", "gru"):
+        full, little = of(name), of(name, keep=2_000)
+        assert full.tier == "full"
+        assert little.tier == "resid"
+        assert little.kept_bytes < full.kept_bytes
+        for op in full.plan:
+            if not op.quadratic:
+                torch.testing.assert_close(
+                    little[op.id], full[op.id], rtol=1e-5, atol=1e-5, msg=op.id
+                )
+
+
+def note(ran: list[str], path: str, *_: object) -> None:
+    ran.append(path)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "mixtral", "gemma2", "gptj"])
+def test_a_dropped_block_is_run_again_alone(name: str) -> None:
+    """From the stream before it, and it gives the same bits, with edits in blocks before it and in
+    it too."""
+    body = "encoder" if name == "bert" else "decoder"
+    for output in (
+        {},
+        {
+            f"{body}.blocks.0.ffn.write": lambda path, x: 1.5 * x,
+            "*.1.attn.z": lambda path, x: x + 0.1,
+        },
+    ):
+        model = tiny.model(tiny.ALL[name])
+        args = (tiny.tokens(1, 11), tiny.tokens(1, 7, seed=1) if name == "t5" else None)
+        full, little = (Trace(model, None, *args, edits=output, keep=keep) for keep in (1 << 30, 0))
+        little._tape_names()  # asks the model by a pass of its own, once
+        blocks = [
+            (path, piece)
+            for path, piece in model.named_modules()
+            if re.fullmatch(r".*blocks\.\d+", path)
+        ]
+        ran: list[str] = []
+        for path, block in blocks:
+            block.register_forward_pre_hook(partial(note, ran, path))
+        opened = 0
+        for path, _ in blocks:
+            dropped = sorted(
+                item
+                for item in little.dropped
+                if item.startswith(f"{path}.") and item in full.records
+            )
+            for item in dropped:
+                assert torch.equal(little[item], full.records[item]), item
+            assert ran == [path] and dropped, (path, ran)
+            ran.clear()
+            opened += 1
+        assert opened == len(blocks) >= 2
+        outside = [
+            item
+            for item in little.dropped
+            if ".blocks." not in item and item in full.records and item != "logits"
+        ]
+        assert all(torch.equal(little[item], full.records[item]) for item in outside) and not ran
+
+
+def test_edits_are_told() -> None:
+    model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
+
+    def off(path: str, z: torch.Tensor) -> torch.Tensor:
+        return z * torch.tensor([1.0, 0, 1, 1]).view(1, 4, 1, 1)
+
+    edits = {"decoder.blocks.0.attn.z": off}
+    trace, cut = Trace(model, None, tokens), Trace(model, None, tokens, edits=edits)
+    with torch.no_grad():
+        assert torch.equal(cut["logits"], model(tokens, tape=Tape(edits=edits)).logits)
+    assert not torch.equal(cut["logits"], trace["logits"])
+    cell = cut.explain("decoder.blocks.0.attn.z[1,5,3]")
+    assert cell.edited
+    assert cell.value == 0.0
+    assert cell.recomputed == pytest.approx(
+        float(trace["decoder.blocks.0.attn.z[1,5,3]"]), rel=1e-5
+    )
+    assert cut.check() == 0.0
+    renamed = Trace(
+        tiny.model(tiny.ALL["bert"]), None, tokens, edits={"*.1.attn.in": lambda path, x: 2 * x}
+    )
+    assert renamed.plan["encoder.blocks.1.attn.in"].kind == "edit"
+
+
+def test_edits_by_name_and_a_masked_key() -> None:
+    model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
+    cut = trace(
+        model, None, tokens, edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)]
+    )
+    observed = look(
+        model,
+        None,
+        tokens,
+        "logits",
+        edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)],
+    )
+    assert torch.equal(cut["logits"], observed["logits"])
+    assert float(cut["decoder.blocks.1.attn.pattern[2,7,3]"]) == 0.0
+    assert cut.explain("decoder.blocks.0.attn.z[1,5,3]").value == 0.0
+
+
+def test_tokens_have_names() -> None:
+    tokenizer = train_tokenizer("bpe", "the cat sat on the mat " * 20, size=300)
+    config = tiny.decoder(tiny.LLAMA)
+    model = tiny.model(tiny.replace(config, embed=tiny.c.Embed(tokenizer.size)))
+    item = trace(model, tokenizer, "the cat sat")
+    cell = item.explain("decoder.blocks.0.attn.pattern[1,2,0]")
+    words = [tokenizer.token(number) for number in item.tokens[0].tolist()]
+    assert words[2] == "Ġsat" and cell.place == 'head 1, token 2 "·sat", key 0 "the"'
+    assert item.to_dict()["tokens"]["pieces"] == words
+    assert item.explain('decoder.blocks.0.attn.pattern[1,"sat","the"]').address == cell.address
+    assert item.parse('logits["cat"," sat"]')[1] == (0, 1, item.tokens[0, 2])
+    with pytest.raises(UserError, match='No token of the text is "dog"'):
+        item.parse('logits["dog",3]')
+    with pytest.raises(UserError, match="stands at 0 and 3"):
+        trace(model, tokenizer, "the cat sat the").parse('probs["the",0]')
+    with pytest.raises(UserError, match="no words along H"):
+        item.parse('decoder.blocks.0.attn.pattern["the",0,0]')
+    assert len(item.lines()) == len(item.plan) + 1
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("decoder.blocks.0.attn.score[0,1,1]", r'Did you mean "decoder.blocks.0.attn.scores"'),
+        ("decoder.blocks.7.attn.q", "Nothing has the address"),
+        ("decoder.blocks.0.attn.scores[4,1,1]", "has 4 places along H, 0 to 3; 4 is none"),
+        (
+            "decoder.blocks.0.attn.scores[0,1,1,1,1]",
+            r"has 3 sides \(H 4 x T 11 x S 11\) and the index 5; give 3, without the batch row",
+        ),
+        ("decoder.blocks.0.attn.scores[a]", "is no index"),
+        ("[3", "is no address"),
+        ("decoder.blocks.0.attn.scores[0,1,:]", "give one of them"),
+        ("decoder.blocks.0.attn.scores", "give one of them"),
+    ],
+)
+def test_what_is_no_address_gets_a_sentence(address: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        of("llama").explain(address)
+
+
+def test_a_masked_share_says_that_the_mask_hides_the_key() -> None:
+    hidden = of("llama").explain("decoder.blocks.0.attn.pattern[1,3,7]")
+    assert hidden.value == 0 and "The mask hides this key" in hidden.sentence
+    assert "hides" not in of("llama").explain("decoder.blocks.0.attn.pattern[1,7,3]").sentence
+
+
+def test_a_trace_says_what_it_is() -> None:
+    assert repr(of("llama")).startswith(
+        f"<Trace of 11 tokens, {len(of('llama').plan.ops)} operations"
+    )
+
+
+def test_texts_that_cannot_be_traced_get_a_sentence() -> None:
+    model = tiny.model(tiny.ALL["llama"])
+    with pytest.raises(UserError, match="one text"):
+        trace(model, None, tiny.tokens(2, 5))
+    with pytest.raises(UserError, match="context is 64"):
+        trace(model, None, tiny.tokens(1, 65))
+    with pytest.raises(UserError, match="two texts"):
+        trace(tiny.model(tiny.ALL["t5"]), None, tiny.tokens(1, 5))
+    broken = tiny.model(tiny.ALL["llama"])
+    broken.decoder.blocks[0].attn.q.weight.data[0, 0] = float("nan")
+    with pytest.raises(UserError, match=r"attn\.q\.weight holds NaN"):
+        trace(broken, None, tiny.tokens(1, 5))
+
+
+def test_indices_count_from_the_end_and_take_parts() -> None:
+    item = of("gpt2")
+    assert torch.equal(item["logits[-1]"], item["logits"][0, -1])
+    assert torch.equal(
+        item["decoder.blocks.0.attn.q[1, :, 2]"], item["decoder.blocks.0.attn.q"][0, 1, :, 2]
+    )
+    assert item.explain("logits[-1,-1]").address == f"logits[10,{tiny.VOCAB - 1}]"
+    assert float(item["embed.token.weight[3,4]"]) == item.explain("embed.token.weight[3,4]").value

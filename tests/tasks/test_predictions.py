@@ -1,0 +1,236 @@
+"""Vectors, labels and blanks: alone = in a batch, and what the model's own passes say."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from glassformer import UserError
+from glassformer import config as c
+from glassformer.core.nn import Model, build_model
+from glassformer.core.tokenizer import Tokenizer
+from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.tasks import predictions
+from glassformer.tasks.predictions import classify, embed, fill
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "a",
+    "cat",
+    "dog",
+    "man",
+    "sat",
+    "ran",
+    "on",
+    "to",
+]
+WORDS += ["hill", "mat", ".", ",", "red", "big", "old", "new", "in", "house"]
+TEXTS = ["the cat sat on the mat .", "a dog ran", "the old man , in the big red house .", "hill"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A WordPiece tokenizer of a few words, from BERT's vocab.txt."""
+    folder: Path = tmp_path_factory.mktemp("words")
+    (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
+    return open_tokenizer(folder)
+
+
+def encoder(pool: c.Pool | None = None) -> Model:
+    shape = replace(tiny.bert(), embed=c.Embed(len(WORDS), segments=2), pool=pool)
+    return build_model(shape, seed=1).eval()
+
+
+POOLS = [
+    None,
+    c.Pool("mean", normalize=True),
+    c.Pool("max"),
+    c.Pool("first", "tanh"),
+    c.Pool("last"),
+]
+
+
+@pytest.mark.parametrize("pool", [*POOLS, c.Pool("attention")])
+def test_a_vector_is_the_same_alone_and_in_a_batch(
+    tokenizer: Tokenizer, pool: c.Pool | None
+) -> None:
+    model = encoder(pool)
+    together = embed(model, tokenizer, TEXTS, batch=3)
+    assert together.shape == (4, tiny.DIM)
+    for text, vector in zip(TEXTS, together, strict=True):
+        torch.testing.assert_close(embed(model, tokenizer, [text])[0], vector, atol=1e-5, rtol=0)
+
+
+def test_a_pass_on_a_cpu_holds_no_more_tokens_than_a_cache(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of at most so many tokens with padding, or of one text; the vectors are in the order
+    of the texts."""
+    model, calls = encoder(), []
+    texts = [" ".join(["the cat"] * words) for words in (1, 9, 2, 3, 1, 4)]
+    model.register_forward_pre_hook(lambda _, args: calls.append(tuple(args[0].shape)))
+    right = embed(model, tokenizer, texts)
+    assert calls == [(6, 20)]
+    calls.clear()
+    monkeypatch.setattr(predictions, "AT_ONCE", 20)
+    torch.testing.assert_close(embed(model, tokenizer, texts), right, rtol=1e-5, atol=1e-6)
+    assert calls == [(3, 6), (2, 10), (1, 20)]
+    calls.clear()
+    embed(model, tokenizer, texts, batch=1)
+    assert [rows for rows, _ in calls] == [1] * 6
+
+
+def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer: Tokenizer) -> None:
+    model = encoder()
+    ids, segments = tokenizer.encode_pair(TEXTS[0])
+    hidden = model(torch.tensor([ids]), segments=torch.tensor([segments])).hidden[0]
+    torch.testing.assert_close(
+        embed(model, tokenizer, [TEXTS[0]])[0], hidden.mean(0), atol=1e-6, rtol=0
+    )
+    unit = embed(model, tokenizer, TEXTS, unit=True)
+    torch.testing.assert_close(
+        unit, torch.nn.functional.normalize(embed(model, tokenizer, TEXTS), dim=-1)
+    )
+    most = embed(encoder(c.Pool("max")), tokenizer, [TEXTS[0]])[0]
+    torch.testing.assert_close(most, hidden.max(0).values, atol=1e-6, rtol=0)
+
+
+def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer: Tokenizer) -> None:
+    """As PyTorch's own attention of that query over the text's hidden states, its keys and
+    values."""
+    model = encoder(c.Pool("attention"))
+    assert model.pool is not None and model.pool.query is not None
+    with torch.no_grad():
+        model.pool.query.weight.mul_(20)
+    ids, segments = tokenizer.encode_pair(TEXTS[0])
+    hidden = model(torch.tensor([ids]), segments=torch.tensor([segments])).hidden
+    query = model.pool.query.weight[None]
+    expected = torch.nn.functional.scaled_dot_product_attention(query, hidden, hidden, scale=1.0)[
+        0, 0
+    ]
+    vectors = embed(model, tokenizer, TEXTS[:2])[0]
+    torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=0)
+    assert (vectors - hidden[0].mean(0)).abs().max() > 0.05, "no plain mean"
+
+
+def test_labels_of_texts_and_pairs(tokenizer: Tokenizer) -> None:
+    model = encoder(c.Pool("first", "tanh", labels=3))
+    actual_logits = classify(model, tokenizer, TEXTS, batch=2)
+    torch.testing.assert_close(actual_logits.sum(1), torch.ones(4))
+    pair = ("the cat sat", "a dog ran")
+    ids, segments = tokenizer.encode_pair(*pair)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids]), segments=torch.tensor([segments])).pooled
+    torch.testing.assert_close(
+        classify(model, tokenizer, [pair])[0], logits.softmax(-1)[0], atol=1e-6, rtol=0
+    )
+    swapped = classify(model, tokenizer, [(pair[1], pair[0])])[0]
+    assert not torch.allclose(swapped, logits.softmax(-1)[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("answer", [embed, classify])
+def test_a_text_longer_than_the_model_reads_is_refused_or_loses_its_end(
+    answer: Callable[..., torch.Tensor], tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = encoder(None if answer is embed else c.Pool("first", "tanh", labels=3))
+    room = tiny.CONTEXT - 2
+    texts = ["a cat", " ".join(["dog"] * room), " ".join(["dog"] * room) + " ran", "red " * 500]
+    with pytest.raises(
+        UserError, match=r"Text 3 has 65 tokens and the model reads 64; .*--truncate"
+    ):
+        answer(model, tokenizer, texts)
+    result = answer(model, tokenizer, texts, truncate=True)
+    assert capsys.readouterr().err == "2 of 4 texts lost their end; the model reads 64 tokens.\n"
+    torch.testing.assert_close(result[1], result[2])
+    answer(model, tokenizer, texts[:2], truncate=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_each_blank_by_itself(tokenizer: Tokenizer) -> None:
+    model = encoder()
+    sentence = "the ___ sat on the [MASK] ."
+    fills = fill(model, tokenizer, sentence, top=4)
+    ids, segments = tokenizer.encode_pair(sentence.replace("___", "[MASK]"), special=True)
+    share = model(torch.tensor([ids]), segments=torch.tensor([segments])).logits[0].softmax(-1)
+    blanks = [place for place, token in enumerate(ids) if token == tokenizer.mask]
+    assert len(fills) == len(blanks) == 2
+    for blank, variants in zip(blanks, fills, strict=True):
+        best = share[blank].topk(4)
+        assert [variant.tokens[0] for variant in variants] == best.indices.tolist()
+        assert [variant.probability for variant in variants] == pytest.approx(
+            best.values.tolist(), rel=1e-4
+        )
+    wide = build_model(
+        replace(model.config, embed=c.Embed(len(WORDS) + 40, segments=2)), seed=1
+    ).eval()
+    logits = wide(torch.tensor([ids]), segments=torch.tensor([segments])).logits[0, blanks[0]]
+    best = logits.softmax(-1)[: len(WORDS)].max().item()  # among all rows, as `generate` says it
+    assert logits.softmax(-1)[len(WORDS) :].sum() > 0.1  # of what no tokenizer can write
+    assert fill(wide, tokenizer, sentence, top=1)[0][0].probability == pytest.approx(best, rel=1e-4)
+    words = [WORDS[fill[0].tokens[0]] for fill in fills]
+    assert fills[0][0].text == f"the {words[0]} sat on the ___ ."
+    assert fills[1][0].text == f"the ___ sat on the {words[1]} ."
+
+
+@pytest.mark.parametrize("order", ["left", "sure"])
+def test_blanks_together_see_each_other(tokenizer: Tokenizer, order: str) -> None:
+    model = encoder()
+    vocab = len(WORDS)
+    ids, segments = tokenizer.encode_pair(
+        "the ___ sat ___ .".replace("___", "[MASK]"), special=True
+    )
+    first, second = (place for place, token in enumerate(ids) if token == tokenizer.mask)
+
+    @torch.no_grad()
+    def share(row: list[int]) -> torch.Tensor:
+        return model(torch.tensor([row]), segments=torch.tensor([segments])).logits[0].softmax(-1)
+
+    start = share(ids)
+    if order == "sure" and start[second].max() > start[first].max():
+        first, second = second, first
+    chance = {}
+    for a, b in itertools.product(range(vocab), repeat=2):
+        row = list(ids)
+        row[first] = a
+        if b == 0:
+            after = share(row)
+        chance[a, b] = float(start[first, a] * after[second, b])
+    best = max(chance, key=lambda pair: chance[pair])
+    fills = fill(model, tokenizer, "the ___ sat ___ .", top=vocab, order=order)[0]  # type: ignore[arg-type]
+    at = (0, 1) if first < second else (1, 0)
+    assert (fills[0].tokens[at[0]], fills[0].tokens[at[1]]) == best
+    assert fills[0].probability == pytest.approx(chance[best], rel=1e-4)
+    assert len(fills) == vocab
+
+
+def test_bad_input(tokenizer: Tokenizer) -> None:
+    model = encoder()
+    decoder = build_model(tiny.gpt2(), seed=1)
+    with pytest.raises(UserError, match="no blank"):
+        fill(model, tokenizer, "the cat")
+    with pytest.raises(UserError, match="top is 0"):
+        fill(model, tokenizer, "the ___", top=0)
+    with pytest.raises(UserError, match="generate"):
+        fill(decoder, tokenizer, "the ___")
+    with pytest.raises(UserError, match="no mask token"):
+        fill(model, train_tokenizer("char", iter(["the cat ___"])), "the ___")
+    with pytest.raises(UserError, match="no labels"):
+        classify(model, tokenizer, TEXTS)
+    with pytest.raises(UserError, match="empty"):
+        embed(model, tokenizer, ["the cat", ""])
+    with pytest.raises(UserError, match="no text"):
+        embed(model, tokenizer, [])
+    with pytest.raises(UserError, match="batch is 0"):
+        embed(model, tokenizer, TEXTS, batch=0)

@@ -1,0 +1,287 @@
+"""Recurrent models beyond the laws: torch's own cells, packed pairs, attention that is seen, what
+is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tiny
+from glassformer import config as c
+from glassformer import generation
+from glassformer import sight as inspection
+from glassformer.core.config import serial
+from glassformer.core.cost import cost
+from glassformer.core.errors import UserError
+from glassformer.core.generation import generate
+from glassformer.core.nn import Cache, EncoderDecoder, Tape, build_model
+from glassformer.core.tokenizer import train as train_tokenizer
+from tiny import ALL, tokens
+
+PAIRS = ["cho", "bahdanau", "additive-lstm"]
+CLOSE = {"rtol": 0.0, "atol": 1e-5}
+
+
+def twin(
+    model: object, kind: type[nn.RNNBase], variants: str, inputs: int, width: int
+) -> nn.RNNBase:
+    """torch's own module with the same weights."""
+    body = model.decoder if hasattr(model, "decoder") else model.encoder  # type: ignore[attr-defined]
+    reference = kind(
+        inputs, width, len(body.cells), batch_first=True, bidirectional=variants == "both"
+    )
+    for number in range(len(body.cells)):
+        for suffix, cells in (("", body.cells), ("_reverse", body.back)):
+            if len(cells):
+                cell = cells[number]
+                for name, piece in (("ih", cell.input), ("hh", cell.state)):
+                    getattr(reference, f"weight_{name}_l{number}{suffix}").data = piece.weight.data
+                    getattr(reference, f"bias_{name}_l{number}{suffix}").data = piece.bias.data
+    return reference
+
+
+@pytest.mark.parametrize("engine", ["eager", "sdpa"])
+@pytest.mark.parametrize("variants", ["one", "both"])
+@pytest.mark.parametrize("cell", [c.GRU(), c.LSTM()], ids=["gru", "lstm"])
+def test_equals_torch(cell: c.Cell, variants: str, engine: str) -> None:
+    """Two layers over rows of different lengths, states and gradients."""
+    body = c.Recurrent(2, cell, causal=variants == "one")
+    shape = c.Decoder if variants == "one" else c.Encoder
+    model = tiny.model(shape(32, 64, c.Embed(50), body, c.Head(), tiny.LOUD))
+    for name, weight in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(weight, std=0.3)
+    model.engine = engine
+    width = 32 if variants == "one" else 16
+    reference = twin(model, nn.GRU if cell == c.GRU() else nn.LSTM, variants, 32, width)
+    rows, pos = tokens(3, 9), torch.arange(9).repeat(3, 1)
+    lengths = torch.tensor([4, 9, 6])
+    pos[pos >= lengths[:, None]] = -1
+    weigh = (
+        torch.randn(3, 9, 32, generator=torch.Generator().manual_seed(0)) * (pos >= 0)[:, :, None]
+    )
+    hidden = model(rows, pos=pos, logits="none").hidden
+    (hidden * weigh).sum().backward()
+    grad = model.embed.token.weight.grad.clone()
+    model.zero_grad()
+    args = nn.utils.rnn.pack_padded_sequence(
+        model.embed.token(rows), lengths, True, enforce_sorted=False
+    )
+    right = nn.utils.rnn.pad_packed_sequence(reference(args)[0], True, total_length=9)[0]
+    (right * weigh).sum().backward()
+    torch.testing.assert_close(hidden[pos >= 0], right[pos >= 0], **CLOSE)
+    torch.testing.assert_close(grad, model.embed.token.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+def attention_by_hand(model: EncoderDecoder, args: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Bahdanau et al. 2015, equations 5 and 6 of its appendix, a word at a time and nothing shared
+    with the house."""
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    states = model.encode(source).hidden[0]
+    words, C = model.embed.token.weight[args[0]], model.config.dim
+    joined = torch.cat((states[0], states[-1]))
+    h = torch.tanh(
+        weights["decoder.cross.whole.weight"] @ joined + weights["decoder.cross.whole.bias"]
+    )
+    calls, patterns = [], []
+    for x in words:
+        scores = []
+        for state in states:
+            met = weights["decoder.cross.q.weight"] @ h + weights["decoder.cross.q.bias"]
+            met = torch.tanh(met + weights["decoder.cross.k.weight"] @ state)
+            scores.append((weights["decoder.cross.score.weight"] @ met)[0])
+        pattern = torch.stack(scores).softmax(0)
+        context = sum(share * state for share, state in zip(pattern, states, strict=True))
+        cell = nn.GRUCell(2 * C, C)
+        for name, piece in (("ih", "input"), ("hh", "state")):
+            getattr(cell, f"weight_{name}").data = weights[f"decoder.cells.0.{piece}.weight"]
+            getattr(cell, f"bias_{name}").data = weights[f"decoder.cells.0.{piece}.bias"]
+        h = cell(torch.cat((x, context))[None], h[None])[0]
+        out = (
+            weights["decoder.merge.weight"] @ torch.cat((h, context, x))
+            + weights["decoder.merge.bias"]
+        )
+        calls.append(torch.tanh(out))
+        patterns.append(pattern)
+    return torch.stack(calls), torch.stack(patterns)
+
+
+@torch.no_grad()
+def test_additive_attention_equals_the_paper_word_by_word() -> None:
+    config = replace(ALL["bahdanau"], decoder=c.Recurrent(1, cross=c.Additive(24)))
+    model = tiny.model(config)
+    second_tokens, source, tape = tokens(1, 7), tokens(1, 5, seed=3), Tape("*.pattern")
+    hidden = model(second_tokens, source, tape=tape).hidden
+    right, pattern = attention_by_hand(model, second_tokens, source)
+    torch.testing.assert_close(hidden[0], right, **CLOSE)
+    torch.testing.assert_close(tape["decoder.cross.pattern"][0, 0], pattern, **CLOSE)
+
+
+def packed_pairs() -> tuple[
+    dict[str, Tensor], list[tuple[Tensor, Tensor]], list[tuple[int, slice, slice]]
+]:
+    """Five pairs in two rows, with padding at either end: (a batch, the pairs, where each lies)."""
+    targets, sources = ([4, 7, 2], [9, 3]), ([6, 2, 5], [4, 8])
+    result = {name: torch.zeros(2, 16, dtype=torch.long) for name in ("tokens", "source")}
+    result |= {
+        name: torch.full((2, 16), -1)
+        for name in ("pos", "document_ids", "source_pos", "source_document_ids")
+    }
+    pairs, places = [], []
+    for row in range(2):
+        at, source_at = row, 2 * row
+        for number, (length, source_length) in enumerate(
+            zip(targets[row], sources[row], strict=True)
+        ):
+            pair = (
+                tokens(1, length, seed=len(pairs)),
+                tokens(1, source_length, seed=50 + len(pairs)),
+            )
+            local, present = slice(at, at + length), slice(source_at, source_at + source_length)
+            result["tokens"][row, local], result["source"][row, present] = pair[0][0], pair[1][0]
+            result["pos"][row, local], result["source_pos"][row, present] = (
+                torch.arange(length),
+                torch.arange(source_length),
+            )
+            result["document_ids"][row, local] = result["source_document_ids"][row, present] = (
+                number
+            )
+            pairs.append(pair)
+            places.append((row, local, present))
+            at, source_at = at + length, source_at + source_length
+    return result, pairs, places
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PAIRS)
+def test_packed_pairs_equal_pairs_alone(name: str) -> None:
+    model, (batch, pairs, places) = tiny.model(ALL[name]), packed_pairs()
+    tape = Tape("*.cross.pattern")
+    together = model(batch.pop("tokens"), **batch, tape=tape).logits
+    for pair, (row, local, present) in zip(pairs, places, strict=True):
+        alone = Tape("*.cross.pattern")
+        torch.testing.assert_close(
+            together[row, local], model(*pair, tape=alone).logits[0], **CLOSE
+        )
+        if alone.records:
+            observed = tape["decoder.cross.pattern"][row, 0, local]
+            torch.testing.assert_close(
+                observed[:, present], alone["decoder.cross.pattern"][0, 0], **CLOSE
+            )
+            # and nothing elsewhere
+            assert observed.sum().item() == pytest.approx(local.stop - local.start, abs=1e-4)
+
+
+@torch.no_grad()
+def test_an_edited_pattern_changes_the_words_after() -> None:
+    model = tiny.model(ALL["bahdanau"])
+    second_tokens, source = tokens(2, 6), tokens(2, 5, seed=1)
+
+    def only_the_first(path: str, pattern: Tensor) -> Tensor:
+        assert pattern.shape == (2, 1, 1, 5)
+        return torch.nn.functional.one_hot(
+            torch.zeros_like(pattern[..., 0], dtype=torch.long), 5
+        ).float()
+
+    tape = Tape("*.cross.*", edits={"*.cross.pattern": only_the_first})
+    changed = model(second_tokens, source, tape=tape)
+    assert torch.equal(tape["decoder.cross.pattern"][..., 0], torch.ones(2, 1, 6))
+    first = model.encode(source).hidden[:, :1]
+    torch.testing.assert_close(tape["decoder.cross.write"], first.expand(-1, 6, -1), **CLOSE)
+    assert not torch.allclose(changed.logits, model(second_tokens, source).logits, atol=1e-2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PAIRS)
+def test_search_and_greedy_equal_the_whole_forward_pass(name: str) -> None:
+    """Sources of different lengths, beams that change places, and rows that leave: each word is the
+    uncached one."""
+    model = tiny.model(ALL[name])
+    sources = [tokens(1, length, seed=length)[0].tolist() for length in (3, 7, 5)]
+    greedy = generate(model, None, sources, max_new=9, temperature=0.0, start=1, eos=2).run().tokens
+    result = generation.beam(model, None, sources, beams=3, best=3, max_new=9, start=1, eos=2)
+    for source, row, hypotheses in zip(sources, greedy, result, strict=True):
+        full_logits = model(torch.tensor([[1, *row[:-1]]]), torch.tensor([source])).logits[0]
+        assert full_logits.argmax(-1).tolist() == row
+        for hypothesis in hypotheses:
+            logits = model(
+                torch.tensor([[1, *hypothesis.tokens[:-1]]]), torch.tensor([source])
+            ).logits[0]
+            right = logits.log_softmax(-1)[range(len(hypothesis.tokens)), hypothesis.tokens]
+            torch.testing.assert_close(
+                torch.tensor(hypothesis.logprobs), right, rtol=0.0, atol=1e-4
+            )
+
+
+@torch.no_grad()
+def test_a_row_of_padding_keeps_its_state() -> None:
+    model = tiny.model(ALL["lstm"])
+    second_tokens, cache = tokens(2, 8), Cache(model.config)
+    model(second_tokens[:, :4], pos=torch.arange(4).repeat(2, 1), cache=cache)
+    half = torch.stack((torch.tensor([4, 5]), torch.tensor([-1, -1])))
+    model(second_tokens[:, 4:6], pos=half, cache=cache)
+    last = model(second_tokens[:, 6:8], pos=torch.tensor([[6, 7], [4, 5]]), cache=cache).logits
+    torch.testing.assert_close(last[0], model(second_tokens[:1]).logits[0, 6:], **CLOSE)
+    skipped = torch.cat((second_tokens[1:, :4], second_tokens[1:, 6:]), 1)
+    torch.testing.assert_close(last[1], model(skipped).logits[0, 4:], **CLOSE)
+    assert model(second_tokens, pos=torch.full((2, 8), -1), logits="none").hidden.abs().sum() == 0
+
+
+def test_look_finds_the_pattern_by_name() -> None:
+    model = tiny.model(ALL["bahdanau"])
+    look = inspection.look(model, None, [1, 5, 6], "*.pattern", source=[7, 8, 9, 3])
+    assert {path: tuple(value.shape) for path, value in look.items()} == {
+        "decoder.cross.pattern": (1, 1, 3, 4)
+    }
+    assert {"decoder.cells.0.state", "encoder.out", "decoder.cross.write"} <= set(
+        inspection.paths(model)
+    )
+
+
+def test_costs_are_counted() -> None:
+    config = ALL["bahdanau"]
+    price, model = cost(config), build_model(config)
+    assert price.total == sum(weight.numel() for weight in model.parameters())
+    of_cells = sum(
+        w.numel()
+        for name, w in model.named_parameters()
+        if {"cells", "back", "merge"} & {*name.split(".")}
+    )
+    assert price.parameters["recurrence"] == of_cells
+    assert price.cache() == 0
+    wider = replace(config, decoder=replace(config.decoder, cross=c.Additive(48)))
+    assert cost(wider, 1, 64).attention_flops - cost(config, 1, 64).attention_flops == 2 * 24 * 64
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    bounds = (32, 64, c.Embed(50))
+    with pytest.raises(UserError, match=r"decoder\.cross is missing"):
+        c.EncoderDecoder(*bounds, c.Recurrent(), c.Recurrent())
+    with pytest.raises(UserError, match="there is no encoder"):
+        c.Decoder(*bounds, c.Recurrent(cross=c.Summary()))
+    with pytest.raises(UserError, match="halved"):
+        c.Encoder(33, 64, c.Embed(50), c.Recurrent(causal=False))
+    with pytest.raises(UserError, match="is causal"):
+        c.Decoder(*bounds, c.Recurrent(causal=False))
+    with pytest.raises(UserError, match="give one of GRU, LSTM"):
+        serial.from_dict(c.Recurrent, {"cell": "RNN"})
+    with pytest.raises(UserError, match="prefix"):
+        tiny.model(ALL["gru"])(tokens(1, 4), prefix=torch.ones(1, 4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "vaswani"])
+def test_attention_is_drawn_by_the_words_it_writes(name: str) -> None:
+    tokenizer = train_tokenizer("byte", ["ab"], None, ("<s>", "</s>"))
+    config = replace(ALL[name], embed=replace(ALL[name].embed, vocab=tokenizer.size))
+    drawn, *remaining = inspection.alignments(tiny.model(config), tokenizer, "abc", source="x<z")
+    assert drawn.path.endswith("cross.pattern") and len(remaining) == (
+        1 if name == "vaswani" else 0
+    )
+    assert drawn.rows == ["a", "b", "c", "</s>"] and drawn.columns[:3] == ["x", "<", "z"]
+    torch.testing.assert_close(drawn.weights.sum(-1), torch.ones(4))
+    sharp = replace(drawn, weights=torch.eye(4)[:, : len(drawn.columns)])
+    assert sharp.text(plain=True).splitlines()[-4:-1] == ["   a ##", "   b   ##", "   c     ##"]
+    assert ">&lt;</text>" in sharp.svg() and "data:image/png;base64," in sharp.svg()

@@ -26,14 +26,18 @@ DATA = Path(
 )
 START = """
 import torch
-from glassformer import config
-from glassformer.core.nn import Cache, build_model
-from glassformer.core.config import run
-from glassformer.families import find
-from glassformer.core.training.batches import Batch; from glassformer.core.training.causal import Causal; from glassformer.core.training.execution import choose_execution; from glassformer.core.training import train
+from glassformer import config, nn, training
+try:
+    from glassformer.core.config import run
+    from glassformer.families import find
+except ImportError:  # a tree from before core and rooms
+    from glassformer.config import run
+    from glassformer.recipes import find
+Cache, build_model, train = nn.Cache, nn.build_model, training.train
+Batch, Causal, choose_execution = training.Batch, training.Causal, training.choose_execution
 torch.set_num_threads(1)
 
-def training(cfg, rows, length, dtype="float32"):
+def train_steps(cfg, rows, length, dtype="float32"):
     draw = torch.Generator().manual_seed(0)
     feed = (Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in
             iter(lambda: torch.randint(cfg.embed.vocab, (rows, length + 1), generator=draw), None))
@@ -51,12 +55,12 @@ def mask(rule):
     return {"mask": rule}
 """
 STRIDED = (
-    "steps = training(decoder(4, 4, 128, 2048, config.GatedMLP(384), "
+    "steps = train_steps(decoder(4, 4, 128, 2048, config.GatedMLP(384), "
     "mask(config.Strided(64))), 1, 2048, {!r})"
 )
 EXPERTS = """
 experts = config.MoE(8, 2, config.MLP(512, "gelu"), balance_loss=0.01, z_loss=0.001)
-steps = training(decoder(8, 8, 128, 64, experts, norm=config.LayerNorm(bias=False)), 32, 64, {!r})
+steps = train_steps(decoder(8, 8, 128, 64, experts, norm=config.LayerNorm(bias=False)), 32, 64, {!r})
 """
 COPIED = """
 cfg = config.EncoderDecoder(128, 64, config.Embed(65), config.Recurrent(1, causal=False),
@@ -98,7 +102,7 @@ SMALL = START + (
 ROWS = {  # name: what it is, what is run once, what a turn repeats, how often
     "step": (
         "a step of glass/1m, 16 x 256",
-        START + 'steps = training(find("glass/1m"), 16, 256)',
+        START + 'steps = train_steps(find("glass/1m"), 16, 256)',
         "next(steps)",
         3,
     ),

@@ -25,9 +25,9 @@ from pathlib import Path
 START = """
 import glassformer  # before torch, as the command line does it
 import torch
-from glassformer import config
-from glassformer.core.generation import generate
-from glassformer.core.nn import build_model
+from glassformer import config, generate, nn, training
+
+build_model = nn.build_model
 
 block = config.Block(config.Attention(6), config.GatedMLP(1024), config.RMSNorm())
 shape = config.Decoder(384, 1024, config.Embed(65), config.Stack(6, (block,), config.Rotary()))
@@ -38,23 +38,30 @@ def tokens(prompt, many):  # each when it is there, in text after text
         yield from (1 for _ in generate(model, None, prompt, max_new=many, temperature=0, eos=()))
 """
 TRAINING = """
-from glassformer.core.config import run
-from glassformer.families import find
-from glassformer.core.training.batches import Batch; from glassformer.core.training.causal import Causal; from glassformer.core.training.execution import choose_execution; from glassformer.core.training import train
+try:
+    from glassformer.core.config import run
+    from glassformer.families import find
+except ImportError:  # a tree from before core and rooms
+    from glassformer.config import run
+    from glassformer.recipes import find
 
+Batch, Causal, choose_execution = training.Batch, training.Causal, training.choose_execution
 draw = torch.Generator().manual_seed(0)
 feed = (Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in
         iter(lambda: torch.randint(256, (32, 129), generator=draw), None))
 model = build_model(find("glass/1m"), seed=0)
 settings = run.Train(steps=10**9, batch=32, schedule=run.Constant(), dtype="float32", compile="no")
 execution = choose_execution(model, next(feed), Causal(), settings)
-work = (step.tokens for step in train(model, feed, settings=settings, execution=execution))
+work = (step.tokens for step in training.train(model, feed, settings=settings, execution=execution))
 """
 SERVER = """
 import atexit, json, subprocess, sys, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from glassformer.serve.page.models import shipped
+try:
+    from glassformer.serve.page.models import shipped
+except ImportError:
+    from glassformer.page.models import shipped
 
 words = [sys.executable, "-m", "glassformer", "serve", str(shipped()), "--port", "0"]
 server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

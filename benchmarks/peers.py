@@ -55,11 +55,11 @@ START, EOS = 0, 1  # ids of the translation model
 
 def ours_encoder(folder: Path, bits: int | None) -> Callable[[], Any]:
     import glassformer
-    from glassformer import generation
+    from glassformer.tasks import predictions
 
     model, tokenizer = glassformer.load(folder / "model", bits=bits)
     texts = json.loads((folder / "texts.json").read_text())
-    return lambda: generation.embed(model, tokenizer, texts, unit=True).tolist()
+    return lambda: predictions.embed(model, tokenizer, texts, unit=True).tolist()
 
 
 def ours_translation(folder: Path, bits: int | None) -> Callable[[], Any]:
@@ -294,7 +294,6 @@ def passes(threads: int, turns: int) -> None:
     import torch
 
     import glassformer
-    from glassformer import generation
     from glassformer.tasks import predictions
 
     torch.set_num_threads(threads)
@@ -308,7 +307,7 @@ def passes(threads: int, turns: int) -> None:
                 for most in (256, 512, 1024, 2048, 1 << 30):
                     predictions.AT_ONCE = most
                     start = time.perf_counter()
-                    generation.embed(model, tokenizer, texts, unit=True, batch=BATCH)
+                    predictions.embed(model, tokenizer, texts, unit=True, batch=BATCH)
                     result.setdefault(most, []).extend(
                         [count / (time.perf_counter() - start)] * (turn > 0)
                     )

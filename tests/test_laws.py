@@ -24,8 +24,8 @@ from glassformer.core.nn import (
     Tape,
     build,
     build_model,
-    built,
     engines,
+    makers,
 )
 from glassformer.core.nn.engines import ENGINES
 from glassformer.core.nn.engines.inputs import AttentionInputs
@@ -144,7 +144,7 @@ def test_every_config_type_is_used_by_a_family() -> None:
             [walk(item) for item in node]
 
     [walk(serial.to_dict(config)) for config in (*ALL.values(), *ENDS.values())]
-    assert {kind.__name__ for kind in built()} - observed == {"LinearScaling"}, (
+    assert {kind.__name__ for kind in makers()} - observed == {"LinearScaling"}, (
         "add a family that uses it to tiny.py"
     )
 

@@ -215,7 +215,7 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
         names = set(opened.namelist())
         assert {
             "glassformer/py.typed",
-            "glassformer/runs/demo.toml",
+            "glassformer/run_files/demo.toml",
             "glassformer/serve/page/model/model.safetensors",
         } <= names
         static = ROOT / "src" / "glassformer" / "static"

@@ -635,6 +635,7 @@ def test_edits_change_what_is_classified_embedded_and_translated(
     from glassformer.core.nn import build_model
     from glassformer.core.tokenizer import train
     from glassformer.sight.edits import head_off, mlp_off
+    from glassformer.tasks import predictions
 
     tokenizer = train("byte")
     block, loud = c.Block(c.Attention(4), c.MLP(32)), c.Init(std=0.4)
@@ -653,14 +654,14 @@ def test_edits_change_what_is_classified_embedded_and_translated(
 
     assert main(["classify", labels, *texts, "--json", *words]) == 0
     rows = [list(json.loads(line).values())[1:] for line in capsys.readouterr().out.splitlines()]
-    plain = generation.classify(classifier, tokenizer, texts)
-    logits = generation.classify(classifier, tokenizer, texts, edits=edits)
+    plain = predictions.classify(classifier, tokenizer, texts)
+    logits = predictions.classify(classifier, tokenizer, texts, edits=edits)
     assert np.allclose(rows, logits, atol=1e-6) and not np.allclose(rows, plain, atol=1e-3)
 
     assert main(["embed", str(tmp_path / "vectors"), *texts, "--json", *words]) == 0
     rows = [json.loads(line)["vector"] for line in capsys.readouterr().out.splitlines()]
     logits, plain = (
-        generation.embed(reads, tokenizer, texts, edits=group) for group in (edits, ())
+        predictions.embed(reads, tokenizer, texts, edits=group) for group in (edits, ())
     )
     assert np.allclose(rows, logits, atol=1e-5) and not np.allclose(rows, plain, atol=1e-3)
 

@@ -22,7 +22,7 @@ from glassformer.core.nn.finite import is_finite, must_be_finite
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.formats import store
 from glassformer.formats.tokenizer_files import open as open_tokenizer
-from glassformer.tasks import evaluation
+from glassformer.tasks import evaluation, predictions
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "sat", "on", "mat", "."]
 
@@ -61,13 +61,13 @@ ANSWERS: dict[str, tuple[c.Model, str, Callable[[Any, Any], Any]]] = {
         "encoder.blocks.0.ffn.up.weight",
         lambda m, t: generation.search(m, t, [CAT]),
     ),
-    "classify": (LABELS, "pool.proj.weight", lambda m, t: generation.classify(m, t, [CAT])),
+    "classify": (LABELS, "pool.proj.weight", lambda m, t: predictions.classify(m, t, [CAT])),
     "embed": (
         VECTOR,
         "encoder.blocks.1.ffn_norm.weight",
-        lambda m, t: generation.embed(m, t, [CAT]),
+        lambda m, t: predictions.embed(m, t, [CAT]),
     ),
-    "fill": (LABELS, "head.norm.bias", lambda m, t: generation.fill(m, t, "the ___ sat")),
+    "fill": (LABELS, "head.norm.bias", lambda m, t: predictions.fill(m, t, "the ___ sat")),
     "eval": (
         tiny.DECODERS["gpt2"],
         "decoder.last_norm.bias",

@@ -19,7 +19,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import resolve
-from glassformer.runs import run_checkpoints, run_file
+from glassformer.runs import launch, run_checkpoints, run_file
 from glassformer.runs.defaults import choose
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.toml"))
@@ -293,7 +293,7 @@ def stopped_run(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[
 
         patch.setattr(training.loop.Step, "due", stop)
         patch.setattr(
-            training.launch.Signals,
+            launch.Signals,
             "notice",
             lambda self, number, frame: setattr(self, "number", number),
         )
@@ -358,8 +358,8 @@ def test_the_announced_time_counts_validation(book, tmp_path, monkeypatch):
     """Six steps and six validations of what is held out, a third of a step for each of its
     batches."""
     outputs: list[float] = []
-    monkeypatch.setattr(training.launch, "duration", lambda seconds: outputs.append(seconds) or "")
-    monkeypatch.setattr(training.launch.Live, "__call__", lambda self, step: None)
+    monkeypatch.setattr(launch, "duration", lambda seconds: outputs.append(seconds) or "")
+    monkeypatch.setattr(launch.Live, "__call__", lambda self, step: None)
     for every in ("0", "1"):
         result = settings(
             book,

@@ -84,7 +84,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever this test was started u
 from pathlib import Path
 from types import SimpleNamespace
 torch.set_num_threads(int(sys.argv[4]))
-from glassformer import training
+from glassformer import runs
 from glassformer.core.config import run, serial
 from glassformer.runs import launch
 slow = launch.Log.__call__

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from glassformer import generation, runs, training
+from glassformer import generation, runs
 from glassformer.cli import main
 from glassformer.core.config import run
 from glassformer.core.errors import UserError
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import prepare, run_file
+from glassformer.runs import launch, prepare, run_file
+from glassformer.tasks import objectives
 
 SMALL: dict[str, Any] = {
     "dim": 32,
@@ -122,14 +123,14 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
         and ("Training a bpe tokenizer of the source.") in err
     )
     assert "UND" in err and "->" in err and "(none:" not in err  # the samples
-    first = training.launch.Log.__call__
+    first = launch.Log.__call__
 
     def stop(self: Any, step: Any) -> None:
         first(self, step)
         if step.index == 6:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training.launch.Log, "__call__", stop)
+    monkeypatch.setattr(launch.Log, "__call__", stop)
     with pytest.raises(KeyboardInterrupt):
         runs.run(settings(lines), tmp_path / "cut")
     monkeypatch.undo()
@@ -211,7 +212,7 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
     # running text has one side
     span = dataclasses.replace(again, data=run.Data(train=str(lines / "s")))
     span = dataclasses.replace(
-        span, train=dataclasses.replace(span.train, objective=training.objectives.Span())
+        span, train=dataclasses.replace(span.train, objective=objectives.Span())
     )
     with pytest.raises(
         UserError,
@@ -263,7 +264,7 @@ def test_other_objectives_and_one_sided_models_are_refused(lines: Path, tmp_path
     query = settings(lines)
     (tmp_path / "films.tsv").write_text("text\tlabel\nfine\t1\ndull\t0\n")
     data = run.Examples(train=str(tmp_path / "films.tsv"), source_tokenizer="bpe")
-    options = dataclasses.replace(query.train, objective=training.objectives.Classify())
+    options = dataclasses.replace(query.train, objective=objectives.Classify())
     with pytest.raises(
         UserError,
         match=r"data\.source_tokenizer is for a source beside a "

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from glassformer import runs, training
+from glassformer import runs
 from glassformer.core import files
 from glassformer.core.config.parallel import Parallel
 from glassformer.core.data import corpus, shards
 from glassformer.core.errors import UserError
 from glassformer.core.training.prefetch import Prefetched
-from glassformer.runs import run_file
+from glassformer.runs import launch, run_file
 from glassformer.scale import shares
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.shared import shared_out
@@ -156,7 +156,7 @@ def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
 def ran_ahead(mesh: Mesh | None, folder: str, out: str, kind: str, resume: bool = False):
     """As ``ran``, its batches read ahead in a thread as for a GPU."""
     with unittest.mock.patch.object(
-        training.launch, "read_ahead", lambda batches, device: Prefetched(batches)
+        launch, "read_ahead", lambda batches, device: Prefetched(batches)
     ):
         return ran(mesh, folder, out, kind, resume)
 

@@ -14,7 +14,7 @@ from glassformer import config as c
 from glassformer.core.config.objective import LoRA
 from glassformer.core.config.parallel import Parallel
 from glassformer.core.errors import UserError
-from glassformer.core.nn import build_model, built
+from glassformer.core.nn import build_model, makers
 from glassformer.core.training.loss import token_loss
 from glassformer.formats import lora
 from glassformer.formats.lora import tune
@@ -182,7 +182,7 @@ def test_adapters_are_cut_with_their_layers(two):
 def test_every_config_type_is_in_the_table_or_declared_whole():
     kinds = [kind for kinds in tensor.WHOLE.values() for kind in kinds]
     assert len(kinds) == len(set(kinds)) and not set(kinds) & tensor.TABLE.keys()
-    assert {kind for kind in built() if kind.__module__.startswith("glassformer.")} == set(
+    assert {kind for kind in makers() if kind.__module__.startswith("glassformer.")} == set(
         kinds
     ) | tensor.TABLE.keys()
 

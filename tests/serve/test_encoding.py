@@ -13,6 +13,7 @@ import torch
 
 import glassformer
 from glassformer import generation
+from glassformer.tasks import predictions
 
 from .conftest import Server
 from .test_bad_input import refused
@@ -26,7 +27,7 @@ def opened(path: Path) -> tuple[Any, Any]:
 
 def test_embeddings(server: Server, others: dict[str, Path]) -> None:
     model, tokenizer = opened(others["vectors"])
-    vectors = generation.embed(model, tokenizer, TEXTS)
+    vectors = predictions.embed(model, tokenizer, TEXTS)
     body = server.post("/v1/embeddings", {"model": "vectors", "input": TEXTS}).json()
     assert [item["index"] for item in body["data"]] == [0, 1, 2] and body["object"] == "list"
     torch.testing.assert_close(
@@ -67,7 +68,7 @@ def test_embeddings_as_openais_client_asks_for_them(server: Server) -> None:
 
 def test_a_decoder_embeds_too(server: Server, chat_model: Path) -> None:
     model, tokenizer = opened(chat_model)
-    values = generation.embed(model, tokenizer, ["O Romeo"])[0].tolist()
+    values = predictions.embed(model, tokenizer, ["O Romeo"])[0].tolist()
     body = server.post("/v1/embeddings", {"model": "tiny", "input": "O Romeo"}).json()["data"][0][
         "embedding"
     ]
@@ -76,13 +77,13 @@ def test_a_decoder_embeds_too(server: Server, chat_model: Path) -> None:
 
 def test_classify(server: Server, others: dict[str, Path]) -> None:
     model, tokenizer = opened(others["labels"])
-    logits = generation.classify(model, tokenizer, TEXTS)
+    logits = predictions.classify(model, tokenizer, TEXTS)
     body = server.post("/classify", {"model": "labels", "input": TEXTS}).json()
     torch.testing.assert_close(
         torch.tensor([item["probs"] for item in body["data"]]), logits, atol=1e-5, rtol=1e-5
     )
     assert [item["label"] for item in body["data"]] == [str(int(row.argmax())) for row in logits]
-    pairs = generation.classify(model, tokenizer, [(TEXTS[0], TEXTS[1])])
+    pairs = predictions.classify(model, tokenizer, [(TEXTS[0], TEXTS[1])])
     two = server.post(
         "/classify", {"model": "labels", "input": TEXTS[0], "second": TEXTS[1]}
     ).json()
@@ -90,12 +91,12 @@ def test_classify(server: Server, others: dict[str, Path]) -> None:
 
 
 def test_score_by_vectors_and_by_a_model_for_pairs(server: Server, others: dict[str, Path]) -> None:
-    unit = generation.embed(*opened(others["vectors"]), TEXTS, unit=True)
+    unit = predictions.embed(*opened(others["vectors"]), TEXTS, unit=True)
     body = server.post("/score", {"model": "vectors", "text_1": TEXTS[0], "text_2": TEXTS}).json()[
         "data"
     ]
     assert [item["score"] for item in body] == pytest.approx((unit @ unit[0]).tolist(), abs=1e-5)
-    individual = generation.classify(
+    individual = predictions.classify(
         *opened(others["pairs"]), [(TEXTS[0], text) for text in TEXTS]
     ).sigmoid()[:, 0]
     body = server.post("/score", {"model": "pairs", "text_1": TEXTS[0], "text_2": TEXTS}).json()[
@@ -147,7 +148,7 @@ def test_rerank_as_coheres_client_asks_for_it(server: Server, model: str) -> Non
 def test_tags(server: Server, others: dict[str, Path]) -> None:
     model, tokenizer = opened(others["names"])
     sentences = [TEXTS[0].split(), ["dog"], TEXTS[2].split()]
-    tags = generation.tag(model, tokenizer, sentences)
+    tags = predictions.tag(model, tokenizer, sentences)
     body = server.post("/v1/tag", {"model": "names", "input": [TEXTS[0], ["dog"], TEXTS[2]]}).json()
     assert [item["words"] for item in body["data"]] == sentences and body["labels"] == [
         "O",
@@ -171,7 +172,7 @@ def test_tags(server: Server, others: dict[str, Path]) -> None:
 @pytest.mark.parametrize("order", ["apart", "left", "sure"])
 def test_fill(server: Server, others: dict[str, Path], order: Any) -> None:
     model, tokenizer = opened(others["labels"])
-    fills = generation.fill(model, tokenizer, "the ___ sat on the ___", top=3, order=order)
+    fills = predictions.fill(model, tokenizer, "the ___ sat on the ___", top=3, order=order)
     body = {"model": "labels", "input": "the ___ sat on the ___", "top": 3, "order": order}
     output = server.post("/v1/fill", body).json()["data"]
     assert [[item["tokens"] for item in blank] for blank in output] == [

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tiny
-from glassformer import UserError, config, generation, runs
+from glassformer import UserError, config, runs
 from glassformer.cli import main
 from glassformer.core.config import run
 from glassformer.core.config.objective import Frozen, LoRA
@@ -25,7 +25,7 @@ from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.runs.hooks import Evaluate, read_log
-from glassformer.tasks import evaluation
+from glassformer.tasks import evaluation, predictions
 from glassformer.tasks.entities import agreement, are_bio, entities
 from glassformer.tasks.examples import (
     Example,
@@ -323,7 +323,7 @@ def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
     batch = next(iter(each_once(ids, 4, 32)))
     assert int(batch.document_ids.max()) >= 1 and int((batch.pos < 0).sum()) > 0
     # what is told of each word, in padded batches: the packed batches' choices, in the same order
-    tags = generation.tag(model, tokenizer, [item.words for item in table], batch=7)
+    tags = predictions.tag(model, tokenizer, [item.words for item in table], batch=7)
     chosen = torch.cat([loss.predictions for loss in packed])
     assert torch.equal(torch.cat([tag.argmax(1) for tag in tags]), chosen)
     # sentences stay apart when entities are counted, packed or one row each
@@ -520,7 +520,7 @@ def test_a_checkpoint_opens_in_transformers(trained: Path, home: Path) -> None:
     reference = pipeline("token-classification", model=str(home / "hf"))
     model, tokenizer = store.load(trained)
     for words, _ in SENTENCES[:10]:
-        (tags,) = generation.tag(model, tokenizer, [words])
+        (tags,) = predictions.tag(model, tokenizer, [words])
         marked = {
             item["start"]: item["entity"] for item in reference(" ".join(words), ignore_labels=[])
         }
@@ -561,7 +561,7 @@ def test_from_a_tagger_to_other_labels(tune: object, trained: Path, tmp_path: Pa
         and all(".attn." in name for name in moved)
         and bool(moved) == isinstance(tune, LoRA)
     )
-    assert generation.tag(model, tokenizer, [["ann", "saw"]])[0].shape == (2, 2)
+    assert predictions.tag(model, tokenizer, [["ann", "saw"]])[0].shape == (2, 2)
     result, _ = Classify().with_heads(model.config, 3)
     assert result.token_head is None and result.pool.labels == 3
     spans = replace(model.config, token_head=config.TokenHead(2, span=True))

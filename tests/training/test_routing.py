@@ -11,10 +11,10 @@ import torch
 
 import tiny
 from glassformer import config as c
-from glassformer import runs, training
+from glassformer import runs
 from glassformer.core.nn import Tape, build_model
 from glassformer.core.training.routing import Routes, count_routes
-from glassformer.runs import run_file
+from glassformer.runs import hooks, run_file
 from glassformer.runs.hooks import read_log
 
 MOE = c.MoE(4, 2, c.MLP(32, "gelu"))
@@ -157,7 +157,7 @@ def test_a_run_that_dies_while_it_saves_has_logged_its_routes(corpus, tmp_path, 
         raise RuntimeError("the machine died")
 
     (tmp_path / "moe.toml").write_text(EXPERTS)
-    monkeypatch.setattr(training.hooks.Save, "save", lambda self, step, best=False: die(self, step))
+    monkeypatch.setattr(hooks.Save, "save", lambda self, step, best=False: die(self, step))
     with pytest.raises(RuntimeError, match="died"):
         runs.run(
             run_file.read_run(tmp_path / "moe.toml", {**SETTINGS, "data.train": str(corpus)}),

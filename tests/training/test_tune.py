@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import tiny
-from glassformer import cli, config, runs, training
+from glassformer import cli, config, runs
 from glassformer.core.config import objective as objectives
 from glassformer.core.config import run
 from glassformer.core.errors import UserError
 from glassformer.formats import lora, resolve, store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import hooks, run_checkpoints
+from glassformer.runs import hooks, launch, run_checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,9 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
     stderr = capfd.readouterr().err
     assert "weights; the others stay as they are" in stderr
     assert ("has no weights for pool.proj: drawn anew" in stderr) == ("labels" in name)
-    first = training.launch.Log.__call__
+    first = launch.Log.__call__
     monkeypatch.setattr(
-        training.launch.Log,
+        launch.Log,
         "__call__",
         lambda self, step: first(self, step) or (step.index == 6 and 1 / 0),
     )

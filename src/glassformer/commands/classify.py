@@ -31,21 +31,21 @@ def run(
     second TEXT: the other text, where the model reads two
     json: every label's probability as JSON, a text a line
     """
-    from ..core import generation
+    from ..tasks import predictions
 
     texts: Sequence[str] = [*text, *prompts]
     unequal = f"There are {len(texts)} texts and {len(second)} second ones; give as many."
     need(not second or len(second) == len(texts), unequal)
     model, tokenizer = options.load_with_tokenizer()
     progress = progress_counter("texts")
-    if generation.tags(model.config):
+    if predictions.tags(model.config):
         need(
             not second,
             "This model gives each word its label and reads one text; leave --second out.",
         )
         sentences = [sentence.split() for sentence in texts]
         names = options.labels(model.config.token_head.labels)
-        tagged = generation.tag(
+        tagged = predictions.tag(
             model, tokenizer, sentences, batch=batch, progress=progress, edits=edit
         )
         for words, rows in zip(sentences, tagged, strict=True):
@@ -54,7 +54,7 @@ def run(
             record = {"tokens": words, "labels": labels, "probabilities": rows.amax(1).tolist()}
             yield Output(record, [*lines, ""])
         return
-    probabilities = generation.classify(
+    probabilities = predictions.classify(
         model,
         tokenizer,
         list(zip(texts, second, strict=True)) if second else texts,

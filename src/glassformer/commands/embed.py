@@ -35,10 +35,11 @@ def run(
     """
     import torch
 
-    from ..core import files, generation
+    from ..core import files
+    from ..tasks import predictions
 
     texts = [*text, *prompts]
-    vectors = generation.embed(
+    vectors = predictions.embed(
         *options.load_with_tokenizer(),
         texts,
         truncate=truncate,

@@ -74,7 +74,8 @@ class Evaluation:
 
     def measure(self, options: ModelOptions) -> Output:
         """Returns the figures that follow from the model's shape."""
-        from ..core import config, generation
+        from ..core import config
+        from ..tasks import predictions
 
         model, tokenizer = options.load_with_tokenizer()
         paired = self.target is not None or "source" in (self.columns or ())
@@ -91,7 +92,7 @@ class Evaluation:
             return self.score_targets(model, tokenizer)
         if model.config.pool is not None and model.config.pool.labels:
             return self.score_labels(model, tokenizer, options)
-        if generation.tags(model.config):
+        if predictions.tags(model.config):
             return self.score_tags(model, tokenizer, options)
         need(
             not self.columns,
@@ -184,8 +185,7 @@ class Evaluation:
 
     def score_labels(self, model: Any, tokenizer: Any, options: ModelOptions) -> Output:
         """Returns the figures of the labels that the model gives, against the right ones."""
-        from ..core import generation
-        from ..tasks import evaluation
+        from ..tasks import evaluation, predictions
         from ..tasks.objectives import Classify
 
         count = model.config.pool.labels
@@ -199,7 +199,7 @@ class Evaluation:
             self.cut in ("no", "end"),
             f'--cut is "{self.cut}"; texts with labels lose their end, or nothing.',
         )
-        outputs = generation.classify(
+        outputs = predictions.classify(
             model,
             tokenizer,
             texts,
@@ -220,13 +220,12 @@ class Evaluation:
     def score_tags(self, model: Any, tokenizer: Any, options: ModelOptions) -> Output:
         """Returns the figures of the labels that the model gives to words, against the right
         ones."""
-        from ..core import generation
-        from ..tasks import evaluation
+        from ..tasks import evaluation, predictions
         from ..tasks.objectives import Tag
 
         names = options.labels(model.config.token_head.labels)
         examples = self.examples(Tag(), names)
-        outputs = generation.tag(
+        outputs = predictions.tag(
             model,
             tokenizer,
             [example.words for example in examples],

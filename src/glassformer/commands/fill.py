@@ -28,18 +28,18 @@ def run(
     order: several blanks: each by itself, or together, from the left or the surest first (apart)
     json: tokens and probabilities as JSON
     """
-    from ..core import generation
+    from ..tasks import predictions
 
     texts = [*text, *prompts]
     need(bool(texts), "There is no text; give at least one.")
     model, tokenizer = options.load_with_tokenizer()
     for number, sentence in enumerate(texts):
-        blanks = generation.fill(model, tokenizer, sentence, top=top, order=order)
+        blanks = predictions.fill(model, tokenizer, sentence, top=top, order=order)
         lines = [f"{chr(10) if number else ''}{sentence}"] if len(texts) > 1 else []
-        for place, predictions in enumerate(blanks, 1):
+        for place, candidates in enumerate(blanks, 1):
             if len(blanks) > 1:
                 lines.append(f"blank {place}")
-            for filled in predictions:
+            for filled in candidates:
                 words = " ".join(filled.words)
                 lines.append(f"{filled.probability:8.4f}  {words:16} {filled.text}")
         yield Output([[filled.to_dict() for filled in blank] for blank in blanks], lines)

@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+
+TYPE_CHECKING = False  # as in typing, whose import --help does without
+if TYPE_CHECKING:
+    from typing import Any
 
 MODULES: dict[str, list[str]] = {"nn": [], "objectives": [], "edits": []}
 """Full names of modules by topic: makers of a config's modules, objectives, readers of edits."""

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from ..core.nn.model import on_training
 from .kernels import Pages
 
 _idle: WeakKeyDictionary[nn.Module, list[Pages]] = WeakKeyDictionary()
@@ -45,3 +46,6 @@ class PagePool:
 def release(model: nn.Module) -> None:
     """Let go of what is kept for ``model``; a search under way goes on with its own."""
     _idle.pop(model, None)
+
+
+on_training(release)

@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from ..core import config
-from ..core.nn.cache import Cache
+from ..core.nn.cache import Cache, ExternalKV
 from ..core.nn.engines import attend
 from ..core.nn.engines.eager import eager_attention
 from ..core.nn.engines.inputs import AttentionInputs
 from ..core.nn.flow import Flow, Tape
 from ..core.nn.mask import Mask
+from ..core.nn.position import Position
 from .kernels import PAGE, Pages, paged_attention
 from .kernels.stack import VisibleKeys, addresses
 
@@ -105,7 +106,7 @@ class PackedTexts:
         return length, tables[text, places // PAGE].long() * PAGE + places % PAGE
 
 
-class PagedKV:
+class PagedKV(ExternalKV):
     """One layer's keys and values in ``pages``; whoever made the cache says in ``cache.texts``
     which are whose.
 
@@ -123,6 +124,21 @@ class PagedKV:
             if self.lookback is None
             else self.cache.texts.window_layout
         )
+
+    def attention(self, module: Any, x: Tensor, flow: Flow, position: Position) -> Tensor:
+        """x (1, N, C) of many texts -> z (1, H, N, D) over the pages that each has."""
+        if module.cross:
+            q = flow.look(module, "q", module.split(module.q(x), module.q_norm))
+            return self.across(q, module.scale, module.softcap, flow)
+        q, k, v = module.qkv(x, flow, position)
+        self.extend(k, v)
+        bias = self.cache.bias(position, position.bias)
+        mask = Mask(flow.pos, flow.pos, module.causal, module.mask)
+        inputs = AttentionInputs(q, k, v, mask, bias, module.scale, module.softcap)
+        z = self.attend(inputs, module.mask, flow)
+        if flow.watches(module, "scores", "pattern"):
+            self.watch(module.path, inputs, module.mask, flow, z)
+        return z
 
     def extend(self, k: Tensor, v: Tensor) -> None:
         """Keep k and v (1, K, N, D) of the tokens in the row."""
@@ -296,6 +312,10 @@ class PagedCache(Cache):
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """The positions (1, N) of the tokens in the row."""
         return self.texts.pos
+
+    def prepare(self, flow: Flow) -> None:
+        """Let a flow take previous tokens and terms of positions from these pages' texts."""
+        flow.previous, flow.by_position = self.texts.previous, self.by_position
 
     def by_position(
         self, key: object, make: Callable[[Tensor], tuple[Tensor, ...]]

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from ..core.nn.embed_head import Projection
 from ..core.nn.linear import Linear
+from ..core.nn.model import on_training
 from . import kernels
 from .quantized import QuantizedWeight
 
@@ -222,6 +223,9 @@ def prepack(model: M, room: int | None = None, exact: bool = False) -> View[M]:
 def unpack(model: nn.Module) -> None:
     """Forget the copies of ``model``; views that there are go on with theirs."""
     _copies.pop(model, None)
+
+
+on_training(unpack)
 
 
 def replaced(module: M, swaps: Mapping[nn.Module, nn.Module]) -> M:

@@ -182,7 +182,7 @@ def _with_lr(optimizer: Optimizer, rate: float) -> Optimizer:
 
 def run_files() -> dict[str, Path]:
     """The run files that come with the package, by name: ``demo``, ``compare/sst2-rnn``."""
-    home = Path(__file__).parents[1] / "runs"  # in a wheel
+    home = Path(__file__).parents[1] / "run_files"  # in a wheel
     home = home if home.is_dir() else Path(__file__).parents[3] / "runs"  # in a checkout
     return {
         str(path.relative_to(home).with_suffix("")): path for path in sorted(home.rglob("*.toml"))

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...fast.paged import PagedKV
 from .. import config
 from ..errors import need
 from .build import build, builds
-from .cache import KV, CrossKV
+from .cache import KV, CrossKV, ExternalKV
 from .dropout import HeadShard
 from .engines import Engine, attend
 from .engines.eager import eager_attention
@@ -62,12 +61,12 @@ class Attention(TracedModule):
         self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
 
     def forward(
-        self, x: Tensor, flow: Flow, position: Position, kv: KV | CrossKV | PagedKV | None = None
+        self, x: Tensor, flow: Flow, position: Position, kv: KV | CrossKV | ExternalKV | None = None
     ) -> Tensor:
         """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
         x = flow.look(self, "in", x)
-        if isinstance(kv, PagedKV):
-            z = self.paged(x, flow, position, kv)
+        if isinstance(kv, ExternalKV):
+            z = kv.attention(self, x, flow, position)
         elif flow.spans:
             z = self.attend_per_document(flow, position, *self.qkv(x, flow, position))
         elif self.cross:
@@ -94,21 +93,6 @@ class Attention(TracedModule):
         q = flow.look(self, "q", position.rotate(self.split(q, self.q_norm), flow))
         k = flow.look(self, "k", position.rotate(self.split(k, self.k_norm), flow))
         return q, k, flow.look(self, "v", self.split(v))
-
-    def paged(self, x: Tensor, flow: Flow, position: Position, kv: PagedKV) -> Tensor:
-        """x (1, N, C) of many texts -> z (1, H, N, D) over the pages that each has."""
-        if self.cross:
-            q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
-            return kv.across(q, self.scale, self.softcap, flow)
-        q, k, v = self.qkv(x, flow, position)
-        kv.extend(k, v)
-        bias = kv.cache.bias(position, position.bias)
-        mask = Mask(flow.pos, flow.pos, self.causal, self.mask)
-        inputs = AttentionInputs(q, k, v, mask, bias, self.scale, self.softcap)
-        z = kv.attend(inputs, self.mask, flow)
-        if flow.watches(self, "scores", "pattern"):
-            kv.watch(self.path, inputs, self.mask, flow, z)
-        return z
 
     def attend_per_document(
         self, flow: Flow, position: Position, q: Tensor, k: Tensor, v: Tensor

@@ -14,6 +14,7 @@ B batch, T new tokens, S kept tokens, K key-value heads, D head dim.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 
 from .. import config
 from ..errors import UserError
+from .flow import Flow
 
 # tokens of a window, above which its layers keep what comes as full attention does
 LONGEST_RING = 1 << 16
@@ -165,6 +167,14 @@ class CrossKV:
             self.kv = (rows.of(self.kv[0]), rows.of(self.kv[1]))
 
 
+class ExternalKV:
+    """Keys and values that are kept elsewhere, and attended to there: in pages, of many texts."""
+
+    def attention(self, module: Any, x: Tensor, flow: Flow, position: Any) -> Tensor:
+        """x (B, T, C) -> z (B, H, T, D) of an Attention ``module``."""
+        raise NotImplementedError
+
+
 class RecurrentCache:
     """A recurrent decoder's cache: each layer's state (B, C), its parts side by side, and the
     encoder's keys."""
@@ -267,6 +277,9 @@ class Cache:
             self._remember(torch.cat((old[0], tokens), 1), later, self._previous + SPARE)
         self.length += tokens.shape[1]
         return pos
+
+    def prepare(self, flow: Flow) -> None:
+        """Set what a flow takes from its cache; called before each forward pass."""
 
     def _remember(self, tokens: Tensor, pos: Tensor, most: int) -> None:
         """Keep the latest tokens of each row, padding left out: enough to look back after a trim of

@@ -5,15 +5,13 @@ B batch, T tokens, S source tokens, C model dim, V configs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...fast.page_pool import release
-from ...fast.paged import PagedCache
-from ...fast.prepacked import unpack
 from .. import config as configs
 from ..config.context_length import longer_hint
 from ..errors import UserError
@@ -24,6 +22,12 @@ from .flow import Flow, Memory, Tape, TracedModule
 from .packing import Packing
 
 Want: TypeAlias = Literal["all", "last", "none"] | Tensor
+_FORGET: list[Callable[[nn.Module], None]] = []
+
+
+def on_training(forget: Callable[[nn.Module], None]) -> None:
+    """Register what drops copies derived from a model's weights; called before it trains."""
+    _FORGET.append(forget)
 
 
 @dataclass
@@ -71,11 +75,10 @@ class Model(TracedModule):
         self._engine = engine_name(name)
 
     def train(self, mode: bool = True) -> Self:
-        """Sets the training mode; training frees the memory of prepacked weights and of the page
-        pool."""
+        """Sets the training mode; training drops what was derived from the weights."""
         if mode:
-            unpack(self)
-            release(self)
+            for forget in _FORGET:
+                forget(self)
         return super().train(mode)
 
     def flow(
@@ -120,8 +123,8 @@ class Model(TracedModule):
         ):
             packing = Packing(pos, document_ids)  # else it asks for the engine of its own
         flow.packing = packing
-        if isinstance(cache, PagedCache):
-            flow.previous, flow.by_position = cache.texts.previous, cache.by_position
+        if cache is not None:
+            cache.prepare(flow)
         return flow
 
     @property

@@ -27,7 +27,7 @@ from glassformer.core.training.pieces import Pieces
 from glassformer.core.training.precision import Bf16Replica
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import hooks, plan
+from glassformer.runs import hooks, launch, plan
 from glassformer.tasks import objectives
 from glassformer.tasks.correlation import matthews, pearson, ranks
 from glassformer.tasks.objectives.classify import ascent
@@ -379,14 +379,14 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
         settings(data, objective), tmp_path / "whole", sample=lambda *args: f"made of {args[2]}"
     )
     assert ended.step == 12 and math.isfinite(ended.valid_loss)
-    first = training.launch.Log.__call__
+    first = launch.Log.__call__
 
     def stop(self, step):
         first(self, step)
         if step.index == 8:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training.launch.Log, "__call__", stop)
+    monkeypatch.setattr(launch.Log, "__call__", stop)
     with pytest.raises(KeyboardInterrupt):
         runs.run(settings(data, objective), tmp_path / "cut")
     monkeypatch.undo()

@@ -12,7 +12,7 @@ from glassformer import config
 from glassformer.core.config.objective import Objective
 from glassformer.core.nn import Flow, TracedModule, builds
 from glassformer.core.nn.block import Block
-from glassformer.core.nn.linear import linear
+from glassformer.core.nn.layers import linear
 from glassformer.core.nn.mask import Mask
 from glassformer.core.nn.position import Position
 from glassformer.core.training.batches import Batch

@@ -66,7 +66,7 @@ five
 Because.
 :::
 
-```{code-of} glassformer.core.nn.norm.RMSNorm.forward
+```{code-of} glassformer.core.nn.layers.RMSNorm.forward
 ```
 
 ```{computed}

@@ -34,7 +34,7 @@ def test_what_a_page_can_do(site_page: Path) -> None:
     )
     assert text.count('type="radio"') == 5 and "<mfrac>" in text and "Why so?" in text
     plain = re.sub("<[^>]+>", "", text)
-    assert "def forward(self, x" in plain and "glassformer/core/nn/norm.py:" in plain
+    assert "def forward(self, x" in plain and "glassformer/core/nn/layers.py:" in plain
     assert "Every number on this page was computed when it was built, by Glassformer" in text
     assert 'title="A title &amp; more"' in text
     traces = [path for path in (site_page / "live").iterdir() if path.name != "sandbox.html"]
@@ -119,7 +119,7 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path
         results.append({name: "" if name in live else text for name, text in saved.items()})
     assert results[0] == results[1]
     assert {
-        "source/core/nn/norm.py.html",
+        "source/core/nn/layers.py.html",
         "source/core/nn/block.py.html",
         "source/core/nn/mask.py.html",
     } < results[0].keys()
@@ -140,7 +140,7 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path
         ("```{computed}\n1 / 0\n```", "ZeroDivisionError"),
         ("{value}`nothing_here`", "NameError"),
         (":::{depths}\n:::", "depths are"),
-        ("```{code-of} glassformer.core.nn.norm.Nothing\n```", "Nothing"),
+        ("```{code-of} glassformer.core.nn.layers.Nothing\n```", "Nothing"),
         ("[gone](gone.md)", "gone"),
     ],
 )

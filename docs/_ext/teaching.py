@@ -11,7 +11,7 @@ code that does it.
 The answer, folded.
 :::
 
-```{code-of} glassformer.core.nn.norm.RMSNorm.forward
+```{code-of} glassformer.core.nn.layers.RMSNorm.forward
 ```                          the lines of our own source, with a link to the file
 """
 

@@ -107,6 +107,8 @@ registry.MODULES["nn"] += [
     f"{__name__}.{module}"
     for module in ("fast.quantized", "formats.lora", "tasks.pool", "tasks.recurrence")
 ]
+registry.MODULES["engines"] += [f"{__name__}.fast.attention_engines"]
+registry.MODULES["acceleration"] += [f"{__name__}.fast.acceleration"]
 registry.MODULES["objectives"] += [f"{__name__}.tasks.objectives"]
 registry.MODULES["edits"] += [f"{__name__}.sight.edits"]
 

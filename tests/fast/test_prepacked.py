@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from glassformer import generate
 from glassformer.core.nn import Model, build_model
-from glassformer.core.nn.linear import Linear, fused_linear
+from glassformer.core.nn.layers import Linear, fused_linear
+from glassformer.core.nn.replace import replace_modules
 from glassformer.fast.prepacked import (
     PrepackedLinear,
     PrepackedProjection,
     packable,
     prepack,
-    replaced,
     unpack,
 )
 from glassformer.formats import lora
@@ -312,9 +312,9 @@ def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
 def test_a_replaced_module_leaves_the_others_where_they_are() -> None:
     model = made("gpt2")
     block = model.decoder.blocks[1]
-    linear = Linear(32, 32)
-    view = replaced(model, {block.attn.out: linear})
-    assert view.decoder.blocks[1].attn.out is linear and block.attn.out is not linear
+    other = Linear(32, 32)
+    view = replace_modules(model, {block.attn.out: other})
+    assert view.decoder.blocks[1].attn.out is other and block.attn.out is not other
     assert (
         view.decoder.blocks[0] is model.decoder.blocks[0]
         and view.decoder.blocks[1].ffn is block.ffn

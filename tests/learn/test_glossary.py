@@ -59,7 +59,7 @@ def test_names_are_told_apart_and_in_the_order_of_the_road() -> None:
     assert [term.road for term in TERMS] == sorted(term.road for term in TERMS)
     assert set(LIVE) == {term.key for term in TERMS}
     with pytest.raises(UserError, match="no longer has"):
-        _ = glossary.Code("core.nn.norm", "nothing like this").line
+        _ = glossary.Code("core.nn.layers", "nothing like this").line
 
 
 @pytest.mark.parametrize("term", TERMS, ids=[term.key for term in TERMS])

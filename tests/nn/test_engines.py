@@ -17,7 +17,7 @@ from glassformer.core.nn import Mask, build_model, engines
 from glassformer.core.nn.engines import attend, choose
 from glassformer.core.nn.engines.inputs import AttentionInputs
 from glassformer.families import find
-from glassformer.fast import cpu_blocks
+from glassformer.fast import attention_engines
 
 HEADS, D, SCALE = 4, 16, 0.4  # not D**-0.5
 # more than a block of ``cpu_blocks`` and of ``prefill``; long enough for ``block_sparse``
@@ -278,7 +278,7 @@ def test_an_engine_is_named_as_its_file_is() -> None:
         model.engine = "flash"
     model.engine = "block_sparse"
     assert model.engine == "block_sparse"
-    homes = Path(engines.__file__).parent, Path(cpu_blocks.__file__).parent
+    homes = Path(engines.__file__).parent, Path(attention_engines.__file__).parent
     stems = {path.stem for home in homes for path in home.glob("*.py")}
     assert engines.ENGINES.keys() - stems == {"prefill"}  # in cpu_blocks.py
 

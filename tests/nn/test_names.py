@@ -16,7 +16,7 @@ import tiny
 from glassformer import config as c
 from glassformer.core.nn import Cache, Model, Tape
 from glassformer.core.nn.block import Block
-from glassformer.core.nn.feedforward import ACTIVATIONS
+from glassformer.core.nn.layers import ACTIVATIONS
 from glassformer.fast import prepacked
 from glassformer.sight import paths
 

@@ -16,7 +16,7 @@ import tiny
 from glassformer import config as c
 from glassformer.core.config import objective as objectives
 from glassformer.core.nn import EncoderDecoder, Flow, Tape, build, build_model
-from glassformer.core.nn.linear import Linear
+from glassformer.core.nn.layers import Linear
 from glassformer.formats import lora
 from tiny import DECODERS, tokens
 

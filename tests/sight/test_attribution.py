@@ -23,7 +23,7 @@ from glassformer import config as c
 from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape, build_model
-from glassformer.core.nn.norm import LayerNorm, RMSNorm
+from glassformer.core.nn.layers import LayerNorm, RMSNorm
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import lora
 from glassformer.sight import Attribution, attribute, edits, logits_by_depth, look

@@ -18,7 +18,7 @@ import tiny
 from glassformer import cli, config
 from glassformer.core.config import objective as objectives
 from glassformer.core.errors import UserError
-from glassformer.core.nn import attention, cache, embed_head, flow, norm
+from glassformer.core.nn import attention, cache, flow, layers
 from glassformer.core.nn.engines import ENGINES
 from glassformer.fast import prepacked
 from glassformer.fast.quantized import Layout, quantize_weights
@@ -108,7 +108,7 @@ def blind_to_documents(self: Any, flow: Any, kv: Any, was: Any = ATTENTION.self_
     return was(self, flow, kv)
 
 
-def mixes_rows(self: Any, hidden: Any, embed: Any, was: Any = embed_head.Head.forward) -> Any:
+def mixes_rows(self: Any, hidden: Any, embed: Any, was: Any = layers.Head.forward) -> Any:
     logits = was(self, hidden, embed)
     return logits.flip(0) if len(logits) == 2 else logits
 
@@ -117,7 +117,7 @@ def leans(self: Any, path: str, x: Any, was: Any = flow.Tape.pass_through) -> An
     return was(self, path, x) * (1.0001 if path.endswith("blocks.1.resid") else 1)
 
 
-def gainless(self: Any, x: Any, was: Any = norm.RMSNorm.forward) -> Any:
+def gainless(self: Any, x: Any, was: Any = layers.RMSNorm.forward) -> Any:
     return was(self, x) * (0.3 if x.dtype == torch.bfloat16 else 1)
 
 
@@ -172,9 +172,16 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
         {"packing", "engine"},  # varlen is told of documents by their borders
         FIRST + r"attn\.(pattern|z)\[0,\d+,\d+",
     ),
-    "batch": ("llama", embed_head.Head, "forward", mixes_rows, {"batch"}, r"logits\[0,0\]"),
+    "batch": ("llama", layers.Head, "forward", mixes_rows, {"batch"}, r"logits\[0,0\]"),
     "tape": ("llama", flow.Tape, "pass_through", leans, {"tape"}, r"logits\[0,\d+\]"),
-    "format": ("llama", norm.RMSNorm, "forward", gainless, {"format"}, FIRST + r"attn\.in\[0,0\]"),
+    "format": (
+        "llama",
+        layers.RMSNorm,
+        "forward",
+        gainless,
+        {"format"},
+        FIRST + r"attn\.in\[0,0\]",
+    ),
     "lora": ("gpt2", lora.LoRALinear, "merged_weight", doubled, {"lora"}, FIRST + r"attn\.qkv"),
     "prepacked": ("gpt2", PACKED, "product", shifted, {"prepacked"}, FIRST + r"attn\.qkv\[0,0\]"),
     "source": (

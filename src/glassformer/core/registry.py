@@ -11,8 +11,11 @@ TYPE_CHECKING = False  # as in typing, whose import --help does without
 if TYPE_CHECKING:
     from typing import Any
 
-MODULES: dict[str, list[str]] = {"nn": [], "objectives": [], "edits": []}
-"""Full names of modules by topic: makers of a config's modules, objectives, readers of edits."""
+MODULES: dict[str, list[str]] = {
+    topic: [] for topic in ("nn", "engines", "acceleration", "objectives", "edits")
+}
+"""Full names of modules by topic: makers of a config's modules, attention engines, what prepares a
+model for many tokens, objectives, readers of edits."""
 
 
 def load(topic: str) -> list[Any]:

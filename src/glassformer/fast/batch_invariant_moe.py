@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from ..core.nn.engines.inputs import Look
 from ..core.nn.experts import MoE
+from ..core.nn.replace import replace_modules
 from . import kernels
-from .prepacked import replaced
 from .quantized import QuantizedWeight
 
 M = TypeVar("M", bound=nn.Module)
@@ -92,4 +92,6 @@ def batch_invariant_moe(model: M, room: int | None = None) -> tuple[M, int]:
         or (room is not None and nbytes > room)
     ):
         return model, 0
-    return replaced(model, {mixture: BatchInvariantMoE(mixture) for mixture in mixtures}), nbytes
+    return replace_modules(
+        model, {mixture: BatchInvariantMoE(mixture) for mixture in mixtures}
+    ), nbytes

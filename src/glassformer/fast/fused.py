@@ -22,15 +22,15 @@ from ..core import config
 from ..core.nn.attention import Attention
 from ..core.nn.block import Block, Stack
 from ..core.nn.cache import Cache
-from ..core.nn.feedforward import ACTIVATIONS, MLP, GatedMLP
 from ..core.nn.flow import Flow
-from ..core.nn.norm import LayerNorm, RMSNorm
+from ..core.nn.layers import ACTIVATIONS, MLP, GatedMLP, LayerNorm, RMSNorm
 from ..core.nn.position import Alibi, Learned, Position, RelativeBias, Rotary, Sinusoidal
+from ..core.nn.replace import replace_modules
 from . import kernels
 from .kernels import stack as c
 from .kernels.library import has
 from .paged import PagedCache
-from .prepacked import PrepackedLinear, replaced
+from .prepacked import PrepackedLinear
 from .quantized import QuantizedWeight
 
 M = TypeVar("M", bound=nn.Module)
@@ -99,10 +99,10 @@ def fuse(model: M) -> M:
             if type(submodule) in (RMSNorm, LayerNorm, MLP, GatedMLP)
         }
         try:
-            swaps[stack] = FusedStack(replaced(stack, replacements), dtype)
+            swaps[stack] = FusedStack(replace_modules(stack, replacements), dtype)
         except UnsupportedStack:
             continue
-    return replaced(model, swaps)
+    return replace_modules(model, swaps)
 
 
 def with_kernels(module: nn.Module) -> nn.Module:

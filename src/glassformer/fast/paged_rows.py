@@ -25,7 +25,7 @@ class PagedRows:
 
     ``next`` (B,) are the positions of the tokens that come next; at most ``steps`` of them follow.
     ``memory`` is what an encoder made of each row's source, ``source_of`` (B,) which source that
-    is: rows of one source read one copy. The pages come from ``kept`` where there is one: those of
+    is: rows of one source read one copy. The pages come from ``page_pool`` where there is one: those of
     a search, whose rows may double. Otherwise layers with windows have so many pages a row as they
     see, filled in turns.
     """
@@ -40,7 +40,7 @@ class PagedRows:
         source_of: Sequence[int] = (),
         page_pool: PagePool | None = None,
     ) -> None:
-        keys = cache.layers[0][0].k
+        self.page_pool, keys = page_pool, cache.layers[0][0].k
         self.next, rows = next, len(keys)
         pages_per_row = -(-min(int(next.max()) + steps, model.config.context + 1) // PAGE)
         self.tables = torch.arange(rows * pages_per_row, dtype=torch.int32).view(
@@ -98,6 +98,11 @@ class PagedRows:
                 k, v = (x[index[number], :, column] for x in crossed.kv)
                 across.pages.write(k, v, to)
         return tables, valid.sum(1).int()
+
+    def close(self) -> None:
+        """Leave the pages of a search to the next."""
+        if self.page_pool is not None:
+            self.page_pool.give_back()
 
     def decode(self, model: Model, tokens: Tensor) -> Tensor:
         """The logits (B, V) after one more token per row, ``tokens`` (B,)."""

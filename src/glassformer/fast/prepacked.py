@@ -19,18 +19,18 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from ..core.nn.embed_head import Projection
-from ..core.nn.linear import Linear
+from ..core.nn.layers import Linear, Projection
 from ..core.nn.model import on_training
+from ..core.nn.replace import replace_modules
 from . import kernels
 from .quantized import QuantizedWeight
 
@@ -217,7 +217,7 @@ def prepack(model: M, room: int | None = None, exact: bool = False) -> View[M]:
         for layer in map(model.get_submodule, paths):
             kind = PrepackedProjection if isinstance(layer, Projection) else PrepackedLinear
             swaps[layer] = kind(layer, packed)
-    return View(replaced(model, swaps), list(copies.values()), len(copies) == len(groups))
+    return View(replace_modules(model, swaps), list(copies.values()), len(copies) == len(groups))
 
 
 def unpack(model: nn.Module) -> None:
@@ -226,26 +226,6 @@ def unpack(model: nn.Module) -> None:
 
 
 on_training(unpack)
-
-
-def replaced(module: M, swaps: Mapping[nn.Module, nn.Module]) -> M:
-    """``module`` with those inside it exchanged as ``swaps`` says; what lies above these is a
-    shallow copy."""
-    return _replaced(module, dict(swaps))  # type: ignore[no-any-return]
-
-
-# no closure: it would hold the copies
-def _replaced(module: nn.Module, done: dict[nn.Module, nn.Module]) -> Any:
-    if module not in done:
-        inside = {
-            name: child if child is None else _replaced(child, done)
-            for name, child in module._modules.items()
-        }
-        done[module] = module
-        if any(inside[name] is not child for name, child in module._modules.items()):
-            done[module] = object.__new__(type(module))
-            done[module].__dict__.update(module.__dict__, _modules=inside)
-    return done[module]
 
 
 def packable(model: nn.Module) -> Iterator[tuple[Paths, Group]]:

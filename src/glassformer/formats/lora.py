@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ..core.config import objective as objectives
 from ..core.errors import need
 from ..core.nn.build import matches
-from ..core.nn.linear import Linear
+from ..core.nn.layers import Linear
 from ..fast.prepacked import unpack
 from ..fast.quantized import QuantizedWeight, quantized
 

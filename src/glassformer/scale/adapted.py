@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.nn.linear import Linear
+from ..core.nn.layers import Linear
 from ..formats.lora import LoRALinear
 
 Collective: TypeAlias = Callable[[Tensor], Tensor]

@@ -32,11 +32,11 @@ from ..core import config
 from ..core.config.parallel import ring_pieces
 from ..core.errors import UserError, need
 from ..core.nn import Model
-from ..core.nn.embed_head import Embed, previous_tokens
 from ..core.nn.engines import Engine
 from ..core.nn.engines.inputs import AttentionInputs
 from ..core.nn.experts import MoE
 from ..core.nn.flow import Flow
+from ..core.nn.layers import Embed, previous_tokens
 from ..core.nn.mask import Mask
 from ..fast.block_mask import MASKED, BlockMask, block_masks
 from ..fast.block_sparse import Call, merge_attention, row_delta

@@ -29,9 +29,9 @@ from ..core.errors import need
 from ..core.nn import Model
 from ..core.nn.build import kind_of
 from ..core.nn.dropout import HeadShard
-from ..core.nn.embed_head import Projection
 from ..core.nn.experts import Dispatch, MoE
 from ..core.nn.flow import Flow
+from ..core.nn.layers import Projection
 from ..fast.quantized import QuantizedWeight
 from .adapted import LAYERS, Collective
 from .collectives import enter, leave, summed

@@ -28,8 +28,9 @@ from ..core.nn.build import compiled
 from ..core.nn.engines import choose
 from ..core.nn.engines.inputs import AttentionInputs
 from ..core.nn.inference import inference
-from ..core.nn.linear import Linear
-from ..fast.prepacked import packable, prepack, replaced
+from ..core.nn.layers import Linear
+from ..core.nn.replace import replace_modules
+from ..fast.prepacked import packable, prepack
 from ..fast.quantized import quantized
 from ..formats import lora, store
 from .layouts import Documents, Reader, Values
@@ -153,7 +154,7 @@ def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
                 layer.merge()
             if name == "unmerged":
                 layer.unmerge()
-        copies[name] = replaced(
+        copies[name] = replace_modules(
             model, {model.get_submodule(path): layer for path, layer in unshared.items()}
         )
     return copies, f"{description} on {len(layers)} layers"
@@ -213,7 +214,7 @@ def shortened(model: Model) -> tuple[Model, int]:
         blocks = model.get_submodule(f"{name}.blocks")
         assert isinstance(blocks, nn.ModuleList)
         swaps[blocks] = nn.ModuleList(list(blocks)[: len(stack.pattern) + 1])
-    return replaced(model, swaps), sum(
+    return replace_modules(model, swaps), sum(
         len(modules) for modules in swaps.values() if isinstance(modules, nn.ModuleList)
     )
 

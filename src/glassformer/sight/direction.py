@@ -22,12 +22,9 @@ from ..core.errors import UserError
 from ..core.nn import Model, Tape
 from ..core.nn.attention import Attention
 from ..core.nn.block import Block, Stack
-from ..core.nn.embed_head import Head
 from ..core.nn.experts import MoE
-from ..core.nn.feedforward import MLP, GatedMLP
 from ..core.nn.flow import Edit
-from ..core.nn.linear import Linear
-from ..core.nn.norm import LayerNorm, RMSNorm
+from ..core.nn.layers import MLP, GatedMLP, Head, LayerNorm, Linear, RMSNorm
 from ..formats.lora import LoRALinear
 from . import streams
 from .streams import fp64

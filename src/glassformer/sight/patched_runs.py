@@ -24,8 +24,8 @@ from ..core.errors import UserError, need
 from ..core.nn import KV, CrossKV, Flow, Memory, Model, Tape
 from ..core.nn.cache import Slots
 from ..core.nn.editing import one_token
-from ..core.nn.embed_head import Head, Projection
 from ..core.nn.finite import must_be_finite
+from ..core.nn.layers import Head, Projection
 from . import streams
 from .looking import Text
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from ..core import config
 from ..core.nn.build import builds, uncompiled
 from ..core.nn.dropout import Dropout
-from ..core.nn.feedforward import ACTIVATIONS
 from ..core.nn.flow import Flow, TracedModule, document_starts
-from ..core.nn.linear import linear
+from ..core.nn.layers import ACTIVATIONS, linear
 
 
 class LabelHead(TracedModule):

@@ -30,7 +30,7 @@ from ..core.nn.build import build, builds, uncompiled
 from ..core.nn.cache import Cache, RecurrentCache
 from ..core.nn.dropout import Dropout
 from ..core.nn.flow import Flow, Memory, Place, TracedModule
-from ..core.nn.linear import linear
+from ..core.nn.layers import linear
 
 State: TypeAlias = tuple[Tensor, ...]  # (n, C) each; the first is what is seen from outside
 

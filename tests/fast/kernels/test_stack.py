@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from glassformer.core.nn.feedforward import ACTIVATIONS
+from glassformer.core.nn.layers import ACTIVATIONS
 from glassformer.fast.kernels import reference, stack
 from glassformer.fast.kernels.library import has
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
-from ...fast.page_pool import PagePool
 from ...tasks.examples import Cut
 from .. import config
 from ..errors import need
@@ -150,12 +149,12 @@ def beam(
         BeamState([Beam(0.0), *[Beam()] * (beams - 1)], eos_ids, length_penalty) for _ in starts
     ]
     reading = Reading.for_generation(model, starts, sources, tokenizer)
-    vocab_size, page_pool = None if tokenizer is None else tokenizer.size, PagePool(model)
+    vocab_size = None if tokenizer is None else tokenizer.size
+    session = Session(model, tape_of(edits, reading), search=True)
     try:
-        session = Session(model, tape_of(edits, reading), page_pool=page_pool)
         _search(session, states, reading.rows or starts, reading.sources, room, vocab_size, check)
     finally:
-        page_pool.give_back()
+        session.close()
     ranked = [
         sorted(state.hypotheses, key=lambda hypothesis: -hypothesis.score)[:best]
         for state in states
@@ -279,7 +278,7 @@ def _search(
         if not states or index + 1 == room:
             break
         if index == 0 and room * len(rows) >= PREPACK_AFTER:
-            session.prepack(steps=room - 1)
+            session.prepare(steps=room - 1)
         session.select(rows, same_prompts=all_going)
         tokens = [beam.tokens[-1] for state in states for beam in state.beams]
         logits = session.decode(torch.tensor(tokens, device=logits.device))

@@ -315,7 +315,7 @@ def _steps(
             mask = mask[keep] if mask is not None else None
         # not before: the first token is waited for
         if index == 0 and longest * len(rows) >= PREPACK_AFTER:
-            session.prepack(steps=longest - 1)
+            session.prepare(steps=longest - 1)
         if limits.slide and any(row.full(limits) for row in rows):
             session = Session(model)
             logits = session.prefill([row.window(limits) for row in rows], None, 1)

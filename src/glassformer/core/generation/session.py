@@ -6,21 +6,14 @@ B rows, T tokens, S source tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ...fast.fused import FusedStack, fuse, supports_model
-from ...fast.page_pool import PagePool
-from ...fast.paged_rows import PagedRows
-from ...fast.prepacked import View, prepack
-from .. import config
-from ..cost import available_memory
+from .. import registry
 from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
 from ..nn.inference import inference
-from .captured import CapturedStep
 from .prompt import pad_left
 
 PREPACK_AFTER = 32  # tokens that repay another look at the weights
@@ -30,16 +23,28 @@ PREPACK_AFTER_BF16 = (
     256
 )
 
-CAPTURE = False
-"""Whether decoding on a GPU plays recorded steps (``CapturedStep``). Not run on a GPU yet, hence
-off."""
-
-ROOM = 512  # columns of a captured step's cache at first
-
-
 Reader: TypeAlias = Callable[[Model, Tensor, Tensor | None], tuple[Tensor, Cache]]
 """(model, tokens (B, T), positions or None) -> logits (B, V) after the last column, and the cache
 of all of them."""
+
+
+class PreparedModel(Protocol):
+    """A model whose weights are laid out for many tokens, as long as they are ``current``."""
+
+    @property
+    def model(self) -> Model: ...
+
+    def current(self) -> bool: ...
+
+
+class PreparedRows(Protocol):
+    """Rows of a session whose keys and values have left its cache for another place."""
+
+    def decode(self, model: Model, tokens: Tensor) -> Tensor: ...
+
+    def select(self, rows: Sequence[int]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Session:
@@ -47,7 +52,8 @@ class Session:
 
     ``pos`` (B, 1) holds each row's next position once rows differ; None while the cache's own count
     does. A ``tape`` edits what the model computes; a ``reader`` reads prompts instead of the model
-    alone (scale/prefill.py). Pages come from ``kept`` where there is one.
+    alone (scale/prefill.py). In a ``search`` rows may double. ``prepare`` sets ``view`` and
+    ``paged``.
     """
 
     def __init__(
@@ -55,20 +61,18 @@ class Session:
         model: Model,
         tape: Tape | None = None,
         reader: Reader | None = None,
-        page_pool: PagePool | None = None,
+        search: bool = False,
     ) -> None:
-        self.reader, self.page_pool = reader, page_pool
+        self.reader, self.search = reader, search
         self.model, self.cache, self.tape = model, Cache(model.config), tape
         self.memory: Memory | None = None
         self.source_of: list[int] = []  # of each row, where there is a memory
         self.pos: Tensor | None = None
-        self.view: View[Model] | None = None  # with prepacked weights, once they are worth it
-        plain = tape is None and reader is None and not model.config.embed.previous_token_embeddings
-        self.fits = plain and supports_model(model)
-        self.one_shape = plain and isinstance(model.config.decoder, config.Stack)  # type: ignore[union-attr]
-        self.captured: CapturedStep | None = None  # on a GPU, once CAPTURE is set
-        self.read, self.room = 0, 0  # columns that captured steps have filled, and those they have
-        self.paged: PagedRows | None = None  # what the cache held, where the blocks in C go on
+        self.plain = (
+            tape is None and reader is None and not model.config.embed.previous_token_embeddings
+        )
+        self.view: PreparedModel | None = None
+        self.paged: PreparedRows | None = None
 
     def prefill(
         self, starts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, samples: int
@@ -82,7 +86,7 @@ class Session:
         if tokens.numel() >= (
             PREPACK_AFTER_BF16 if weight.dtype == torch.bfloat16 else PREPACK_AFTER
         ):
-            self.prepack(new=False)
+            self.prepare(new=False)
         if sources is not None:
             assert isinstance(self.model, EncoderDecoder)
             source, source_pos = pad_left(sources, weight.device)
@@ -105,27 +109,10 @@ class Session:
         if self.paged is not None:
             with inference(self.model):
                 return self.paged.decode(self._computing(), tokens).float()
-        if self.captured is not None:
-            if self.read >= self.room:
-                self.capture()
-            self.read += 1
-            return self.captured(tokens[:, None])
         logits = self._last_logits(tokens[:, None], self.pos)
         if self.pos is not None:
             self.pos = self.pos + 1
         return logits
-
-    def capture(self) -> None:
-        """Decode from now on in steps of one shape, which a GPU records once and plays again.
-
-        The room doubles when it is full, and each time the step is recorded anew.
-        """
-        # the cache does not see the steps that are played
-        self.read = max(self.read, self.cache.length)
-        self.room = 2 * max(ROOM // 2, self.room, self.read)
-        self.cache.fix(self.room)
-        self.pos = None  # the cache's own count does
-        self.captured = CapturedStep(lambda tokens: self._last_logits(tokens, None))
 
     def select(self, rows: Sequence[int], same_prompts: bool = False) -> None:
         """Row i becomes what row ``rows[i]`` was; the others are left out.
@@ -150,37 +137,24 @@ class Session:
                 hidden[index], pos if pos.shape[0] == 1 else pos[index], self.memory.contiguous
             )
 
-    def prepack(self, new: bool = True, steps: int = 0) -> None:
-        """Prepare for many tokens: on a CPU, weights in the order its kernels read fastest, where
-        memory has room.
+    def prepare(self, new: bool = True, steps: int = 0) -> None:
+        """Prepare for many tokens by what rooms register (fast/acceleration.py).
 
         Without ``new`` only what an earlier session left is compared and used. With ``steps``,
         after the prompt: so many tokens at most follow. Not in the middle of a training, whose next
         step would undo it.
         """
-        if self.model.training:
-            return
-        if next(self.model.parameters()).device.type != "cpu":
-            if CAPTURE and steps and self.one_shape:
-                self.capture()
-            return
-        if self.view is None or not self.view.complete:
-            room = available_memory() if new else 0
-            self.view = prepack(self.model, None if room is None else room // 2, exact=self.fits)
-        if steps and self.fits and self.paged is None:
-            fused = fuse(self.view.model)
-            if isinstance(fused.decoder, FusedStack):
-                self.view = replace(self.view, model=fused)
-                rows = len(self.cache.layers[0][0].k)
-                after = (
-                    torch.full((rows,), self.cache.length) if self.pos is None else self.pos[:, 0]
-                )
-                args = fused, self.cache, after, steps, self.memory, self.source_of, self.page_pool
-                self.paged, self.cache = PagedRows(*args), Cache(self.model.config)
-                self.memory = None
+        if not self.model.training:
+            for room in registry.load("acceleration"):
+                room.prepare(self, new, steps)
+
+    def close(self) -> None:
+        """Give back what ``prepare`` took for this session."""
+        if self.paged is not None:
+            self.paged.close()
 
     def _computing(self) -> Model:
-        """The view with prepacked weights, as long as these are the model's."""
+        """The view with prepared weights, as long as these are the model's."""
         return self.view.model if self.view is not None and self.view.current() else self.model
 
     def _last_logits(self, tokens: Tensor, pos: Tensor | None) -> Tensor:

@@ -20,7 +20,7 @@ from .engines import Engine, attend
 from .engines.eager import eager_attention
 from .engines.inputs import AttentionInputs
 from .flow import Flow, TracedModule
-from .linear import fused_linear, linear
+from .layers import fused_linear, linear
 from .mask import Mask
 from .position import Position
 

@@ -15,8 +15,7 @@ from .build import build, builds
 from .cache import KV, Cache, CrossKV
 from .dropout import Dropout
 from .flow import Flow, TracedModule
-from .linear import linear
-from .norm import norm
+from .layers import linear, norm
 from .position import Position
 
 

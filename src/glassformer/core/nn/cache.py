@@ -62,7 +62,6 @@ class Slots:
 
     def __init__(self, ring: int | None) -> None:
         self.ring = ring
-        self.fixed = False  # a ring that is made larger before it is full (Cache.fix)
         self.filled = 0  # columns in use, empty ones of padding included
         self.capacity = ring or 0
         # (B or 1, capacity) or, in a ring, (B or 1, capacity + 1): the last is a bin
@@ -286,30 +285,6 @@ class Cache:
         up to SPARE."""
         latest, columns = pos.topk(min(most, pos.shape[1]), dim=1)
         self.history = (tokens.gather(1, columns.flip(1)), latest.flip(1))
-
-    def fix(self, room: int) -> None:
-        """Take one shape from now on, for positions up to ``room``: each step does the same to the
-        same memory.
-
-        So a step can be recorded and played again (CUDA graphs), and nothing is asked of the
-        device. The price: every step looks at all of the room. Full attention becomes a ring that
-        is never full: call again before it is.
-        """
-        for slots in self.slots.values():
-            if slots.ring is None or slots.fixed:
-                size = slots.ring or slots.filled
-                pos = slots.pos[:, :size]
-                index = pos.where(pos >= 0, room)
-                for kv in [kv for kv, _ in self.layers if kv.slots is slots]:
-                    kv.k, kv.v = (_placed(x.narrow(2, 0, size), index, room) for x in (kv.k, kv.v))
-                slots.pos = pos.new_full((len(pos), room + 1), -1).scatter_(1, index, pos)
-                slots.ring, slots.capacity, slots.fixed = room, room, True
-        rows = len(self.layers[0][0].k)
-        for slots in self.slots.values():
-            slots.pos = slots.pos.expand(rows, -1).clone()
-        if self._last is None:
-            self._last = torch.full((rows, 1), self.length - 1, device=slots.pos.device)
-        self.contiguous = False
 
     @property
     def evicts(self) -> bool:

@@ -26,9 +26,8 @@ from torch.nn import functional as F
 from .. import config
 from .build import build, builds
 from .engines.inputs import Look, unwatched
-from .feedforward import ACTIVATIONS
 from .flow import Flow, TracedModule
-from .linear import linear
+from .layers import ACTIVATIONS, linear
 
 Total: TypeAlias = Callable[[Tensor], Tensor]
 HIDDEN_NAMES = ("pre", "gate", "up", "hidden")  # what the tape may see between up and down

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...fast.prepacked import replaced
 from ..nn.flow import Flow
+from ..nn.replace import replace_modules
 
 
 def blockwise(model: Any) -> Any:
@@ -21,7 +21,9 @@ def blockwise(model: Any) -> Any:
     stacks = [
         module for name, module in model.named_modules() if name.rpartition(".")[2] == "blocks"
     ]
-    view: Any = replaced(model, {block: Compiled(block) for stack in stacks for block in stack})
+    view: Any = replace_modules(
+        model, {block: Compiled(block) for stack in stacks for block in stack}
+    )
     if view is not model:  # a recurrent model has no blocks
         vars(view)["_orig_mod"] = model  # as torch.compile names it: what a tape looks into
     return view

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...fast.prepacked import replaced
 from ..config.objective import Objective
 from ..nn import Output, Tape
 from ..nn.build import compiled
 from ..nn.packing import Packing
+from ..nn.replace import replace_modules
 from .batches import Batch, piece_borders
 from .blockwise import blockwise
 from .pieces import Pieces
@@ -253,7 +253,7 @@ def compiled_with_loss(model: Any, blocks: bool = False) -> Any:
     if model.head is not None and next(model.parameters()).device.type == "cuda":
         head = copy.copy(model.head)
         head.cross_entropy = head.cross_entropy or functools.partial(cross_entropy, fused=True)
-        model = replaced(model, {model.head: head})
+        model = replace_modules(model, {model.head: head})
     return blockwise(model) if blocks else compiled(model)
 
 

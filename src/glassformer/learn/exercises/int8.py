@@ -113,7 +113,7 @@ def check(learner: Any, report: Report) -> None:
         "its row's scale"
     )
 
-    from glassformer.core.nn.linear import Linear
+    from glassformer.core.nn.layers import Linear
 
     model, tokenizer = models.real()
     ids = torch.tensor([tokenizer.encode(". ".join(models.texts()))])

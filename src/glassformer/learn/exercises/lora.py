@@ -108,7 +108,7 @@ def check(learner: Any, report: Report) -> None:
     report.equal("merged()", layer.merged(), weight + scale * delta, slips=slips)
     report.say("nothing changes at first, A and B alone learn, merged or beside it is the same")
 
-    from glassformer.core.nn.linear import Linear
+    from glassformer.core.nn.layers import Linear
 
     model, tokenizer = models.real()
     before = models.greedy(model, tokenizer)

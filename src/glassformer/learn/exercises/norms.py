@@ -102,7 +102,7 @@ def check(learner: Any, report: Report) -> None:
     )
     report.say("both norms are right, with eps, and a vector of zeros stays one")
 
-    from glassformer.core.nn.norm import LayerNorm, RMSNorm
+    from glassformer.core.nn.layers import LayerNorm, RMSNorm
 
     model, tokenizer = models.real()
     expected = models.greedy(model, tokenizer)

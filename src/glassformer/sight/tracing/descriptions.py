@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...core import config
 from ...core.nn import block, model
-from ...core.nn.embed_head import Embed, Head
+from ...core.nn.layers import Embed, Head
 from ...tasks import pool
 from .plan import Builder, can_describe, describe, describes
 from .sublayers import any_norm, plain_flow, position_embedding

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...core import config
 from ...core.config.mask_arrays import TokenInfo, allowed
-from ...core.nn import attention, experts, feedforward, norm, position
+from ...core.nn import attention, experts, layers, position
 from ...core.nn.build import build
 from ...core.nn.engines import eager
 from ...core.nn.flow import Flow
@@ -31,7 +31,7 @@ def plain_flow(x: Tensor) -> Flow:
 def layer_norm(cfg: config.LayerNorm, b: Builder, id: str, x: str, module: str) -> str:
     """Centre, scale, gain and shift."""
     weights = b.of_module(module, weight="weight", bias="bias")
-    code, op = (norm.LayerNorm.forward, "F.layer_norm"), b.plan[x]
+    code, op = (layers.LayerNorm.forward, "F.layer_norm"), b.plan[x]
     return b.add(id, "norm", (x,), op.axes, op.shape, code, weights, type="layer", eps=cfg.eps)
 
 
@@ -39,7 +39,7 @@ def layer_norm(cfg: config.LayerNorm, b: Builder, id: str, x: str, module: str) 
 def rms_norm(cfg: config.RMSNorm, b: Builder, id: str, x: str, module: str) -> str:
     """Scale and gain."""
     weights = b.of_module(module, weight="weight")
-    code, op = (norm.RMSNorm.forward, "F.rms_norm"), b.plan[x]
+    code, op = (layers.RMSNorm.forward, "F.rms_norm"), b.plan[x]
     return b.add(
         id,
         "norm",
@@ -252,7 +252,7 @@ def _allowed(rule: Any, prefix_length: int, causal: bool, q_pos: Tensor, k_pos: 
 @describes(config.MLP)
 def mlp(cfg: config.MLP, b: Builder, path: str, x: str) -> str:
     """Up, activation, down."""
-    forward = feedforward.MLP.forward
+    forward = layers.MLP.forward
     x = b.name(x, f"{path}.in")
     pre = b.linear(f"{path}.pre", x, f"{path}.up", "F", (forward, "self.up(x)"))
     hidden = b.add_like(f"{path}.hidden", "act", pre, code=(forward, "self.act("), act=cfg.act)
@@ -262,7 +262,7 @@ def mlp(cfg: config.MLP, b: Builder, path: str, x: str) -> str:
 @describes(config.GatedMLP)
 def gated_mlp(cfg: config.GatedMLP, b: Builder, path: str, x: str) -> str:
     """Up times an activated gate, down."""
-    forward = feedforward.GatedMLP.forward
+    forward = layers.GatedMLP.forward
     x = b.name(x, f"{path}.in")
     pre = b.linear(f"{path}.pre", x, f"{path}.gate", "F", (forward, "fused_linear("))
     up = b.linear(f"{path}.up", x, f"{path}.up", "F", (forward, "fused_linear("))

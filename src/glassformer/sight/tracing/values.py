@@ -17,7 +17,7 @@ from ...core.errors import UserError
 from ...core.nn import Model, Tape
 from ...core.nn.finite import must_be_finite
 from ...core.nn.inference import inference
-from ...fast.prepacked import replaced
+from ...core.nn.replace import replace_modules
 from . import descriptions, recurrent
 from .kinds import KINDS, Line
 from .plan import TAPED, Builder, Op, Plan, describe
@@ -150,7 +150,7 @@ class Values:
             swaps[blocks] = nn.ModuleList(
                 [*before, *blocks[at : at + 1], *[Given(None)] * (len(blocks) - at - 1)]
             )
-        return replaced(self.model, swaps) if swaps else self.model
+        return replace_modules(self.model, swaps) if swaps else self.model
 
     def _linear(self, path: str) -> bool:
         """True if a value is recorded: not those that grow with the square of the text, unless an

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ....core.nn.feedforward import ACTIVATIONS
+from ....core.nn.layers import ACTIVATIONS
 from ..plan import Op
 from .base import Index, Kind, Reader, Weights, Worked, copy_of, products, scalar
 

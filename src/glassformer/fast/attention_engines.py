@@ -1,0 +1,101 @@
+"""Attention engines beside sdpa and eager, each with the calls it can compute and those where it
+was measured to be the fastest.
+
+block_sparse  FlashAttention's algorithm over the blocks that block_mask names
+cpu_blocks    training on a CPU; and ``prefill``: prompts in bf16 there
+varlen        packed documents by their borders, for GPUs
+flex          PyTorch's FlexAttention, for GPUs
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..core.nn.engines import Engine
+from ..core.nn.engines.inputs import AttentionInputs
+from . import cpu_blocks
+from .block_mask import density
+from .block_sparse import block_sparse_attention
+from .cpu_blocks import blocks_attention, prefill_attention
+from .flex import flex_attention
+from .varlen import supports_varlen, varlen_attention
+
+
+def _few_blocks(inputs: AttentionInputs) -> bool:
+    """Long rows on a CPU whose blocks of pairs are few; fewer beside ``cpu_blocks``, which is fast
+    as well."""
+    if (
+        inputs.q.shape[2] < 512
+        or inputs.bias is not None
+        or inputs.mask.fast_path is not None
+        or not inputs.on_cpu
+    ):
+        return False
+    return density(inputs.mask) <= (
+        0.15 if _supports_blocks(inputs) and _slow_training(inputs) else 0.3
+    )
+
+
+def _slow_training(inputs: AttentionInputs) -> bool:
+    """Training on a CPU in bf16 or with dropout, up to 1,024 keys."""
+    if (
+        not (inputs.needs_grad and inputs.on_cpu)
+        or inputs.k.shape[2] > 1024
+        or inputs.q.dtype != inputs.k.dtype
+    ):
+        return False
+    return inputs.q.dtype == torch.bfloat16 or inputs.dropout > 0
+
+
+def _supports_blocks(inputs: AttentionInputs) -> bool:
+    return inputs.bias is None and inputs.softcap is None
+
+
+def _bf16_prompt(inputs: AttentionInputs) -> bool:
+    """A causal prompt in bf16 on a CPU; no gradient."""
+    fits = (
+        inputs.bias is None
+        and inputs.softcap is None
+        and inputs.dropout == 0
+        and not inputs.needs_grad
+    )
+    return (
+        fits
+        and inputs.on_cpu
+        and inputs.q.dtype == torch.bfloat16
+        and inputs.mask.fast_path == "causal"
+    )
+
+
+def _supports_flex(inputs: AttentionInputs) -> bool:
+    """No bias, no dropout; on a CPU PyTorch refuses its gradient."""
+    untrained = not (inputs.needs_grad and inputs.q.device.type == "cpu")
+    return inputs.bias is None and inputs.dropout == 0 and untrained
+
+
+ENGINES = (
+    # window(256) of 8,192 tokens, forward and backward: 10 times as fast as sdpa
+    # (docs/masks.md)
+    Engine("block_sparse", block_sparse_attention, lambda inputs: inputs.bias is None, _few_blocks),
+    # PyTorch's bf16 backward takes 2 to 3 times as long on a CPU; with dropout it has no fused
+    # kernel
+    Engine("cpu_blocks", blocks_attention, _supports_blocks, _slow_training),
+    # PyTorch's fused kernel takes 1.2 to 1.8 times as long (benchmarks/limits.py)
+    Engine(
+        "prefill",
+        prefill_attention,
+        _bf16_prompt,
+        lambda inputs: inputs.q.shape[2] >= cpu_blocks.BLOCK // 2,
+    ),
+    # packed documents: PyTorch's fused kernels take a mask of T x T a row there, and none
+    # beside grouped heads. Not measured on a GPU yet; on a CPU, one document after another,
+    # only by name
+    Engine(
+        "varlen",
+        varlen_attention,
+        supports_varlen,
+        lambda inputs: inputs.q.device.type != "cpu",
+    ),
+    # not measured on a GPU yet: only by name
+    Engine("flex", flex_attention, _supports_flex, lambda inputs: False),
+)

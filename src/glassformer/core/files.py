@@ -20,6 +20,8 @@ from .errors import UserError, need
 
 # Every command imports this file: what few of its functions need is imported by them.
 
+JsonObject = dict[str, Any]
+
 
 def cache_home() -> Path:
     """Returns the folder of downloads and tokenised corpora: ``$GLASSFORMER_CACHE`` or

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from typing_extensions import TypedDict
 
 from ..core.errors import UserError
+from ..core.files import JsonObject
 from . import encoding, searching
 from .asgi.limits import LONGEST_NAME
 from .asgi.replies import HttpError, from_json, handle_error, json_response, read_body, to_json
@@ -197,10 +198,10 @@ class Api:
         """Card of one served model."""
         return model_card(self.registry[request.path_params["name"]])
 
-    async def tokenizer_info(self, request: Request) -> dict[str, Any]:
+    async def tokenizer_info(self, request: Request) -> JsonObject:
         """Special tokens, vocabulary size and chat template of a tokenizer."""
         served = self.registry[request.query_params.get("model")]
-        tokenizer, roles = served.tokenizer, dict[str, Any]()
+        tokenizer, roles = served.tokenizer, JsonObject()
         for role, name in tokenizer.roles.items():
             roles |= {f"{role}_token": name, f"{role}_token_id": getattr(tokenizer, role)}
         return {
@@ -232,7 +233,7 @@ class Api:
         text = await to_thread.run_sync(self.metrics.text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def openapi(self, request: Request) -> dict[str, Any]:
+    async def openapi(self, request: Request) -> JsonObject:
         """Description of every path, field and bound."""
         return self.description
 
@@ -329,11 +330,11 @@ def model_card(served: ServedModel) -> ModelCard:
     }
 
 
-def openapi(version: str, gets: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+def openapi(version: str, gets: dict[str, tuple[Any, Any]]) -> JsonObject:
     """OpenAPI description of the routes: bodies and answers by pydantic's JSON schemas."""
-    schemas: dict[str, Any] = {}
+    schemas: JsonObject = {}
 
-    def content(kind: Any, media_type: str = "application/json") -> dict[str, Any]:
+    def content(kind: Any, media_type: str = "application/json") -> JsonObject:
         template = "#/components/schemas/{model}"
         schema = TypeAdapter(kind).json_schema(ref_template=template)
         schemas.update(schema.pop("$defs", {}))
@@ -344,15 +345,15 @@ def openapi(version: str, gets: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
         for status in ERRORS
     }
 
-    def operation(handler: Any, answer: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    def operation(handler: Any, answer: JsonObject, **fields: Any) -> JsonObject:
         success = {"description": "The answer", "content": answer}
         responses = {"200": success, **errors}
         return {"summary": handler.__doc__, "responses": responses, **fields}
 
-    paths = dict[str, Any]()
+    paths = JsonObject()
     for path, (handler, kind) in gets.items():
         text = {"schema": {"type": "string", "maxLength": LONGEST_NAME}}
-        parameters = list[dict[str, Any]]()
+        parameters = list[JsonObject]()
         if "{name}" in path:
             parameters = [{"name": "name", "in": "path", "required": True, **text}]
         elif path == "/tokenizer_info":

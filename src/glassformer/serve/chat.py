@@ -10,6 +10,7 @@ from typing import Any, Literal, NotRequired
 from anyio import to_thread
 from typing_extensions import TypedDict
 
+from ..core.files import JsonObject
 from .asgi.replies import EventStream, refuse
 from .generating import Choice, Finish, UsageObject, Writer, engine_request
 from .inspecting import Inspection, with_inspection
@@ -49,7 +50,7 @@ class ChatAnswer(TypedDict):
     usage: UsageObject
 
 
-async def chat(context: Context, body: ChatRequest) -> dict[str, Any] | EventStream:
+async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
     """Answer a conversation."""
     served = context.served
     context.require(served.continues, "chat")
@@ -89,7 +90,7 @@ class ChatChoiceWriter(Choice):
         visible = [token for token in tokens if not token.hidden]  # together they are the text
         return chat_logprobs(self.context.served.tokenizer, visible, self.body.top_logprobs or 0)
 
-    def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish) -> dict[str, Any]:
+    def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish) -> JsonObject:
         """The whole message."""
         message = {"role": "assistant", "content": text, "refusal": None}
         return {
@@ -101,9 +102,9 @@ class ChatChoiceWriter(Choice):
 
     def chunks(
         self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """Deltas: first the role, then texts, at last the finish reason."""
-        deltas = list[dict[str, Any]]()
+        deltas = list[JsonObject]()
         if not self.is_open:
             self.is_open = True
             deltas.append(self._delta({"role": "assistant", "content": ""}))
@@ -113,7 +114,7 @@ class ChatChoiceWriter(Choice):
             deltas.append(self._delta({}, finish_reason=finish))
         return deltas
 
-    def _delta(self, delta: dict[str, str], **fields: Any) -> dict[str, Any]:
+    def _delta(self, delta: dict[str, str], **fields: Any) -> JsonObject:
         empty = {"index": self.number, "delta": delta, "logprobs": None, "finish_reason": None}
         return empty | fields
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from ..core.files import JsonObject
 from .asgi.limits import MOST_CONTINUATIONS
 from .asgi.replies import EventStream, refuse
 from .generating import Choice, Finish, UsageObject, Writer, engine_request
@@ -40,7 +41,7 @@ class CompletionAnswer(TypedDict):
     usage: NotRequired[UsageObject | None]
 
 
-async def complete(context: Context, body: CompletionRequest) -> dict[str, Any] | EventStream:
+async def complete(context: Context, body: CompletionRequest) -> JsonObject | EventStream:
     """Continue one or several texts."""
     served = context.served
     context.require(served.continues, "continue texts")
@@ -80,9 +81,7 @@ class CompletionChoiceWriter(Choice):
     def is_slow(self) -> bool:
         return self.is_prompt_due and self.body.logprobs is not None
 
-    def answer(
-        self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None
-    ) -> dict[str, Any]:
+    def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None) -> JsonObject:
         """The choice, or an increment of it."""
         tokenizer, logprobs = self.context.served.tokenizer, None
         if self.is_prompt_due:
@@ -97,7 +96,7 @@ class CompletionChoiceWriter(Choice):
 
     def chunks(
         self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """The increment, where there is any."""
         choice = self.answer(text, tokens, finish)
         has_tokens = choice["logprobs"] is not None and choice["logprobs"]["tokens"]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import TypedDict
 
+from ..core.files import JsonObject
 from ..tasks.predictions import worded
 from .asgi.replies import HttpError, refuse
 from .engine import Encode
@@ -126,7 +127,7 @@ class RerankAnswer(TypedDict):
 
     id: str
     results: list[Ranked]
-    meta: dict[str, Any]
+    meta: JsonObject
 
 
 def list_answer(context: Context, data: Sequence[Any], **fields: Any) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ..core.files import JsonObject
 from .asgi.replies import HttpError
 
 
@@ -60,39 +61,36 @@ TYPE_NAMES = {
     "string": "a text",
     "list": "a list",
 }
-BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "less than {}"}
+SENTENCES = {
+    "missing": "is missing; give it.",
+    "finite_number": "is not finite; give a number.",
+    "ge": "is {value}; give {bound} or more.",
+    "gt": "is {value}; give more than {bound}.",
+    "le": "is {value}; give {bound} or less.",
+    "lt": "is {value}; give less than {bound}.",
+    "max_length": "has more than {bound} {entries}; give fewer.",
+    "min_length": "is empty; give at least one of its {entries}.",
+}
+"""By pydantic's type of the error, or by the bound that a value misses."""
 
 
-def _describe(name: str, problems: list[dict[str, Any]]) -> str:
+def _describe(name: str, problems: list[JsonObject]) -> str:
     """Message for one invalid field: its name, the value sent and the values allowed."""
     problem = problems[0]
     kind, context = problem["type"], problem.get("ctx", {})
-    bound = next(
-        (
-            template.format(_number(context[word]))
-            for word, template in BOUNDS.items()
-            if word in context
-        ),
-        None,
-    )
-    entries = "characters" if kind.startswith("string") else "entries"
-    if kind == "missing":
-        return f"{name} is missing; give it."
+    value = _preview(problem.get("input"))
     if kind == "wrong":
         return f"{name}: {problem['msg']}"
-    if bound is not None:
-        return f"{name} is {_preview(problem['input'])}; give {bound}."
-    if "max_length" in context:
-        return f"{name} has more than {context['max_length']:,} {entries}; give fewer."
-    if "min_length" in context:
-        return f"{name} is empty; give at least one of its {entries}."
-    if kind == "finite_number":
-        return f"{name} is not finite; give a number."
+    entries = "characters" if kind.startswith("string") else "entries"
+    for key, template in SENTENCES.items():
+        if key == kind or key in context:
+            bound = _number(context.get(key, 0))
+            return f"{name} {template.format(value=value, bound=bound, entries=entries)}"
     allowed = dict.fromkeys(
         alternative.get("ctx", {}).get("expected") or _expected_type(alternative["type"])
         for alternative in problems
     )
-    return f"{name} is {_preview(problem['input'])}; give {' or '.join(allowed)}."
+    return f"{name} is {value}; give {' or '.join(allowed)}."
 
 
 def _expected_type(error: str) -> str:

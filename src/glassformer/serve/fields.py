@@ -30,7 +30,13 @@ IGNORED_FIELDS = {
         "prompt_cache_key",
         "prompt_cache_retention",
     ),
-    *("prediction", "parallel_tool_calls", "include_obfuscation", "spaces_between_special_tokens"),
+    *(
+        "function_call",
+        "prediction",
+        "parallel_tool_calls",
+        "include_obfuscation",
+        "spaces_between_special_tokens",
+    ),
 }
 """Fields of other servers that change no answer here; they are ignored."""
 
@@ -38,11 +44,13 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "add_generation_prompt": True,
     "annotations": [],
     "bad_words": [],
+    "chat_template_kwargs": {},
     "continue_final_message": False,
     "continuous_usage_stats": False,
     "detokenize": True,
     "early_stopping": False,
     "echo": False,
+    "functions": [],
     "include_stop_str_in_output": False,
     "min_tokens": 0,
     "modalities": ["text"],
@@ -52,11 +60,27 @@ NEUTRAL_VALUES: dict[str, Any] = {
     "return_token_ids": False,
     "return_tokens_as_token_ids": False,
     "skip_special_tokens": True,
+    "suffix": "",
     "tool_calls": [],
+    "tools": [],
     "typical_p": 1.0,
+    "use_beam_search": False,
 }
 """Fields of other servers by the one value that asks for what is done here anyway; any other is
 refused."""
+
+UNSUPPORTED = {
+    **dict.fromkeys(("functions", "tools"), "tools are not called yet; leave it out."),
+    **dict.fromkeys(
+        ("chat_template", "chat_template_kwargs"),
+        "the chat template is the model's own and no request can change it; leave it out.",
+    ),
+    "prompt_logprobs": "a completion with echo and logprobs gives them.",
+    "suffix": "the model continues a text and fills no gap; leave it out.",
+    "use_beam_search": "translations are searched for by /v1/translate.",
+}
+"""Fields that other servers know and this one refuses, since an answer without them would be
+wrong."""
 
 SYNONYMS = {
     "allowed_token_ids": "logit_bias",
@@ -86,9 +110,7 @@ class RequestBody(BaseModel):
     def _refuse_unknown(cls, value: Any) -> Any:
         names = {field.alias or name for name, field in cls.model_fields.items()}
         for name, setting in value.items() if isinstance(value, dict) else ():
-            neutral = setting is None or (
-                name in NEUTRAL_VALUES and setting == NEUTRAL_VALUES[name]
-            )
+            neutral = setting in (None, NEUTRAL_VALUES.get(name))
             if not neutral and name not in names and name not in IGNORED_FIELDS:
                 cls.refuse(name, [*names])
         return value
@@ -96,6 +118,8 @@ class RequestBody(BaseModel):
     @classmethod
     def refuse(cls, name: str, names: list[str]) -> None:
         """Raises for an unknown field, with a suggestion for typos and names of other servers."""
+        if name in UNSUPPORTED:
+            raise field_error(f"{name} is not supported here: {UNSUPPORTED[name]}")
         near = [SYNONYMS[name]] if SYNONYMS.get(name) in names else []
         near = near or (
             get_close_matches(name, names, 1, TYPO_SIMILARITY) if len(name) <= 64 else []

@@ -14,6 +14,7 @@ from anyio import to_thread
 from typing_extensions import TypedDict
 
 from ..core.errors import need
+from ..core.files import JsonObject
 from ..core.generation.sample import Sampling
 from . import grammars
 from .asgi.replies import EventStream, format_event, refuse
@@ -176,15 +177,15 @@ class Choice:
 
     def chunks(
         self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """Choices of a stream's chunks that report the new text."""
         raise NotImplementedError
 
-    def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish) -> dict[str, Any]:
+    def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish) -> JsonObject:
         """The whole choice."""
         raise NotImplementedError
 
-    async def inspect(self, choice: dict[str, Any]) -> None:
+    async def inspect(self, choice: JsonObject) -> None:
         """Adds the inspection of the tokens computed since the last call."""
         if self.inspector is not None:
             choice["inspect"] = await self.context.run_exclusively(self.inspector.drain)
@@ -212,7 +213,7 @@ class Writer:
             for number, handle in enumerate(handles)
         ]
 
-    async def write(self) -> dict[str, Any] | EventStream:
+    async def write(self) -> JsonObject | EventStream:
         """The answer, or its stream once the first chunk is there: an early error still gets an
         HTTP status."""
         context = self.context
@@ -227,12 +228,12 @@ class Writer:
             await choice.inspect(json_choice)
         return answer
 
-    def _head(self, object_type: str) -> dict[str, Any]:
+    def _head(self, object_type: str) -> JsonObject:
         model = self.context.served.id
         return {"id": self.id, "object": object_type, "created": self.created, "model": model}
 
-    def _answer(self, results: Sequence[Sequence[Event]]) -> dict[str, Any]:
-        json_choices, usages = list[dict[str, Any]](), list[Usage]()
+    def _answer(self, results: Sequence[Sequence[Event]]) -> JsonObject:
+        json_choices, usages = list[JsonObject](), list[Usage]()
         for choices, events in zip(self.choices, results, strict=True):
             for event in events:
                 choices[event.index].collect(event)

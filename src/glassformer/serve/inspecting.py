@@ -26,6 +26,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from ..core import config
+from ..core.files import JsonObject
 from ..core.nn.editing import one_token
 from ..sight import edits, lens, looking, streams
 from .asgi.replies import refuse
@@ -70,10 +71,10 @@ class Inspection(TypedDict):
     tokens: list[int]
     pieces: list[str]
     edits: list[str]
-    source: NotRequired[dict[str, Any]]
+    source: NotRequired[JsonObject]
     values: NotRequired[dict[str, Value]]
-    lens: NotRequired[dict[str, Any]]
-    top_tokens: NotRequired[list[dict[str, Any]]]
+    lens: NotRequired[JsonObject]
+    top_tokens: NotRequired[list[JsonObject]]
 
 
 async def inspect(context: Context, body: InspectRequest) -> Inspection:
@@ -250,7 +251,7 @@ def _values(tensors: dict[str, Tensor], positions: list[int] | None) -> dict[str
         is_cut = positions is not None and value.ndim > 2
         selected[path] = value[0][..., positions, :] if is_cut else value[0]  # (.., T, last)
     _check_sent(sum(tensor.numel() for tensor in selected.values()))
-    entries: dict[str, Any] = looking.to_dict(selected)
+    entries: JsonObject = looking.to_dict(selected)
     for entry in entries.values():
         entry["positions"] = positions
     return entries
@@ -406,7 +407,7 @@ class Inspector:
         head = _head(self.served, body, inspection["by"], start, self.tokens[start:])
         return {**inspection, **head}
 
-    def _lens(self, capture: RecordedValues, positions: Sequence[int]) -> dict[str, Any]:
+    def _lens(self, capture: RecordedValues, positions: Sequence[int]) -> JsonObject:
         rows = [position - capture.start for position in positions]
         states = {path: x[0, rows] for path, x in matching(capture.values, LENS_VALUES).items()}
         out = states.pop(LENS_VALUES[-1])
@@ -418,7 +419,7 @@ class Inspector:
             model, tokenizer, *states_args, track=track, top=self.body.top
         ).to_dict()
 
-    def _top_tokens(self, position: int) -> dict[str, Any]:
+    def _top_tokens(self, position: int) -> JsonObject:
         """Token at a position, its log-probability, and the top tokens after it."""
         named = self._scored_token(self.tokens[position], self.logprobs.get(position))
         likely = self.top_logprobs.get(position, ())[: self.body.top]
@@ -428,5 +429,5 @@ class Inspector:
             "next": [self._scored_token(*candidate) for candidate in likely],
         }
 
-    def _scored_token(self, token: int, logprob: float | None) -> dict[str, Any]:
+    def _scored_token(self, token: int, logprob: float | None) -> JsonObject:
         return {"token": token, "piece": self.served.tokenizer.token(token), "logprob": logprob}

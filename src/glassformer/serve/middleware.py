@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .asgi.limits import MOST_HEADER_LINES, MOST_HEADERS
 from .asgi.replies import ClientDisconnected, HttpError, error_response, log_line
-from .asgi.security import matching_key
+from .asgi.security import check_key
 from .metrics import Metrics
 from .tracking import RequestStats
 
@@ -85,13 +85,7 @@ class RequestMiddleware:
             raise HttpError(431, message, headers={"connection": "close"})
         if self.keys is None or scope["path"] in OPEN_PATHS:
             return
-        kind, _, key = headers.get("authorization", "").partition(" ")
-        number = matching_key(key.strip(), self.keys)
-        if kind.lower() != "bearer" or number is None:
-            message = "The API key is missing or wrong; send it as Authorization: Bearer KEY."
-            challenge = {"www-authenticate": "Bearer"}
-            raise HttpError(401, message, code="invalid_api_key", headers=challenge)
-        scope["state"]["client"] = f"key {number}"
+        scope["state"]["client"] = f"key {check_key(headers, self.keys, 'Bearer')}"
 
 
 def write_line(scope: Scope, id: str, status: int, seconds: float, tally: RequestStats) -> None:

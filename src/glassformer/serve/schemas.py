@@ -23,11 +23,22 @@ Count = Annotated[JsonInt, Field(ge=1, le=MOST_TOKENS)]
 Positions = Annotated[list[JsonInt], Field(min_length=1, max_length=64)]
 InspectNames = Annotated[list[Name], Field(min_length=1, max_length=64)]
 Penalty = Annotated[Number, Field(ge=-2, le=2)]
+Choices = Annotated[JsonInt, Field(ge=1, le=MOST_CHOICES)]
+Logprobs = Annotated[JsonInt, Field(ge=0, le=MOST_LOGPROBS)]
+Grammar = Annotated[str, Field(min_length=1, max_length=MOST_SCHEMA)]
+TopCount = Annotated[JsonInt, Field(ge=1, le=100)]
+Beams = Annotated[JsonInt, Field(ge=1, le=32)]
 
 
 def example(**fields: Any) -> ConfigDict:
     """Model config with an example body for openapi.json and for schema-based fuzzers."""
     return ConfigDict(json_schema_extra={"examples": [fields]})
+
+
+class ModelRequest(RequestBody):
+    """A request to one of the served models; without ``model`` to the first."""
+
+    model: Name | None = None
 
 
 class StreamOptions(RequestBody):
@@ -70,11 +81,11 @@ FOREIGN_GRAMMAR_PREFIXES = (
 )
 
 
-class InspectOptions(RequestBody):
+class InspectOptions(ModelRequest):
     """Values to inspect, and ``edits`` to apply, as in `glassformer look`."""
 
     inspect: InspectNames | None = None
-    top: Annotated[JsonInt, Field(ge=1, le=100)] = 5
+    top: TopCount = 5
     track: Annotated[list[Name], Field(max_length=16, default_factory=list)]
     edits: Annotated[
         list[Annotated[str, Field(max_length=4096)]], Field(max_length=16, default_factory=list)
@@ -99,9 +110,8 @@ class GenerationRequest(InspectOptions):
         super().refuse(name, names)
 
     positions: Positions | Literal["new"] | None = None
-    model: Name | None = None
-    n: Annotated[JsonInt, Field(ge=1, le=MOST_CHOICES)] | None = 1
-    best_of: Annotated[JsonInt, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Choices | None = 1
+    best_of: Choices | None = None
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = 1.0
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = 1.0
     top_k: Annotated[JsonInt, Field(ge=-1, le=MOST_TOKENS)] | None = None
@@ -122,13 +132,9 @@ class GenerationRequest(InspectOptions):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    guided_regex: Annotated[str, Field(min_length=1, max_length=MOST_SCHEMA)] | None = None
-    guided_grammar: Annotated[str, Field(min_length=1, max_length=MOST_SCHEMA)] | None = None
+    guided_regex: Grammar | None = None
+    guided_grammar: Grammar | None = None
     guided_json: dict[str, JsonValue] | bool | None = None
-    # what another server knows and this one does not do: refused in words, since an answer without
-    # it would be wrong
-    use_beam_search: JsonValue = None
-    prompt_logprobs: JsonValue = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -143,15 +149,6 @@ class GenerationRequest(InspectOptions):
             self.positions is not None or self.track or "top" in self.model_fields_set
         ):
             raise field_error("inspect is missing; positions, track and top say more of it.")
-        if self.use_beam_search:
-            raise field_error(
-                "use_beam_search is not supported here; translations are searched for by "
-                "/v1/translate."
-            )
-        if self.prompt_logprobs is not None:
-            raise field_error(
-                "prompt_logprobs is not supported; a completion with echo and logprobs gives them."
-            )
         constraints = [self.guided_regex, self.guided_grammar, self.guided_json]
         formatted = self.response_format is not None and self.response_format.type != "text"
         if sum(constraint is not None for constraint in constraints) + formatted > 1:
@@ -170,17 +167,11 @@ class CompletionRequest(GenerationRequest):
     prompt: Texts
     max_tokens: Annotated[JsonInt, Field(ge=0, le=MOST_TOKENS)] | None = 16
     echo: bool | None = False
-    logprobs: Annotated[JsonInt, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    suffix: str | None = None
+    logprobs: Logprobs | None = None
     add_special_tokens: bool | None = True
 
     @model_validator(mode="after")
     def _plain(self) -> Self:
-        if self.suffix:
-            raise field_error(
-                "suffix is not supported: the model continues a text and fills no gap; "
-                "leave it out."
-            )
         if self.max_tokens == 0 and not self.echo:
             raise field_error(
                 "max_tokens is 0, so there is nothing to answer; give 1 or more, or echo: true."
@@ -242,6 +233,9 @@ class Message(RequestBody):
         return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+
+
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
@@ -249,40 +243,25 @@ class ChatRequest(GenerationRequest):
         messages=[{"role": "user", "content": "Who are you?"}], max_tokens=8, seed=1
     )
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Messages
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
+    tool_choice: Literal["none", "auto"] | None = None
     logprobs: bool | None = False
-    top_logprobs: Annotated[JsonInt, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    tools: JsonValue = None
-    tool_choice: JsonValue = None
-    functions: JsonValue = None
-    function_call: JsonValue = None
-    chat_template: JsonValue = None
-    chat_template_kwargs: JsonValue = None
+    top_logprobs: Logprobs | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> Self:
-        if self.tools or self.functions or self.tool_choice not in (None, "none", "auto"):
-            raise field_error(
-                "tools are not supported yet; leave out tools, functions and tool_choice."
-            )
-        if self.chat_template is not None or self.chat_template_kwargs:
-            raise field_error(
-                "the chat template is the model's own and no request can change it; "
-                "leave out chat_template."
-            )
         if self.top_logprobs is not None and not self.logprobs:
             raise field_error("top_logprobs needs logprobs: true; give both.")
         return self
 
 
-class TokenizeRequest(RequestBody):
+class TokenizeRequest(ModelRequest):
     """POST /tokenize: a prompt, or the messages of a conversation."""
 
-    model: Name | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = True
     return_token_strs: bool | None = False
 
@@ -293,19 +272,17 @@ class TokenizeRequest(RequestBody):
         return self
 
 
-class DetokenizeRequest(RequestBody):
+class DetokenizeRequest(ModelRequest):
     """POST /detokenize"""
 
-    model: Name | None = None
     tokens: Annotated[Ids, Field(max_length=MOST_TOKENS)]
 
 
-class EmbeddingRequest(RequestBody):
+class EmbeddingRequest(ModelRequest):
     """POST /v1/embeddings"""
 
     model_config = example(input=["The cat sat", "A dog ran"])
 
-    model: Name | None = None
     input: Texts
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[JsonInt, Field(ge=1, le=1 << 20)] | None = None
@@ -315,30 +292,27 @@ Words = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 TextOrTexts = str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
-class ScoreRequest(RequestBody):
+class ScoreRequest(ModelRequest):
     """POST /score: each text of one side with each of the other, or one with all."""
 
-    model: Name | None = None
     text_1: TextOrTexts
     text_2: TextOrTexts
 
 
-class ClassifyRequest(RequestBody):
+class ClassifyRequest(ModelRequest):
     """POST /classify; ``second`` are the other texts, where the model reads pairs."""
 
     model_config = example(input=["The cat sat"])
 
-    model: Name | None = None
     input: TextOrTexts
     second: TextOrTexts | None = None
 
 
-class TagRequest(RequestBody):
+class TagRequest(ModelRequest):
     """POST /v1/tag: sentences, each a text whose words stand between spaces, or a list of words."""
 
     model_config = example(input=["Anna saw Rome"])
 
-    model: Name | None = None
     input: str | Annotated[list[str | Words], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
@@ -350,22 +324,20 @@ class Document(BaseModel):
     text: str
 
 
-class RerankRequest(RequestBody):
+class RerankRequest(ModelRequest):
     """POST /v1/rerank and /v2/rerank, as Cohere's client sends it."""
 
-    model: Name | None = None
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[str | Document], Field(min_length=1, max_length=MOST_TEXTS)]
     top_n: Annotated[JsonInt, Field(ge=1, le=MOST_TOKENS)] | None = None
     return_documents: bool | None = False
 
 
-class FillRequest(RequestBody):
+class FillRequest(ModelRequest):
     """POST /v1/fill: a text with blanks, ``___`` or the mask token."""
 
-    model: Name | None = None
     input: Annotated[str, Field(min_length=1)]
-    top: Annotated[JsonInt, Field(ge=1, le=100)] = 5
+    top: TopCount = 5
     order: Literal["apart", "left", "sure"] = "apart"
 
 
@@ -375,10 +347,9 @@ class TranslateRequest(InspectOptions):
 
     model_config = example(input="the cat sat", beams=2, max_new=8)
 
-    model: Name | None = None
     input: TextOrTexts
-    beams: Annotated[JsonInt, Field(ge=1, le=32)] = 5
-    best: Annotated[JsonInt, Field(ge=1, le=32)] = 1
+    beams: Beams = 5
+    best: Beams = 1
     length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1.0
     max_new: Annotated[JsonInt, Field(ge=1, le=4096)] = 200
     positions: Positions | None = None
@@ -390,7 +361,6 @@ class InspectRequest(InspectOptions):
 
     model_config = example(prompt="The cat", inspect=["top_tokens"], positions=[-1], top=2)
 
-    model: Name | None = None
     prompt: Texts
     source: Texts | None = None
     inspect: InspectNames

@@ -113,13 +113,11 @@ class RequestTracker:
                     )
                 if event.token is not None:
                     tally.generated += 1
-                    name = (
-                        "inter_token_latency_seconds"
-                        if event.index in last
-                        else "time_to_first_token_seconds"
-                    )
-                    if event.index in last or not last:
-                        metrics.observe(name, served.id, now - last.get(event.index, start))
+                    if event.index in last:
+                        seconds = now - last[event.index]
+                        metrics.observe("inter_token_latency_seconds", served.id, seconds)
+                    elif not last:
+                        metrics.observe("time_to_first_token_seconds", served.id, now - start)
                     last[event.index] = now
                 if event.finish_reason is not None:
                     tally.finish.append(event.finish_reason)

@@ -29,6 +29,7 @@ from starlette.types import Receive, Scope, Send
 
 from ...core import files
 from ...core.errors import UserError, note
+from ...core.files import JsonObject
 from .limits import BODY_SECONDS, LARGE_BODY, MOST_BODY
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ class HttpError(UserError):
         self.status, self.param, self.code = status, param, code
         self.headers, self.pooled = headers, pooled
 
-    def body(self, request_id: str | None) -> dict[str, Any]:
+    def body(self, request_id: str | None) -> JsonObject:
         """OpenAI's error object for a request of the API; a sentence for the page."""
         if request_id is None:
             return {"error": str(self)} | ({"pooled": self.pooled} if self.pooled else {})

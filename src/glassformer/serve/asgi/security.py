@@ -11,6 +11,7 @@ import base64
 import ipaddress
 import secrets
 from collections.abc import Sequence
+from typing import Literal
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
@@ -33,6 +34,18 @@ SECURITY_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 """Headers of every answer that has none of its own by that name."""
+
+CHALLENGES = {
+    "Basic": (
+        "This server needs an API key; give it as the password, with any user name.",
+        'Basic realm="API key as password, any user name", charset="UTF-8"',
+    ),
+    "Bearer": (
+        "The API key is missing or wrong; send it as Authorization: Bearer KEY.",
+        "Bearer",
+    ),
+}
+"""Message and challenge of a 401: a browser asks its user for a password, a program has the key."""
 
 
 def is_loopback(host: str) -> bool:
@@ -67,6 +80,23 @@ def matching_key(candidate: str, keys: Sequence[str]) -> int | None:
     coded = candidate.encode()
     matches = [secrets.compare_digest(coded, key.encode()) for key in keys]
     return matches.index(True) if any(matches) else None
+
+
+def check_key(headers: Headers, keys: Sequence[str], scheme: Literal["Basic", "Bearer"]) -> int:
+    """Number of the API key in the Authorization header. Raises HttpError 401."""
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    key = key.strip()
+    if scheme == "Basic":
+        try:
+            key = base64.b64decode(key, validate=True).partition(b":")[2].decode()
+        except ValueError:
+            key = ""
+    number = matching_key(key, keys)
+    if kind.lower() != scheme.lower() or number is None:
+        message, challenge = CHALLENGES[scheme]
+        fields = {"www-authenticate": challenge}
+        raise HttpError(401, message, code="invalid_api_key", headers=fields)
+    return number
 
 
 class Guard:
@@ -118,10 +148,8 @@ class Guard:
     def _check(self, method: str, request: HTTPConnection) -> None:
         """Raises HttpError for a request that may not be answered."""
         headers = request.headers
-        if self.passwords is not None and not _has_password(headers, self.passwords):
-            realm = 'Basic realm="API key as password, any user name", charset="UTF-8"'
-            message = "This server needs an API key; give it as the password, with any user name."
-            raise HttpError(401, message, headers={"www-authenticate": realm})
+        if self.passwords is not None:
+            check_key(headers, self.passwords, "Basic")
         host = headers.get("host", "")
         name = host_name(host)
         is_address_allowed = self.addresses and is_address(name)
@@ -149,12 +177,3 @@ class Guard:
         if kind != "application/json":
             message = "Bodies are JSON here; send them as application/json."
             raise HttpError(415, message)
-
-
-def _has_password(headers: Headers, passwords: Sequence[str]) -> bool:
-    kind, _, coded = headers.get("authorization", "").partition(" ")
-    try:
-        password = base64.b64decode(coded.strip(), validate=True).partition(b":")[2].decode()
-    except ValueError:
-        return False
-    return kind.lower() == "basic" and matching_key(password, passwords) is not None

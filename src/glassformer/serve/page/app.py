@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...core.errors import UserError, need
+from ...core.files import JsonObject
 from ..asgi.replies import (
     CancelCheck,
     EventStream,
@@ -39,8 +40,6 @@ from .runs import Run, Runs, int_field, is_ids
 
 EXAMPLE = "example.trace"  # benchmarks/example.py
 IMMUTABLE = "private, max-age=31536000, immutable"
-Fields = dict[str, Any]
-"""The body of a POST, else the query."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -67,7 +66,7 @@ def content_response(content: bytes, kind: str, cache: str = "no-cache") -> Resp
     return Response(content, 200, {"etag": tag, "cache-control": cache, "content-type": kind})
 
 
-async def read_fields(request: Request) -> Fields:
+async def read_fields(request: Request) -> JsonObject:
     """JSON object of a POST's body, else the query. Raises UserError for a body that is none."""
     if request.method != "POST":
         return dict(request.query_params)
@@ -126,7 +125,7 @@ class Page:
         self.static = {path.name: path for path in paths if path.suffix in TYPES}
         self.example_loaded = threading.Event()  # a browser has what it needs to show the example
 
-    def file(self, fields: Fields, check: CancelCheck, name: str = "index.html") -> Response:
+    def file(self, fields: JsonObject, check: CancelCheck, name: str = "index.html") -> Response:
         """Static file of the build, by name."""
         if name == "index.html" and name not in self.static:
             return Response(MISSING_BUILD, 200, media_type=TYPES[".html"])
@@ -142,7 +141,7 @@ class Page:
     def tensors(
         self,
         make: Callable[[Run, Any, CancelCheck], bytes],
-        fields: Fields,
+        fields: JsonObject,
         check: CancelCheck,
         run: str,
     ) -> Response:
@@ -150,7 +149,7 @@ class Page:
         data = make(self.runs[run], fields, check)
         return content_response(data, "application/x-safetensors", IMMUTABLE)
 
-    def cell(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+    def cell(self, fields: JsonObject, check: CancelCheck, run: str) -> JsonObject:
         """Explanation of the number at an address."""
         from ...sight import answers
 
@@ -159,7 +158,7 @@ class Page:
         with traced.loaded.acquire(check):
             return answers.cell(traced.trace, address, terms)
 
-    def lens(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+    def lens(self, fields: JsonObject, check: CancelCheck, run: str) -> JsonObject:
         """Logit lens at ``positions``, with the ``top`` tokens and those to ``track``."""
         from ...sight.lens import logit_lens
 
@@ -182,7 +181,7 @@ class Page:
         }
         return self._read_again(logit_lens, traced, check, options)
 
-    def attribution(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+    def attribution(self, fields: JsonObject, check: CancelCheck, run: str) -> JsonObject:
         """Direct contribution of each part of the model to a logit."""
         from ...sight.attribution import attribute
 
@@ -199,16 +198,14 @@ class Page:
 
     def _read_again(
         self, method: Callable[..., Any], run: Run, check: CancelCheck, options: dict[str, Any]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """A method of inspection on the run's model and text."""
         with run.loaded.acquire(check):
             trace, options = run.trace, run.read_args | options
-            answer: dict[str, Any] = method(
-                trace.model, trace.tokenizer, run.text, **options
-            ).to_dict()
+            answer: JsonObject = method(trace.model, trace.tokenizer, run.text, **options).to_dict()
             return answer
 
-    def experts(self, fields: Fields, check: CancelCheck, run: str) -> dict[str, Any]:
+    def experts(self, fields: JsonObject, check: CancelCheck, run: str) -> JsonObject:
         """Expert loads of each mixture, and each token's expert with its weight."""
         from ...sight import answers
 
@@ -217,7 +214,7 @@ class Page:
         need(bool(loads["layers"]), "This model has no mixture of experts.")
         return loads
 
-    def export(self, fields: Fields, check: CancelCheck, run: str, kind: str) -> Response:
+    def export(self, fields: JsonObject, check: CancelCheck, run: str, kind: str) -> Response:
         """Run as a file to download, sandboxed so that it runs no script of this origin."""
         from ...sight import export
 
@@ -247,7 +244,7 @@ class Page:
         first = await run_in_thread(request, lambda check: next(steps))
         return EventStream(stream_steps(first, steps, gone))
 
-    def probe(self, fields: Fields, check: CancelCheck, name: str) -> dict[str, Any]:
+    def probe(self, fields: JsonObject, check: CancelCheck, name: str) -> JsonObject:
         """One text through the latest checkpoints of a training."""
         text = fields.get("text", "")
         need(len(text) <= 2000, "A probe has 2,000 characters at most.")
@@ -272,9 +269,7 @@ class Page:
         get: dict[str, Callable[..., Any]] = {
             "/": self.file,
             "/api/models": lambda fields, check: models.cards(),
-            "/api/heads/{name:path}": lambda fields, check, name: measures.heads(
-                models, name, check
-            ),
+            "/api/heads/{name:path}": partial(measures.heads, models),
             run: lambda fields, check, run: self.runs[run].answer,
             f"{run}/check": lambda fields, check, run: self.runs[run].measure_error(check),
             f"{run}/t": partial(self.tensors, wire.values),

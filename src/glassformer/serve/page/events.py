@@ -23,6 +23,7 @@ from anyio import to_thread
 from ...core import files
 from ...core.config.run import PAUSE, PAUSED, STOP
 from ...core.errors import UserError, need
+from ...core.files import JsonObject
 from ..asgi.replies import CancelCheck, format_event, not_found
 from . import records
 from .models import Entry, Models, unique_id
@@ -38,7 +39,6 @@ POLL_SECONDS = 0.5  # seconds between looks at the logs of a stream
 HEARTBEAT_SECONDS = 15.0  # seconds after which a silent stream says that it lives
 MAX_ROWS = 2000  # rows of a log in an answer
 MAX_LOADED = 4  # checkpoints that stay in memory
-Fields = dict[str, Any]
 PROBE_TEXT = "The king said to the queen that"
 # objectives whose loss is that of guessing a token
 TOKEN_OBJECTIVES = {"Causal", "Prefix", "Masked", "Span", "Seq2Seq"}
@@ -79,11 +79,11 @@ class Trainings:
         with self._lock:
             return self._tails.setdefault(path, Tail(path / LOG_FILE))
 
-    def listing(self, fields: Fields, check: CancelCheck) -> list[dict[str, Any]]:
+    def listing(self, fields: JsonObject, check: CancelCheck) -> list[JsonObject]:
         """A card of each training: its settings, how far it is, its checkpoints as models."""
         return [self._card(name, path) for name, path in self.folders().items()]
 
-    def _card(self, name: str, path: Path) -> dict[str, Any]:
+    def _card(self, name: str, path: Path) -> JsonObject:
         tail = self._tail(path)
         with tail.lock:
             tail.update()
@@ -160,29 +160,29 @@ class Trainings:
 
     # ----------------------------------------------------------------------- a training's routes
 
-    def series(self, fields: Fields, check: CancelCheck, name: str) -> dict[str, Any]:
+    def series(self, fields: JsonObject, check: CancelCheck, name: str) -> JsonObject:
         """Numbers of a training from row ``since`` on, in at most ``most`` buckets."""
         since = int_field(fields, "since", 0, 0, 1 << 50)
         return self._series(name, since, int_field(fields, "most", MAX_ROWS, 2, 20_000))
 
-    def _series(self, name: str, since: int, max_rows: int) -> dict[str, Any]:
+    def _series(self, name: str, since: int, max_rows: int) -> JsonObject:
         return {"name": name, **self._tail(self._path(name)).series(since, max_rows)}
 
-    def samples(self, fields: Fields, check: CancelCheck, name: str) -> list[dict[str, Any]]:
+    def samples(self, fields: JsonObject, check: CancelCheck, name: str) -> list[JsonObject]:
         """Samples generated during the training."""
         return records.samples(self._path(name))
 
-    def routing(self, fields: Fields, check: CancelCheck, name: str) -> list[dict[str, Any]]:
+    def routing(self, fields: JsonObject, check: CancelCheck, name: str) -> list[JsonObject]:
         """Expert routing of the validations."""
         return records.routing(self._path(name))
 
-    def stop(self, fields: Fields, check: CancelCheck, name: str) -> dict[str, Any]:
+    def stop(self, fields: JsonObject, check: CancelCheck, name: str) -> JsonObject:
         """Asks a running training, by a file in its folder, to save and end after the current
         step."""
         files.write(self._live(name) / STOP, "The page asked this training to save and end.\n")
         return {"name": name, "asked": True}
 
-    def pause(self, fields: Fields, check: CancelCheck, name: str) -> dict[str, Any]:
+    def pause(self, fields: JsonObject, check: CancelCheck, name: str) -> JsonObject:
         """Asks a running training, by a file in its folder, to pause after the current step, or to
         resume."""
         path, paused = self._path(name), fields.get("paused")
@@ -200,7 +200,7 @@ class Trainings:
         need(self._card(name, path)["live"], f'The training "{name}" is not running.')
         return path
 
-    def probe(self, runs: Runs, name: str, text: str, check: CancelCheck) -> dict[str, Any]:
+    def probe(self, runs: Runs, name: str, text: str, check: CancelCheck) -> JsonObject:
         """Runs one text through the latest checkpoints; returns a run id for each."""
         path, probes = self._path(name), []
         for step in checkpoints(path)[-12:]:
@@ -221,7 +221,7 @@ class Trainings:
                 rows_read[name] = int(rows)
         return {name: rows_read.get(name, 0) for name in names}
 
-    def updates(self, cursors: dict[str, int]) -> dict[str, Any]:
+    def updates(self, cursors: dict[str, int]) -> JsonObject:
         """New log rows of each training, and the next cursor."""
         trainings, cursor = {}, dict(cursors)
         folders = self.folders()

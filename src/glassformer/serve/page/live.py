@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ...core.errors import UserError, install_extra, need
+from ...core.files import JsonObject
 
 if TYPE_CHECKING:
     from ...sight.tracing import Trace
@@ -134,7 +135,7 @@ class WidgetBridge:
             del self.disconnects[key]
 
 
-def _scope(method: str, path: str) -> dict[str, Any]:
+def _scope(method: str, path: str) -> JsonObject:
     """ASGI scope of a request to a path relative to the page, such as ``api/models``."""
     place, _, query = path.lstrip("/").partition("?")
     return {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...core.errors import UserError, need
+from ...core.files import JsonObject
 from ..asgi.replies import CancelCheck
 from .models import Models
 from .runs import text_field
@@ -12,7 +11,7 @@ from .runs import text_field
 MOST_CONTEXT = 10_000  # characters of a text that a word stands in
 
 
-def heads(models: Models, name: str, check: CancelCheck) -> dict[str, Any]:
+def heads(models: Models, fields: JsonObject, check: CancelCheck, name: str) -> JsonObject:
     """Attention head scores on repeated random tokens, cached. Raises UserError for models without
     heads."""
     from ...sight.heads import head_scores
@@ -24,7 +23,7 @@ def heads(models: Models, name: str, check: CancelCheck) -> dict[str, Any]:
         return loaded.heads
 
 
-def contexts(models: Models, payload: dict[str, Any], check: CancelCheck) -> dict[str, Any]:
+def contexts(models: Models, payload: JsonObject, check: CancelCheck) -> JsonObject:
     """{model, word, texts: [one, another]} -> the word's cosine at each depth. UserError where a
     text lacks it."""
     from ...sight.contexts import word_in_contexts

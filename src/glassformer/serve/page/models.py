@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...core.files import JsonObject
 from ...formats.checkpoint import Checkpoint, has_tokenizer
 from ...formats.resolve import is_recipe
 from ...sight.answers import card
@@ -44,7 +45,7 @@ class Loaded:
         self.model, self.tokenizer = model, tokenizer
         self.lock = threading.Lock()
         # scores of its attention heads, once they were measured
-        self.heads: dict[str, Any] | None = None
+        self.heads: JsonObject | None = None
         self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         self.digest = digest(model, tokenizer)
 
@@ -119,7 +120,7 @@ class Entry:
         """Tokenizer, without loading the weights; None if there is none."""
         return self.checkpoint.tokenizer()
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> JsonObject:
         """Description of the model from its config, without loading it."""
         return {
             "name": self.id,
@@ -208,7 +209,7 @@ class Models:
         message = f'There is no model "{id[:80]}" here; there are: {", ".join(self.entries)}.'
         raise HttpError(404, message, "model", "model_not_found")
 
-    def cards(self) -> list[dict[str, Any]]:
+    def cards(self) -> list[JsonObject]:
         """Cards of all models; trainings last, without duplicates of named folders."""
         entries = [*self.entries.values()]
         folders = {Path(entry.name).resolve() for entry in entries}

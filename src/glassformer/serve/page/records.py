@@ -6,14 +6,15 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+from ...core.files import JsonObject
 
 SAMPLES, ROUTING = "samples.jsonl", "routing.jsonl"
 MAX_BYTES = 4 << 20  # bytes that are read from the end of a file
 MAX_RECORDS = 200  # samples, or validations of a mixture, that are told
 
 
-def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def json_lines(path: Path) -> Iterator[JsonObject]:
     """Yields the complete JSON lines at the end of a file; nothing if it is missing."""
     with contextlib.suppress(OSError), path.open("rb") as opened:
         opened.seek(max(0, path.stat().st_size - MAX_BYTES))
@@ -32,7 +33,7 @@ def size(path: Path) -> int:
         return 0
 
 
-def samples(folder: Path) -> list[dict[str, Any]]:
+def samples(folder: Path) -> list[JsonObject]:
     """Latest samples of the training: {step, text}."""
     records = [
         {"step": record["step"], "text": record["text"][:4000]}
@@ -42,14 +43,14 @@ def samples(folder: Path) -> list[dict[str, Any]]:
     return records[-MAX_RECORDS:]
 
 
-def routing(folder: Path) -> list[dict[str, Any]]:
+def routing(folder: Path) -> list[JsonObject]:
     """For each mixture the steps of its validations, each expert's share at each, and its tokens at
     the last.
 
     A share is of all choices, so that the shares of a step sum to 1; a token comes with how often
     it chose the expert and in which share of its places that is.
     """
-    mixtures: dict[str, dict[str, Any]] = {}
+    mixtures: dict[str, JsonObject] = {}
     for record in json_lines(folder / ROUTING):
         with contextlib.suppress(LookupError, TypeError):
             shares = [expert["share"] for expert in record["experts"]]

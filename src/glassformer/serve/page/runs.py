@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError, need
+from ...core.files import JsonObject
 from ..asgi.replies import CancelCheck, not_found
 from .models import Entry, Loaded, Models
 
@@ -33,15 +34,15 @@ class Run:
     id: str
     loaded: Loaded
     trace: Trace
-    answer: dict[str, Any]
+    answer: JsonObject
     text: Any
     read_args: dict[str, Any]
 
-    def measure_error(self, check: CancelCheck) -> dict[str, Any]:
+    def measure_error(self, check: CancelCheck) -> JsonObject:
         """Largest difference between the traced and the plain forward pass, computed at first
         use."""
         with self.loaded.acquire(check):
-            errors: dict[str, Any] = self.answer["check"]
+            errors: JsonObject = self.answer["check"]
             if errors["captured_vs_fast_max_abs"] is None:
                 errors["captured_vs_fast_max_abs"] = self.trace.check()
             return errors
@@ -85,7 +86,7 @@ class Runs:
                 _, oldest = self._runs.popitem(last=False)
                 total_bytes -= oldest.bytes
 
-    def make(self, payload: dict[str, Any], check: CancelCheck = lambda: None) -> dict[str, Any]:
+    def make(self, payload: JsonObject, check: CancelCheck = lambda: None) -> JsonObject:
         """Returns the run of {model, text or ids, source?, edits?, cut?}, cached or new.
 
         Raises UserError for invalid input.
@@ -171,7 +172,7 @@ def _id(loaded: Loaded, edits: list[Any], tokens: Any, source: Any) -> str:
     return f"r_{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
 
 
-def truncation_report(*inputs: tuple[str, Any, int]) -> dict[str, Any]:
+def truncation_report(*inputs: tuple[str, Any, int]) -> JsonObject:
     """Reports truncated inputs (name, ids, number of tokens left out), in words and numbers."""
     messages = [
         f"Of the {name} the first {ids.shape[1]:,} of {ids.shape[1] + truncated:,} tokens are read."
@@ -251,7 +252,7 @@ def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[An
     )
 
 
-def text_field(payload: dict[str, Any], key: str, max_characters: int = MAX_TEXT) -> str | None:
+def text_field(payload: JsonObject, key: str, max_characters: int = MAX_TEXT) -> str | None:
     """Text field of a request, None if absent. Raises UserError for other types and texts that are
     too long."""
     value = payload.get(key)
@@ -296,7 +297,7 @@ def is_ids(value: Any, most: int) -> bool:
     )
 
 
-def parse_edits(payload: dict[str, Any]) -> list[Any]:
+def parse_edits(payload: JsonObject) -> list[Any]:
     """Edits of a request."""
     from ...sight.edits import parse
 

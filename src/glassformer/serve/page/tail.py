@@ -9,7 +9,8 @@ import threading
 from array import array
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+from ...core.files import JsonObject
 
 
 class Tail:
@@ -68,7 +69,7 @@ class Tail:
             if len(column) < self.rows:
                 column.append(math.nan)
 
-    def series(self, since: int, max_rows: int) -> dict[str, Any]:
+    def series(self, since: int, max_rows: int) -> JsonObject:
         """The rows from ``since`` on, in buckets of a power of two of them where they are more than
         ``most``.
 

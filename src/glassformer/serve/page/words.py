@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from ...core import cost
 from ...core.errors import UserError, need
+from ...core.files import JsonObject
 from ...sight import labels
 from ..asgi.replies import CancelCheck, HttpError, not_found
 from .models import Loaded, Models
@@ -28,8 +30,8 @@ MOST_BEAMS = 8
 
 
 def generate(
-    models: Models, payload: dict[str, Any], check: CancelCheck
-) -> Iterator[tuple[str, dict[str, Any]]]:
+    models: Models, payload: JsonObject, check: CancelCheck
+) -> Iterator[tuple[str, JsonObject]]:
     """Yields (event, data): ``start``, one ``token`` each, ``end``; the model is released between
     tokens."""
     from ...sight import answers
@@ -81,7 +83,7 @@ def generate(
     yield "end", {"finish": row.finish, "text": row.text}
 
 
-def beams(models: Models, payload: dict[str, Any], check: CancelCheck) -> dict[str, Any]:
+def beams(models: Models, payload: JsonObject, check: CancelCheck) -> JsonObject:
     """Beam search: {beams, ...as for generate} -> hypotheses, best first."""
     from ...core.generation import beam
     from ...sight import answers
@@ -120,7 +122,7 @@ class GenerationInput:
 
     @classmethod
     def of(
-        cls, models: Models, payload: dict[str, Any], check: CancelCheck, default_max_new: int
+        cls, models: Models, payload: JsonObject, check: CancelCheck, default_max_new: int
     ) -> GenerationInput:
         """Parses {model, text or ids, source?, start?, max_new?, edits?}.
 
@@ -154,18 +156,17 @@ class GenerationInput:
 def _sampling_settings(settings: Any) -> dict[str, Any]:
     """Validated sampling settings; None leaves one out."""
     need(isinstance(settings, dict), "settings are a table of names and numbers.")
-    unknown = next((name for name in settings if name not in SETTINGS), None)
-    need(
-        unknown is None,
-        f'There is no setting "{str(unknown)[:40]}"; there are: {", ".join(SETTINGS)}.',
-    )
     parsed = {}
     for name, value in settings.items():
-        if value is None:
-            continue
-        need(isinstance(value, int | float) and not isinstance(value, bool), f"{name} is a number.")
-        need(SETTINGS[name] is float or value == int(value), f"{name} is a whole number.")
-        parsed[name] = SETTINGS[name](value)
+        number = SETTINGS.get(name)
+        if number is None:
+            names = ", ".join(SETTINGS)
+            raise UserError(f'There is no setting "{name[:40]}"; there are: {names}.')
+        if value is not None:
+            is_finite = type(value) in (int, float) and math.isfinite(value)
+            need(is_finite, f"{name} is a number.")
+            parsed[name] = number(value)
+            need(parsed[name] == value, f"{name} is a whole number.")
     return parsed
 
 
@@ -177,7 +178,7 @@ class Tokenizers:
         self._open: dict[str, Any] = {}
         self._tracers: dict[int, Any] = {}  # by the tokenizer that each follows
 
-    def listing(self, fields: dict[str, Any], check: CancelCheck) -> list[dict[str, Any]]:
+    def listing(self, fields: JsonObject, check: CancelCheck) -> list[JsonObject]:
         """Lists tokenizers without opening them; a missing one comes with the command that
         downloads it.
 
@@ -185,7 +186,7 @@ class Tokenizers:
         """
         from ...formats import pretrained
 
-        rows: list[dict[str, Any]] = []
+        rows: list[JsonObject] = []
         for id, entry in self.models.entries.items():
             if entry.has_tokenizer():
                 tokenizer = self._open.get(f"{id} {entry.stamp}")
@@ -221,7 +222,7 @@ class Tokenizers:
         self._open[key] = tokenizer
         return tokenizer
 
-    def compare(self, payload: dict[str, Any], check: CancelCheck) -> list[dict[str, Any]]:
+    def compare(self, payload: JsonObject, check: CancelCheck) -> list[JsonObject]:
         """Compares tokenizers: {text, tokenizers} -> tokens of each, or the error."""
         text = text_field(payload, "text", MAX_TEXT)
         need(text is not None, "There is no text; give one.")
@@ -234,12 +235,12 @@ class Tokenizers:
         need(valid, "tokenizers are a list of names, 12 at most.")
         return [self._compare_tokenizer(name, text or "") for name in names or []]
 
-    def _compare_tokenizer(self, name: str, text: str) -> dict[str, Any]:
+    def _compare_tokenizer(self, name: str, text: str) -> JsonObject:
         from ...sight import answers
         from ...sight.tokens import compare
 
         tokenizer = self[name]
-        result: dict[str, Any] = {
+        result: JsonObject = {
             "name": name,
             "vocab": tokenizer.size,
             "algorithm": compare.algorithm(tokenizer),
@@ -255,7 +256,7 @@ class Tokenizers:
             result["refused"] = str(error)
         return result
 
-    def steps(self, payload: dict[str, Any], check: CancelCheck) -> dict[str, Any]:
+    def steps(self, payload: JsonObject, check: CancelCheck) -> JsonObject:
         """Segmentation steps of the word that contains token ``at``: {tokenizer, text, at} ->
         steps.
 
@@ -295,11 +296,11 @@ class Tokenizers:
         return answers.vocabulary(self[name])
 
 
-def _row(name: str, title: str, vocab: int | None, available: bool) -> dict[str, Any]:
+def _row(name: str, title: str, vocab: int | None, available: bool) -> JsonObject:
     return {"name": name, "title": title, "vocab": vocab, "available": available}
 
 
-def _pieces(step: dict[str, Any]) -> list[str]:
+def _pieces(step: JsonObject) -> list[str]:
     pieces = [*step.get("pieces", ()), step.get("left"), step.get("right"), step.get("piece")]
     return [piece for piece in pieces if piece is not None]
 

@@ -152,7 +152,7 @@ def rounded(weight: Any, most: int) -> tuple[Any, Any]:
     ).char(), scales
 
 
-def ours(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any]]:
+def our_products(kind: str, weight: Any, x: Any, copies: int) -> list[Callable[[], Any]]:
     """Our products."""
     from dataclasses import replace
 
@@ -207,7 +207,7 @@ def compared(actual: list[float], reference: list[float]) -> str:
 
 
 def limits(threads: int, clock: Callable[[], float]) -> tuple[float, float]:
-    """What this minute's memory reads in GB/s, and GFLOP/s of a large fp32 product."""
+    """Measures memory bandwidth in GB/s and GFLOP/s of a large fp32 product at this minute."""
     import torch
 
     numbers, square = torch.ones(1 << 25), torch.randn(1024, 1024)
@@ -240,7 +240,7 @@ def matrices(args: argparse.Namespace) -> Iterator[str]:
                     * {"fp32": 4, "bf16": 2, "int8": 8.5 / 8, "int4": 4.5 / 8}[kind]
                 )
                 copies = min(args.repeats, max(2, round(COLD / size)))
-                sides = [ours(kind, weight, x, copies)]
+                sides = [our_products(kind, weight, x, copies)]
                 sides += [ggml.products(kind, weight, x, copies)] if ggml else []
                 sides += [onednn(kind, weight, x, copies)] if kind in ("fp32", "bf16") else []
                 times = turns(sides, args.repeats, clock)
@@ -324,7 +324,7 @@ def decoding(args: argparse.Namespace) -> Iterator[str]:
                 for token in prompt[:8]:
                     sessions[0].decode(torch.tensor([token]))
 
-            def begin(second: Any = llama) -> None:
+            def prefill(second: Any = llama) -> None:
                 second.reset()
                 second.eval(prompt)
 
@@ -334,7 +334,7 @@ def decoding(args: argparse.Namespace) -> Iterator[str]:
 
             start()
             sessions[0].prepack(steps=8)  # the copies, which later prompts read too
-            prompts = turns([[start], [begin]], 3, clock)
+            prompts = turns([[start], [prefill]], 3, clock)
             sessions[0].prepack(steps=8 * (args.repeats + 4))
             times = turns([[step], [go]], args.repeats, clock)
             memory, _ = limits(args.threads, clock)

@@ -76,7 +76,7 @@ def batches(name: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
-def ours(name: str, mixture: bool, dtype: str) -> Iterator[float]:
+def our_training(name: str, mixture: bool, dtype: str) -> Iterator[float]:
     """Our training loop."""
     model = build_model(shape_of(name, mixture), seed=0)
     feed = (Batch(*pair) for pair in batches(name))
@@ -127,9 +127,9 @@ def their_model(name: str) -> Any:
     return GPT(GPTConfig(context, VOCAB, depth, heads, dim, **mixture, **losses, **options))
 
 
-def same(name: str) -> float:
-    """How far our logits are from nanoMoE's while training, its capacity and its weights in
-    both."""
+def logit_distance(name: str) -> float:
+    """Largest distance of our logits from nanoMoE's in training mode, with its capacity and weights
+    in both."""
     with contextlib.redirect_stdout(sys.stderr):
         reference = their_model(name).double()
     model: Any = build_model(shape_of(name, mixture=True, capacity=CAPACITY), dtype=torch.float64)
@@ -187,12 +187,12 @@ def main() -> int:
     torch.set_num_threads(args.threads)
     clock = time.process_time if args.clock == "cpu" else time.perf_counter
     contenders = {
-        "ours": ours(args.shape, True, args.dtype),
-        "ours, dense": ours(args.shape, False, args.dtype),
+        "ours": our_training(args.shape, True, args.dtype),
+        "ours, dense": our_training(args.shape, False, args.dtype),
     }
     if args.nanomoe:
         sys.path.insert(0, str(args.nanomoe))
-        print(f"largest difference of the logits: {same(args.shape):.1e}")
+        print(f"largest difference of the logits: {logit_distance(args.shape):.1e}")
         contenders["nanoMoE"] = nanomoe(args.shape, args.dtype)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     turn = SHAPES[args.shape][-1]

@@ -73,7 +73,7 @@ evaluate_every = 100
 WAYS = {"chosen": None, "fixed": '[data]\ntrain = "{path}"\n', "nanogpt": NANOGPT}
 
 
-def parts(name: str) -> tuple[bytes, bytes]:
+def split_text(name: str) -> tuple[bytes, bytes]:
     """The text to learn from, and its end, which is held out."""
     full = [
         b"\n".join(document.encode() for document in find_corpus(text).documents())
@@ -155,7 +155,7 @@ def main() -> int:
         "seconds |\n|" + "---|" * 8
     )
     for name in args.texts:
-        learnt, held_out = parts(name)
+        learnt, held_out = split_text(name)
         for size in args.sizes:
             for variant in args.ways:
                 row = measure(variant, learnt[: 1000 * size], held_out, args.set)

@@ -44,14 +44,14 @@ class Contest:
     lag)."""
 
     name: str
-    ours: Callable[[], object]
-    theirs: Callable[[], object]
+    our_call: Callable[[], object]
+    their_call: Callable[[], object]
     work: int  # tokens a call
     aim: float
 
     def run(self, repeats: int) -> bool:
         """Alternate, print a line, tell whether the aim was met."""
-        repeated = agreement(self.ours(), self.theirs())
+        repeated = agreement(self.our_call(), self.their_call())
         times: tuple[list[float], list[float]] = ([], [])
         memory = []
         for turn in range(repeats):
@@ -59,7 +59,7 @@ class Contest:
             order = (0, 1) if turn % 2 == 0 else (1, 0)
             for who in order:
                 start = time.perf_counter()
-                output = (self.ours, self.theirs)[who]()
+                output = (self.our_call, self.their_call)[who]()
                 full = time.perf_counter() - start
                 times[who].append(output.seconds if isinstance(output, Decoded) else full)
         ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
@@ -101,7 +101,7 @@ def spread(work: int, seconds: list[float]) -> str:
 
 
 def agreement(actual: object, reference: object) -> str:
-    """How many of the greedy tokens are the same from the start, where both gave tokens."""
+    """Number of leading greedy tokens that agree, where both gave tokens."""
     if not isinstance(actual, list) or not isinstance(reference, list):
         return ""
     pair = list(zip(chain(*actual), chain(*reference), strict=True))
@@ -149,7 +149,7 @@ def we(model: Any, prompts: list[list[int]], new: int) -> Callable[[], list[list
 
 
 def padded(prompts: list[list[int]]) -> dict[str, Any]:
-    """What transformers' generate takes for prompts of any lengths, padded on the left."""
+    """Inputs of transformers' generate for prompts of any lengths, padded on the left."""
     import torch
 
     width = max(map(len, prompts))

@@ -78,9 +78,9 @@ it is left out."""
 
 @dataclass(frozen=True)
 class Shape:
-    """What is trained: ``experts`` of which each token meets two, half as wide as the feed-forward;
-    or documents of a quarter of the context, ``packed``, under a third of the heads for keys and
-    values."""
+    """Shape of the trained model: ``experts`` of which each token meets two, half as wide as the
+    feed-forward; or documents of a quarter of the context, ``packed``, under a third of the heads
+    for keys and values."""
 
     depth: int
     heads: int
@@ -90,7 +90,7 @@ class Shape:
     packed: bool = False
 
     def flops(self, context: int) -> int:
-        """Of a token, forward and backward."""
+        """FLOPs of a token, forward and backward."""
         attention = 2 * self.dim**2 + 2 * self.dim**2 // (3 if self.packed else 1)
         met = self.depth * (attention + 8 * self.dim**2) + self.vocab * self.dim
         return 6 * met + 12 * self.depth * self.dim * context
@@ -411,7 +411,9 @@ def learn(args: argparse.Namespace) -> bool:
     shakespeare.TARGET = 9.0 if args.rehearse else TARGET
     data = shakespeare.find_text(None)
     steps = 4 if args.rehearse else None
-    local = [shakespeare.ours("shakespeare-gpu.toml", data, steps) for _ in range(args.rounds)]
+    local = [
+        shakespeare.our_training("shakespeare-gpu.toml", data, steps) for _ in range(args.rounds)
+    ]
     reached = [item.reached for item in local if item.reached is not None]
     row = (
         f"{statistics.median(reached):.1f} s to the loss"

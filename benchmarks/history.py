@@ -168,8 +168,8 @@ def written(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def turned_round(row: dict[str, Any], result: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the page shows of a row of ``compare`` and its tests: means over seeds, and by length
-    each seed's too."""
+    """Converts a row of ``compare`` and its tests to the page's form: means over seeds, and by
+    length each seed's too."""
     lengths = {}
     for span, group in result[0]["by length"].items():
         seeds = [item["by length"][span]["exact"] for item in result]
@@ -209,8 +209,8 @@ def sentences(bench: Bench) -> list[dict[str, Any]]:
 def labelled(
     row: dict[str, Any], reading: list[float] | None, losses: list[float] | None
 ) -> dict[str, Any]:
-    """What the page shows of a row with labels: lists have a figure for each seed, of what was read
-    first too."""
+    """Converts a row with labels to the page's form: lists have a figure for each seed and for the
+    first text too."""
     runs = row.get("seeds", [row])
     return {
         "name": row["name"],

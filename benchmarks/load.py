@@ -60,8 +60,7 @@ print(before)
 
 
 def run(code: str, folder: Path, threads: int) -> tuple[str, float, int]:
-    """What a process that runs ``code`` says, the seconds it takes to say it, its peak resident
-    bytes."""
+    """Output of a process that runs ``code``, its seconds, and its peak resident bytes."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),

@@ -73,8 +73,7 @@ def ours_translation(folder: Path, bits: int | None) -> Callable[[], Any]:
 
 
 def batches(folder: Path) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """What transformers' tokenizer makes of the texts, short ones first: their places, and the
-    rows."""
+    """Rows of transformers' tokenizer, short texts first, with their places."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
@@ -275,7 +274,7 @@ def prepare(kind: str, folder: Path) -> int:
 
 
 def likeness(kind: str, individual: list[Any], right: list[Any]) -> str:
-    """How near results are to those of fp32."""
+    """Similarity of results to those of fp32."""
     if kind == "encoder":
         cosines = [
             sum(a * b for a, b in zip(x, y, strict=True))

@@ -37,7 +37,7 @@ def decoder(dim: int, depth: int = 4, vocab: int = 2048) -> config.Model:
 
 
 def shapes() -> dict[str, tuple[config.Model, int]]:
-    """What is measured: a model and its rows a step."""
+    """Measured models, each with its rows a step."""
     result = {
         f"dim {dim}, {rows} rows": (decoder(dim), rows)
         for dim in (64, 128, 256, 384)

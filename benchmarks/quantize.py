@@ -54,7 +54,7 @@ def windows(text: str, tokenizer: Any, context: int, count: int) -> list[torch.T
 
 
 def perplexity(model: Any, rows: list[torch.Tensor]) -> float:
-    """Of the tokens of each window but its first."""
+    """Perplexity of the tokens of each window but its first."""
     nats = 0.0
     with inference(model):
         for row in rows:
@@ -69,7 +69,7 @@ def size(model: Any) -> int:
     return sum(weight.nbytes for weight in model.parameters())
 
 
-def ours(args: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict[str, Any]]:
+def our_formats(args: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict[str, Any]]:
     """This library's ways to hold the model."""
     for dtype in ("float32", "bfloat16"):
         model, _ = glassformer.load(args.model, dtype=dtype)
@@ -127,7 +127,7 @@ class Llama:
         assert not failed, f"llama.cpp could not quantise {source}"
 
     def perplexity(self, path: Path, rows: list[torch.Tensor]) -> float:
-        """As ``perplexity``, computed by llama.cpp."""
+        """``perplexity``, computed by llama.cpp."""
         lib = self.library
         model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
         params = lib.llama_context_default_params()
@@ -153,7 +153,9 @@ class Llama:
         return math.exp(nats / sum(row.numel() - 1 for row in rows))
 
 
-def theirs(args: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[dict[str, Any]]:
+def llama_cpp_formats(
+    args: argparse.Namespace, rows: list[torch.Tensor]
+) -> Iterator[dict[str, Any]]:
     """llama.cpp's files of the same weights, read by itself and by this library."""
     llama, opened = Llama(args), Checkpoint.open(args.model)
     with tempfile.TemporaryDirectory() as folder:
@@ -201,7 +203,7 @@ def main() -> None:
         flush=True,
     )
     first = None
-    for line in chain(ours(args, rows), theirs(args, rows) if args.llama else ()):
+    for line in chain(our_formats(args, rows), llama_cpp_formats(args, rows) if args.llama else ()):
         first = first or line["perplexity"]
         print(json.dumps({**line, "change": round(line["perplexity"] / first - 1, 5)}), flush=True)
 

@@ -62,7 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "data 2 x expert 2": {"data": 2, "expert": 2},
 }
 ROWS, PIECES = 8, 4
-held: dict[str, Any] = {}
+stored: dict[str, Any] = {}
 
 
 def processes(name: str) -> int:
@@ -105,10 +105,10 @@ def steps(mesh: Mesh, name: str, wide: bool) -> tuple[Any, State]:
 
 def step(mesh: Mesh, name: str) -> tuple[float, float]:
     """Seconds of the next step of this case, and those of the processor."""
-    if name not in held:
-        held[name] = steps(mesh, name, False)[0]
+    if name not in stored:
+        stored[name] = steps(mesh, name, False)[0]
     start, in_use = time.perf_counter(), time.process_time()
-    next(held[name])
+    next(stored[name])
     return time.perf_counter() - start, time.process_time() - in_use
 
 

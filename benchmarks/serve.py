@@ -36,8 +36,8 @@ import httpx
 
 @dataclass
 class Load:
-    """What a crowd of clients saw: tokens a second together, and each request's seconds to its
-    first token."""
+    """Measurements of a crowd of clients: tokens a second together, and each request's seconds to
+    its first token."""
 
     rate: float = 0.0
     first: list[float] = field(default_factory=list)
@@ -71,7 +71,7 @@ async def crowd(url: str, clients: int, requests: int, tokens: int, words: int) 
     """All clients at once."""
     load = Load()
 
-    async def one(number: int, client: httpx.AsyncClient) -> int:
+    async def client_loop(number: int, client: httpx.AsyncClient) -> int:
         total = 0
         for turn in range(requests):
             prompt = f"Story {number} {turn}: " + "once upon a time there was a king and " * (
@@ -83,7 +83,7 @@ async def crowd(url: str, clients: int, requests: int, tokens: int, words: int) 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
         start = time.perf_counter()
-        counted = await asyncio.gather(*(one(number, client) for number in range(clients)))
+        counted = await asyncio.gather(*(client_loop(number, client) for number in range(clients)))
         load.rate = sum(counted) / (time.perf_counter() - start)
     return load
 

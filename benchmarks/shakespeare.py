@@ -56,7 +56,7 @@ class Result:
     steps: int
 
 
-def ours(run: str, data: Path, steps: int | None = None) -> Result:
+def our_training(run: str, data: Path, steps: int | None = None) -> Result:
     """Our command line, with the log watched from outside."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
@@ -144,10 +144,10 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.1f} s ({min(values):.1f} to {max(values):.1f})"
 
 
-def find_text(args: str | None) -> Path:
+def find_text(path: str | None) -> Path:
     """Shakespeare's 1,115,394 characters: named, or wherever our own data commands find them."""
-    if args:
-        return Path(args).resolve()
+    if path:
+        return Path(path).resolve()
     from glassformer import UserError
     from glassformer.core.data import find as find_corpus
 
@@ -170,7 +170,7 @@ def main() -> int:
     sprints, longs, peers = [], [], []
     step = None
     for turn in range(args.repeats):
-        sprints.append(ours("shakespeare.toml", data))
+        sprints.append(our_training("shakespeare.toml", data))
         item = sprints[-1]
         print(
             f"ours {turn + 1}: {item.loss:.4f} after {item.steps} steps, {item.seconds:.1f} s",
@@ -186,10 +186,10 @@ def main() -> int:
         )
         budget = statistics.median(peer.seconds for peer in peers)
         if step is None:  # how long a step of the long run takes: from a short one
-            probe = ours("shakespeare-long.toml", data, 100)
+            probe = our_training("shakespeare-long.toml", data, 100)
             start = statistics.median(s.seconds for s in sprints) / 2
             step = (probe.seconds - start) / 100
-        longs.append(ours("shakespeare-long.toml", data, int(0.9 * (budget - 5) / step)))
+        longs.append(our_training("shakespeare-long.toml", data, int(0.9 * (budget - 5) / step)))
         item = longs[-1]
         print(
             f"ours, long {turn + 1}: {item.loss:.4f} after {item.steps} steps, {item.seconds:.1f} s",

@@ -65,7 +65,7 @@ def measure(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     length = args.one
     tokens = torch.randint(0, 50257, (1, length), generator=torch.Generator().manual_seed(0))
-    lens, individual, columns = (theirs if args.beside else ours)(tokens, args.all)
+    lens, individual, columns = (transformer_lens if args.beside else our_lens)(tokens, args.all)
     individual()
     stored = resident()
     with Peak() as peak:
@@ -82,7 +82,7 @@ def measure(args: argparse.Namespace) -> None:
     )
 
 
-def ours(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[], object], int]:
+def our_lens(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[], object], int]:
     """The lens and the pass of Glassformer."""
     import torch
 
@@ -96,14 +96,16 @@ def ours(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[], o
     def lens() -> object:
         return logit_lens(model, None, tokens, positions=positions, track=[262])
 
-    def own() -> object:
+    def forward_pass() -> object:
         with torch.no_grad():
             return model(tokens, logits="last")
 
-    return lens, own, tokens.shape[1] if every else min(16, tokens.shape[1])
+    return lens, forward_pass, tokens.shape[1] if every else min(16, tokens.shape[1])
 
 
-def theirs(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[], object], int]:
+def transformer_lens(
+    tokens: Any, every: bool
+) -> tuple[Callable[[], object], Callable[[], object], int]:
     """The same of TransformerLens: top 5, probability, entropy and KL of all columns from the
     cached stream."""
     import torch
@@ -139,11 +141,11 @@ def theirs(tokens: Any, every: bool) -> tuple[Callable[[], object], Callable[[],
                 (individual.exp() * (individual - logprobs)).sum(-1),
             )
 
-    def own() -> object:
+    def forward_pass() -> object:
         with torch.no_grad():
             return model(tokens, return_type=None)
 
-    return lens, own, columns
+    return lens, forward_pass, columns
 
 
 def timed(call: Callable[[], object]) -> float:

@@ -37,7 +37,7 @@ def texts(length: int, differ: str) -> tuple[list[int], list[int]]:
     ]
 
 
-def ours(
+def our_patching(
     folder: str, clean: list[int], corrupted: list[int], one_part: bool
 ) -> Callable[[], dict[str, Any]]:
     import glassformer
@@ -54,7 +54,7 @@ def ours(
     return work
 
 
-def theirs(
+def transformer_lens(
     folder: str, clean: list[int], corrupted: list[int], one_part: bool
 ) -> Callable[[], dict[str, Any]]:
     import torch
@@ -83,7 +83,9 @@ def theirs(
 
 def measure(who: str, folder: str, length: int, differ: str, repeats: int, one_part: bool) -> None:
     """One process: JSON of seconds, of MB beyond the model, and of every cell."""
-    work = {"ours": ours, "theirs": theirs}[who](folder, *texts(length, differ), one_part)
+    work = {"ours": our_patching, "theirs": transformer_lens}[who](
+        folder, *texts(length, differ), one_part
+    )
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far, of loading, is forgotten
     before = memory("VmRSS")
     clock, processor, cells = [], [], {}

@@ -79,7 +79,12 @@ def child(row: str, python: str, length: int, args: argparse.Namespace) -> dict[
 
 def measure(row: str, length: int, repeats: int) -> None:
     """Print one row's figures as JSON."""
-    run = {"plain": ours, "trace": ours, "cell": ours, "transformer_lens": theirs}[row](row, length)
+    run = {
+        "plain": our_trace,
+        "trace": our_trace,
+        "cell": our_trace,
+        "transformer_lens": run_with_cache,
+    }[row](row, length)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = run()
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
@@ -99,7 +104,7 @@ def measure(row: str, length: int, repeats: int) -> None:
     print(json.dumps(fields))
 
 
-def ours(row: str, length: int) -> Callable[[], Any]:
+def our_trace(row: str, length: int) -> Callable[[], Any]:
     """Glassformer's pass, trace, or three cells of a trace."""
     import torch
 
@@ -135,7 +140,7 @@ def ours(row: str, length: int) -> Callable[[], Any]:
     return plain
 
 
-def theirs(row: str, length: int) -> Callable[[], Any]:
+def run_with_cache(row: str, length: int) -> Callable[[], Any]:
     """TransformerLens' run_with_cache of the same shape."""
     import torch
     from transformer_lens import HookedTransformer, HookedTransformerConfig  # type: ignore[import-not-found]

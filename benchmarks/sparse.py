@@ -35,7 +35,7 @@ from glassformer.core.nn.engines.inputs import AttentionInputs
 RULES = ("window(256)", "strided(128)", "fixed(128, 8)")
 
 
-def given(options: argparse.Namespace, length: int) -> list[Tensor]:
+def random_qkv(options: argparse.Namespace, length: int) -> list[Tensor]:
     """Queries, keys and values (1, heads, length, dim) that want a gradient."""
     shape = (1, options.heads, length, options.dim)
     return [
@@ -49,9 +49,8 @@ def dense(inputs: list[Tensor]) -> None:
     F.scaled_dot_product_attention(*inputs, is_causal=True).sum().backward()
 
 
-def ours(inputs: list[Tensor], mask_rule: config.MaskRule) -> None:
-    """What the library does for a causal layer with this rule, forward and backward, its mask made
-    anew."""
+def our_layer(inputs: list[Tensor], mask_rule: config.MaskRule) -> None:
+    """The library's causal layer with this rule, forward and backward, its mask built anew."""
     pos = torch.arange(inputs[0].shape[2])[None]
     mask = Mask(pos, pos, causal=True, rule=mask_rule, contiguous=True)
     attend(AttentionInputs(*inputs, mask, None, inputs[0].shape[-1] ** -0.5)).sum().backward()
@@ -59,7 +58,7 @@ def ours(inputs: list[Tensor], mask_rule: config.MaskRule) -> None:
 
 
 def seconds(work: Callable[[], None], clock: Callable[[], float]) -> float:
-    """How long it takes."""
+    """Seconds of one call."""
     start = clock()
     work()
     return clock() - start
@@ -76,13 +75,13 @@ def peak(options: argparse.Namespace, length: int, rule: str) -> float:
 
 def measure_peak(options: argparse.Namespace) -> None:
     """The child's part: print the MiB added."""
-    small = given(options, 2048)
+    small = random_qkv(options, 2048)
     dense(small)
-    ours(small, config.Window(32))  # libraries are loaded before the first reading
-    inputs = given(options, options.length[0])
+    our_layer(small, config.Window(32))  # libraries are loaded before the first reading
+    inputs = random_qkv(options, options.length[0])
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
-    dense(inputs) if not options.peak else ours(inputs, parse_rule(options.peak))
+    dense(inputs) if not options.peak else our_layer(inputs, parse_rule(options.peak))
     print((status("VmHWM") - before) / 1024)
 
 
@@ -133,12 +132,12 @@ def main() -> None:
     )
     print(f" {'dense MiB':>9} {'ours MiB':>8}")
     for length in options.length:
-        inputs = given(options, length)
+        inputs = random_qkv(options, length)
         dense_memory = peak(options, length, "")
         for rule in options.rule or RULES:
             mask_rule = parse_rule(rule)
-            ours(inputs, mask_rule)
-            pair = partial(dense, inputs), partial(ours, inputs, mask_rule)
+            our_layer(inputs, mask_rule)
+            pair = partial(dense, inputs), partial(our_layer, inputs, mask_rule)
             turns = [[seconds(work, clock) for work in pair] for _ in range(options.rounds)]
             reference, individual = (statistics.median(side) for side in zip(*turns, strict=True))
             pairs = count_pairs(mask_rule, length, causal=True)

@@ -45,7 +45,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def said(name: str, values: list[float], unit: str) -> None:
+def print_values(name: str, values: list[float], unit: str) -> None:
     print(
         f"{name:<44} {statistics.median(values):10.2f} ({min(values):.2f} to "
         f"{max(values):.2f}) {unit}",
@@ -88,15 +88,15 @@ def main() -> None:
             f"{os.cpu_count()} cores"
         )
         for name, speeds in result.items():
-            said(f"tokenising, {name}", speeds, "M tokens/s")
-        read(shards.tokens.filename, args)
+            print_values(f"tokenising, {name}", speeds, "M tokens/s")
+        read_rows(shards.tokens.filename, args)
         batches = Batches(shards, args.rows, args.context)
         collections.deque((next(batches) for _ in range(20)), 0)
         before, speeds = private(), []
         for _ in range(args.rounds):
             took = seconds(lambda: collections.deque((next(batches) for _ in range(20)), 0))
             speeds.append(20 * args.rows * args.context / took / 1e6)
-        said(f"rows of {args.context} read, file in memory", speeds, "M tokens/s")
+        print_values(f"rows of {args.context} read, file in memory", speeds, "M tokens/s")
         print(f"own memory after {args.rounds * 20} more batches: {private() - before:+.1f} MiB")
     for variant, name, rows in (
         (LISTED, "listed", 10**7),
@@ -113,23 +113,23 @@ def main() -> None:
         )
 
 
-def read(path: str | os.PathLike[str], given: argparse.Namespace) -> None:
+def read_rows(path: str | os.PathLike[str], args: argparse.Namespace) -> None:
     """Random rows of a file that the disk cache does not hold."""
     size = Path(path).stat().st_size
     speeds = []
-    for turn in range(given.rounds):
+    for turn in range(args.rounds):
         with Path(path).open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         tokens = np.memmap(path, np.uint16, "r")
-        rows = order_of(size // 2 // given.context, np.random.SeedSequence(turn), LISTED)(
-            0, given.rows
+        rows = order_of(size // 2 // args.context, np.random.SeedSequence(turn), LISTED)(
+            0, args.rows
         )
         start = time.perf_counter()
         for row in rows:
-            tokens[row * given.context : (row + 1) * given.context].sum()
-        speeds.append(len(rows) * given.context / (time.perf_counter() - start) / 1e6)
-    said(f"rows of {given.context} read, file not in memory", speeds, "M tokens/s")
+            tokens[row * args.context : (row + 1) * args.context].sum()
+        speeds.append(len(rows) * args.context / (time.perf_counter() - start) / 1e6)
+    print_values(f"rows of {args.context} read, file not in memory", speeds, "M tokens/s")
 
 
 if __name__ == "__main__":

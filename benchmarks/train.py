@@ -52,7 +52,7 @@ def rows(path: str, shape: str) -> Iterator[Any]:
         yield piece[:, :-1].contiguous(), piece[:, 1:].contiguous()
 
 
-def ours(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[float]:
+def our_training(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[float]:
     """Our training loop; ``dtype`` "auto" leaves the choice to it."""
     from glassformer import config
     from glassformer.core.config import run
@@ -118,7 +118,7 @@ def worker(args: argparse.Namespace) -> None:
     who, _, kind = args.worker.partition(" ")
     batches = rows(args.ids, args.shape)
     steps = (
-        ours(args.shape, batches, kind)
+        our_training(args.shape, batches, kind)
         if who == "ours"
         else nanogpt(args.shape, batches, kind, args.nanogpt)
     )
@@ -169,14 +169,14 @@ class Contender:
         data: dict[str, Any] = json.loads(line)
         return data
 
-    def turn(self, steps: int, counts: bool = True) -> None:
+    def turn(self, steps: int, is_measured: bool = True) -> None:
         """Let it do some steps."""
         assert self.process.stdin
         print(steps, file=self.process.stdin, flush=True)
         answer = self.answer()
         self.losses += answer["losses"]
         self.peak = answer["peak"]
-        if counts:
+        if is_measured:
             self.seconds += answer["seconds"]
 
 
@@ -221,7 +221,7 @@ def compare(args: argparse.Namespace, ids: str) -> int:
     contenders = [Contender(name, args, ids) for name in names]
     for turn in range(args.rounds + 1):
         for contender in contenders:
-            contender.turn(SHAPES[args.shape][6], counts=turn > 0)
+            contender.turn(SHAPES[args.shape][6], is_measured=turn > 0)
     local, *reference = contenders
     print(
         f"\n{'':24}{'s/step':>9}{'range':>18}{'tokens/s':>10}{'first step':>12}{'peak MB':>9}{'ours faster':>13}"

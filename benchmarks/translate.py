@@ -71,7 +71,7 @@ def run_data(changes: dict[str, Any]) -> tuple[RunPlan, prepare.RunData]:
     return resolved, prepare.run_data(resolved)
 
 
-def ours(changes: dict[str, Any], dtype: str) -> tuple[str, Steps]:
+def our_training(changes: dict[str, Any], dtype: str) -> tuple[str, Steps]:
     """Our trainer; ``dtype`` "auto" leaves the choice to it."""
     resolved, data = run_data({**changes, "dtype": dtype, "steps": 10**9, "compile": "no"})
     model, _ = prepare.build(resolved, torch.device("cpu"), fresh=True)
@@ -237,8 +237,8 @@ def worker(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
     who, _, kind = args.worker.rpartition(" ")
     result = {
-        "ours": lambda: ours(CHANGES, kind),
-        "ours 2017": lambda: ours(CHANGES_2017, kind),
+        "ours": lambda: our_training(CHANGES, kind),
+        "ours 2017": lambda: our_training(CHANGES_2017, kind),
         "OpenNMT": lambda: opennmt(kind, args.tokens, args.onmt),
         "nn.Transformer": lambda: pytorch(kind, args.tokens),
     }
@@ -287,13 +287,13 @@ class Contender:
         data: dict[str, Any] = json.loads(line)
         return data
 
-    def turn(self, targets: int, counts: bool) -> None:
+    def turn(self, targets: int, is_measured: bool) -> None:
         """Let it learn from so many targets."""
         assert self.process.stdin
         print(targets, file=self.process.stdin, flush=True)
         answer = self.answer()
         self.loss = answer["loss"]
-        if counts:
+        if is_measured:
             self.speeds.append(answer["speed"])
 
     @property
@@ -303,7 +303,7 @@ class Contender:
 
 
 def ahead(item: Contender, second: Contender) -> float:
-    """How many times as fast, turn by turn."""
+    """Speed ratio, turn by turn."""
     return statistics.median(a / b for a, b in zip(item.speeds, second.speeds, strict=True))
 
 
@@ -313,7 +313,7 @@ def compare(args: argparse.Namespace) -> int:
     contenders = [Contender(name, args) for name in ("ours auto", "ours 2017 auto", *peers)]
     for turn in range(args.rounds + 1):
         for contender in contenders:
-            contender.turn(args.targets, counts=turn > 0)
+            contender.turn(args.targets, is_measured=turn > 0)
     local, reference = contenders[:2], contenders[2:]
     best = max(reference, key=lambda item: item.median)
     print(f"\n{'':22}{'targets/s':>10}{'range':>18}{'of the best peer':>18}{'last loss':>11}")

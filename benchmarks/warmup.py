@@ -30,7 +30,7 @@ VOCABULARY, LENGTH, BATCH, WIDTH = 16, 24, 16, 64
 
 
 def three_before(seed: int) -> Callable[[], tuple[Tensor, Tensor]]:
-    """What draws rows and their targets: the token three places before, -1 where there is none."""
+    """Rows with targets: the token three places before, -1 where there is none."""
     draws = torch.Generator().manual_seed(seed)
 
     def draw() -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ from typing import Any
 USUAL = {"dim": 100, "window": 5, "negative": 5, "sample": 1e-3, "rate": 0.025}
 
 
-def read(corpus: Path) -> list[list[str]]:
+def read_sentences(corpus: Path) -> list[list[str]]:
     """The corpus's sentences in a random order, so that neither profits from reading the texts in
     turn."""
     from glassformer.core.data import find as find_corpus
@@ -39,7 +39,7 @@ def read(corpus: Path) -> list[list[str]]:
     return results
 
 
-def ours(
+def our_vectors(
     sentences: list[list[str]], kind: str, threads: int, epochs: int, seed: int
 ) -> tuple[Any, float]:
     import torch
@@ -55,7 +55,7 @@ def ours(
     return model.vectors(), time.perf_counter() - start
 
 
-def theirs(
+def gensim_vectors(
     sentences: list[list[str]], kind: str, threads: int, epochs: int, seed: int
 ) -> tuple[Any, float]:
     from gensim.models import Word2Vec
@@ -96,11 +96,11 @@ def spearman(vectors: Any, path: Path) -> float:
     )["spearman"]
 
 
-def one(args: argparse.Namespace) -> None:
+def train_once(args: argparse.Namespace) -> None:
     """One training in this process; its figures as JSON."""
-    sentences = read(args.corpus)
+    sentences = read_sentences(args.corpus)
     who, kind, threads, seed = args.one[0], args.one[1], int(args.one[2]), int(args.one[3])
-    vectors, seconds = (ours if who == "ours" else theirs)(
+    vectors, seconds = (our_vectors if who == "ours" else gensim_vectors)(
         sentences, kind, threads, args.epochs, seed
     )
     speed = args.epochs * sum(map(len, sentences)) / seconds
@@ -118,7 +118,7 @@ def trainer(corpus: Path) -> None:
     from glassformer.tasks.classics import vocabulary, word2vec
 
     torch.set_num_threads(1)
-    words = vocabulary.index_words(read(corpus), 5)
+    words = vocabulary.index_words(read_sentences(corpus), 5)
     model = word2vec.Word2Vec(words, word2vec.Settings())
     ids, pos, reach = (row[: model.batch] for row in model._rows(0, min(len(words), 1 << 16)))
     batch = model._prepare(ids, pos, reach)
@@ -160,7 +160,7 @@ def main() -> int:
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        one(args)
+        train_once(args)
         return 0
     if args.trainer:
         trainer(args.corpus)

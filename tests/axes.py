@@ -53,11 +53,11 @@ def row(cfg, scene, length):
     return second_tokens, saved
 
 
-def result(model, args, saved, weigh, count):
+def result(model, inputs, saved, weigh, count):
     """Logits, and the gradients of a weighted sum of them and of the auxiliary losses."""
     model.zero_grad()
     source = (saved["source"],) if isinstance(model, EncoderDecoder) else ()
-    out = model(args, *source, **{name: x for name, x in saved.items() if name != "source"})
+    out = model(inputs, *source, **{name: x for name, x in saved.items() if name != "source"})
     real = (saved["pos"] >= 0)[..., None]
     loss = (out.logits * weigh * real).sum() + sum(out.aux.values()) * count
     loss.backward()

@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
-    """What torchrun would tell a process."""
+    """Environment variables that torchrun would set for a process."""
     message = {
         "RANK": rank,
         "LOCAL_RANK": rank,

@@ -46,15 +46,15 @@ GRACE = 30.0  # seconds that tests may take beyond five times what they take wit
 
 
 class Change(NamedTuple):
-    """One bug: the text from ``begin`` to ``end`` becomes ``new``."""
+    """One bug: the text from ``start`` to ``end`` becomes ``new``."""
 
     operator: str
-    begin: int
+    start: int
     end: int
     new: str
 
     def apply(self, text: str) -> str:
-        return text[: self.begin] + self.new + text[self.end :]
+        return text[: self.start] + self.new + text[self.end :]
 
 
 # ------------------------------------------------------------------------------- patterns, Python
@@ -342,8 +342,8 @@ class Tree:
         self.seconds: dict[tuple[str, ...], float] = defaultdict(float)
 
     def build(self) -> bool:
-        """Whether the kernels compile: at -O1, in half the time, and only the objects that the bug
-        changes."""
+        """Compiles the kernels at -O1, in half the time, and only the objects that the bug changes;
+        False where that fails."""
         spec = importlib.util.spec_from_file_location("hatch_build", self.folder / "hatch_build.py")
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -435,11 +435,11 @@ class Tree:
 
 
 def describe(mutant: Mutant, text: str) -> str:
-    """Where the change is, and its lines before and after."""
+    """Place of the change, and its lines before and after."""
     lines = difflib.unified_diff(
         text.splitlines(), mutant.change.apply(text).splitlines(), lineterm="", n=0
     )
-    line = text[: mutant.change.begin].count("\n") + 1
+    line = text[: mutant.change.start].count("\n") + 1
     body = [f"    {line}" for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     return "\n".join([f"{mutant.file}:{line}: {mutant.change.operator}", *body])
 

@@ -69,12 +69,12 @@ def client(page: Page) -> TestClient:
 
 
 def tensors(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
-    """What safetensors hold."""
+    """Tensors of a safetensors file."""
     return read_tensors(data)
 
 
 def facts(data: bytes) -> dict[str, str]:
-    """What safetensors say beside."""
+    """Metadata of a safetensors file."""
     size = int.from_bytes(data[:8], "little")
     output: dict[str, str] = json.loads(data[8 : 8 + size])["__metadata__"]
     return output

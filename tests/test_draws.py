@@ -173,24 +173,26 @@ def _first(seed: int) -> c.Model:
     )
 
 
-def ways(model: Model, args: Tensor, source: Tensor, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """The logits of ``given`` (B, T), reached in every way that must not change them."""
+def equal_paths(
+    model: Model, inputs: Tensor, source: Tensor, seed: int
+) -> Iterator[tuple[str, Tensor]]:
+    """The logits of ``inputs`` (B, T), reached by every path that must not change them."""
     draw = random.Random(seed)
     across: dict[str, Any] = {"source": source} if isinstance(model, EncoderDecoder) else {}
-    rows = range(len(args))
+    rows = range(len(inputs))
     # it traces, for seconds
     for engine in ENGINES if seed % 20 == 0 else [name for name in ENGINES if name != "flex"]:
         # where one cannot compute a layer, another does: test_laws.py tells which ran
         model.engine = engine
-        yield f"engine {engine}", model(args, **across).logits
+        yield f"engine {engine}", model(inputs, **across).logits
     model.engine = "auto"
     tape = Tape("*", edits={})
-    yield "tape", model(args, tape=tape, **across).logits
+    yield "tape", model(inputs, tape=tape, **across).logits
     yield (
         "alone",
         torch.cat(
             [
-                model(args[i : i + 1], **{k: v[i : i + 1] for k, v in across.items()}).logits
+                model(inputs[i : i + 1], **{k: v[i : i + 1] for k, v in across.items()}).logits
                 for i in rows
             ]
         ),
@@ -199,18 +201,18 @@ def ways(model: Model, args: Tensor, source: Tensor, seed: int) -> Iterator[tupl
         wide = LENGTH + 4
         place = slice(4, wide) if side == "left" else slice(0, LENGTH)
         zeros, pos = (
-            torch.zeros(len(args), wide, dtype=torch.long),
-            torch.full((len(args), wide), -1),
+            torch.zeros(len(inputs), wide, dtype=torch.long),
+            torch.full((len(inputs), wide), -1),
         )
-        zeros[:, place], pos[:, place] = args, torch.arange(LENGTH)
+        zeros[:, place], pos[:, place] = inputs, torch.arange(LENGTH)
         yield f"padded {side}", model(zeros, pos=pos, **across).logits[:, place]
     if not across:
-        pos = torch.arange(LENGTH).repeat(len(args))[None]
-        document_ids = torch.arange(len(args)).repeat_interleave(LENGTH)[None]
+        pos = torch.arange(LENGTH).repeat(len(inputs))[None]
+        document_ids = torch.arange(len(inputs)).repeat_interleave(LENGTH)[None]
         yield (
             "packed",
-            model(args.reshape(1, -1), pos=pos, document_ids=document_ids).logits.view(
-                *args.shape, -1
+            model(inputs.reshape(1, -1), pos=pos, document_ids=document_ids).logits.view(
+                *inputs.shape, -1
             ),
         )
     else:
@@ -218,7 +220,7 @@ def ways(model: Model, args: Tensor, source: Tensor, seed: int) -> Iterator[tupl
         pos = torch.nn.functional.pad(
             torch.arange(source.shape[1]).expand(source.shape), (3, 0), value=-1
         )
-        yield "padded source", model(args, zeros, source_pos=pos).logits
+        yield "padded source", model(inputs, zeros, source_pos=pos).logits
     if "decoder" in vars(model)["_modules"]:
         cache = Cache(model.config)
         memory = {"memory": model.encode(source)} if across else {}
@@ -227,7 +229,7 @@ def ways(model: Model, args: Tensor, source: Tensor, seed: int) -> Iterator[tupl
             sizes.append(
                 min(choice if (choice := draw.choice((1, 1, 2, 5))) else 1, LENGTH - sum(sizes))
             )
-        pieces = args.split(sizes, dim=1)
+        pieces = inputs.split(sizes, dim=1)
         yield (
             f"cached {sizes}",
             torch.cat([model(piece, cache=cache, **memory).logits for piece in pieces], 1),
@@ -248,12 +250,12 @@ def hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_blocks, "BLOCK", 8)  # so that a row is several blocks
     with torch.no_grad():
         plain = model(args, **across).logits
-        single = dict(ways(model, args, source, seed))
+        single = dict(equal_paths(model, args, source, seed))
         exact = model.double()
         logits = exact(args, **across).logits
         assert logits.isfinite().all() and logits.std() > 0
         size = logits.abs().max().item()
-        for name, value in ways(exact, args, source, seed):
+        for name, value in equal_paths(exact, args, source, seed):
             assert (value - logits).abs().max() <= 1e-9 * (1 + size), name
         sure = _sure(exact, args, across)
     rounding = max((plain - logits).abs().max().item(), torch.finfo(torch.float32).eps * (1 + size))
@@ -266,10 +268,10 @@ def hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert grads and all(grad.isfinite().all() for grad in grads)
 
 
-def _sure(model: Model, args: Tensor, across: dict[str, Any]) -> bool:
-    """Whether no mixture's choice hangs on so little that float32 may choose otherwise."""
+def _sure(model: Model, inputs: Tensor, across: dict[str, Any]) -> bool:
+    """True where no mixture's choice hangs on so little that float32 may choose otherwise."""
     tape = Tape("*.router")
-    model(args, tape=tape, **across)
+    model(inputs, tape=tape, **across)
     mixtures = {
         name: piece.cfg.top_k for name, piece in model.named_modules() if hasattr(piece, "router")
     }

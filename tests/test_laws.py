@@ -43,10 +43,10 @@ def _no_grad():
         yield
 
 
-def forward(model: Model, given: torch.Tensor, **kwargs: object) -> torch.Tensor:
+def forward(model: Model, inputs: torch.Tensor, **kwargs: object) -> torch.Tensor:
     if isinstance(model, EncoderDecoder):
-        return model(given, tokens(given.shape[0], 9, seed=5), **kwargs).logits
-    return model(given, **kwargs).logits
+        return model(inputs, tokens(inputs.shape[0], 9, seed=5), **kwargs).logits
+    return model(inputs, **kwargs).logits
 
 
 def near(remaining: torch.Tensor, right: torch.Tensor) -> None:
@@ -158,7 +158,7 @@ CANNOT = {
 
 
 def needs(cfg: c.Model) -> list[set[str]]:
-    """What each attention layer asks of an engine beside a mask."""
+    """Requirements of each attention layer beside a mask."""
     results = []
     for stack in c.stacks(cfg).values():
         biased = {"bias"} if isinstance(stack.position, c.RelativeBias | c.Alibi) else set()

@@ -32,7 +32,7 @@ NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 MACHINE = re.compile(r"/(?:tmp|home|root|work|Users|usr|content)/|\.venv")
 
 
-def read(path: Path) -> Any:
+def read_notebook(path: Path) -> Any:
     """A notebook."""
     return nbformat.read(path, as_version=4)
 
@@ -40,7 +40,7 @@ def read(path: Path) -> Any:
 def executed(path: Path) -> Any:
     """A notebook run from its first cell to its last in an empty folder, on one thread, with no
     network's proxy."""
-    book = read(path)
+    book = read_notebook(path)
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -64,7 +64,7 @@ def executed(path: Path) -> Any:
 
 
 def outputs(cell: Any) -> str:
-    """What a cell printed and showed, as text."""
+    """Printed and displayed output of a cell, as text."""
     messages = []
     for output in cell.outputs:
         if output.output_type == "stream":
@@ -80,7 +80,7 @@ def outputs(cell: Any) -> str:
 
 
 def alike(item: str, other_name: str, relative: float) -> bool:
-    """Whether two texts have the same words and, but for rounding, the same numbers."""
+    """True where two texts have the same words and, but for rounding, the same numbers."""
     if NUMBER.sub("#", item).split() != NUMBER.sub("#", other_name).split():
         return False
     pairs = zip(NUMBER.findall(item), NUMBER.findall(other_name), strict=True)
@@ -108,7 +108,7 @@ def test_there_are_six() -> None:
 def test_what_is_stored(path: Path) -> None:
     """Outputs are there, small, without an error or a path of the machine that made them; links
     lead somewhere."""
-    book, text = read(path), path.read_text(encoding="utf-8")
+    book, text = read_notebook(path), path.read_text(encoding="utf-8")
     nbformat.validate(book)
     assert len(text) < MOST
     code = [cell for cell in book.cells if cell.cell_type == "code"]
@@ -140,15 +140,15 @@ def test_a_changed_number_is_seen() -> None:
     ],
 )
 def test_it_runs_and_gives_what_is_stored(path: Path) -> None:
-    result = differing(read(path), executed(path))
+    result = differing(read_notebook(path), executed(path))
     assert not result, "\n\n".join(result) + (
         f"\n\nIf that is right: python tests/test_notebooks.py {path.stem}"
     )
 
 
 if __name__ == "__main__":
-    for one in NOTEBOOKS:
-        if not sys.argv[1:] or one.stem in sys.argv[1:]:
-            made = executed(one)
-            nbformat.write(made, one)
-            print(one.stem, one.stat().st_size)
+    for path in NOTEBOOKS:
+        if not sys.argv[1:] or path.stem in sys.argv[1:]:
+            notebook = executed(path)
+            nbformat.write(notebook, path)
+            print(path.stem, path.stat().st_size)

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def compilers() -> list[list[str]]:
-    """What hatch_build.py would compile with here."""
+    """Compilers that hatch_build.py would use here."""
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -113,7 +113,7 @@ def pins(name: str) -> dict[str, set[str]]:
 
 
 def requirements(extra: str) -> list[Requirement]:
-    """What pyproject.toml asks for with this extra, those of our own extras among it."""
+    """Requirements of this extra in pyproject.toml, those of our own extras among them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requests = [*project["dependencies"], *project["optional-dependencies"][extra]]
     direct = [Requirement(line) for line in requests]
@@ -285,7 +285,7 @@ def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path: Path) -> None:
     """An environment without our sources, offline: a notebook's %pip line, its stored outputs, and
     the site's place."""
     pytest.importorskip("hatchling")
-    from test_notebooks import NOTEBOOKS, differing, read
+    from test_notebooks import NOTEBOOKS, differing, read_notebook
 
     wheel = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(wheel, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -305,7 +305,7 @@ def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path: Path) -> None:
     body = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
     ran = subprocess.run([binaries / "python", "-c", NOTEBOOK, str(NOTEBOOKS[0])], **body)  # type: ignore[call-overload]
     assert ran.returncode == 0 and str(individual) in ran.stdout, ran.stderr[-2000:]
-    result = differing(read(NOTEBOOKS[0]), read(tmp_path / "ran.ipynb"))
+    result = differing(read_notebook(NOTEBOOKS[0]), read_notebook(tmp_path / "ran.ipynb"))
     assert not result, result
     actual_result = subprocess.run([binaries / "glassformer", "docs", "--print"], **body)  # type: ignore[call-overload]
     if (ROOT / "src" / "glassformer" / "site" / "index.html").exists():

@@ -432,7 +432,7 @@ def test_what_a_terminal_shows_in_the_end(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class _Links(HTMLParser):
-    """What a page links to, what it loads, and the places in it."""
+    """Links of a page, files that it loads, and its anchors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -457,8 +457,8 @@ def _read(path: Path) -> _Links:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_whole_site(whole_site: Path) -> None:
-    """It builds without a warning; every link leads somewhere; nothing is loaded from elsewhere; it
-    is small."""
+    """The site builds without a warning; every link leads somewhere; nothing is loaded from
+    elsewhere; it is small."""
     site = whole_site
     pages = {path: _read(path) for path in site.rglob("*.html")}
     for path, page in pages.items():

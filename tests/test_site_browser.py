@@ -175,8 +175,8 @@ def test_the_sandbox_is_for_everybody(name: str, site_page: Path, tab: Any) -> N
 
 
 def serious(tab: Any) -> list[Any]:
-    """What axe finds in light and dark, at 1366 and 390 pixels; and whether anything is wider than
-    the window."""
+    """Findings of axe in light and dark, at 1366 and 390 pixels; and elements wider than the
+    window."""
     if not AXE.exists():
         pytest.skip("needs axe-core: npm ci in web/")
     tab.evaluate(AXE.read_text(encoding="utf-8"))

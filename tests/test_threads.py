@@ -33,7 +33,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process where torch is not yet loaded and the user set nothing."""
+    """Simulates a process where torch is not yet loaded and the user set nothing."""
     monkeypatch.delitem(sys.modules, "torch")
     for name in VARIABLES:
         monkeypatch.setenv(name, "")  # so that what the test sets is taken back

@@ -129,8 +129,7 @@ def test_types_of_what_is_sent(page: Page) -> None:
 
 
 def test_only_listed_files_are_opened(tmp_path: Path) -> None:
-    """Of the build's folder what stands there by name; nothing above it, nothing of another
-    kind."""
+    """Files of the build's folder are served by name; nothing above it, nothing of another kind."""
     static = tmp_path / "static"
     static.mkdir()
     (static / "index.html").write_text("<p>here")

@@ -375,10 +375,10 @@ def test_mutated_folders_answer_or_are_refused(tmp_path: Path) -> None:
 
 
 if __name__ == "__main__":
-    where = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     tried = int(sys.argv[1]) if len(sys.argv) > 1 else 500
-    counts, found = fuzz(
-        where, tried, int(sys.argv[sys.argv.index("--seed") + 1]) if "--seed" in sys.argv else 0
+    totals, failures = fuzz(
+        folder, tried, int(sys.argv[sys.argv.index("--seed") + 1]) if "--seed" in sys.argv else 0
     )
-    print(*found, sep="\n")
-    print(dict(counts), "kept in", where)
+    print(*failures, sep="\n")
+    print(dict(totals), "kept in", folder)

@@ -30,7 +30,7 @@ B = "blocks.{i}"
 
 
 def there_and_back(table: Table, actual: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """What saving ``ours`` writes; and loading it must give ``ours`` back."""
+    """Saved tensors of the parameters; loading them must restore the parameters."""
     shapes = {name: tuple(tensor.shape) for name, tensor in actual.items()}
     for name, content in tensorfiles.contents(weights.pieces(table, actual, shapes)).items():
         assert callable(content)
@@ -513,7 +513,7 @@ def mapped(folder: Path) -> tensorfiles.Files:
 
 
 def address(tensor: Tensor, path: Path) -> bool:
-    """Whether a tensor lies in a mapping of the file, as the system sees it."""
+    """True where a tensor lies in a mapping of the file, as the system sees it."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(text, 16) for text in line.split()[0].split("-"))
         if start <= tensor.data_ptr() < end:

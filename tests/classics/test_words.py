@@ -469,8 +469,8 @@ def place(text: str, word: str) -> Place:
 
 def test_a_words_vectors_move_apart_in_an_encoder(minilm: tuple[Any, Any]) -> None:
     for word, first, second in contexts.EXAMPLES:
-        item, other = place(first, word), place(second, word)
-        cosines, repeated = pair_cosines(*minilm, [(item, other), (item, item)]).tolist()
+        item, neighbour = place(first, word), place(second, word)
+        cosines, repeated = pair_cosines(*minilm, [(item, neighbour), (item, item)]).tolist()
         assert (
             len(cosines) == 7 and cosines[0] == pytest.approx(1.0, abs=1e-5) and cosines[-1] < 0.95
         )

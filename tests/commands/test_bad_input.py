@@ -752,8 +752,7 @@ def test_a_mistake_in_a_real_process(home):
 
 
 def test_whoever_reads_may_stop_early(home):
-    """As with `| head -1`, a full disk behind standard output, and a standard output that is
-    closed."""
+    """Covers `| head -1`, a full disk behind standard output, and a closed standard output."""
     reader = process("generate", "model", *["1 and"] * 3, "--max-new", "9")
     assert reader.stdout is not None and reader.stderr is not None
     reader.stdout.close()

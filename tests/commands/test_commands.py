@@ -212,7 +212,7 @@ def answer(words: list[str], capsys: pytest.CaptureFixture[str], stdin: str = ""
 def test_the_next_tokens_and_their_probabilities(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What look and generate take for likely is the softmax of the model's own logits."""
+    """Probabilities of look and generate are the softmax of the model's own logits."""
     import torch
 
     from glassformer import load
@@ -629,7 +629,7 @@ def test_a_run_is_edited_by_the_line_that_python_takes(
 def test_edits_change_what_is_classified_embedded_and_translated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in Python, with the same edits; an edit of what is not there is refused."""
+    """Edits act as in Python; an edit of a path that the model lacks is refused."""
     import glassformer
     from glassformer import generation
     from glassformer.core.nn import build_model

@@ -66,7 +66,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return result
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one sentence that a mistake is answered with."""
     assert main(["compare", *words]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
@@ -174,9 +174,11 @@ def test_seeds_and_varied_settings(
     assert main(words) == 0
     table = capfd.readouterr().out.splitlines()
     assert "format" in table[0] and " ±0.0" in table[1]
-    assert "give NAME=VALUE,VALUE" in said(capfd, files["one-vector"], "--vary", "depth")
-    assert "differ in data.vocab" in said(capfd, files["one-vector"], "--vary", "data.vocab=20,30")
-    assert "--seeds is 0" in said(capfd, files["one-vector"], "--seeds", "0")
+    assert "give NAME=VALUE,VALUE" in error_of(capfd, files["one-vector"], "--vary", "depth")
+    assert "differ in data.vocab" in error_of(
+        capfd, files["one-vector"], "--vary", "data.vocab=20,30"
+    )
+    assert "--seeds is 0" in error_of(capfd, files["one-vector"], "--seeds", "0")
 
 
 def test_each_seed_goes_on_from_its_own_checkpoint(
@@ -282,8 +284,8 @@ def test_the_memory_of_an_arm_is_its_own() -> None:
 def test_a_signal_to_the_comparison_alone_ends_the_training_too(
     number: signal.Signals, files: dict[str, str], tmp_path: Path
 ) -> None:
-    """As a service manager sends it; the training saves, the comparison says how to go on, nobody
-    is left over."""
+    """A service manager sends it so; the training saves, the comparison names the way on, no
+    process remains."""
     long = tmp_path / "long.toml"
     long.write_text(Path(files["attention"]).read_text().replace("steps = 4", "steps = 100000"))
     out, log = tmp_path / "out", tmp_path / "out" / "long" / "log.jsonl"
@@ -335,7 +337,7 @@ def test_a_run_that_was_cut_off_goes_on(
 def test_a_run_that_fails_ends_the_comparison_with_its_sentence(
     files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was finished before it stays so."""
+    """Runs that finished before it stay."""
     bad = tmp_path / "bad.toml"
     bad.write_text(Path(files["attention"]).read_text().replace("vocab = 64", "vocab = 5"))
     words = ["compare", files["one-vector"], str(bad), "--out", str(tmp_path / "out")]
@@ -390,26 +392,28 @@ def test_mistakes_are_one_sentence(
     second.write_text(
         Path(two).read_text().replace('tokenizer = "words"', 'tokenizer = "words"\nvocab = 9')
     )
-    assert "data.vocab" in said(capsys, item, str(second), "--out", out)
+    assert "data.vocab" in error_of(capsys, item, str(second), "--out", out)
     second.write_text(Path(two).read_text().replace("texts.tsv", "texts2.tsv"))
-    assert "data.train" in said(capsys, item, str(second), "--out", out)
+    assert "data.train" in error_of(capsys, item, str(second), "--out", out)
     second.write_text(Path(two).read_text().replace("evaluate_every = 2", "evaluate_every = 0"))
-    assert "never validated" in said(capsys, str(second), "--out", out)
-    assert "cannot be read" in said(capsys, item, "none.toml", "--out", out)
-    assert "--tokens is 0" in said(capsys, item, two, "--tokens", "0", "--out", out)
-    assert "--minutes is 0" in said(capsys, item, two, "--minutes", "0", "--out", out)
-    assert "not both" in said(capsys, item, two, "--minutes", "1", "--tokens", "5", "--out", out)
-    assert "of its own" in said(capsys, item, item, "--out", out)
-    assert "--target" in said(capsys, item, "--target", "x", "--out", out)
-    assert "--bag is for" in said(capsys, item, "--bag", "--out", out)
+    assert "never validated" in error_of(capsys, str(second), "--out", out)
+    assert "cannot be read" in error_of(capsys, item, "none.toml", "--out", out)
+    assert "--tokens is 0" in error_of(capsys, item, two, "--tokens", "0", "--out", out)
+    assert "--minutes is 0" in error_of(capsys, item, two, "--minutes", "0", "--out", out)
+    assert "not both" in error_of(
+        capsys, item, two, "--minutes", "1", "--tokens", "5", "--out", out
+    )
+    assert "of its own" in error_of(capsys, item, item, "--out", out)
+    assert "--target" in error_of(capsys, item, "--target", "x", "--out", out)
+    assert "--bag is for" in error_of(capsys, item, "--bag", "--out", out)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "by sacrebleu need it" in said(capsys, item, "--test", files["data"], "--out", out)
+    assert "by sacrebleu need it" in error_of(capsys, item, "--test", files["data"], "--out", out)
     assert not Path(out).exists()
     Path(out).mkdir()
     (Path(out) / "comparison.json").write_text('{"budget": {"tokens": 5}, "runs": {}}')
-    assert "--tokens 5" in said(capsys, item, "--tokens", "6", "--out", out)
+    assert "--tokens 5" in error_of(capsys, item, "--tokens", "6", "--out", out)
     (Path(out) / "comparison.json").write_text("{")
-    assert "is not valid JSON" in said(capsys, item, "--out", out)
+    assert "is not valid JSON" in error_of(capsys, item, "--out", out)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +429,7 @@ def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data:
 
 
 def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a narrow and a wide arm, each of which would have its own on a Zen 5, both are trained in
+    """A narrow and a wide arm, each of which would have its own plan on a Zen 5, both train in
     fp32."""
     from glassformer.core.training import execution
 

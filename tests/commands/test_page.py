@@ -65,7 +65,7 @@ def test_stop_is_closing_the_request(link: str) -> None:
 
 
 def test_half_a_request_harms_nobody(link: str) -> None:
-    """What is no HTTP, or breaks off, is dropped; others go on."""
+    """Bytes that are no HTTP, or break off, are dropped; other requests go on."""
     port = int(link.rsplit(":", 1)[1].strip("/"))
     for sent in (
         b"\x00\x01garbage\r\n\r\n",

@@ -65,14 +65,14 @@ schedule = "Constant"
 
 @pytest.fixture
 def forgotten(monkeypatch):
-    """What is used here is known in this test alone."""
+    """Types registered here are known in this test alone."""
     monkeypatch.setattr(serial, "_MEMBERS", {})
     monkeypatch.setattr(sys.modules["glassformer.core.nn.build"], "_MAKERS", dict(_MAKERS))
     monkeypatch.setattr(extend, "_USED", set())
 
 
 @pytest.fixture
-def own(forgotten):
+def own_types(forgotten):
     """The parts of own_parts.py, known while the test runs."""
     glassformer.use(OWN)
     slots = (
@@ -88,15 +88,15 @@ def own(forgotten):
     )
 
 
-def strange(own) -> config.Decoder:
+def strange(own_types) -> config.Decoder:
     return decoder(
-        own["DeepNorm"](
-            config.Attention(4, 2, mask=own["Parity"](2) | config.Window(3)),
-            own["Bilinear"](24),
-            own["ScaleNorm"](),
+        own_types["DeepNorm"](
+            config.Attention(4, 2, mask=own_types["Parity"](2) | config.Window(3)),
+            own_types["Bilinear"](24),
+            own_types["ScaleNorm"](),
         ),
-        position=own["Decay"](),
-        last_norm=own["ScaleNorm"](),
+        position=own_types["Decay"](),
+        last_norm=own_types["ScaleNorm"](),
     )
 
 
@@ -162,7 +162,7 @@ def test_the_first_example_runs_as_the_page_says(forgotten, tmp_path, monkeypatc
     assert torch.equal(individual(tokens()).logits, actual(tokens()).logits)
 
 
-def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch, capsys) -> None:
+def test_it_trains_resumes_saves_and_loads(own_types, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("corpus.txt").write_text(
         "".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80))
@@ -225,8 +225,8 @@ def test_it_trains_resumes_saves_and_loads(own, tmp_path, monkeypatch, capsys) -
     )
 
 
-def test_the_laws_hold_for_it(own) -> None:
-    result = strange(own)
+def test_the_laws_hold_for_it(own_types) -> None:
+    result = strange(own_types)
     assert serial.loads(config.Model, serial.dumps(result)) == result
     model = build_model(result, seed=1).eval()
     state = build_model(result, seed=1).state_dict()
@@ -246,11 +246,11 @@ def test_the_laws_hold_for_it(own) -> None:
     assert tape["decoder.blocks.0.ffn.hidden"].shape == (3, 20, 24)
 
 
-def test_an_objective_asks_what_it_says(own) -> None:
+def test_an_objective_asks_what_it_says(own_types) -> None:
     second_tokens = tokens()
     batch = Batch(second_tokens[:, :-1], second_tokens[:, 1:])
-    model = build_model(strange(own), seed=1)
-    piece = own["LastTokens"](3)
+    model = build_model(strange(own_types), seed=1)
+    piece = own_types["LastTokens"](3)
     loss = piece.loss(model, piece.prepare(batch, None, None))
     logits = model(batch.tokens).logits[:, -3:]
     expected = torch.nn.functional.cross_entropy(
@@ -260,8 +260,8 @@ def test_an_objective_asks_what_it_says(own) -> None:
     assert loss.count == 3 * len(second_tokens) and piece.prepares
 
 
-def test_each_module_says_how_it_starts(own) -> None:
-    model = build_model(strange(own), seed=1)
+def test_each_module_says_how_it_starts(own_types) -> None:
+    model = build_model(strange(own_types), seed=1)
     blocks = model.decoder.blocks[0]
     assert blocks.attn_norm.gain == DIM**0.5 == model.decoder.last_norm.gain
     assert (
@@ -271,7 +271,11 @@ def test_each_module_says_how_it_starts(own) -> None:
     )
     assert (model.decoder.position.slope == 0.1).all()
     zero = config.Decoder(
-        DIM, CONTEXT, config.Embed(VOCAB), strange(own).decoder, init=config.Init(residual="zero")
+        DIM,
+        CONTEXT,
+        config.Embed(VOCAB),
+        strange(own_types).decoder,
+        init=config.Init(residual="zero"),
     )
     assert isinstance(blocks, nn.block.Block) and blocks.alpha == 1.5
     writes = build_model(zero, seed=1).decoder.blocks[0].ffn
@@ -357,19 +361,19 @@ def test_what_a_part_says_of_itself_is_heard(forgotten) -> None:
         cost.cost(serial.change(cfg, {"decoder.depth": 4})).total  # noqa: B018
 
 
-def test_a_vector_that_nobody_fills_is_refused(own, monkeypatch) -> None:
-    monkeypatch.delattr(type(build(own["ScaleNorm"](), 4)), "reset")
+def test_a_vector_that_nobody_fills_is_refused(own_types, monkeypatch) -> None:
+    monkeypatch.delattr(type(build(own_types["ScaleNorm"](), 4)), "reset")
     with pytest.raises(
         UserError,
         match=r"attn_norm\.gain is neither a matrix nor a bias; give ScaleNormModule "
         r"a method reset",
     ):
-        build_model(strange(own), seed=1)
+        build_model(strange(own_types), seed=1)
 
 
-def test_its_cost_is_what_is_counted(own) -> None:
-    price = cost.cost(strange(own), batch=2)
-    counted = sum(weight.numel() for weight in build_model(strange(own), seed=1).parameters())
+def test_its_cost_is_what_is_counted(own_types) -> None:
+    price = cost.cost(strange(own_types), batch=2)
+    counted = sum(weight.numel() for weight in build_model(strange(own_types), seed=1).parameters())
     assert price.total == counted
     assert (
         price.activations() > 2 * CONTEXT * 24 * 2 * 4
@@ -400,10 +404,10 @@ def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(f
         )
 
 
-def test_a_rule_a_stretch_and_a_pool_of_its_own(own) -> None:
-    assert parse_rule("parity(3) & window(9)") == own["Parity"](3) & config.Window(9)
+def test_a_rule_a_stretch_and_a_pool_of_its_own(own_types) -> None:
+    assert parse_rule("parity(3) & window(9)") == own_types["Parity"](3) & config.Window(9)
     assert str(parse_rule("parity(3, 2)")) == "parity(3, 2)"
-    slow = decoder(block(), position=config.Rotary(scaling=own["Halved"]()))
+    slow = decoder(block(), position=config.Rotary(scaling=own_types["Halved"]()))
     half = decoder(block(), position=config.Rotary(scaling=config.LinearScaling(2.0)))
     second_tokens = tokens()
     remaining, right = (
@@ -411,15 +415,15 @@ def test_a_rule_a_stretch_and_a_pool_of_its_own(own) -> None:
     )
     assert torch.equal(remaining, right)
     encoder = config.Encoder(
-        DIM, CONTEXT, config.Embed(VOCAB), slow.decoder, None, WIDE, own["Ends"](3)
+        DIM, CONTEXT, config.Embed(VOCAB), slow.decoder, None, WIDE, own_types["Ends"](3)
     )
     assert build_model(encoder, seed=1)(second_tokens).pooled.shape == (3, 3)
 
 
 def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(
-    own, tmp_path, monkeypatch, capsys
+    own_types, tmp_path, monkeypatch, capsys
 ) -> None:
-    glassformer.save(build_model(strange(own), seed=1), tmp_path / "model")
+    glassformer.save(build_model(strange(own_types), seed=1), tmp_path / "model")
     monkeypatch.setattr(serial, "_MEMBERS", {})
     with pytest.raises(
         UserError, match=r'"type" is "DeepNorm".*--use FILE, glassformer\.use'
@@ -433,8 +437,8 @@ def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(
     assert "parameters" in capsys.readouterr().out
 
 
-def test_lora_adapts_it_and_what_is_merged_loads(own, tmp_path) -> None:
-    model = build_model(strange(own), seed=1)
+def test_lora_adapts_it_and_what_is_merged_loads(own_types, tmp_path) -> None:
+    model = build_model(strange(own_types), seed=1)
     lora.tune(
         model,
         objectives.LoRA(2, target_modules=("*.ffn.w[12]", "*.attn.q"), modules_to_save=("*.gain",)),
@@ -454,19 +458,19 @@ def test_lora_adapts_it_and_what_is_merged_loads(own, tmp_path) -> None:
         )
 
 
-def test_no_published_layout_holds_it(own, tmp_path) -> None:
+def test_no_published_layout_holds_it(own_types, tmp_path) -> None:
     with pytest.raises(
         UserError, match="No published layout holds Bilinear, Decay, DeepNorm, Parity, ScaleNorm"
     ):
-        glassformer.save(build_model(strange(own), seed=1), tmp_path / "model", layout="hf")
+        glassformer.save(build_model(strange(own_types), seed=1), tmp_path / "model", layout="hf")
 
 
-def test_what_could_never_be_loaded_is_not_saved(own, tmp_path) -> None:
+def test_what_could_never_be_loaded_is_not_saved(own_types, tmp_path) -> None:
     class Odd:
         kind: object = torch.float32
 
     model = build_model(decoder(block(), position=config.Rotary()), seed=1)
-    model.decoder.blocks[0].ffn = build(own["Bilinear"](24), DIM)  # not what the config says
+    model.decoder.blocks[0].ffn = build(own_types["Bilinear"](24), DIM)  # not what the config says
     with pytest.raises(UserError, match=r"does not describe decoder\.blocks\.0\.ffn"):
         store.save(model, tmp_path / "model")
     assert not (tmp_path / "model").exists()
@@ -485,6 +489,6 @@ def test_a_name_of_the_house_is_not_taken(forgotten) -> None:
             pass
 
 
-def test_a_member_is_checked_where_it_is_made(own) -> None:
+def test_a_member_is_checked_where_it_is_made(own_types) -> None:
     with pytest.raises(UserError, match=r'Bilinear\.hidden: "wide" is not an integer'):
-        own["Bilinear"]("wide")
+        own_types["Bilinear"]("wide")

@@ -43,18 +43,18 @@ def corpus(folder: Path) -> Source:
 BATCHES = 44  # of this corpus
 
 
-def made(cache: Path) -> dict[str, bytes]:
-    """What the one entry of a cache holds."""
+def cache_files(cache: Path) -> dict[str, bytes]:
+    """Files of the only entry of a cache."""
     (folder,) = cache.glob("[!.]*")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> dict[str, bytes]:
+def full_files(tmp_path: Path) -> dict[str, bytes]:
     record = tmp_path / "all calls"
     tokenise(corpus(tmp_path / "text"), Bytes(bos=257, record=record), cache=tmp_path / "whole")
     assert len(record.read_text().split()) == BATCHES
-    return made(tmp_path / "whole")
+    return cache_files(tmp_path / "whole")
 
 
 class Stopped(Bytes):
@@ -73,7 +73,7 @@ class Stopped(Bytes):
 
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 20, 40, BATCHES - 1])
 def test_stopped_anywhere_it_goes_on_to_the_same_bytes(
-    tmp_path: Path, whole: dict[str, bytes], after: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, full_files: dict[str, bytes], after: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, cache = find(tmp_path / "text"), tmp_path / "cache"
     with pytest.raises(KeyboardInterrupt):
@@ -82,13 +82,13 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bytes(
     assert ("asked for again, it goes on" in capsys.readouterr().err) == (after > 0)
     record = tmp_path / "calls"
     tokenise(source, Bytes(bos=257, record=record), cache=cache, workers=1)
-    assert made(cache) == whole
+    assert cache_files(cache) == full_files
     assert len(record.read_text().split()) == BATCHES - after  # nothing is tokenised twice
     assert [path.name for path in cache.iterdir() if path.name.endswith(".work")] == []
 
 
 def test_what_lies_behind_the_journal_is_cut_off_and_a_journal_ahead_of_the_files_is_not_believed(
-    tmp_path: Path, whole: dict[str, bytes]
+    tmp_path: Path, full_files: dict[str, bytes]
 ) -> None:
     source = find(tmp_path / "text")
     for number, (name, change) in enumerate(
@@ -108,7 +108,7 @@ def test_what_lies_behind_the_journal_is_cut_off_and_a_journal_ahead_of_the_file
         (work / name).write_bytes(change((work / name).read_bytes()))
         (work / ".journal.json.x.part").touch()  # killed while it wrote one
         tokenise(source, Bytes(bos=257), cache=cache)
-        assert made(cache) == whole, (name, number)
+        assert cache_files(cache) == full_files, (name, number)
 
 
 def test_what_was_done_of_a_broken_corpus_is_removed(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_processes_write_what_threads_write(tmp_path: Path, shared_data: Path, k
     tokenizer, source = open_tokenizer(shared_data / kind), corpus(tmp_path / "text")
     tokenise(source, tokenizer, cache=tmp_path / "threads", workers=2, processes=0)
     tokenise(source, tokenizer, cache=tmp_path / "processes", processes=2)
-    assert made(tmp_path / "threads") == made(tmp_path / "processes")
+    assert cache_files(tmp_path / "threads") == cache_files(tmp_path / "processes")
 
 
 def test_the_number_of_processes_may_stand_in_the_environment(
@@ -184,7 +184,7 @@ def test_a_worker_that_is_killed_is_told_and_the_work_goes_on(
     (work,) = (tmp_path / "cache").glob(".*.work")
     assert json.loads((work / "journal.json").read_text())["tokens"] > 0
     tokenise(source, tokenizer, cache=tmp_path / "cache", processes=1)
-    assert made(tmp_path / "cache") == made(tmp_path / "whole")
+    assert cache_files(tmp_path / "cache") == cache_files(tmp_path / "whole")
 
 
 CHILD = """
@@ -221,5 +221,5 @@ def test_killed_in_the_middle_it_goes_on_and_no_process_is_left(
             time.sleep(0.02)
         assert not any(Path(f"/proc/{pid}").exists() for pid in family)
     tokenise(source, open_tokenizer(gpt2), cache=cache)
-    assert made(cache) == made(tmp_path / "whole")
-    assert np.frombuffer(made(cache)["tokens.bin"], np.uint16).size > 10_000
+    assert cache_files(cache) == cache_files(tmp_path / "whole")
+    assert np.frombuffer(cache_files(cache)["tokens.bin"], np.uint16).size > 10_000

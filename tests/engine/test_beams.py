@@ -19,7 +19,7 @@ from .test_laws import GENERATORS, TORCH, TWO, pages_of
 ENDS = (3, 5, 7)  # so that some end early
 
 
-def wanted(name: str) -> list[Request]:
+def beam_requests(name: str) -> list[Request]:
     """Prompts that begin alike and end in the middle of a page, or not, searched for with several
     widths."""
     lot, results = random.Random(4), []
@@ -45,10 +45,10 @@ def wanted(name: str) -> list[Request]:
     return results
 
 
-def asked(
+def search(
     name: str, requests: list[Request], remaining: int = 0, **settings: object
 ) -> list[list[Hypothesis]]:
-    """What an engine finds when all are asked at once, texts of others between them."""
+    """Hypotheses of an engine for requests submitted at once, with other requests between them."""
     with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:  # type: ignore[arg-type]
         plain = {"sampling": Sampling(0.9), "max_new": 12}
         handles = []
@@ -84,14 +84,14 @@ def agrees(actual_result: list[Hypothesis], result: Result) -> None:
     assert result.usage.generated == sum(len(item.tokens) for item in actual_result)
 
 
-def told(group: list[list[Hypothesis]]) -> list[list[tuple[list[int], str]]]:
+def endings(group: list[list[Hypothesis]]) -> list[list[tuple[list[int], str]]]:
     return [[(item.tokens, item.finish) for item in result] for result in group]
 
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_search_finds_what_generation_finds(name: str) -> None:
-    model, requests = tiny.model(tiny.ALL[name]), wanted(name)
-    for request, result in zip(requests, asked(name, requests, 1), strict=True):
+    model, requests = tiny.model(tiny.ALL[name]), beam_requests(name)
+    for request, result in zip(requests, search(name, requests, 1), strict=True):
         prompt, start = (
             request.source or request.tokens,
             {"start": list(request.tokens)} if request.source else {},
@@ -104,7 +104,7 @@ def test_a_search_finds_what_generation_finds(name: str) -> None:
             **start,
         }
         (hypotheses,) = beam(model, None, [prompt], beams=request.beams or 1, **options)  # type: ignore[arg-type]
-        assert told([result]) == told([hypotheses])
+        assert endings([result]) == endings([hypotheses])
         assert [hypothesis.score for hypothesis in result] == pytest.approx(
             [x.score for x in hypotheses], abs=2e-5
         )
@@ -114,16 +114,16 @@ def test_a_search_finds_what_generation_finds(name: str) -> None:
 def test_alone_or_with_others_is_the_same(name: str) -> None:
     """In few pages, where beams wait for each other without any, and with fewer places than
     beams."""
-    requests = wanted(name)
-    alone = [asked(name, [request])[0] for request in requests]
+    requests = beam_requests(name)
+    alone = [search(name, [request])[0] for request in requests]
     few = {"memory": pages_of(name, 4), "step_tokens": 11}
     crowds = (
-        asked(name, requests, 2),
-        asked(name, requests, 1, **few),
-        asked(name, requests, 1, max_sequences=2),
+        search(name, requests, 2),
+        search(name, requests, 1, **few),
+        search(name, requests, 1, max_sequences=2),
     )
     for crowd in crowds:
-        assert told(crowd) == told(alone)
+        assert endings(crowd) == endings(alone)
         if name not in TORCH and kernels.path() != "torch":
             assert crowd == alone, "bit for bit"
 

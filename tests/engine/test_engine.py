@@ -30,8 +30,8 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3], [2]]
 GREEDY, WARM = Sampling(0), Sampling(0.9, top_k=20, repetition_penalty=1.2)
 
 
-def told(name: str, sampling: Sampling, prompt: list[int], new: int = 12) -> list[int]:
-    """What ``generate`` says after a prompt."""
+def generated_tokens(name: str, sampling: Sampling, prompt: list[int], new: int = 12) -> list[int]:
+    """Tokens that ``generate`` gives after a prompt."""
     model = tiny.model(tiny.ALL[name])
     start = {"start": 1} if tiny.OTHERS.get(name) else {}
     return (
@@ -41,7 +41,7 @@ def told(name: str, sampling: Sampling, prompt: list[int], new: int = 12) -> lis
     )
 
 
-def asked(name: str, prompt: list[int], **options: object) -> Request:
+def request_for(name: str, prompt: list[int], **options: object) -> Request:
     """The same as a request."""
     if name in tiny.OTHERS:
         return Request([1], prompt, **options)  # type: ignore[arg-type]
@@ -56,12 +56,12 @@ def test_an_engine_says_what_generate_says(name: str, sampling: Sampling) -> Non
     """Each GeneratedSequence of a RequestState (``create_request_state``) has generate's random numbers."""
     with Engine(tiny.model(tiny.ALL[name])) as engine:
         handles = [
-            engine.submit(asked(name, prompt, sampling=sampling, max_new=12, seed=7))
+            engine.submit(request_for(name, prompt, sampling=sampling, max_new=12, seed=7))
             for prompt in PROMPTS
         ]
         for prompt, handle in zip(PROMPTS, handles, strict=True):
             result = handle.result()
-            assert result.completions[0].tokens == told(name, sampling, prompt)
+            assert result.completions[0].tokens == generated_tokens(name, sampling, prompt)
             assert result.completions[0].finish_reason == "length"
             assert result.usage.generated == 12
 
@@ -182,14 +182,14 @@ def test_a_cancelled_request_ends_and_says_so() -> None:
 def test_events_come_to_a_task_too() -> None:
     with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
 
-        async def read() -> list[int | None]:
+        async def collect() -> list[int | None]:
             return [
                 event.token
                 async for event in engine.submit(Request([1, 2], sampling=GREEDY, max_new=6))
             ]
 
         async def several() -> list[list[int | None]]:
-            return await asyncio.gather(*[read() for _ in range(5)])
+            return await asyncio.gather(*[collect() for _ in range(5)])
 
         result = asyncio.run(several())
         assert len(result[0]) == 6 and result == [result[0]] * 5

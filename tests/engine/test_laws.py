@@ -67,7 +67,7 @@ def requests(name: str) -> list[Request]:
 def run(
     name: str, requests: list[Request], order: list[int] | None = None, **settings: object
 ) -> list[Result]:
-    """What an engine answers when all are asked at once, in this order."""
+    """Results of an engine for requests submitted at once, in this order."""
     with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:  # type: ignore[arg-type]
         handles = {place: engine.submit(requests[place]) for place in order or range(len(requests))}
         results = [handles[place].result() for place in range(len(requests))]
@@ -95,7 +95,7 @@ def logprobs(result: Result) -> list[float]:
     ]
 
 
-def same(
+def check_equal(
     actual: list[Result], reference: list[Result], name: str = "gru", by_torch: set[str] = TORCH
 ) -> None:
     bound = BOUND if name in by_torch or kernels.path() == "torch" else 0.0
@@ -133,23 +133,24 @@ def test_alone_or_with_others_is_the_same(name: str) -> None:
             **options,
         )
         assert output.run().tokens[0] == result.completions[0].tokens
-    same(run(name, expected), alone, name)
+    check_equal(run(name, expected), alone, name)
     with threads(1 if torch.get_num_threads() > 1 else 2):
-        same(run(name, expected), alone, name, THREADS)
-    same(
+        check_equal(run(name, expected), alone, name, THREADS)
+    check_equal(
         run(name, expected, order=[3, 1, 0, 2, 6, 5, 4], step_tokens=7, max_sequences=3),
         alone,
         name,
     )
-    same(run(name, expected, memory=pages_of(name, 4), step_tokens=11, lookup=False), alone, name)
+    check_equal(
+        run(name, expected, memory=pages_of(name, 4), step_tokens=11, lookup=False), alone, name
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
 def test_pages_that_are_gathered_give_what_the_kernels_give(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a GPU gets, computed by a CPU: other pages, attention by PyTorch with borders between
-    the texts."""
+    """Pages of a GPU, computed by a CPU: attention by PyTorch with borders between the texts."""
     expected_requests, flat = requests(name), []
     expected = run(name, expected_requests)
     monkeypatch.setattr(memory, "by_kernels", lambda model: False)
@@ -227,12 +228,12 @@ def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(
                     for handle in [engine.submit(request) for request in requests(name)]
                 ]
             )
-    same(results[1], results[0], name, THREADS)
-    same(results[2], results[0], name, THREADS)
+    check_equal(results[1], results[0], name, THREADS)
+    check_equal(results[2], results[0], name, THREADS)
 
 
 def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes() -> None:
-    """What the law above runs through does happen."""
+    """The events that the law above runs through do happen."""
     model, expected = tiny.model(tiny.DECODERS["llama"]), requests("llama")
     repeat = [Request([1, 2, 3, 4] * 10, sampling=Sampling(0), max_new=20, logit_bias={1: 50.0})]
     with Engine(model, memory=pages_of("llama", 6), max_sequences=8) as engine:

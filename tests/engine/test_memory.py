@@ -62,7 +62,7 @@ def mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model, 
 def test_weights_of_a_file_are_read_by_the_blocks_in_c(
     bits: int | None, mapped: Callable[..., Model]
 ) -> None:
-    """What waits to look at them must not keep Python in their blocks."""
+    """Hooks that wait must not keep Python in their blocks."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     view, _ = prepacked_view(mapped(tiny.model(tiny.DECODERS["llama"]), bits))

@@ -96,7 +96,7 @@ def test_the_same_bits_as_with_all_pages(name: str) -> None:
             assert engine.memory_plan.windows is not None
             # at once, and after one another: much is found
             for group in (range(len(expected)), [0], [0], [1, 0]):
-                same(
+                check_equal(
                     name,
                     answers(engine, [expected[place] for place in group]),
                     [alone[place] for place in group],
@@ -107,7 +107,7 @@ def test_the_same_bits_as_with_all_pages(name: str) -> None:
     assert few or all(calls)
 
 
-def same(name: str, actual: list[Result], reference: list[Result]) -> None:
+def check_equal(name: str, actual: list[Result], reference: list[Result]) -> None:
     bound = 2e-5 if name == "mixed" or kernels.path() == "torch" else 0.0
     for item, second in zip(actual, reference, strict=True):
         assert [row.tokens for row in item.completions] == [
@@ -197,7 +197,8 @@ def test_a_long_text_holds_its_window_and_no_more() -> None:
 
 
 def test_no_context_is_refused_that_could_be_served_with_all_pages() -> None:
-    """As many parts as pages while memory is short, never fewer than a text needs."""
+    """There are as many window pages as pages while memory is short, never fewer than a text
+    needs."""
     for memory in range(1, 4000, 7):
         bounds = Bounds.of(1000, 8, 100, 64)
         pages, pieces = bounds.fit(3, 5, memory)
@@ -212,7 +213,7 @@ def test_no_context_is_refused_that_could_be_served_with_all_pages() -> None:
 
 
 def test_a_window_of_one_token_and_every_place_in_a_page() -> None:
-    """``one`` is what the worst place of a step needs, no more."""
+    """``window_per_sequence`` is the need of the worst place of a step, no more."""
     for span in (1, 2, 31, 32, 33, 34, 100):
         for step in (1, 7, 32, 64):
             worst = max(-(-(at + step) // 32) - max(0, at + 1 - span) // 32 for at in range(200))
@@ -220,8 +221,8 @@ def test_a_window_of_one_token_and_every_place_in_a_page() -> None:
 
 
 def test_parts_follow_their_pages() -> None:
-    """What is known is kept when it is given back, what is not is free; a page that is taken again
-    has none."""
+    """Known contents stay when a page is given back, unknown ones are freed; a page that is taken
+    again has none."""
     pool = PagePool(4)
     windows = Windows(pool, 4, 5, 3)
     pages = [pool.take() for _ in range(3)]

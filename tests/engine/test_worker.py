@@ -138,7 +138,8 @@ def handles(args: Any) -> set[RequestHandle]:
 
 
 def _handles(values: Any) -> set[RequestHandle]:
-    """Of the first that is of one request, or of all that stand in lists."""
+    """Handle of the first value that belongs to one request, or the handles of all values in
+    lists."""
     single = next((handle for value in values if (handle := handle_of(value)) is not None), None)
     lists = [value for value in values if isinstance(value, list | tuple)]
     several = {

@@ -30,7 +30,7 @@ STORIES = [
 STORIES += ["ab" * k for k in range(1, 9)]
 
 
-def made(vocab: int, position: c.Position | None = None, dropout: float = 0.0) -> Model:
+def decoder(vocab: int, position: c.Position | None = None, dropout: float = 0.0) -> Model:
     block = c.Block(c.Attention(4, kv_heads=2), c.GatedMLP(32))
     stack = c.Stack(2, (block,), position or c.Rotary(), last_norm=c.RMSNorm(), dropout=dropout)
     cfg = c.Decoder(
@@ -88,7 +88,7 @@ TEXT = "".join(STORIES)
 def test_a_text_is_scored_like_token_by_token(
     byte: Tokenizer, context: int, stride: int, batch: int
 ) -> None:
-    model = made(byte.size)
+    model = decoder(byte.size)
     got = score(model, byte, TEXT, context=context, stride=stride, batch=batch)
     check(got, model, [[byte.eos, *TEXT.encode()]], len(TEXT.encode()), context, stride)
 
@@ -100,7 +100,7 @@ def test_a_text_is_scored_like_token_by_token(
 def test_documents_do_not_see_each_other(
     byte: Tokenizer, corpus: Path, position: c.Position, batch: int
 ) -> None:
-    model = made(byte.size, position)
+    model = decoder(byte.size, position)
     got = score(model, byte, find_corpus(corpus), batch=batch)
     documents = [[byte.eos, *story.encode(), byte.eos] for story in STORIES if story]
     size = sum(len(story.encode()) for story in STORIES)
@@ -112,7 +112,7 @@ def test_documents_do_not_see_each_other(
 def test_an_own_bos_opens_and_is_not_scored(corpus: Path) -> None:
     tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
     assert None is not tokenizer.bos != tokenizer.eos
-    model = made(tokenizer.size)
+    model = decoder(tokenizer.size)
     documents = [[tokenizer.bos, *story.encode(), tokenizer.eos] for story in STORIES if story]
     size = sum(len(story.encode()) for story in STORIES)
     check(
@@ -130,7 +130,7 @@ def test_an_own_bos_opens_and_is_not_scored(corpus: Path) -> None:
 
 def test_without_an_opening_the_first_token_is_context(corpus: Path) -> None:
     tokenizer = train_tokenizer("char", ["é\U0001f600", *STORIES], specials=())
-    model = made(tokenizer.size)
+    model = decoder(tokenizer.size)
     got = score(model, tokenizer, "éa\U0001f600")
     # without the two of é
     check(got, model, [tokenizer.encode("éa\U0001f600")], 5, CONTEXT, CONTEXT // 2)
@@ -145,7 +145,7 @@ def test_a_split_document_begins_in_its_middle(tmp_path: Path, byte: Tokenizer) 
     path = tmp_path / "one.txt"
     path.write_text("abcdefghij" * 20)
     train, valid = tokenise(find_corpus(path), byte).split(0.25)
-    model = made(byte.size)
+    model = decoder(byte.size)
     ids = valid.tokens.tolist()
     # less the first and the closing token
     check(score(model, byte, valid), model, [ids], len(ids) - 2, CONTEXT, 8)
@@ -160,7 +160,7 @@ def test_a_split_document_begins_in_its_middle(tmp_path: Path, byte: Tokenizer) 
 
 
 def test_training_goes_on_and_progress_is_told(byte: Tokenizer) -> None:
-    model, calls = made(byte.size, dropout=0.5).train(), []
+    model, calls = decoder(byte.size, dropout=0.5).train(), []
     got = score(model, byte, TEXT, progress=calls.append)
     assert json.loads(json.dumps(got.to_dict()))["loss"] == got.loss
     assert model.training and calls == sorted(calls) and calls[-1] == got.tokens
@@ -168,7 +168,7 @@ def test_training_goes_on_and_progress_is_told(byte: Tokenizer) -> None:
 
 
 def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte: Tokenizer) -> None:
-    model = made(byte.size).bfloat16()
+    model = decoder(byte.size).bfloat16()
     with torch.no_grad():
         logits = model(torch.tensor([[byte.eos, *b"abcdefghi"]])).logits[0, :-1].double()
     expected = -logits.log_softmax(-1)[torch.arange(9), torch.tensor([*b"abcdefghi"])].mean().item()
@@ -189,18 +189,18 @@ def test_one_clear_sentence(
     byte: Tokenizer, words: str, settings: dict[str, int], sentence: str
 ) -> None:
     with pytest.raises(UserError, match=sentence):
-        score(made(byte.size), byte, words, **settings)
+        score(decoder(byte.size), byte, words, **settings)
 
 
 def test_what_cannot_be_scored(byte: Tokenizer) -> None:
     with pytest.raises(UserError, match="use the tokenizer"):
-        score(made(100), byte, "zebra")
+        score(decoder(100), byte, "zebra")
     with pytest.raises(UserError, match="too little"):
-        score(made(30), train_tokenizer("char", ["abc"], specials=()), "a")
+        score(decoder(30), train_tokenizer("char", ["abc"], specials=()), "a")
     stack = c.Stack(1, (c.Block(c.Attention(2), c.MLP(8)),), causal=False)
     with pytest.raises(UserError, match="decoder"):
         score(build_model(c.Encoder(8, 8, c.Embed(257), stack)), byte, "abc")
-    model = made(byte.size)
+    model = decoder(byte.size)
     with torch.no_grad():
         model.decoder.last_norm.weight[0] = math.nan
     with pytest.raises(UserError, match="NaN"):

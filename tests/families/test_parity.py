@@ -254,7 +254,7 @@ def test_shards_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_vocabulary_of_the_layouts() -> None:
-    """What the recipes say is what the parity cases above were about."""
+    """The recipes name exactly the layouts of the parity cases above."""
     scaling = recipes.find("llama/3.1-8b").decoder.position.scaling  # type: ignore[union-attr]
     assert scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
     assert isinstance(gpt2(32, 2, 4).decoder.last_norm, LayerNorm)

@@ -204,7 +204,7 @@ def theirs_of(family: str, **changes: Any) -> Any:
     return shaken(getattr(transformers, f"{family}ForCausalLM")(settings))
 
 
-def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+def equal_tensors(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -221,8 +221,8 @@ def test_both_ways(family: str, changes: dict[str, Any], tmp_path: Path) -> None
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     assert type(again) is type(reference)
     assert difference(again, model, tokens()) <= TOLERANCE
-    assert same(files(tmp_path / "theirs"), files(tmp_path / "ours"))
-    assert same(reference.state_dict(), again.state_dict())
+    assert equal_tensors(files(tmp_path / "theirs"), files(tmp_path / "ours"))
+    assert equal_tensors(reference.state_dict(), again.state_dict())
 
 
 def test_logits_are_of_a_size_that_tells() -> None:
@@ -457,7 +457,7 @@ def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
     store.save(model, tmp_path)
     back, _ = store.load(tmp_path)
     assert recipes.plain(back.config) == recipes.plain(model.config)
-    assert same(back.state_dict(), model.state_dict())
+    assert equal_tensors(back.state_dict(), model.state_dict())
     if recipes.RECIPES[name.partition("/")[0]].read_config is not None:
         reference_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
         assert difference(model, reference_model, tokens()) <= TOLERANCE

@@ -227,7 +227,7 @@ def test_labels_of_tokens_both_ways(name: str, tmp_path: Path) -> None:
 
 
 def test_published_sizes_of_electra() -> None:
-    """Of google/electra-*-discriminator, as transformers counts their shapes."""
+    """Sizes of google/electra-*-discriminator, as transformers counts their shapes."""
     shapes = {
         "small": (256, 12, 4, 1024, 128),
         "base": (768, 12, 12, 3072, 768),

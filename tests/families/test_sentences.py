@@ -48,7 +48,7 @@ def sentences(shared_data: Path) -> list[str]:
 
 @torch.no_grad()
 def vectors(loaded: tuple[Any, Tokenizer], texts: list[str]) -> Tensor:
-    """What our model makes of the texts, all in one padded batch."""
+    """Vectors of the texts by our model, all in one padded batch."""
     model, tokenizer = loaded
     rows = [ids for ids, _ in tokenizer.encode_pairs(texts, most=model.config.context)]
     zeros, pos = torch.zeros(len(rows), 256, dtype=torch.long), torch.full((len(rows), 256), -1)
@@ -80,9 +80,9 @@ def test_a_real_sentence_encoder(
     assert model.config.pool == config.Pool("mean", normalize=True) and model.config.context == 256
     long = " ".join(sentences)  # much more than the model reads
     for texts in (sentences, [long]):
-        actual, theirs = vectors(loaded, texts), reference(folder, texts)
-        assert torch.cosine_similarity(actual, theirs).min() >= CLOSEST
-        assert (actual - theirs).abs().max() < 1e-5
+        actual, their_vectors = vectors(loaded, texts), reference(folder, texts)
+        assert torch.cosine_similarity(actual, their_vectors).min() >= CLOSEST
+        assert (actual - their_vectors).abs().max() < 1e-5
     # they are not all one vector
     assert torch.cosine_similarity(actual, vectors(loaded, sentences[:20])).max() < 0.9
 

@@ -26,7 +26,7 @@ def model() -> Any:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def page_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The counts of all pages that are made."""
     totals, empty = list[int](), Pages.empty
 
@@ -45,31 +45,31 @@ def spoil(pages: list[Pages]) -> None:
 
 
 def test_the_next_search_fills_the_same_memory_and_says_the_same(
-    model: Any, made: list[int]
+    model: Any, page_counts: list[int]
 ) -> None:
     alone = beam(model, None, SOURCES[:1], **HOW)
     first = beam(model, None, SOURCES, **HOW)
-    assert made
+    assert page_counts
     spoil(page_pool._idle[model])
-    made.clear()
+    page_counts.clear()
     assert beam(model, None, SOURCES, **HOW) == first
     assert beam(model, None, SOURCES[:1], **HOW) == alone
-    assert not made and len(page_pool._idle[model]) == 2 * model.config.decoder.depth
+    assert not page_counts and len(page_pool._idle[model]) == 2 * model.config.decoder.depth
 
 
 def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(
-    model: Any, made: list[int]
+    model: Any, page_counts: list[int]
 ) -> None:
     beam(model, None, SOURCES[:1], **HOW)
-    made.clear()
+    page_counts.clear()
     beam(model, None, SOURCES, **HOW)
-    assert sum(made) > 0
-    made.clear()
+    assert sum(page_counts) > 0
+    page_counts.clear()
     steps = iter(range(4))
     with pytest.raises(StopIteration):
         beam(model, None, SOURCES, **HOW, check=lambda: (next(steps), None)[1])
     beam(model, None, SOURCES, **HOW)
-    assert not made
+    assert not page_counts
 
 
 def test_two_searches_at_once_share_nothing(model: Any) -> None:

@@ -45,8 +45,7 @@ def test_ragged_rows_go_on_in_pages_as_in_the_cache(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["starcoder2", "gemma2"])
 def test_layers_with_windows_fill_the_same_pages_in_turns(name: str) -> None:
-    """Of windows alone, and of both kinds; over several ends of pages, and with a row that
-    leaves."""
+    """Covers windows alone, and both kinds; several ends of pages, and a row that leaves."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     model = tiny.model(replace(tiny.DECODERS[name], context=256))

@@ -34,13 +34,13 @@ BITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 SWAPPED = PrepackedLinear | PrepackedProjection
 
 
-def held(model: torch.nn.Module) -> bool:
-    """Whether copies of the model's weights are kept, which a view without room for new ones
+def keeps_copies(model: torch.nn.Module) -> bool:
+    """True where copies of the model's weights are kept, which a view without room for new ones
     takes."""
     return bool(prepack(model, 0).packed or prepack(model, 0, exact=True).packed)
 
 
-def made(name: str = "gpt2", dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
+def decoder(name: str = "gpt2", dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
     return build_model(DECODERS[name], seed=seed, dtype=dtype).eval()
 
 
@@ -66,7 +66,7 @@ def test_product_is_the_linear_layer(dtype: torch.dtype, rows: tuple[int, ...], 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))
 def test_model_says_the_same(name: str) -> None:
-    model = made(name)
+    model = decoder(name)
     modules, paths = list(model.modules()), [path for path, _ in packable(model)]
     view = prepack(model)
     swapped = {path for path, module in view.model.named_modules() if isinstance(module, SWAPPED)}
@@ -85,10 +85,14 @@ def test_model_says_the_same(name: str) -> None:
 
 
 def test_changed_weight_is_used_as_it_is_now() -> None:
-    model, tokens = made(), torch.arange(8)[None]
+    model, tokens = decoder(), torch.arange(8)[None]
     prepack(model)
     changed = copy.deepcopy(model)
-    assert held(model) and not held(changed) and not held(pickle.loads(pickle.dumps(model)))
+    assert (
+        keeps_copies(model)
+        and not keeps_copies(changed)
+        and not keeps_copies(pickle.loads(pickle.dumps(model)))
+    )
     for weight in (model.embed.token.weight, model.decoder.blocks[1].attn.v.weight):
         weight.data.add_(1e-3)  # as a fused optimizer does, unnoticed by PyTorch's count of changes
     changed.load_state_dict(model.state_dict())
@@ -102,28 +106,28 @@ def test_changed_weight_is_used_as_it_is_now() -> None:
         torch.testing.assert_close(
             view.model(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5
         )
-        model.load_state_dict(made(seed=1).state_dict())
+        model.load_state_dict(decoder(seed=1).state_dict())
         assert not view.current()
         model.double()
-        assert not view.current() and not held(model) and not prepack(model).packed
+        assert not view.current() and not keeps_copies(model) and not prepack(model).packed
         assert prepack(model).model is model and model(tokens).logits.dtype == torch.float64
 
 
 def test_a_generation_goes_on_with_weights_as_they_are() -> None:
     """Weights that change under a generation are seen at the next token."""
-    model, second = made(), made(seed=1)
+    model, second = decoder(), decoder(seed=1)
     steps = iter(generate(model, None, [1, 2, 3], max_new=40, temperature=0))
     for _ in range(3):
         next(steps)
-    assert held(model)
+    assert keeps_copies(model)
     model.load_state_dict(second.state_dict())
     logprob = next(steps).logprob
-    model.load_state_dict(made().state_dict())
-    assert next(steps).logprob != pytest.approx(logprob) and held(second) is False
+    model.load_state_dict(decoder().state_dict())
+    assert next(steps).logprob != pytest.approx(logprob) and keeps_copies(second) is False
 
 
 def test_gradients_pass_and_a_training_has_the_memory() -> None:
-    model, tokens = made(), torch.arange(8)[None]
+    model, tokens = decoder(), torch.arange(8)[None]
     view = prepack(model)
     view.model(tokens).logits.sum().backward()
     result = [weight.grad.clone() for weight in model.parameters()]
@@ -134,15 +138,15 @@ def test_gradients_pass_and_a_training_has_the_memory() -> None:
         for actual, weight in zip(result, model.parameters(), strict=True)
     )
     copies = [weakref.ref(packed.matrix) for packed in view.packed]
-    assert held(model.eval())
+    assert keeps_copies(model.eval())
     model.train()
-    assert not held(model)
+    assert not keeps_copies(model)
     del view
     assert not any(copied() is not None for copied in copies)
 
 
 def test_copies_live_no_longer_than_their_model() -> None:
-    for make in (made, lambda: Linear(16, 16)):
+    for make in (decoder, lambda: Linear(16, 16)):
         model = make()
         view = prepack(model)
         copies = [weakref.ref(packed.matrix) for packed in view.packed]
@@ -152,9 +156,9 @@ def test_copies_live_no_longer_than_their_model() -> None:
 
 
 def test_only_within_the_room_there_is() -> None:
-    model = made()
+    model = decoder()
     size = sum(group.nbytes for _, group in packable(model))
-    assert not prepack(model, size - 1).packed and not held(model)
+    assert not prepack(model, size - 1).packed and not keeps_copies(model)
     assert prepack(model, size).complete
     assert prepack(model, 0).complete
     with torch.no_grad():
@@ -164,20 +168,20 @@ def test_only_within_the_room_there_is() -> None:
         view.current() and len(view.packed) == len(list(packable(model))) - 1 and not view.complete
     )
     unpack(model)
-    assert not held(model)
+    assert not keeps_copies(model)
 
 
 def test_generation_prepacks_for_many_tokens_and_not_within_a_training() -> None:
     model = build_model(DECODERS["llama"], seed=0)
     assert model.training
     few = generate(model.eval(), None, [1, 2, 3], max_new=8, temperature=0).run().tokens
-    assert not held(model)
+    assert not keeps_copies(model)
     plain = generate(model.train(), None, [1, 2, 3], max_new=64, temperature=0).run().tokens
-    assert model.training and not held(model)
+    assert model.training and not keeps_copies(model)
     fast = generate(model.eval(), None, [1, 2, 3], max_new=64, temperature=0).run().tokens
-    assert held(model) and fast == plain and fast[0][:8] == few[0]
+    assert keeps_copies(model) and fast == plain and fast[0][:8] == few[0]
     for weight, parameter in zip(
-        model.parameters(), made("llama", seed=1).parameters(), strict=True
+        model.parameters(), decoder("llama", seed=1).parameters(), strict=True
     ):
         weight.data.copy_(parameter)  # unnoticed by PyTorch's count of changes
     fast = generate(model, None, [1, 2, 3], max_new=64, temperature=0).run().tokens
@@ -192,7 +196,7 @@ def test_generation_prepacks_for_many_tokens_and_not_within_a_training() -> None
 def test_threads_generate_at_once(name: str) -> None:
     """Several threads with one model say what one alone says, bit for bit, while others look and
     forget the copies."""
-    model, tokens = made(name), torch.arange(8)[None]
+    model, tokens = decoder(name), torch.arange(8)[None]
     prepack(model)
 
     def tell(seed: int) -> list[list[float]]:
@@ -222,7 +226,7 @@ def test_threads_generate_at_once(name: str) -> None:
 def test_the_table_is_prepacked_tied_or_not() -> None:
     x = torch.randn(1, 32)
     for name in ("gpt2", "llama"):
-        model = made(name)
+        model = decoder(name)
         head = prepack(model).model.head.proj
         assert isinstance(head, PrepackedProjection) and (head.weight is None) == (name == "gpt2")
         with torch.no_grad():
@@ -274,10 +278,10 @@ def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it() -> None:
     layer = Linear(16, 16)
     torch.nn.utils.parametrizations.weight_norm(layer)
     assert not list(packable(layer)) and not list(packable(Doubled(16, 16)))
-    model, tokens = made("llama"), torch.arange(8)[None]
+    model, tokens = decoder("llama"), torch.arange(8)[None]
     prepack(model)
     lora.adapt(model, {"decoder.blocks.0.attn.q": (4, 2.0), "decoder.blocks.1.ffn.down": (4, 2.0)})
-    assert not held(model)  # their memory is let go
+    assert not keeps_copies(model)  # their memory is let go
     for layer in lora.adapted(model).values():
         layer.down.normal_()
         layer.up.normal_()
@@ -293,8 +297,8 @@ def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", BITS)
 def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
-    """As a fused optimizer leaves it: the matrix as it was, a bias changed without a count."""
-    model, x = made("gpt2", dtype), torch.randn(2, 5, 32).to(dtype)
+    """A fused optimizer leaves it so: the matrix as it was, a bias changed without a count."""
+    model, x = decoder("gpt2", dtype), torch.randn(2, 5, 32).to(dtype)
     attn = model.decoder.blocks[0].attn
     matrices = [packed.matrix for packed in prepack(model).packed]
     for layer in (attn.q, attn.k, attn.v):
@@ -310,7 +314,7 @@ def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
 
 
 def test_a_replaced_module_leaves_the_others_where_they_are() -> None:
-    model = made("gpt2")
+    model = decoder("gpt2")
     block = model.decoder.blocks[1]
     other = Linear(32, 32)
     view = replace_modules(model, {block.attn.out: other})

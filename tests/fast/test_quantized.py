@@ -33,7 +33,7 @@ RECURRENT = {"gru", "lstm", "cho", "bahdanau", "reader"}
 FAMILIES = sorted(tiny.ALL.keys() - RECURRENT)
 
 
-def said(model: Model, tokens: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+def logits_of(model: Model, tokens: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
     sides = {"source": tiny.tokens(3, 12, seed=5)} if hasattr(model, "encode") else {}
     with inference(model):
         return model(tiny.tokens() if tokens is None else tokens, **sides, **options).logits
@@ -100,25 +100,25 @@ def test_every_family_computes_with_8_and_4_bits(name: str) -> None:
     """8 bits stay near; the numbers of the codes give nearly the same; a tape changes no bit; a
     copy is one."""
     model = tiny.model(tiny.ALL[name])
-    plain, size = said(model), sum(weight.nbytes for weight in model.parameters())
-    assert torch.equal(plain, said(model))
+    plain, size = logits_of(model), sum(weight.nbytes for weight in model.parameters())
+    assert torch.equal(plain, logits_of(model))
     few = copy.deepcopy(model)
     quantize_weights(model, Layout(8))
-    now = said(model)
+    now = logits_of(model)
     routed = name in ("mixtral", "deepseek", "noisy", "nanomoe")  # another expert is another answer
     assert float((now - plain).norm() / plain.norm()) < (0.2 if routed else 0.06)
-    assert torch.equal(said(copy.deepcopy(model)), now)
+    assert torch.equal(logits_of(copy.deepcopy(model)), now)
     tape = Tape("*")
-    assert torch.equal(said(model, tape=tape), now) and tape.records
+    assert torch.equal(logits_of(model, tape=tape), now) and tape.records
     quantize_weights(few, Layout(4))
     share = 0.75 if name == "additive-lstm" else 0.5  # its cells stay
     assert sum(weight.nbytes for weight in few.parameters()) < share * size
-    fourth = said(few)
+    fourth = logits_of(few)
     dequantize_weights(few)
     assert not quantized(few) and not any(
         isinstance(weight, QuantizedWeight) for weight in few.parameters()
     )
-    assert float((said(few) - fourth).norm() / fourth.norm()) < (0.2 if routed else 0.05)
+    assert float((logits_of(few) - fourth).norm() / fourth.norm()) < (0.2 if routed else 0.05)
 
 
 @pytest.mark.parametrize("name", sorted(RECURRENT))
@@ -203,9 +203,9 @@ def test_lora_on_quantised_weights_learns(name: str) -> None:
 def test_another_number_format_keeps_the_codes() -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     quantize_weights(model, Layout(8))
-    now = said(model)
+    now = logits_of(model)
     wide = copy.deepcopy(model).to(torch.bfloat16)
     assert {weight.dtype for weight in wide.parameters()} == {torch.bfloat16}
-    assert float((said(wide).float() - now).norm() / now.norm()) < 0.05
+    assert float((logits_of(wide).float() - now).norm() / now.norm()) < 0.05
     for path, weight in quantized(wide).items():
         assert torch.equal(weight.quantized_data.codes, quantized(model)[path].quantized_data.codes)

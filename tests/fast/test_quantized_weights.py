@@ -25,7 +25,7 @@ from glassformer.formats.checkpoint import Checkpoint
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "reader"}
 
 
-def said(model: Model) -> torch.Tensor:
+def logits_of(model: Model) -> torch.Tensor:
     sides = {"source": tiny.tokens(3, 12, seed=5)} if hasattr(model, "encode") else {}
     with inference(model):
         return model(tiny.tokens(), **sides).logits
@@ -50,7 +50,9 @@ def test_saved_loaded_and_on_the_fly_are_the_same_bits(
     loaded, _ = glassformer.load(tmp_path / "few")
     quantize_weights(plain, Layout(bits))
     assert quantized(loaded).keys() == quantized(plain).keys() and quantized(plain)
-    assert torch.equal(said(loaded), said(flying)) and torch.equal(said(plain), said(flying))
+    assert torch.equal(logits_of(loaded), logits_of(flying)) and torch.equal(
+        logits_of(plain), logits_of(flying)
+    )
     size = sum(weight.nbytes for weight in loaded.parameters())
     assert (tmp_path / "few" / "model.safetensors").stat().st_size < size + 16_384
 
@@ -102,7 +104,7 @@ def test_what_it_cannot_be(tmp_path: Path) -> None:
 def test_an_adapter_on_a_quantised_model_comes_back(tmp_path: Path) -> None:
     folder = saved(tmp_path / "few")
     model, _ = glassformer.load(folder)
-    before = said(model)
+    before = logits_of(model)
     lora.tune(model, objectives.LoRA(rank=2, target_modules=("*.q", "*.v")))
     with torch.no_grad():
         for layer in lora.adapted(model).values():
@@ -110,9 +112,9 @@ def test_an_adapter_on_a_quantised_model_comes_back(tmp_path: Path) -> None:
     glassformer.save(model, tmp_path / "adapter", base=str(folder))
     back, _ = glassformer.load(tmp_path / "adapter")
     assert quantized(back).keys() == quantized(model).keys() and not torch.equal(
-        said(model), before
+        logits_of(model), before
     )
-    assert torch.equal(said(back), said(model))
+    assert torch.equal(logits_of(back), logits_of(model))
 
 
 def _page(folder: Path, **changes: object) -> None:
@@ -179,11 +181,11 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, spoil: str) -> None
 
 
 def test_a_training_begins_from_the_same_bits(tmp_path: Path) -> None:
-    """As LoRA begins: by ``model_as``."""
+    """LoRA loads its base by ``model_as`` too."""
     folder = saved(tmp_path / "few")
     file = Checkpoint.open(folder)
     fitted = file.model_as(file.config, seed=3, dtype=torch.float32)
-    assert not fitted.new and torch.equal(said(fitted.model), said(file.model()))
+    assert not fitted.new and torch.equal(logits_of(fitted.model), logits_of(file.model()))
 
 
 def test_the_memory_that_is_asked_for_is_that_of_few_bits(
@@ -205,7 +207,7 @@ def test_the_memory_that_is_asked_for_is_that_of_few_bits(
             Checkpoint.open(tmp_path / "plain").model()
         if have == few:
             again = Checkpoint.open(tmp_path / "plain").model(bits=8)
-            assert torch.equal(said(again), said(model)) and len(quantized(again)) == len(
+            assert torch.equal(logits_of(again), logits_of(model)) and len(quantized(again)) == len(
                 quantized(model)
             )
         else:

@@ -18,7 +18,7 @@ from glassformer.sight.figures.progress import Progress, in_notebook
 
 
 class Handle:
-    """What ``display`` gives in a notebook."""
+    """Result of ``display`` in a notebook."""
 
     def __init__(self, first: str) -> None:
         self.pages = [first]

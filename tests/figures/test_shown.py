@@ -84,7 +84,7 @@ KINDS = (
 
 
 @pytest.fixture
-def one(request: pytest.FixtureRequest, results: dict[str, Any], log: Any) -> Any:
+def figure(request: pytest.FixtureRequest, results: dict[str, Any], log: Any) -> Any:
     return {**results, "log": log}[request.param]
 
 
@@ -109,10 +109,10 @@ class Parsed(HTMLParser):
         self.text += data
 
 
-@pytest.mark.parametrize("one", KINDS, indirect=True)
-def test_a_notebook_shows_it_without_scripts_and_without_a_network(one: Shown) -> None:
-    page = one._repr_html_()
-    assert len(page.encode()) <= 2_000_000 and len(repr(one)) < 1000
+@pytest.mark.parametrize("figure", KINDS, indirect=True)
+def test_a_notebook_shows_it_without_scripts_and_without_a_network(figure: Shown) -> None:
+    page = figure._repr_html_()
+    assert len(page.encode()) <= 2_000_000 and len(repr(figure)) < 1000
     parsed = Parsed(page)
     harmless = {"div", "b", "p", "table", "tr", "th", "td", "img", "details", "summary", "br"}
     assert set(parsed.tags) <= harmless, set(parsed.tags) - harmless
@@ -132,10 +132,10 @@ def test_a_notebook_shows_it_without_scripts_and_without_a_network(one: Shown) -
         assert all(link.startswith("data:image/png;base64,") for link in links)
 
 
-@pytest.mark.parametrize("one", KINDS, indirect=True)
+@pytest.mark.parametrize("figure", KINDS, indirect=True)
 @pytest.mark.parametrize("kind", ["html", "svg", "png"])
-def test_it_is_saved_as_a_picture(one: Shown, kind: str, tmp_path: Path) -> None:
-    path = one.save(tmp_path / f"it.{kind}")
+def test_it_is_saved_as_a_picture(figure: Shown, kind: str, tmp_path: Path) -> None:
+    path = figure.save(tmp_path / f"it.{kind}")
     data = path.read_bytes()
     if kind == "html":
         assert (
@@ -148,8 +148,8 @@ def test_it_is_saved_as_a_picture(one: Shown, kind: str, tmp_path: Path) -> None
         assert data.startswith(b"\x89PNG\r\n")
 
 
-def rows(one: Shown, folder: Path) -> list[dict[str, str]]:
-    with one.save(folder / "it.csv").open(encoding="utf-8", newline="") as opened:
+def rows(figure: Shown, folder: Path) -> list[dict[str, str]]:
+    with figure.save(folder / "it.csv").open(encoding="utf-8", newline="") as opened:
         return list(csv.DictReader(opened))
 
 

@@ -43,7 +43,7 @@ def model_of(name: str = "llama/stories260k", seed: int = 1) -> Model:
     return build_model(cfg, seed=seed).eval()
 
 
-def said(model: Model) -> torch.Tensor:
+def logits_of(model: Model) -> torch.Tensor:
     with inference(model):
         return model(tiny.tokens()).logits
 
@@ -82,7 +82,7 @@ def test_blocks_are_joined_as_they_are_parted(kind: str) -> None:
 def test_a_model_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
     model = model_of(name)
     back, tokenizer = glassformer.load(written(tmp_path, "F32", name))
-    assert torch.equal(said(back), said(model)) and tokenizer is not None
+    assert torch.equal(logits_of(back), logits_of(model)) and tokenizer is not None
     assert tokenizer.encode(TEXT) == train("bpe", [TEXT], 300).encode(TEXT)
 
 
@@ -93,7 +93,7 @@ def test_kinds_are_as_near_as_their_bits(tmp_path: Path, kind: str, most: float)
     reference = pytest.importorskip("gguf")
     model, path = model_of(), written(tmp_path, kind)
     back, _ = glassformer.load(path)
-    assert float((said(back) - said(model)).norm() / said(model).norm()) < most
+    assert float((logits_of(back) - logits_of(model)).norm() / logits_of(model).norm()) < most
     tensors = {tensor.name: tensor for tensor in reference.GGUFReader(path).tensors}
     assert tensors["blk.1.ffn_up.weight"].tensor_type.name == kind
     assert tensors["output_norm.weight"].tensor_type.name == "F32"
@@ -126,7 +126,7 @@ def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
-    """Those of a model quantised here, queries and keys turned to llama.cpp's order and back."""
+    """Codes of a model quantised here, queries and keys turned to llama.cpp's order and back."""
     model = model_of()
     quantize_weights(model, Layout(bits))
     gguf.save(model, tmp_path / "a.gguf", "F16", None)
@@ -137,9 +137,9 @@ def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
         torch.equal(weight.quantized_data.codes, reference[path].quantized_data.codes)
         for path, weight in local.items()
     )
-    assert torch.equal(said(back), said(model))
+    assert torch.equal(logits_of(back), logits_of(model))
     store.save(back, tmp_path / "folder")
-    assert torch.equal(said(glassformer.load(tmp_path / "folder")[0]), said(model))
+    assert torch.equal(logits_of(glassformer.load(tmp_path / "folder")[0]), logits_of(model))
     plain, _ = glassformer.load(tmp_path / "a.gguf", dtype="float32")
     assert not quantized(plain)
 

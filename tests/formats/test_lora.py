@@ -15,9 +15,9 @@ from glassformer.core.training.optimizer import Optimizer
 from glassformer.formats import lora
 
 CELLS = [
-    (name, (f"*.cells.*.{part}",))
+    (name, (f"*.cells.*.{kind}",))
     for name in ("gru", "lstm", "bahdanau", "cho")
-    for part in ("state", "input")
+    for kind in ("state", "input")
 ]
 
 

@@ -41,7 +41,7 @@ def llama() -> Model:
     return build_model(LLAMA, seed=2)
 
 
-def same(a: Model, b: Model) -> bool:
+def equal_weights(a: Model, b: Model) -> bool:
     reference = dict(b.named_parameters())
     return all(torch.equal(weight, reference[name]) for name, weight in a.named_parameters())
 
@@ -79,7 +79,12 @@ def test_glassformer_layout_holds_every_model(tmp_path: Path, tiny: Model) -> No
         model = build_model(cfg, seed=number)
         store.save(model, tmp_path / str(number))
         back, tokenizer = store.load(tmp_path / str(number))
-        assert back.config == cfg and same(model, back) and tokenizer is None and not back.training
+        assert (
+            back.config == cfg
+            and equal_weights(model, back)
+            and tokenizer is None
+            and not back.training
+        )
     raw = json.loads((tmp_path / "0" / "config.json").read_text())
     assert raw["glassformer"] == 1 and raw["model"]["type"] == "Decoder"
 
@@ -105,7 +110,7 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(
     source = Checkpoint.open(tmp_path / "pair").source_tokenizer()
     assert (
         back.config == model.config
-        and same(model, back)
+        and equal_weights(model, back)
         and tokenizer is not None
         and source is not None
     )
@@ -198,7 +203,9 @@ def test_the_default_layout_is_the_published_one_where_there_is_one(
 def test_a_models_init_and_dtype_survive(tmp_path: Path, tiny: Model) -> None:
     store.save(tiny.to(torch.bfloat16), tmp_path / "m")
     back, _ = store.load(tmp_path / "m")
-    assert {weight.dtype for weight in back.parameters()} == {torch.bfloat16} and same(back, tiny)
+    assert {weight.dtype for weight in back.parameters()} == {torch.bfloat16} and equal_weights(
+        back, tiny
+    )
     wide, _ = store.load(tmp_path / "m", dtype="float32")
     assert {weight.dtype for weight in wide.parameters()} == {torch.float32}
     with pytest.raises(UserError, match='no dtype "int4"'):
@@ -209,7 +216,7 @@ def test_a_loaded_model_does_not_depend_on_its_file(tmp_path: Path, tiny: Model)
     store.save(tiny, tmp_path / "m")
     back, _ = store.load(tmp_path / "m")
     (tmp_path / "m/model.safetensors").write_bytes(b"")
-    assert same(back, tiny)
+    assert equal_weights(back, tiny)
     back(torch.zeros(1, 2, dtype=torch.long)).logits.sum().backward()
 
 
@@ -223,12 +230,14 @@ def test_a_mapped_model_outlives_its_file(
     first, _ = store.load(folder)
     model = build_model(LLAMA, seed=3)
     store.save(model, folder, layout="hf")
-    assert same(first, llama)
+    assert equal_weights(first, llama)
     second, _ = store.load(folder)
     store.save(second, folder, layout="glassformer")  # reads the file that it replaces
     third, _ = store.load(folder)
     (folder / "model.safetensors").unlink()
-    assert same(second, model) and same(third, model) and same(first, llama)
+    assert (
+        equal_weights(second, model) and equal_weights(third, model) and equal_weights(first, llama)
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2/124m", "llama/stories260k"])
@@ -248,7 +257,7 @@ def test_a_mapped_model_can_be_trained(
             model(tokens).logits.logsumexp(-1).sum().backward()
             optimizer.step()
         after.append(model)
-    assert same(*after) and not same(after[0], store.load(tmp_path)[0])
+    assert equal_weights(*after) and not equal_weights(after[0], store.load(tmp_path)[0])
     assert snapshot(tmp_path) == before
 
 
@@ -370,9 +379,9 @@ def test_run_folders_follow_best_then_last(tmp_path: Path) -> None:
     for step in (1, 2):
         store.save(build_model(TINY, seed=step), tmp_path / f"step-{step}")
     (tmp_path / "last").write_text("step-2\n")
-    assert same(store.load(tmp_path)[0], build_model(TINY, seed=2))
+    assert equal_weights(store.load(tmp_path)[0], build_model(TINY, seed=2))
     (tmp_path / "best").write_text("step-1\n")
-    assert same(store.load(tmp_path)[0], build_model(TINY, seed=1))
+    assert equal_weights(store.load(tmp_path)[0], build_model(TINY, seed=1))
     for wrong in ("step-9", "../elsewhere", ""):
         (tmp_path / "best").write_text(wrong)
         with pytest.raises(UserError, match="which is not a folder in"):
@@ -418,7 +427,7 @@ def test_a_hub_name_is_found_in_the_cache(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", str(tmp_path))
     assert len(list((home / "blobs").glob("model-*"))) > 1
-    assert same(store.load("someone/tiny")[0], llama)
+    assert equal_weights(store.load("someone/tiny")[0], llama)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_allocated() -> None:
@@ -503,7 +512,7 @@ def test_flipped_and_cut_bytes_of_a_saved_model_never_crash(tmp_path: Path, llam
                 refused += 1
         path.write_bytes(content)
     assert refused > 200
-    assert same(store.load(tmp_path)[0], llama)
+    assert equal_weights(store.load(tmp_path)[0], llama)
 
 
 # ----------------------------------------------------------------------------------------- saving
@@ -529,11 +538,13 @@ def test_saving_leaves_other_files_alone_and_replaces_its_own(
         "sub/model.safetensors",
     }
     assert set(snapshot(tmp_path)) == saved
-    assert same(store.load(tmp_path)[0], tiny)
+    assert equal_weights(store.load(tmp_path)[0], tiny)
     with monkeypatch.context() as patch:
         patch.setattr(store.tensorfiles, "SHARD", 200_000)
         store.save(llama, tmp_path)
-    assert not (tmp_path / "model.safetensors").exists() and same(store.load(tmp_path)[0], llama)
+    assert not (tmp_path / "model.safetensors").exists() and equal_weights(
+        store.load(tmp_path)[0], llama
+    )
     placed, replace = [], Path.replace
     monkeypatch.setattr(
         Path, "replace", lambda item, to: (placed.append(Path(to).name), replace(item, to))[1]

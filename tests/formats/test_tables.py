@@ -122,7 +122,7 @@ def test_zst_takes_time_in_proportion_to_its_text_and_memory_in_proportion_to_li
     line = b"the cat sat on the mat and looked at me. " * 100
     path = write(tmp_path / "a.txt.zst", zstandard.compress(line * 16_000))  # 64 MiB in 6 kB
 
-    def read() -> tuple[int, float, int]:
+    def measure() -> tuple[int, float, int]:
         began, size, most = time.process_time(), 0, 0
         with path.open("rb") as raw:
             opened: Any = unpacked(raw, path)
@@ -130,7 +130,7 @@ def test_zst_takes_time_in_proportion_to_its_text_and_memory_in_proportion_to_li
                 size, most = size + len(block), max(most, len(opened.ready))
         return size, time.process_time() - began, most
 
-    size, seconds, most = read()
+    size, seconds, most = measure()
     # 15 s where each read copied the others
     assert size == len(line) * 16_000 and seconds < 5 and most < 16 << 20
 

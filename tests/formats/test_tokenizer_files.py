@@ -37,7 +37,7 @@ def samples(shared_data: Path) -> list[str]:
     return [*NASTY, *SPECIAL, *result]
 
 
-def same(tokenizer: Tokenizer, reference: Encode, samples: list[str]) -> None:
+def check_equal(tokenizer: Tokenizer, reference: Encode, samples: list[str]) -> None:
     """Every sample has the reference's ids, and a stream of them is their text."""
     for sample, ids in zip(samples, tokenizer.encode_batch(samples), strict=True):
         assert ids == reference(sample), repr(sample[:60])
@@ -66,7 +66,7 @@ def test_gpt2_three_files(shared_data: Path, samples: list[str]) -> None:
     for name in ("tokenizer.json", "encoder.json", "vocab.bpe", "gpt2.tiktoken"):
         tokenizer = open_tokenizer(folder / name)
         assert tokenizer.size == 50257 and tokenizer.eos == tokenizer.bos == 50256
-        same(tokenizer, tiktoken_of(folder / "gpt2.tiktoken", pattern), samples)
+        check_equal(tokenizer, tiktoken_of(folder / "gpt2.tiktoken", pattern), samples)
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_cl100k(shared_data: Path, samples: list[str]) -> None:
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"
         r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
     )
-    same(tokenizer, tiktoken_of(path, pattern), samples)
+    check_equal(tokenizer, tiktoken_of(path, pattern), samples)
     assert (
         tokenizer.size == 100277
         and len(tokenizer.specials) == 5
@@ -114,7 +114,7 @@ def test_cl100k(shared_data: Path, samples: list[str]) -> None:
 def test_llama3(shared_data: Path, samples: list[str]) -> None:
     path = shared_data / "tok-llama3" / "tokenizer.model"
     tokenizer = open_tokenizer(path.parent)
-    same(tokenizer, tiktoken_of(path, LLAMA3), samples)
+    check_equal(tokenizer, tiktoken_of(path, LLAMA3), samples)
     published = [128000, 2028, 7257, 1495, 690, 387, 4037, 1534]
     assert tokenizer.encode("This raw text will be tokenized", bos=True) == published
     assert tokenizer.size == 128256 and tokenizer.bos == 128000 and tokenizer.eos == 128001
@@ -127,7 +127,7 @@ def test_llama3(shared_data: Path, samples: list[str]) -> None:
 def test_qwen(shared_data: Path, samples: list[str]) -> None:
     path = shared_data / "tok-qwen" / "qwen.lf.tiktoken"
     reference = tiktoken_of(path, LLAMA3.replace("{1,3}", ""))
-    same(
+    check_equal(
         open_tokenizer(path),
         lambda sample: reference(unicodedata.normalize("NFC", sample)),
         samples,
@@ -142,7 +142,9 @@ def test_bert(shared_data: Path, samples: list[str], case: str) -> None:
     tokenizer = open_tokenizer(path)
     # theirs reads these out of any text
     plain = [sample for sample in samples if "[CLS]" not in sample]
-    same(tokenizer, lambda sample: bert_tokenizer.encode(sample, add_special_tokens=False), plain)
+    check_equal(
+        tokenizer, lambda sample: bert_tokenizer.encode(sample, add_special_tokens=False), plain
+    )
     assert tokenizer.encode("Hi", bos=True, eos=True) == bert_tokenizer.encode("Hi")
     ids = bert_tokenizer.encode("Don't stop, now .")
     assert tokenizer.decode(ids) == bert_tokenizer.decode(ids, skip_special_tokens=True)
@@ -156,8 +158,8 @@ def test_llama2_both_files(shared_data: Path, samples: list[str]) -> None:
         open_tokenizer(folder / "tokenizer.json"),
     )
     spaces = [" " * count for count in range(70)] + ["x" + " " * count + "y" for count in range(70)]
-    same(pieces, sentencepiece_of(folder / "tokenizer.model"), samples + spaces)
-    same(spec, pieces.encode, samples + spaces)
+    check_equal(pieces, sentencepiece_of(folder / "tokenizer.model"), samples + spaces)
+    check_equal(spec, pieces.encode, samples + spaces)
     assert pieces.size == spec.size == 32000 and (pieces.bos, pieces.eos, pieces.unk) == (1, 2, 0)
     assert pieces.encode("<s>Hi</s>", special=True) == spec.encode("<s>Hi</s>", special=True)
     assert [pieces.token(id) for id in range(32000) if pieces.token(id) != spec.token(id)] == []
@@ -176,8 +178,10 @@ def test_t5_both_files(shared_data: Path, samples: list[str]) -> None:
         open_tokenizer(folder / "spiece.model"),
         open_tokenizer(folder / "tokenizer.json"),
     )
-    same(pieces, spec.encode, samples)
-    same(pieces, sentencepiece_of(folder / "spiece.model"), [s for s in samples if len(s) < 30_000])
+    check_equal(pieces, spec.encode, samples)
+    check_equal(
+        pieces, sentencepiece_of(folder / "spiece.model"), [s for s in samples if len(s) < 30_000]
+    )
     assert (
         pieces.size == spec.size == 32100 and pieces.specials == spec.specials and pieces.eos == 1
     )
@@ -206,7 +210,7 @@ def test_phi3_knows_its_parts_from_its_config(shared_data: Path) -> None:
 def test_stories260k(shared_data: Path, samples: list[str]) -> None:
     path = shared_data / "stories260K" / "tokenizer.model"
     tokenizer = open_tokenizer(path.parent)
-    same(tokenizer, sentencepiece_of(path), samples)
+    check_equal(tokenizer, sentencepiece_of(path), samples)
     assert (tokenizer.size, tokenizer.bos, tokenizer.eos) == (512, 1, 2)
 
 

@@ -282,8 +282,7 @@ def test_a_source_too_long_is_refused_or_cut(name: str) -> None:
 
 @pytest.mark.parametrize("beams", [2, 3])
 def test_only_endings_among_the_best_count(beams: int) -> None:
-    """Of twice as many candidates as beams, those behind the first ``beams`` only take the place of
-    ended ones."""
+    """Candidates behind the first ``beams`` of twice as many only take the place of ended ones."""
     new_model, prompt = model("llama"), [5, 7, 9]
     with torch.no_grad():
         likeliest = new_model(torch.tensor([prompt])).logits[0, -1].topk(2 * beams).indices.tolist()  # type: ignore[operator]

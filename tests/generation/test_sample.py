@@ -167,7 +167,8 @@ class Letters:
 
 
 def written(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:
-    """What each piece lets out (the last entry: at the end), and whether a stop string came."""
+    """Text released by each piece (the last entry: at the end), and True where a stop string
+    came."""
     writer = Writer(Letters(pieces), stops=stops)
     out = []
     for token in range(len(pieces)):

@@ -19,7 +19,7 @@ from glassformer.core.tokenizer import train as train_tokenizer
 CONTEXT = 12
 
 
-def made(mask_rule: c.MaskRule = c.Full(), previous_token_embeddings: int = 0) -> Model:
+def decoder(mask_rule: c.MaskRule = c.Full(), previous_token_embeddings: int = 0) -> Model:
     block = c.Block(c.Attention(2, mask=mask_rule), c.GatedMLP(24), c.RMSNorm())
     stack = c.Stack(2, (block,), c.Rotary(), last_norm=c.RMSNorm())
     init = c.Init(std=0.2, embed_std=0.4, residual="plain")
@@ -51,7 +51,7 @@ def by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize(
     "model",
-    [made(), made(c.Window(4)), made(previous_token_embeddings=2)],
+    [decoder(), decoder(c.Window(4)), decoder(previous_token_embeddings=2)],
     ids=["full", "window", "previous_token_embeddings"],
 )
 def test_a_slid_context_says_what_the_model_says_after_its_last_half(model):
@@ -74,7 +74,7 @@ def test_a_slid_context_says_what_the_model_says_after_its_last_half(model):
 
 
 def test_a_prompt_longer_than_the_context_slides_too(folder, capsys):
-    model, prompt = made(), [1, 2, 3, 4, 5] * 8
+    model, prompt = decoder(), [1, 2, 3, 4, 5] * 8
     output = generate(model, None, [prompt, [1, 2]], max_new=20, temperature=0.0, slide=True).run()
     assert output.tokens == [by_hand(model, prompt, 20), by_hand(model, [1, 2], 20)]
     assert cli.main(["generate", folder, "abc" * 20]) == 2 and "--slide" in capsys.readouterr().err
@@ -83,13 +83,13 @@ def test_a_prompt_longer_than_the_context_slides_too(folder, capsys):
 
 def test_what_cannot_slide():
     with pytest.raises(UserError, match="needs max_new"):
-        generate(made(), None, [1], max_new=None, slide=True)
+        generate(decoder(), None, [1], max_new=None, slide=True)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     glassformer.save(
-        made(),
+        decoder(),
         tmp_path / "tiny",
         train_tokenizer("char", ["abcdefghijk"], specials=()),
         layout="glassformer",

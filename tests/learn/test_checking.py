@@ -410,7 +410,7 @@ def test_another_method_passes(name: str, checker: Checker, tmp_path: Path) -> N
 
 
 def test_a_hard_coded_answer_fails(checker: Checker, tmp_path: Path) -> None:
-    """What was right in one check is wrong in the next: the inputs are drawn anew, whatever the
+    """The right answer of one check is wrong in the next: the inputs are drawn anew, whatever the
     file seeds."""
     code = """
 import torch

@@ -74,7 +74,7 @@ def test_a_notebook_as_learners_leave_it(
     individual = data["cells"][at]
     solved = f"# exercise: causal-mask\n{find('causal-mask').solution}"
 
-    def found(before: str, after: str) -> Verdict:
+    def verdict_of(before: str, after: str) -> Verdict:
         around = [
             {**individual, "id": name, "source": code}
             for name, code in (("a", before), ("b", solved), ("c", after))
@@ -85,15 +85,15 @@ def test_a_notebook_as_learners_leave_it(
         return checker.check(path)
 
     before = "%matplotlib inline\nfiles = !ls\nimport torch\ntorch.tril?"
-    assert found(before, "%%time\nseen = causal_mask(3, 3)\ndisplay(seen)").state == "passed"
-    assert found("rest = (7\n% 4)", "%%bash\nexit 1").state == "passed"
-    late = found("import torch", "%%time\nseen = causal_mask(3, 3)\nseen.nothing")
+    assert verdict_of(before, "%%time\nseen = causal_mask(3, 3)\ndisplay(seen)").state == "passed"
+    assert verdict_of("rest = (7\n% 4)", "%%bash\nexit 1").state == "passed"
+    late = verdict_of("import torch", "%%time\nseen = causal_mask(3, 3)\nseen.nothing")
     assert (late.state, late.where, late.code) == (
         "error",
         "code cell 3, line 3",
         "seen.nothing",
     ), late
-    typo = found("x = 1\n", "y = (1,\n")
+    typo = verdict_of("x = 1\n", "y = (1,\n")
     assert (typo.state, typo.where) == (
         "error",
         "code cell 3, line 1",

@@ -34,16 +34,16 @@ class Walk:
         # where the row has a token in the cache
         self.columns: list[list[bool]] = [[] for _ in range(3)]
 
-    def ends(self) -> list[int]:
+    def last_positions(self) -> list[int]:
         return [row[-1][1] if row else -1 for row in self.rows]
 
-    def read(self, stored: list[list[tuple[int, int]]], given: bool) -> None:
+    def forward(self, stored: list[list[tuple[int, int]]], explicit_pos: bool) -> None:
         """One chunk: each row's (token, position), -1 where there is nothing; positions are told or
         left out."""
         ids, pos = (
             torch.tensor([[pair[piece] for pair in row] for row in stored]) for piece in (0, 1)
         )
-        logits = self.model(ids, pos=pos if given else None, cache=self.cache).logits
+        logits = self.model(ids, pos=pos if explicit_pos else None, cache=self.cache).logits
         for number, row in enumerate(stored):
             self.rows[number] += [pair for pair in row if pair[1] >= 0]
             self.columns[number] += [pair[1] >= 0 for pair in row]
@@ -53,11 +53,12 @@ class Walk:
                 torch.testing.assert_close(logits[number, new], alone, rtol=0, atol=2e-5)
 
     def chunk(self, least: int = 0) -> None:
-        """As many tokens as come to each row, padding behind them, positions that may skip some."""
+        """Reads as many tokens as come to each row, padding behind them, at positions that may skip
+        some."""
         totals = [self.draw.randint(least, max(least, 5)) for _ in self.rows]
         totals[self.draw.randrange(3)] += 1
         stored = []
-        for count, end in zip(totals, self.ends(), strict=True):
+        for count, end in zip(totals, self.last_positions(), strict=True):
             start = end + 1 + (self.draw.choice((0, 0, 3)) if end >= 0 else 0)
             row = [(self.draw.randrange(tiny.VOCAB), start + step) for step in range(count)]
             stored.append(row + [(0, -1)] * (max(totals) - count))
@@ -67,16 +68,16 @@ class Walk:
                 [pair for pair in row if pair[1] < 0] + [pair for pair in row if pair[1] >= 0]
                 for row in stored
             ]
-        self.read(stored, given=True)
+        self.forward(stored, explicit_pos=True)
 
     def onward(self) -> None:
         """The same number of tokens in each row, positions left to the cache."""
         count = self.draw.choice((1, 1, 4))
         stored = [
             [(self.draw.randrange(tiny.VOCAB), end + 1 + step) for step in range(count)]
-            for end in self.ends()
+            for end in self.last_positions()
         ]
-        self.read(stored, given=False)
+        self.forward(stored, explicit_pos=False)
 
     def trim(self) -> None:
         smallest = min(sum(column[: len(column) - 7]) for column in self.columns)
@@ -103,11 +104,13 @@ class Walk:
 def test_any_way_of_reading_is_reading_alone(name: str, seed: int) -> None:
     walk = Walk(tiny.model(DECODERS[name]), seed)
     if seed == 0 and walk.cache.prefix_length <= 4:
-        walk.read([[(number, place) for place in range(4)] for number in range(3)], given=False)
+        walk.forward(
+            [[(number, place) for place in range(4)] for number in range(3)], explicit_pos=False
+        )
     else:
         walk.chunk(least=walk.cache.prefix_length)
     for _ in range(14):
-        if max(walk.ends()) < tiny.CONTEXT - 10:
+        if max(walk.last_positions()) < tiny.CONTEXT - 10:
             walk.draw.choice(
                 (walk.chunk, walk.chunk, walk.onward, walk.onward, walk.trim, walk.trim, walk.mix)
             )()
@@ -116,10 +119,10 @@ def test_any_way_of_reading_is_reading_alone(name: str, seed: int) -> None:
 def test_a_ring_of_gaps_keeps_what_its_positions_say() -> None:
     """Positions may begin anywhere: which slots are used is not told by how many columns came."""
     walk = Walk(tiny.model(DECODERS["starcoder2"]), 0)
-    walk.read([[(7, 11), (8, 12)], [(9, 5), (3, -1)], [(4, 19), (5, 20)]], given=True)
-    walk.read([[(6, 13), (2, 14)], [(3, 6), (4, 7)], [(8, 21), (0, -1)]], given=True)
+    walk.forward([[(7, 11), (8, 12)], [(9, 5), (3, -1)], [(4, 19), (5, 20)]], explicit_pos=True)
+    walk.forward([[(6, 13), (2, 14)], [(3, 6), (4, 7)], [(8, 21), (0, -1)]], explicit_pos=True)
     walk.onward()
-    walk.read([[(7, 30)], [(0, -1)], [(4, 27)]], given=True)
+    walk.forward([[(7, 30)], [(0, -1)], [(4, 27)]], explicit_pos=True)
     walk.onward()
 
 

@@ -22,7 +22,7 @@ PLAIN = ("gpt2", "llama", "qwen3")
 START, NEW = 10, 20  # within the 64 columns that a cache begins with
 
 
-def read(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Cache]:
+def prefilled(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Cache]:
     """A model that has read a prompt, and its cache."""
     model = build_model(DECODERS[name], seed=0, dtype=dtype).eval()
     cache = Cache(model.config)
@@ -36,7 +36,7 @@ def read(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module
 def test_a_token_over_a_plain_cache_reaches_the_unmasked_kernel(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, cache = read(name, dtype)
+    model, cache = prefilled(name, dtype)
     kernel, calls = F.scaled_dot_product_attention, []
 
     def watched(
@@ -59,7 +59,7 @@ def test_a_token_over_a_plain_cache_reaches_the_unmasked_kernel(
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_token_copies_nothing_of_the_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, cache = read(name)
+    model, cache = prefilled(name)
     places = [(kv.k.data_ptr(), kv.v.data_ptr()) for kv, _ in cache.layers]
     kernel, calls = F.scaled_dot_product_attention, []
 
@@ -79,7 +79,7 @@ def test_a_token_copies_nothing_of_the_cache(name: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_one_query_in_bf16_is_as_near_the_truth_as_the_written_out_attention(name: str) -> None:
-    model, _ = read(name, torch.bfloat16)
+    model, _ = prefilled(name, torch.bfloat16)
     eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     eager.engine = exact.engine = "eager"
     errors = []

@@ -95,7 +95,7 @@ def test_some_heads_drop_what_they_drop_among_all(engine: str, kv_heads: int, ra
         for many in totals.values()
     ]
 
-    def found(half: int | None) -> list[torch.Tensor]:
+    def attend_half(half: int | None) -> list[torch.Tensor]:
         cut = [x.clone() if half is None else x.chunk(2, 1)[half].clone() for x in values]
         q, k, v = (x.requires_grad_() for x in cut)
         heads = None if half is None else HeadShard(3 * half, 6)
@@ -107,7 +107,7 @@ def test_some_heads_drop_what_they_drop_among_all(engine: str, kv_heads: int, ra
         (out * real * torch.arange(length)[:, None]).sum().backward()
         return [out.detach() * real, q.grad, k.grad, v.grad, torch.rand(1, 2)]  # type: ignore[list-item]
 
-    full, first, second = found(None), found(0), found(1)
+    full, first, second = attend_half(None), attend_half(0), attend_half(1)
     for all_heads, *pieces in zip(full[:-1], first[:-1], second[:-1], strict=True):
         assert torch.allclose(torch.cat(pieces, 1), all_heads, rtol=0, atol=1e-9)
     assert torch.equal(first[-1], full[-1]) and torch.equal(second[-1], full[-1])

@@ -43,19 +43,21 @@ def several(length: int) -> tuple[Tensor, Tensor]:
     return row(length) % 64, row(length) // 64
 
 
-def own(pos: Tensor, mask_rule: c.MaskRule = c.Full(), queries: int = 0, **kwargs: object) -> Mask:
+def causal_mask(
+    pos: Tensor, mask_rule: c.MaskRule = c.Full(), queries: int = 0, **kwargs: object
+) -> Mask:
     """Causal attention of the last ``queries`` (0: all) tokens at ``pos``."""
     return Mask(pos[:, -queries:], pos, True, mask_rule, **kwargs)  # type: ignore[arg-type]
 
 
 def documents(length: int) -> Mask:
     pos, document_ids = several(length)
-    return own(pos, document_ids=(document_ids, document_ids))
+    return causal_mask(pos, document_ids=(document_ids, document_ids))
 
 
 def seen_early(length: int, mask_rule: c.MaskRule) -> Mask:
     """A prefix of more than a block, seen by all of its row."""
-    return own(row(length), mask_rule, prefix=row(length) < torch.tensor([[200], [90]]))
+    return causal_mask(row(length), mask_rule, prefix=row(length) < torch.tensor([[200], [90]]))
 
 
 FUSED = dict.fromkeys(("float32", "float32 learning", "bfloat16", "bfloat16 learning"), "sdpa")
@@ -63,22 +65,22 @@ BLOCKS = {**FUSED, "bfloat16 learning": "cpu_blocks"}
 SPARSE = dict.fromkeys(FUSED, "block_sparse")
 TRAINED = {**SPARSE, "bfloat16 learning": "cpu_blocks"}
 SITUATIONS: dict[str, tuple[Callable[[], Mask], dict[str, str]]] = {
-    "prompt": (lambda: own(row(SHORT), contiguous=True), {**BLOCKS, "bfloat16": "prefill"}),
-    "token": (lambda: own(row(200), queries=1, contiguous=True), BLOCKS),
-    "ragged token": (lambda: own(padded(200), queries=1), BLOCKS),
-    "ragged tokens": (lambda: own(padded(200), queries=5), BLOCKS),
-    "ragged prompt": (lambda: own(padded(SHORT)), BLOCKS),
+    "prompt": (lambda: causal_mask(row(SHORT), contiguous=True), {**BLOCKS, "bfloat16": "prefill"}),
+    "token": (lambda: causal_mask(row(200), queries=1, contiguous=True), BLOCKS),
+    "ragged token": (lambda: causal_mask(padded(200), queries=1), BLOCKS),
+    "ragged tokens": (lambda: causal_mask(padded(200), queries=5), BLOCKS),
+    "ragged prompt": (lambda: causal_mask(padded(SHORT)), BLOCKS),
     "ring": (lambda: Mask(row(201, 200), 200 - (row(48) - 9) % 48, True, c.Window(48)), BLOCKS),
-    "window": (lambda: own(row(SHORT), c.Window(24), contiguous=True), BLOCKS),
+    "window": (lambda: causal_mask(row(SHORT), c.Window(24), contiguous=True), BLOCKS),
     "documents": (lambda: documents(SHORT), BLOCKS),
     "across": (lambda: Mask(row(70), padded(90), False), BLOCKS),
     "both ways": (lambda: Mask(row(SHORT), row(SHORT), False, contiguous=True), BLOCKS),
-    "long window": (lambda: own(row(LONG), c.Window(48), contiguous=True), TRAINED),
-    "long padded window": (lambda: own(padded(LONG), c.Window(48)), TRAINED),
-    "long strided": (lambda: own(row(LONG), c.Strided(24), contiguous=True), TRAINED),
+    "long window": (lambda: causal_mask(row(LONG), c.Window(48), contiguous=True), TRAINED),
+    "long padded window": (lambda: causal_mask(padded(LONG), c.Window(48)), TRAINED),
+    "long strided": (lambda: causal_mask(row(LONG), c.Strided(24), contiguous=True), TRAINED),
     "long documents": (lambda: documents(LONG), SPARSE),
     "long rule with a prefix": (
-        lambda: own(row(LONG), c.Prefix(200) & c.Window(48), contiguous=True),
+        lambda: causal_mask(row(LONG), c.Prefix(200) & c.Window(48), contiguous=True),
         TRAINED,
     ),
     "long prefix": (lambda: seen_early(LONG, c.Window(48)), TRAINED),
@@ -124,7 +126,7 @@ class Case:
         return (self.mask.q_pos >= 0)[:, None, :, None]
 
     def true(self, scale: float = SCALE, keep: Tensor | None = None) -> list[Tensor]:
-        """What comes out, and the gradients of its sum weighed by ``weigh``, by the definition in
+        """Output, and the gradients of its sum weighed by ``weigh``, by the definition in
         float64."""
         leaves = [x.detach().double().requires_grad_() for x in (self.q, self.k, self.v)]
         q, (k, v) = leaves[0], (x.repeat_interleave(HEADS // x.shape[1], 1) for x in leaves[1:])
@@ -136,7 +138,7 @@ class Case:
         likely = scores.masked_fill(~self.mask.dense(), -torch.inf).softmax(-1)
         return self.learnt((likely if keep is None else likely * keep) @ v, leaves)
 
-    def found(self, learning: bool, dropout: float = 0.0, engine: str = "auto") -> list[Tensor]:
+    def computed(self, learning: bool, dropout: float = 0.0, engine: str = "auto") -> list[Tensor]:
         """The same by an engine, or by the one that is chosen."""
         leaves = [x.detach().clone().requires_grad_(learning) for x in (self.q, self.k, self.v)]
         with torch.set_grad_enabled(learning):
@@ -171,7 +173,7 @@ def test_as_near_the_truth_as_the_readable_engine(
     case = Case.of(make(), dtype, kv_heads, softcap)
     true = case.true()
     for learning in (False, True):
-        law, actual = case.found(learning, engine="eager"), case.found(learning)
+        law, actual = case.computed(learning, engine="eager"), case.computed(learning)
         expected = engines[str(dtype)[6:] + (" learning" if learning else "")]
         if softcap is not None:
             expected = "block_sparse" if engines is SPARSE or engines is TRAINED else "eager"
@@ -198,7 +200,7 @@ def test_nothing_is_systematically_too_large_in_bf16(name: str, kv_heads: int) -
     # by how much of the scale, of the result
     along = ((case.true(SCALE * (1 + step))[0] - true) / step, true)
     for learning in (False, True):
-        error = case.found(learning)[0] - true
+        error = case.computed(learning)[0] - true
         for direction in along:
             # a pattern errs for all of a head
             spread = float(error.square().mean().sqrt() / direction.norm()) * D**0.5
@@ -214,7 +216,7 @@ def test_a_bias_is_added_after_the_cap(
     name: str, kv_heads: int, softcap: float | None, chosen: list[str]
 ) -> None:
     case = Case.of(SITUATIONS[name][0](), torch.float32, kv_heads, softcap, bias=True)
-    for result, true in zip(case.found(learning=True), case.true(), strict=True):
+    for result, true in zip(case.computed(learning=True), case.true(), strict=True):
         torch.testing.assert_close(result, true, rtol=1e-5, atol=1e-5)
     assert chosen == ["sdpa" if softcap is None else "eager"]
 
@@ -250,7 +252,7 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(
     case.q *= 4 / S**0.5  # a score's spread stays what it is
     case.v = torch.eye(S, dtype=dtype).expand(2, 2, S, S)
     torch.manual_seed(0)
-    result = case.found(True, rate, engine)
+    result = case.computed(True, rate, engine)
     observed = case.mask.dense().expand_as(result[0]) & case.real()
     alive, draws = (result[0] > 0) & observed, int(observed.sum())
     luck = 5 * (rate * (1 - rate) / draws) ** 0.5
@@ -262,13 +264,13 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(
         assert float((actual - exact).abs().max()) <= few * UNIT[dtype] * max(
             1.0, float(exact.abs().max())
         )
-    still = case.found(False, rate, engine)[0]
+    still = case.computed(False, rate, engine)[0]
     assert abs(1 - float((still > 0)[observed].double().mean()) - rate) <= luck
     assert chosen == (AUTO[name, softcap] if engine == "auto" else [engine, engine])
 
 
 def test_an_engine_is_named_as_its_file_is() -> None:
-    """What is no engine is refused where it is set, not in the forward pass."""
+    """An unknown engine is refused where it is set, not in the forward pass."""
     model = build_model(find("glass/200k"), device="meta")
     with pytest.raises(
         UserError,
@@ -288,7 +290,7 @@ def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
     ``sdpa``; no dropout in ``flex``.
     """
     q = torch.randn(1, 1, SHORT, D)
-    plain = AttentionInputs(q, q, q, own(row(SHORT), contiguous=True), None, SCALE)
+    plain = AttentionInputs(q, q, q, causal_mask(row(SHORT), contiguous=True), None, SCALE)
     biased, capped = (
         plain._replace(bias=torch.zeros(1, 1, SHORT, SHORT)),
         plain._replace(softcap=2.0),

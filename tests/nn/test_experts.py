@@ -40,20 +40,20 @@ def flow_of(
     return Flow(pos, contiguous=lengths is None, engine=engine, tape=tape)
 
 
-def given(rows: int = 3, length: int = 20, dtype: torch.dtype = torch.float32) -> Tensor:
+def random_input(rows: int = 3, length: int = 20, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(rows, length, C, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
 def everything(
     cfg: c.MoE, engine: str, dtype: torch.dtype, lengths: list[int] | None, length: int = 20
 ) -> list[Tensor]:
-    """What is written and the gradients of x and of every weight, of one training step."""
-    result, x = mixture(cfg, dtype), given(length=length, dtype=dtype).requires_grad_()
+    """Output and the gradients of x and of every weight, of one training step."""
+    result, x = mixture(cfg, dtype), random_input(length=length, dtype=dtype).requires_grad_()
     flow = flow_of(x, lengths, engine)
     torch.manual_seed(2)
     write = result(x, flow)
     real = (flow.pos >= 0)[..., None]
-    loss = (write * real * given(length=length, dtype=dtype).flip(0)).sum() + sum(
+    loss = (write * real * random_input(length=length, dtype=dtype).flip(0)).sum() + sum(
         flow.aux.values(), torch.zeros(())
     )
     loss.backward()
@@ -110,7 +110,7 @@ def test_made_up_rows_change_nothing_but_rounding() -> None:
 
 
 def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
-    steps, x = mixture(replace(PLAIN, capacity_factor=0.7)).train(), given()
+    steps, x = mixture(replace(PLAIN, capacity_factor=0.7)).train(), random_input()
     tape = Tape("ffn.chosen", "ffn.weight")
     flow = flow_of(x, tape=tape)
     write = steps(x, flow)
@@ -137,7 +137,7 @@ def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
 
 
 def test_there_is_always_room_for_four() -> None:
-    steps, x = mixture(replace(PLAIN, capacity_factor=0.001)).train(), given()
+    steps, x = mixture(replace(PLAIN, capacity_factor=0.001)).train(), random_input()
     flow = flow_of(x)
     steps(x, flow)
     load = (flow.metrics["load"][0] * 120).round()
@@ -147,7 +147,7 @@ def test_there_is_always_room_for_four() -> None:
 @pytest.mark.parametrize("capacity", [None, 0.8])
 def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None) -> None:
     steps = mixture(replace(GATED, capacity_factor=capacity, balance_loss=0.1, z_loss=0.1)).train()
-    x = given(4, 20)
+    x = random_input(4, 20)
     alone, flow = x[:, :12], flow_of(x[:, :12])
     write = steps(alone, flow)
     padded = flow_of(x, [12] * 4)
@@ -163,7 +163,7 @@ def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None) -> Non
 def test_losses_and_facts_by_hand() -> None:
     steps, x, tape = (
         mixture(replace(PLAIN, balance_loss=0.3, z_loss=0.2)).train(),
-        given(),
+        random_input(),
         Tape("*"),
     )
     flow = flow_of(x, tape=tape)
@@ -185,7 +185,7 @@ def test_losses_and_facts_by_hand() -> None:
 
 
 def test_noise_has_a_learnt_size_and_only_training_hears_it() -> None:
-    result, x = mixture(replace(GATED, noise=True)), given()
+    result, x = mixture(replace(GATED, noise=True)), random_input()
     assert result.noise is not None
     quiet = result.eval()(x, flow_of(x))
     assert torch.equal(quiet, result(x, flow_of(x)))
@@ -205,7 +205,7 @@ def test_noise_has_a_learnt_size_and_only_training_hears_it() -> None:
 
 
 def test_every_token_meets_the_shared_expert() -> None:
-    model, x = mixture(KINDS["shared"]).eval(), given()
+    model, x = mixture(KINDS["shared"]).eval(), random_input()
     shared = model.shared
     write = model(x, flow_of(x))
     model.shared = None
@@ -214,7 +214,7 @@ def test_every_token_meets_the_shared_expert() -> None:
 
 def test_one_token_meets_its_own_experts_alone() -> None:
     model = mixture(GATED).eval()
-    x, tape = given(1, 6), Tape("*.chosen")
+    x, tape = random_input(1, 6), Tape("*.chosen")
     full = model(x, flow_of(x, tape=tape))
     for at in range(6):
         strange = sorted(set(range(4)) - set(tape["ffn.chosen"][0, at].tolist()))
@@ -227,7 +227,7 @@ def test_one_token_meets_its_own_experts_alone() -> None:
 
 
 def test_the_router_thinks_in_fp32() -> None:
-    result, x, tape = mixture(GATED, torch.bfloat16), given(dtype=torch.bfloat16), Tape("*")
+    result, x, tape = mixture(GATED, torch.bfloat16), random_input(dtype=torch.bfloat16), Tape("*")
     with torch.autocast("cpu", torch.bfloat16):
         write = result(x, flow_of(x, tape=tape))
     assert (
@@ -237,13 +237,13 @@ def test_the_router_thinks_in_fp32() -> None:
     torch.testing.assert_close(tape["ffn.router"], x.float() @ result.router.weight.float().mT)
     full = mixture(GATED)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = full(given(), flow_of(given()))
-    exact = full(given(), flow_of(given()))
+        rounded = full(random_input(), flow_of(random_input()))
+    exact = full(random_input(), flow_of(random_input()))
     assert float((rounded - exact).abs().max()) < 0.03 * float(exact.abs().max())
 
 
 def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere() -> None:
-    model, x, tape = mixture(GATED).eval(), given(), Tape("*")
+    model, x, tape = mixture(GATED).eval(), random_input(), Tape("*")
     unedited = model(x, flow_of(x))
     assert torch.equal(model(x, flow_of(x, tape=tape)), unedited)
     shapes = {name: tuple(value.shape) for name, value in tape.records.items()}

@@ -199,7 +199,7 @@ def test_every_value_set_to_zero_gives_what_the_hand_says(name: str) -> None:
 @pytest.mark.parametrize("name", tiny.ALL)
 @torch.no_grad()
 def test_identity_edits_change_no_bit(name: str) -> None:
-    """Of scores and patterns too where the engine is the readable one; fused ones round
+    """Scores and patterns are covered where the engine is the readable one; fused ones round
     otherwise."""
     model, tokens = tiny.model(tiny.ALL[name]), tiny.tokens()
     pair = (

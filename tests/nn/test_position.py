@@ -24,8 +24,8 @@ HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative
 
 
 def frequencies(position: c.Sinusoidal, dim: int = DIM) -> np.ndarray:
-    """What the scheme adds to the embeddings of positions 0 .. LENGTH - 1, through a model's own
-    forward pass."""
+    """Vectors that the scheme adds to the embeddings of positions 0 .. LENGTH - 1, through a
+    model's own forward pass."""
     body = c.Stack(0, (tiny.block(c.Attention(1, head_dim=8)),), position)
     model = build_model(c.Decoder(dim, LENGTH, c.Embed(4), body), seed=1)
     torch.nn.init.zeros_(model.embed.token.weight)

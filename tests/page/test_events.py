@@ -94,7 +94,7 @@ def test_the_stream_says_what_comes(tmp_path: Path) -> None:
     trainings = served.page(run=folder).trainings
     assert isinstance(trainings, Trainings)
 
-    async def read() -> list[tuple[str, Any]]:
+    async def read_events() -> list[tuple[str, Any]]:
         results = []
         async for block in trainings.stream({"mine": 0}):
             fields = dict(line.partition(": ")[::2] for line in block.decode().strip().splitlines())
@@ -107,7 +107,7 @@ def test_the_stream_says_what_comes(tmp_path: Path) -> None:
         return results
 
     with ThreadPoolExecutor() as apart:  # a browser's test may have left a loop in this thread
-        result = apart.submit(lambda: asyncio.run(read())).result()
+        result = apart.submit(lambda: asyncio.run(read_events())).result()
     assert result == [("mine:2", [1, 2]), ("mine:3", [3])]
 
 
@@ -166,23 +166,25 @@ def test_a_training_waits_as_long_as_a_file_is_there(tmp_path: Path) -> None:
     client = served.client(served.page(run=folder))
     pause = folder / "pause"
 
-    def told() -> tuple[bool, ...]:
+    def card_state() -> tuple[bool, ...]:
         (card,) = client.get("/api/train").json()
         return card["live"], card["pausing"], card["paused"]
 
     def ask(paused: Any) -> Any:
         return client.post("/api/train/mine/pause", json={"paused": paused})
 
-    assert told() == (True, False, False) and ask("yes").status_code == 400
-    assert ask(True).json()["asked"] and told() == (True, True, False)
+    assert card_state() == (True, False, False) and ask("yes").status_code == 400
+    assert ask(True).json()["asked"] and card_state() == (True, True, False)
     pause.write_text(PAUSED)
     long_ago = time.time() - 600
     os.utime(folder / "log.jsonl", (long_ago, long_ago))
     served.saved("gpt2", folder / "step-000020")
-    assert told() == (True, False, True), "its last step was saved and nothing came since: it waits"
+    assert card_state() == (True, False, True), (
+        "its last step was saved and nothing came since: it waits"
+    )
     assert ask(True).json()["asked"] and pause.read_text() == PAUSED
     os.utime(pause, (long_ago, long_ago))
-    assert told() == (False, False, False), "nobody waits there any more"
+    assert card_state() == (False, False, False), "nobody waits there any more"
     assert ask(False).json()["asked"] and not pause.exists() and ask(False).status_code == 200
     refused = ask(True)
     assert refused.status_code == 400 and "not running" in refused.json()["error"]

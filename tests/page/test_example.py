@@ -19,16 +19,16 @@ import served
 EXAMPLE = Path(__file__).parents[2] / "src/glassformer/static/example.trace"
 
 
-def same(saved: Any, now: Any, places: str) -> None:
+def check_equal(saved: Any, now: Any, places: str) -> None:
     """Equal but for the last digits of numbers, which another processor rounds otherwise."""
     if isinstance(saved, dict):
         assert saved.keys() == now.keys(), places
         for key in saved.keys() - {"ms", "loaded", "found", "dtype", "src", "python"}:
-            same(saved[key], now[key], f"{places} {key}")
+            check_equal(saved[key], now[key], f"{places} {key}")
     elif isinstance(saved, list):
         assert len(saved) == len(now), places
         for at, (item, second) in enumerate(zip(saved, now, strict=True)):
-            same(item, second, f"{places} {at}")
+            check_equal(item, second, f"{places} {at}")
     elif isinstance(saved, float):
         assert saved == pytest.approx(now, rel=1e-4, abs=1e-5), places
     else:
@@ -53,7 +53,7 @@ def test_every_answer_of_the_example_is_the_servers() -> None:
         assert answer.status_code == 200, (request, answer.text)
         content = tensors[request].tobytes()
         if answer.headers["content-type"] == "application/json":
-            same(json.loads(content), answer.json(), request)
+            check_equal(json.loads(content), answer.json(), request)
         elif "api/vocab" in request:
             assert content == answer.content
         else:

@@ -39,7 +39,7 @@ def ask(tmp_path: Any) -> Ask:
         starlette_app(served.page(served.saved("llama", tmp_path))), lambda *args: heard.put(args)
     )
 
-    def asked(method: str, path: str, body: Any = None, cancel_after: int = 0) -> tuple[int, bytes]:
+    def send(method: str, path: str, body: Any = None, cancel_after: int = 0) -> tuple[int, bytes]:
         id = next(ids)
         answering.receive(
             {
@@ -63,7 +63,7 @@ def ask(tmp_path: Any) -> Ask:
             if not output["more"]:
                 return status, stored
 
-    return asked
+    return send
 
 
 def test_it_answers_as_the_server_does(ask: Ask) -> None:

@@ -66,12 +66,12 @@ class Reader:
         return "object", result, path
 
     def type(self, path: str) -> Type:
-        group = [self.both(path)]
+        group = [self.intersection(path)]
         while self.ahead("|"):
-            group.append(self.both(path))
+            group.append(self.intersection(path))
         return group[0] if len(group) == 1 else ("one of", group)
 
-    def both(self, path: str) -> Type:
+    def intersection(self, path: str) -> Type:
         group = [self.lists(path)]
         while self.ahead("&"):
             group.append(self.lists(path))
@@ -117,14 +117,14 @@ ANSWERS: dict[str, Any] = {
 SEEN: set[str] = set()
 
 
-def whole(type: Type) -> Type:
+def expanded(type: Type) -> Type:
     """Names of interfaces as what they stand for, and several objects as one."""
     if type[0] == "name" and type[1] in READ.interfaces:
         return READ.interfaces[type[1]]
     if type[0] == "field":
-        return whole(whole(type[1])[1][type[2]][0])
+        return expanded(expanded(type[1])[1][type[2]][0])
     if type[0] == "all of":
-        pieces = [whole(item) for item in type[1]]
+        pieces = [expanded(item) for item in type[1]]
         merged = {
             name: (field, optional, piece[2])
             for piece in pieces
@@ -135,8 +135,8 @@ def whole(type: Type) -> Type:
 
 
 def faults(value: Any, type: Type, places: str) -> Iterator[str]:
-    """What is not as the type says."""
-    type = whole(type)
+    """Fields that differ from the type's."""
+    type = expanded(type)
     kind, of = type[0], type[1]
     if kind == "object":
         if not isinstance(value, dict):
@@ -206,7 +206,7 @@ def events(text: str) -> Iterator[tuple[str, Any]]:
         yield fields.get("event", "token"), json.loads(fields["data"])
 
 
-def asked(folder: Path) -> Iterator[tuple[str, Any]]:
+def answers(folder: Path) -> Iterator[tuple[str, Any]]:
     """Every path of ``Answers`` and an answer of it; some more than once."""
     run = training(folder / "mine")
     store.save(
@@ -279,7 +279,7 @@ def fields_of(type: Type, path: str) -> Iterator[str]:
 
 def test_every_answer_is_as_its_type_says_and_every_field_of_a_type_is_sent(tmp_path: Path) -> None:
     output, paths = list[str](), set[str]()
-    for path, answer in asked(tmp_path):
+    for path, answer in answers(tmp_path):
         paths.add(path)
         assert path in ANSWERS, f"{path} is not in types.ts"
         output += faults(answer, ANSWERS[path], path)

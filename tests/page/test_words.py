@@ -125,8 +125,8 @@ def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Pat
 
 
 def test_a_target_that_has_begun_is_continued(tmp_path: Path) -> None:
-    """What an encoder-decoder has written so far is what its next tokens follow; a decoder has its
-    text for that."""
+    """The next tokens of an encoder-decoder follow its target so far; a decoder has its text for
+    that."""
     path = served.saved("t5", tmp_path / "mine")
     client = served.client(served.page(path))
     model, item = store.load(path)

@@ -11,7 +11,7 @@ from glassformer.fast.quantize import gptq
 from glassformer.fast.quantize.gptq import calibrated
 
 
-def made(inputs: int = 96, rank: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+def random_layer(inputs: int = 96, rank: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(400, rank, generator=draw) @ torch.randn(rank, inputs, generator=draw)
     x = x + 0.1 * torch.randn(400, inputs, generator=draw)
@@ -28,7 +28,7 @@ def error(
 @pytest.mark.parametrize("group", [32, 64])
 @pytest.mark.parametrize("inputs", [96, 100])
 def test_outputs_lose_less_than_by_the_nearest_or_a_search(group: int, inputs: int) -> None:
-    weight, x = made(inputs)
+    weight, x = random_layer(inputs)
     rounded = calibrated(weight, 4, group, x.T @ x)
     nearest, searched = rounding.nearest(weight, 4, group), rounding.searched(weight, 4, group)
     assert rounded[0].shape == weight.shape and rounded[1].shape == nearest[1].shape
@@ -40,7 +40,7 @@ def test_it_is_the_written_out_algorithm(monkeypatch: pytest.MonkeyPatch) -> Non
     """Input after input, the rest by the inverse of what is left of H: Optimal Brain Quantization
     in a fixed order."""
     monkeypatch.setattr(gptq, "TURNS", 1)  # no scales fitted to codes
-    weight, x = made(32, 12)
+    weight, x = random_layer(32, 12)
     gram = x.T @ x
     codes, scales = calibrated(weight, 4, 32, gram)
     damped = (gram + 0.01 * gram.diagonal().mean() * torch.eye(32)).double()
@@ -58,14 +58,14 @@ def test_it_is_the_written_out_algorithm(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_scales_fitted_to_codes_lose_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, x = made()
+    weight, x = random_layer()
     fitted = error(weight, calibrated(weight, 4, 32, x.T @ x), x)
     monkeypatch.setattr(gptq, "TURNS", 1)
     assert fitted < 0.99 * error(weight, calibrated(weight, 4, 32, x.T @ x), x)
 
 
 def test_each_scale_is_fitted_to_what_those_before_it_left() -> None:
-    weight, x = made()
+    weight, x = random_layer()
     gram = x.T @ x
     codes, scales = rounding.nearest(weight, 4, 32)
     expected = scales.clone()
@@ -83,7 +83,7 @@ def test_each_scale_is_fitted_to_what_those_before_it_left() -> None:
 
 
 def test_a_round_that_loses_more_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, x = made()
+    weight, x = random_layer()
     gram = x.T @ x
     monkeypatch.setattr(
         gptq, "_descend", lambda weight, *_: torch.zeros(weight.shape, dtype=torch.int8)
@@ -93,7 +93,7 @@ def test_a_round_that_loses_more_is_not_kept(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_blocks_of_inputs_pass_their_errors_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, x = made()
+    weight, x = random_layer()
     full, _ = calibrated(weight, 4, 32, x.T @ x)
     monkeypatch.setattr(gptq, "BLOCK", 16)
     codes, _ = calibrated(weight, 4, 32, x.T @ x)
@@ -102,7 +102,7 @@ def test_blocks_of_inputs_pass_their_errors_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_stack_is_one_table_after_another_and_an_unmet_expert_is_searched() -> None:
-    weight, x = made()
+    weight, x = random_layer()
     stack, grams = torch.stack([weight, weight]), torch.stack([x.T @ x, torch.zeros(96, 96)])
     codes, scales = calibrated(stack, 4, 32, grams)
     assert torch.equal(codes[0], calibrated(weight, 4, 32, grams[0])[0])
@@ -110,7 +110,7 @@ def test_a_stack_is_one_table_after_another_and_an_unmet_expert_is_searched() ->
 
 
 def test_fewer_texts_than_inputs_are_enough_to_round() -> None:
-    weight, x = made()
+    weight, x = random_layer()
     codes, scales = calibrated(weight, 4, 32, x[:3].T @ x[:3])
     assert bool(scales.isfinite().all()) and codes.abs().max() <= 8
 

@@ -214,7 +214,8 @@ def test_other_objectives_keep_their_settings(book, objective):
 def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_that_is_used(
     tmp_path, capsys
 ):
-    """What is held out is of another kind than what is read, so it is foretold worse and worse."""
+    """The validation text is of another kind than the training text, so it is predicted worse and
+    worse."""
     (tmp_path / "train.txt").write_text("abcdefgh" * 500)
     (tmp_path / "valid.txt").write_text("".join(random.Random(2).choices("abcdefgh", k=500)))
     words = [

@@ -68,7 +68,7 @@ def equal(remaining, right):
 
 
 @pytest.fixture(scope="module")
-def whole(corpus, tmp_path_factory):
+def finished_run(corpus, tmp_path_factory):
     """The folder of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("whole") / "run"
     ended = runs.run(settings(corpus), out)
@@ -124,7 +124,9 @@ def strike(process, out, number, after):
     return process.communicate(timeout=60)[1]
 
 
-def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(corpus, whole, tmp_path):
+def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(
+    corpus, finished_run, tmp_path
+):
     out = tmp_path / "run"
     process = start(corpus, out)
     attend(process, out, after=4)
@@ -148,18 +150,18 @@ def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(corpus,
     process = start(corpus, out, resume=True)
     assert "Going on from" in process.communicate(timeout=120)[1] and process.returncode == 0
     assert logged(out) == list(range(1, 41))
-    assert equal(weights(out), weights(whole))
+    assert equal(weights(out), weights(finished_run))
     curves = [
         [(e["loss"], e.get("valid_loss")) for e in hooks.read_log(f / "log.jsonl")]
-        for f in (out, whole)
+        for f in (out, finished_run)
     ]
     assert curves[0] == curves[1]
-    state = [(f / "step-000040" / "state.safetensors").read_bytes() for f in (out, whole)]
+    state = [(f / "step-000040" / "state.safetensors").read_bytes() for f in (out, finished_run)]
     assert state[0] == state[1]
 
 
 def test_a_file_in_the_folder_stops_a_run(corpus, tmp_path):
-    """As SIGTERM does: the step is finished and saved; a file that is left from before stops
+    """A file acts like SIGTERM: the step is finished and saved; one from an earlier run stops
     nothing."""
     out = tmp_path / "run"
     out.mkdir()
@@ -190,9 +192,9 @@ def hold(process, out, after):
 
 
 @pytest.mark.slow
-def test_a_file_in_the_folder_holds_a_run(corpus, whole, tmp_path):
-    """It waits after a step as long as the file is there; one killed meanwhile waits no more when
-    it goes on."""
+def test_a_file_in_the_folder_holds_a_run(corpus, finished_run, tmp_path):
+    """The run waits after a step as long as the file exists; one killed meanwhile waits no more
+    when it goes on."""
     out = tmp_path / "run"
     process = start(corpus, out)
     stored = hold(process, out, after=3)
@@ -211,11 +213,11 @@ def test_a_file_in_the_folder_holds_a_run(corpus, whole, tmp_path):
     assert process.returncode == 128 + signal.SIGTERM and f"SIGTERM after step {stored};" in output
     assert not (out / "pause").exists() and not (out / "stop").exists()
     runs.run(settings(corpus), out, resume=True)
-    assert equal(weights(out), weights(whole)), "pauses change no bit"
+    assert equal(weights(out), weights(finished_run)), "pauses change no bit"
 
 
 @pytest.mark.slow
-def test_killed_at_twenty_moments(corpus, whole, tmp_path):
+def test_killed_at_twenty_moments(corpus, finished_run, tmp_path):
     out = tmp_path / "run"
     for turn in range(20):
         before = (out / "log.jsonl").stat().st_mtime_ns if (out / "log.jsonl").exists() else None
@@ -232,22 +234,22 @@ def test_killed_at_twenty_moments(corpus, whole, tmp_path):
         if (out / "last").exists():
             store.load(out)
     runs.run(settings(corpus), out, resume=True)
-    assert equal(weights(out), weights(whole))
+    assert equal(weights(out), weights(finished_run))
 
 
 # ------------------------------------------------------------------------------------- one run
 
 
-def test_a_run_leaves_what_the_contract_says(whole):
-    names = {path.name for path in whole.iterdir()}
+def test_a_run_leaves_what_the_contract_says(finished_run):
+    names = {path.name for path in finished_run.iterdir()}
     assert {"run.json", "log.jsonl", "last", "best", "step-000040"} <= names
     assert not [name for name in names if name.endswith((".part", ".old"))]
-    model, tokenizer = store.load(whole)
+    model, tokenizer = store.load(finished_run)
     assert tokenizer.decode(tokenizer.encode("7 times 7")) == "7 times 7"
     assert model.config.embed.vocab == tokenizer.size and model.config.context == 16
-    book = json.loads((whole / "run.json").read_text())
+    book = json.loads((finished_run / "run.json").read_text())
     assert book["train"]["steps"] == 40 and book["execution"]["dtype"] == "float32"
-    lines = hooks.read_log(whole / "log.jsonl")
+    lines = hooks.read_log(finished_run / "log.jsonl")
     assert (
         len(lines) == 40
         and lines[9]["valid_loss"] > lines[-1]["valid_loss"]
@@ -284,7 +286,7 @@ def test_everything_said_goes_to_standard_error(corpus, tmp_path, capfd):
     )
 
 
-def test_sampling_and_evaluating_change_nothing(corpus, whole, tmp_path):
+def test_sampling_and_evaluating_change_nothing(corpus, finished_run, tmp_path):
     def sample(model, tokenizer, source):
         assert not model.training
         return str(torch.rand(5).sum())
@@ -294,13 +296,13 @@ def test_sampling_and_evaluating_change_nothing(corpus, whole, tmp_path):
         tmp_path / "run",
         sample=sample,
     )
-    assert equal(weights(tmp_path / "run"), weights(whole))
+    assert equal(weights(tmp_path / "run"), weights(finished_run))
 
 
-def test_resuming_a_finished_run_does_nothing(corpus, whole):
-    before = weights(whole)
-    assert runs.run(settings(corpus), whole, resume=True).step == 40
-    assert equal(before, weights(whole)) and logged(whole) == list(range(1, 41))
+def test_resuming_a_finished_run_does_nothing(corpus, finished_run):
+    before = weights(finished_run)
+    assert runs.run(settings(corpus), finished_run, resume=True).step == 40
+    assert equal(before, weights(finished_run)) and logged(finished_run) == list(range(1, 41))
 
 
 def test_a_run_that_is_older_than_a_setting_is_resumed(corpus, tmp_path):
@@ -411,7 +413,7 @@ def test_a_run_that_ended_early_goes_on_with_more_steps(corpus, tmp_path, capfd,
     assert json.loads((tmp_path / "run" / "run.json").read_text())["ended"] == [6]
 
 
-def test_a_run_file_in_python_is_the_command(corpus, tmp_path, whole):
+def test_a_run_file_in_python_is_the_command(corpus, tmp_path, finished_run):
     file = tmp_path / "run.toml"
     file.write_text(f'[data]\ntrain = "{corpus}"\n')
     overrides = {**SETTINGS, "steps": "4"}
@@ -447,17 +449,17 @@ def test_the_log_has_each_groups_rate(corpus, tmp_path):
     }
 
 
-def test_going_on_from_a_trained_model(corpus, whole, tmp_path):
-    table = {"from": str(whole), "decoder.dropout": 0.0}
+def test_going_on_from_a_trained_model(corpus, finished_run, tmp_path):
+    table = {"from": str(finished_run), "decoder.dropout": 0.0}
     further = dataclasses.replace(settings(corpus, steps="1", context="none"), model=table)
     further = dataclasses.replace(further, data=dataclasses.replace(further.data, tokenizer=None))
     ended = runs.run(further, tmp_path / "run")
-    first = hooks.read_log(whole / "log.jsonl")[0]["loss"]
+    first = hooks.read_log(finished_run / "log.jsonl")[0]["loss"]
     assert ended.loss < first - 0.3
     model, tokenizer = store.load(tmp_path / "run")
     assert model.config.decoder.dropout == 0.0 and tokenizer is not None
     wider = dataclasses.replace(
-        further, model={"from": str(whole), "decoder.pattern.feedforward.hidden": 8}
+        further, model={"from": str(finished_run), "decoder.pattern.feedforward.hidden": 8}
     )
     with pytest.raises(UserError, match=r"ffn.*change only the head or pool"):
         runs.run(wider, tmp_path / "other")
@@ -496,9 +498,9 @@ def refuse(message, settings, out, resume=False):
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_that_holds_a_run(corpus, whole):
-    refuse(r"holds a run already; add --resume", settings(corpus), whole)
-    assert (whole / "step-000040").is_dir()
+def test_a_folder_that_holds_a_run(corpus, finished_run):
+    refuse(r"holds a run already; add --resume", settings(corpus), finished_run)
+    assert (finished_run / "step-000040").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -511,10 +513,10 @@ def test_a_folder_that_holds_a_run(corpus, whole):
         ({"data.valid": "0.2"}, r"data.valid"),
     ],
 )
-def test_resuming_with_another_config_names_what_differs(corpus, whole, changes, message):
-    before = weights(whole)
-    refuse(message, settings(corpus, **changes), whole, resume=True)
-    assert equal(before, weights(whole))
+def test_resuming_with_another_config_names_what_differs(corpus, finished_run, changes, message):
+    before = weights(finished_run)
+    refuse(message, settings(corpus, **changes), finished_run, resume=True)
+    assert equal(before, weights(finished_run))
 
 
 def test_resuming_with_another_text_is_named(corpus, tmp_path):
@@ -650,9 +652,9 @@ def test_a_log_cut_short_by_a_crash_is_still_read(tmp_path):
     assert path.read_text() == '{"step": 1, "loss": 2.0}\n'
 
 
-def test_the_curves(whole, tmp_path):
+def test_the_curves(finished_run, tmp_path):
     pytest.importorskip("matplotlib")
-    assert "curves are in" in hooks.draw(whole / "log.jsonl", tmp_path / "curves.png")
+    assert "curves are in" in hooks.draw(finished_run / "log.jsonl", tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -672,9 +674,9 @@ def test_tensorboard_that_is_missing_is_refused_where_it_was_asked_for(
 
 
 def test_the_planned_model_is_the_one_that_is_trained_and_no_tokenizer_is(
-    corpus, whole, monkeypatch
+    corpus, finished_run, monkeypatch
 ):
-    trained = Checkpoint.open(whole / "step-000040").config
+    trained = Checkpoint.open(finished_run / "step-000040").config
     monkeypatch.setattr("glassformer.runs.plan.train_tokenizer", None)
     assert runs.plan_run(settings(corpus)).model == trained
     for kind, vocab in (("bpe", 4096), ("byte", 257)):
@@ -701,17 +703,19 @@ def test_no_tokenizer_is_announced_before_the_file_was_read(tmp_path, capsys, co
     assert "tokenizer" not in capsys.readouterr().err
 
 
-def test_a_run_folder_means_its_best_checkpoint_and_says_so(whole, capsys):
+def test_a_run_folder_means_its_best_checkpoint_and_says_so(finished_run, capsys):
     from glassformer.commands.options import ModelOptions
 
-    def asked(folder):
+    def warnings_of(folder):
         ModelOptions(str(folder)).load_with_tokenizer()
         return capsys.readouterr().err
 
-    best = (whole / "best").read_text().strip()
-    assert resolve.checkpoint_folder(whole) == whole / best
-    assert f"Checkpoint {best} of {whole}, the best by validation loss." in asked(whole)
-    assert "Checkpoint" not in asked(whole / best)
+    best = (finished_run / "best").read_text().strip()
+    assert resolve.checkpoint_folder(finished_run) == finished_run / best
+    assert f"Checkpoint {best} of {finished_run}, the best by validation loss." in warnings_of(
+        finished_run
+    )
+    assert "Checkpoint" not in warnings_of(finished_run / best)
 
 
 def test_a_separator_makes_documents_of_a_file(tmp_path):

@@ -21,8 +21,8 @@ sys.exit(main(sys.argv[1:]))
 SETTINGS = ["--decoder.depth", "2", "--context", "24", "--data.tokenizer", "char"]
 
 
-def both(folder, *settings, first=(), patience=60):
-    """What two processes wrote to standard error, each of which has to end with 2."""
+def stderr_of_both(folder, *settings, first=(), patience=60):
+    """Standard error of two processes, each of which has to end with 2."""
     words = [
         "train",
         "--recipe",
@@ -80,14 +80,16 @@ def sentences(written):
 def test_a_mistake_of_the_first_is_a_sentence_of_each(folder, settings, mistake):
     (folder / "out").mkdir()
     (folder / "out" / "run.json").write_text(json.dumps({}))
-    item, second = (sentences(written) for written in both(folder, *settings))
+    item, second = (sentences(written) for written in stderr_of_both(folder, *settings))
     assert len(item) == 1 and mistake in item[0] and second == item
 
 
 def test_a_first_process_that_ends_before_it_listens_is_a_sentence_of_the_other(folder):
     item, second = (
         sentences(written)
-        for written in both(folder, "--parallel.timeout", "3", first=["--steps", "0"], patience=3)
+        for written in stderr_of_both(
+            folder, "--parallel.timeout", "3", first=["--steps", "0"], patience=3
+        )
     )
     assert item == ["train.steps is 0; give a number above 0."]
     assert (

@@ -32,7 +32,7 @@ from glassformer.runs.resume import restore_newest
 from training.test_loop import Poisoned, Random, tiny
 
 
-def begin(cfg=None, chosen=None, **batches):
+def new_state(cfg=None, chosen=None, **batches):
     model = build_model(cfg or tiny(dropout=0.2), seed=1)
     return State(model, Optimizer(model, chosen or run.AdamW()), Random(**batches))
 
@@ -47,7 +47,7 @@ def go(state, settings, stop=None, hook=lambda step: None):
     return state
 
 
-def same(remaining: State, right: State) -> bool:
+def equal_states(remaining: State, right: State) -> bool:
     moments = remaining.optimizer.state(), right.optimizer.state()
     return (
         all(
@@ -64,37 +64,39 @@ def same(remaining: State, right: State) -> bool:
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_going_on_is_bit_exact_with_dropout_and_accumulation(tmp_path, chosen, accumulate):
     settings = run.Train(steps=7, batch=4, accumulate=accumulate, optimizer=chosen)
-    full = go(begin(chosen=chosen), settings)
-    path = run_checkpoints.save(tmp_path, go(begin(chosen=chosen), settings, stop=4))
+    full = go(new_state(chosen=chosen), settings)
+    path = run_checkpoints.save(tmp_path, go(new_state(chosen=chosen), settings, stop=4))
     # another process: draws belong to step and piece
     random.seed(99), np.random.seed(99), torch.manual_seed(99)
-    state = begin(chosen=chosen)
+    state = new_state(chosen=chosen)
     run_checkpoints.restore(path, state)
-    assert state.step == 4 and same(go(state, settings), full)
+    assert state.step == 4 and equal_states(go(state, settings), full)
 
 
 def test_a_run_that_began_with_one_stream_of_random_numbers_goes_on_with_it(tmp_path):
     settings = run.Train(steps=7, batch=4, accumulate=3)
 
-    def begun():
-        state = begin()
+    def older_state():
+        state = new_state()
         state.draws_by_piece = False
         return state
 
-    full = go(begun(), settings)
-    path = run_checkpoints.save(tmp_path, go(begun(), settings, stop=4))
+    full = go(older_state(), settings)
+    path = run_checkpoints.save(tmp_path, go(older_state(), settings, stop=4))
     drawn = random.random(), np.random.rand(), torch.rand(3)
     random.seed(99), np.random.seed(99), torch.manual_seed(99)  # another process
-    state = begin()
+    state = new_state()
     run_checkpoints.restore(path, state)
     assert not state.draws_by_piece
     assert (random.random(), np.random.rand()) == drawn[:2] and torch.equal(torch.rand(3), drawn[2])
     run_checkpoints.restore(path, state)
-    assert same(go(state, settings), full) and not same(go(begin(), settings), full)
+    assert equal_states(go(state, settings), full) and not equal_states(
+        go(new_state(), settings), full
+    )
 
 
 def test_a_checkpoint_is_a_model_that_loads(tmp_path):
-    state = go(begin(), run.Train(steps=2, batch=4))
+    state = go(new_state(), run.Train(steps=2, batch=4))
     path = run_checkpoints.save(tmp_path, state)
     files_there = {
         "config.json",
@@ -118,7 +120,7 @@ def test_the_last_and_the_best_are_kept(tmp_path):
         step.valid_loss = valid.get(step.index)
         save(step)
 
-    state = go(begin(), run.Train(steps=8, batch=4), hook=hook)
+    state = go(new_state(), run.Train(steps=8, batch=4), hook=hook)
     assert [p.name for p in run_checkpoints.steps(tmp_path)] == [
         "step-000004",
         "step-000007",
@@ -132,12 +134,12 @@ def test_the_last_and_the_best_are_kept(tmp_path):
 
 def test_what_a_killed_rotation_left_is_removed_on_resume(tmp_path):
     state = go(
-        begin(),
+        new_state(),
         run.Train(steps=4, batch=4),
         hook=lambda step: run_checkpoints.save(tmp_path, step.state),
     )
     assert len(run_checkpoints.steps(tmp_path)) == 4  # killed before the others were removed
-    restore_newest(tmp_path, run_checkpoints.newest(tmp_path), begin(), 2)
+    restore_newest(tmp_path, run_checkpoints.newest(tmp_path), new_state(), 2)
     assert [p.name for p in run_checkpoints.steps(tmp_path)] == [
         "step-000003",
         "step-000004",
@@ -145,7 +147,7 @@ def test_what_a_killed_rotation_left_is_removed_on_resume(tmp_path):
 
 
 def test_a_bad_step_is_not_saved_and_rotates_nothing_away(tmp_path):
-    state = begin()
+    state = new_state()
     state.batches = Poisoned(state.model, range(3, 99))
     with pytest.raises(UserError, match="in a row"):
         go(state, run.Train(steps=50, batch=4), hook=Save(tmp_path, every=1, keep=2))
@@ -153,7 +155,7 @@ def test_a_bad_step_is_not_saved_and_rotates_nothing_away(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    state = go(begin(), run.Train(steps=1, batch=4))
+    state = go(new_state(), run.Train(steps=1, batch=4))
     run_checkpoints.save(tmp_path, state)
     state.step = 2
     with torch.no_grad():
@@ -184,17 +186,17 @@ def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(
 ):
     """Step 2 is saved, step 1 perhaps rotated away; each touch of the disk is the last one, once.
     Then resume."""
-    state = go(begin(), run.Train(steps=3, batch=4))
+    state = go(new_state(), run.Train(steps=3, batch=4))
     state.step, state.best, state.best_step = 1, 3.0, 1
     run_checkpoints.save(tmp_path / "kept", state)
     failure = Killed() if end == "killed" else OSError(errno.ENOSPC, "No space left on device")
-    left = 0
+    remaining_writes = 0
 
     def dying(function):
         def wrapped(*args, **kwargs):
-            nonlocal left
-            left -= 1
-            if left < 0:
+            nonlocal remaining_writes
+            remaining_writes -= 1
+            if remaining_writes < 0:
                 raise failure
             return function(*args, **kwargs)
 
@@ -204,18 +206,18 @@ def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(
     for calls in range(300):
         out = tmp_path / f"out{calls}"
         shutil.copytree(tmp_path / "kept", out)
-        state.step, state.best, state.best_step, left = 2, 4.0 - best, best, calls
+        state.step, state.best, state.best_step, remaining_writes = 2, 4.0 - best, best, calls
         with monkeypatch.context() as patch, contextlib.suppress(Killed, UserError, OSError):
             for owner, name in TOUCHES:
                 patch.setattr(owner, name, dying(getattr(owner, name)))
             run_checkpoints.save(out, state)
             run_checkpoints.rotate(out, 1)
-            left += 10**6
-        done = left > 10**5
+            remaining_writes += 10**6
+        done = remaining_writes > 10**5
         store.load(out)  # also before anything is fixed
         run_checkpoints.tidy(out)
         assert {p.name for p in out.iterdir()} <= {"step-000001", "step-000002", "last", "best"}
-        result, again = run_checkpoints.newest(out), begin()
+        result, again = run_checkpoints.newest(out), new_state()
         run_checkpoints.restore(result, again)
         run_checkpoints.point(out, again)
         assert (out / "last").read_text().strip() == result.name
@@ -229,7 +231,7 @@ def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(
 
 
 def test_a_file_size_limit_leaves_the_previous_one(tmp_path):
-    state = go(begin(), run.Train(steps=2, batch=4))
+    state = go(new_state(), run.Train(steps=2, batch=4))
     state.step = 1
     run_checkpoints.save(tmp_path, state)
     state.step = 2
@@ -242,7 +244,7 @@ def test_a_file_size_limit_leaves_the_previous_one(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
     assert "\n" not in str(caught.value)
     assert [p.name for p in tmp_path.iterdir() if p.name != "last"] == ["step-000001"]
-    run_checkpoints.restore(run_checkpoints.newest(tmp_path), begin())
+    run_checkpoints.restore(run_checkpoints.newest(tmp_path), new_state())
 
 
 def test_a_full_disk_leaves_the_previous_one(tmp_path):
@@ -254,14 +256,14 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path):
     if mounted.returncode:
         pytest.skip("needs the right to mount a small disk")
     try:
-        state = go(begin(), run.Train(steps=2, batch=4))
+        state = go(new_state(), run.Train(steps=2, batch=4))
         state.step = 1
         run_checkpoints.save(disk, state)
         state.step = 2
         with pytest.raises(UserError, match=r"disk.*full; free some space"):
             run_checkpoints.save(disk, state)
         assert [p.name for p in disk.iterdir() if p.name != "last"] == ["step-000001"]
-        run_checkpoints.restore(run_checkpoints.newest(disk), begin())
+        run_checkpoints.restore(run_checkpoints.newest(disk), new_state())
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -270,16 +272,16 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_named(tmp_path):
-    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    path = run_checkpoints.save(tmp_path, go(new_state(), run.Train(steps=1, batch=4)))
     with pytest.raises(UserError, match=r"another model: .*tied is true there and false here"):
-        run_checkpoints.restore(path, begin(tiny(tied=False, dropout=0.2)))
+        run_checkpoints.restore(path, new_state(tiny(tied=False, dropout=0.2)))
 
 
 def test_an_optimizer_of_another_kind_is_named(tmp_path):
-    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    path = run_checkpoints.save(tmp_path, go(new_state(), run.Train(steps=1, batch=4)))
     with pytest.raises(UserError, match=r"another optimizer"):
-        run_checkpoints.restore(path, begin(chosen=run.Muon()))
-    second = begin()
+        run_checkpoints.restore(path, new_state(chosen=run.Muon()))
+    second = new_state()
     del second.optimizer.parameters["decoder.last_norm.weight"]
     with pytest.raises(UserError, match=r'"decoder.last_norm.weight".*config'):
         run_checkpoints.restore(path, second)
@@ -290,7 +292,7 @@ def test_an_optimizer_of_another_kind_is_named(tmp_path):
 )
 @pytest.mark.parametrize("harm", ["cut", "gone", "garbage", "empty", "a bit"])
 def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
-    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
+    path = run_checkpoints.save(tmp_path, go(new_state(), run.Train(steps=1, batch=4)))
     victim = path / name
     if harm == "cut":
         victim.write_bytes(victim.read_bytes()[: victim.stat().st_size // 2])
@@ -305,7 +307,7 @@ def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
     else:
         victim.write_bytes(b"[7]" if name.endswith("json") else b"\xff" * 64)
     with pytest.raises(UserError) as caught:
-        run_checkpoints.restore(path, begin())
+        run_checkpoints.restore(path, new_state())
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
     if name == "model.safetensors":  # whoever only uses the model is told as well
         with pytest.raises(UserError, match=r"is damaged|has no model.safetensors"):
@@ -319,7 +321,7 @@ def test_a_flipped_bit_in_any_file_is_found_where_the_file_is_read(tmp_path):
         train_tokenizer("char", [*texts, "xyz"], None),
     )
     path = run_checkpoints.save(
-        tmp_path, go(begin(), run.Train(steps=1, batch=4)), tokenizer, source
+        tmp_path, go(new_state(), run.Train(steps=1, batch=4)), tokenizer, source
     )
     draw, full = random.Random(3), {file.name: file.read_bytes() for file in path.iterdir()}
     assert {"tokenizer.json", "tokenizer_config.json", "source_tokenizer.json"} < full.keys()
@@ -331,7 +333,7 @@ def test_a_flipped_bit_in_any_file_is_found_where_the_file_is_read(tmp_path):
             harmed[place] ^= 1 << draw.randrange(7)
             (path / name).write_bytes(harmed)
             with pytest.raises(UserError):
-                run_checkpoints.restore(path, begin())
+                run_checkpoints.restore(path, new_state())
             if not name.startswith(("state.", "SHA256SUMS")):  # what only a training reads
                 with pytest.raises(UserError):
                     store.load(path)
@@ -343,7 +345,7 @@ def test_a_flipped_bit_in_any_file_is_found_where_the_file_is_read(tmp_path):
 
 
 def test_a_state_that_lacks_something_is_one_sentence(tmp_path):
-    state = begin()
+    state = new_state()
     state.draws_by_piece = False
     path = run_checkpoints.save(tmp_path, go(state, run.Train(steps=1, batch=4)))
     metrics = json.loads((path / "state.json").read_text())
@@ -353,10 +355,10 @@ def test_a_state_that_lacks_something_is_one_sentence(tmp_path):
         saved = metrics.pop(name)
         (path / "state.json").write_text(json.dumps(metrics))
         with pytest.raises(UserError, match=name):
-            run_checkpoints.restore(path, begin())
+            run_checkpoints.restore(path, new_state())
         metrics[name] = saved
     (path / "state.json").write_text(json.dumps(metrics))
-    run_checkpoints.restore(path, begin())
+    run_checkpoints.restore(path, new_state())
 
 
 def test_differences_are_said_by_place():

@@ -40,10 +40,10 @@ def words(folder: Path, out: str, steps: int, *more: str) -> list[str]:
     return ["-m", "glassformer", "train", *SETTINGS, *args, *more]
 
 
-def begin(
+def launch(
     many: int, message: list[str], restarts: int = 0, output: Path | None = None
 ) -> subprocess.Popen[str]:
-    """A launch whose standard error is read at its end, or goes to the file ``told`` where it is
+    """A launch whose standard error is read at its end, or goes to the file ``output`` where it is
     long."""
     options = ["--nproc-per-node", str(many), "--max-restarts", str(restarts)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -100,7 +100,7 @@ def test_many_random_kills_of_one_of_all_and_of_the_agent_lose_nothing(tmp_path)
         if launched is None:
             exists = (out / "run.json").exists()
             message = words(tmp_path, "killed", steps, *["--resume"] * exists)
-            launched = begin(draw.choice((2, 4)), message, 2 * KILLS, output)
+            launched = launch(draw.choice((2, 4)), message, 2 * KILLS, output)
         if killed == KILLS:
             launched.wait()
         elif draw.random() < 2 / 3:
@@ -126,7 +126,7 @@ def test_many_random_kills_of_one_of_all_and_of_the_agent_lose_nothing(tmp_path)
 
 @pytest.mark.parametrize("whom", ["one", "agent"])
 def test_a_signal_to_any_of_them_saves_and_ends_all(tmp_path, whom):
-    launched = begin(2, words(tmp_path, "stopped", 5000))
+    launched = launch(2, words(tmp_path, "stopped", 5000))
     wait_for(tmp_path / "stopped" / "step-000004", launched)
     os.kill(launched.pid if whom == "agent" else workers(launched)[1], signal.SIGTERM)
     _, message = launched.communicate(timeout=90)
@@ -138,9 +138,9 @@ def test_a_signal_to_any_of_them_saves_and_ends_all(tmp_path, whom):
 
 
 def test_a_second_launch_into_the_folder_is_refused_in_one_sentence(tmp_path):
-    first = begin(2, words(tmp_path, "out", 5000))
+    first = launch(2, words(tmp_path, "out", 5000))
     wait_for(tmp_path / "out" / "step-000002", first)
-    second = begin(2, words(tmp_path, "out", 5000, "--resume"))
+    second = launch(2, words(tmp_path, "out", 5000, "--resume"))
     _, message = second.communicate(timeout=120)
     assert (
         second.returncode != 0 and message.count("glassformer: Another process is training in") == 1
@@ -152,7 +152,7 @@ def test_a_second_launch_into_the_folder_is_refused_in_one_sentence(tmp_path):
 
 
 def test_a_process_that_is_slow_beyond_the_timeout_ends_all(tmp_path):
-    launched = begin(2, words(tmp_path, "slow", 5000, "--parallel.timeout", "5"))
+    launched = launch(2, words(tmp_path, "slow", 5000, "--parallel.timeout", "5"))
     wait_for(tmp_path / "slow" / "step-000004", launched)
     stopped = workers(launched)[1]
     os.kill(stopped, signal.SIGSTOP)
@@ -185,9 +185,9 @@ def test_a_killed_process_of_another_axis_loses_nothing(tmp_path, axis):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     more, output = [*AXES[axis], f"--parallel.{axis}", "2"], tmp_path / "told"
     subprocess.run([sys.executable, *words(tmp_path, "alone", 2, *AXES[axis])], env=env, check=True)
-    full = begin(2, words(tmp_path, "whole", 60, *more), 0, output)
+    full = launch(2, words(tmp_path, "whole", 60, *more), 0, output)
     assert full.wait(300) == 0, output.read_text()[-5000:]
-    launched, out = begin(2, words(tmp_path, "killed", 60, *more), 10, output), tmp_path / "killed"
+    launched, out = launch(2, words(tmp_path, "killed", 60, *more), 10, output), tmp_path / "killed"
     for turn in range(3):
         wait_for_training(launched, out / "log.jsonl")
         pause(launched, 0.3)
@@ -206,7 +206,7 @@ def test_a_killed_process_of_another_axis_loses_nothing(tmp_path, axis):
 def test_a_pause_holds_all_of_them_and_changes_no_bit(tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *words(tmp_path, "alone", 200)], env=env, check=True)
-    out, launched = tmp_path / "held", begin(2, words(tmp_path, "held", 200))
+    out, launched = tmp_path / "held", launch(2, words(tmp_path, "held", 200))
     wait_for(out / "step-000004", launched)
     (out / "pause").touch()
     pause(launched, 3)  # the step that was begun is finished
@@ -226,7 +226,7 @@ exec "$@"
 
 
 def test_processes_that_srun_starts_need_no_torchrun(tmp_path):
-    """As docs/scale.md says it; srun itself is not here, its variables are."""
+    """docs/scale.md describes it; srun itself is not installed, its variables are set."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *words(tmp_path, "alone", 20)], env=env, check=True)
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLURM_NTASKS": "2"}

@@ -97,7 +97,7 @@ def check(answers, double):
 
 
 def bare(mesh):
-    """What the eager engine and a decode step give beside one process, and what a tape is told."""
+    """Results of the eager engine and a decode step beside one process, and the tape's values."""
     cfg, group = MIXTURES["shared"], Mesh(Parallel(expert=2).of(2), mesh.rank).group("expert")
     item, shared = (build_model(cfg, seed=1, dtype=torch.float64).eval() for _ in range(2))
     experts.split_model(shared, group)

@@ -22,10 +22,10 @@ from glassformer.scale.shared import shared_out
 from many import Processes
 
 LINES = [
-    f"the {word} {verb} the {other}"
+    f"the {word} {verb} the {letter}"
     for word in ("cat", "dog", "owl")
     for verb in ("saw", "met")
-    for other in "abcdefg"
+    for letter in "abcdefg"
 ]
 SMALL = {"recipe": "glass/200k", "decoder.depth": 2, "context": 24, "data.tokenizer": "char"}
 SMALL |= {
@@ -154,7 +154,7 @@ def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
 
 
 def ran_ahead(mesh: Mesh | None, folder: str, out: str, kind: str, resume: bool = False):
-    """As ``ran``, its batches read ahead in a thread as for a GPU."""
+    """``ran`` with its batches read ahead in a thread as for a GPU."""
     with unittest.mock.patch.object(
         launch, "read_ahead", lambda batches, device: Prefetched(batches)
     ):
@@ -202,7 +202,7 @@ def test_batches_of_a_validation_are_shared_out_and_all_take_part_in_the_last_ro
 
 
 def shared_by(rows: int, out: Path) -> UserError:
-    """What is said where so many processes would go on with a run."""
+    """Message where so many processes would go on with a run."""
     from glassformer.runs.processes import in_pieces
     from glassformer.runs.run_checkpoints import read_json
 
@@ -213,8 +213,8 @@ def shared_by(rows: int, out: Path) -> UserError:
 
 
 def refused(mesh: Mesh, folder: str, out: str) -> list[str]:
-    """What is said of a folder that another training holds, of a mistake of the second alone, of
-    what does not fit."""
+    """Messages for a folder that another training holds, for a mistake of the second process alone,
+    for settings that do not fit."""
     results = []
     with files.lock(Path(out), "training") if mesh.is_first else files.temporary(Path(folder), "x"):
         mesh.gather_json(0)
@@ -256,8 +256,7 @@ def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp
 
 
 def looked_through(mesh: Mesh, folder: str, out: str) -> int:
-    """How often this process reads all of a corpus, or of its tokens, to tell whether they are what
-    they were."""
+    """Number of times that this process reads all of a corpus, or of its tokens, to check them."""
     results, sha256 = [], files.sha256
     for module in (shards, corpus):
         module.files = SimpleNamespace(

@@ -51,7 +51,7 @@ def test_cost_says_it_without_torch():
     assert not done.returncode and "received a step and process, bf16" in done.stdout, done.stderr
 
 
-def kept(mesh, names, axis):
+def parameter_counts(mesh, names, axis):
     """Numbers that this process keeps of each model, and what the formula says; shares of rows
     differ by a row."""
     result = {}
@@ -69,7 +69,7 @@ def test_the_tensor_and_expert_axes_leave_what_the_formula_says(two):
         ("tensor", ["gpt2", "llama", "mixtral", "alibi", "gemma2"]),
         ("expert", ["mixtral"]),
     ):
-        for answer in two.call(kept, names=names, axis=axis):
+        for answer in two.call(parameter_counts, names=names, axis=axis):
             for name, (actual, message) in answer.items():
                 assert actual == message < cost(tiny.DECODERS[name]).total, (axis, name)
 
@@ -117,7 +117,8 @@ def test_traffic_of_a_pipeline(tied):
     "name", ["data 2", "replicate 2", "context 2", "tensor 2", "expert 2", "pipeline 2"]
 )
 def test_memory_is_what_processes_take(tmp_path, name):
-    """Of 25 M parameters, by benchmarks/scale.py: within a fifth."""
+    """The estimate for 25 M parameters is within a fifth of the memory that benchmarks/scale.py
+    measures."""
     spec: Any = importlib.util.spec_from_file_location(
         "scale", Path(__file__).parents[2] / "benchmarks" / "scale.py"
     )

@@ -65,8 +65,8 @@ def test_alone_every_answer_is_ones_own():
         raise UserError("mine")
 
 
-def told(mesh):
-    """What a process hears of the other."""
+def received(mesh):
+    """Messages that a process receives from the other."""
     words = mesh.gather_bytes(b"x" * mesh.rank)
     results = [
         mesh.total([mesh.rank + 0.5, 1]),
@@ -89,7 +89,7 @@ def told(mesh):
 
 
 def test_two_processes_hear_the_same(two):
-    item, second = two.call(told)
+    item, second = two.call(received)
     assert item == second == [[2.0, 2], 1, {"rank": 0}, [[0], [1]], [0, 1], "the second's"]
 
 

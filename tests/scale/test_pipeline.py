@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence():
         check(next(cfg for cfg in ALL.values() if c.recurrent(cfg)), 2)
 
 
-def kept(mesh, names):
+def parameter_counts(mesh, names):
     """Numbers that this process keeps of each model."""
     layout = Mesh(Parallel(data=1, pipeline=mesh.size), mesh.rank, mesh.device, mesh.store)
     result = {}
@@ -163,7 +163,7 @@ def kept(mesh, names):
 
 def test_the_formula_says_what_the_fullest_stage_keeps_and_what_travels(two):
     names = ["gpt2", "llama", "mixtral"]
-    answers = two.call(kept, names=names)
+    answers = two.call(parameter_counts, names=names)
     for name in names:
         result = cost(DECODERS[name], 2)
         layout = Layout(result, Parallel(data=1, pipeline=2), 4)

@@ -20,10 +20,10 @@ from glassformer.scale.mesh import Mesh
 from glassformer.scale.place import Cut, place_of
 
 LINES = [
-    f"the {word} {verb} the {other}"
+    f"the {word} {verb} the {letter}"
     for word in ("cat", "owl")
     for verb in ("saw", "met")
-    for other in "abcdefg"
+    for letter in "abcdefg"
 ]
 RUN = {
     "recipe": "glass/200k",
@@ -90,8 +90,7 @@ def test_the_runs_of_a_box_are_its_numbers_in_the_order_of_the_whole():
 
 
 def trained(mesh, folder, out, more, resume=False, speaks=False):
-    """How a run ends; the mistake where there is one. Where it ``speaks``, its samples are the
-    model's own."""
+    """End of a run, or its error. Where it ``speaks``, its samples are the model's own."""
     text = Path(folder) / "text.txt"
     if not text.exists():
         text.write_text("\n".join(LINES * 3))
@@ -117,7 +116,7 @@ def log(folder):
 
 
 def moved(folder, step, start=0):
-    """How far each weight has moved between two checkpoints."""
+    """Distance that each weight has moved between two checkpoints."""
     item, second = (open_files(folder / f"step-{number:06d}") for number in (step, start))
     return {name: item.load(name) - second.load(name) for name in item.entries}
 

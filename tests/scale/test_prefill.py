@@ -61,8 +61,8 @@ def test_every_decoder(two, padded):
         assert len(answer) == len(READ) and max(answer.values()) < 1e-5, answer
 
 
-def said(mesh):
-    """What is generated after prompts of two lengths, and what is refused."""
+def generated(mesh):
+    """Texts generated after prompts of two lengths, and the refusals."""
     ring = Ring(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context"))
     model = tiny.model(DECODERS["gemma2"])
 
@@ -86,7 +86,7 @@ def said(mesh):
 
 
 def test_what_is_generated_and_refused(two):
-    for repeated, refused in two.call(said):
+    for repeated, refused in two.call(generated):
         assert repeated and "recurrent" in refused[0] and "decoders alone" in refused[1]
 
 

@@ -114,7 +114,7 @@ def test_what_reads_a_whole_row_is_refused(cfg, word):
 
 
 def patterns(mesh):
-    """What a tape is told of attention patterns that no process has whole."""
+    """Tape's values of attention patterns that no process has completely."""
     model = tiny.model(DECODERS["llama"])
     ring = rings.Ring(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context"))
     ring.attach(model)
@@ -129,10 +129,10 @@ def test_patterns_are_not_shown_of_a_shard(two):
 
 
 LINES = [
-    f"the {word} {verb} the {other}"
+    f"the {word} {verb} the {letter}"
     for word in ("cat", "owl")
     for verb in ("saw", "met")
-    for other in "abcdefg"
+    for letter in "abcdefg"
 ]
 RUN = {
     "recipe": "glass/200k",
@@ -165,8 +165,7 @@ RUNS = {
 
 
 def trained(mesh, folder, out, more, resume=False):
-    """How a run ends whose rows lie on all processes of ``mesh``, or on one; the mistake where
-    there is one."""
+    """End of a run whose rows lie on all processes of ``mesh``, or on one; or its error."""
     text = Path(folder) / "text.txt"
     message = {**RUN, "data.train": str(text), **more}
     if mesh is not None:

@@ -69,7 +69,7 @@ def learned(
         [s.loss, s.grad_norm, s.metrics]
         for s in train(model, feed, Causal(), options, state=state, execution=execution)
     ]
-    actual_result = {name: whole(weight) for name, weight in model.named_parameters()}
+    actual_result = {name: full_weight(weight) for name, weight in model.named_parameters()}
     for key, value in result.state().items():
         actual_result[key] = gathered(value, mesh) if isinstance(value, Share) else value
     return observed, {
@@ -78,7 +78,7 @@ def learned(
     }
 
 
-def whole(weight):
+def full_weight(weight):
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
@@ -155,7 +155,7 @@ def test_copies_of_the_whole_and_plain_collectives(two):
 
 
 def drawn(mesh: Mesh, name: str, axes: dict[str, int]) -> bool:
-    """Whether weights that were drawn one by one into shards on no device are the whole model's."""
+    """True where weights drawn one by one into shards on no device are the full model's."""
     cfg, layout = MODELS[name], Mesh(Parallel(**axes), mesh.rank, mesh.device, mesh.store)
     expected, model = (
         dict(build_model(cfg, seed=3).named_parameters()),
@@ -191,7 +191,8 @@ def test_only_shards_gathered_for_a_text_stay(two):
 
 
 def stays(mesh: Mesh) -> list[bool]:
-    """Whether a block is whole after a pass: usually, while a text is made, afterwards."""
+    """True where a block is complete after a pass: usually, while a text is generated,
+    afterwards."""
     model = build_model(MODELS["gpt2"], seed=0).eval()
     shard.shard(model, mesh)
     weight = "decoder.blocks.0.ffn.up.weight"

@@ -58,7 +58,7 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in result)
 
     def idle(self, seconds: float = 30) -> bool:
-        """Whether the gauges come back to 0 within so many seconds."""
+        """True where the gauges come back to 0 within so many seconds."""
         until = time.monotonic() + seconds
         names = ("num_requests_running", "num_requests_waiting")
         while time.monotonic() < until:
@@ -121,7 +121,7 @@ def _extra() -> None:
 
 
 @pytest.fixture(scope="session")
-def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def other_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Untrained models of the other kinds: vectors, three labels (and blanks), one value for a
     pair, labels of words, translations."""
     home = tmp_path_factory.mktemp("others")
@@ -150,10 +150,10 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def server(
-    chat_model: Path, others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    chat_model: Path, other_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """The session's server."""
-    models = [str(chat_model), *map(str, others.values())]
+    models = [str(chat_model), *map(str, other_models.values())]
     with started(tmp_path_factory.mktemp("log"), *models, "--dtype", "float32") as item:
         yield item
 

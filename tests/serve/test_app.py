@@ -26,9 +26,16 @@ LINES = [
 
 @pytest.fixture(scope="module")
 def wide(
-    chat_model: Path, others: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    chat_model: Path, other_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    words = (str(chat_model), str(others["vectors"]), "--dtype", "float32", "--max-queue", "2048")
+    words = (
+        str(chat_model),
+        str(other_models["vectors"]),
+        "--dtype",
+        "float32",
+        "--max-queue",
+        "2048",
+    )
     with started(tmp_path_factory.mktemp("wide"), *words) as item:
         yield item
 

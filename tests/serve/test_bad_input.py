@@ -537,6 +537,6 @@ def test_no_such_path(server: Server) -> None:
 
 
 def address(server: Server) -> tuple[str, int]:
-    """Where it listens."""
+    """Host and port of the server."""
     host, _, port = server.url.removeprefix("http://").rpartition(":")
     return host, int(port)

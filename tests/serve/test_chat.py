@@ -93,7 +93,7 @@ def test_log_probabilities_make_up_the_text(server: Server, stop: str | None) ->
 
 
 def test_an_assistants_message_may_have_no_content(server: Server) -> None:
-    """As OpenAI's client gives back what was answered before."""
+    """OpenAI's client gives earlier answers back so."""
     message = {
         "role": "assistant",
         "content": None,

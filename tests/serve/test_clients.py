@@ -75,7 +75,7 @@ def test_openai_chat(client: Any) -> None:
 
 
 def test_openai_fields_that_change_no_answer(client: Any) -> None:
-    """What honest programs send beside the question; and a message that is given back as it was
+    """Fields that honest programs send beside the question; and a message given back as it was
     answered."""
     harmless = {
         "user": "me",
@@ -202,7 +202,7 @@ def test_a_crowd_of_whom_half_leave(server: Server) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("answers", ["tiny", "vectors", "labels", "names", "translator"])
 def test_schemathesis_finds_nothing(
-    server: Server, others: dict[str, Path], tmp_path: Path, answers: str
+    server: Server, other_models: dict[str, Path], tmp_path: Path, answers: str
 ) -> None:
     """Its own openapi.json: no 5xx, every answer as it is described there.
 
@@ -215,7 +215,7 @@ def test_schemathesis_finds_nothing(
     with contextlib.ExitStack() as stack:
         if answers != "tiny":
             server = stack.enter_context(
-                started(tmp_path, str(others[answers]), "--dtype", "float32")
+                started(tmp_path, str(other_models[answers]), "--dtype", "float32")
             )
         words = [
             str(program),

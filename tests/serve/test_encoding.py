@@ -25,8 +25,8 @@ def opened(path: Path) -> tuple[Any, Any]:
     return glassformer.load(path, dtype="float32")
 
 
-def test_embeddings(server: Server, others: dict[str, Path]) -> None:
-    model, tokenizer = opened(others["vectors"])
+def test_embeddings(server: Server, other_models: dict[str, Path]) -> None:
+    model, tokenizer = opened(other_models["vectors"])
     vectors = predictions.embed(model, tokenizer, TEXTS)
     body = server.post("/v1/embeddings", {"model": "vectors", "input": TEXTS}).json()
     assert [item["index"] for item in body["data"]] == [0, 1, 2] and body["object"] == "list"
@@ -38,7 +38,7 @@ def test_embeddings(server: Server, others: dict[str, Path]) -> None:
         "embedding"
     ]
     assert by_ids == pytest.approx(body["data"][0]["embedding"], abs=1e-6), (
-        "alone and by its ids as among others"
+        "alone and by its ids as among other_models"
     )
     short = server.post(
         "/v1/embeddings", {"model": "vectors", "input": TEXTS[0], "dimensions": 8}
@@ -50,7 +50,7 @@ def test_embeddings(server: Server, others: dict[str, Path]) -> None:
 
 
 def test_embeddings_as_openais_client_asks_for_them(server: Server) -> None:
-    """It asks for base64 where the caller says nothing."""
+    """The client requests base64 where the caller gives no format."""
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
     plain = client.embeddings.create(model="vectors", input=TEXTS, encoding_format="float")
@@ -75,8 +75,8 @@ def test_a_decoder_embeds_too(server: Server, chat_model: Path) -> None:
     assert body == pytest.approx(values, abs=1e-4)
 
 
-def test_classify(server: Server, others: dict[str, Path]) -> None:
-    model, tokenizer = opened(others["labels"])
+def test_classify(server: Server, other_models: dict[str, Path]) -> None:
+    model, tokenizer = opened(other_models["labels"])
     logits = predictions.classify(model, tokenizer, TEXTS)
     body = server.post("/classify", {"model": "labels", "input": TEXTS}).json()
     torch.testing.assert_close(
@@ -90,14 +90,16 @@ def test_classify(server: Server, others: dict[str, Path]) -> None:
     assert two["data"][0]["probs"] == pytest.approx(pairs[0].tolist(), abs=1e-5)
 
 
-def test_score_by_vectors_and_by_a_model_for_pairs(server: Server, others: dict[str, Path]) -> None:
-    unit = predictions.embed(*opened(others["vectors"]), TEXTS, unit=True)
+def test_score_by_vectors_and_by_a_model_for_pairs(
+    server: Server, other_models: dict[str, Path]
+) -> None:
+    unit = predictions.embed(*opened(other_models["vectors"]), TEXTS, unit=True)
     body = server.post("/score", {"model": "vectors", "text_1": TEXTS[0], "text_2": TEXTS}).json()[
         "data"
     ]
     assert [item["score"] for item in body] == pytest.approx((unit @ unit[0]).tolist(), abs=1e-5)
     individual = predictions.classify(
-        *opened(others["pairs"]), [(TEXTS[0], text) for text in TEXTS]
+        *opened(other_models["pairs"]), [(TEXTS[0], text) for text in TEXTS]
     ).sigmoid()[:, 0]
     body = server.post("/score", {"model": "pairs", "text_1": TEXTS[0], "text_2": TEXTS}).json()[
         "data"
@@ -145,8 +147,8 @@ def test_rerank_as_coheres_client_asks_for_it(server: Server, model: str) -> Non
     assert {item.document.text for item in item.results} == set(TEXTS[:2])
 
 
-def test_tags(server: Server, others: dict[str, Path]) -> None:
-    model, tokenizer = opened(others["names"])
+def test_tags(server: Server, other_models: dict[str, Path]) -> None:
+    model, tokenizer = opened(other_models["names"])
     sentences = [TEXTS[0].split(), ["dog"], TEXTS[2].split()]
     tags = predictions.tag(model, tokenizer, sentences)
     body = server.post("/v1/tag", {"model": "names", "input": [TEXTS[0], ["dog"], TEXTS[2]]}).json()
@@ -170,8 +172,8 @@ def test_tags(server: Server, others: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("order", ["apart", "left", "sure"])
-def test_fill(server: Server, others: dict[str, Path], order: Any) -> None:
-    model, tokenizer = opened(others["labels"])
+def test_fill(server: Server, other_models: dict[str, Path], order: Any) -> None:
+    model, tokenizer = opened(other_models["labels"])
     fills = predictions.fill(model, tokenizer, "the ___ sat on the ___", top=3, order=order)
     body = {"model": "labels", "input": "the ___ sat on the ___", "top": 3, "order": order}
     output = server.post("/v1/fill", body).json()["data"]
@@ -181,8 +183,8 @@ def test_fill(server: Server, others: dict[str, Path], order: Any) -> None:
     assert output[0][0]["probability"] == pytest.approx(fills[0][0].probability, rel=1e-4)
 
 
-def test_translate(server: Server, others: dict[str, Path]) -> None:
-    model, tokenizer = opened(others["translator"])
+def test_translate(server: Server, other_models: dict[str, Path]) -> None:
+    model, tokenizer = opened(other_models["translator"])
     results = generation.search(model, tokenizer, TEXTS, beams=3, best=2, max_new=8)
     body = {"model": "translator", "input": TEXTS, "beams": 3, "best": 2, "max_new": 8}
     output = server.post("/v1/translate", body).json()["data"]

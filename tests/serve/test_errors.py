@@ -39,9 +39,11 @@ COMPUTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def client(chat_model: Path, others: dict[str, Path]) -> Iterator[TestClient]:
+def client(chat_model: Path, other_models: dict[str, Path]) -> Iterator[TestClient]:
     models = registry.open_models(
-        [str(chat_model), *map(str, others.values())], registry.EngineLimits(), dtype="float32"
+        [str(chat_model), *map(str, other_models.values())],
+        registry.EngineLimits(),
+        dtype="float32",
     )
     outer, _ = app.application(models, "0", hosts=None)
     with TestClient(outer, raise_server_exceptions=True) as item:

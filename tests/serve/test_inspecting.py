@@ -95,10 +95,10 @@ def test_an_ablation(server: Server, chat_model: Path) -> None:
 WISHES = ["decoder.blocks.*.attn.pattern", "*.2.resid", "logits", "lens", "top_tokens"]
 
 
-def held(
+def check_inspection(
     model: Any, tokenizer: Any, observed: dict[str, Any], ids: list[int], edit: str | None = None
 ) -> None:
-    """What is told of some places equals the same looks in process at the whole text."""
+    """Inspections of some places equal looks in process at the full text."""
     changes = [] if edit is None else [edits.parse(edit)]
     start, end = observed["start"], observed["start"] + len(observed["tokens"])
     assert ids[start:end] == observed["tokens"]
@@ -149,14 +149,14 @@ def test_a_completion_with_a_look_inside(
         assert len(observed["tokens"]) == len(tokenizer.encode(PROMPT)) + 5, (
             "the last token is drawn and not read"
         )
-        held(model, tokenizer, observed, observed["tokens"], edit)
+        check_inspection(model, tokenizer, observed, observed["tokens"], edit)
     chunks = events(server.post(TEXT, {**look, "stream": True}))
     for index, item in enumerate(output):
         inspects = [c["choices"][0]["inspect"] for c in chunks if c["choices"][0]["index"] == index]
         tokens = [token for piece in inspects for token in piece["tokens"]]
         assert tokens == item["inspect"]["tokens"] and len(inspects) > 3
         for piece in (inspects[0], inspects[-1]):
-            held(model, tokenizer, piece, tokens, edit)
+            check_inspection(model, tokenizer, piece, tokens, edit)
 
 
 def test_only_the_places_that_are_asked_for(server: Server) -> None:
@@ -221,8 +221,8 @@ def test_nobodys_answer_changes_while_others_look(server: Server) -> None:
     assert first.json()["choices"] == alone and {item.status_code for item in remaining} == {200}
 
 
-def test_an_encoder_too(server: Server, others: dict[str, Path]) -> None:
-    model, tokenizer = opened(others["vectors"])
+def test_an_encoder_too(server: Server, other_models: dict[str, Path]) -> None:
+    model, tokenizer = opened(other_models["vectors"])
     body = server.post(
         INSPECT, {"model": "vectors", "prompt": "the cat sat", "inspect": ["*.0.attn.pattern"]}
     ).json()
@@ -250,10 +250,10 @@ def of_look(
         )
 
 
-def test_an_encoder_decoder_and_its_source(server: Server, others: dict[str, Path]) -> None:
+def test_an_encoder_decoder_and_its_source(server: Server, other_models: dict[str, Path]) -> None:
     """Encoder, decoder and what looks from one to the other; after an edit too, and in a
     translation."""
-    model, tokenizer = opened(others["translator"])
+    model, tokenizer = opened(other_models["translator"])
     names = [
         "*.cross.pattern",
         "encoder.blocks.0.*",
@@ -289,10 +289,10 @@ def test_an_encoder_decoder_and_its_source(server: Server, others: dict[str, Pat
         assert output["top_tokens"][-1]["next"][0]["token"] == likely[-1]["next"][0]["token"]
 
 
-def test_translations_with_a_look_inside(server: Server, others: dict[str, Path]) -> None:
+def test_translations_with_a_look_inside(server: Server, other_models: dict[str, Path]) -> None:
     """Each that is found, at the tokens that were read for it; the search and others beside it find
     what they found."""
-    model, _ = opened(others["translator"])
+    model, _ = opened(other_models["translator"])
     body = {
         "model": "translator",
         "input": ["the cat sat", "a dog"],
@@ -436,8 +436,10 @@ def test_positions_end_with_what_may_be_read(server: Server, chat_model: Path) -
     assert f"at most {context} tokens are read, 0 to {context - 1}." in message
 
 
-def test_an_encoder_reads_special_tokens_in_a_text(server: Server, others: dict[str, Path]) -> None:
-    _, tokenizer = opened(others["vectors"])
+def test_an_encoder_reads_special_tokens_in_a_text(
+    server: Server, other_models: dict[str, Path]
+) -> None:
+    _, tokenizer = opened(other_models["vectors"])
     body = {"model": "vectors", "prompt": "the [MASK] sat", "inspect": ["*.0.resid"]}
     output = server.post(INSPECT, body).json()["tokens"]
     assert (

@@ -7,7 +7,7 @@ from glassformer.serve.engine import Event
 from glassformer.serve.logprobs import TokenBuffer
 
 
-def told(*events: Event) -> list[list[int]]:
+def tokens_by_event(*events: Event) -> list[list[int]]:
     """The tokens that come with each event."""
     token_buffer = TokenBuffer(train("byte", []), True)
     return [[item.token for item in token_buffer.push(event)] for event in events]
@@ -22,19 +22,24 @@ def ids(letters: str) -> list[int]:
 
 
 def test_a_token_is_told_with_its_text() -> None:
-    assert told(token("a", "a"), token("b", "b")) == [ids("a"), ids("b")]
+    assert tokens_by_event(token("a", "a"), token("b", "b")) == [ids("a"), ids("b")]
 
 
 def test_what_is_held_back_is_told_later_and_in_order() -> None:
-    result = told(token("a"), token("b"), token("c", "abc"), token("d", finish_reason="length"))
+    result = tokens_by_event(
+        token("a"), token("b"), token("c", "abc"), token("d", finish_reason="length")
+    )
     assert result == [[], [], ids("abc"), ids("d")]
-    assert told(token("a"), token("b", "a"), token("c", "bc"))[1:] == [ids("a"), ids("bc")]
+    assert tokens_by_event(token("a"), token("b", "a"), token("c", "bc"))[1:] == [
+        ids("a"),
+        ids("bc"),
+    ]
 
 
 def test_what_a_stop_string_cuts_off_is_never_told() -> None:
     last = token("d", "a", finish_reason="stop", stopped_by="cd")
     assert (
-        told(
+        tokens_by_event(
             token("a"),
             token("b", "b"),
             token("c"),
@@ -42,10 +47,10 @@ def test_what_a_stop_string_cuts_off_is_never_told() -> None:
         )[-1]
         == []
     )
-    assert told(token("a"), token("c"), last)[-1] == ids("a")
+    assert tokens_by_event(token("a"), token("c"), last)[-1] == ids("a")
 
 
 def test_a_token_that_ends_the_text_is_told() -> None:
-    assert told(token("a", "a"), token("b", finish_reason="stop", stopped_by=ids("b")[0]))[
-        -1
-    ] == ids("b")
+    assert tokens_by_event(
+        token("a", "a"), token("b", finish_reason="stop", stopped_by=ids("b")[0])
+    )[-1] == ids("b")

@@ -159,8 +159,8 @@ def test_c16_a_client_leaves(faulty: Server) -> None:
 
 @pytest.mark.parametrize(("seed", "n"), [(SLOW, 8), (1, 3)])
 def test_c17_a_client_that_does_not_read(faulty: Server, seed: int, n: int) -> None:
-    """It is dropped, others are answered meanwhile; also where all of its answer was there before
-    that."""
+    """The client is dropped, others are answered meanwhile; also where all of its answer was sent
+    before that."""
 
     # how many tokens were written to each client that left or was dropped
     def dropped() -> list[int]:

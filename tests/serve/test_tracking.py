@@ -14,7 +14,7 @@ from glassformer.serve.tracking import RequestStats, RequestTracker
 
 
 class Served:
-    """As much of a served model as following takes."""
+    """Stub of a served model for request tracking."""
 
     def __init__(self, engine: Engine) -> None:
         self.id, self.engine = "tiny", engine
@@ -52,7 +52,7 @@ def test_all_are_submitted_or_none() -> None:
 
 
 def test_a_reader_that_stops_early_cancels() -> None:
-    async def some() -> None:
+    async def read_some() -> None:
         (handle,) = actual.submit(served, [LONG])  # type: ignore[arg-type]
         events = actual.events(handle, RequestStats())
         await anext(events)
@@ -61,12 +61,12 @@ def test_a_reader_that_stops_early_cancels() -> None:
 
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
         actual, served = followers(engine)
-        asyncio.run(some())
+        asyncio.run(read_some())
         assert b'finished_reason="abort"' in actual.metrics.text()
 
 
 def test_a_reader_of_several_that_stops_early_ends_quietly() -> None:
-    async def some() -> None:
+    async def read_some() -> None:
         events = actual.merge_events(actual.submit(served, [LONG] * 3), RequestStats())  # type: ignore[arg-type]
         await anext(events)
         await events.aclose()
@@ -74,4 +74,4 @@ def test_a_reader_of_several_that_stops_early_ends_quietly() -> None:
 
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
         actual, served = followers(engine)
-        asyncio.run(some())
+        asyncio.run(read_some())

@@ -58,7 +58,7 @@ def model_of(name: str) -> Model:
     return model
 
 
-def asked(model: Model, length: int = 9) -> dict[str, Tensor]:
+def inputs_of(model: Model, length: int = 9) -> dict[str, Tensor]:
     tokens = {"text": tiny.tokens(1, length)}
     return (
         {**tokens, "source": tiny.tokens(1, 7, seed=1)}
@@ -71,7 +71,7 @@ def asked(model: Model, length: int = 9) -> dict[str, Tensor]:
 @pytest.mark.parametrize("against", [None, 11])
 def test_the_parts_sum_to_the_logit(name: str, against: int | None) -> None:
     model = model_of(name)
-    args = asked(model)
+    args = inputs_of(model)
     attribution = attribute(model, None, **args, token=7, against=against, position=4)
     with torch.no_grad():
         logits = model(*args.values()).logits[0, 4]
@@ -135,7 +135,7 @@ def linear_in_the_stream(model: Model) -> Model:
 def test_each_sublayer_added_its_gradient_times_its_write(name: str) -> None:
     """Independent of the sweep: PyTorch's own gradient of the logit, through norms that hold."""
     model = model_of(name)
-    args = asked(model)
+    args = inputs_of(model)
     attribution = attribute(model, None, **args, token=7, against=11, position=4)
     stored = linear_in_the_stream(model)
     body = body_of(model)
@@ -201,7 +201,7 @@ def kinds(result: Attribution) -> dict[str, int]:
 )
 def test_every_part_is_there(name: str, right: dict[str, int]) -> None:
     model = model_of(name)
-    assert kinds(attribute(model, None, **asked(model))) == right
+    assert kinds(attribute(model, None, **inputs_of(model))) == right
 
 
 def test_low_rank_changes_are_in_it() -> None:
@@ -249,7 +249,7 @@ EDITS: dict[str, list[Any]] = {
 @pytest.mark.parametrize("kind", EDITS)
 def test_under_edits_the_parts_sum_to_the_edited_logit(name: str, kind: str) -> None:
     model = model_of(name)
-    args, body = asked(model), body_of(model)
+    args, body = inputs_of(model), body_of(model)
     changes = [
         dataclasses.replace(edit, path=edit.path.replace("{body}", body)) for edit in EDITS[kind]
     ]
@@ -289,7 +289,7 @@ def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder() -> None:
 def test_a_recurrent_model_has_no_stream(name: str) -> None:
     model = tiny.model(tiny.ALL[name])
     with pytest.raises(UserError, match="a recurrent model has none; `glassformer saliency`"):
-        attribute(model, None, **asked(model))
+        attribute(model, None, **inputs_of(model))
 
 
 def test_one_clear_sentence() -> None:
@@ -367,7 +367,7 @@ def pooled(name: str) -> Model:
 @pytest.mark.parametrize("against", [None, 0])
 def test_the_parts_sum_to_a_label(name: str, against: int | None) -> None:
     model = pooled(name)
-    args = asked(model)
+    args = inputs_of(model)
     attribution = attribute(model, None, **args, token=1, against=against, of="label")
     with torch.no_grad():
         logits = model(*args.values()).pooled[0]
@@ -389,7 +389,7 @@ def test_each_sublayer_added_its_gradient_to_a_label(name: str) -> None:
     """PyTorch's own gradient of the label's logit, through norms that hold, at all positions
     together."""
     model = pooled(name)
-    args = asked(model)
+    args = inputs_of(model)
     attribution = attribute(model, None, **args, token=1, against=0, of="label")
     stored, body = linear_in_the_stream(model), body_of(model)
     tape = Tape(f"{body}.*.write", "embed.token", graph=True)

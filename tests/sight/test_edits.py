@@ -46,14 +46,14 @@ MODELS = {name: tiny.model(cfg) for name, cfg in tiny.ALL.items()}
 ATTENTION = "decoder.blocks.0.attn"
 
 
-def given(model: Model, rows: int = 2, length: int = 10) -> tuple[Tensor, dict[str, Tensor]]:
+def inputs_of(model: Model, rows: int = 2, length: int = 10) -> tuple[Tensor, dict[str, Tensor]]:
     """Tokens, and a source where one is read."""
     pair = isinstance(model.config, c.EncoderDecoder)
     return tiny.tokens(rows, length), {"source": tiny.tokens(rows, 8, seed=3)} if pair else {}
 
 
 def logits(model: Model, *edits: Edit, tokens: Tensor | None = None) -> Tensor:
-    text, source = given(model)
+    text, source = inputs_of(model)
     return look(model, None, text if tokens is None else tokens, "logits", edits=edits, **source)[
         "logits"
     ]
@@ -66,7 +66,7 @@ def logits(model: Model, *edits: Edit, tokens: Tensor | None = None) -> Tensor:
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
     model = MODELS[name]
-    tokens, source = given(model)
+    tokens, source = inputs_of(model)
     full = look(model, None, tokens, **source)
     free = [
         path
@@ -95,7 +95,7 @@ def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_attention_patched_by_itself_is_itself(name: str) -> None:
     model = MODELS[name]
-    tokens, source = given(model)
+    tokens, source = inputs_of(model)
     full = look(model, None, tokens, **source)
     paths = [path for path in full if path.endswith(("scores", "pattern"))]
     edited = look(
@@ -109,7 +109,7 @@ def test_attention_patched_by_itself_is_itself(name: str) -> None:
 
 
 def zeroed(model: Model, path: str, cut: object) -> Tensor:
-    tokens, source = given(model)
+    tokens, source = inputs_of(model)
 
     def zero(_: str, value: Tensor) -> Tensor:
         value = value.clone()
@@ -143,7 +143,7 @@ def test_heads_attentions_and_layers_are_off(name: str) -> None:
 
 def test_a_heads_mean() -> None:
     model = MODELS["llama"]
-    tokens, _ = given(model)
+    tokens, _ = inputs_of(model)
 
     def mean(_: str, z: Tensor) -> Tensor:
         z = z.clone()
@@ -180,7 +180,7 @@ def test_a_heads_mean() -> None:
 def test_experts_are_off(name: str, off: tuple[int, ...]) -> None:
     model = MODELS[name]
     piece, ffn = "decoder.blocks.0.ffn", model.decoder.blocks[0].ffn
-    tokens, _ = given(model)
+    tokens, _ = inputs_of(model)
     edits = [expert_off(piece, item) for item in off]
     observed = look(model, None, tokens, edits=edits)
     plain = look(model, None, tokens)
@@ -218,10 +218,10 @@ def test_experts_are_off(name: str, off: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "alibi", "strided", "glass", "bert"])
 def test_a_masked_token_reaches_nobody(name: str) -> None:
-    """What a token holds makes no difference to the others once it is masked, and its own column is
+    """A token's contents make no difference to the others once it is masked, and its own column is
     unchanged."""
     model = MODELS[name]
-    tokens, _ = given(model)
+    tokens, _ = inputs_of(model)
     second = tokens.clone()
     second[:, 4] = (second[:, 4] + 7) % tiny.VOCAB
     elsewhere = [place for place in range(10) if place != 4]
@@ -240,7 +240,7 @@ def test_a_masked_token_reaches_nobody(name: str) -> None:
 @pytest.mark.parametrize("name", ["vaswani", "t5", "attention-pair", "two vocabularies"])
 def test_a_masked_token_of_a_source_reaches_nobody(name: str) -> None:
     model = MODELS[name]
-    tokens, source = given(model)
+    tokens, source = inputs_of(model)
     second = source["source"].clone()
     second[:, 2] = (second[:, 2] + 7) % tiny.VOCAB
     pair = [
@@ -267,13 +267,13 @@ def test_an_encoder_reads_its_mask_token_instead() -> None:
 
 def test_swapped_tokens() -> None:
     model = MODELS["gpt2"]
-    tokens, _ = given(model, 1)
+    tokens, _ = inputs_of(model, 1)
     swapped = tokens.clone()
     swapped[0, 4], swapped[0, -1] = 9, 11
     second_logits = logits(model, swap_token(4, 9), swap_token(-1, 11), tokens=tokens)
     assert torch.equal(second_logits, logits(model, tokens=swapped))
     pair = MODELS["vaswani"]
-    tokens, source = given(pair)
+    tokens, source = inputs_of(pair)
     second = source["source"].clone()
     second[:, 2] = 9
     a = look(
@@ -288,7 +288,7 @@ def test_swapped_tokens() -> None:
 
 def test_values_by_position_head_and_index() -> None:
     model = MODELS["llama"]
-    tokens, _ = given(model)
+    tokens, _ = inputs_of(model)
     plain = look(model, None, tokens)
     item = look(
         model,
@@ -353,7 +353,7 @@ def test_values_patched_from_another_run(name: str) -> None:
     """The whole stream of another text: from there on everything is that text's; by positions: that
     column alone."""
     model = MODELS[name]
-    tokens, source = given(model)
+    tokens, source = inputs_of(model)
     second = (tokens + 11) % tiny.VOCAB
     present = look(model, None, second, **source)
     side = "decoder" if hasattr(model, "decoder") else "encoder"
@@ -375,7 +375,7 @@ def test_values_patched_from_another_run(name: str) -> None:
 
 def test_a_patch_of_one_head_and_of_attention() -> None:
     model = MODELS["llama"]
-    tokens, _ = given(model)
+    tokens, _ = inputs_of(model)
     present = look(model, None, (tokens + 11) % tiny.VOCAB)
     plain = look(model, None, tokens)
     z = look(model, None, tokens, edits=[patch(f"{ATTENTION}.z", present, positions=4, head=2)])[
@@ -398,7 +398,7 @@ def test_a_patch_of_one_head_and_of_attention() -> None:
 @pytest.mark.parametrize("name", ["llama", "bert", "vaswani"])
 def test_attention_is_set(name: str) -> None:
     model = MODELS[name]
-    tokens, source = given(model)
+    tokens, source = inputs_of(model)
     piece = f"{'decoder' if hasattr(model, 'decoder') else 'encoder'}.blocks.1.attn"
     plain = look(model, None, tokens, **source)
     edits = [
@@ -419,7 +419,7 @@ def test_attention_is_set(name: str) -> None:
 
 def test_attention_of_a_recurrent_decoder_is_set() -> None:
     model = MODELS["bahdanau"]
-    tokens, source = given(model)
+    tokens, source = inputs_of(model)
     edit = (
         set_attention("decoder.cross", None, (2, 3), {1: 1.0}),
         set_attention("decoder.cross", 0, 4, [0.5, 0.5]),
@@ -432,7 +432,7 @@ def test_attention_of_a_recurrent_decoder_is_set() -> None:
 
 def test_several_edits_of_one_path_come_in_their_order() -> None:
     model = MODELS["gpt2"]
-    tokens, _ = given(model)
+    tokens, _ = inputs_of(model)
     path = "decoder.blocks.0.resid"
     plain = look(model, None, tokens, path)[path]
     ones = [1.0] * 32
@@ -746,7 +746,7 @@ def test_what_is_no_edit_is_a_sentence() -> None:
     "line", [f'head_off("{ATTENTION}", 2)', 'scale("decoder.blocks.1.resid", 0.5)']
 )
 def test_a_line_is_the_edit_that_it_writes(line: str) -> None:
-    model, (tokens, _) = MODELS["llama"], given(MODELS["llama"])
+    model, (tokens, _) = MODELS["llama"], inputs_of(MODELS["llama"])
     plain, expected_logits = logits(model), logits(model, parse(line))
     assert not torch.equal(plain, expected_logits)
     for edits in ([line], line, [parse(line)]):
@@ -778,7 +778,7 @@ def test_the_edit_that_makes_nan_is_named_and_no_weight(edit: Edit) -> None:
 
 def test_an_infinite_score_hides_a_key() -> None:
     off = set_value(f"{ATTENTION}.scores", float("-inf"), head=1, index=0, positions="1:")
-    text, _ = given(MODELS["llama"])
+    text, _ = inputs_of(MODELS["llama"])
     observed = look(MODELS["llama"], None, text, f"{ATTENTION}.pattern", edits=[off])[
         f"{ATTENTION}.pattern"
     ]
@@ -789,7 +789,7 @@ def test_routers_are_seen_as_edited() -> None:
     """An edit of the router after the expert that is off counts: the choice is made of what the
     router then says."""
     model = MODELS["nanomoe"]
-    tokens, _ = given(model)
+    tokens, _ = inputs_of(model)
     piece, row = "decoder.blocks.0.ffn", [9.0, 2.0, 1.0, 0.0]
     edits = [expert_off(piece, 0), set_value(f"{piece}.router", row)]
     observed = look(model, None, tokens, f"{piece}.chosen", f"{piece}.weight", edits=edits)

@@ -45,7 +45,7 @@ def inside(page: str) -> bytes:
 
 
 def facts(data: bytes) -> dict[str, Any]:
-    """What is said beside the tensors."""
+    """Metadata beside the tensors."""
     size = int.from_bytes(data[:8], "little")
     return {
         key: json.loads(item)
@@ -83,7 +83,8 @@ def test_a_saved_page_holds_the_numbers_bit_for_bit(trace: Trace, tmp_path: Path
 
 @built
 def test_a_saved_page_of_a_mixture_holds_who_went_where() -> None:
-    """What its screen of experts asks for; the one of a model without a mixture is greyed out."""
+    """The page holds the values of its screen of experts; a model without a mixture has that screen
+    greyed out."""
     trace = glassformer.trace(tiny.model(tiny.ALL["mixtral"]), None, tiny.tokens(1, 6))
     output = facts(inside(export.page(trace)))
     (card,) = output["answers"]["GET api/models"]
@@ -107,7 +108,7 @@ def test_a_saved_page_asks_no_network(trace: Trace) -> None:
 
 @built
 def test_a_live_page_keeps_markup_of_its_text_as_text() -> None:
-    """What closes a script, or opens a comment in it, stays within the element that holds the
+    """Text that closes a script, or opens a comment in it, stays within the element that holds the
     start."""
     start = {"text": '</script><img src=x onerror="alert(1)"><!-- <script>', "source": "a < b"}
     elements: dict[str, str] = {}

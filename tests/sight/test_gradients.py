@@ -21,7 +21,7 @@ from glassformer.formats import store
 from glassformer.sight import saliency
 
 
-def asked(model: Model, length: int = 7) -> dict[str, Tensor]:
+def inputs_of(model: Model, length: int = 7) -> dict[str, Tensor]:
     tokens = {"text": tiny.tokens(1, length)}
     return (
         {**tokens, "source": tiny.tokens(1, 5, seed=1)}
@@ -50,7 +50,7 @@ def grown(path: str, at: int, by: float) -> dict[str, Any]:
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_gradient_times_input_is_what_a_longer_vector_would_change(name: str) -> None:
     model = tiny.model(tiny.ALL[name]).double()
-    args = asked(model)
+    args = inputs_of(model)
     result = saliency(model, None, **args, token=7, position=4, steps=1)
     assert result.value == pytest.approx(answer(model, args, {}), abs=1e-10)
     h = 1e-5
@@ -97,7 +97,7 @@ SMOOTH = (
 @pytest.mark.parametrize("of", ["logit", "logprob"])
 def test_integrated_gradients_are_complete(name: str, of: Any) -> None:
     model = tiny.model(tiny.ALL[name]).double()
-    args = asked(model)
+    args = inputs_of(model)
     result = saliency(model, None, **args, token=7, position=4, of=of, steps=100)
 
     def mean(path: str, x: Tensor) -> Tensor:

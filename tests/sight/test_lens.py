@@ -45,7 +45,7 @@ def normed(norm: torch.nn.Module, cfg: c.LayerNorm | c.RMSNorm | None, x: Tensor
 
 
 def by_hand(model: Model, state: Tensor) -> Tensor:
-    """What a state (C) says, by the config alone."""
+    """Logits of a state (C), by the config alone."""
     body, head = getattr(model, body_of(model)), model.config.head
     assert head is not None
     x = normed(

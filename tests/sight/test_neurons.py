@@ -169,7 +169,7 @@ def test_an_experts_neuron_has_a_value_only_where_it_was_chosen() -> None:
 
 
 def test_a_limit_and_bounded_memory() -> None:
-    """What is kept does not grow with the corpus: no text is asked for after the limit."""
+    """Memory does not grow with the corpus: no text is requested after the limit."""
     taken: list[int] = []
 
     def texts() -> Iterator[str]:

@@ -39,13 +39,13 @@ def data(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> str:
+def tokenizer_folder(tmp_path: Path) -> str:
     """A folder with a small tokenizer."""
     train_tokenizer("bpe", ["glass", " house of glass", " in"] * 9, 300).save(tmp_path / "own")
     return str(tmp_path / "own")
 
 
-def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["tokens", *words]) == 0
     return capsys.readouterr().out
 
@@ -171,23 +171,23 @@ def test_tokens_are_shown_with_what_they_are(data: Path) -> None:
 
 
 def test_the_terminal_is_readable_without_colour(
-    own: str, capsys: pytest.CaptureFixture[str]
+    tokenizer_folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = said(capsys, "glass house\n\tx", "--with", own)
+    output = output_of(capsys, "glass house\n\tx", "--with", tokenizer_folder)
     assert "|glass|·" in output and "|↵|" in output and "\x1b" not in output
     assert (
-        str(open_tokenizer(own).size) in output
+        str(open_tokenizer(tokenizer_folder).size) in output
         and "byte-level BPE" in output
         and "<|endoftext|>" in output
         and "capitals" in output
     )
-    ids = open_tokenizer(own).encode("glass")
-    below = said(capsys, "glass", "--with", own, "--ids").splitlines()
+    ids = open_tokenizer(tokenizer_folder).encode("glass")
+    below = output_of(capsys, "glass", "--with", tokenizer_folder, "--ids").splitlines()
     at = next(number for number, line in enumerate(below) if line.startswith("glass"))
     assert [int(id) for id in below[at + 1].split("|") if id.strip()] == ids
 
 
-def test_the_terminal_alternates_two_grounds(own: str) -> None:
+def test_the_terminal_alternates_two_grounds(tokenizer_folder: str) -> None:
     environment = {
         **os.environ,
         "FORCE_COLOR": "1",
@@ -195,7 +195,7 @@ def test_the_terminal_alternates_two_grounds(own: str) -> None:
         "COLORTERM": "truecolor",
     }
     environment.pop("NO_COLOR", None)
-    command = [sys.executable, "-m", "glassformer", "tokens", "glass x", "--with", own]
+    command = [sys.executable, "-m", "glassformer", "tokens", "glass x", "--with", tokenizer_folder]
     colour = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True
     ).stdout
@@ -224,10 +224,10 @@ class Page(html.parser.HTMLParser):
 
 
 def test_the_page_is_one_file_that_runs_nothing(
-    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tokenizer_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "deep" / "page.html"
-    said(capsys, NASTY, "--with", own, "--html", str(path), "--trace", "--ids")
+    output_of(capsys, NASTY, "--with", tokenizer_folder, "--html", str(path), "--trace", "--ids")
     raw = path.read_text(encoding="utf-8")
     page = Page()
     page.feed(raw)
@@ -240,14 +240,18 @@ def test_the_page_is_one_file_that_runs_nothing(
         and "<0x" in displayed
         and "\x1b" not in raw.split("<table>", 1)[1]
     )
-    assert page.tags.count("small") == len(open_tokenizer(own).encode(NASTY))
+    assert page.tags.count("small") == len(open_tokenizer(tokenizer_folder).encode(NASTY))
 
 
-def test_json_says_everything(own: str, capsys: pytest.CaptureFixture[str]) -> None:
-    data = json.loads(said(capsys, NASTY, "--with", own, "--json", "--trace", "glass"))
-    (item,), size = data["tokenizers"], open_tokenizer(own).size
-    assert data["text"] == NASTY and item["name"] == own
-    assert [token["id"] for token in item["tokens"]] == open_tokenizer(own).encode(NASTY)
+def test_json_says_everything(tokenizer_folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(
+        output_of(capsys, NASTY, "--with", tokenizer_folder, "--json", "--trace", "glass")
+    )
+    (item,), size = data["tokenizers"], open_tokenizer(tokenizer_folder).size
+    assert data["text"] == NASTY and item["name"] == tokenizer_folder
+    assert [token["id"] for token in item["tokens"]] == open_tokenizer(tokenizer_folder).encode(
+        NASTY
+    )
     assert item["vocabulary"] == {
         "base": size - 1,
         "special": 1,
@@ -259,22 +263,24 @@ def test_json_says_everything(own: str, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_tokenizer_that_refuses_the_text_says_so_and_the_others_go_on(
-    tmp_path: Path, own: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tokenizer_folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_tokenizer("char", ["glas"]).save(tmp_path / "char")
-    output = said(capsys, "glass é", "--with", str(tmp_path / "char"), own)
+    output = output_of(capsys, "glass é", "--with", str(tmp_path / "char"), tokenizer_folder)
     assert (
         'does not know the character " "' in output and "|glass|" in output and "refused" in output
     )
 
 
-def test_the_words_of_the_command_itself(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_words_of_the_command_itself(
+    tokenizer_folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "--text train" in refused(capsys, "train") and "--text sizes" in refused(capsys, "sizes")
-    assert "|in|" in said(capsys, "--text", "train", "--with", own)
+    assert "|in|" in output_of(capsys, "--text", "train", "--with", tokenizer_folder)
 
 
 def test_bad_input_is_one_sentence(
-    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tokenizer_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notes.md").write_text("no tokenizer\n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
@@ -283,12 +289,14 @@ def test_bad_input_is_one_sentence(
         capsys, "x", "--with", str(tmp_path / "notes.md")
     )
     assert "no tokenizer" in refused(capsys, "x", "--with", str(tmp_path))
-    assert "byte 3" in refused(capsys, "--file", str(tmp_path / "latin.txt"), "--with", own)
-    assert "is not UTF-8 text" in refused(capsys, "a\udcff", "--with", own)
-    assert "The text is empty" in refused(capsys, "", "--with", own)
-    assert "Give one text" in refused(capsys, "two", "texts", "--with", own)
+    assert "byte 3" in refused(
+        capsys, "--file", str(tmp_path / "latin.txt"), "--with", tokenizer_folder
+    )
+    assert "is not UTF-8 text" in refused(capsys, "a\udcff", "--with", tokenizer_folder)
+    assert "The text is empty" in refused(capsys, "", "--with", tokenizer_folder)
+    assert "Give one text" in refused(capsys, "two", "texts", "--with", tokenizer_folder)
     assert "--size does not belong" in refused(capsys, "x", "--size", "5")
-    assert "--ids does not belong" in refused(capsys, "train", own, "--ids")
+    assert "--ids does not belong" in refused(capsys, "train", tokenizer_folder, "--ids")
 
 
 def test_a_named_tokenizer_that_is_not_here_says_what_to_set(
@@ -302,18 +310,20 @@ def test_a_named_tokenizer_that_is_not_here_says_what_to_set(
     assert "not in the hub's cache" in refused(capsys, "x", "--with", "nobody/nothing")
 
 
-def test_a_hub_folder_in_the_cache_is_found(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_folder_in_the_cache_is_found(
+    tokenizer_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub
 
     requests = []
 
     def cached(name: str, **options: object) -> str:
         requests.append((name, options["local_files_only"]))
-        return own
+        return tokenizer_folder
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", cached)
     assert pretrained.find("some/model").fingerprint == open_tokenizer(
-        own
+        tokenizer_folder
     ).fingerprint and requests == [("some/model", True)]
 
 

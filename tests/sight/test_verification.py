@@ -240,7 +240,7 @@ def test_an_engine_that_errs_fails_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_padding_that_is_seen_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     was = attention.Mask.__init__
 
-    def seen(self: Any, q_pos: Any, k_pos: Any, *args: Any, **more: Any) -> None:
+    def padded_mask(self: Any, q_pos: Any, k_pos: Any, *args: Any, **more: Any) -> None:
         was(
             self,
             q_pos,
@@ -249,7 +249,7 @@ def test_padding_that_is_seen_fails(monkeypatch: pytest.MonkeyPatch) -> None:
             **more,
         )
 
-    monkeypatch.setattr(attention.Mask, "__init__", seen)
+    monkeypatch.setattr(attention.Mask, "__init__", padded_mask)
     result = failing(checks(tiny.model(tiny.ALL["bert"])))
     assert set(result) == {"padded left / alone", "padded right / alone"}
     assert all(".attn.pattern[" in check.first.address for check in result.values())

@@ -434,8 +434,8 @@ def test_what_is_too_long_is_cut_or_refused() -> None:
 # ---------------------------------------------------------------------------------- the batches
 
 
-def held(batch: Batch) -> list[tuple[int, ...]]:
-    """What each example is, to count it by."""
+def countable(batch: Batch) -> list[tuple[int, ...]]:
+    """Countable form of each example."""
     return [
         tuple(
             document.tokens[0].tolist()
@@ -449,17 +449,19 @@ def held(batch: Batch) -> list[tuple[int, ...]]:
 def test_every_example_once_an_epoch(name: str) -> None:
     result = encoded(name, 300)
     batches = ExampleBatches(result, 1, CONTEXT, seed=3)
-    everything = sorted(item for batch in each_once(result, 7, CONTEXT) for item in held(batch))
+    everything = sorted(
+        item for batch in each_once(result, 7, CONTEXT) for item in countable(batch)
+    )
     assert len(everything) == 300
     orders = []
     for epoch in range(2):
         calls: list[tuple[int, ...]] = []
         while batches.epoch < epoch + 1:
-            calls += held(next(batches))
+            calls += countable(next(batches))
         assert sorted(calls) == everything
         orders.append(calls)
     assert orders[0] != orders[1], "another order each epoch"
-    in_file = [item for batch in each_once(result, 4, CONTEXT) for item in held(batch)]
+    in_file = [item for batch in each_once(result, 4, CONTEXT) for item in countable(batch)]
     for row, item in zip(in_file, documents_of(result), strict=True):
         assert row == item, "validation keeps the order"
 

@@ -108,7 +108,7 @@ def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer: Tokenizer) -> None
 
 
 def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer: Tokenizer) -> None:
-    """As PyTorch's own attention of that query over the text's hidden states, its keys and
+    """Equals PyTorch's own attention of that query over the text's hidden states, its keys and
     values."""
     model = encoder(c.Pool("attention"))
     assert model.pool is not None and model.pool.query is not None

@@ -76,12 +76,14 @@ def test_equals_torch(cell: c.Cell, variants: str, engine: str) -> None:
     torch.testing.assert_close(grad, model.embed.token.weight.grad, rtol=1e-4, atol=1e-5)
 
 
-def attention_by_hand(model: EncoderDecoder, args: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+def attention_by_hand(
+    model: EncoderDecoder, inputs: Tensor, source: Tensor
+) -> tuple[Tensor, Tensor]:
     """Bahdanau et al. 2015, equations 5 and 6 of its appendix, a word at a time and nothing shared
     with the house."""
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     states = model.encode(source).hidden[0]
-    words, C = model.embed.token.weight[args[0]], model.config.dim
+    words, C = model.embed.token.weight[inputs[0]], model.config.dim
     joined = torch.cat((states[0], states[-1]))
     h = torch.tanh(
         weights["decoder.cross.whole.weight"] @ joined + weights["decoder.cross.whole.bias"]

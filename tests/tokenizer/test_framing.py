@@ -11,12 +11,12 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.tokenizer import Tokenizer
 
 
-def made(*specials: str) -> Tokenizer:
+def tokenizer_with(*specials: str) -> Tokenizer:
     return train_tokenizer("char", ["abc "], specials=specials)
 
 
 def test_a_text_opens_with_bos_and_where_there_is_none_with_the_end_of_the_one_before() -> None:
-    pair, alone = made("<s>", "</s>"), made("<|endoftext|>")
+    pair, alone = tokenizer_with("<s>", "</s>"), tokenizer_with("<|endoftext|>")
     assert (framing.document_start(pair), framing.text_start(pair)) == (
         pair.id("<s>"),
         pair.id("<s>"),
@@ -26,7 +26,7 @@ def test_a_text_opens_with_bos_and_where_there_is_none_with_the_end_of_the_one_b
 
 
 def test_a_target_opens_with_bos_or_as_in_t5_with_the_padding_and_closes_with_eos() -> None:
-    pair, t5 = made("<s>", "</s>", "<pad>"), made("<pad>", "</s>")
+    pair, t5 = tokenizer_with("<s>", "</s>", "<pad>"), tokenizer_with("<pad>", "</s>")
     assert (framing.decoder_start(pair), framing.end_of_target(pair)) == (
         pair.id("<s>"),
         pair.id("</s>"),
@@ -37,7 +37,7 @@ def test_a_target_opens_with_bos_or_as_in_t5_with_the_padding_and_closes_with_eo
 
 
 def test_a_decoders_question_ends_with_sep_or_with_what_opens_a_target() -> None:
-    pair, bert = made("<s>", "</s>"), made("<s>", "</s>", "[SEP]")
+    pair, bert = tokenizer_with("<s>", "</s>"), tokenizer_with("<s>", "</s>", "[SEP]")
     a, start = pair.id("a"), pair.id("<s>")
     assert framing.question(pair, [a]) == [start, a, start]
     assert framing.question(bert, [bert.id("a")]) == [
@@ -48,7 +48,7 @@ def test_a_decoders_question_ends_with_sep_or_with_what_opens_a_target() -> None
 
 
 def test_a_tokenizer_without_specials_is_refused_in_a_sentence() -> None:
-    plain = made()
+    plain = tokenizer_with()
     with pytest.raises(UserError, match="end-of-text token to end a target"):
         framing.end_of_target(plain)
     with pytest.raises(UserError, match="no bos and no pad token"):

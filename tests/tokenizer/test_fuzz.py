@@ -126,7 +126,7 @@ def use(path: Path) -> None:
 
 
 def alone(work: Callable[[], None], report: Path) -> str:
-    """What went wrong in a process of its own: nothing, a traceback, or how the process ended."""
+    """Failure in a process of its own: none, a traceback, or the exit status."""
     child = os.fork()
     if child == 0:  # pragma: no cover
         code = 1

@@ -38,8 +38,8 @@ def randoms(count: int) -> list[str]:
     return results
 
 
-def same(tokenizer: Tokenizer, samples: list[str]) -> int:
-    """How many of the texts tiktoken could read; each to the library's ids."""
+def count_equal(tokenizer: Tokenizer, samples: list[str]) -> int:
+    """Number of texts that tiktoken could read; each gives the library's ids."""
     second = tokenizer._tiktoken
     assert second is not None
     second_ids = 0
@@ -84,7 +84,7 @@ def words(tokenizer: Tokenizer, count: int) -> list[str]:
 def test_gpt2_is_the_library(shared_data: Path) -> None:
     tokenizer = open_tokenizer(shared_data / "tok-gpt2")
     samples = [*NASTY, *SPECIAL, *randoms(2_000), *real(shared_data), *words(tokenizer, 3_000)]
-    assert same(tokenizer, samples) > 0.7 * len(samples)
+    assert count_equal(tokenizer, samples) > 0.7 * len(samples)
     assert all(
         tokenizer._tiktoken is not None and tokenizer._tiktoken.encode(item) is not None
         for item in real(shared_data)
@@ -122,7 +122,7 @@ def test_published_tokenizers_on_much_text_are_the_library(shared_data: Path, na
         *real(shared_data, None),
         *words(tokenizer, 60_000),
     ]
-    assert same(tokenizer, samples) > 0.5 * len(samples)
+    assert count_equal(tokenizer, samples) > 0.5 * len(samples)
 
 
 def small(**changes: Any) -> Tokenizer:
@@ -144,7 +144,7 @@ def test_gpt4s_split_on_a_small_vocabulary() -> None:
         raw["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
         tokenizer = Tokenizer.from_json(json.dumps(raw))
         samples = [*NASTY, *SPECIAL, *randoms(1_200)]
-        assert same(tokenizer, samples) > 0.6 * len(samples)
+        assert count_equal(tokenizer, samples) > 0.6 * len(samples)
 
 
 def test_each_character_is_the_same_to_both_or_is_left_to_the_library() -> None:
@@ -160,7 +160,7 @@ def test_each_character_is_the_same_to_both_or_is_left_to_the_library() -> None:
     for _ in range(1000):
         sample = "".join(chance.choices(plain, k=20))
         assert second.encode(sample) is not None
-        assert same(tokenizer, [sample]) == 1
+        assert count_equal(tokenizer, [sample]) == 1
 
 
 def test_a_character_that_splits_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +275,6 @@ def test_a_character_of_every_block_stalls_nothing(monkeypatch: pytest.MonkeyPat
 
     assert tokenizer._tiktoken is not None
     monkeypatch.setattr(backend.TiktokenBackend, "_prove", counted)
-    same(tokenizer, [text, text[::-1]])
+    count_equal(tokenizer, [text, text[::-1]])
     assert set(text) - {text[0]} <= set(tried) and len(tried) == len(set(tried))
     assert len(tried) <= len(text) + backend.BLOCKS * backend.BLOCK

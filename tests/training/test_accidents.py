@@ -26,13 +26,13 @@ from glassformer.formats import resolve
 from glassformer.runs import hooks, launch, run_checkpoints
 from glassformer.runs.hooks import Save
 from runs.test_launch import attend, corpus, settings, start  # noqa: F401  (corpus is a fixture)
-from runs.test_run_checkpoints import begin
+from runs.test_run_checkpoints import new_state
 from training.test_loop import Poisoned
 
 
 def poisoned(tmp_path, bad, steps, every, valid=None, keep=2):
     """A run of so many steps of which ``bad`` (from 0 on) have a NaN loss; its state."""
-    state = begin()
+    state = new_state()
     state.batches = Poisoned(state.model, bad)
     save, step = Save(tmp_path, every, keep), None
     options = run.Train(steps=steps, batch=4)
@@ -65,7 +65,7 @@ def test_a_last_step_that_is_skipped_is_saved_with_the_weights_before_it(tmp_pat
     assert (tmp_path / "last").read_text() == "step-000008\n" and (
         tmp_path / "best"
     ).exists() == bool(valid)
-    again = begin()
+    again = new_state()
     run_checkpoints.restore(tmp_path / "step-000008", again)
     assert again.skipped_in_a_row == 2
     assert all(torch.equal(a, b) for a, b in zip(weights_of(again), weights_of(state), strict=True))
@@ -78,7 +78,7 @@ def test_patience_that_runs_out_saves_what_was_learned_since_the_last_checkpoint
         "step-000005",
         "step-000012",
     ]
-    again = begin()
+    again = new_state()
     run_checkpoints.restore(tmp_path / "step-000012", again)
     assert all(torch.equal(a, b) for a, b in zip(weights_of(again), weights_of(state), strict=True))
 
@@ -109,7 +109,7 @@ def test_resume_fixes_stale_pointers_and_forgets_a_best_that_was_removed(tmp_pat
     state = poisoned(tmp_path, set(), steps=6, every=2, valid={2: 3.0, 4: 1.0, 6: 2.0})
     assert state.best_step == 4
     (tmp_path / "best").write_text("step-000002\n"), (tmp_path / "last").write_text("step-000004\n")
-    again = begin()
+    again = new_state()
     run_checkpoints.restore(run_checkpoints.newest(tmp_path), again)
     run_checkpoints.point(tmp_path, again)
     assert (tmp_path / "best").read_text() == "step-000004\n" and (

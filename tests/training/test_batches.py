@@ -258,7 +258,7 @@ def test_evaluation_of_a_split_counts_its_own_tokens() -> None:
 
 
 def test_rows_are_mixed_and_the_first_of_them_too() -> None:
-    """Where a row comes says nothing of where its neighbour comes."""
+    """A row's place is independent of its neighbour's."""
     batches = Batches(corpus([160_000], eos=None), batch=1, context=16)
     out = np.array([int(next(batches).tokens[0, 0]) for _ in range(9_000)]) / 16
     size = 10_000

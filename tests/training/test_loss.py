@@ -100,7 +100,7 @@ def test_what_is_counted_on_the_device_is_told_once() -> None:
 def test_experts_on_a_gpu_work_on_every_choice(
     name: str, padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that go nowhere or are over capacity count for nothing; output and gradients are the
+    """Choices that go nowhere or are over capacity count for nothing; output and gradients are the
     definition's."""
     shape = tiny.DECODERS[name]
     model = tiny.model(shape).double().train()

@@ -27,7 +27,7 @@ from glassformer.core.training.optimizer import Optimizer
 from glassformer.core.training.schedule import factor, factor_in_extended_run
 from glassformer.formats import store
 from glassformer.runs import run_checkpoints
-from runs.test_run_checkpoints import begin, go
+from runs.test_run_checkpoints import go, new_state
 from training.test_loop import Random, tiny
 
 # ------------------------------------------------------------------------------------- training
@@ -97,9 +97,9 @@ def test_muon_leaves_the_biases_of_experts_to_the_rest():
 
 
 def test_moments_are_taken_up_apart_and_alone():
-    state = go(begin(), run.Train(steps=2, batch=4))
+    state = go(new_state(), run.Train(steps=2, batch=4))
     saved = {name: value.clone() for name, value in state.optimizer.state().items()}
-    second = go(begin(), run.Train(steps=3, batch=4))
+    second = go(new_state(), run.Train(steps=3, batch=4))
     name = next(name for name in saved if name.endswith(":exp_avg"))
     group = {
         key: value for key, value in saved.items() if not key.startswith(name.partition(":")[0])
@@ -169,16 +169,16 @@ def test_a_schedule_begins_anew_after_the_step_at_which_a_run_had_ended():
 
 
 def test_best_and_bad_come_back(tmp_path):
-    state = go(begin(), run.Train(steps=2, batch=4))
+    state = go(new_state(), run.Train(steps=2, batch=4))
     state.best, state.best_step, state.skipped_in_a_row = 1.25, 1, 3
-    again = begin()
+    again = new_state()
     run_checkpoints.restore(run_checkpoints.save(tmp_path, state), again)
     assert (again.best, again.best_step, again.skipped_in_a_row) == (1.25, 1, 3)
 
 
 def test_weights_of_another_shape_are_refused(tmp_path):
-    path = run_checkpoints.save(tmp_path, go(begin(), run.Train(steps=1, batch=4)))
-    second = begin(tiny(dropout=0.2, vocab=40))
+    path = run_checkpoints.save(tmp_path, go(new_state(), run.Train(steps=1, batch=4)))
+    second = new_state(tiny(dropout=0.2, vocab=40))
     store.save(second.model, tmp_path / "other", layout="glassformer")
     shutil.copy(tmp_path / "other" / "model.safetensors", path)
     (path / "SHA256SUMS").unlink()
@@ -188,11 +188,11 @@ def test_weights_of_another_shape_are_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"another model's weights: the shape of embed.token.weight"
     ):
-        run_checkpoints.restore(path, begin())
+        run_checkpoints.restore(path, new_state())
 
 
 def saved(folder, *numbers):
-    state = go(begin(), run.Train(steps=1, batch=4))
+    state = go(new_state(), run.Train(steps=1, batch=4))
     for number in numbers:
         state.step = number
         with torch.no_grad():

@@ -61,8 +61,8 @@ def test_the_computed_order_is_the_network_written_out(size: int) -> None:
 
 
 def test_the_computed_order_looks_random() -> None:
-    """Of 100,003 rows: places, neighbours and inversions as in a fair shuffle, and other seeds give
-    other orders."""
+    """Places, neighbours and inversions of 100,003 rows are those of a fair shuffle, and other
+    seeds give other orders."""
     size = 100_003
     item, two = (order_of(size, np.random.SeedSequence(seed), COMPUTED)(0, size) for seed in (0, 1))
     for result in (item, two):

@@ -98,7 +98,7 @@ def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(
 
 
 def test_for_a_gpu_every_part_of_a_batch_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands in for the pinning copies, as that does: this machine has no GPU to pin for."""
+    """The stub of pinning copies, as pinning does: this machine has no GPU to pin for."""
     requests: list[tuple[int, ...]] = []
 
     def pin(item: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ MOE = c.MoE(4, 2, c.MLP(32, "gelu"))
 
 
 def pairs(tokens, chosen, local=None):
-    """How often (token, expert) occurs, by hand."""
+    """Counts of (token, expert), by hand."""
     rows = zip(tokens.flatten().tolist(), chosen.flatten(0, 1).tolist(), strict=True)
     saved = [True] * tokens.numel() if local is None else local.flatten().tolist()
     counter = collections.Counter()
@@ -31,7 +31,7 @@ def pairs(tokens, chosen, local=None):
     return dict(counter)
 
 
-def told(routes: Routes):
+def counts_by_pair(routes: Routes):
     return {
         divmod(pair, routes.experts): n
         for pair, n in zip(routes.pair.tolist(), routes.times.tolist(), strict=True)
@@ -52,9 +52,9 @@ def test_every_choice_is_counted_and_padding_is_not():
     assert len(routes) == len(model.decoder.blocks)
     counter = collections.Counter(pairs(first, tape[f"{path}.chosen"], pos >= 0))
     counter.update(pairs(second, second_tape[f"{path}.chosen"]))
-    assert told(routes[path]) == dict(counter)
+    assert counts_by_pair(routes[path]) == dict(counter)
     model(first)
-    assert told(routes[path]) == dict(counter)  # nothing is watched any more
+    assert counts_by_pair(routes[path]) == dict(counter)  # nothing is watched any more
 
 
 def test_an_encoder_counts_its_own_tokens():
@@ -70,7 +70,7 @@ def test_an_encoder_counts_its_own_tokens():
         model(target, source=source, source_pos=source_pos)
     for path, route in routes.items():
         assert path.startswith("encoder.")
-        assert told(route) == pairs(source, tape[f"{path}.chosen"], source_pos >= 0)
+        assert counts_by_pair(route) == pairs(source, tape[f"{path}.chosen"], source_pos >= 0)
 
 
 def test_nothing_is_watched_where_there_are_no_experts():
@@ -151,7 +151,7 @@ def test_a_run_logs_it_at_each_validation(corpus, tmp_path, dtype):
 
 
 def test_a_run_that_dies_while_it_saves_has_logged_its_routes(corpus, tmp_path, monkeypatch):
-    """What is saved was logged before: going on from it leaves no hole."""
+    """Saved routes were logged before: going on from them leaves no hole."""
 
     def die(self, step):
         raise RuntimeError("the machine died")

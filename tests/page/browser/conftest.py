@@ -21,7 +21,7 @@ LINKS: list[str] = []  # of the pages that the tests serve: a tab may ask these 
 
 @dataclass(frozen=True)
 class Site:
-    """Where the page is, and the folders of its models by name."""
+    """Address of the page, and the folders of its models by name."""
 
     url: str
     folders: dict[str, Path]
@@ -128,11 +128,11 @@ def looking(window: Any) -> Iterator[Any]:
     """A tab, closed at the end, that has asked no one else and whose console stayed empty."""
     page, foreign, errors = window.new_page(), [], []
 
-    def asked(request: Any) -> None:
+    def record_request(request: Any) -> None:
         if not request.url.startswith((*LINKS, "data:", "blob:")):
             foreign.append(request.url)
 
-    page.on("request", asked)
+    page.on("request", record_request)
     page.on(
         "console",
         lambda message: (

@@ -67,7 +67,7 @@ every_screen = pytest.mark.parametrize("screen", VIEWS, indirect=True)
 
 @every_screen
 def test_nothing_is_wider_than_the_window(screen: Any, site: Any) -> None:
-    """As it is opened on a phone, and when the window grows; 683 is a window of 1366 at 200 %."""
+    """Covers a phone's window and one that grows; 683 is a window of 1366 at 200 %."""
     screen.set_viewport_size({"width": 320, "height": 800})
     opened(screen, site, screen.name)
     for width in (320, 390, 683, 900, 1366, 320):

@@ -18,7 +18,7 @@ LAST = '[aria-label="one head"] .looks [data-sum]'
 
 
 def probes(tab: Any, grid: str, count: int, seed: str) -> list[tuple[str, float]]:
-    """What the canvas of ``grid`` says at points picked at random, by address."""
+    """Values of the canvas of ``grid`` at points picked at random, by address."""
     luck, box = random.Random(seed), tab.locator(grid).bounding_box()
     tab.evaluate("y => window.scrollTo(0, y)", 0)
     high = min(box["height"], 880 - box["y"])

@@ -32,7 +32,7 @@ OPEN = """async ({ url, page, height }) => {
 
 
 class Notebook:
-    """What a notebook does between a widget in the kernel and its view in a tab."""
+    """A notebook between a widget in the kernel and its view in a tab."""
 
     def __init__(self, tab: Any, widget: Any) -> None:
         self.tab, self.told, self.asked = tab, queue.Queue(), []

@@ -59,7 +59,7 @@ def differing(item: Picture, second: Picture) -> float:
 
 
 def made_by(chromium: Any) -> dict[str, str]:
-    """What decides how letters are drawn."""
+    """Versions that decide how letters are drawn."""
     fonts = (
         subprocess.run(["fc-match", name, "file"], capture_output=True, text=True).stdout
         for name in ("system-ui", "sans-serif", "monospace")

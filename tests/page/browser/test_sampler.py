@@ -75,7 +75,7 @@ def test_300_settings(site: Any, tab: Any) -> None:
 
 
 def test_the_luck_of_a_seed(site: Any, tab: Any) -> None:
-    """What the needle shows is the number that generation draws with."""
+    """The needle shows the number that generation draws with."""
     tab.goto(site.url)
     for seed, prompt in ((0, [5]), (1337, [1, 2, 3]), (2**53 - 1, list(range(40)))):
         row = Row(0, prompt, prompt, None)

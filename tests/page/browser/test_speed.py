@@ -150,7 +150,7 @@ def test_a_long_text_is_bounded_in_bytes_nodes_and_tasks(tokens: int, long: str,
 
 
 def test_one_hot_cell_is_seen_in_its_thumbnail(long: str, tab: Any) -> None:
-    """Of 512 x 512 weights the greatest of a head stands in the picture, however few dots it
+    """The greatest of 512 x 512 weights of a head stands in the picture, however few dots it
     has."""
     import served
 

@@ -34,7 +34,7 @@ OWN = Path(__file__).parents[2] / "own_parts.py"
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def own_types(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The parts of own_parts.py, known while the test runs."""
     monkeypatch.setattr(serial, "_MEMBERS", {})
     monkeypatch.setattr(sys.modules["glassformer.core.nn.build"], "_MAKERS", dict(_MAKERS))
@@ -81,7 +81,7 @@ def check(trace: Trace, bound: float) -> None:
 
 
 def says(op: Op) -> bool:
-    """Whether the line that an operation names is there."""
+    """True where the line that an operation names exists."""
     assert op.code is not None
     function, piece = op.code
     return (
@@ -163,14 +163,16 @@ def test_every_type_of_ours_has_a_description(slot: object) -> None:
     assert missing == []
 
 
-def test_a_type_without_a_description_fails_by_name(own: dict[str, Any]) -> None:
+def test_a_type_without_a_description_fails_by_name(own_types: dict[str, Any]) -> None:
     with pytest.raises(KeyError, match="no description of ReluSquared"):
-        plan.describe(own["ReluSquared"](8), None)  # type: ignore[arg-type]
+        plan.describe(own_types["ReluSquared"](8), None)  # type: ignore[arg-type]
 
 
-def test_parts_of_ones_own_are_closed_cards(own: dict[str, Any]) -> None:
-    block = replace(tiny.block(), feedforward=own["Bilinear"](24), norm=own["ScaleNorm"]())
-    config = tiny.decoder(block, position=own["Decay"](), last_norm=c.RMSNorm())
+def test_parts_of_ones_own_are_closed_cards(own_types: dict[str, Any]) -> None:
+    block = replace(
+        tiny.block(), feedforward=own_types["Bilinear"](24), norm=own_types["ScaleNorm"]()
+    )
+    config = tiny.decoder(block, position=own_types["Decay"](), last_norm=c.RMSNorm())
     model = build_model(config, seed=1).eval().double()
     model.engine = "eager"
     trace = traced(model)
@@ -182,8 +184,8 @@ def test_parts_of_ones_own_are_closed_cards(own: dict[str, Any]) -> None:
     assert "nobody has described" in cell.sentence
 
 
-def test_a_block_of_ones_own_is_one_card(own: dict[str, Any]) -> None:
-    block = own["DeepNorm"](c.Attention(4), c.MLP(64))
+def test_a_block_of_ones_own_is_one_card(own_types: dict[str, Any]) -> None:
+    block = own_types["DeepNorm"](c.Attention(4), c.MLP(64))
     trace = traced(build_model(tiny.decoder(block), seed=1).eval().double())
     check(trace, 1e-12)
     assert trace.plan["decoder.blocks.1.resid"].kind == "generic"

@@ -187,7 +187,7 @@ def test_one_clear_sentence() -> None:
         (lambda: saliency(bare, None, [1, 2]), "no head over tokens"),
         (
             lambda: saliency(bert, None, [1, 2], of="label", label=3),
-            "Label 3 is not there; this model has 0 to 2",
+            'There is no label "3"; this model has 0 to 2',
         ),
     ):
         with pytest.raises(UserError, match=words):

@@ -70,7 +70,7 @@ def test_windows_begin_as_the_model_reads_a_text() -> None:
     for name in ("llama", "onward"):  # an encoder-decoder reads a corpus as its source
         model = build_model(dataclasses.replace(tiny.ALL[name], embed=c.Embed(300)), seed=1)
         (short,) = streams.windows(model, tokenizer, ["abc"])
-        assert torch.equal(short, streams.read_pair(model, tokenizer, "abc")[0])
+        assert torch.equal(short, streams.prepare(model, tokenizer, "abc").tokens)
         edge = short.shape[1] - 3
         rows = list(streams.windows(model, tokenizer, ["a" * 25, "b"], length=10 + edge))
         assert [row.shape[1] - edge for row in rows] == [10, 10, 5, 1]

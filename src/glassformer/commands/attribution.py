@@ -37,7 +37,7 @@ def run(
     """
     from .. import sight as inspection
     from ..formats.checkpoint import Checkpoint
-    from ..sight.attribution import answer_kind
+    from ..sight.streams import answer_kind
 
     model, tokenizer = options.load_with_tokenizer()
     labels: list[str] = []

@@ -82,18 +82,15 @@ class Check:
     def line(self) -> str:
         """The check in a line, differences to two digits; and where it fails, a second one that
         says where."""
-        numbers = (
-            "-"
-            if self.difference is None
-            else "0"
-            if self.difference == 0
-            else f"{self.difference:.1e}"
-        )
-        bound = "-" if self.bound is None else "0" if self.bound == 0 else f"{self.bound:.1e}"
+        difference, bound = map(_short, (self.difference, self.bound))
         greedy = "-" if self.tokens is None else f"{self.greedy}/{self.tokens}"
-        line = f"{self.name:{NAME_WIDTH}} {numbers:>10} {bound:>8} {greedy:>8}  {self.status}"
+        line = f"{self.name:{NAME_WIDTH}} {difference:>10} {bound:>8} {greedy:>8}  {self.status}"
         line += f" ({self.note})" if self.note else ""
         return line if self.first is None else f"{line}\n    first: {self.first}"
+
+
+def _short(number: float | None) -> str:
+    return "-" if number is None else f"{number:.1e}" if number else "0"
 
 
 def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int, quantised: bool = False) -> float:
@@ -113,15 +110,8 @@ def tolerance(cfg: config.Model, dtype: torch.dtype, steps: int, quantised: bool
     """
     sublayers = 0
     for body in config.bodies(cfg).values():
-        blocks = (
-            [body.block(i) for i in range(body.depth)] if isinstance(body, config.Stack) else []
-        )
-        sublayer_configs = [(block.attention, block.cross, block.feedforward) for block in blocks]
-        sublayers += (
-            sum(sublayer is not None for block in sublayer_configs for sublayer in block)
-            if blocks
-            else body.depth * steps
-        )
+        blocks = map(body.block, range(body.depth)) if isinstance(body, config.Stack) else None
+        sublayers += body.depth * steps if blocks is None else sum(len(b.sublayers) for b in blocks)
     rounding = ROUNDINGS.get(dtype, 16.0) * torch.finfo(dtype).eps
     return float(
         max(rounding, CODES * HALF_A_CODE if quantised else 0.0) * math.sqrt(sublayers + 1)
@@ -143,22 +133,17 @@ def largest(
     """
     differences = []
     for path in answers(actual, right):
-        size, difference = 0.0, 0.0
+        size = 0.0
+        difference = 0.0
         for first, second in zip(actual, right, strict=True):
-            a, b = first[path].double(), second[path].to(first[path].device).double()
+            a = first[path].double()
+            b = second[path].to(first[path].device).double()
             size = max(size, float(b.abs().max()))
             apart = float((a - b).abs().max()) if a.shape == b.shape else math.inf
             difference = max(difference, math.inf if math.isnan(apart) else apart)
-        differences.append(
-            (
-                difference / (share * size) if share * size else difference,
-                difference,
-                share * size,
-                path,
-            )
-        )
-    _, difference, bound, path = max(differences)
-    return difference, bound, path
+        bound = share * size
+        differences.append((difference / (bound or 1.0), difference, bound, path))
+    return max(differences)[1:]
 
 
 def equal_choices(
@@ -172,15 +157,15 @@ def equal_choices(
     from too.
     """
     equal = count = 0
-    for a, b in zip(actual, right, strict=True):
+    for pair in zip(actual, right, strict=True):
         for path in ("logits", *(LABELS if labels else ())):
-            if path in a and path in b and a[path].shape == b[path].shape:
-                pair = (a[path], b[path])
-                logits_a, logits_b = (
-                    x[-new - 1 : -1] if new and path == "logits" else x for x in pair
-                )
-                agree = logits_a.argmax(-1) == logits_b.argmax(-1).to(logits_a.device)
-                equal, count = equal + int(agree.sum()), count + agree.numel()
+            values = [values[path] for values in pair if path in values]
+            if len(values) == 2 and values[0].shape == values[1].shape:
+                if new and path == "logits":
+                    values = [logits[-new - 1 : -1] for logits in values]
+                first, second = (logits.argmax(-1).cpu() for logits in values)
+                equal = equal + int((first == second).sum())
+                count = count + first.numel()
     return (equal, count) if count else (None, None)
 
 
@@ -194,12 +179,9 @@ def first_difference(
     """
     for path in right[0]:
         for a, b, text in zip(actual, right, texts, strict=True):
-            if (
-                path in a
-                and path in b
-                and (difference := differing(path, a[path], b[path], share, text))
-            ):
-                return difference
+            found = path in a and path in b and differing(path, a[path], b[path], share, text)
+            if found:
+                return found
     return None
 
 
@@ -209,15 +191,13 @@ def differing(
     """The first number of ``value`` that is not the one expected, or not near enough."""
     if value.shape != expected.shape:
         return FirstDifference(f"{path} of shape {tuple(value.shape)}", None, None, text)
-    a, b = value.detach().double(), expected.detach().to(value.device).double()
+    a = value.detach().double()
+    b = expected.detach().to(value.device).double()
     size = b[b.isfinite()].abs().amax() if b.isfinite().any() else b.new_zeros(())
     near = (a == b) | ((a - b).abs() <= share * size) | (a.isnan() & b.isnan())
     if bool(near.all()):
         return None
-    place = (~near).nonzero()[0].tolist()
-    number, expected_number = (float(x[tuple(place)]) for x in (a, b))
-    address = f"{path}[{','.join(map(str, place))}]"
-    finite_value, finite_expected = (
-        x if math.isfinite(x) else None for x in (number, expected_number)
-    )
-    return FirstDifference(address, finite_value, finite_expected, text)
+    place = tuple((~near).nonzero()[0].tolist())
+    numbers = (float(x[place]) for x in (a, b))
+    finite = (number if math.isfinite(number) else None for number in numbers)
+    return FirstDifference(f"{path}[{','.join(map(str, place))}]", *finite, text)

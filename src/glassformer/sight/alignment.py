@@ -44,7 +44,9 @@ class Alignment:
 
     def text(self, plain: bool = False) -> str:
         """For a terminal, the words of the columns from top to bottom; ``plain`` in ASCII."""
-        shades, wide, high = SHADES[plain], max(map(len, self.rows)), max(map(len, self.columns))
+        shades = SHADES[plain]
+        wide = max(map(len, self.rows))
+        high = max(map(len, self.columns))
         standing = [word.rjust(high) for word in self.columns]
         lines = [
             " " * (wide + 1) + "".join(word[at] + " " for word in standing) for at in range(high)

@@ -86,7 +86,8 @@ def card(cfg: config.Model) -> dict[str, Any]:
     of it."""
     nodes = list(_walk(cfg))
     recurrent = any(isinstance(node, config.Recurrent) for node in nodes)
-    pair, encoder = isinstance(cfg, config.EncoderDecoder), isinstance(cfg, config.Encoder)
+    pair = isinstance(cfg, config.EncoderDecoder)
+    encoder = isinstance(cfg, config.Encoder)
     kind = (
         "encoder-decoder"
         if pair
@@ -135,9 +136,12 @@ def tokens(
     entries = []
     for place, id in enumerate(ids):
         start, end = (spans or {}).get(place, (0, 0))
-        raw, special, unknown = b"", False, False
+        raw = b""
+        special = False
+        unknown = False
         if tokenizer is not None and id < tokenizer.size:
-            special, unknown = tokenizer.hides(id), id == tokenizer.unk
+            special = tokenizer.hides(id)
+            unknown = id == tokenizer.unk
             raw = (
                 tokenizer.token(id).encode()
                 if special
@@ -245,7 +249,8 @@ def experts(
     layers = []
     for path in [op.id.removesuffix(".router") for op in trace.plan if op.kind == "router"]:
         with pass_lock():
-            chosen, weight = trace[f"{path}.chosen"][0].long(), trace[f"{path}.weight"][0].float()
+            chosen = trace[f"{path}.chosen"][0].long()
+            weight = trace[f"{path}.weight"][0].float()
             chance = trace[f"{path}.router_probs"][0].float()
         count = chance.shape[-1]
         load = chosen.flatten().bincount(minlength=count)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -28,13 +28,10 @@ from .figures.charts import Chart, Heat, Prose, Table
 from .figures.drawing import Array
 from .figures.shown import Shown
 from .looking import Text
-from .streams import Piece, fp64
+from .streams import Piece, answer_kind, fp64
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
-
-
-Of: TypeAlias = Literal["logit", "label"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,21 +58,14 @@ class Attribution(Shown):
     notes: list[str]
     edits: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "parts": [vars(component) for component in self.parts]}
-
     def by_block(self) -> list[tuple[str, dict[str, float]]]:
         """The sums of each block by kind, from the embedding on, and of what stands outside of
         blocks."""
-        sums: dict[str, dict[str, float]] = {}
-        for component in self.parts:
-            name = "ends" if component.block is None else f"block {component.block}"
-            kinds = sums.setdefault(name, {})
-            kinds[component.kind] = kinds.get(component.kind, 0.0) + component.value
-        order = sorted(
-            sums, key=lambda name: (name != "ends", int(name.split()[-1]) if name != "ends" else 0)
-        )
-        return [(name, sums[name]) for name in order]
+        sums: dict[int, dict[str, float]] = {}
+        for part in self.parts:
+            kinds = sums.setdefault(-1 if part.block is None else part.block, {})
+            kinds[part.kind] = kinds.get(part.kind, 0.0) + part.value
+        return [("ends" if at < 0 else f"block {at}", sums[at]) for at in sorted(sums)]
 
     @property
     def title(self) -> str:
@@ -101,20 +91,12 @@ class Attribution(Shown):
             [n for n, _ in blocks],
             kinds,
         )
-        heads = {
-            (component.block, component.index): component.value
-            for component in self.parts
-            if component.kind == "head"
-        }
+        heads = {(part.block, part.index): part.value for part in self.parts if part.kind == "head"}
         if heads:
             rows, columns = (sorted({place[side] or 0 for place in heads}) for side in (0, 1))
             cells = [[heads.get((row, column)) for column in columns] for row in rows]
-            yield _added(
-                "added by each head",
-                cells,
-                [f"L{row}" for row in rows],
-                [f"h{column}" for column in columns],
-            )
+            names = [f"L{row}" for row in rows], [f"h{column}" for column in columns]
+            yield _added("added by each head", cells, *names)
         yield Table("", ("part", "address", "added"), self._lines(20), (0, 1))
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
@@ -130,8 +112,8 @@ class Attribution(Shown):
         return {"value": np.array([component.value for component in self.parts])}
 
     def facts(self) -> Mapping[str, Any]:
-        fields = {name: value for name, value in vars(self).items() if name != "parts"}
-        return {**fields, "addresses": [component.address for component in self.parts]}
+        addresses = [part.address for part in self.parts]
+        return {**self.fields_except("parts"), "addresses": addresses}
 
     def table(self, top: int = 20) -> list[str]:
         """The parts that added or took most, as lines, rounded to four places; then the sum beside
@@ -139,26 +121,17 @@ class Attribution(Shown):
         return tables.lines(self._lines(top), ("part", "address", "added"), left_columns=(0, 1))
 
     def _lines(self, top: int) -> list[tuple[str, str, str]]:
-        ordered = sorted(self.parts, key=lambda component: -abs(component.value))
-        rows = [
-            (_label(component), component.address, f"{component.value:+.4f}")
-            for component in ordered[:top]
-        ]
-        if remainder := ordered[top:]:
-            rows.append(
-                (
-                    f"{len(remainder):,} more",
-                    "",
-                    f"{math.fsum(component.value for component in remainder):+.4f}",
-                )
-            )
-        rows += [("sum", f"of {len(self.parts):,} parts", f"{self.sum:+.4f}")]
+        ordered = sorted(self.parts, key=lambda part: -abs(part.value))
+        rows = [(_label(part), part.address, f"{part.value:+.4f}") for part in ordered[:top]]
+        if remainder := [part.value for part in ordered[top:]]:
+            rows.append((f"{len(remainder):,} more", "", f"{math.fsum(remainder):+.4f}"))
         run_name = "the edited run's own" if self.edits else "the model's own"
-        rows += [
+        return [
+            *rows,
+            ("sum", f"of {len(self.parts):,} parts", f"{self.sum:+.4f}"),
             ("logit", run_name, f"{self.logit:+.4f}"),
             ("difference", "", f"{self.difference:.1e}"),
         ]
-        return rows
 
 
 def _added(
@@ -183,7 +156,7 @@ def attribute(
     token: str | int | None = None,
     against: str | int | None = None,
     position: int | None = None,
-    of: Of | None = None,
+    of: Literal["logit", "label"] | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> Attribution:
     """Splits the logit of ``token`` (None: the likeliest) at
@@ -198,116 +171,68 @@ def attribute(
     norms whose arithmetic is not known here.
     """
     changes = as_edit_list(edits)
-    labels = answer_kind(model, of) == "label"
+    of_labels = answer_kind(model, of) == "label"
     streams.needs_stream(model, "Direct logit attribution", INSTEAD)
     inputs = streams.prepare(model, tokenizer, text, source, changes)
-    if labels:
+    body = model.config.main_body
+    head = cast(Any, model.head)
+    tape: Tape
+    if of_labels:
         need(position is None, "A label is of the whole text, of no position; leave it out.")
-        return replace(_of_label(model, inputs, token, against), edits=[*map(repr, changes)])
-    head: Any = streams.needs_head(model, "`glassformer contexts` compares its vectors.")
-    at = streams.place(position, inputs.tokens, tokenizer)
-    tape = AtOnePlace(at, streams.body_of(model), inputs.edits)
-    with inference(model):
-        output = model(*inputs.inputs, tape=tape, logits="none")
-        last_hidden = output.hidden[:, at : at + 1]
-        # before the cap
-        logits = fp64(head.proj(head.prepare(last_hidden), head.table(model.embed))[0, 0])
-        must_be_finite(model, output.hidden, logits)
-    vocab_size = len(logits) if tokenizer is None else min(tokenizer.size, len(logits))
-    chosen = (
-        int(logits[:vocab_size].argmax())
-        if token is None
-        else streams.word_id(model, tokenizer, token)
+        tape = Tape(*watched(body), "pool.*", edits=inputs.edits)
+        output = inputs.run(model, tape)
+        logits = fp64(tape["pool.write"][0])
+    else:
+        streams.needs_head(model, "`glassformer contexts` compares its vectors.")
+        position = streams.place(position, inputs.tokens, tokenizer)
+        tape = AtOnePlace(position, body, inputs.edits)
+        output = inputs.run(model, tape)
+        with inference(model):  # before the cap
+            last_hidden = output.hidden[:, position : position + 1]
+            logits = fp64(head.proj(head.prepare(last_hidden), head.table(model.embed))[0, 0])
+    must_be_finite(model, logits)
+    chosen, piece = streams.choice(model, tokenizer, logits, token, of_labels)
+    other, other_piece = (
+        (None, None)
+        if against is None
+        else streams.choice(model, tokenizer, logits, against, of_labels)
     )
-    against_id = None if against is None else streams.word_id(model, tokenizer, against)
     need(
-        against_id != chosen,
-        "The two tokens are the same one, and their difference is nothing; give another.",
+        other != chosen,
+        f"The two {'labels' if of_labels else 'tokens'} are the same one, and their difference is "
+        "nothing; give another.",
     )
+    hidden = fp64(output.hidden[0])
     with torch.no_grad():
-        sweep = Sweep(model, tape)
-        sweep.carry_back(fp64(output.hidden[0, at]), chosen, against_id)
-    total = math.fsum(component.value for component in sweep.parts)
+        if of_labels:
+            parts, notes = _through_pool(model, tape, hidden, chosen, other)
+        else:
+            assert isinstance(tape, AtOnePlace)
+            sweep = Sweep(model, tape)
+            sweep.carry_back(hidden[position], chosen, other)
+            parts = sweep.parts
+            notes = sweep.notes
 
     def score(logits: Tensor) -> float:
-        return (logits[chosen] - (0.0 if against_id is None else logits[against_id])).item()
+        return (logits[chosen] - (0.0 if other is None else logits[other])).item()
 
-    logit, cap = score(logits), head.softcap
-    capped = None if cap is None else score(cap * torch.tanh(logits / cap))
-    piece, *against_pieces = streams.pieces(
-        tokenizer, [chosen] if against_id is None else [chosen, against_id]
-    )
-    beside, components = against_pieces[0] if against_pieces else None, sweep.parts[::-1]
+    total = math.fsum(part.value for part in parts)
+    logit = score(logits)
+    cap = None if of_labels else head.softcap
     return Attribution(
         chosen,
         piece,
-        against_id,
-        beside,
-        at,
-        components,
+        other,
+        other_piece,
+        position,
+        parts[::-1],
         total,
         logit,
         abs(total - logit),
-        capped,
-        sweep.notes,
+        None if cap is None else score(cap * torch.tanh(logits / cap)),
+        notes,
         [*map(repr, changes)],
     )
-
-
-def answer_kind(model: Model, of: Of | None) -> Of:
-    """The answer to attribute, a token's logit or a label's; UserError where the model gives no
-    such answer."""
-    pool = model.config.pool
-    labels = pool is not None and pool.labels > 0
-    if of is None:
-        of = "label" if labels and model.head is None else "logit"
-    need(of in ("logit", "label"), f'There is no answer "{of}"; give logit or label.')
-    need(of != "label" or labels, "This model has no labels for a text; ask for a token's logit.")
-    return of
-
-
-def _of_label(
-    model: Model, inputs: streams.Read, label: str | int | None, against: str | int | None
-) -> Attribution:
-    """Contribution of each component to a label's logit, at all positions that the pool reads
-    together."""
-    body, pool = streams.body_of(model), model.pool
-    assert pool is not None and pool.proj is not None
-    tape = Tape(*watched(body), "pool.*", edits=inputs.edits)
-    with inference(model):
-        output = model(*inputs.inputs, tape=tape, logits="none")
-        must_be_finite(model, output.hidden, output.pooled)
-    logits, hidden = fp64(tape["pool.write"][0]), fp64(output.hidden[0])
-    chosen = int(logits.argmax()) if label is None else _label_number(label, len(logits))
-    against_label = None if against is None else _label_number(against, len(logits))
-    need(
-        against_label != chosen,
-        "The two labels are the same one, and their difference is nothing; give another.",
-    )
-    with torch.no_grad():
-        components, notes = _through_pool(model, tape, hidden, chosen, against_label)
-    logit = (logits[chosen] - (0.0 if against_label is None else logits[against_label])).item()
-    total = math.fsum(component.value for component in components)
-    beside = None if against_label is None else Piece(f"label {against_label}")
-    return Attribution(
-        chosen,
-        Piece(f"label {chosen}"),
-        against_label,
-        beside,
-        None,
-        components[::-1],
-        total,
-        logit,
-        abs(total - logit),
-        None,
-        notes,
-    )
-
-
-def _label_number(label: str | int, many: int) -> int:
-    number = int(label) if str(label).isdecimal() else -1
-    need(0 <= number < many, f'There is no label "{label}"; this model has 0 to {many - 1}.')
-    return number
 
 
 def _through_pool(
@@ -315,14 +240,16 @@ def _through_pool(
 ) -> tuple[list[Part], list[str]]:
     """The parts of a label's logit (less another's) from the last to the first; ``hidden`` (T, C)
     is what is pooled."""
-    body, pool = streams.body_of(model), model.pool
+    body = model.config.main_body
+    pool = model.pool
     head_sweep = Sweep(model, AtOnePlace(0, body, tape.edits), ":")
     rows, signs = (
         ([label], [1.0]) if against_label is None else ([label, against_label], [1.0, -1.0])
     )
     sign = torch.tensor(signs, dtype=torch.float64, device=hidden.device)
     vector, shares = fp64(tape["pool.vector"][0]), fp64(pool.shares(hidden))  # (C), (T, C)
-    x, gate = vector, None
+    x = vector
+    gate = None
     if pool.transform is not None:
         x, gate = gated(pool.transform, pool.act, x)
     head_sweep.d = sign @ fp64(pool.proj.weight[rows])

@@ -9,19 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from ..core import config
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from ..core.nn.finite import must_be_finite
-from ..core.nn.inference import inference
 from . import streams, tables
 from .figures.charts import Chart, Curves, Prose, Table
 from .figures.drawing import Array
@@ -54,9 +49,6 @@ class Contexts(Shown):
     others: list[float]
     notes: list[str]
 
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
     @property
     def title(self) -> str:
         return f"One word in two contexts: {self.word}"
@@ -80,9 +72,7 @@ class Contexts(Shown):
         return {"cosine": np.array(self.cosine), "others": np.array(self.others)}
 
     def facts(self) -> Mapping[str, Any]:
-        return {
-            name: value for name, value in vars(self).items() if name not in ("cosine", "others")
-        }
+        return self.fields_except("cosine", "others")
 
     def table(self) -> list[str]:
         """The depths as lines, cosines rounded to four places."""
@@ -104,10 +94,12 @@ def word_in_contexts(
     """
     pair = [_Seen.of(model, tokenizer, word, text) for text in (first, second)]
     depths = list(pair[0].states)
-    cosine, baselines = [], []
+    cosine = []
+    baselines = []
     for path in depths:
         first_states, two = (occurrence.states[path] for occurrence in pair)
-        first_vector, its = first_states[pair[0].places].mean(0), two[pair[1].places].mean(0)
+        first_vector = first_states[pair[0].places].mean(0)
+        its = two[pair[1].places].mean(0)
         cosine.append(_cosine(first_vector, its[None]).item())
         away = torch.cat(
             (_cosine(first_vector, two[pair[1].others]), _cosine(its, first_states[pair[0].others]))
@@ -119,7 +111,7 @@ def word_in_contexts(
         notes.append(f'"{word}" is several tokens; its vector is their mean.')
     if any(occurrence.times > 1 for occurrence in pair):
         notes.append(f'"{word}" stands in a text more than once; the first place counts.')
-    if streams.body_of(model) == "decoder" and not isinstance(model.config, config.EncoderDecoder):
+    if model.config.main_body == "decoder" and not model.config.has_source:
         notes.append(
             "A decoder's word has seen only what stands before it; words after it change nothing."
         )
@@ -185,7 +177,9 @@ def word_vectors(
         rows = [
             token_ids(model, tokenizer, places[number][0], truncate=True)[0] for number in batch_ids
         ]
-        states = torch.stack(list(_states(model, *_padded(rows)).values()), 2)  # (N, T, D, C)
+        states = torch.stack(
+            list(_states(model, *streams.padded(rows)).values()), 2
+        )  # (N, T, D, C)
         for row, number in enumerate(batch_ids):
             _, inside = _places(_reads(model, tokenizer), rows[row].tolist(), places[number])
             vectors[number] = states[row, inside].mean(0)
@@ -201,15 +195,7 @@ def pair_cosines(
 
 
 def _reads(model: Model, tokenizer: Tokenizer) -> Tokenizer:
-    return tokenizer.for_source if isinstance(model.config, config.EncoderDecoder) else tokenizer
-
-
-def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Rows of ids as one table (N, T), and their positions, -1 behind a row's end."""
-    pos = [torch.arange(len(row), device=row.device) for row in rows]
-    return pad_sequence(list(rows), batch_first=True), pad_sequence(
-        pos, batch_first=True, padding_value=-1
-    )
+    return tokenizer.for_source if model.config.has_source else tokenizer
 
 
 def _places(tokenizer: Tokenizer, ids: list[int], place: Place) -> tuple[range, list[int]]:
@@ -253,14 +239,8 @@ def spans(text: str, word: str) -> list[tuple[int, int]]:
 def _states(model: Model, tokens: Tensor, pos: Tensor | None = None) -> dict[str, Tensor]:
     """The states (N, T, C) of rows of tokens (N, T) at each depth; an encoder-decoder's encoder
     reads them."""
-    paired = isinstance(model.config, config.EncoderDecoder)
-    body = "encoder" if paired else streams.body_of(model)
-    tape = Tape(f"{body}.embed", f"{body}.blocks.*.resid", f"{body}.cells.*.state")
-    with inference(model):
-        run: Any = model.encode if paired else partial(model, logits="none")
-        output = run(tokens, pos=pos, tape=tape)
-        must_be_finite(model, output.hidden)
-    return dict(tape.records)
+    body = "encoder" if model.config.has_source else model.config.main_body
+    return streams.read_texts(model, tokens, pos, Tape(*streams.depths(body)))
 
 
 def _cosine(vector: Tensor, vectors: Tensor) -> Tensor:

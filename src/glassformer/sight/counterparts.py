@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..core import config, files
 from ..core.cost import available_memory
-from ..core.nn import EncoderDecoder, Model
+from ..core.nn import Model
 from ..core.nn.attention import Attention
 from ..core.nn.build import compiled
 from ..core.nn.engines import choose
@@ -68,7 +68,8 @@ def engines_of(
         mask = attention.cross_mask(flow) if attention.cross else attention.self_mask(flow, None)
         bias = None if attention.cross else mask.bias(position)
         scalar, (B, T), S, D = x.new_zeros(()), x.shape[:2], mask.k_pos.shape[1], attention.head_dim
-        q, k = scalar.expand(B, attention.heads, T, D), scalar.expand(B, attention.kv_heads, S, D)
+        q = scalar.expand(B, attention.heads, T, D)
+        k = scalar.expand(B, attention.kv_heads, S, D)
         inputs = AttentionInputs(q, k, k, mask, bias, attention.scale, attention.softcap)
         for name in names:
             engine_counts[name][choose(inputs, name).name] += 1
@@ -100,10 +101,8 @@ def in_format(model: Model, dtype: torch.dtype) -> Model:
 
 def _room(model: Model, size: int, device: torch.device) -> None:
     """Raise NotRun where ``size`` bytes for each weight do not fit the memory of a device."""
-    needed, free = (
-        sum(weight.numel() for weight in model.parameters()) * size,
-        available_memory(device),
-    )
+    needed = sum(weight.numel() for weight in model.parameters()) * size
+    free = available_memory(device)
     if free is not None and needed > 0.9 * free:
         raise NotRun(
             f"a copy takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free"
@@ -116,13 +115,11 @@ def _room(model: Model, size: int, device: torch.device) -> None:
 def loaded_again(model: Model, folder: Path) -> tuple[Model, str]:
     """The model as it comes back from ``folder``, in which it is saved, and the layout it has
     there."""
-    weights, disk = (
-        sum(weight.nbytes for weight in model.parameters()),
-        shutil.disk_usage(folder.parent),
-    )
-    if weights * 1.1 > disk.free:
+    weights = sum(weight.nbytes for weight in model.parameters())
+    free = shutil.disk_usage(folder.parent).free
+    if weights * 1.1 > free:
         raise NotRun(
-            f"saving takes {weights / 1e9:.1f} GB and {disk.free / 1e9:.1f} GB of disk are free"
+            f"saving takes {weights / 1e9:.1f} GB and {free / 1e9:.1f} GB of disk are free"
         )
     store.save(model, folder)
     weight = next(model.parameters())
@@ -133,7 +130,8 @@ def loaded_again(model: Model, folder: Path) -> tuple[Model, str]:
 def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
     """The model with its LoRA ``apart``, ``merged``, and merged and taken out again; a drawn one
     where it has none."""
-    layers, description = lora.adapted(model), "its own adapter"
+    layers = lora.adapted(model)
+    description = "its own adapter"
     if not layers:
         plain = {path: module for path, module in model.named_modules() if type(module) is Linear}
         if quantized(model):
@@ -142,27 +140,26 @@ def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
         chosen = chosen or [path for path in plain if path.endswith((".input", ".up"))]
         if not chosen:
             raise NotRun("no linear layer here is one that an adapter is usually drawn for")
-        layers, description = (
-            {path: _drawn(plain[path], seed + n) for n, path in enumerate(chosen)},
-            "a drawn adapter",
-        )
+        layers = {path: _drawn(plain[path], seed + n) for n, path in enumerate(chosen)}
+        description = "a drawn adapter"
     copies: dict[str, Model] = {}
     for name in ("apart", "merged", "unmerged"):
-        unshared = {path: _unshared(layer) for path, layer in layers.items()}
-        for layer in unshared.values():
+        swaps: dict[nn.Module, nn.Module] = {}
+        for path, layer in layers.items():
+            layer = _unshared(layer)
             if name != "apart":
                 layer.merge()
             if name == "unmerged":
                 layer.unmerge()
-        copies[name] = replace_modules(
-            model, {model.get_submodule(path): layer for path, layer in unshared.items()}
-        )
+            swaps[model.get_submodule(path)] = layer
+        copies[name] = replace_modules(model, swaps)
     return copies, f"{description} on {len(layers)} layers"
 
 
 def _drawn(of: Linear, seed: int) -> lora.LoRALinear:
     """A layer with a change of SHARE of its weights' size beside it."""
-    layer, draw = lora.LoRALinear(of, RANK, 1.0), torch.Generator().manual_seed(seed)
+    layer = lora.LoRALinear(of, RANK, 1.0)
+    draw = torch.Generator().manual_seed(seed)
     down, up = (torch.randn(weight.shape, generator=draw) for weight in (layer.down, layer.up))
     size = SHARE * float(of.weight.detach().float().std()) / RANK**0.5
     layer.down.data.copy_(down)
@@ -214,9 +211,7 @@ def shortened(model: Model) -> tuple[Model, int]:
         blocks = model.get_submodule(f"{name}.blocks")
         assert isinstance(blocks, nn.ModuleList)
         swaps[blocks] = nn.ModuleList(list(blocks)[: len(stack.pattern) + 1])
-    return replace_modules(model, swaps), sum(
-        len(modules) for modules in swaps.values() if isinstance(modules, nn.ModuleList)
-    )
+    return replace_modules(model, swaps), sum(len(list(blocks.children())) for blocks in swaps.values())
 
 
 def compiled_copy(model: Model) -> Model:
@@ -247,7 +242,7 @@ def compiled_copy(model: Model) -> Model:
 # ------------------------------------------------------------------------------------- transformers
 
 
-class Theirs:
+class HFModel:
     """A model as ``transformers`` reads it from a folder; it answers as a Reader does, with its
     hidden states."""
 
@@ -263,7 +258,8 @@ class Theirs:
         )
         if "glassformer" in raw or kind is None:
             raise NotRun("no layout that transformers knows holds this model")
-        self.of, weight = of, next(of.parameters())
+        self.of = of
+        weight = next(of.parameters())
         with _quiet(transformers):
             self.model = kind.from_pretrained(folder, dtype=weight.dtype).to(weight.device).eval()
 
@@ -283,9 +279,7 @@ class Theirs:
             output = self.model(**inputs, output_hidden_states=True)
         values: Values = {}
         for side, body in config.stacks(self.of.config).items():
-            name = (
-                f"{side}_hidden_states" if isinstance(self.of, EncoderDecoder) else "hidden_states"
-            )
+            name = f"{side}_hidden_states" if self.of.config.has_source else "hidden_states"
             states: Sequence[Tensor] = getattr(output, name, None) or ()
             # what enters each block, and what leaves the last norm
             if len(states) == body.depth + 1:
@@ -300,7 +294,8 @@ class Theirs:
     def _ends(self, output: Any, length: int) -> Values:
         """The model's outputs by our names; a bare model has only its hidden
         states."""
-        cfg, named = self.of.config, {name: getattr(output, name, None) for name in ANSWERS}
+        cfg = self.of.config
+        named = {name: getattr(output, name, None) for name in ANSWERS}
         logits, words, pair, first, last = named.values()
         values: dict[str, Tensor | None] = {"logits": words, "pool.write": pair}
         if logits is not None:

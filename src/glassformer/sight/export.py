@@ -71,7 +71,8 @@ def container(
     reads = trace.tokenizer and trace.tokenizer.for_source
     source = None if trace.source is None else _decoded(reads, trace.source[0].tolist())
     run_record = answers.run(trace, answers.spans(trace.tokenizer, ids, text), source)
-    id, name = run_id(trace), name or str(run_record["kind"])
+    id = run_id(trace)
+    name = name or str(run_record["kind"])
     run_record |= {
         "run": id,
         "model": name,
@@ -100,7 +101,8 @@ def container(
     )
     spent = len(gzip.compress(words.encode()))
     if spent > most * WORDS:
-        words, spent = "", 0
+        words = ""
+        spent = 0
     routed = answers.experts(trace) if able["experts"] else None
     room = most - len(gzip.compress(json.dumps([run_record, routed]).encode())) - spent - 4096
     sizes = _sizes(trace)
@@ -246,7 +248,8 @@ def live(start: Mapping[str, Any]) -> str:
 
 def _with(title: str, kind: str, payload: str) -> str:
     """The page as one document, with what it holds in a script element."""
-    script, style = built("inline.js").replace("</script", "<\\/script"), built("app.css")
+    script = built("inline.js").replace("</script", "<\\/script")
+    style = built("app.css")
     head = f'<meta name="color-scheme" content="light dark"><style>{style}</style>'
     body = (
         '<div id="app"><noscript>This page is drawn by JavaScript, all of it in this '
@@ -314,7 +317,8 @@ def frame(trace: Any, **options: Any) -> str:
 def summary(trace: Any) -> str:
     """The likeliest words after the last token as a table, and the last attention as a picture; no
     script."""
-    ids, tokenizer = trace.tokens[0].tolist(), trace.tokenizer
+    ids = trace.tokens[0].tolist()
+    tokenizer = trace.tokenizer
     lines = []
     if "probs" in trace.plan and tokenizer is not None:
         row = trace[f"probs[{len(ids) - 1}]"][: tokenizer.size].float()

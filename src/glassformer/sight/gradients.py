@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -78,15 +78,6 @@ class Saliency(Shown):
     tokens: list[Share]
     source: list[Share]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            **{
-                name: [vars(token) for token in getattr(self, name)]
-                for name in ("tokens", "source")
-            },
-        }
-
     @property
     def title(self) -> str:
         place = "" if self.position is None else f" at {self.position}"
@@ -121,13 +112,8 @@ class Saliency(Shown):
         }
 
     def facts(self) -> Mapping[str, Any]:
-        fields = {
-            name: value for name, value in vars(self).items() if name not in ("tokens", "source")
-        }
-        return {
-            **fields,
-            **{side: [share.piece for share in shares] for side, shares in self._sides()},
-        }
+        pieces = {side: [share.piece for share in shares] for side, shares in self._sides()}
+        return {**self.fields_except("tokens", "source"), **pieces}
 
     def _sides(self) -> list[tuple[str, list[Share]]]:
         return [
@@ -138,20 +124,16 @@ class Saliency(Shown):
 
     def table(self) -> list[str]:
         """A line for each token, rounded to four places, with a bar of its integrated gradients."""
-        most = (
-            max((abs(share.integrated) for share in (*self.source, *self.tokens)), default=0.0)
-            or 1.0
-        )
+        shares = [*self.source, *self.tokens]
+        most = max((abs(share.integrated) for share in shares), default=0.0) or 1.0
         rows = []
-        for name, shares in (("source", self.source), ("", self.tokens)):
+        for side, shares in self._sides():
             for share in shares:
+                place = f"source {share.position}" if side == "source" else str(share.position)
                 numbers = (f"{share.norm:.4f}", f"{share.product:+.4f}", f"{share.integrated:+.4f}")
-                bar = ("+" if share.integrated > 0 else "-") * round(
-                    20 * abs(share.integrated) / most
-                )
-                rows.append(
-                    (f"{name} {share.position}".strip(), share.piece.display, *numbers, bar)
-                )
+                sign = "+" if share.integrated > 0 else "-"
+                bar = sign * round(20 * abs(share.integrated) / most)
+                rows.append((place, share.piece.display, *numbers, bar))
         heading = ("at", "token", "gradient norm", "gradient x input", "integrated", "")
         return tables.lines(rows, heading, left_columns=(0, 1, 5))
 
@@ -193,7 +175,10 @@ def saliency(
     )
     inputs = streams.prepare(model, tokenizer, text, source, edits)
     target = _Asked(model, tokenizer, inputs, _kind(model, of), position)
-    target.choose(label if target.of == "label" else token)
+    word = label if target.of == "label" else token
+    target.chosen, piece = streams.choice(
+        model, tokenizer, target.answers, word, target.of == "label"
+    )
     baseline_inputs, start = target.baseline(baseline)
     (value,), at_input = target.gradients(start, torch.ones(1))
     (empty,), _ = target.gradients(start, torch.zeros(1))
@@ -221,7 +206,7 @@ def saliency(
     return Saliency(
         target.of,
         target.chosen,
-        target.name,
+        piece,
         None if target.of == "label" else target.position,
         value.item(),
         baseline_inputs,
@@ -246,10 +231,13 @@ class _Asked:
         of: Of,
         position: int | None,
     ) -> None:
-        self.model, self.tokenizer, self.of = model, tokenizer, of
-        self.given, self.edits = model_inputs.inputs, model_inputs.edits
+        self.model = model
+        self.tokenizer = tokenizer
+        self.of = of
+        self.given = model_inputs.inputs
+        self.edits = model_inputs.edits
         self.position = streams.place(position, model_inputs.tokens, tokenizer)
-        self.chosen, self.name = 0, Piece("")
+        self.chosen = 0
         inputs = ("embed.token", "embed.lag.*", "source_embed.token", "source_embed.lag.*")
         tape = Tape(*inputs, edits=self.edits)
         with inference(model):
@@ -267,24 +255,6 @@ class _Asked:
             head(output.hidden[:, self.position : self.position + 1], self.model.embed)[:, 0]
         )
 
-    def choose(self, token: str | int | None) -> None:
-        """Which token or label is asked for; None is the likeliest that the tokenizer knows."""
-        many = len(self.answers)
-        if self.of == "label":
-            need(
-                token is None or token in range(many),
-                f"Label {token} is not there; this model has 0 to {many - 1}.",
-            )
-            self.chosen = int(self.answers.argmax()) if token is None else int(token)
-            self.name = Piece(f"label {self.chosen}")
-            return
-        vocab_size = many if self.tokenizer is None else min(many, self.tokenizer.size)
-        likeliest = int(self.answers[:vocab_size].argmax())
-        self.chosen = (
-            likeliest if token is None else streams.word_id(self.model, self.tokenizer, token)
-        )
-        (self.name,) = streams.pieces(self.tokenizer, [self.chosen])
-
     def baseline(self, kind: Baseline) -> tuple[str, dict[str, Tensor]]:
         """In words and as vectors (C): where the walk begins."""
         description = {"mean": "the mean embedding", "zero": "zeros"}.get(kind, "")
@@ -294,7 +264,8 @@ class _Asked:
             embed: Any = getattr(self.model, side, None) or self.model.embed
             table = embed.token if name == "token" else embed.lag[int(index[0])]
             if kind == "pad" and name == "token":
-                pad, reads = self.pad(side), self.reads(side)
+                pad = self.pad(side)
+                reads = self.reads(side)
                 start[path], description = table.weight[pad], streams.pieces(reads, [pad])[0]
             else:  # the last row of an earlier token's table is for none
                 row = {
@@ -312,7 +283,8 @@ class _Asked:
 
     def pad(self, side: str) -> int:
         """The token that stands for nothing: an encoder's mask token, else the padding."""
-        encoder, reads = streams.body_of(self.model) == "encoder", self.reads(side)
+        encoder = self.model.config.main_body == "encoder"
+        reads = self.reads(side)
         mask, pad = (None, None) if reads is None else (reads.mask, reads.pad)
         pad_id = mask if encoder and mask is not None else pad
         if pad_id is None:
@@ -335,16 +307,11 @@ class _Asked:
             )  # the very bits at the end
             leaves[path] = interpolated.detach().requires_grad_()
         tape = Tape(edits={**self.edits, **{path: _instead(leaf) for path, leaf in leaves.items()}})
-        training = self.model.training
-        self.model.eval()
-        try:
-            with torch.enable_grad(), streams.frozen(self.model):
-                answers = self.run(tape, len(share))
-                answers = answers.log_softmax(-1) if self.of == "logprob" else answers
-                value = answers[:, self.chosen]
-                grads = torch.autograd.grad(value.sum(), list(leaves.values()))
-        finally:
-            self.model.train(training)
+        with inference(self.model), torch.enable_grad(), streams.frozen(self.model):
+            answers = self.run(tape, len(share))
+            answers = answers.log_softmax(-1) if self.of == "logprob" else answers
+            value = answers[:, self.chosen]
+            grads = torch.autograd.grad(value.sum(), list(leaves.values()))
         return value.detach(), dict(zip(leaves, grads, strict=True))
 
     def shares(self, side: str, numbers: dict[str, Tensor]) -> list[Share]:
@@ -373,17 +340,9 @@ def _instead(leaf: Tensor) -> Callable[[str, Tensor], Tensor]:
 
 def _kind(model: Model, of: Of | None) -> Of:
     """The answer to differentiate; UserError where the model gives no such answer."""
-    pool = model.config.pool
-    labels = pool is not None and pool.labels > 0
-    if of is None:
-        of = "label" if labels and model.head is None else "logit"
-    need(
-        of in ("logit", "logprob", "label"),
-        f'There is no answer "{of}"; give logit, logprob or label.',
-    )
-    if of == "label":
-        need(labels, "This model has no labels for a text; ask for a logit or logprob.")
-    else:
-        also = ", or for a label (--of label)" if labels else ""
+    kind = streams.answer_kind(model, of, get_args(Of))
+    if kind != "label":
+        pool = model.config.pool
+        also = ", or for a label (--of label)" if pool is not None and pool.labels else ""
         streams.needs_head(model, f"ask a model that has one{also}.")
-    return of
+    return cast(Of, kind)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,12 +33,10 @@ from torch import Tensor
 
 from ..core import config
 from ..core.errors import UserError, need
-from ..core.nn import EncoderDecoder, Model, Tape
+from ..core.nn import Model, Tape
 from ..core.nn.attention import Attention
-from ..core.nn.finite import must_be_finite
-from ..core.nn.inference import inference
 from ..core.tokenizer.framing import document_start, target_start
-from . import tables
+from . import streams, tables
 from .figures.charts import Chart, Folded, Heat, Table
 from .figures.drawing import Array
 from .figures.shown import Shown
@@ -81,22 +79,20 @@ class HeadScores(Shown):
     length: int
     seed: int
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def sorted(self, name: str) -> HeadScores:
         """The highest in one score first; those without it last. UserError for a name that is
         none."""
         need(name in SCORES, f'There is no score "{name}"; give one of {", ".join(SCORES)}.')
-        scored = [(head.scores.get(name), head) for head in self.heads]
-        order = sorted(
-            scored, key=lambda pair: -math.inf if pair[0] is None else pair[0], reverse=True
-        )
-        return HeadScores([head for _, head in order], self.draws, self.length, self.seed)
+
+        def score(head: Head) -> float:
+            value = head.scores.get(name)
+            return -math.inf if value is None else value
+
+        return replace(self, heads=sorted(self.heads, key=score, reverse=True))
 
     def first(self, count: int) -> HeadScores:
         """Only the first ``count``."""
-        return HeadScores(self.heads[:count], self.draws, self.length, self.seed)
+        return replace(self, heads=self.heads[:count])
 
     @property
     def title(self) -> str:
@@ -149,8 +145,8 @@ class HeadScores(Shown):
 
     def facts(self) -> dict[str, Any]:
         """Which head is which, and what was drawn."""
-        settings = {"draws": self.draws, "length": self.length, "seed": self.seed}
-        return {**settings, "heads": [[head.path, head.head] for head in self.heads]}
+        heads = [[head.path, head.head] for head in self.heads]
+        return {**self.fields_except("heads"), "heads": heads}
 
     def _shown(self) -> list[str]:
         return [
@@ -207,15 +203,13 @@ def head_scores(
     watched = ("*.attn.pattern", "*.cross.pattern", "*.attn.v", "*.cross.v")
     for _ in range(draws):
         texts, sources = _texts(model, tokenizer, length, generator)
-        tape, device = Tape(*watched), next(model.parameters()).device
-        with inference(model):
-            inputs = (
-                [texts.to(device)] if sources is None else [texts.to(device), sources.to(device)]
-            )
-            output = model(*inputs, tape=tape, logits="none")
-            must_be_finite(model, output.hidden)
+        tape = Tape(*watched)
+        device = next(model.parameters()).device
+        source = None if sources is None else sources.to(device)
+        streams.Read(texts.to(device), source, {}).run(model, tape)
         for path, attention in modules.items():
-            pattern, v = tape[f"{path}.pattern"].double(), tape[f"{path}.v"].double()
+            pattern = tape[f"{path}.pattern"].double()
+            v = tape[f"{path}.v"].double()
             shared = sources is None or getattr(cfg, "source_embed", None) is None
             size = _sizes(attention, v)
             draws_by_path[path].append(
@@ -230,7 +224,7 @@ def _kind(model: Model, module: Attention) -> str:
     source or "across" to it."""
     if module.cross:
         return "across"
-    if isinstance(model, EncoderDecoder) and module.path.startswith("encoder."):
+    if model.config.has_source and module.path.startswith("encoder."):
         return "source"
     return "causal" if module.causal else "both"
 
@@ -240,7 +234,8 @@ def _texts(
 ) -> tuple[Tensor, Tensor | None]:
     """Tokens (2, 1 + 2L), repeated and with the second half shuffled; and an encoder-decoder's
     sources (2, 1 + L)."""
-    cfg, two = model.config, isinstance(model, EncoderDecoder)
+    cfg = model.config
+    two = model.config.has_source
     vocab = min(cfg.embed.vocab, config.source_embed(cfg).vocab)
     opening = (
         None if tokenizer is None else target_start(tokenizer) if two else document_start(tokenizer)
@@ -299,11 +294,8 @@ def measure(
     vocabulary). ``size`` (2, H, S) is what each key would write.
     """
     measured = _measure(pattern, length, kind, shared)
-    spread = (
-        torch.ones_like(pattern[:, :1]).tril()
-        if kind == "causal"
-        else torch.ones_like(pattern[:, :1])
-    )
+    spread = torch.ones_like(pattern[:, :1])
+    spread = spread.tril() if kind == "causal" else spread
     even = _measure(spread / spread.sum(-1, keepdim=True), length, kind, shared).scores
     measured.scores["entropy"] = _entropy(pattern[0])
     if size is not None:
@@ -322,7 +314,8 @@ def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
     repeated, shuffled = pattern
     scores: dict[str, Tensor] = {}
     baselines: dict[str, Tensor] = {}
-    place, T = torch.arange(pattern.shape[2], device=pattern.device), pattern.shape[2]
+    place = torch.arange(pattern.shape[2], device=pattern.device)
+    T = pattern.shape[2]
     if kind != "across":
         reach = max(2, T // 4)  # the same queries for every distance
         queries = place[reach + 1 :] if kind == "causal" else place[reach + 1 : T - reach]
@@ -332,29 +325,21 @@ def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
             ]
             scores[name], baselines[name] = shares[1], torch.stack(shares[:1] + shares[2:])
     second = place[length + 1 :]
+    targets: dict[str, tuple[Tensor, Tensor]] = {}  # queries and their keys
     if kind in ("causal", "both"):
-        targets = {
-            "duplicate": second - length,
-            **({"induction": second - length + 1} if kind == "causal" else {}),
-        }
-        for name, keys in targets.items():
-            scores[name], baselines[name] = (
-                _on(attention, second, keys) for attention in (repeated, shuffled)
-            )
-    elif kind == "across" and shared:
-        for name, step in (("duplicate", 0), ("induction", 1)):
-            early = second[: length - step]
-            scores[name], baselines[name] = (
-                _on(attention, early, early - length + step) for attention in (repeated, shuffled)
-            )
+        targets["duplicate"] = second, second - length
+    if kind == "causal":
+        targets["induction"] = second, second - length + 1
+    if kind == "across" and shared:
+        targets["duplicate"] = second, second - length
+        targets["induction"] = second[:-1], second[:-1] - length + 1
+    for name, (chosen, keys) in targets.items():
+        scores[name], baselines[name] = _on(repeated, chosen, keys), _on(shuffled, chosen, keys)
     half = T // 2
     # (H, keys) that all of them may see
     on_each = repeated[:, half:, : half if kind != "across" else None].mean(1)
     scores["first"], baselines["first"] = on_each[:, 0], on_each[:, 1:].T
-    return Measured(
-        scores,
-        {name: values if values.ndim > 1 else values[None] for name, values in baselines.items()},
-    )
+    return Measured(scores, {name: torch.atleast_2d(x) for name, x in baselines.items()})
 
 
 def _on(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
@@ -386,10 +371,9 @@ def _heads(path: str, measured: Sequence[Measured]) -> list[Head]:
     heads = []
     for head in range(len(means["first"])):
         scores = {name: float(means[name][head]) if name in means else None for name in SCORES}
-        baseline = {name: float(values[:, head].mean()) for name, values in baselines.items()}
-        deviation = {
-            name: float(values[:, head].std(correction=0)) for name, values in baselines.items()
-        }
+        own = {name: values[:, head] for name, values in baselines.items()}
+        baseline = {name: float(values.mean()) for name, values in own.items()}
+        deviation = {name: float(values.std(correction=0)) for name, values in own.items()}
         above = {name: (scores[name] or 0.0) - baseline[name] for name in baselines}
         clear = [name for name in baselines if above[name] > DEVIATIONS * deviation[name]]
         labels = [name for name in clear if (scores[name] or 0.0) > first.even[name]]

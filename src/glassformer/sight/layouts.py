@@ -67,7 +67,7 @@ class Place:
     start: int = 0
 
 
-class Held:
+class PinnedRouting:
     """Pins the experts that tokens choose, and their weights, to those of another pass: its
     ``values``.
 
@@ -76,7 +76,8 @@ class Held:
     """
 
     def __init__(self, values: Mapping[int, Values]) -> None:
-        self.values, self.moved = values, 0.0
+        self.values = values
+        self.moved = 0.0
 
 
 class Reader:
@@ -87,8 +88,12 @@ class Reader:
     states.
     """
 
-    def __init__(self, model: Model, tape: bool = False, pinned: Held | None = None) -> None:
-        self.model, self.tape, self.held = model, tape, pinned
+    def __init__(
+        self, model: Model, tape: bool = False, pinned: PinnedRouting | None = None
+    ) -> None:
+        self.model = model
+        self.tape = tape
+        self.held = pinned
         self.device = next(model.parameters()).device
         self.body = "encoder" if isinstance(model.config, config.Encoder) else "decoder"
 
@@ -109,7 +114,8 @@ class Reader:
         tokens = torch.stack(documents.tokens)
         sources = {} if documents.sources is None else {"source": torch.stack(documents.sources)}
         width = 0 if documents.sources is None else len(documents.sources[0])
-        target_range, across = self._range(tokens.shape[1]), self._range(width)
+        target_range = self._range(tokens.shape[1])
+        across = self._range(width)
         places = [
             Place(documents.number(row), row, target_range, across) for row in range(len(tokens))
         ]
@@ -149,7 +155,9 @@ class Reader:
         values = []
         for number, tokens in enumerate(documents.tokens):
             source, columns = self._source(documents, number)
-            cache, chunk_values, start = Cache(self.model.config), [], 0
+            cache = Cache(self.model.config)
+            chunk_values = []
+            start = 0
             encoded = self._memory(
                 source, [Place(documents.number(number), 0, self._range(0), columns)]
             )
@@ -177,7 +185,8 @@ class Reader:
         encoded = self._memory(
             kwargs, [Place(row, row, self._range(0), across[row]) for row in rows]
         )
-        cache, width = Cache(self.model.config), tokens.shape[1]
+        cache = Cache(self.model.config)
+        width = tokens.shape[1]
         places = [Place(row, row, columns[row], across[row], columns[row]) for row in rows]
         passes = [self._read(tokens, places, pos=pos, cache=cache, **encoded)]
         for step in range(steps):
@@ -233,7 +242,8 @@ class Reader:
             return Tape("*") if self.tape else None
 
         def hold(path: str, x: Tensor) -> Tensor:
-            logits, x = path.endswith(".router"), x.clone()
+            logits = path.endswith(".router")
+            x = x.clone()
             for place in places:
                 columns = self._columns(path, place)
                 start = 0 if columns is place.source else place.start
@@ -268,7 +278,8 @@ class Reader:
         """Cells of one document in a batch's value; it is the ``number``-th of the batch."""
         if path.startswith("pool."):
             return value[number]
-        columns, leaf = self._columns(path, place), path.rpartition(".")[2]
+        columns = self._columns(path, place)
+        leaf = path.rpartition(".")[2]
         cells = value[min(place.row, len(value) - 1)].index_select(
             int(_by_head(leaf, value.ndim)), columns
         )
@@ -306,7 +317,8 @@ class Reader:
         """Tokens and positions (B, T), -1 where nothing is, and the columns of each row."""
         width = max(map(len, rows)) + SPARE
         tokens = torch.zeros(len(rows), width, dtype=torch.long, device=self.device)
-        pos, columns = torch.full_like(tokens, -1), []
+        pos = torch.full_like(tokens, -1)
+        columns = []
         for row, ids in enumerate(rows):
             columns.append(self._range(len(ids)) + (width - len(ids) if side == "left" else 0))
             tokens[row, columns[-1]], pos[row, columns[-1]] = ids, self._range(len(ids))
@@ -335,7 +347,8 @@ def _joined(chunk_values: Sequence[list[Values]], cache: Cache) -> list[Values]:
     for document in zip(*chunk_values, strict=True):
         values: Values = {}
         for path in document[0]:
-            pieces, leaf = [chunk[path] for chunk in document], path.rpartition(".")[2]
+            pieces = [chunk[path] for chunk in document]
+            leaf = path.rpartition(".")[2]
             if leaf in ("scores", "pattern") and ".cross." not in path:
                 if cache.evicts:
                     continue

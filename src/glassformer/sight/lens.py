@@ -8,10 +8,9 @@ D depths, P asked positions, T tokens, C model dim, V vocabulary.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,9 +75,6 @@ class Lens(Shown):
     tracked: list[Tracked]
     notes: list[str]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "tracked": [vars(token) for token in self.tracked]}
-
     @property
     def title(self) -> str:
         """Which lens, and where in the text."""
@@ -90,10 +86,7 @@ class Lens(Shown):
         yield Prose(self.notes)
         chance = np.array(self.probability)[::-1, :, 0]
         words = [[word[0].display for word in row] for row in reversed(self.top_pieces)]
-        heads = [
-            f"{number}:{piece.display}"
-            for number, piece in zip(self.positions, self.pieces, strict=True)
-        ]
+        heads = self._columns()
         for low in range(0, len(heads), BESIDE):
             window = slice(low, low + BESIDE)
             named = (
@@ -111,26 +104,18 @@ class Lens(Shown):
                 for token in self.tracked
             }
             yield Curves(f"probability {last}", lines, "depth", tuple(lines))
-        kl = {"KL to the answer": (steps, [row[-1] for row in self.kl])}
-        yield Curves(
-            f"nats {last}", kl | {"entropy": (steps, [row[-1] for row in self.entropy])}, "depth"
-        )
+        nats = {"KL to the answer": self.kl, "entropy": self.entropy}
+        lines = {name: (steps, [row[-1] for row in rows]) for name, rows in nats.items()}
+        yield Curves(f"nats {last}", lines, "depth")
+
+    def _columns(self) -> list[str]:
+        pairs = zip(self.positions, self.pieces, strict=True)
+        return [f"{position}:{piece.display}" for position, piece in pairs]
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each depth, position and likely token; rank 0 are the tracked ones' own."""
-        names = (
-            "depth",
-            "position",
-            "token",
-            "rank",
-            "likely",
-            "likely_id",
-            "probability",
-            "entropy",
-            "kl",
-            "tracked",
-        )
-        return names, self._rows()
+        names = "depth position token rank likely likely_id probability entropy kl tracked"
+        return names.split(), self._rows()
 
     def _rows(self) -> Iterator[Sequence[Any]]:
         for depth, name in enumerate(self.depths):
@@ -179,7 +164,8 @@ class Lens(Shown):
         tracked tokens."""
         rows = []
         for depth in reversed(range(len(self.depths))):
-            words, chances = self.top_pieces[depth][column], self.probability[depth][column]
+            words = self.top_pieces[depth][column]
+            chances = self.probability[depth][column]
             likely = "  ".join(
                 f"{word.display} {chance:.3f}" for word, chance in zip(words, chances, strict=True)
             )
@@ -197,31 +183,12 @@ class Lens(Shown):
     def text(self, width: int | None = None) -> str:
         """For a terminal: the likeliest token of every depth and position, as many columns side by
         side as fit."""
-        width = width or shutil.get_terminal_size((100, 24)).columns
-        likely = zip(self.top_pieces, self.probability, strict=True)
-        cells = [
-            [f"{w[0].display} {p[0]:.2f}" for w, p in zip(*row, strict=True)] for row in likely
+        likely = zip(self.depths, self.top_pieces, self.probability, strict=True)
+        rows = [
+            (depth, [f"{w[0].display} {p[0]:.2f}" for w, p in zip(words, chances, strict=True)])
+            for depth, words, chances in likely
         ]
-        heads = [
-            f"{number}:{piece.display}"
-            for number, piece in zip(self.positions, self.pieces, strict=True)
-        ]
-        sizes = [max(map(len, column)) + 2 for column in zip(heads, *cells, strict=True)]
-        first = max(map(len, self.depths)) + 2
-        borders, line_width = [0], first
-        for at, size in enumerate(sizes):
-            if line_width + size > width and at > borders[-1]:
-                borders.append(at)
-                line_width = first
-            line_width += size
-        blocks = []
-        for low, high in pairwise([*borders, len(heads)]):
-            rows = [(name, *row[low:high]) for name, row in zip(self.depths, cells, strict=True)]
-            lines = tables.lines(
-                reversed(rows), ("depth", *heads[low:high]), left_columns=range(high - low + 1)
-            )
-            blocks.append("\n".join(lines))
-        return "\n\n".join(blocks)
+        return tables.side_by_side("depth", self._columns(), rows[::-1], width, left=True)
 
 
 def logit_lens(
@@ -253,7 +220,8 @@ def logit_lens(
     if tuned is not None:
         tuned.must_fit(model)
     followed = [streams.word_id(model, tokenizer, word) for word in track]
-    ids, hidden = inputs.tokens[0, columns].tolist(), streams.states(model, inputs).at(columns)
+    ids = inputs.tokens[0, columns].tolist()
+    hidden = streams.states(model, inputs).at(columns)
     lens = lens_of_states(
         model, tokenizer, hidden, ids, columns, length, track=followed, top=top, tuned=tuned
     )
@@ -278,19 +246,20 @@ def lens_of_states(
 ) -> Lens:
     """The same of states that are there: ``seen`` (P, C) of the tokens ``ids`` at the positions
     ``asked`` of a text."""
-    vocab_size = (
-        model.config.embed.vocab
-        if tokenizer is None
-        else min(tokenizer.size, model.config.embed.vocab)
-    )
-    followed = torch.tensor(track, dtype=torch.long)
-    stats = _Columns(model, min(top, vocab_size), vocab_size, followed)
     vocab = model.config.embed.vocab
+    vocab_size = vocab if tokenizer is None else min(tokenizer.size, vocab)
     step = max(1, min(len(columns), NUMBERS // vocab))
+    stretches = []
     with inference(model):
         for low in range(0, len(columns), step):
-            stats.add(_logits(model, hidden, range(low, min(low + step, len(columns))), tuned))
-    likely = stats.table("top")
+            stretch = range(low, min(low + step, len(columns)))
+            logits = _logits(model, hidden, stretch, tuned)
+            stretches.append(_statistics(model, logits, min(top, vocab_size), vocab_size, track))
+    stats = {  # (D, P, ..)
+        name: torch.cat([stretch[name] for stretch in stretches]).transpose(0, 1)
+        for name in stretches[0]
+    }
+    likely = stats["top"].tolist()
     return Lens(
         "logit lens" if tuned is None else "tuned lens",
         list(hidden.by_path),
@@ -300,17 +269,17 @@ def lens_of_states(
         length,
         likely,
         [[streams.pieces(tokenizer, cell) for cell in row] for row in likely],
-        stats.table("probability"),
-        stats.table("entropy"),
-        stats.table("kl"),
+        stats["probability"].tolist(),
+        stats["entropy"].tolist(),
+        stats["kl"].tolist(),
         [
             Tracked(
-                number,
-                streams.pieces(tokenizer, [number])[0],
-                stats.table("chance", at),
-                stats.table("rank", at),
+                token,
+                streams.pieces(tokenizer, [token])[0],
+                stats["chance"][..., at].tolist(),
+                stats["rank"][..., at].tolist(),
             )
-            for at, number in enumerate(followed.tolist())
+            for at, token in enumerate(track)
         ],
         _notes(model, tuned),
     )
@@ -348,7 +317,7 @@ def _logits(
     """The logits (P, V) of the last depth, which are the model's own, then of each depth before it
     in order."""
     head: Any = model.head
-    last_norm = getattr(model.get_submodule(hidden.body), "last_norm", torch.nn.Identity())
+    last_norm = streams.last_norm(model)
     yield head(hidden.out[None, list(columns)], model.embed)[0]
     before = list(hidden.by_path.values())[:-1]
     # the head's table is read once for them all
@@ -362,49 +331,29 @@ def _logits(
         yield from head(last_norm(torch.stack(group_states)), model.embed)
 
 
-class _Columns:
-    """Statistics of the logits: N likeliest tokens, entropy, KL and the tracked tokens, for each
-    depth (D, P, ..)."""
-
-    def __init__(self, model: Model, top: int, vocab_size: int, followed: Tensor) -> None:
-        self.model, self.top, self.known, self.followed = model, top, vocab_size, followed
-        # by name, a tensor (P, D, ..) for each stretch of positions
-        self.kept: dict[str, list[Tensor]] = {}
-
-    def add(self, logits: Iterator[Tensor]) -> None:
-        """One stretch of positions: the own logits first, as ``_logits`` gives them."""
-        must_be_finite(self.model, first := next(logits))
-        final = _logprobs(first)
-        chance = final.exp()
-        rows = [self.row(_logprobs(layer), final, chance) for layer in logits] + [
-            self.row(final, final, chance)
-        ]
-        for name in rows[0]:
-            self.kept.setdefault(name, []).append(torch.stack([row[name] for row in rows], 1).cpu())
-
-    def row(self, logprobs: Tensor, final: Tensor, own_chance: Tensor) -> dict[str, Tensor]:
-        """One depth's facts (P, ..) of its log-probabilities (P, V) beside the model's own."""
-        likely = logprobs[:, : self.known].topk(self.top)
-        tracked = logprobs[:, self.followed.to(logprobs.device)]  # (P, W)
-        rank = torch.stack(
-            [(logprobs > column[:, None]).sum(-1) + 1 for column in tracked.unbind(1)]
-            or [tracked.long()],
-            1,
-        )
-        return {
+def _statistics(
+    model: Model, logits: Iterator[Tensor], top: int, vocab_size: int, track: Sequence[int]
+) -> dict[str, Tensor]:
+    """The ``top`` likeliest tokens, entropy, KL and the tracked tokens (P, D, ..) of a stretch of
+    positions; the model's own logits come first, as ``_logits`` gives them."""
+    must_be_finite(model, first := next(logits))
+    final = _logprobs(first)
+    final_probability = final.exp()
+    rows = []
+    for logprobs in chain(map(_logprobs, logits), [final]):  # (P, V)
+        likely = logprobs[:, :vocab_size].topk(top)
+        tracked = logprobs[:, list(track)]  # (P, W)
+        ranks = [(logprobs > column[:, None]).sum(-1) + 1 for column in tracked.unbind(1)]
+        row = {
             "top": likely.indices,
             "probability": likely.values.exp(),
             "entropy": -torch.linalg.vecdot(logprobs.exp(), logprobs),
-            "kl": torch.linalg.vecdot(own_chance, final - logprobs),
+            "kl": torch.linalg.vecdot(final_probability, final - logprobs),
             "chance": tracked.exp(),
-            "rank": rank,
+            "rank": torch.stack(ranks or [tracked.long()], 1),
         }
-
-    def table(self, name: str, at: int | None = None) -> Any:
-        """A fact of all depths and positions (D, P, ..) as lists; of one tracked token where ``at``
-        is its number."""
-        values = torch.cat(self.kept[name]).transpose(0, 1)
-        return (values if at is None else values[..., at]).tolist()
+        rows.append(row)
+    return {name: torch.stack([row[name] for row in rows], 1).cpu() for name in rows[0]}
 
 
 def _logprobs(logits: Tensor) -> Tensor:
@@ -413,7 +362,8 @@ def _logprobs(logits: Tensor) -> Tensor:
 
 def _notes(model: Model, tuned: TunedLens | None) -> list[str]:
     """Notes on how each depth is decoded."""
-    body, name = getattr(model.config, streams.body_of(model)), streams.body_of(model)
+    name = model.config.main_body
+    body = getattr(model.config, name)
     head: Any = model.config.head
     through = ["the head's transform, norm and table" if head.transform else "the head"]
     notes = []
@@ -439,6 +389,6 @@ def _notes(model: Model, tuned: TunedLens | None) -> list[str]:
     )
     if tuned is not None:
         notes.append(f"Tuned lens: {tuned.origin()}")
-    if isinstance(model.config, config.EncoderDecoder):
+    if model.config.has_source:
         notes.append("These are the decoder's depths; the encoder has no head over tokens.")
     return notes

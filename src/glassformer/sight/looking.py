@@ -85,7 +85,7 @@ def inputs(
 ) -> tuple[Tensor, Tensor | None, Mapping[str, Edit]]:
     """Model inputs, (batch, length) of the text and of an encoder-decoder's source, and a
     tape's edits."""
-    pair = isinstance(model.config, config.EncoderDecoder)
+    pair = model.config.has_source
     need(
         not pair or source is not None,
         "An encoder-decoder reads two texts; give the encoder's as source (--source).",
@@ -111,11 +111,11 @@ def predictions(
     log-probability; ``edits`` change the run, and the tokens told are those that it reads. Raises
     UserError for an encoder, which reads everything at once.
     """
-    if isinstance(model.config, config.Encoder):
-        raise UserError(
-            "An encoder does not predict the next token; `glassformer fill` shows "
-            "what it puts in a blank."
-        )
+    need(
+        model.config.main_body == "decoder",
+        "An encoder does not predict the next token; `glassformer fill` shows what it puts in a "
+        "blank.",
+    )
     need(
         model.config.head is not None,
         "This model has no head over tokens and predicts none; give one that has.",
@@ -271,20 +271,10 @@ def token_ids(
     if isinstance(text, str):
         if tokenizer is None:
             raise UserError("A text needs a tokenizer; give one, or give the text as token ids.")
-        if isinstance(cfg, config.EncoderDecoder) and not second:
-            tokenizer = tokenizer.for_source
-        if isinstance(cfg, config.Decoder) or second:
-            opening = target_start(tokenizer) if second else document_start(tokenizer)
-            ids = ([] if opening is None else [opening]) + tokenizer.encode(text)
-        else:
-            alone = isinstance(cfg, config.Encoder)
-            ids = tokenizer.encode(
-                text, bos=alone and tokenizer.bos is not None, eos=tokenizer.eos is not None
-            )
-        tokens = torch.tensor([ids], dtype=torch.long)
+        reads, before, after = text_frame(cfg, tokenizer, second)
+        tokens = torch.tensor([[*before, *reads.encode(text), *after]], dtype=torch.long)
     else:
-        tokens = torch.as_tensor(text)
-        tokens = tokens[None] if tokens.ndim == 1 else tokens
+        tokens = torch.atleast_2d(torch.as_tensor(text))
     if tokens.numel() == 0:
         raise UserError("The text is empty; give at least one token.")
     vocab = (cfg.embed if second else config.source_embed(cfg)).vocab
@@ -296,3 +286,27 @@ def token_ids(
             f"{cfg.context}; shorten it."
         )
     return tokens.to(next(model.parameters()).device)
+
+
+def text_frame(
+    cfg: config.Model, tokenizer: Tokenizer, second: bool = False
+) -> tuple[Tokenizer, list[int], list[int]]:
+    """The tokenizer of a text, and the ids before and after it when a model reads it.
+
+    ``second`` as in ``token_ids``.
+    """
+    first: int | None
+    last: int | None = None
+    if second:
+        first = target_start(tokenizer)
+    elif cfg.has_source:
+        tokenizer = tokenizer.for_source
+        first = None
+        last = tokenizer.eos
+    elif cfg.main_body == "decoder":
+        first = document_start(tokenizer)
+    else:
+        first = tokenizer.bos
+        last = tokenizer.eos
+    before, after = ([] if id is None else [id] for id in (first, last))
+    return tokenizer, before, after

@@ -121,7 +121,8 @@ class Picture:
     def legend(self, plain: bool = False) -> list[str]:
         """Legend of the signs, and the counts."""
         never, later, visible = (glyph.strip() for glyph in GLYPHS[plain])
-        every, causal = self.length**2, self.length * (self.length + 1) // 2
+        every = self.length**2
+        causal = self.length * (self.length + 1) // 2
         scale = "" if self.scale == 1 else f"; a sign stands for {self.scale} x {self.scale} pairs"
         if self.pairs is not None:
             note = f"0, 1, ..: the process that computes it   {later} later   {never} never{scale}"
@@ -142,10 +143,8 @@ class Picture:
 
     def _process(self, number: int, pieces: list[list[int]], steps: list[int]) -> str:
         columns = " and ".join(f"{first}-{last}" for first, last in pieces)
-        terms, share = (
-            " + ".join(f"{pairs:,}" for pairs in steps),
-            sum(steps) / max(1, self.decoder),
-        )
+        terms = " + ".join(f"{pairs:,}" for pairs in steps)
+        share = sum(steps) / max(1, self.decoder)
         return (
             f"process {number}: columns {columns}; {sum(steps):,} pairs ({share:.1%}), step "
             f"by step {terms}"
@@ -163,7 +162,8 @@ class Picture:
     def svg(self) -> str:
         """An SVG drawing; equal neighbours in a row are one rectangle."""
         rows, columns = self.cells.shape
-        width, height = SIDE * columns, SIDE * rows
+        width = SIDE * columns
+        height = SIDE * rows
         marks: list[Mark] = [Box(0, 0, width, height, COLORS[NEVER])]
         for y, row in enumerate(self.cells.tolist()):
             x = 0
@@ -202,8 +202,11 @@ def picture(name: str, length: int = 24, most: int = 64, ring: int | None = None
         config.Full() if scene in SCENES else parse_rule(EXAMPLES.get(scene, name))
     )
     q, k = _scene(scene, np.arange(length))
-    scale, rows, totals = -(-length // most), [], np.zeros(2, int)
-    owner, pairs = np.zeros(length, int), None if ring is None else np.zeros((ring, ring), int)
+    scale = -(-length // most)
+    rows = []
+    totals = np.zeros(2, int)
+    owner = np.zeros(length, int)
+    pairs = None if ring is None else np.zeros((ring, ring), int)
     for process, pieces in enumerate(ring_pieces(length, ring or 1)):
         for piece in pieces:
             owner[piece.start : piece.stop] = process

@@ -9,6 +9,7 @@ B rows, T tokens, F neurons, E experts, K experts chosen by a token.
 from __future__ import annotations
 
 import heapq
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core import config
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from ..core.nn.finite import must_be_finite
-from ..core.nn.inference import inference
+from ..core.nn.editing import one_token
 from . import streams, tables
 from .figures.progress import Progress
 from .looking import listing
@@ -110,29 +109,28 @@ def top_activations(
         _Asked.of(model, name, top, -1.0 if lowest else 1.0) for name in dict.fromkeys(neurons)
     ]
     side = {request.path.split(".")[0] for request in requests}
-    paired = isinstance(model.config, config.EncoderDecoder)
+    paired = model.config.has_source
     sentence = (
         "The decoder of an encoder-decoder writes beside a source, and a corpus has none; "
         "ask for its encoder."
     )
     need(not paired or side == {"encoder"}, sentence)
     reads = tokenizer.for_source if paired else tokenizer
-    tape, tokens_read, number = _Columns(requests), 0, 0
+    specials = torch.tensor(sorted(reads.specials.values()), dtype=torch.long)
+    tokens_read = 0
+    number = 0
     with Progress("reading", progress) as report:
         for rows in _batches(streams.windows(model, tokenizer, texts, context), limit):
-            tokens, pos, real = _padded(rows, reads)
-            with inference(model):
-                if paired:
-                    answer = model.encode(tokens, pos=pos, tape=tape).hidden  # type: ignore[operator]
-                else:
-                    answer = model(tokens, pos=pos, tape=tape, logits="none").hidden
-            must_be_finite(model, answer)
+            tokens, pos = streams.padded(rows)
+            is_token = pos >= 0
+            whole = bool(is_token.all())
+            tape = _Columns(requests)
+            streams.read_texts(model, tokens, None if whole else pos, tape)
+            real = is_token & ~torch.isin(tokens, specials.to(tokens.device))
             for request in requests:
                 request.see(tape.records, rows, real, number, around, reads)
-            tokens_read, number = (
-                tokens_read + sum(row.shape[1] for row in rows),
-                number + len(rows),
-            )
+            tokens_read = tokens_read + sum(map(len, rows))
+            number = number + len(rows)
             report(tokens_read, limit or 0)
     need(tokens_read > 0, "The texts are empty; give some with words in them.")
     return [request.result(tokens_read) for request in requests]
@@ -163,7 +161,8 @@ class _Asked:
                 f'"{name}" is no neuron; give a path and a number, such as '
                 "decoder.blocks.0.ffn.hidden[0]."
             )
-        path, numbers = form["path"], [int(number) for number in form["index"].split(",")]
+        path = form["path"]
+        numbers = [int(number) for number in form["index"].split(",")]
         shapes = _shapes(model)
         if path not in shapes:
             close = get_close_matches(path, shapes, n=1)
@@ -203,7 +202,8 @@ class _Asked:
         values = streams.wide(recorded[self.name])
         if self.expert is not None:
             routed = recorded[f"{self.path.rpartition('.')[0]}.chosen"] == self.expert  # (B, T, K)
-            values, real = torch.where(routed, values, 0.0).sum(-1), real & routed.any(-1)
+            values = torch.where(routed, values, 0.0).sum(-1)
+            real = real & routed.any(-1)
         self.tokens += int(real.sum())
         self.total += streams.fp64(torch.where(real, values, 0.0)).sum().item()
         self.above += int((real & (values > 0)).sum())
@@ -213,26 +213,22 @@ class _Asked:
         ):
             if key == float("-inf") or (len(self.best) == self.top and key <= self.best[0][0]):
                 continue
-            ids = rows[row][0].tolist()
+            ids = rows[row].tolist()
             sides = (ids[max(0, at - around) : at], ids[at : at + 1], ids[at + 1 : at + 1 + around])
             before, piece, after = (_spelled(tokenizer, side) for side in sides)
             hit = Hit(self.sign * key, number + row, at, ids[at], piece, before, after)
-            (heapq.heappushpop if len(self.best) == self.top else heapq.heappush)(
-                self.best, (key, -(number + row), hit)
-            )
+            heapq.heappush(self.best, (key, -(number + row), hit))
+            if len(self.best) > self.top:
+                heapq.heappop(self.best)
 
     def result(self, tokens_read: int) -> Neuron:
         """The result after so many tokens."""
-        hits = [
-            hit
-            for _, _, hit in sorted(self.best, key=lambda hit_entry: hit_entry[:2], reverse=True)
-        ]
+        best = sorted(self.best, key=lambda entry: entry[:2], reverse=True)
         count = max(self.tokens, 1)
-        quantity = "router probability" if self.router else "activation"
         return Neuron(
             self.name,
-            quantity,
-            hits,
+            "router probability" if self.router else "activation",
+            [hit for _, _, hit in best],
             self.tokens,
             tokens_read,
             self.total / count,
@@ -263,41 +259,26 @@ class _Columns(Tape):
 
 def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Shape of each value for one token: (F), or (E, F) within a mixture's experts."""
-    device = next(model.parameters()).device
-    tokens, tape = torch.zeros(1, 2, dtype=torch.long, device=device), Tape("*")
-    with inference(model):
-        model(
-            *([tokens, tokens] if isinstance(model.config, config.EncoderDecoder) else [tokens]),
-            tape=tape,
-        )
+    values = one_token(model)
     shapes: dict[str, tuple[int, ...]] = {}
-    for path, value in tape.records.items():
-        router = tape.records.get(f"{path.rpartition('.')[0]}.router")
-        if (
-            value.ndim == 3
-            and value.shape[:2] == (1, 2)
-            and value.is_floating_point()
-            and path != "logits"
-        ):
+    for path, value in values.items():
+        router = values.get(f"{path.rpartition('.')[0]}.router")
+        if value.ndim == 3 and value.is_floating_point() and path != "logits":
             shapes[path] = (value.shape[-1],)
-        elif value.ndim == 4 and router is not None and value.shape[:2] == (1, 2):
+        elif value.ndim == 4 and router is not None:
             shapes[path] = (router.shape[-1], value.shape[-1])
     return shapes
 
 
 def _batches(rows: Iterator[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
-    """Rows together, about ``TOKENS`` tokens with their padding, until ``limit`` tokens were
+    """Rows of ids together, about ``TOKENS`` tokens with their padding, until ``limit`` tokens were
     read."""
     batch: list[Tensor] = []
-    remaining = float("inf") if limit is None else limit
-    for row in rows:
-        row = row[:, : int(min(remaining, row.shape[1]))]
-        remaining -= row.shape[1]
-        if (
-            batch
-            and (len(batch) + 1) * max(row.shape[1], *(other_row.shape[1] for other_row in batch))
-            > TOKENS
-        ):
+    remaining: float = math.inf if limit is None else limit
+    for (row,) in rows:
+        row = row[: int(min(remaining, len(row)))]
+        remaining -= len(row)
+        if batch and (len(batch) + 1) * max(map(len, [row, *batch])) > TOKENS:
             yield batch
             batch = []
         batch.append(row)
@@ -305,21 +286,6 @@ def _batches(rows: Iterator[Tensor], limit: int | None) -> Iterator[list[Tensor]
             break
     if batch:
         yield batch
-
-
-def _padded(rows: Sequence[Tensor], tokenizer: Tokenizer) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Rows side by side (B, T), their positions (None: all count on), and which tokens are of the
-    text (B, T)."""
-    lengths = torch.tensor([row.shape[1] for row in rows])
-    places = torch.arange(int(lengths.max()))[None].expand(len(rows), -1)
-    is_real = places < lengths[:, None]
-    tokens = torch.zeros(places.shape, dtype=torch.long)
-    tokens[is_real] = torch.cat([row[0] for row in rows]).cpu()
-    hidden = torch.tensor(sorted(tokenizer.specials.values()), dtype=torch.long)
-    device = rows[0].device
-    real = is_real & ~torch.isin(tokens, hidden)
-    pos = None if bool(is_real.all()) else torch.where(is_real, places, -1).to(device)
-    return tokens.to(device), pos, real.to(device)
 
 
 def _spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

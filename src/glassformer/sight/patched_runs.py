@@ -11,7 +11,7 @@ R rows, T tokens, H heads, C model dim, D head dim.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,6 @@ from ..core.errors import UserError, need
 from ..core.nn import KV, CrossKV, Flow, Memory, Model, Tape
 from ..core.nn.cache import Slots
 from ..core.nn.editing import one_token
-from ..core.nn.finite import must_be_finite
 from ..core.nn.layers import Head, Projection
 from . import streams
 from .looking import Text
@@ -57,25 +56,27 @@ class Job:
 class Runs:
     """The two runs, and what patched ones have in common with the corrupted one."""
 
-    def __init__(
-        self, model: Model, side: str, tokens: Tensor, runs: list[tuple[Tensor, ...]], at: int
-    ) -> None:
-        self.model, self.side, self.told, self.given, self.at = model, side, tokens, runs, at
+    def __init__(self, model: Model, side: str, runs: list[streams.Read], at: int) -> None:
+        self.model = model
+        self.side = side
+        self.runs = runs
+        self.at = at
         self.cfg: config.Stack = getattr(model.config, side)
         self.stack: Any = getattr(model, side)
         # a token's values depend on those before it alone
         self.alone = side == "decoder" and self.cfg.causal
-        masks = [self.cfg.block(layer).attention.mask for layer in range(self.cfg.depth)]
         # tokens that see each other all the same
-        self.ahead = max(mask.prefix_length for mask in masks)
+        self.ahead = max(block.attention.mask.prefix_length for block in self.cfg.pattern)
+        beside = side != model.config.main_body
+        self.tokens = torch.cat([run.inputs[-1] if beside else run.tokens for run in runs])
         if self.alone:
-            self.told = tokens[:, : max(at + 1, self.ahead)]
-        self.length = self.told.shape[1]
-        differ = (self.told[0] != self.told[1]).nonzero().flatten().tolist()
+            self.tokens = self.tokens[:, : max(at + 1, self.ahead)]
+        self.length = self.tokens.shape[1]
+        differ = (self.tokens[0] != self.tokens[1]).nonzero().flatten().tolist()
         # until there all is equal
         self.first = differ[0] if differ and self.alone and differ[0] >= self.ahead else 0
         self.clean: dict[str, Tensor] = {}
-        self.kept: dict[str, Tensor] = {}
+        self.corrupted: dict[str, Tensor] = {}
 
     @classmethod
     def of(
@@ -89,39 +90,28 @@ class Runs:
     ) -> Runs:
         """The texts read; UserError where they do not correspond."""
         streams.needs_head(model, "give one that does.")
-        if any(isinstance(body, config.Recurrent) for body in config.bodies(model.config).values()):
-            raise UserError(
-                "A recurrent model has no blocks to patch one by one; use "
-                "edits.patch with its own values."
-            )
+        need(
+            not config.recurrent(model.config),
+            "A recurrent model has no blocks to patch one by one; use edits.patch with its own "
+            "values.",
+        )
         pair = isinstance(source, tuple)
         sources = source if pair else (source, source)
         need(
             len(sources) == 2,
             f"source holds {len(sources)} texts; give one, or a pair: clean and corrupted.",
         )
-        run_inputs = [
-            streams.read_pair(model, tokenizer, *pair)
-            for pair in zip((clean, corrupted), sources, strict=True)
-        ]
-        for side_name, (first, second) in (
-            ("texts", [text for text, _ in run_inputs]),
-            ("sources", [beside for _, beside in run_inputs]),
-        ):
-            sizes = [0 if row is None else row.shape[1] for row in (first, second)]
-            message = (
-                f"The {side_name} have {sizes[0]} and {sizes[1]} tokens; patching needs as "
-                "many in both"
+        texts = zip((clean, corrupted), sources, strict=True)
+        runs = [streams.prepare(model, tokenizer, text, beside) for text, beside in texts]
+        sizes = [[ids.shape[1] for ids in run.inputs] for run in runs]
+        for side, first, second in zip(("texts", "sources"), *sizes, strict=False):
+            need(
+                first == second,
+                f"The {side} have {first} and {second} tokens; patching needs as many in both: see "
+                "them with glassformer tokens.",
             )
-            need(sizes[0] == sizes[1], f"{message}: see them with glassformer tokens.")
-        side = streams.body_of(model) if not pair else "encoder"
-        tokens = torch.cat(
-            [beside if pair and beside is not None else text for text, beside in run_inputs]
-        )
-        place = streams.place(at, run_inputs[0][0], tokenizer)
-        return cls(
-            model, side, tokens, [streams.forward_inputs(*pair) for pair in run_inputs], place
-        )
+        place = streams.place(at, runs[0].tokens, tokenizer)
+        return cls(model, "encoder" if pair else model.config.main_body, runs, place)
 
     def columns(self, positions: str | Sequence[int]) -> list[int | None]:
         """The positions patched one by one; [None] for all at once."""
@@ -198,26 +188,19 @@ class Runs:
     def run(self, ids: Sequence[int], paths: Sequence[str]) -> tuple[float, float]:
         """Both runs: what the clean one's values are, what the corrupted one's parts have in
         common; both answers."""
-        patterns = (
-            "embed",
-            "blocks.*.resid",
-            "blocks.*.attn.k",
-            "blocks.*.attn.v",
-            "blocks.*.cross.k",
-            "blocks.*.cross.v",
-        )
-        records = []
-        for number, paths_of_run in enumerate(
-            (paths, [f"{self.side}.{name}" for name in patterns])
-        ):
-            tape = Tape(*paths_of_run, *(["encoder.out"] if len(self.given[0]) > 1 else []))
-            text, *source = self.given[number]
-            text = text if self.side == "encoder" else self.told[number : number + 1]
-            hidden = self.model(text, *source, tape=tape, logits="none").hidden
-            must_be_finite(self.model, hidden)
-            records.append((tape.records, self.answers(hidden[:, self.at], ids)[0]))
-        (self.clean, clean), (self.kept, corrupted) = records
-        return clean, corrupted
+        names = ("embed", "blocks.*.resid", "blocks.*.attn.[kv]", "blocks.*.cross.[kv]")
+        common = [f"{self.side}.{name}" for name in names]
+        answers = []
+        for number, patterns in enumerate((paths, common)):
+            run = self.runs[number]
+            tape = Tape(*patterns, *([] if run.source is None else ["encoder.out"]))
+            if self.side == "decoder":
+                run = replace(run, tokens=self.tokens[number : number + 1])
+            hidden = run.run(self.model, tape).hidden
+            answers.append(self.answers(hidden[:, self.at], ids)[0])
+            self.clean = self.corrupted
+            self.corrupted = tape.records
+        return answers[0], answers[1]
 
     def answers(self, hidden: Tensor, ids: Sequence[int]) -> list[float]:
         """hidden (R, C) -> the answer's logit, less the wrong one's."""
@@ -231,17 +214,16 @@ class Runs:
                 logits = head.softcap * torch.tanh(logits / head.softcap)
         else:
             logits = head(hidden[:, None], self.model.embed)[:, 0, list(ids)].float()
-        values: list[float] = (
-            logits[:, 0] - logits[:, 1] if len(ids) > 1 else logits[:, 0]
-        ).tolist()
-        return values
+        logits = logits[:, :1] - logits[:, 1:].sum(-1, keepdim=True)
+        return logits[:, 0].tolist()  # type: ignore[no-any-return]
 
     def patched(self, jobs: Sequence[Job], ids: Sequence[int]) -> list[float]:
         """The answers of patched runs, a row each, from the block and the position on that they
         change."""
-        start, first_position = jobs[0].start, min(map(self.begins, jobs))
+        start = jobs[0].start
+        first_position = min(map(self.begins, jobs))
         before = f"{self.side}.blocks.{start - 1}.resid" if start else f"{self.side}.embed"
-        x = self.kept[before][:, first_position:].repeat(len(jobs), 1, 1)
+        x = self.corrupted[before][:, first_position:].repeat(len(jobs), 1, 1)
         inside: dict[str, list[int]] = {}
         for row, job in enumerate(jobs):
             if job.component == "resid":
@@ -254,8 +236,10 @@ class Runs:
         def put(path: str, value: Tensor) -> Tensor:
             value = value.clone()
             for row in inside[path]:
-                job, clean = jobs[row], self.clean[path][0]
-                target, donor = self._cells(job, first_position), self._cells(job, 0)
+                job = jobs[row]
+                clean = self.clean[path][0]
+                target = self._cells(job, first_position)
+                donor = self._cells(job, 0)
                 if job.head is None:
                     value[row, target] = clean[donor]
                 else:
@@ -264,9 +248,9 @@ class Runs:
 
         pos = torch.arange(first_position, self.length, device=x.device)[None]
         flow = Flow(pos, tape=Tape(edits=dict.fromkeys(inside, put)), engine=self.model.engine)
-        crossed = self.side == "decoder" and "encoder.out" in self.kept
+        crossed = self.side == "decoder" and "encoder.out" in self.corrupted
         if crossed:
-            encoded = self.kept["encoder.out"]
+            encoded = self.corrupted["encoder.out"]
             flow.memory = Memory(
                 encoded, torch.arange(encoded.shape[1], device=x.device)[None], True
             )
@@ -275,8 +259,8 @@ class Runs:
                 x, flow, self.stack.position, self._known(layer, first_position, len(jobs), crossed)
             )
         hidden = flow.look(self.stack, "out", self.stack.last_norm(x))
-        if self.side == "encoder" and len(self.given[0]) > 1:
-            text = self.given[1][0].expand(len(jobs), -1)
+        if self.side != self.model.config.main_body:
+            text = self.runs[1].tokens.expand(len(jobs), -1)
             hidden = self.model(text, memory=Memory(hidden, pos, True), logits="none").hidden
             return self.answers(hidden[:, self.at], ids)
         return self.answers(hidden[:, self.at - first_position], ids)
@@ -294,11 +278,16 @@ class Runs:
             return None
         prefix = f"{self.side}.blocks.{layer}"
         cache = _Known(
-            self.kept[f"{prefix}.attn.k"], self.kept[f"{prefix}.attn.v"], start, self.length
+            self.corrupted[f"{prefix}.attn.k"],
+            self.corrupted[f"{prefix}.attn.v"],
+            start,
+            self.length,
         )
         cross = CrossKV()
-        if f"{prefix}.cross.k" in self.kept:
-            k, v = (self.kept[f"{prefix}.cross.{name}"].expand(rows, -1, -1, -1) for name in "kv")
+        if f"{prefix}.cross.k" in self.corrupted:
+            k, v = (
+                self.corrupted[f"{prefix}.cross.{name}"].expand(rows, -1, -1, -1) for name in "kv"
+            )
             cross.kv = k, v
         return cache, cross
 
@@ -308,7 +297,8 @@ class _Known(KV):
 
     def __init__(self, k: Tensor, v: Tensor, start: int, length: int) -> None:
         super().__init__(Slots(None))
-        self.k, self.v = k[:, :, :start], v[:, :, :start]
+        self.k = k[:, :, :start]
+        self.v = v[:, :, :start]
         self.slots.k_pos = torch.arange(length, device=k.device)[None]
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

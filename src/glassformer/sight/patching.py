@@ -9,14 +9,13 @@ How the runs are made fast: patched_runs.py.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import UserError, need
+from ..core.errors import need
 from ..core.nn import Model
 from ..core.nn.inference import inference
 from . import streams, tables
@@ -76,17 +75,10 @@ class PatchGrid(Shown):
     corrupted_value: float
     parts: list[Part]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "parts": [vars(grid) for grid in self.parts]}
-
     def __getitem__(self, name: str) -> Part:
-        for part_grid in self.parts:
-            if part_grid.name == name:
-                return part_grid
-        raise UserError(
-            f'There is no part "{name}" in this grid; it has '
-            f"{', '.join(part_grid.name for part_grid in self.parts)}."
-        )
+        grids = {grid.name: grid for grid in self.parts}
+        need(name in grids, f'There is no part "{name}" in this grid; it has {", ".join(grids)}.')
+        return grids[name]
 
     @property
     def title(self) -> str:
@@ -103,28 +95,23 @@ class PatchGrid(Shown):
         yield Prose(
             [f"clean: {' '.join(self.clean)}", f"corrupted: {' '.join(self.corrupted)}", summary]
         )
-        heads = [
-            f"{n}:{word}" for n, word in zip(self.positions, self._columns(), strict=True)
-        ] or ["all"]
         for grid in self.parts:
             cells = np.array(grid.effect)[::-1]
             words = [[f"{effect:z.2f}" for effect in row] for row in cells.tolist()]
             yield Heat(
-                grid.name, cells, grid.rows()[::-1], heads, words, signed=True, span=(-1.0, 1.0)
+                grid.name,
+                cells,
+                grid.rows()[::-1],
+                self._heads(),
+                words,
+                signed=True,
+                span=(-1.0, 1.0),
             )
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each patch."""
-        return (
-            "part",
-            "path",
-            "layer",
-            "head",
-            "position",
-            "token",
-            "value",
-            "effect",
-        ), self._rows()
+        names = "part path layer head position token value effect"
+        return names.split(), self._rows()
 
     def _rows(self) -> Iterator[Sequence[Any]]:
         places: list[tuple[int | str, str]] = [*zip(self.positions, self._columns(), strict=True)]
@@ -138,56 +125,34 @@ class PatchGrid(Shown):
 
     def tensors(self) -> dict[str, Array]:
         """``PART.value`` and ``PART.effect`` (rows, positions)."""
-        arrays = [
-            (f"{grid.name}.{name}", getattr(grid, name))
+        return {
+            f"{grid.name}.{name}": np.array(getattr(grid, name))
             for grid in self.parts
             for name in ("value", "effect")
-        ]
-        return {name: np.array(rows) for name, rows in arrays}
+        }
 
     def facts(self) -> Mapping[str, Any]:
-        fields = {name: value for name, value in vars(self).items() if name != "parts"}
-        return {**fields, "rows": {grid.name: grid.rows() for grid in self.parts}}
+        rows = {grid.name: grid.rows() for grid in self.parts}
+        return {**self.fields_except("parts"), "rows": rows}
 
     def table(self, most: int = 10) -> list[str]:
         """The largest effects, a line each."""
-        cells = []
-        for grid in self.parts:
-            for row, (path, values) in enumerate(zip(grid.paths, grid.effect, strict=True)):
-                head = f"[{grid.heads[row]}]" if grid.heads else ""
-                for column, effect in enumerate(values):
-                    column_name = (
-                        f"{self.positions[column]}:{self._columns()[column]}"
-                        if self.positions
-                        else "all"
-                    )
-                    cells.append((effect, grid.value[row][column], f"{path}{head}", column_name))
-        best = sorted(cells, key=lambda cell: -abs(cell[0]))[:most]
-        rows = [
-            (f"{effect:.3f}", f"{value:.4f}", path, column_name)
-            for effect, value, path, column_name in best
-        ]
+        best = sorted(self._rows(), key=lambda row: -abs(row[-1]))[:most]
+        rows = []
+        for _, path, _, head, position, token, value, effect in best:
+            name = path if head == "" else f"{path}[{head}]"
+            column = f"{position}:{token}" if self.positions else "all"
+            rows.append((f"{effect:.3f}", f"{value:.4f}", name, column))
         return tables.lines(rows, ("effect", self.metric, "patched", "at"), left_columns=(2, 3))
 
     def text(self, width: int | None = None) -> str:
         """For a terminal: effects to two decimals, the last layer first, as many columns side by
         side as fit."""
-        width = width or shutil.get_terminal_size((100, 24)).columns
         blocks = []
         for grid in self.parts:
-            heads = [
-                f"{n}:{word}" for n, word in zip(self.positions, self._columns(), strict=True)
-            ] or ["all"]
-            first = max(map(len, grid.rows())) + 2
-            fit = max(1, (width - first) // (max(max(map(len, heads)), 5) + 2))
-            for low in range(0, len(heads), fit):
-                rows = [
-                    (name, *(f"{effect:z.2f}" for effect in effects[low : low + fit]))
-                    for name, effects in zip(grid.rows(), grid.effect, strict=True)
-                ]
-                blocks.append(
-                    "\n".join(tables.lines(reversed(rows), (grid.name, *heads[low : low + fit])))
-                )
+            effects = [[f"{effect:z.2f}" for effect in row] for row in grid.effect]
+            rows = [*zip(grid.rows(), effects, strict=True)]
+            blocks.append(tables.side_by_side(grid.name, self._heads(), rows[::-1], width))
         return "\n\n".join(blocks)
 
     @property
@@ -200,6 +165,10 @@ class PatchGrid(Shown):
         return [
             clean if clean == corrupted else f"{corrupted}<{clean}" for clean, corrupted in pairs
         ]
+
+    def _heads(self) -> list[str]:
+        pairs = zip(self.positions, self._columns(), strict=True)
+        return [f"{position}:{token}" for position, token in pairs] or ["all"]
 
 
 def patch_grid(
@@ -246,7 +215,9 @@ def patch_grid(
             report(len(values_by_job), len(jobs))
     columns = run.columns(positions)
     reads = tokenizer and (tokenizer.for_source if isinstance(source, tuple) else tokenizer)
-    clean_words, corrupted_words = (streams.display_texts(reads, row.tolist()) for row in run.told)
+    clean_words, corrupted_words = (
+        streams.display_texts(reads, row.tolist()) for row in run.tokens
+    )
     answer_words = streams.display_texts(tokenizer, ids)
     positions_shown = [column for column in columns if column is not None]
     grids = [_part(run, name, jobs, columns, values_by_job, values) for name in names]
@@ -278,5 +249,6 @@ def _part(
     ]
     clean, corrupted = values
     effect = [[(value - corrupted) / (clean - corrupted) for value in row] for row in table]
-    layers, heads = [layer for layer, _ in order], [head for _, head in order if head is not None]
+    layers = [layer for layer, _ in order]
+    heads = [head for _, head in order if head is not None]
     return Part(name, [run.path(name, layer) for layer in layers], layers, heads, table, effect)

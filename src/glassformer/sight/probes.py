@@ -38,11 +38,13 @@ def draw(
     encoder's, and those of a model without a head, have no continuation. Raises UserError where the
     context has no room for one.
     """
-    cfg, draws = model.config, torch.Generator().manual_seed(seed)
+    cfg = model.config
+    draws = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
-    grows = not isinstance(cfg, config.Encoder) and cfg.head is not None
+    causal = cfg.main_body == "decoder"
+    grows = causal and cfg.head is not None
     limit = int(min(cfg.context, model.limit))
-    ahead = 1 if isinstance(cfg, config.Encoder) else max(1, Cache(cfg).prefix_length)
+    ahead = max(1, Cache(cfg).prefix_length) if causal else 1
     longest = min(limit, max(LENGTH, ahead + 2 * new))
     lengths = [max(ahead + 1, round(share * longest)) for share in SHARES]
     if grows:
@@ -60,7 +62,7 @@ def draw(
         drawn = [torch.randint(0, vocab, (length,), generator=draws) for length in lengths]
         return [row.to(device) for row in written or drawn]
 
-    two = isinstance(cfg, config.EncoderDecoder)
+    two = cfg.has_source
     starts = rows(cfg.embed.vocab, [length - new * grows for length in lengths], tokenizer, two)
     sources = None
     if two:
@@ -102,7 +104,8 @@ def continued(model: Model, documents: Documents, new: int) -> list[Tensor]:
     """
     continuations = []
     for number, start in enumerate(documents.tokens):
-        prefix, source = start, documents.only(number).sources
+        prefix = start
+        source = documents.only(number).sources
         while len(prefix) < len(start) + new:
             try:
                 drafted = _drafted(model, prefix, len(start) + new, source)
@@ -112,19 +115,16 @@ def continued(model: Model, documents: Documents, new: int) -> list[Tensor]:
                 drafted = torch.nn.functional.pad(prefix, (0, len(start) + new - len(prefix)))
             chosen = Reader(model).alone(Documents([drafted], source))[0]["logits"].argmax(-1)
             wrong = (chosen[len(prefix) - 1 : -1] != drafted[len(prefix) :]).nonzero()
-            right = len(drafted) if not len(wrong) else len(prefix) + int(wrong[0])
-            prefix = (
-                drafted
-                if not len(wrong)
-                else torch.cat((drafted[:right], chosen[right - 1 : right]))
-            )
+            right = len(prefix) + int(wrong[0]) if len(wrong) else len(drafted)
+            prefix = torch.cat((drafted[:right], chosen[right - 1 : right]))[: len(drafted)]
         continuations.append(prefix)
     return continuations
 
 
 def _drafted(model: Model, prefix: Tensor, length: int, source: list[Tensor] | None) -> Tensor:
     """``known`` continued greedily through a cache to ``length`` tokens."""
-    cache, row = Cache(model.config), prefix[None]
+    cache = Cache(model.config)
+    row = prefix[None]
     with inference(model):
         encoded = {} if source is None else {"memory": model.encode(source[0][None])}  # type: ignore[operator]
         chunk = row

@@ -35,7 +35,8 @@ class Seen(dict[str, Tensor], Shown):
         source: Sequence[str] | None = None,
     ) -> None:
         super().__init__(values)
-        self.words, self.source = list(words), None if source is None else list(source)
+        self.words = list(words)
+        self.source = None if source is None else list(source)
 
     def __repr__(self) -> str:
         shapes = ", ".join(

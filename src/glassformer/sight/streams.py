@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..core import config
 from ..core.errors import UserError, need
@@ -22,13 +24,13 @@ from ..core.nn.editing import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.flow import Edit
 from ..core.nn.inference import inference
-from ..core.tokenizer.framing import decoder_start, document_start, must_be_known
+from ..core.tokenizer.framing import decoder_start, must_be_known
 from ..core.tokenizer.framing import source as framed_source
 from .labels import Piece as Piece
 from .labels import display_texts as display_texts
 from .labels import pieces as pieces
 from .labels import visible as visible
-from .looking import Text, inputs
+from .looking import Text, inputs, text_frame
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -55,13 +57,13 @@ class States:
 
 
 def body_of(model: Model) -> str:
-    """The stack whose states the head reads."""
-    return "encoder" if isinstance(model.config, config.Encoder) else "decoder"
+    """The body whose states the head reads."""
+    return model.config.main_body
 
 
 def is_recurrent(model: Model) -> bool:
     """True for a recurrent body, which has states but no residual stream."""
-    return isinstance(getattr(model.config, body_of(model)), config.Recurrent)
+    return model.config.main_body in config.recurrent(model.config)
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,14 @@ class Read:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        return forward_inputs(self.tokens, self.source)
+        return (self.tokens,) if self.source is None else (self.tokens, self.source)
+
+    def run(self, model: Model, tape: Tape) -> Any:
+        """The output of one pass without logits; UserError where it is NaN."""
+        with inference(model):
+            output = model(*self.inputs, tape=tape, logits="none")
+            must_be_finite(model, output.hidden)
+        return output
 
 
 def prepare(
@@ -90,12 +99,8 @@ def prepare(
     Raises UserError for what the model cannot read, for several texts at once, for a source that is
     missing or that nobody reads, and for an edit of what is not there.
     """
-    if (
-        isinstance(model.config, config.Encoder)
-        and isinstance(text, str)
-        and tokenizer
-        and tokenizer.mask is not None
-    ):
+    encoder = model.config.main_body == "encoder"
+    if encoder and isinstance(text, str) and tokenizer and tokenizer.mask is not None:
         mark = tokenizer.token(tokenizer.mask)
         text = text.replace(BLANK, mark)
         if mark in text:
@@ -106,36 +111,36 @@ def prepare(
     return inputs_read
 
 
-def read_pair(
-    model: Model, tokenizer: Tokenizer | None, text: Text, source: Text | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """The ids (1, T) of ``prepare``, and an encoder-decoder's source."""
-    inputs_read = prepare(model, tokenizer, text, source)
-    return inputs_read.tokens, inputs_read.source
-
-
-def forward_inputs(tokens: Tensor, source: Tensor | None) -> tuple[Tensor, ...]:
-    """Arguments of a model's forward pass."""
-    return (tokens,) if source is None else (tokens, source)
-
-
 def states(model: Model, inputs: Read) -> States:
     """Every depth's states of one text, in one pass without logits."""
-    body = body_of(model)
+    body = model.config.main_body
     # its answer is no layer's state
     crossed = is_recurrent(model) and getattr(model.config, body).cross is not None
     last = [f"{body}.out"] if crossed else []
-    tape = Tape(
-        f"{body}.embed",
-        f"{body}.blocks.*.resid",
-        f"{body}.cells.*.state",
-        *last,
-        edits=inputs.edits,
+    tape = Tape(*depths(body), *last, edits=inputs.edits)
+    hidden = inputs.run(model, tape).hidden[0]
+    return States(body, {path: value[0] for path, value in tape.records.items()}, hidden)
+
+
+def depths(body: str) -> tuple[str, ...]:
+    """Patterns of the states at every depth of a body."""
+    return f"{body}.embed", f"{body}.blocks.*.resid", f"{body}.cells.*.state"
+
+
+def padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows of ids (T,) as one table (N, T), and their positions, -1 behind a row's end."""
+    pos = [torch.arange(len(row), device=row.device) for row in rows]
+    return pad_sequence(list(rows), batch_first=True), pad_sequence(
+        pos, batch_first=True, padding_value=-1
     )
+
+
+def read_texts(model: Model, tokens: Tensor, pos: Tensor | None, tape: Tape) -> dict[str, Tensor]:
+    """What a tape records of texts (N, T), which an encoder-decoder's encoder reads."""
+    run: Any = model.encode if model.config.has_source else partial(model, logits="none")
     with inference(model):
-        output = model(*inputs.inputs, tape=tape, logits="none")
-        must_be_finite(model, output.hidden)
-    return States(body, {path: value[0] for path, value in tape.records.items()}, output.hidden[0])
+        must_be_finite(model, run(tokens, pos=pos, tape=tape).hidden)
+    return tape.records
 
 
 @contextmanager
@@ -162,11 +167,7 @@ def windows(
     UserError for a length without room.
     """
     limit = int(min(model.config.context, model.limit))
-    kind = type(model.config)
-    tokenizer = tokenizer.for_source if kind is config.EncoderDecoder else tokenizer
-    opening = {config.Decoder: document_start(tokenizer), config.Encoder: tokenizer.bos}.get(kind)
-    special_ids = (opening, None if kind is config.Decoder else tokenizer.eos)
-    before, after = ([] if end is None else [end] for end in special_ids)
+    tokenizer, before, after = text_frame(model.config, tokenizer)
     inside = min(limit, length or limit) - len(before) - len(after)
     need(
         inside > 0,
@@ -188,7 +189,8 @@ def pairs(
 
     What is longer than the context loses its end.
     """
-    limit, device = int(min(model.config.context, model.limit)), next(model.parameters()).device
+    limit = int(min(model.config.context, model.limit))
+    device = next(model.parameters()).device
     reads = tokenizer.for_source
     for source, target in texts:
         opened = [decoder_start(tokenizer), *tokenizer.encode(target)][:limit]
@@ -290,6 +292,48 @@ def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
         f'"{word}" is token {token} and this model knows 0 to {vocab - 1}; use its own tokenizer.',
     )
     return token
+
+
+def answer_kind(model: Model, of: str | None, kinds: Sequence[str] = ("logit", "label")) -> str:
+    """The kind of answer, a token's or a label's; None is "label" for a model with labels and no
+    head, else "logit".
+
+    Raises UserError where it is none of ``kinds``, and where the model has no labels.
+    """
+    pool = model.config.pool
+    labels = pool is not None and pool.labels > 0
+    of = of or ("label" if labels and model.head is None else "logit")
+    choices = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+    need(of in kinds, f'There is no answer "{of}"; give {choices}.')
+    need(of != "label" or labels, "This model has no labels for a text; ask for a token's logit.")
+    return of
+
+
+def choice(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    logits: Tensor,
+    word: str | int | None,
+    of_labels: bool = False,
+) -> tuple[int, Piece]:
+    """The token or label that a word names, and its name; None is the likeliest of ``logits`` (V)
+    that the tokenizer knows."""
+    known = len(logits) if tokenizer is None or of_labels else min(tokenizer.size, len(logits))
+    if word is None:
+        number = int(logits[:known].argmax())
+    elif of_labels:
+        number = int(word) if str(word).isdecimal() else -1
+        available = f"this model has 0 to {known - 1}"
+        need(0 <= number < known, f'There is no label "{word}"; {available}.')
+    else:
+        number = word_id(model, tokenizer, word)
+    return number, Piece(f"label {number}") if of_labels else pieces(tokenizer, [number])[0]
+
+
+def last_norm(model: Model) -> Any:
+    """The norm between the last block and the head; a recurrent body has none."""
+    body = model.get_submodule(model.config.main_body)
+    return getattr(body, "last_norm", torch.nn.Identity())
 
 
 def needs_head(model: Model, instead: str) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 
 
 def lines(
@@ -31,3 +33,33 @@ def lines(
     page = io.StringIO()
     Console(file=page, width=1 << 20, color_system=None).print(table)
     return [line.rstrip() for line in page.getvalue().splitlines()]
+
+
+def side_by_side(
+    corner: str,
+    columns: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[str]]],
+    width: int | None,
+    left: bool = False,
+) -> str:
+    """Named rows of cells below their columns, as many of these beside each other as fit.
+
+    ``width`` is that of the terminal where it is None; ``left`` aligns the cells there.
+    """
+    width = width or shutil.get_terminal_size((100, 24)).columns
+    names = [name for name, _ in rows]
+    first = max(map(len, names)) + 2
+    borders = [0]
+    line_width = first
+    for at, column in enumerate(zip(columns, *(cells for _, cells in rows), strict=True)):
+        size = max(map(len, column)) + 2
+        if line_width + size > width and at > borders[-1]:
+            borders.append(at)
+            line_width = first
+        line_width += size
+    blocks = []
+    for low, high in pairwise([*borders, len(columns)]):
+        block = [(name, *cells[low:high]) for name, cells in rows]
+        left_columns = range(high - low + 1) if left else (0,)
+        blocks.append("\n".join(lines(block, (corner, *columns[low:high]), left_columns)))
+    return "\n\n".join(blocks)

@@ -91,7 +91,7 @@ class TunedLens(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """All but the translators, as JSON holds it."""
-        return {name: value for name, value in vars(self).items() if name not in ("weight", "bias")}
+        return self.fields_except("weight", "bias")
 
     @property
     def title(self) -> str:
@@ -109,9 +109,7 @@ class TunedLens(Shown):
             ("before", "after"),
         )
         heading, rows = self.records()
-        yield Table(
-            "", heading, [(name, f"{before:.4f}", f"{after:.4f}") for name, before, after in rows]
-        )
+        yield Table("", heading, [(name, *(f"{kl:.4f}" for kl in kls)) for name, *kls in rows])
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each depth."""
@@ -201,7 +199,8 @@ def fit_tuned_lens(
     need(rate > 0, f"rate is {rate}; give a number above 0.")
     train, held_out = _shared_out(texts, steps * tokens)
     hidden = streams.states(model, streams.Read(*held_out[0], {}))
-    depths, dim = list(hidden.by_path)[:-1], hidden.out.shape[-1]
+    depths = list(hidden.by_path)[:-1]
+    dim = hidden.out.shape[-1]
     need(
         bool(depths),
         "This model has one depth alone, which is its answer; there is nothing to tune.",
@@ -215,10 +214,12 @@ def fit_tuned_lens(
     before = _measure(model, lens, held_out)
     optimizer = torch.optim.Adam([weight, bias], lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    tokens_read, source = 0, _again(train)
+    tokens_read = 0
+    source = _again(train)
     with Progress("fitting", progress is True) as bar:
         for step in range(steps):
-            count, total = 0, 0.0
+            count = 0
+            total = 0.0
             while count < tokens:
                 batch = next(source)
                 total += sum(_kl(model, lens, batch, learn=True)) / len(depths)
@@ -289,7 +290,7 @@ def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]
     """KL(own || depth) of each depth, summed over a text's tokens; ``learn`` adds its gradients."""
     hidden = streams.states(model, streams.Read(*batch, {}))
     head: Any = model.head
-    last_norm = getattr(model.get_submodule(hidden.body), "last_norm", torch.nn.Identity())
+    last_norm = streams.last_norm(model)
     sums = [0.0] * len(lens.depths)
     step = max(1, NUMBERS // model.config.embed.vocab)
     with streams.frozen(model):

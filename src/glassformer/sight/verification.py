@@ -34,7 +34,7 @@ from .agreement import (
     tolerance,
 )
 from .counterparts import NotRun
-from .layouts import Held
+from .layouts import PinnedRouting
 from .probes import draw
 from .ways import Way, Ways
 
@@ -112,19 +112,18 @@ class Verification:
 
     def compared(self, kind: str, name: str, variant: Way) -> Check:
         """One way beside what it is held to; where they differ too much, where they first do."""
-        texts, note = variant.texts, variant.note
+        texts = variant.texts
+        note = variant.note
         against = variant.against or (
             lambda tape, pinned: [self.ways.plain(tape)[text] for text in texts]
         )
         share = 0.0 if variant.dtype is None else self.share(variant.dtype)
-        actual, right = variant.run(False, None), against(False, None)
+        actual = variant.run(False, None)
+        right = against(False, None)
         if not answers(actual, right):  # a cache pools nothing: the hidden states instead
             right = against(True, None)
-        if not any(
-            bool(values[path].any())
-            for values in (*actual, *right)
-            for path in answers(actual, right)
-        ):
+        said = [values[path] for values in (*actual, *right) for path in answers(actual, right)]
+        if not any(bool(value.any()) for value in said):
             if variant.weights is None:
                 raise NotRun(ZEROS)
             note = joined(note, "its weights alone: every answer is 0")
@@ -133,14 +132,13 @@ class Verification:
             choices = dict(zip(texts, against(True, None), strict=True))
             # transformers tells none
             if any(path.endswith(".ffn.chosen") for path in choices[texts[0]]):
-                pinned = Held(choices)
+                pinned = PinnedRouting(choices)
                 again = variant.run(False, pinned), against(False, pinned)
                 # the routers agree: what differs is what was chosen at a near tie
                 if pinned.moved <= share:
                     actual, right = again
-                    note = joined(
-                        note, "a near tie of experts fell otherwise: they are held to the other's"
-                    )
+                    tie = "a near tie of experts fell otherwise: they are held to the other's"
+                    note = joined(note, tie)
                     difference, bound, path = largest(actual, right, share)
         first = None if variant.weights is None else _first_weight(*variant.weights)
         if first is None and difference > bound:

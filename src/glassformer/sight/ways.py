@@ -19,10 +19,10 @@ from ..core.nn import Cache, Model
 from ..core.nn.engines import ENGINES
 from ..formats import lora
 from . import counterparts
-from .counterparts import NotRun, Theirs
-from .layouts import Documents, Held, Reader, Values
+from .counterparts import HFModel, NotRun
+from .layouts import Documents, PinnedRouting, Reader, Values
 
-Read: TypeAlias = Callable[[bool, Held | None], list[Values]]
+Read: TypeAlias = Callable[[bool, PinnedRouting | None], list[Values]]
 """(whether on a tape, the experts held to) -> the values of each text that is read."""
 CHUNK = 13  # no divisor of a block, a ring or a text's length
 NEEDS = {
@@ -63,17 +63,18 @@ class Ways:
     greedily."""
 
     def __init__(self, model: Model, documents: Documents, new: int, seed: int) -> None:
-        self.model, self.given, self.new, self.seed = model, documents, new, seed
+        self.model = model
+        self.given = documents
+        self.new = new
+        self.seed = seed
         self.dtype = next(model.parameters()).dtype
-        self.causal = not isinstance(model.config, config.Encoder)
+        self.causal = model.config.main_body == "decoder"
         self.longest = max(map(len, documents.tokens))
-        self._plain: dict[bool, list[Values]] = {}
+        self._plain = _remembered(self.alone(model))
 
     def plain(self, tape: bool) -> list[Values]:
         """The plain pass, made once without a tape and once with one."""
-        if tape not in self._plain:
-            self._plain[tape] = Reader(self.model, tape).alone(self.given)
-        return self._plain[tape]
+        return self._plain(tape, None)
 
     def all(self, folder: Path, against: str | Path | None, compiles: bool) -> Made:
         """(kind, name, what makes it): of those that fit the model's shape."""
@@ -145,49 +146,34 @@ class Ways:
         def reading(reader: Reader) -> list[Values]:
             return reader.alone(self.given.only(0)) + reader.packed(self.given)
 
-        readable, cached_values = (
-            counterparts.with_engine(self.model, "eager"),
-            dict[bool, list[Values]](),
+        readable = counterparts.with_engine(self.model, "eager")
+        eager = _remembered(
+            lambda tape, pinned: reading(Reader(readable, tape, pinned)),
         )
 
-        def eager(tape: bool, pinned: Held | None) -> list[Values]:
-            if pinned is not None:
-                return reading(Reader(readable, tape, pinned))
-            if tape not in cached_values:
-                cached_values[tape] = reading(Reader(readable, tape))
-            return cached_values[tape]
-
         names = ("auto", *(ENGINES if config.stacks(self.model.config) else ()))
-        engine_counts: dict[str, Counter[str]] = {}
+        counts: dict[str, Counter[str]] = {}
 
         def make(name: str) -> Way:
-            view, note = counterparts.with_engine(self.model, name), ""
+            view = counterparts.with_engine(self.model, name)
+            note = ""
             if name != "auto":
                 short = Documents(
                     [self.given.tokens[0][:2]], self.given.sources and [self.given.sources[0][:2]]
                 )
-                if not engine_counts:
-                    engine_counts.update(counterparts.engines_of(readable, short, names))
+                if not counts:
+                    counts.update(counterparts.engines_of(readable, short, names))
                 if name == "varlen":  # of packed texts alone, whose borders it asks for
-                    engine_counts.update(counterparts.engines_of(view, short, [name], packed=True))
-                engine_count = engine_counts[name]
-                other_engines = ", ".join(
-                    f"{count} by {engine}"
-                    for engine, count in engine_count.items()
-                    if engine != name
-                )
-                if not engine_count[name]:
+                    counts.update(counterparts.engines_of(view, short, [name], packed=True))
+                others = [
+                    f"{n} by {engine}" for engine, n in counts[name].items() if engine != name
+                ]
+                if not counts[name][name]:
                     raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
-                note = f"{engine_count[name]} attentions, {other_engines}" if other_engines else ""
-            return Way(
-                lambda tape, pinned: counterparts.quietly(
-                    lambda: reading(Reader(view, tape, pinned))
-                ),
-                self.dtype,
-                (0, 0, 1, 2),
-                eager,
-                note,
-            )
+                note = ", ".join([f"{counts[name][name]} attentions", *others]) if others else ""
+            run = lambda tape, pinned: reading(Reader(view, tape, pinned))  # noqa: E731
+            quiet = lambda *args: counterparts.quietly(lambda: run(*args))  # noqa: E731
+            return Way(quiet, self.dtype, (0, 0, 1, 2), eager, note)
 
         for name in names:
             if name != "eager":
@@ -197,16 +183,13 @@ class Ways:
         """Number formats beside wider ones: what rounding alone does."""
 
         def make(low: torch.dtype, high: torch.dtype) -> Way:
-            models = [
-                self.model if kind == self.dtype else counterparts.in_format(self.model, kind)
+            own, other = (
+                self.alone(
+                    self.model if kind == self.dtype else counterparts.in_format(self.model, kind)
+                )
                 for kind in (low, high)
-            ]
-            return Way(
-                self.alone(models[0]),
-                low,
-                (0, 1, 2),
-                None if high == self.dtype else self.alone(models[1]),
             )
+            return Way(own, low, against=None if high == self.dtype else other)
 
         wide = {torch.float32: torch.float64, torch.float64: torch.float32}.get(self.dtype)
         pairs = [(torch.float32, torch.float64)] if wide else [(self.dtype, torch.float32)]
@@ -226,7 +209,8 @@ class Ways:
             if not adapted_models:
                 adapted_models.append(counterparts.adapters(self.model, self.seed))
             models, note = adapted_models[0]
-            adapted, apart = models[name], models["apart"]
+            adapted = models[name]
+            apart = models["apart"]
             weights = (
                 (dict(adapted.named_parameters()), dict(apart.named_parameters()))
                 if exact
@@ -252,7 +236,8 @@ class Ways:
         if not is_wanted:
             raise NotRun("compiling takes longer than all the rest: ask for it, --compile")
         short, blocks = counterparts.shortened(self.model)
-        compiled_model, two_documents = counterparts.compiled_copy(short), self.given.only(0, 1)
+        compiled_model = counterparts.compiled_copy(short)
+        two_documents = self.given.only(0, 1)
         return Way(
             lambda tape, pinned: counterparts.quietly(
                 lambda: Reader(compiled_model).alone(two_documents)
@@ -271,14 +256,29 @@ class Ways:
             folder_to_read = folder
             if not (folder / "config.json").exists():
                 counterparts.loaded_again(self.model, folder)
-        hf_model, note = (
-            Theirs(folder_to_read, self.model),
-            "as saved here" if folder_to_read == folder else f"both read {folder_to_read}",
-        )
-        read_ours = lambda tape, pinned: Reader(self.model, True, pinned).alone(self.given)  # noqa: E731
+        hf_model = HFModel(folder_to_read, self.model)
+        note = "as saved here" if folder_to_read == folder else f"both read {folder_to_read}"
         return Way(
-            read_ours, self.dtype, (0, 1, 2), lambda tape, pinned: hf_model.alone(self.given), note
+            lambda tape, pinned: Reader(self.model, True, pinned).alone(self.given),
+            self.dtype,
+            against=lambda tape, pinned: hf_model.alone(self.given),
+            note=note,
         )
+
+
+def _remembered(read: Read) -> Read:
+    """The same, which reads once without a tape and once with one, and anew where experts are
+    pinned."""
+    made: dict[bool, list[Values]] = {}
+
+    def read_once(tape: bool, pinned: PinnedRouting | None) -> list[Values]:
+        if pinned is not None:
+            return read(tape, pinned)
+        if tape not in made:
+            made[tape] = read(tape, None)
+        return made[tape]
+
+    return read_once
 
 
 def evenly(size: int, ahead: int) -> Callable[[int], list[int]]:
@@ -296,7 +296,8 @@ def drawn(seed: int, ahead: int) -> Callable[[int], list[int]]:
     """Parts of 1 to 11 tokens, the same ones each time, the first at least ``ahead``."""
 
     def cut(length: int) -> list[int]:
-        draws, sizes = random.Random(f"{seed} {length}"), [min(ahead, length)]
+        draws = random.Random(f"{seed} {length}")
+        sizes = [min(ahead, length)]
         while (remaining := length - sum(sizes)) > 0:
             sizes.append(min(remaining, draws.randint(1, 11)))
         return sizes

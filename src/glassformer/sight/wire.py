@@ -102,7 +102,8 @@ def pooled(values: Array, sizes: tuple[int, ...]) -> Array:
     sizes = sizes[-values.ndim :]
     if all(size >= side for size, side in zip(sizes, values.shape[-len(sizes) :], strict=True)):
         return values
-    finite, wrong = np.isfinite(values), np.isnan(values)
+    finite = np.isfinite(values)
+    wrong = np.isnan(values)
     high = np.where(finite, values, -np.inf)
     low = high if finite.all() and values.min() >= 0 else np.where(finite, values, np.inf)
     any_wrong = bool(wrong.any())
@@ -166,7 +167,8 @@ def packed(tensors: dict[str, Array], metadata: dict[str, str]) -> bytes:
     Equal values give equal bytes, which the library's writer does not promise of what is ``told``.
     """
     header: dict[str, Any] = {"__metadata__": metadata}
-    chunks, at = [], 0
+    chunks = []
+    at = 0
     for name, array in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
         raw = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
         header[name] = {

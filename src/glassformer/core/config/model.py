@@ -187,6 +187,9 @@ class Decoder:
     init: Init = Init()  # how weights start
     pool: Pool | None = None  # one vector for a whole sequence
     token_head: TokenHead | None = None  # labels for each token
+    # the body that the head reads; is there a source beside the text
+    main_body = "decoder"
+    has_source = False
 
     def __post_init__(self) -> None:
         _check(self)
@@ -209,6 +212,8 @@ class Encoder:
     init: Init = Init()  # how weights start
     pool: Pool | None = None  # one vector for a whole sequence
     token_head: TokenHead | None = None  # labels for each token
+    main_body = "encoder"
+    has_source = False
 
     def __post_init__(self) -> None:
         _check(self)
@@ -229,6 +234,8 @@ class EncoderDecoder:
     pool: Pool | None = None  # one vector for a whole sequence
     # the source's own vocabulary and embeddings; none: both sides' are one
     source_embed: Embed | None = None
+    main_body = "decoder"
+    has_source = True
 
     def __post_init__(self) -> None:
         _check(self)
@@ -246,8 +253,7 @@ def head_dim(attention: Attention, dim: int) -> int:
 
 
 def source_embed(model: Model) -> Embed:
-    """Returns the embedding of the input text: of an encoder-decoder's source, of any other model's
-    text."""
+    """The embedding of the text that is read first: of a source where there is one."""
     return getattr(model, "source_embed", None) or model.embed
 
 
@@ -257,8 +263,7 @@ def embed_dim(model: Model, side: str = "") -> int:
 
 
 def bodies(model: Model) -> dict[str, Body]:
-    """Returns the stacks and recurrent layers between embedding and head, by the name of their
-    slot."""
+    """The stacks and recurrent layers between embedding and head, by the name of their slot."""
     names = ("encoder", "decoder")
     return {name: getattr(model, name) for name in names if hasattr(model, name)}
 
@@ -304,13 +309,6 @@ def shapes(model: Model) -> Shapes:
 def _check(model: Model) -> None:
     """Checks what depends on the width, the context and the slot together; UserError."""
     width = embed_dim(model)
-    for name in recurrent(model):
-        taken, dim = embed_dim(model, name), model.dim
-        need(
-            taken == dim,
-            f"embed.dim is {taken} and a recurrent {name} takes embeddings of dim "
-            f"{dim}; leave it out.",
-        )
     fits = width == model.dim or model.head is None or not model.head.tied
     tied = f"embed.dim is {width} and the model's dim {model.dim}, which a tied head shares"
     need(
@@ -319,7 +317,13 @@ def _check(model: Model) -> None:
         "embeddings alone.",
     )
     for name, body in recurrent(model).items():
-        crosses = name == "decoder" and isinstance(model, EncoderDecoder)
+        crosses = name == "decoder" and model.has_source
+        taken = embed_dim(model, name)
+        need(
+            taken == model.dim,
+            f"embed.dim is {taken} and a recurrent {name} takes embeddings of dim {model.dim}; "
+            "leave it out.",
+        )
         need(
             body.cross is not None or not crosses,
             f"{name}.cross is missing; give it a Summary or an Additive.",
@@ -333,7 +337,7 @@ def _check(model: Model) -> None:
             f"{name}: dim {model.dim} cannot be halved for two ways; make it even.",
         )
     for name, stack in stacks(model).items():
-        crosses = name == "decoder" and isinstance(model, EncoderDecoder)
+        crosses = name == "decoder" and model.has_source
         for index, block in enumerate(stack.pattern):
             path = f"{name}.pattern.{index}"
             need(

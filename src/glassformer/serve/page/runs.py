@@ -236,7 +236,7 @@ def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[An
         masked_text = text.replace(streams.BLANK, tokenizer.token(tokenizer.mask))
     try:
         if is_encoder:
-            return streams.read_pair(model, tokenizer, masked_text)[0], 0
+            return streams.prepare(model, tokenizer, masked_text).tokens, 0
         return token_ids(model, tokenizer, text, second=is_target), 0
     except UserError:
         if not cut:

@@ -36,7 +36,8 @@ class Edit:
     def __repr__(self) -> str:
         args = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value, must = getattr(self, field.name), field.default is dataclasses.MISSING
+            value = getattr(self, field.name)
+            must = field.default is dataclasses.MISSING
             if must or value is not field.default:
                 args.append(_shown(value) if must else f"{field.name}={_shown(value)}")
         return f"{type(self).__name__}({', '.join(args)})"

@@ -27,7 +27,8 @@ def filled(
     few or too many."""
     if isinstance(value, int | float):
         return float(value)
-    tensor, size = as_tensor(value, "value"), reading.shapes[path][-1]
+    tensor = as_tensor(value, "value")
+    size = reading.shapes[path][-1]
     expected = size if index is None else len(index)
     message = (
         f"value has {tuple(tensor.shape)} numbers and {path} takes {expected}; give as "
@@ -124,7 +125,8 @@ class Taken:
 
     def __call__(self, path: str, x: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         """New value of each cell of ``x``, and a mask of the cells that change, broadcast."""
-        axis, value = places.position_axis(path, x.ndim), self.value.to(x.device)
+        axis = places.position_axis(path, x.ndim)
+        value = self.value.to(x.device)
         column = self._column(places.positions_of(path, x, place))  # (B or 1, T)
         value = value.movedim(axis, 1)  # (R, U, ..)
         if len(value) > 1:
@@ -148,7 +150,8 @@ class Taken:
         )
 
     def _column(self, pos: Tensor) -> Tensor:
-        column, size = self.column.to(pos.device), len(self.column)
+        column = self.column.to(pos.device)
+        size = len(self.column)
         return torch.where((pos >= 0) & (pos < size), column[pos.clamp(0, size - 1)], -1)
 
 
@@ -212,7 +215,8 @@ def direction(reading: Reading, path: str, vector: Any, head: int | None) -> Ten
         to, back = (_seen(reading, path, text, None).select(axis, -1)[0] for text in vector)
         apart = to - back
         return apart if apart.ndim == 1 else apart.unsqueeze(1 if axis == 2 else 0)
-    tensor, size = as_tensor(vector, "vector"), reading.shapes[path][-1]
+    tensor = as_tensor(vector, "vector")
+    size = reading.shapes[path][-1]
     need(
         tensor.shape == (size,),
         f"vector has {tuple(tensor.shape)} numbers and {path} takes {size}; give as many.",

@@ -52,11 +52,13 @@ class _Mean:
     cache take it."""
 
     def __init__(self, head: int, sizes: list[int] | None) -> None:
-        self.head, self.sizes = head, sizes
+        self.head = head
+        self.sizes = sizes
         self.mean = torch.empty(0)  # (R, 1, D)
 
     def __call__(self, choose: Choose, path: str, z: Tensor, place: Place) -> Tensor:
-        pos, rows = place.pos[:, -z.shape[2] :].expand(z.shape[0], -1), place.rows
+        pos = place.pos[:, -z.shape[2] :].expand(z.shape[0], -1)
+        rows = place.rows
         if bool((pos == 0).any()):
             inside = pos >= 0
             if self.sizes is not None:
@@ -152,11 +154,13 @@ class _Router:
     """A mixture's choice without the experts that are off."""
 
     def __init__(self, cfg: config.MoE) -> None:
-        self.cfg, self.off = cfg, set[int]()
+        self.cfg = cfg
+        self.off = set[int]()
         self.hit = self.weight = self.chosen = torch.empty(0)
 
     def see(self, path: str, logits: Tensor, place: Place) -> Tensor:
-        p, off = logits.softmax(-1), sorted(self.off)
+        p = logits.softmax(-1)
+        off = sorted(self.off)
         self.hit = torch.isin(
             p.topk(self.cfg.top_k, -1).indices, torch.tensor(off, device=p.device)
         ).any(-1, True)

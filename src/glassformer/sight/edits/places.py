@@ -150,7 +150,8 @@ def within(reading: Reading, positions: Plain, source: bool = False) -> Within |
 
 def counted(reading: Reading, position: int, source: bool = False, border: bool = False) -> int:
     """A position from the beginning; a ``border`` may lie behind the last one."""
-    sizes, side = lengths(reading, source), "source" if source else "text"
+    sizes = lengths(reading, source)
+    side = "source" if source else "text"
     if position < 0:
         equal_lengths = sizes is not None and len(set(sizes)) == 1
         need(

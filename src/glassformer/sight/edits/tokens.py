@@ -77,7 +77,8 @@ class _Cut:
     zeros."""
 
     def __init__(self, position: int, across: bool) -> None:
-        self.position, self.across = position, across
+        self.position = position
+        self.across = across
         self.blind = torch.empty(0)  # (B, H, T, 1), of the scores just seen
 
     def scores(self, path: str, x: Tensor, place: Place) -> Tensor:

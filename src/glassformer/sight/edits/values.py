@@ -49,7 +49,8 @@ class set_value(Edit):
     index: int | tuple[int, ...] | None = None
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        index, hooks = several(self.index), dict[str, Hook]()
+        index = several(self.index)
+        hooks = dict[str, Hook]()
         for path in places.values(reading, self.path):
             value = donors.filled(reading, path, self.value, index)
             hooks |= hook_each(reading, [path], setting(value), self.positions, self.head, index)

@@ -109,7 +109,8 @@ class Heat:
         for row, name in enumerate(self.rows):
             cells = [html_cell("th", name)]
             for column, word in enumerate(self.words[row]):
-                rgb, value = painted[row, column].tolist(), float(self.values[row, column])
+                rgb = painted[row, column].tolist()
+                value = float(self.values[row, column])
                 style = f"background:#{bytes(rgb).hex()};color:{ink_on(rgb)}"
                 tooltip = f"{name}, {self.columns[column]}: {number(value)}"
                 cells.append(html_cell("td", word, style, tooltip))
@@ -153,13 +154,16 @@ class Heat:
         for at, name in enumerate(rows):
             marks.append(Label(left - 5, top + height * (at + 0.5) + 4, name, "end"))
         painted = self._colours()
-        right, foot = left + width * sides[1], top + height * sides[0]
+        right = left + width * sides[1]
+        foot = top + height * sides[0]
         if self.words is None:
             marks.append(Raster(left, top, right - left, foot - top, painted))
         for row, words in enumerate(self.words or ()):
             for column, word in enumerate(words):
-                x, y = left + width * column, top + height * row
-                rgb, value = painted[row, column].tolist(), float(self.values[row, column])
+                x = left + width * column
+                y = top + height * row
+                rgb = painted[row, column].tolist()
+                value = float(self.values[row, column])
                 fill = f"#{bytes(rgb).hex()}"
                 marks.append(Box(x, y, width, height, fill, number(value)))
                 y += height / 2 + 4
@@ -230,8 +234,12 @@ class Curves:
             marks.append(Label(0, 34, "nothing yet", fill=FAINT))
             return Drawing(width, 40, self.title, marks)
         (x0, x1), (y0, y1) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
-        x1, y1 = x1 if x1 > x0 else x0 + 1, y1 if y1 > y0 else y0 + (abs(y0) or 1)
-        left, top, right, foot = 64.0, 24.0, width - 16.0, height - 40.0
+        x1 = x1 if x1 > x0 else x0 + 1
+        y1 = y1 if y1 > y0 else y0 + (abs(y0) or 1)
+        left = 64.0
+        top = 24.0
+        right = width - 16.0
+        foot = height - 40.0
 
         def place(x: float, y: float) -> tuple[float, float]:
             share = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
@@ -325,7 +333,8 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     rough = (high - low) / most
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [multiple * step for multiple in range(first, last + 1)]
 
 

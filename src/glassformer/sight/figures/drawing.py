@@ -209,7 +209,8 @@ def together(drawings: Sequence[Drawing], columns: int = 1, gap: int = 14) -> Dr
     marks: list[Mark] = []
     y = width = 0.0
     for first in range(0, len(drawings), columns):
-        row, x = drawings[first : first + columns], 0.0
+        row = drawings[first : first + columns]
+        x = 0.0
         for drawing in row:
             marks += drawing.moved(x, y)
             width = max(width, x + drawing.width)

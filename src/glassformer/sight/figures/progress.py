@@ -33,7 +33,8 @@ class Progress:
     """
 
     def __init__(self, what: str, show: Callable[..., None] | bool = True) -> None:
-        self.what, self.show = what, show
+        self.what = what
+        self.show = show
         self.began = self.last = time.monotonic()
         self.board: Any = None  # rich's, in a terminal; the display's handle in a notebook
         self.task: Any = None

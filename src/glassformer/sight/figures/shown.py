@@ -106,7 +106,8 @@ def fragment(result: Shown, most: int = MOST - 100_000) -> str:
     """The charts as HTML of at most ``most`` bytes; what no longer fits is left out from the end,
     and that is said."""
     content = f'<div tabindex="0" style="{BOX}"><b>{escape(result.title)}</b>'
-    size, left_out = len(content.encode()) + 300, 0
+    size = len(content.encode()) + 300
+    left_out = 0
     for chart in result.charts():
         html = chart.html()
         html = f'<div style="{BESIDE}">{html}</div>' if isinstance(chart, Heat) else html

@@ -136,27 +136,32 @@ def byte_level(tokenizer: Tokenizer) -> bool:
 
 
 def count(tokenizer: Tokenizer) -> Vocabulary:
-    entries, special = len(tokenizer.vocabulary()), len(tokenizer.specials)
+    entries = len(tokenizer.vocabulary())
+    special = len(tokenizer.specials)
     added = sum(not token["special"] for token in tokenizer._spec["added_tokens"])
     return Vocabulary(entries - special - added, special, added, entries, tokenizer.size)
 
 
 def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
     """The text's tokens in order."""
-    level, results = byte_level(tokenizer), []
+    level = byte_level(tokenizer)
+    results = []
     for id, (start, end) in zip(tokenizer.encode(text), tokenizer.offsets(text), strict=True):
         name = tokenizer.token(id)
-        text_shown, kind = name.replace("▁", " "), PIECE
+        text_shown = name.replace("▁", " ")
+        kind = PIECE
         if id == tokenizer.unk:
             kind = UNKNOWN
         elif BYTE_TOKEN.fullmatch(name):
-            text_shown, kind = name, BYTES
+            text_shown = name
+            kind = BYTES
         elif level:
             raw = tokenizer.bytes_of(id)
             try:
                 text_shown = raw.decode()
             except UnicodeDecodeError:
-                text_shown, kind = f"<0x{raw.hex().upper()}>", BYTES
+                text_shown = f"<0x{raw.hex().upper()}>"
+                kind = BYTES
         results.append(Token(id, name, text_shown, kind, start, end))
     return results
 

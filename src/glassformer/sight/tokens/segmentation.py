@@ -97,7 +97,8 @@ class Tracer:
     """A tokenizer's tables, made ready to trace many words."""
 
     def __init__(self, tokenizer: Tokenizer, rivals: int = 3) -> None:
-        self.tokenizer, self.rivals = tokenizer, rivals
+        self.tokenizer = tokenizer
+        self.rivals = rivals
         spec: Spec = without_specials(tokenizer._spec, tokenizer.specials) or tokenizer._spec
         self.model: dict[str, Any] = spec["model"]
         self.algorithm: str = self.model["type"]
@@ -152,10 +153,8 @@ class Tracer:
     def _letters(self, word: str) -> list[str]:
         """The word's characters as entries; the bytes of one that is none, or the token for the
         unknown."""
-        prefix, suffix = (
-            self.model.get("continuing_subword_prefix"),
-            self.model.get("end_of_word_suffix"),
-        )
+        prefix = self.model.get("continuing_subword_prefix")
+        suffix = self.model.get("end_of_word_suffix")
         unknown = self.model.get("unk_token")
         letters: list[str] = []
         was_unknown = False
@@ -190,7 +189,8 @@ class Tracer:
         none is unknown."""
         steps: list[Match] = []
         pieces: list[str] = []
-        unknown, prefix = self.model["unk_token"], self.model["continuing_subword_prefix"]
+        unknown = self.model["unk_token"]
+        prefix = self.model["continuing_subword_prefix"]
         if len(word) > self.model["max_input_chars_per_word"]:
             return self._made(word, [word], steps, [unknown])
         at = 0
@@ -226,7 +226,8 @@ class Tracer:
         paths = []
         for which, (score, *_) in enumerate(best[-1] if word else []):
             pieces: list[str] = []
-            end, rank = len(word), which
+            end = len(word)
+            rank = which
             while end:
                 _, at, rank = best[end][rank]
                 pieces.append(word[at:end])

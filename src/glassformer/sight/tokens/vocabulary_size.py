@@ -46,7 +46,8 @@ def sizes(
         raise UserError("Sizes and the width of an embedding are above 0; give others.")
     joined = "".join(texts)
     cut = _border(joined)
-    train, test = joined[:cut], joined[cut:]
+    train = joined[:cut]
+    test = joined[cut:]
     words = len(test.split())
     need(
         words >= FEWEST,

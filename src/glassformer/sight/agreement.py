@@ -199,5 +199,6 @@ def differing(
         return None
     place = tuple((~near).nonzero()[0].tolist())
     numbers = (float(x[place]) for x in (a, b))
-    finite = (number if math.isfinite(number) else None for number in numbers)
-    return FirstDifference(f"{path}[{','.join(map(str, place))}]", *finite, text)
+    value_or_none, expected_or_none = (x if math.isfinite(x) else None for x in numbers)
+    address = f"{path}[{','.join(map(str, place))}]"
+    return FirstDifference(address, value_or_none, expected_or_none, text)

@@ -211,7 +211,9 @@ def shortened(model: Model) -> tuple[Model, int]:
         blocks = model.get_submodule(f"{name}.blocks")
         assert isinstance(blocks, nn.ModuleList)
         swaps[blocks] = nn.ModuleList(list(blocks)[: len(stack.pattern) + 1])
-    return replace_modules(model, swaps), sum(len(list(blocks.children())) for blocks in swaps.values())
+    return replace_modules(model, swaps), sum(
+        len(list(blocks.children())) for blocks in swaps.values()
+    )
 
 
 def compiled_copy(model: Model) -> Model:

@@ -339,7 +339,8 @@ def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
     # (H, keys) that all of them may see
     on_each = repeated[:, half:, : half if kind != "across" else None].mean(1)
     scores["first"], baselines["first"] = on_each[:, 0], on_each[:, 1:].T
-    return Measured(scores, {name: torch.atleast_2d(x) for name, x in baselines.items()})
+    rows = {name: x.reshape(-1, x.shape[-1]) for name, x in baselines.items()}
+    return Measured(scores, rows)
 
 
 def _on(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

@@ -274,7 +274,7 @@ def token_ids(
         reads, before, after = text_frame(cfg, tokenizer, second)
         tokens = torch.tensor([[*before, *reads.encode(text), *after]], dtype=torch.long)
     else:
-        tokens = torch.atleast_2d(torch.as_tensor(text))
+        tokens = torch.atleast_2d(torch.as_tensor(text))  # type: ignore[no-untyped-call]
     if tokens.numel() == 0:
         raise UserError("The text is empty; give at least one token.")
     vocab = (cfg.embed if second else config.source_embed(cfg)).vocab

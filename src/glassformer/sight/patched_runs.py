@@ -215,7 +215,7 @@ class Runs:
         else:
             logits = head(hidden[:, None], self.model.embed)[:, 0, list(ids)].float()
         logits = logits[:, :1] - logits[:, 1:].sum(-1, keepdim=True)
-        return logits[:, 0].tolist()  # type: ignore[no-any-return]
+        return logits[:, 0].tolist()
 
     def patched(self, jobs: Sequence[Job], ids: Sequence[int]) -> list[float]:
         """The answers of patched runs, a row each, from the block and the position on that they

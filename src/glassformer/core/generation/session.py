@@ -63,7 +63,8 @@ class Session:
         reader: Reader | None = None,
         search: bool = False,
     ) -> None:
-        self.reader, self.search = reader, search
+        self.reader = reader
+        self.search = search
         self.model, self.cache, self.tape = model, Cache(model.config), tape
         self.memory: Memory | None = None
         self.source_of: list[int] = []  # of each row, where there is a memory

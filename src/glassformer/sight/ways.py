@@ -172,7 +172,9 @@ class Ways:
                     raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
                 note = ", ".join([f"{counts[name][name]} attentions", *others]) if others else ""
             run = lambda tape, pinned: reading(Reader(view, tape, pinned))  # noqa: E731
-            quiet = lambda tape, pinned: counterparts.quietly(lambda: run(tape, pinned))  # noqa: E731
+            quiet = lambda tape, pinned: counterparts.quietly(  # noqa: E731
+                lambda: run(tape, pinned)  # type: ignore[no-untyped-call]
+            )
             return Way(quiet, self.dtype, (0, 0, 1, 2), eager, note)
 
         for name in names:

@@ -13,7 +13,7 @@ from glassformer.runs import run_file, settings
 PAGE = Path(__file__).parents[2] / "docs" / "run-file.md"
 INTRODUCTION = """# The run file
 
-Every setting that `glassformer train RUN.toml` knows. This page is made from the dataclasses of `config/` by
+Every setting that `glassformer train RUN.toml` knows. This page is made from the dataclasses of `core/config/` by
 `python tests/config/test_run_file_page.py`; edit those. `glassformer train --settings` prints the same in a terminal.
 
 ```toml

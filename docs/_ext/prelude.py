@@ -85,9 +85,9 @@ def data(name: str) -> Path:
 @cache
 def tokenizer_of(name: str) -> Any:
     """A published tokenizer of the data folder, as tok-llama3."""
-    from glassformer import tokenizer
+    from glassformer.formats import tokenizer_files
 
-    return tokenizer.open(data(name))
+    return tokenizer_files.open(data(name))
 
 
 def worded(one: Any) -> bool:

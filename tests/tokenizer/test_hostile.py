@@ -82,7 +82,7 @@ def test_ctrl_c_is_heard_while_a_text_is_encoded(kind: str, tmp_path: Path) -> N
         # in case a shell ignores it
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from glassformer.core.data import tokenise, find as find_corpus\n"
-        "import pathlib, sys; from glassformer import tokenizer as t; folder = "
+        "import pathlib, sys; from glassformer.formats import tokenizer_files as t; folder = "
         f"pathlib.Path({str(tmp_path)!r})\n"
         "tokenizer = t.open(folder / 'tokenizer.json'); tokenizer.encode('a'); print('ready', "
         f"flush=True)\n{act}"

@@ -224,8 +224,8 @@ def test_mistakes_are_said_in_one_sentence() -> None:
 
 
 def test_importing_text_is_light() -> None:
-    use = "import sys, glassformer.core.tokenizer as t; t.Tokenizer, t.open, t.train; "
-    code = use + "print({'torch', 'tokenizers'} & {*sys.modules})"
+    use = "import sys, glassformer.core.tokenizer as t, glassformer.formats.tokenizer_files as f; "
+    code = use + "t.Tokenizer, t.train, f.open; print({'torch', 'tokenizers'} & {*sys.modules})"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
         == "set()\n"

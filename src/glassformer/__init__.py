@@ -103,14 +103,16 @@ _MODULES = {  # on first use, too
 }
 
 
-registry.MODULES["nn"] += [
-    f"{__name__}.{module}"
-    for module in ("fast.quantized", "formats.lora", "tasks.pool", "tasks.recurrence")
-]
-registry.MODULES["engines"] += [f"{__name__}.fast.attention_engines"]
-registry.MODULES["acceleration"] += [f"{__name__}.fast.acceleration"]
-registry.MODULES["objectives"] += [f"{__name__}.tasks.objectives"]
-registry.MODULES["edits"] += [f"{__name__}.sight.edits"]
+registry.MODULES.update(
+    nn=["fast.quantized", "formats.lora", "tasks.pool", "tasks.recurrence"],
+    engines=["fast.attention_engines"],
+    acceleration=["fast.acceleration"],
+    objectives=["tasks.objectives"],
+    edits=["sight.edits"],
+    tables=["formats.tables"],
+    corpora=["tasks.python_docs"],
+    tokenizer_trainers=["formats.subwords"],
+)
 
 # here, since every door leads through the package: commands, their processes, notebooks
 threads.prepare()

@@ -16,6 +16,7 @@ import pytest
 from glassformer.core.data import registry
 from glassformer.core.data.registry import Download, Published, corpora, find
 from glassformer.core.errors import UserError
+from glassformer.tasks import python_docs
 
 CONTENT = b"anna\nbob\ncarla\ndora\n"
 
@@ -47,7 +48,7 @@ def test_python_docs_needs_nothing_and_is_always_the_same(
 ) -> None:
     sysconfig.get_path("stdlib")  # loads its own table
     modules = set(sys.modules)
-    source = find("python-docs")
+    source = find(python_docs.NAME)
     assert set(sys.modules) == modules
     summary = source.summary()
     assert summary.bytes > 1_500_000

@@ -14,9 +14,9 @@ import pytest
 
 from data.test_corpus import Bytes, jsonl, write
 from glassformer.core.data import tokenise
+from glassformer.core.data.compression import unpacked
 from glassformer.core.data.registry import find
 from glassformer.core.errors import UserError
-from glassformer.formats.compression import unpacked
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -11,13 +11,12 @@ TYPE_CHECKING = False  # as in typing, whose import --help does without
 if TYPE_CHECKING:
     from typing import Any
 
-MODULES: dict[str, list[str]] = {
-    topic: [] for topic in ("nn", "engines", "acceleration", "objectives", "edits")
-}
-"""Full names of modules by topic: makers of a config's modules, attention engines, what prepares a
-model for many tokens, objectives, readers of edits."""
+MODULES: dict[str, list[str]] = {}
+"""Names of modules in the package by topic: makers of a config's modules (nn), attention engines,
+what prepares a model for many tokens (acceleration), objectives, readers of edits, readers of texts
+in tables, corpora made on this machine, trainers of tokenizers."""
 
 
 def load(topic: str) -> list[Any]:
     """Import the modules of a topic, in the order in which they were listed."""
-    return [importlib.import_module(name) for name in MODULES[topic]]
+    return [importlib.import_module(f"glassformer.{name}") for name in MODULES.get(topic, ())]

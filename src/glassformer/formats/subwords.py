@@ -166,3 +166,6 @@ def _fits(needed: int, size: int, kind: str) -> None:
             f"of {needed} entries; "
             f"give a size of {needed} or more."
         )
+
+
+TRAINERS = {"wordpiece": wordpiece, "unigram": unigram}

@@ -101,7 +101,25 @@ def _pyarrow(path: Path) -> Any:
 # ------------------------------------------------------------------------------ folders of tables
 
 
-def saved_dataset(folder: Path) -> tuple[list[Path], list[str]] | None:
+def tables(folder: Path, paths: list[Path]) -> tuple[list[Path], list[str]]:
+    """The tables to train on among the files of a folder, in order, and notes; none where it holds
+    no table."""
+    saved = _saved_dataset(folder)
+    if saved is not None:
+        return saved
+    rows = [path for path in paths if path.suffix in SUFFIXES and not path.name.startswith(".")]
+    if not rows:
+        return [], []
+    # a data set as it lies on the hub: other files describe it
+    training = [path for path in rows if _SPLIT.search(str(path.relative_to(folder)))]
+    excluded = [path for path in rows if path not in training] if training else []
+    return training or rows, [
+        *(f"{path.relative_to(folder)} left out: not of the split train" for path in excluded),
+        *(f"{path.relative_to(folder)} left out: no table" for path in paths if path not in rows),
+    ]
+
+
+def _saved_dataset(folder: Path) -> tuple[list[Path], list[str]] | None:
     """The files of a folder that `datasets` saved, in order, and notes; None where it is no such
     folder.
 
@@ -114,7 +132,7 @@ def saved_dataset(folder: Path) -> tuple[list[Path], list[str]] | None:
             f"{folder} has the splits {', '.join(map(str, splits)) or 'none'} and no train; name "
             f"one, {folder}/SPLIT.",
         )
-        saved = saved_dataset(folder / "train")
+        saved = _saved_dataset(folder / "train")
         need(
             saved is not None, f"{folder}/train holds no saved dataset (no state.json); restore it."
         )
@@ -143,15 +161,6 @@ def saved_dataset(folder: Path) -> tuple[list[Path], list[str]] | None:
             f"{folder} lacks {name}, which its state.json lists; restore the file.",
         )
     return [path for path in paths if path is not None], []
-
-
-def training_split(folder: Path, tables: list[Path]) -> tuple[list[Path], list[str]]:
-    """The training tables of a folder, and notes: where file names show splits, those of "train"."""
-    training = [path for path in tables if _SPLIT.search(str(path.relative_to(folder)))]
-    excluded = [path for path in tables if path not in training] if training else []
-    return training or tables, [
-        f"{path.relative_to(folder)} left out: not of the split train" for path in excluded
-    ]
 
 
 # data/train-00000-of-00002.parquet, train/0000.parquet

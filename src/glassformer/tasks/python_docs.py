@@ -17,6 +17,7 @@ from ..core import files
 from ..core.data.corpus import cache_lock
 from ..core.errors import need
 
+NAME = "python-docs"
 _LEFT_OUT = {"test", "tests", "idlelib", "idle_test", "turtledemo", "lib2to3", "ensurepip"}
 _LEFT_OUT |= {"site-packages", "dist-packages", "__pycache__"}
 
@@ -28,7 +29,7 @@ def documents() -> Path:
     version = (
         f"{platform.python_implementation()}-{platform.python_version()}-{hash_of(str(home))[:8]}"
     )
-    folder = files.cache_home() / "corpora" / "python-docs" / version
+    folder = files.cache_home() / "corpora" / NAME / version
     path, seal = folder / "documents.jsonl", folder / "sha256"
     with cache_lock(folder):
         if path.is_file() and seal.is_file() and seal.read_text().strip() == files.sha256(path):

@@ -19,11 +19,11 @@ from typing import Any
 
 from ..core.config.objective import Objective
 from ..core.config.serial import members
+from ..core.data.compression import damage, plain_suffix, unpacked
 from ..core.data.corpus import nearest_name
 from ..core.data.registry import locate
 from ..core.data.text_streams import binary, json_line, unreadable
 from ..core.errors import UserError, nearest, need
-from ..formats.compression import damage, plain_suffix, unpacked
 
 Record = dict[str, Any]  # part -> what stands there
 Records = Iterator[tuple[int, Record]]  # each with its line, from 1

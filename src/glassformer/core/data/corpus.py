@@ -15,13 +15,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ...formats import tables
-from ...formats.compression import damage, plain_suffix, unpacked
-from .. import files
+from .. import files, registry
 from ..errors import UserError, nearest, need
 from . import text_streams
+from .compression import damage, plain_suffix, unpacked
 from .text_streams import PIECE, unreadable
 
 MARK = "<|endoftext|>"  # between the documents of many published corpora
@@ -63,16 +62,18 @@ class CorpusFile:
 
     def _kind(self) -> list[str]:
         """File kinds added later, so that older cache keys stay valid."""
-        return [self.path.suffix] if self.path.suffix in (".zst", *tables.SUFFIXES) else []
+        return (
+            [self.path.suffix]
+            if self.path.suffix == ".zst" or _table_reader(self.path.suffix)
+            else []
+        )
 
     def pieces(self) -> Iterator[Piece]:
         """The documents in order, long ones in several pieces; UserError where the file is not
         readable text."""
-        if self.field is not None and self.path.suffix in tables.SUFFIXES:
-            yield from (
-                Piece(text, True, bytes_read)
-                for text, bytes_read in tables.columns(self.path, self.field)
-            )
+        if self.field is not None and (reader := _table_reader(self.path.suffix)):
+            for text, bytes_read in reader.columns(self.path, self.field):
+                yield Piece(text, True, bytes_read)
             return
         documents = 0
         try:
@@ -214,30 +215,13 @@ def _separator_note(path: Path) -> tuple[str, ...]:
 
 
 def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
-    saved = tables.saved_dataset(folder)
-    if saved is not None:
-        return Source(
-            folder.resolve().name,
-            folder,
-            tuple(CorpusFile(path, field=field) for path in saved[0]),
-            tuple(saved[1]),
-        )
     corpus_files, notes = list[CorpusFile](), list[str]()
     paths = sorted(p for p in folder.rglob("*") if p.is_file())
-    rows = [
-        path for path in paths if path.suffix in tables.SUFFIXES and not path.name.startswith(".")
-    ]
-    if rows:  # a data set as it lies on the hub: what else is there describes it
-        chosen, notes = tables.training_split(folder, rows)
-        notes += [
-            f"{path.relative_to(folder)} left out: no table" for path in paths if path not in rows
-        ]
-        return Source(
-            folder.resolve().name,
-            folder,
-            tuple(CorpusFile(path, field=field) for path in chosen),
-            tuple(notes),
-        )
+    for reader in registry.load("tables"):
+        tables, notes = reader.tables(folder, paths)
+        if tables:
+            corpus_files = [CorpusFile(path, field=field) for path in tables]
+            return Source(folder.resolve().name, folder, tuple(corpus_files), tuple(notes))
     for path in paths:
         inside = path.relative_to(folder)
         if any(name.startswith(".") for name in inside.parts):
@@ -253,8 +237,14 @@ def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
 
 
 def _corpus_file(path: Path, field: str, separator: str | None) -> CorpusFile:
-    rows = plain_suffix(path) in (".jsonl", ".ndjson", *tables.SUFFIXES)
+    rows = plain_suffix(path) in (".jsonl", ".ndjson") or _table_reader(plain_suffix(path))
     return CorpusFile(path, field=field) if rows else CorpusFile(path, separator or None)
+
+
+def _table_reader(suffix: str) -> Any:
+    """The module that reads texts out of tables of this suffix; None for other files."""
+    readers = registry.load("tables")
+    return next((reader for reader in readers if suffix in reader.SUFFIXES), None)
 
 
 def _looks_like_text(path: Path) -> bool:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from .. import registry
 from ..errors import UserError, nearest, need
 from .byte_bpe import Kind, byte_level
 from .stream import byte_alphabet, bytes_by_letter
@@ -64,27 +65,14 @@ def train(
                 f"A byte tokenizer has {256 + len(specials)} entries; leave out the size."
             )
         return Tokenizer(_bytes(specials))
-    if kind == "bpe":
-        return Tokenizer(
-            _bpe(
-                _between(specials, _checked(texts)),
-                DEFAULT_SIZE if size is None else size,
-                specials,
-            )
-        )
     if kind == "words":
         return Tokenizer(_words(_between(specials, _checked(texts)), size, specials))
-    if kind in ("wordpiece", "unigram"):
-        from ...formats import subwords
-
-        make = subwords.wordpiece if kind == "wordpiece" else subwords.unigram
-        return Tokenizer(
-            make(
-                _between(specials, _checked(texts)),
-                DEFAULT_SIZE if size is None else size,
-                specials,
-            )
-        )
+    trainers = {"bpe": _bpe}
+    for module in registry.load("tokenizer_trainers"):
+        trainers |= module.TRAINERS
+    if kind in trainers:
+        size = DEFAULT_SIZE if size is None else size
+        return Tokenizer(trainers[kind](_between(specials, _checked(texts)), size, specials))
     raise UserError(f'There is no kind of tokenizer "{kind}" to train.{nearest(kind, TRAINED)}')
 
 

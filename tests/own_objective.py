@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from glassformer import config
 from glassformer.core.config.objective import Objective
+from glassformer.core.data.examples import Example
 from glassformer.core.training.objective import with_pool
-from glassformer.tasks.examples import Example
 
 
 @config.member(Objective)

@@ -16,6 +16,7 @@ from glassformer import UserError, config, runs
 from glassformer.cli import main
 from glassformer.core.config import run
 from glassformer.core.config.objective import Frozen, LoRA
+from glassformer.core.data.examples import Example, Table, encode_words
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training.batches import Batch
@@ -27,13 +28,7 @@ from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.runs.hooks import Evaluate, read_log
 from glassformer.tasks import evaluation, predictions
 from glassformer.tasks.entities import agreement, are_bio, entities
-from glassformer.tasks.examples import (
-    Example,
-    Table,
-    encode_words,
-    read_examples,
-    training_and_validation,
-)
+from glassformer.tasks.examples import read_examples, training_and_validation
 from glassformer.tasks.objectives import Classify, Tag
 
 LABELS = ("B-PER", "B-PLACE", "I-PER", "I-PLACE", "O")

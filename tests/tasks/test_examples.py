@@ -17,6 +17,7 @@ import tiny
 from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.config import run
+from glassformer.core.data.examples import Example, Table
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.framing import question
@@ -26,7 +27,7 @@ from glassformer.core.training.encoded import Encoded, encode
 from glassformer.core.training.loss import gradients
 from glassformer.core.training.packing import ExampleBatches, each_once, in_order, pack
 from glassformer.formats.tokenizer_files import open as open_tokenizer
-from glassformer.tasks.examples import Example, Table, read_examples, training_and_validation
+from glassformer.tasks.examples import read_examples, training_and_validation
 from glassformer.tasks.objectives import Classify, Contrast, Seq2Seq
 
 WORDS = [f"w{number}" for number in range(30)]

@@ -21,6 +21,7 @@ from ..core.config.objective import Objective
 from ..core.config.serial import members
 from ..core.data.compression import damage, plain_suffix, unpacked
 from ..core.data.corpus import nearest_name
+from ..core.data.examples import SHORT
 from ..core.data.registry import locate
 from ..core.data.text_streams import binary, json_line, unreadable
 from ..core.errors import UserError, nearest, need
@@ -29,7 +30,6 @@ Record = dict[str, Any]  # part -> what stands there
 Records = Iterator[tuple[int, Record]]  # each with its line, from 1
 SCAN = ("IN: ", " OUT: ")
 DOCUMENT = "-DOCSTART-"  # CoNLL 2003 has it in place of a word where a document begins
-SHORT = 60  # characters of a name or label that a message quotes
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
-from ...tasks.examples import Cut
 from .. import config
+from ..data.examples import Cut
 from ..errors import need
 from ..nn import Model
 from ..nn.editing import ModelEdit, Reading, tape_of

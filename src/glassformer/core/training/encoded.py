@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...tasks.examples import Cut, Example, Table, encode_words
 from .. import config
 from ..config.objective import Objective
+from ..data.examples import Cut, Example, Table, encode_words
 from ..errors import need
 from ..tokenizer.framing import Framing
 from ..tokenizer.tokenizer import Tokenizer

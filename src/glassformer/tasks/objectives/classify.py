@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from ...core.config import Decoder, Encoder, Model, bodies
 from ...core.config.objective import Objective, Tune
 from ...core.config.serial import frozen
+from ...core.data.examples import Example
 from ...core.errors import need
 from ...core.training.objective import ENCODER_SPECIALS, with_pool
 from ..correlation import correlations, matthews
-from ..examples import Example, Row
+from ..examples import Row
 
 if TYPE_CHECKING:
     from ...core.training.objective import Batch, Fit, Framing, Item, Layout, Loss, Tensor

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ...core.config import Decoder, Encoder, Model
 from ...core.config.objective import Objective
 from ...core.config.serial import frozen
+from ...core.data.examples import Example
 from ...core.errors import above_zero
 from ...core.training.objective import ENCODER_SPECIALS, with_pool
-from ..examples import Example, Row
+from ..examples import Row
 
 if TYPE_CHECKING:
     from ...core.training.objective import Batch, Fit, Framing, Item, Layout, Loss, Tensor

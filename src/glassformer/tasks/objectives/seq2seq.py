@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from ...core.config import Decoder, EncoderDecoder
 from ...core.config.serial import frozen
+from ...core.data.examples import Example
 from ...core.training.objective import SomeTokens
-from ..examples import Example, Row
+from ..examples import Row
 
 if TYPE_CHECKING:
     from ...core.training.objective import Fit, Framing, Item, Layout

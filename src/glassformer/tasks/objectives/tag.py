@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ...core.config import Decoder, Encoder, EncoderDecoder, Model, TokenHead, bodies
 from ...core.config.objective import Objective
 from ...core.config.serial import frozen
+from ...core.data.examples import Example
 from ...core.errors import need
 from ...core.training.objective import ENCODER_SPECIALS, without_head
-from ..examples import Example, Row
+from ..examples import Row
 
 if TYPE_CHECKING:
     from ...core.training.objective import Batch, Fit, Framing, Item, Layout, Loss, Tensor

@@ -1,0 +1,114 @@
+"""Examples: what a model is shown and what it is to answer, with the set of their labels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+
+SHORT = 60  # characters of a name or label that a message quotes
+Cut: TypeAlias = Literal["no", "end", "start"]
+"""What a text that is too long loses; "no" refuses it."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example: ``first`` is its source or text, ``second`` its target or other text, ``line``
+    where it stands.
+
+    ``label`` is the label's number in the set, or the number itself in a regression; ``references``
+    are all targets. A sentence that is tagged has ``words`` and as many ``tags``, their labels'
+    numbers.
+    """
+
+    first: str
+    second: str | None = None
+    label: float | None = None
+    line: int = 0
+    references: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    tags: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Examples in the order of their file, the set of ``labels`` in the order of their numbers, and
+    ``notes``."""
+
+    name: str
+    examples: tuple[Example, ...]
+    labels: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __iter__(self) -> Iterator[Example]:
+        return iter(self.examples)
+
+    def texts(self, first: bool = True, second: bool = True) -> Iterator[str]:
+        """Every text, or those of one side: what a tokenizer is trained on."""
+        for example in self.examples:
+            if first:
+                yield example.first
+            if second and example.second is not None:
+                yield example.second
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of what is learned from these examples, whatever the file is called."""
+        digest = hashlib.sha256(json.dumps(self.labels).encode())
+        for example in self.examples:
+            digest.update(
+                json.dumps(
+                    [example.words or example.first, example.second, example.tags or example.label]
+                ).encode()
+            )
+        return digest.hexdigest()
+
+    def split(self, share: float) -> tuple[Table, Table]:
+        """Training and validation examples: a ``share`` is held out, drawn with a fixed seed; both
+        keep their order."""
+        out = max(1, round(share * len(self)))
+        if out >= len(self):
+            raise UserError(
+                f"{self.name} holds {len(self)} examples, too few to hold {share:g} of them out; "
+                "give more."
+            )
+        held_out = np.zeros(len(self), bool)
+        held_out[np.random.default_rng(0).permutation(len(self))[:out]] = True
+        train, valid = (
+            tuple(e for e, h in zip(self, held_out, strict=True) if h == which)
+            for which in (False, True)
+        )
+        return replace(self, examples=train), replace(self, examples=valid, notes=())
+
+
+def encode_words(
+    tokenizer: Tokenizer, sentences: Iterable[Sequence[str]]
+) -> Iterator[list[list[int]]]:
+    """The ids of each word of each sentence, encoded one by one, behind the space that a text has
+    before it."""
+    sentences = [
+        [w if tokenizer.adds_prefix or not at else f" {w}" for at, w in enumerate(words)]
+        for words in sentences
+    ]
+    apart = list(dict.fromkeys(word for words in sentences for word in words))
+    ids_of = dict(zip(apart, tokenizer.encode_batch(apart), strict=True))
+    for words in sentences:
+        missing = next((word for word in words if not ids_of[word]), None)
+        if missing is not None:
+            raise UserError(
+                "The tokenizer makes no token of the word "
+                f"{json.dumps(missing.strip())[:SHORT]}; fix it."
+            )
+        yield [ids_of[word] for word in words]

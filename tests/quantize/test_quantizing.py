@@ -15,8 +15,9 @@ from glassformer import config
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model
 from glassformer.core.nn.inference import inference
+from glassformer.core.nn.replace import replace_parameter
 from glassformer.fast.quantize import Report, Text, display, picture, quantize_model, quantizing
-from glassformer.fast.quantized import Layout, QuantizedWeight, put, quantize_weights, quantized
+from glassformer.fast.quantized import Layout, QuantizedWeight, quantize_weights, quantized
 
 ROWS = [tiny.tokens(1, 40, seed=i) for i in range(11)]
 TEXT = Text([(row, None) for row in ROWS[:8]], [(row, None) for row in ROWS[8:]])
@@ -85,7 +86,7 @@ def test_a_row_is_that_matrix_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantizing, "TOKENS_EACH", 41)  # so two rows of 40
     before, after, report = reported()
     row = report.rows[0]
-    put(before, row.name, after.get_parameter(row.name))
+    replace_parameter(before, row.name, after.get_parameter(row.name))
     plain, kl = tiny.model(tiny.DECODERS["llama"]), 0.0
     for text, _ in TEXT.held_out[:2]:
         p, q = (logits(model, text).log_softmax(-1) for model in (plain, before))

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 
 from ..core.errors import need
 from ..core.nn.build import declared
+from ..core.nn.replace import replace_parameter
 from . import kernels, rounding
 
 Rounding = Callable[[str, Tensor, int, int], rounding.Rounded]
@@ -50,6 +51,60 @@ class Layout:
             self.head in (8, 16),
             f"The head is held in 8 or 16 bits, not {self.head}; give --head 8 or 16.",
         )
+
+    def plan(self, model: nn.Module) -> dict[str, int]:
+        """The bits of each weight that is quantised, by its path: what modules declare as
+        ``products``.
+
+        UserError where that is nothing but the ends of the model, and for groups longer than any
+        row.
+        """
+        exact = tuple(f"{path}." for path in declared(model, "exact"))
+        names = [name for name in declared(model, "products") if not name.startswith(exact)]
+        parameters = dict(model.named_parameters())
+        weight_names = [name for name in parameters if name in set(names)]
+        bits = {name: self.head if name.startswith(ENDS) else self.bits for name in weight_names}
+        inside = [name for name in weight_names if not name.startswith(ENDS)]
+        need(
+            bool(inside),
+            "This model's layers are recurrent cells, which are computed in their own "
+            "format; take a Stack.",
+        )
+        longest = max(parameters[name].shape[-1] for name in weight_names)
+        fits = self.group - rounding.GROUP < longest
+        most = -(-longest // rounding.GROUP) * rounding.GROUP
+        rows = f"the longest row here has {longest} numbers; give {most} or less ({most}: a scale a row)."
+        need(fits, f"Groups of {self.group} are longer than that: {rows}")
+        # 4 bits lie two in a byte
+        even = (name for name in weight_names if parameters[name].shape[-1] % 2 == 0)
+        return {name: bits[name] for name in even if bits[name] < 16}
+
+    def nbytes(self, model: nn.Module) -> int:
+        """The bytes that a model's weights, of any device, take in this layout."""
+        bits, total = self.plan(model), 0
+        for path, weight in model.named_parameters():
+            rows, longest = (
+                weight.numel() // max(1, weight.shape[-1]),
+                weight.shape[-1] if weight.ndim else 1,
+            )
+            few = weight.numel() * bits.get(path, 0) // 8 + 2 * rows * -(-longest // self.group)
+            total += few if path in bits else weight.numel() * weight.itemsize
+        return total
+
+    def quantize(
+        self, model: nn.Module, chosen: Mapping[str, int], rounder: Rounding | None = None
+    ) -> None:
+        """Put quantised weights in the place of those whose paths and bits are given."""
+        for path, bits in chosen.items():
+            weight = model.get_parameter(path)
+            rounded = (
+                rounder(path, weight, bits, self.group)
+                if rounder
+                else rounding.searched(weight, bits, self.group)
+            )
+            replace_parameter(
+                model, path, parameter(Codes.of(rounded, bits, self.group), weight.dtype)
+            )
 
 
 class Codes:
@@ -311,47 +366,6 @@ def quantized(model: nn.Module) -> dict[str, QuantizedWeight]:
     }
 
 
-def plan(model: nn.Module, layout: Layout) -> dict[str, int]:
-    """The bits of each weight that is quantised, by its path: what modules declare as ``products``.
-
-    UserError where that is nothing but the ends of the model, and for groups longer than any row.
-    """
-    exact = tuple(f"{path}." for path in declared(model, "exact"))
-    names = [name for name in declared(model, "products") if not name.startswith(exact)]
-    parameters = dict(model.named_parameters())
-    weight_names = [name for name in parameters if name in set(names)]
-    bits = {name: layout.head if name.startswith(ENDS) else layout.bits for name in weight_names}
-    inside = [name for name in weight_names if not name.startswith(ENDS)]
-    need(
-        bool(inside),
-        "This model's layers are recurrent cells, which are computed in their own "
-        "format; take a Stack.",
-    )
-    longest = max(parameters[name].shape[-1] for name in weight_names)
-    fits = layout.group - rounding.GROUP < longest
-    most = -(-longest // rounding.GROUP) * rounding.GROUP
-    rows = (
-        f"the longest row here has {longest} numbers; give {most} or less ({most}: a scale a row)."
-    )
-    need(fits, f"Groups of {layout.group} are longer than that: {rows}")
-    # 4 bits lie two in a byte
-    even = (name for name in weight_names if parameters[name].shape[-1] % 2 == 0)
-    return {name: bits[name] for name in even if bits[name] < 16}
-
-
-def nbytes(model: nn.Module, layout: Layout) -> int:
-    """The bytes that a model's weights, of any device, take in a layout."""
-    bits, total = plan(model, layout), 0
-    for path, weight in model.named_parameters():
-        rows, longest = (
-            weight.numel() // max(1, weight.shape[-1]),
-            weight.shape[-1] if weight.ndim else 1,
-        )
-        few = weight.numel() * bits.get(path, 0) // 8 + 2 * rows * -(-longest // layout.group)
-        total += few if path in bits else weight.numel() * weight.itemsize
-    return total
-
-
 def quantize_weights(
     model: nn.Module, layout: Layout, rounder: Rounding | None = None
 ) -> dict[str, int]:
@@ -362,32 +376,12 @@ def quantize_weights(
     already, for one without such matrices, and for weights that are not finite.
     """
     need(not quantized(model), "This model is quantised already; give the one that it was made of.")
-    chosen = plan(model, layout)
-    quantize_some(model, chosen, layout.group, rounder)
+    chosen = layout.plan(model)
+    layout.quantize(model, chosen, rounder)
     return chosen
-
-
-def quantize_some(
-    model: nn.Module, chosen: Mapping[str, int], group: int, rounder: Rounding | None = None
-) -> None:
-    """Put quantised weights in the place of those whose paths and bits are given."""
-    for path, bits in chosen.items():
-        weight = model.get_parameter(path)
-        rounded = (
-            rounder(path, weight, bits, group)
-            if rounder
-            else rounding.searched(weight, bits, group)
-        )
-        put(model, path, parameter(Codes.of(rounded, bits, group), weight.dtype))
 
 
 def dequantize_weights(model: nn.Module) -> None:
     """Plain weights in the place of quantised ones: the numbers that their codes stand for."""
     for path, weight in quantized(model).items():
-        put(model, path, nn.Parameter(weight.decoded()))
-
-
-def put(model: nn.Module, path: str, weight: Any) -> None:
-    """Another parameter in the place of one."""
-    at, _, name = path.rpartition(".")
-    setattr(model.get_submodule(at), name, weight)
+        replace_parameter(model, path, nn.Parameter(weight.decoded()))

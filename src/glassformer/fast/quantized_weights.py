@@ -27,6 +27,7 @@ from ..core.errors import UserError, need
 from ..core.nn import Model, build_model
 from ..core.nn.finite import is_finite
 from ..core.nn.model import allocate
+from ..core.nn.replace import replace_parameter
 from . import quantized as nn_quantized
 
 VERSION = 1  # of the layout
@@ -110,7 +111,7 @@ def load(
             is_finite(scales), f"{files.folder}: {name}{SCALES} is not finite; copy the file again."
         )
         packed = nn_quantized.Codes(codes, scales, page.group).to(torch.device(target_device))
-        nn_quantized.put(model, name, nn_quantized.parameter(packed, dtype))
+        replace_parameter(model, name, nn_quantized.parameter(packed, dtype))
     allocate(model, target_device)
     weights.fill(links, plain_files, dict(model.named_parameters()), plain)
     return model

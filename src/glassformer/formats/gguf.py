@@ -24,6 +24,7 @@ from ..core.files import temporary
 from ..core.nn import Model, build_model
 from ..core.nn.finite import is_finite
 from ..core.nn.model import allocate
+from ..core.nn.replace import replace_parameter
 from ..core.tokenizer import Tokenizer
 from ..fast import quantized
 from ..fast.rounding import nearest, searched
@@ -117,7 +118,7 @@ def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
     kind = dtype or torch.float32
     must_fit(cfg, kind, device) if dtype is not None else None
     model = build_model(cfg, device="meta", dtype=kind)
-    coded = set(quantized.plan(model, quantized.Layout(8))) if dtype is None else set()
+    coded = set(quantized.Layout(8).plan(model)) if dtype is None else set()
     target_device = torch.device(device or torch.get_default_device())
     allocate(model, target_device)
     for link in links:
@@ -144,7 +145,7 @@ def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
             packed = quantized.Codes.of(
                 (param_codes.contiguous(), param_scales.contiguous()), bits, 32
             ).to(target_device)
-            quantized.put(model, name, quantized.parameter(packed, kind))
+            replace_parameter(model, name, quantized.parameter(packed, kind))
     return model.eval()
 
 

@@ -29,9 +29,8 @@ from ..core.nn.engines import choose
 from ..core.nn.engines.inputs import AttentionInputs
 from ..core.nn.inference import inference
 from ..core.nn.layers import Linear
-from ..core.nn.replace import replace_modules
+from ..core.nn.replace import is_packed, replace_modules
 from ..fast.prepacked import packable, prepack
-from ..fast.quantized import quantized
 from ..formats import lora, store
 from .layouts import Documents, Reader, Values
 
@@ -134,7 +133,7 @@ def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
     description = "its own adapter"
     if not layers:
         plain = {path: module for path, module in model.named_modules() if type(module) is Linear}
-        if quantized(model):
+        if any(map(is_packed, model.parameters())):
             raise NotRun("a change stays beside a quantised weight")
         chosen = [path for path in plain if path.endswith((".attn.q", ".attn.v"))]
         chosen = chosen or [path for path in plain if path.endswith((".input", ".up"))]

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..core.errors import need
 from ..core.nn import Model
 from ..core.nn.finite import must_be_finite
-from ..fast.quantized import quantized
+from ..core.nn.replace import is_packed
 from .agreement import (
     Check,
     FirstDifference,
@@ -90,7 +90,12 @@ class Verification:
 
     def share(self, dtype: torch.dtype) -> float:
         """By how much answers of this format may differ, as a share of the largest."""
-        return tolerance(self.model.config, dtype, self.ways.longest, bool(quantized(self.model)))
+        return tolerance(
+            self.model.config,
+            dtype,
+            self.ways.longest,
+            any(map(is_packed, self.model.parameters())),
+        )
 
     def checks(self, against: str | Path | None, compiles: bool) -> Iterator[Check]:
         """Every way, compared."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ...fast import quantized
-from ...fast.quantized import Layout
 from .. import config
 from ..errors import UserError
 from ..nn import Model, build_model
 from ..nn.finite import check_when_used
 from ..nn.model import allocate
+from ..nn.replace import is_packed, replace_parameter
 from . import weights
 from .headers import Shape
 from .recipe import Recipe, Table
@@ -33,6 +33,22 @@ Device = torch.device | str | None
 Names = Recipe | Table | None
 
 
+class PackedLayout(Protocol):
+    """How weights are held in few bits, such as ``fast.quantized.Layout``."""
+
+    @property
+    def bits(self) -> int: ...
+
+    def plan(self, model: Model) -> dict[str, int]:
+        """Bits of each weight that is quantised, by its path."""
+
+    def nbytes(self, model: Model) -> int:
+        """Bytes of all weights."""
+
+    def quantize(self, model: Model, chosen: Mapping[str, int]) -> None:
+        """Quantises the weights of these paths to these bits in place."""
+
+
 @dataclass(frozen=True)
 class Fitted:
     """A model that began as another's checkpoint: which parameters are drawn anew, which of the
@@ -48,13 +64,13 @@ def new_model(
     dtype: torch.dtype,
     device: Device,
     seed: int | None = None,
-    layout: Layout | None = None,
+    layout: PackedLayout | None = None,
 ) -> Model:
     """The model of a config, newly initialised; a ``layout`` quantises it once all is drawn."""
     must_fit(cfg, dtype, device, layout, drawn=True)
     model = build_model(cfg, device=device, dtype=dtype, seed=seed)
     if layout is not None:
-        quantized.quantize_weights(model, layout)
+        layout.quantize(model, layout.plan(model))
     return model
 
 
@@ -64,7 +80,7 @@ def load_model(
     files: Files,
     dtype: torch.dtype,
     device: Device,
-    layout: Layout | None = None,
+    layout: PackedLayout | None = None,
 ) -> Model:
     """The model with the files' weights, which have the names of a recipe or table (None: our own).
 
@@ -73,15 +89,16 @@ def load_model(
     links, shapes = check_links(cfg, names, files)
     must_fit(cfg, dtype, device, layout)
     model = build_model(cfg, device="meta", dtype=dtype)
-    bits, mapped = {} if layout is None else quantized.plan(model, layout), list[str]()
+    bits, mapped = {} if layout is None else layout.plan(model), list[str]()
     allocate(model, device or torch.get_default_device())
     params = dict(model.named_parameters())
     for link in links:
         mapped += [name for name in weights.fill([link], files, params, shapes) if name not in bits]
-        link_bits = {name: bits[name] for name in link.param_names if name in bits}
-        quantized.quantize_some(model, link_bits, layout.group if layout is not None else 0)
-        for name in link_bits:
-            del params[name]  # what was read of it is given back
+        if layout is not None:
+            link_bits = {name: bits[name] for name in link.param_names if name in bits}
+            layout.quantize(model, link_bits)
+            for name in link_bits:
+                del params[name]  # what was read of it is given back
     check_when_used(model, mapped)
     return model
 
@@ -124,8 +141,8 @@ def copy_weights(model: Model, source: Mapping[str, Tensor], names: Iterable[str
     """Give the model's parameters of these names the numbers of ``given``."""
     with torch.no_grad():
         for name in names:
-            if isinstance(source[name], quantized.QuantizedWeight):
-                quantized.put(model, name, source[name])
+            if is_packed(source[name]):
+                replace_parameter(model, name, source[name])
             else:
                 model.get_parameter(name).copy_(source[name])
 
@@ -134,7 +151,7 @@ def must_fit(
     cfg: config.Model,
     dtype: torch.dtype,
     device: Device,
-    layout: Layout | None = None,
+    layout: PackedLayout | None = None,
     drawn: bool = False,
 ) -> None:
     """UserError where the device has not the memory for the model's weights.
@@ -151,7 +168,7 @@ def must_fit(
     plain = f"{gibibytes(full_size)} in {str(dtype).removeprefix('torch.')}"
     needed, size_text, smaller = full_size, plain, "a smaller model or dtype"
     if layout is not None:
-        few = quantized.nbytes(build_model(cfg, device="meta", dtype=dtype), layout)
+        few = layout.nbytes(build_model(cfg, device="meta", dtype=dtype))
         needed, size_text = (full_size if drawn else few), f"{gibibytes(few)} in {layout.bits} bits"
         size_text += f" ({plain} while they are drawn)" if drawn else ""
         smaller = "a smaller model" if drawn else "a smaller model or fewer bits"

@@ -1,11 +1,12 @@
-"""A module around the same parameters with some modules inside it exchanged."""
+"""Modules and parameters inside a module exchanged."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -28,3 +29,15 @@ def _replace(module: nn.Module, done: dict[nn.Module, nn.Module]) -> Any:
             done[module] = object.__new__(type(module))
             done[module].__dict__.update(module.__dict__, _modules=inside)
     return done[module]
+
+
+def replace_parameter(model: nn.Module, path: str, weight: Any) -> None:
+    """Another parameter in the place of the one at ``path``."""
+    at, _, name = path.rpartition(".")
+    setattr(model.get_submodule(at), name, weight)
+
+
+def is_packed(weight: Tensor) -> bool:
+    """True of a weight that stands for its numbers, such as one of few bits
+    (``fast.quantized.QuantizedWeight``)."""
+    return is_traceable_wrapper_subclass(weight)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.nn import Model
+from ...core.nn.replace import replace_parameter
 from .. import quantized, rounding
 from .calibration import Gram, Progress, Text, grams
 from .gptq import calibrated
@@ -51,7 +52,7 @@ def quantize_model(
     holds the simpler ways beside it. The whole text is read once for every GiB of sums, and its
     held-out rows once for each matrix. Raises UserError as ``nn.quantized.quantize_weights`` does.
     """
-    plan = quantized.plan(model, layout)
+    plan = layout.plan(model)
     before: Gram = {path: model.get_parameter(path) for path in plan}
     answers = None if text is None else Answers(model, text.held_out)
     roundings, sums = _rounded(model, plan, layout, text, progress)
@@ -60,7 +61,7 @@ def quantize_model(
     wholes = []
     for rounding_name, codes in roundings.items():
         for path, matrix_codes in codes.items():
-            quantized.put(model, path, quantized.parameter(matrix_codes, before[path].dtype))
+            replace_parameter(model, path, quantized.parameter(matrix_codes, before[path].dtype))
         effect = None if answers is None else answers.effect(model)
         wholes.append(Whole(rounding_name, *_total(sums[rounding_name].values()), effect))
     rows = [
@@ -163,8 +164,8 @@ def _alone(
     """The effect on the answers of each matrix quantised alone."""
     effects: dict[str, Effect] = {}
     for number, (path, matrix_codes) in enumerate(codes.items(), 1):
-        quantized.put(model, path, quantized.parameter(matrix_codes, before[path].dtype))
+        replace_parameter(model, path, quantized.parameter(matrix_codes, before[path].dtype))
         effects[path] = answers.effect(model, TOKENS_EACH)
-        quantized.put(model, path, before[path])
+        replace_parameter(model, path, before[path])
         progress(f"measuring, matrix {number} of {len(codes)}")
     return effects

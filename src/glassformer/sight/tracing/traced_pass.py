@@ -16,7 +16,7 @@ from torch import Tensor
 from ...core.errors import UserError
 from ...core.nn import Model
 from ...core.nn.editing import ModelEdit
-from ...fast.quantized import QuantizedWeight
+from ...core.nn.replace import is_packed
 from .. import export, tables
 from ..looking import Text, inputs, listing
 from ..streams import display_texts, pieces, word_id
@@ -307,8 +307,8 @@ class Trace(Values):
 
     def _rounding(self, op: Op) -> str:
         """Sentence about rounding in a product with a quantised matrix."""
-        weight = self._weight(op.weights["weight"]) if "weight" in op.weights else None
-        if not isinstance(weight, QuantizedWeight):
+        weight: Any = self._weight(op.weights["weight"]) if "weight" in op.weights else None
+        if weight is None or not is_packed(weight):
             return ""
         codes = f" The matrix is held in codes of {weight.quantized_data.bits} bits"
         return (

@@ -34,7 +34,7 @@ from glassformer.core.data.shards import tokenise
 from glassformer.core.nn.inference import inference
 from glassformer.fast import rounding
 from glassformer.fast.quantize import Text, quantize_model
-from glassformer.fast.quantized import Layout, quantize_weights
+from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import gguf
 from glassformer.formats.checkpoint import Checkpoint
 
@@ -78,7 +78,7 @@ def our_formats(args: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[
         for name in ("nearest", "searched")[: 1 + (bits == 4)]:
             model, _ = glassformer.load(args.model, dtype="bfloat16")
             round_ = getattr(rounding, name)
-            quantize_weights(model, Layout(bits), lambda _, w, b, g, r=round_: r(w, b, g))
+            quantize_weights(model, QuantizedLayout(bits), lambda _, w, b, g, r=round_: r(w, b, g))
             yield {
                 "what": f"int{bits}, {name}",
                 "bytes": size(model),
@@ -88,7 +88,7 @@ def our_formats(args: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[
     model, tokenizer = opened.model(dtype="bfloat16"), opened.tokenizer()
     assert tokenizer is not None
     text = Text.of(find(args.calibrate), tokenizer, opened.config, args.tokens, 512)
-    quantize_model(model, Layout(4), text)
+    quantize_model(model, QuantizedLayout(4), text)
     yield {"what": "int4, calibrated", "bytes": size(model), "perplexity": perplexity(model, rows)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ours.gguf"

@@ -45,7 +45,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     choose = engines.choose
 
-    def recorded(*args: object) -> engines.Engine:
+    def recorded(*args: object) -> engines.AttentionEngine:
         engine = choose(*args)  # type: ignore[arg-type]
         names.append(engine.name)
         return engine

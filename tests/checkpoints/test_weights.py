@@ -23,7 +23,7 @@ from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.checkpoints import headers, weights
 from glassformer.core.checkpoints import tensors as tensorfiles
-from glassformer.core.checkpoints.recipe import Rule, Table
+from glassformer.core.checkpoints.recipe import NameRule, Table
 from glassformer.core.nn import build
 
 B = "blocks.{i}"
@@ -51,7 +51,7 @@ def numbers(*shape: int) -> Tensor:
 
 def test_a_letter_on_both_sides_repeats(tmp_path: Path) -> None:
     actual = {f"blocks.{i}.up": numbers(3, 2 + i) for i in (0, 1, 10)}
-    reference = there_and_back(Table((Rule("h.{i}.fc", f"{B}.up"),)), actual, tmp_path)
+    reference = there_and_back(Table((NameRule("h.{i}.fc", f"{B}.up"),)), actual, tmp_path)
     assert {name: tuple(t.shape) for name, t in reference.items()} == {
         "h.0.fc": (3, 2),
         "h.1.fc": (3, 3),
@@ -63,7 +63,7 @@ def test_one_of_theirs_splits_into_several_of_ours_of_unequal_width(tmp_path: Pa
     """Phi-3's fused queries, keys and values with fewer key-value heads."""
     actual = {"blocks.0.q": numbers(8, 4), "blocks.0.k": numbers(2, 4), "blocks.0.v": numbers(2, 4)}
     reference = there_and_back(
-        Table((Rule("h.{i}.qkv", (f"{B}.q", f"{B}.k", f"{B}.v")),)), actual, tmp_path
+        Table((NameRule("h.{i}.qkv", (f"{B}.q", f"{B}.k", f"{B}.v")),)), actual, tmp_path
     )
     assert torch.equal(reference["h.0.qkv"], torch.cat([*actual.values()]))
 
@@ -76,7 +76,9 @@ def test_transpose(tmp_path: Path) -> None:
         "blocks.0.v": numbers(4, 5) + 2,
     }
     reference = there_and_back(
-        Table((Rule("h.{i}.c", (f"{B}.q", f"{B}.k", f"{B}.v"), transpose=True),)), actual, tmp_path
+        Table((NameRule("h.{i}.c", (f"{B}.q", f"{B}.k", f"{B}.v"), transpose=True),)),
+        actual,
+        tmp_path,
     )
     assert torch.equal(reference["h.0.c"], torch.cat([t.T for t in actual.values()], dim=1))
 
@@ -85,7 +87,7 @@ def test_a_letter_of_theirs_alone_stacks(tmp_path: Path) -> None:
     """Mixtral's experts, one file entry each."""
     actual = {f"blocks.{i}.gate": numbers(4, 3, 2) + i for i in range(2)}
     reference = there_and_back(
-        Table((Rule("h.{i}.experts.{e}.w1", f"{B}.gate"),)), actual, tmp_path
+        Table((NameRule("h.{i}.experts.{e}.w1", f"{B}.gate"),)), actual, tmp_path
     )
     assert len(reference) == 8
     assert torch.equal(reference["h.1.experts.3.w1"], actual["blocks.1.gate"][3])
@@ -99,7 +101,7 @@ def test_a_letter_of_ours_alone_unstacks(tmp_path: Path) -> None:
         for e in range(11)
     }
     reference = there_and_back(
-        Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), actual, tmp_path
+        Table((NameRule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), actual, tmp_path
     )
     assert {name: tuple(t.shape) for name, t in reference.items()} == {
         "h.0.up": (11, 3, 2),
@@ -107,7 +109,7 @@ def test_a_letter_of_ours_alone_unstacks(tmp_path: Path) -> None:
     }
     assert torch.equal(reference["h.1.up"][10], actual["blocks.1.experts.10.up"])
     alone = {"blocks.0.experts.0.up": numbers(3, 2)}
-    assert there_and_back(Table((Rule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), alone, tmp_path)[
+    assert there_and_back(Table((NameRule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), alone, tmp_path)[
         "h.0.up"
     ].shape == (
         1,
@@ -119,7 +121,7 @@ def test_a_letter_of_ours_alone_unstacks(tmp_path: Path) -> None:
 def test_a_split_along_another_axis(tmp_path: Path) -> None:
     actual = {"blocks.0.gate": numbers(4, 3, 2), "blocks.0.up": numbers(4, 3, 2) + 1}
     reference = there_and_back(
-        Table((Rule("h.{i}.gate_up", (f"{B}.gate", f"{B}.up"), axis=1),)), actual, tmp_path
+        Table((NameRule("h.{i}.gate_up", (f"{B}.gate", f"{B}.up"), axis=1),)), actual, tmp_path
     )
     assert torch.equal(reference["h.0.gate_up"], torch.cat([*actual.values()], dim=1))
 
@@ -127,7 +129,7 @@ def test_a_split_along_another_axis(tmp_path: Path) -> None:
 def test_several_of_theirs_join_in_equal_parts(tmp_path: Path) -> None:
     actual = {"blocks.0.both": numbers(6, 2)}
     reference = there_and_back(
-        Table((Rule(("h.{i}.a", "h.{i}.b"), f"{B}.both"),)), actual, tmp_path
+        Table((NameRule(("h.{i}.a", "h.{i}.b"), f"{B}.both"),)), actual, tmp_path
     )
     assert torch.equal(reference["h.0.b"], actual["blocks.0.both"][3:])
 
@@ -141,13 +143,13 @@ def test_several_of_theirs_join_in_unequal_parts(tmp_path: Path) -> None:
         f"blocks.0.{name}": numbers(n * size, dim) + n
         for name, n in (("q", heads), ("k", shared), ("v", shared))
     }
-    rule = Rule(reference, (f"{B}.q", f"{B}.k", f"{B}.v"), widths=(heads, 2 * shared))
+    rule = NameRule(reference, (f"{B}.q", f"{B}.k", f"{B}.v"), widths=(heads, 2 * shared))
     written = there_and_back(Table((rule,)), actual, tmp_path)
     assert torch.equal(written["h.0.q"], actual["blocks.0.q"])
     assert torch.equal(written["h.0.kv"], torch.cat([actual["blocks.0.k"], actual["blocks.0.v"]]))
     fused = {"blocks.0.qkv": numbers(dim, 8 * size)}
     written = there_and_back(
-        Table((Rule(reference, f"{B}.qkv", axis=1, widths=(1, 3)),)), fused, tmp_path
+        Table((NameRule(reference, f"{B}.qkv", axis=1, widths=(1, 3)),)), fused, tmp_path
     )
     assert torch.equal(written["h.0.q"], fused["blocks.0.qkv"][:, :6])
 
@@ -171,7 +173,7 @@ def test_a_heads_axis_is_folded(
 ) -> None:
     local = numbers(*actual)
     written = there_and_back(
-        Table((Rule("h.{i}.W", f"{B}.q", axes=axes, heads=H),)), {"blocks.0.q": local}, tmp_path
+        Table((NameRule("h.{i}.W", f"{B}.q", axes=axes, heads=H),)), {"blocks.0.q": local}, tmp_path
     )
     assert tuple(written["h.0.W"].shape) == reference
     for h, d, column in itertools.product(range(H), range(D), range(C)):
@@ -190,7 +192,7 @@ def test_rotary_pairs_of_neighbours_become_halves(tmp_path: Path) -> None:
     """Their dimension 2 i and 2 i + 1 of a head are ours i and i + D/2; what they say about angles
     is the same."""
     local = numbers(H * D, C)
-    rule = Rule("h.{i}.wq", f"{B}.q", axes="(h d 2) c -> (h 2 d) c", heads=H)
+    rule = NameRule("h.{i}.wq", f"{B}.q", axes="(h d 2) c -> (h 2 d) c", heads=H)
     reference = there_and_back(Table((rule,)), {"blocks.0.q": local}, tmp_path)["h.0.wq"]
     for h, i, p in itertools.product(range(H), range(D // 2), range(2)):
         assert torch.equal(reference[h * D + 2 * i + p], local[h * D + p * (D // 2) + i])
@@ -210,7 +212,7 @@ def test_rotary_pairs_of_neighbours_become_halves(tmp_path: Path) -> None:
 def test_transpose_and_fold_and_split_at_once(tmp_path: Path) -> None:
     """Queries, keys and values of each head side by side, transposed (GPT-NeoX, as Conv1D)."""
     actual = {f"blocks.0.{name}": numbers(H * D, C) + at for at, name in enumerate("qkv")}
-    rule = Rule(
+    rule = NameRule(
         "h.{i}.W",
         (f"{B}.q", f"{B}.k", f"{B}.v"),
         transpose=True,
@@ -224,11 +226,11 @@ def test_transpose_and_fold_and_split_at_once(tmp_path: Path) -> None:
 
 def test_a_parameter_without_a_rule_is_an_error() -> None:
     with pytest.raises(UserError, match=r"no rule for blocks\.0\.extra"):
-        weights.links(Table((Rule("h.{i}.up", f"{B}.up"),)), {"blocks.0.extra": (1,)})
+        weights.links(Table((NameRule("h.{i}.up", f"{B}.up"),)), {"blocks.0.extra": (1,)})
 
 
 TABLE = Table(
-    (Rule("h.{i}.up", f"{B}.up"), Rule("h.{i}.down", f"{B}.down")),
+    (NameRule("h.{i}.up", f"{B}.up"), NameRule("h.{i}.down", f"{B}.down")),
     ignore=("h.{i}.mask",),
     prefix="model.",
 )
@@ -296,7 +298,7 @@ def test_declared_constants_may_remain(tmp_path: Path) -> None:
 
 
 def test_a_tied_copy_may_remain_when_it_is_one(tmp_path: Path) -> None:
-    table = Table((Rule("embed", "embed"),), copies=(("head", "embed"),))
+    table = Table((NameRule("embed", "embed"),), copies=(("head", "embed"),))
     assert check(tmp_path, {"embed": numbers(3), "head": numbers(3)}, {"embed": (3,)}, table)
     for second in (numbers(3) + 1, numbers(3).double(), numbers(4)):
         with pytest.raises(UserError, match="two different tables"):

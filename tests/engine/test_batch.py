@@ -16,7 +16,7 @@ import tiny
 from glassformer import cli, config
 from glassformer.core.errors import UserError
 from glassformer.core.tokenizer import train
-from glassformer.fast.quantized import Layout, quantize_weights
+from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import store
 from glassformer.serve.engine import Engine, Request, batch
 from glassformer.serve.engine.batch import answer_into
@@ -182,7 +182,7 @@ def test_a_job_is_of_one_model_whatever_its_folder_is_called(
             torn()
         model = tiny.model(cfg, seed=2 if change == "weights" else 1)
         if change == "bits":
-            quantize_weights(model, Layout(8))
+            quantize_weights(model, QuantizedLayout(8))
         store.save(model, folder, tokenizer)
         more = ["--dtype", "bfloat16"] if change == "dtype" else []
         assert cli.main([*words, *more]) == 2

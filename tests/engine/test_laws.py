@@ -16,7 +16,7 @@ import glassformer
 import tiny
 from glassformer.core.generation.sample import Sampling
 from glassformer.fast import gathered, kernels
-from glassformer.fast.quantized import Layout, quantize_weights
+from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.fast.varlen import varlen_attention
 from glassformer.serve.engine import Encode, Engine, Request, Result, memory
 from glassformer.serve.engine.memory import plan_memory
@@ -198,7 +198,7 @@ def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype: torch.dty
 @pytest.mark.parametrize("bits", [8, 4])
 def test_quantised_models_have_the_same_bits_alone_and_with_others(bits: int) -> None:
     model = tiny.model(tiny.DECODERS["llama"])
-    quantize_weights(model, Layout(bits=bits))
+    quantize_weights(model, QuantizedLayout(bits=bits))
     actual_results = []
     for settings in ({"lookup": False, "max_sequences": 1}, {"step_tokens": 7}, {}):
         with Engine(model, **settings) as engine:  # type: ignore[arg-type]
@@ -218,7 +218,7 @@ def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(
     name: str, bits: int
 ) -> None:
     model, results = tiny.model(tiny.ALL[name]), []
-    quantize_weights(model, Layout(bits=bits))
+    quantize_weights(model, QuantizedLayout(bits=bits))
     alone: dict[str, object] = {"lookup": False, "max_sequences": 1}
     for count, settings in ((1, alone), (2, {"step_tokens": 7}), (2, {})):
         with threads(count), Engine(model, **settings) as engine:  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from glassformer.fast.fused import FusedStack, fuse
 from glassformer.fast.kernels.library import has
 from glassformer.fast.paged import PackedTexts, PagedCache
 from glassformer.fast.prepacked import prepack
-from glassformer.fast.quantized import Layout, quantize_weights
+from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 
 OTHERS = {
     "mixtral",
@@ -60,7 +60,7 @@ def test_a_stack_in_c_is_its_modules_bit_for_bit(name: str, bits: int) -> None:
     if bits == 16:
         model = model.to(torch.bfloat16)
     elif bits < 16:
-        quantize_weights(model, Layout(bits=bits))
+        quantize_weights(model, QuantizedLayout(bits=bits))
     assert isinstance(model, Decoder | EncoderDecoder)
     view = fuse(prepack(model, exact=True).model)
     assert isinstance(view.decoder, FusedStack)

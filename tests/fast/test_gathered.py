@@ -17,7 +17,7 @@ from glassformer.fast import varlen
 from glassformer.fast.gathered import FlatPages, gathered
 from glassformer.fast.kernels import PAGE, Pages, paged_attention
 from glassformer.fast.paged import PackedTexts, PagedCache
-from glassformer.fast.quantized import Layout, quantize_weights
+from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.serve.engine import memory
 from glassformer.serve.engine.runner import PagedRunner, Sources
 from glassformer.serve.engine.scheduler import Chunk, TokenSequence
@@ -146,7 +146,7 @@ def test_nothing_of_a_step_lies_on_another_device(
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_quantised_model_too(bits: int, asked_nothing: Any) -> None:
     model = tiny.model(tiny.DECODERS["llama"])
-    quantize_weights(model, Layout(bits=bits))
+    quantize_weights(model, QuantizedLayout(bits=bits))
     model = model.to("meta")
     runner = PagedRunner(
         model, PagedCache(model.config, 64, 8, **memory.page_kind(model)), Sources(0)

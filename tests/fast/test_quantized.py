@@ -19,7 +19,7 @@ from glassformer.core.nn.inference import inference
 from glassformer.fast.kernels import reference
 from glassformer.fast.quantized import (
     Codes,
-    Layout,
+    QuantizedLayout,
     QuantizedWeight,
     dequantize_weights,
     parameter,
@@ -103,14 +103,14 @@ def test_every_family_computes_with_8_and_4_bits(name: str) -> None:
     plain, size = logits_of(model), sum(weight.nbytes for weight in model.parameters())
     assert torch.equal(plain, logits_of(model))
     few = copy.deepcopy(model)
-    quantize_weights(model, Layout(8))
+    quantize_weights(model, QuantizedLayout(8))
     now = logits_of(model)
     routed = name in ("mixtral", "deepseek", "noisy", "nanomoe")  # another expert is another answer
     assert float((now - plain).norm() / plain.norm()) < (0.2 if routed else 0.06)
     assert torch.equal(logits_of(copy.deepcopy(model)), now)
     tape = Tape("*")
     assert torch.equal(logits_of(model, tape=tape), now) and tape.records
-    quantize_weights(few, Layout(4))
+    quantize_weights(few, QuantizedLayout(4))
     share = 0.75 if name == "additive-lstm" else 0.5  # its cells stay
     assert sum(weight.nbytes for weight in few.parameters()) < share * size
     fourth = logits_of(few)
@@ -124,7 +124,7 @@ def test_every_family_computes_with_8_and_4_bits(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(RECURRENT))
 def test_recurrent_cells_are_refused(name: str) -> None:
     with pytest.raises(UserError, match="recurrent cells"):
-        quantize_weights(tiny.model(tiny.ALL[name]), Layout(8))
+        quantize_weights(tiny.model(tiny.ALL[name]), QuantizedLayout(8))
 
 
 @pytest.mark.parametrize(
@@ -133,25 +133,25 @@ def test_recurrent_cells_are_refused(name: str) -> None:
 )
 def test_layouts_that_cannot_be(options: tuple[int, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        Layout(*options)
+        QuantizedLayout(*options)
 
 
 def test_a_model_is_quantised_once_and_its_head_may_be_left() -> None:
     model = tiny.model(tiny.DECODERS["llama"])
-    chosen = quantize_weights(model, Layout(4, head=16))
+    chosen = quantize_weights(model, QuantizedLayout(4, head=16))
     assert set(chosen.values()) == {4} and not any(
         name.startswith(("embed", "head")) for name in chosen
     )
     with pytest.raises(UserError, match="quantised already"):
-        quantize_weights(model, Layout(8))
-    pair = quantize_weights(tiny.model(tiny.DECODERS["llama"]), Layout(4))
+        quantize_weights(model, QuantizedLayout(8))
+    pair = quantize_weights(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(4))
     assert pair["embed.token.weight"] == pair["head.proj.weight"] == 8
 
 
 @pytest.mark.parametrize("name", ["mixtral", "noisy"])
 def test_routers_stay_exact(name: str) -> None:
     model = tiny.model(tiny.DECODERS[name])
-    chosen = quantize_weights(model, Layout(8))
+    chosen = quantize_weights(model, QuantizedLayout(8))
     assert not any("router" in path or "noise" in path for path in chosen)
     assert any(path.endswith("ffn.up") for path in chosen)
 
@@ -171,7 +171,7 @@ def test_gradients_pass_to_x_and_not_to_codes() -> None:
 def test_lora_on_quantised_weights_learns(name: str) -> None:
     """The loss falls, only the changes move, and a change is never put into codes."""
     model = tiny.model(tiny.ALL[name])
-    quantize_weights(model, Layout(4))
+    quantize_weights(model, QuantizedLayout(4))
     codes = {path: weight.quantized_data.codes.clone() for path, weight in quantized(model).items()}
     with pytest.raises(UserError, match="codes do not train"):
         lora.tune(model, objectives.Full())
@@ -202,7 +202,7 @@ def test_lora_on_quantised_weights_learns(name: str) -> None:
 
 def test_another_number_format_keeps_the_codes() -> None:
     model = tiny.model(tiny.DECODERS["llama"])
-    quantize_weights(model, Layout(8))
+    quantize_weights(model, QuantizedLayout(8))
     now = logits_of(model)
     wide = copy.deepcopy(model).to(torch.bfloat16)
     assert {weight.dtype for weight in wide.parameters()} == {torch.bfloat16}

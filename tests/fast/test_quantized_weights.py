@@ -18,7 +18,7 @@ from glassformer.core.config import objective as objectives
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model
 from glassformer.core.nn.inference import inference
-from glassformer.fast.quantized import Layout, quantize_weights, quantized
+from glassformer.fast.quantized import QuantizedLayout, quantize_weights, quantized
 from glassformer.formats import lora
 from glassformer.formats.checkpoint import Checkpoint
 
@@ -33,7 +33,7 @@ def logits_of(model: Model) -> torch.Tensor:
 
 def saved(folder: Path, name: str = "llama", bits: int = 4) -> Path:
     model = tiny.model(tiny.ALL[name])
-    quantize_weights(model, Layout(bits))
+    quantize_weights(model, QuantizedLayout(bits))
     glassformer.save(model, folder)
     return folder
 
@@ -48,7 +48,7 @@ def test_saved_loaded_and_on_the_fly_are_the_same_bits(
     flying, _ = glassformer.load(tmp_path / "plain", bits=bits)
     glassformer.save(flying, tmp_path / "few")
     loaded, _ = glassformer.load(tmp_path / "few")
-    quantize_weights(plain, Layout(bits))
+    quantize_weights(plain, QuantizedLayout(bits))
     assert quantized(loaded).keys() == quantized(plain).keys() and quantized(plain)
     assert torch.equal(logits_of(loaded), logits_of(flying)) and torch.equal(
         logits_of(plain), logits_of(flying)
@@ -198,7 +198,7 @@ def test_the_memory_that_is_asked_for_is_that_of_few_bits(
     model = tiny.model(tiny.DECODERS["llama"])
     glassformer.save(model, tmp_path / "plain")
     total = sum(weight.nbytes for weight in model.parameters())
-    quantize_weights(model, Layout(8))
+    quantize_weights(model, QuantizedLayout(8))
     few = sum(weight.nbytes for weight in model.parameters())
     assert few < total / 2
     for have in (few, few - 1):

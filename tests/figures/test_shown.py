@@ -21,7 +21,7 @@ import tiny
 from glassformer import UserError
 from glassformer.serve.page.models import shipped
 from glassformer.sight import TunedLens, fit_tuned_lens
-from glassformer.sight.figures.charts import Curves, Heat, Table, colours, thinned, ticks
+from glassformer.sight.figures.charts import Curves, Heat, TableFigure, colours, thinned, ticks
 from glassformer.sight.figures.drawing import plain, png, written
 from glassformer.sight.figures.shown import Shown, fragment
 from glassformer.sight.seen import Seen
@@ -192,7 +192,7 @@ def test_tensors_are_what_was_seen(results: dict[str, Any], log: Any, tmp_path: 
 @pytest.mark.parametrize("chart", [
     Heat(HOSTILE, np.eye(2), [HOSTILE] * 2, [HOSTILE] * 2, [[HOSTILE] * 2] * 2),
     Heat(HOSTILE, np.eye(2), [HOSTILE] * 2, [HOSTILE] * 2),
-    Table(HOSTILE, (HOSTILE,), [(HOSTILE,)]),
+    TableFigure(HOSTILE, (HOSTILE,), [(HOSTILE,)]),
     Curves(HOSTILE, {HOSTILE: ([1, 2], [3, 4])}, HOSTILE),
 ])  # fmt: skip
 def test_what_a_token_is_made_of_stays_text(chart: Any) -> None:

@@ -21,7 +21,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, build_model
 from glassformer.core.nn.inference import inference
 from glassformer.core.tokenizer import train
-from glassformer.fast.quantized import Layout, quantize_weights, quantized
+from glassformer.fast.quantized import QuantizedLayout, quantize_weights, quantized
 from glassformer.formats import gguf, gguf_blocks, lora, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.formats.gguf_file import BLOCKS, read_gguf
@@ -128,7 +128,7 @@ def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path: Path) -> None:
 def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
     """Codes of a model quantised here, queries and keys turned to llama.cpp's order and back."""
     model = model_of()
-    quantize_weights(model, Layout(bits))
+    quantize_weights(model, QuantizedLayout(bits))
     gguf.save(model, tmp_path / "a.gguf", "F16", None)
     back, tokenizer = glassformer.load(tmp_path / "a.gguf")
     local, reference = quantized(model), quantized(back)
@@ -147,7 +147,7 @@ def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
 def test_larger_groups_go_out_as_their_codes_too(tmp_path: Path) -> None:
     """A scale is repeated for each block of 32, so nothing is rounded again."""
     model = model_of()
-    quantize_weights(model, Layout(4, group=64))
+    quantize_weights(model, QuantizedLayout(4, group=64))
     stored = gguf.save(model, tmp_path / "a.gguf", "F16", None)
     back, _ = glassformer.load(tmp_path / "a.gguf")
     assert stored["Q4_0"] == 14 and stored["Q8_0"] == 1 and stored.total() == 20
@@ -161,7 +161,7 @@ def test_larger_groups_go_out_as_their_codes_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("bits", "kind"), [(8, "Q4_0"), (4, "Q8_0")])
 def test_codes_are_not_rounded_again(tmp_path: Path, bits: int, kind: str) -> None:
     model = model_of()
-    quantize_weights(model, Layout(bits))
+    quantize_weights(model, QuantizedLayout(bits))
     with pytest.raises(
         UserError, match=f"codes of {bits} bits, and {kind} would round them a second time"
     ):
@@ -171,7 +171,7 @@ def test_codes_are_not_rounded_again(tmp_path: Path, bits: int, kind: str) -> No
 
 def test_an_adapter_on_codes_is_not_left_out_silently(tmp_path: Path) -> None:
     model = model_of()
-    quantize_weights(model, Layout(8))
+    quantize_weights(model, QuantizedLayout(8))
     lora.adapt(model, {"decoder.blocks.0.attn.q": (2, 1.0)})
     with pytest.raises(
         UserError,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer.learn.report import Report, Wrong, close, difference
+from glassformer.learn.report import CheckReport, Wrong, close, difference
 
 X = torch.arange(6.0).view(2, 3)
 
@@ -58,7 +58,7 @@ def test_what_differs_is_said(reference: object, actual: object, message: str) -
 
 
 def test_a_slip_is_recognised_by_its_numbers() -> None:
-    report = Report(0)
+    report = CheckReport(0)
     slips = {"twice": lambda: X * 2, "half": X / 2}
     for reference, look in ((X * 2, "twice"), (X / 2, "half"), (X + 1, "all")):
         with pytest.raises(Wrong) as wrong:
@@ -71,7 +71,7 @@ def test_a_slip_is_recognised_by_its_numbers() -> None:
 
 def test_nothing_that_a_learner_seeds_makes_the_inputs_known() -> None:
     torch.manual_seed(0)
-    report, second, again = Report(1), Report(2), Report(1)
+    report, second, again = CheckReport(1), CheckReport(2), CheckReport(1)
     first = report.randn(3)
     torch.manual_seed(0)
     assert not close(first, second.randn(3)) and close(first, again.randn(3))

@@ -15,7 +15,7 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 import served
 from glassformer.serve.asgi.replies import ClientDisconnected, HttpError
 from glassformer.serve.page.models import Models
-from glassformer.serve.page.runs import Runs
+from glassformer.serve.page.runs import TraceCache
 from glassformer.serve.page.wire import thumbnails, values
 
 
@@ -32,7 +32,7 @@ def nothing() -> None:
 def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
     """The same texts in another order from two threads, on two models: what each is told is what
     one alone is."""
-    alone = Runs(models)
+    alone = TraceCache(models)
     texts = [
         f"the cat sat on {word}"
         for word in ("a mat", "the log", "a dog", "9", "the mat and the log")
@@ -43,7 +43,7 @@ def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
     for item in second_query:
         result = alone.make(item)
         expected[result["run"]] = values(alone[result["run"]], query, nothing)
-    runs = Runs(models)
+    runs = TraceCache(models)
 
     def browse(order: list[dict[str, str]]) -> None:
         for item in order:
@@ -56,7 +56,7 @@ def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
 
 
 def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
-    runs = Runs(models, max_bytes=1)
+    runs = TraceCache(models, max_bytes=1)
     first = runs.make({"model": "llama", "text": "the cat"})["run"]
     assert runs[first].bytes > 1, "one stays, however large"
     second = runs.make({"model": "llama", "text": "the dog"})["run"]
@@ -69,7 +69,7 @@ def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
 
 def test_the_bound_is_of_bytes_that_are_held(models: Models) -> None:
     """Recorded values and computed ones; the oldest runs go, and no more of them than must."""
-    runs = Runs(models)
+    runs = TraceCache(models)
     result = [
         runs.make({"model": "llama", "text": f"the {word}"})["run"]
         for word in ("cat", "dog", "mat", "log")
@@ -86,14 +86,14 @@ def test_the_bound_is_of_bytes_that_are_held(models: Models) -> None:
         == recorded + sum(value.nbytes for value in trace._made.values())
         > sizes[0]
     )
-    bounded = Runs(models, max_bytes=sum(sizes[1:]))
+    bounded = TraceCache(models, max_bytes=sum(sizes[1:]))
     for word in ("cat", "dog", "mat", "log"):
         bounded.make({"model": "llama", "text": f"the {word}"})
     assert len(bounded) == 3 and [bounded[run].id for run in result[1:]] == result[1:]
 
 
 def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> None:
-    runs, calls = Runs(models), []
+    runs, calls = TraceCache(models), []
 
     def check() -> None:
         calls.append(1)
@@ -121,7 +121,7 @@ def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> N
 
 
 def test_what_is_left_out_is_of_this_text_though_the_run_is_known(models: Models) -> None:
-    runs, texts = Runs(models), ["the cat " * count for count in (500, 900)]
+    runs, texts = TraceCache(models), ["the cat " * count for count in (500, 900)]
     first, second = (runs.make({"model": "llama", "text": text, "cut": True}) for text in texts)
     assert second["run"] == first["run"] and second["found"]
     assert 0 < first["left_out"]["tokens"] < second["left_out"]["tokens"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from glassformer.serve.page.tail import Tail
+from glassformer.serve.page.tail import LogTail
 
 
 def line(step: int, **more: float) -> str:
@@ -25,7 +25,7 @@ def write(path: Path, first: int, last: int, mode: str = "a", **more: float) -> 
 
 def test_what_is_appended_is_read_once(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    tail = Tail(path)
+    tail = LogTail(path)
     assert tail.series(0, 100)["cursor"] == 0
     write(path, 1, 3)
     with path.open("a") as opened:
@@ -43,13 +43,13 @@ def test_a_column_that_comes_later_stands_at_its_steps(tmp_path: Path) -> None:
     write(path, 1, 2)
     write(path, 3, 3, valid_loss=1.5)
     write(path, 4, 4, valid_loss=1.0)
-    series = Tail(path).series(0, 100)
+    series = LogTail(path).series(0, 100)
     assert series["columns"]["valid_loss"]["mean"] == [None, None, 1.5, 1.0]
 
 
 def test_a_training_that_goes_back_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    tail = Tail(path)
+    tail = LogTail(path)
     write(path, 1, 10)
     cursor = tail.series(0, 100)["cursor"]
     write(path, 1, 4, "w")  # resumed at step 4: what came after was dropped
@@ -66,7 +66,7 @@ def test_a_spike_is_in_every_bucket_size(tmp_path: Path) -> None:
     path.write_text(
         "".join(json.dumps({"step": n + 1, "loss": value}) + "\n" for n, value in enumerate(values))
     )
-    tail = Tail(path)
+    tail = LogTail(path)
     series = tail.series(0, 1000)
     size = series["bucket"]
     assert size == 128 and len(series["first"]) == math.ceil(100_000 / 128)

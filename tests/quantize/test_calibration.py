@@ -18,7 +18,7 @@ from glassformer.core.nn.inference import inference
 from glassformer.core.tokenizer import train
 from glassformer.fast.quantize import calibration
 from glassformer.fast.quantize.calibration import Text, grams
-from glassformer.fast.quantized import Layout
+from glassformer.fast.quantized import QuantizedLayout
 
 
 def sums(name: str, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -28,7 +28,7 @@ def sums(name: str, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     ]
     return {
         path: value
-        for gram in grams(model, sides, list(Layout(8).plan(model)))
+        for gram in grams(model, sides, list(QuantizedLayout(8).plan(model)))
         for path, value in gram.items()
     }
 
@@ -40,9 +40,11 @@ def test_every_matrix_is_met(name: str) -> None:
     """But tables that are only looked up in."""
     model = tiny.model(tiny.ALL[name])
     tables = {
-        path for path in Layout(8).plan(model) if path.startswith(("embed.", "source_embed."))
+        path
+        for path in QuantizedLayout(8).plan(model)
+        if path.startswith(("embed.", "source_embed."))
     }
-    assert Layout(8).plan(model).keys() - tables <= sums(name, [tiny.tokens(1, 20)]).keys()
+    assert QuantizedLayout(8).plan(model).keys() - tables <= sums(name, [tiny.tokens(1, 20)]).keys()
 
 
 def test_a_sum_is_that_of_what_the_tape_sees() -> None:
@@ -82,7 +84,12 @@ def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     outputs: list[str] = []
     pieces = list(
-        grams(model, [(row, None) for row in rows], list(Layout(8).plan(model)), outputs.append)
+        grams(
+            model,
+            [(row, None) for row in rows],
+            list(QuantizedLayout(8).plan(model)),
+            outputs.append,
+        )
     )
     assert len(pieces) > 3 and outputs[-1] == f"calibrating, reading {len(pieces)} of {len(pieces)}"
     assert all(torch.equal(full[path], value) for piece in pieces for path, value in piece.items())

@@ -16,8 +16,15 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import Model
 from glassformer.core.nn.inference import inference
 from glassformer.core.nn.replace import replace_parameter
-from glassformer.fast.quantize import Report, Text, display, picture, quantize_model, quantizing
-from glassformer.fast.quantized import Layout, QuantizedWeight, quantize_weights, quantized
+from glassformer.fast.quantize import (
+    QuantizationReport,
+    Text,
+    display,
+    picture,
+    quantize_model,
+    quantizing,
+)
+from glassformer.fast.quantized import QuantizedLayout, QuantizedWeight, quantize_weights, quantized
 
 ROWS = [tiny.tokens(1, 40, seed=i) for i in range(11)]
 TEXT = Text([(row, None) for row in ROWS[:8]], [(row, None) for row in ROWS[8:]])
@@ -28,13 +35,13 @@ def logits(model: Model, row: torch.Tensor) -> torch.Tensor:
         return model(row).logits[0]
 
 
-def reported(name: str = "llama", bits: int = 4) -> tuple[Model, Model, Report]:
+def reported(name: str = "llama", bits: int = 4) -> tuple[Model, Model, QuantizationReport]:
     before = tiny.model(tiny.ALL[name])
     after = copy.deepcopy(before)
     text = TEXT
     if isinstance(before.config, config.EncoderDecoder):
         text = Text([(row, row) for row in ROWS[:8]], [(row, row) for row in ROWS[8:]])
-    return before, after, quantize_model(after, Layout(bits), text, name="tiny")
+    return before, after, quantize_model(after, QuantizedLayout(bits), text, name="tiny")
 
 
 def test_figures_are_those_of_the_models() -> None:
@@ -122,7 +129,7 @@ def test_pairs_are_read_on_both_sides_and_their_targets_predicted() -> None:
     pairs = [(ROWS[i][0, :20].tolist(), ROWS[-i][0, :30].tolist()) for i in range(10)]
     text = Text.of_pairs(pairs, 150, 60)
     assert [len(side) for side in (text.rows, text.held_out)] == [5, 2]
-    report = quantize_model(second, Layout(8), text)
+    report = quantize_model(second, QuantizedLayout(8), text)
     nats = []
     for tokens, source in text.held_out:
         with inference(before):
@@ -141,7 +148,7 @@ def test_columns_are_those_that_say_something() -> None:
     heading, *lines = display.matrices(report, 3)
     assert heading[-3:] == ("KL", "same top-1", "perplexity change") and len(lines) == 3
     assert {head for head, _ in display.legend(report)} == display.LEGEND.keys() - {"vector error"}
-    plain = quantize_model(tiny.model(tiny.DECODERS["llama"]), Layout(4))
+    plain = quantize_model(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(4))
     assert display.matrices(plain)[0] == (
         "matrix",
         "bits",
@@ -154,19 +161,19 @@ def test_columns_are_those_that_say_something() -> None:
     encoder = replace(
         tiny.ALL["bert"], head=None, pool=config.Pool("first", labels=2), token_head=None
     )
-    vectors = quantize_model(tiny.model(encoder), Layout(8), TEXT)
+    vectors = quantize_model(tiny.model(encoder), QuantizedLayout(8), TEXT)
     assert display.matrices(vectors)[0][-1] == "vector error"
 
 
 def test_groups_longer_than_any_row_are_refused() -> None:
     with pytest.raises(UserError, match=r"the longest row here has \d+ numbers; give \d+ or less"):
-        quantize_model(tiny.model(tiny.DECODERS["llama"]), Layout(8, group=4096))
+        quantize_model(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(8, group=4096))
 
 
 def test_without_a_text_the_codes_are_those_of_load() -> None:
     model, second_model = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["llama"])
-    report = quantize_model(model, Layout(4))
-    quantize_weights(second_model, Layout(4))
+    report = quantize_model(model, QuantizedLayout(4))
+    quantize_weights(second_model, QuantizedLayout(4))
     assert all(
         torch.equal(weight.quantized_data.codes, quantized(second_model)[path].quantized_data.codes)
         for path, weight in quantized(model).items()

@@ -21,7 +21,7 @@ from glassformer.core.training.loop import State
 from glassformer.core.training.optimizer import Optimizer
 from glassformer.scale import owners, shard
 from glassformer.scale.mesh import ALONE, Mesh
-from glassformer.scale.place import Share
+from glassformer.scale.place import BoxShare
 
 ADAMW = run.AdamW(lr=1e-2)
 MUON = run.Muon(lr=1e-2)
@@ -71,7 +71,7 @@ def learned(
     ]
     actual_result = {name: full_weight(weight) for name, weight in model.named_parameters()}
     for key, value in result.state().items():
-        actual_result[key] = gathered(value, mesh) if isinstance(value, Share) else value
+        actual_result[key] = gathered(value, mesh) if isinstance(value, BoxShare) else value
     return observed, {
         key: hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()[:12]
         for key, x in actual_result.items()
@@ -82,7 +82,7 @@ def full_weight(weight):
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
-def gathered(piece: Share, mesh: Mesh):
+def gathered(piece: BoxShare, mesh: Mesh):
     zeros = torch.zeros(math.prod(piece.shape))
     for low, count in piece.place.runs():
         zeros[low : low + count] = piece.numbers.reshape(-1)

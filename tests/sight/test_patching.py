@@ -16,7 +16,7 @@ from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import look, patch_grid
 from glassformer.sight.edits import patch
-from glassformer.sight.patching import Part, PatchGrid
+from glassformer.sight.patching import PatchedPart, PatchGrid
 
 CLEAN, CORRUPTED = [5, 9, 12, 3, 40, 7, 22, 31], [5, 9, 12, 18, 40, 7, 8, 31]
 SOURCES = [4, 6, 20, 11, 2], [4, 6, 21, 11, 2]
@@ -216,7 +216,7 @@ def test_what_cannot_be_patched_is_a_sentence(
 def test_the_table_is_ordered_by_the_size_of_the_effects_whatever_their_sign() -> None:
     effects = [[0.2, -0.9], [0.5, -0.1]]
     values = [[1.2, 0.1], [1.5, 0.9]]
-    piece = Part("resid", ["first", "second"], [0, 1], [], values, effects)
+    piece = PatchedPart("resid", ["first", "second"], [0, 1], [], values, effects)
     grid = PatchGrid("a", None, 1, ["x", "y"], ["x", "z"], [0, 1], 2.0, 1.0, [piece])
     assert [line.split()[:3] for line in grid.table()[1:]] == [
         ["-0.900", "0.1000", "first"],

@@ -21,7 +21,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import attention, cache, flow, layers
 from glassformer.core.nn.engines import ENGINES
 from glassformer.fast import prepacked
-from glassformer.fast.quantized import Layout, quantize_weights
+from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import lora, store
 from glassformer.sight import counterparts, layouts, probes, ways
 from glassformer.sight.agreement import Check, differing, tolerance
@@ -390,10 +390,10 @@ def test_the_texts_are_cut_back_to_their_own_values() -> None:
     for name in ("mixed", "t5", "bahdanau", "bert"):
         model = tiny.model(tiny.ALL[name])
         args, _ = probes.draw(model, None, 4)
-        alone = layouts.Reader(model, tape=True).alone(args)
+        alone = layouts.DocumentReader(model, tape=True).alone(args)
         for result in (
-            layouts.Reader(model, True).padded(args, "left"),
-            layouts.Reader(model, True).packed(args),
+            layouts.DocumentReader(model, True).padded(args, "left"),
+            layouts.DocumentReader(model, True).packed(args),
         ):
             for actual, reference in zip(result, alone, strict=True):
                 assert actual.keys() == reference.keys()
@@ -451,7 +451,7 @@ def test_quantised_models_verify(name):
     """Saved and loaded bit for bit; all else within what an input rounded the other way does; no
     change is merged."""
     model = tiny.model(tiny.ALL[name])
-    quantize_weights(model, Layout(4))
+    quantize_weights(model, QuantizedLayout(4))
     checks = {check.name: check for check in glassformer.verify(model, None, new=4)}
     assert not [check.line() for check in checks.values() if check.status == "FAIL"]
     assert (

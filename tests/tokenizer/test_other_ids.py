@@ -349,4 +349,4 @@ def test_nothing_of_a_truncated_sentencepiece_bpe_opens(tmp_path: Path) -> None:
 
 def test_a_special_token_that_is_a_learned_piece_is_named() -> None:
     with pytest.raises(UserError, match=r"'once' is a piece of the vocabulary already"):
-        ranks.byte_level({"on": 0, "once": 1}, [], ranks.Kind(None, {"once": 2}))
+        ranks.byte_level({"on": 0, "once": 1}, [], ranks.RankEncoding(None, {"once": 2}))

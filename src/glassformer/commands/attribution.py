@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from .common import Output, tables
+from .common import CommandOutput, tables
 from .options import Edits, ModelOptions, Text, edits_suffix
 from .signature import Count
 
@@ -26,7 +26,7 @@ def run(
     of: Literal["logit", "label"] | None = None,
     top: Count = 20,
     edit: Edits = (),
-) -> Output:
+) -> CommandOutput:
     """Attributes a logit to the parts of a model.
 
     token WORD: whose logit: a token, or a label by name or number (the likeliest)
@@ -81,13 +81,15 @@ def run(
         for name, sums in blocks
     ]
     lines = [title, *attribution.table(top), "", *tables.lines(rows, ("", *kinds))]
-    return Output(attribution.to_dict, lines, attribution.notes)
+    return CommandOutput(attribution.to_dict, lines, attribution.notes)
 
 
 def _label(names: list[str], number: int | None) -> Any:
     """A label by its name."""
-    from ..sight.labels import Piece
+    from ..sight.labels import TokenLabel
 
     return (
-        None if number is None else Piece(f"label {number}", f'label {number} ("{names[number]}")')
+        None
+        if number is None
+        else TokenLabel(f"label {number}", f'label {number} ("{names[number]}")')
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..core.errors import need
-from .common import Output, progress_counter
+from .common import CommandOutput, progress_counter
 from .options import Edits, ModelOptions, Prompts, Texts
 from .signature import Count, Words
 
@@ -24,7 +24,7 @@ def run(
     batch: Count = 32,
     truncate: bool = False,
     edit: Edits = (),
-) -> Iterator[Output]:
+) -> Iterator[CommandOutput]:
     """Labels each text, or each word where the model is a tagger.
 
     text TEXT: one or several; - is standard input, one text
@@ -52,7 +52,7 @@ def run(
             labels = [names[best] for best in rows.argmax(1).tolist()]
             lines = [f"{word}\t{label}" for word, label in zip(words, labels, strict=True)]
             record = {"tokens": words, "labels": labels, "probabilities": rows.amax(1).tolist()}
-            yield Output(record, [*lines, ""])
+            yield CommandOutput(record, [*lines, ""])
         return
     probabilities = predictions.classify(
         model,
@@ -66,8 +66,12 @@ def run(
     names = options.labels(probabilities.shape[1])
     for sentence, row in zip(texts, probabilities.tolist(), strict=True):
         if len(row) == 1:
-            yield Output({"text": sentence, "value": row[0]}, [f"{row[0]:10.4f}  {sentence}"])
+            yield CommandOutput(
+                {"text": sentence, "value": row[0]}, [f"{row[0]:10.4f}  {sentence}"]
+            )
             continue
         by_name = dict(zip(names, row, strict=True))
         best = max(by_name, key=by_name.__getitem__)
-        yield Output({"text": sentence, **by_name}, [f"{best:12} {by_name[best]:.4f}  {sentence}"])
+        yield CommandOutput(
+            {"text": sentence, **by_name}, [f"{best:12} {by_name[best]:.4f}  {sentence}"]
+        )

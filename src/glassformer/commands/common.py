@@ -20,7 +20,7 @@ REPORT_INTERVAL = 30.0  # seconds without a word on standard error, where it is 
 
 
 @dataclass(frozen=True)
-class Output:
+class CommandOutput:
     """A command's result: the value that ``--json`` prints, else the lines for a reader.
 
     Either may be a function, called where it is printed. ``notes`` go to standard error before the

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import need
-from .common import Output, tables
+from .common import CommandOutput, tables
 from .eval import Evaluation, Lengths, format_number
 from .options import DeviceOptions, ModelOptions
 from .signature import Count, Words
@@ -39,7 +39,7 @@ def run(
     target: str | None = None,
     beams: int = 5,
     lengths: Lengths = (10, 15, 20),
-) -> Output | int:
+) -> CommandOutput | int:
     """Trains several models on the same data under one budget.
 
     runs RUN.toml: run files with the same data and objective
@@ -100,7 +100,7 @@ def run(
         for name, runs in results.items()
     ] + bags
     picture = draw_curves(rows, Path(out) / "comparison.png")
-    return Output(rows, table_lines(rows), ending=picture)
+    return CommandOutput(rows, table_lines(rows), ending=picture)
 
 
 def check_test_set(settings: Any, test: str | None, target: str | None, bag: bool) -> None:

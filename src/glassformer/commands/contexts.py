@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.errors import need
-from .common import Output
+from .common import CommandOutput
 from .options import ModelOptions
 from .signature import Words
 
@@ -12,7 +12,7 @@ EXAMPLES = (
 )
 
 
-def run(options: ModelOptions, word: str, text: Words = ()) -> Output:
+def run(options: ModelOptions, word: str, text: Words = ()) -> CommandOutput:
     """Compares one word's vectors in two texts.
 
     word WORD: a word that both texts have
@@ -30,4 +30,6 @@ def run(options: ModelOptions, word: str, text: Words = ()) -> Output:
         tokens = [f"{place}:{piece.display}" for place, piece in zip(places, pieces, strict=True)]
         lines.append(f"{'  '.join(tokens)}   in: {sentence}")
     heading = "cosine of the word's two vectors, and of the word with the other text's other words"
-    return Output(results.to_dict, [*lines, "", heading, "", *results.table()], results.notes)
+    return CommandOutput(
+        results.to_dict, [*lines, "", heading, "", *results.table()], results.notes
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, nearest, need
-from .common import Output, tables
+from .common import CommandOutput, tables
 from .parsing import split_settings
 from .signature import Count, Words
 
@@ -36,7 +36,7 @@ def run(
     context: Count | None = None,
     processes: Count | None = None,
     use: Words = (),
-) -> Output:
+) -> CommandOutput:
     """Counts parameters, FLOPs and memory, from the config alone.
 
     batch N: rows in a batch; a run file computes it in train.accumulate pieces
@@ -71,7 +71,7 @@ def run(
             numbers["layout"] = layout.to_dict()
             # what is held and sent differs
             rows += layout.rows()[3 if layout.dtype == "bf16" else 0 :]
-    return Output(numbers, tables.lines(rows))
+    return CommandOutput(numbers, tables.lines(rows))
 
 
 def _layouts(plan: RunPlan, processes: int) -> list[Layout]:

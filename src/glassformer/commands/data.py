@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from .common import Output, count_noun, find_corpus, tables
+from .common import CommandOutput, count_noun, find_corpus, tables
 from .options import Separator, file_or_input
 
 EXAMPLES = ("glassformer data", "glassformer data python-docs")
@@ -60,7 +60,7 @@ def run(
     *,
     field: str = "text",
     separator: Separator | None = None,
-) -> Output:
+) -> CommandOutput:
     """Describes a corpus, or lists those that are known by name.
 
     name NAME: a named corpus, a file, a folder, or - for standard input; none lists the names
@@ -78,7 +78,7 @@ def run(
             (f"{s['name']}/", f"{', '.join(s['files'])} ({s['licence']}, {s['origin']})")
             for s in sets
         ]
-        return Output([*records, *sets], tables.lines(rows, left_columns=(0, 1)))
+        return CommandOutput([*records, *sets], tables.lines(rows, left_columns=(0, 1)))
     summary = find_corpus(name, field, separator).summary()
     record = {key: str(v) if isinstance(v, Path) else v for key, v in vars(summary).items()}
     pieces = f"{count_noun(summary.documents, 'document')}, {count_noun(summary.files, 'file')}"
@@ -89,4 +89,4 @@ def run(
         ("from", summary.origin),
         ("licence", summary.licence),
     ]
-    return Output(record, tables.lines(rows, left_columns=(0, 1)))
+    return CommandOutput(record, tables.lines(rows, left_columns=(0, 1)))

@@ -3,7 +3,7 @@ number of a model."""
 
 from __future__ import annotations
 
-from .common import Output, tables
+from .common import CommandOutput, tables
 from .signature import Words
 
 EXAMPLES = (
@@ -13,7 +13,7 @@ EXAMPLES = (
 )
 
 
-def run(term: Words = (), *, no_number: bool = False) -> Output:
+def run(term: Words = (), *, no_number: bool = False) -> CommandOutput:
     """Defines a term of the field.
 
     term TERM: a term, or another of its names; none lists them all
@@ -24,7 +24,7 @@ def run(term: Words = (), *, no_number: bool = False) -> Output:
     if not term:
         terms = glossary.terms()
         listed = [(entry.name, entry.page, entry.sentence) for entry in terms]
-        return Output(
+        return CommandOutput(
             lambda: [entry.to_dict() for entry in terms],
             tables.lines(listed, left_columns=(0, 1, 2)),
         )
@@ -43,7 +43,7 @@ def run(term: Words = (), *, no_number: bool = False) -> Output:
         [(name, text) for name, text in rows if text],
         left_columns=(0, 1),
     )
-    return Output(
+    return CommandOutput(
         entry.to_dict() | ({} if number is None else {"live": number}),
         [f"{entry.name}{also}\n  {entry.sentence}\n", *table],
         ending=f"Write it yourself: glassformer learn start {entry.exercise}"

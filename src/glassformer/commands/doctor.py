@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from .. import __version__
-from .common import Output, note_all, tables
+from .common import CommandOutput, note_all, tables
 
 EXAMPLES = ("glassformer doctor", "glassformer doctor --json")
 USAGE = "glassformer doctor [--json]"
@@ -20,12 +20,12 @@ COMPILE = (
 )
 
 
-def run() -> Output:
+def run() -> CommandOutput:
     """Shows what computes on this machine and why."""
     values = system_info()
     rows = [(name.replace("_", " "), _format_value(value)) for name, value in values.items()]
     note_all(advice_for(values))
-    return Output(values, tables.lines(rows, left_columns=(0, 1)))
+    return CommandOutput(values, tables.lines(rows, left_columns=(0, 1)))
 
 
 def system_info() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .common import Output, count_noun, progress_counter
+from .common import CommandOutput, count_noun, progress_counter
 from .options import Edits, ModelOptions, Prompts, Texts
 from .signature import Count
 
@@ -25,7 +25,7 @@ def run(
     out: str | None = None,
     truncate: bool = False,
     edit: Edits = (),
-) -> Iterator[Output]:
+) -> Iterator[CommandOutput]:
     """Embeds each text as one vector.
 
     text TEXT: one or several; - is standard input, one text
@@ -65,4 +65,4 @@ def run(
         if len(texts) > 1:
             similar = " ".join(f"{cosine:.4f}" for cosine in row)
             lines.append(f"  cosine with each text: {similar}")
-        yield Output({"text": sentence, "vector": vector}, lines)
+        yield CommandOutput({"text": sentence, "vector": vector}, lines)

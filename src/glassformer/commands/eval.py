@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ..core.errors import need, note
 from . import common
-from .common import Output, count_noun, progress_counter, tables
+from .common import CommandOutput, count_noun, progress_counter, tables
 from .options import Columns, Edits, ModelOptions, Separator, file_or_input
 from .signature import Count, Whole
 
@@ -72,7 +72,7 @@ class Evaluation:
     lengths: Lengths = ()
     out: Path | None = None
 
-    def measure(self, options: ModelOptions) -> Output:
+    def measure(self, options: ModelOptions) -> CommandOutput:
         """Returns the figures that follow from the model's shape."""
         from ..core import config
         from ..tasks import predictions
@@ -101,7 +101,7 @@ class Evaluation:
         )
         return self.score_text(model, tokenizer)
 
-    def score_text(self, model: Any, tokenizer: Any) -> Output:
+    def score_text(self, model: Any, tokenizer: Any) -> CommandOutput:
         """Returns the loss of a text."""
         from ..tasks import evaluation
 
@@ -132,9 +132,9 @@ class Evaluation:
             "bytes": score.bytes,
         }
         record = {**score.to_dict(), "context": context, "stride": stride}
-        return Output(record, figure_lines(figures), [explanation])
+        return CommandOutput(record, figure_lines(figures), [explanation])
 
-    def score_targets(self, model: Any, tokenizer: Any) -> Output:
+    def score_targets(self, model: Any, tokenizer: Any) -> CommandOutput:
         """Returns the figures of the model's hypotheses against the targets."""
         from ..core import files, generation
         from ..tasks import evaluation
@@ -183,7 +183,7 @@ class Evaluation:
             }
         return figures_output(figures)
 
-    def score_labels(self, model: Any, tokenizer: Any, options: ModelOptions) -> Output:
+    def score_labels(self, model: Any, tokenizer: Any, options: ModelOptions) -> CommandOutput:
         """Returns the figures of the labels that the model gives, against the right ones."""
         from ..tasks import evaluation, predictions
         from ..tasks.objectives import Classify
@@ -217,7 +217,7 @@ class Evaluation:
             )
         return figures_output({"texts": len(texts), **figures})
 
-    def score_tags(self, model: Any, tokenizer: Any, options: ModelOptions) -> Output:
+    def score_tags(self, model: Any, tokenizer: Any, options: ModelOptions) -> CommandOutput:
         """Returns the figures of the labels that the model gives to words, against the right
         ones."""
         from ..tasks import evaluation, predictions
@@ -331,8 +331,8 @@ def run(
         output.show(json)
 
 
-def figures_output(figures: dict[str, Any]) -> Output:
-    return Output(figures, figure_lines(figures))
+def figures_output(figures: dict[str, Any]) -> CommandOutput:
+    return CommandOutput(figures, figure_lines(figures))
 
 
 def figure_lines(figures: dict[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ..core.errors import need
-from .common import Output
+from .common import CommandOutput
 from .options import ModelOptions, Prompts, Texts
 from .signature import Count
 
@@ -20,7 +20,7 @@ def run(
     prompts: Prompts = (),
     top: Count = 5,
     order: Literal["apart", "left", "sure"] = "apart",
-) -> Iterator[Output]:
+) -> Iterator[CommandOutput]:
     """Fills the blanks of each text.
 
     text TEXT: such as "The capital of France is ___."; - is standard input
@@ -42,4 +42,4 @@ def run(
             for filled in candidates:
                 words = " ".join(filled.words)
                 lines.append(f"{filled.probability:8.4f}  {words:16} {filled.text}")
-        yield Output([[filled.to_dict() for filled in blank] for blank in blanks], lines)
+        yield CommandOutput([[filled.to_dict() for filled in blank] for blank in blanks], lines)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .common import Output
+from .common import CommandOutput
 from .options import ModelOptions
 from .signature import Count
 
@@ -20,7 +20,7 @@ def run(
     draws: int = 8,
     length: int = 32,
     seed: int = 0,
-) -> Output:
+) -> CommandOutput:
     """Scores every attention head on random tokens that come twice.
 
     sort SCORE: the highest first: previous, induction, duplicate, first, norm ..
@@ -42,4 +42,4 @@ def run(
         "is taken away first. "
         "A label is a score more than 3 deviations above its baseline: not what the head is for."
     )
-    return Output(scores.to_dict, scores.table, ending=ending)
+    return CommandOutput(scores.to_dict, scores.table, ending=ending)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, nearest, need, note
-from .common import Output, count_noun, progress_counter, tables
+from .common import CommandOutput, count_noun, progress_counter, tables
 from .signature import Words
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run(
     seed: int | None = None,
     seconds: float | None = None,
     all_hints: bool = False,
-) -> Output:
+) -> CommandOutput:
     """Lists the exercises, starts one, checks it, hints at its solution or shows it.
 
     words VERB: start, check, hint or solution, and what of; none lists them
@@ -96,10 +96,10 @@ def run(
     # so that it can be checked as it is
     solution = f"# exercise: {exercise.name}\n\n{exercise.solution}"
     record = {"name": exercise.name, "solution": exercise.solution}
-    return Output(record, [solution.removesuffix("\n")])
+    return CommandOutput(record, [solution.removesuffix("\n")])
 
 
-def _list(folder: Path, others: Path | None) -> Output:
+def _list(folder: Path, others: Path | None) -> CommandOutput:
     """All exercises with their states."""
     from ..learn import progress
     from ..learn.exercise import catalogue
@@ -129,10 +129,10 @@ def _list(folder: Path, others: Path | None) -> Output:
     if todo:
         ending += f" Next: glassformer learn start {todo[0]}"
     heading = ("exercise", "state", "what", "on the road")
-    return Output(entries, tables.lines(rows, heading, (0, 1, 2, 3)), ending=ending)
+    return CommandOutput(entries, tables.lines(rows, heading, (0, 1, 2, 3)), ending=ending)
 
 
-def _start(exercise: Exercise, folder: Path, notebook: bool) -> Output:
+def _start(exercise: Exercise, folder: Path, notebook: bool) -> CommandOutput:
     from ..learn import progress, starting
 
     progress.read_progress(folder)  # a broken record is said before anything is written
@@ -140,10 +140,12 @@ def _start(exercise: Exercise, folder: Path, notebook: bool) -> Output:
     if progress.state(exercise, progress.read_progress(folder)) == progress.NEW:
         progress.update_progress(folder, exercise.name, state="started", file=path.name)
     ending = f"{exercise.title}. Fill in what is TODO, then: glassformer learn check {path}"
-    return Output({"file": str(path)}, [str(path)], ending=ending)
+    return CommandOutput({"file": str(path)}, [str(path)], ending=ending)
 
 
-def _check(file: Path, exercises: Path | None, seed: int | None, seconds: float | None) -> Output:
+def _check(
+    file: Path, exercises: Path | None, seed: int | None, seconds: float | None
+) -> CommandOutput:
     from ..learn import progress
     from ..learn.checking import Checker
 
@@ -163,7 +165,7 @@ def _check(file: Path, exercises: Path | None, seed: int | None, seconds: float 
         f"Stuck? glassformer learn hint {verdict.exercise}. The same inputs again: --seed "
         f"{verdict.seed}"
     )
-    return Output(
+    return CommandOutput(
         verdict.to_dict,
         [*printed, *verdict.lines()],
         ending="" if passed else ending,
@@ -197,7 +199,7 @@ def _latest_file(folder: Path) -> Path:
     )
 
 
-def _check_class(folder: Path, exercises: Path | None, seconds: float | None) -> Output:
+def _check_class(folder: Path, exercises: Path | None, seconds: float | None) -> CommandOutput:
     """Checks each learner's files; a row for each."""
     from ..learn.checking import Checker, class_folder
 
@@ -218,14 +220,14 @@ def _check_class(folder: Path, exercises: Path | None, seconds: float | None) ->
     passed = sum(row[2] == "passed" for row in rows)
     learners = count_noun(len({row[0] for row in rows}), "learner")
     heading = ("learner", "exercise", "state", "what")
-    return Output(
+    return CommandOutput(
         [report.to_dict() for report in reports],
         tables.lines(rows, heading, (0, 1, 2, 3)),
         ending=f"{learners}, {count_noun(len(rows), 'file')}, {passed} passed.",
     )
 
 
-def _hint(exercise: Exercise, folder: Path, all_hints: bool) -> Output:
+def _hint(exercise: Exercise, folder: Path, all_hints: bool) -> CommandOutput:
     """The next hint, or all."""
     from ..learn import progress
 
@@ -244,4 +246,4 @@ def _hint(exercise: Exercise, folder: Path, all_hints: bool) -> Output:
     more = f"{count_noun(count - last, 'more hint')}: ask again"
     if last == count:
         more = f"the last; glassformer learn solution {exercise.name}"
-    return Output(list(hints), hints, ending=f"({more})")
+    return CommandOutput(list(hints), hints, ending=f"({more})")

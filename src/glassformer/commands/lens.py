@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, need, note
-from .common import Output, count_noun, find_corpus, is_terminal, new_file, note_all, tables
+from .common import CommandOutput, count_noun, find_corpus, is_terminal, new_file, note_all, tables
 from .options import Columns, Edits, ModelOptions, Separator, Texts, edits_suffix
 from .signature import Words
 
@@ -40,7 +40,7 @@ def run(
     tokens: int = 1024,
     context: int | None = None,
     rate: float = 3e-3,
-) -> Output:
+) -> CommandOutput:
     """Decodes the residual stream at each depth of a model.
 
     text TEXT: what the model reads; - is standard input
@@ -81,7 +81,7 @@ def run(
         )
         title = f"{lens.lens}{edits_suffix(edit)}: the likeliest token and its probability"
         place = f"\nat {lens.positions[-1]}:{lens.pieces[-1].display}"
-        return Output(lens.to_dict, [title, lens.text(), place, *lens.table()], lens.notes)
+        return CommandOutput(lens.to_dict, [title, lens.text(), place, *lens.table()], lens.notes)
 
     if out is None:
         raise UserError("--fit writes a file; name it: --out FILE.safetensors.")
@@ -123,7 +123,7 @@ def run(
     table = [(depth, f"{before:.4f}", f"{after:.4f}") for depth, before, after in depths]
     note("KL(own || depth) in nats, the mean of the tokens of texts held out.")
     note(f"{path} holds the tuned lens, {fitted.origin()}")
-    return Output(fitted.to_dict, tables.lines(table, ("depth", "KL before", "KL after")))
+    return CommandOutput(fitted.to_dict, tables.lines(table, ("depth", "KL before", "KL after")))
 
 
 def example_pairs(

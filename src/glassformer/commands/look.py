@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, need
-from .common import Output, ascii_only, write_picture
+from .common import CommandOutput, ascii_only, write_picture
 from .options import Edits, ModelOptions, Text
 from .signature import Words
 
@@ -31,7 +31,7 @@ def run(
     head: int | None = None,
     out: Path | None = None,
     edit: Edits = (),
-) -> Output | None:
+) -> CommandOutput | None:
     """Shows named values of a forward pass, its predictions, or its attention as a picture.
 
     pattern PATTERN: names, as "*.pattern"; none lists every name
@@ -59,20 +59,20 @@ def run(
             write_picture(out, inspection.svg(drawn))
             return None
         pictures = (f"{alignment.path}\n{alignment.text(ascii_only())}" for alignment in drawn)
-        return Output([alignment.to_dict() for alignment in drawn], ["\n\n".join(pictures)])
+        return CommandOutput([alignment.to_dict() for alignment in drawn], ["\n\n".join(pictures)])
     if logprobs is not None or next is not None:
         count = (next or 0) if logprobs is None else logprobs
         tokens = inspection.predictions(
             *options.load_with_tokenizer(), text, count, source=source, edits=edit
         )
         if logprobs is not None:
-            return Output(tokens, prediction_lines(tokens))
-        return Output(tokens[-1]["next"], likely_lines(tokens[-1]))
+            return CommandOutput(tokens, prediction_lines(tokens))
+        return CommandOutput(tokens[-1]["next"], likely_lines(tokens[-1]))
     if not pattern:
         need(not edit, "--edit changes values; say which to show, or give --next.")
         paths = inspection.paths(options.load()[0])
         options.note_untrained()
-        return Output(paths, paths)
+        return CommandOutput(paths, paths)
     model, tokenizer = options.load_with_tokenizer()
     values = inspection.look(model, tokenizer, text, *pattern, source=source, edits=edit)
 
@@ -80,7 +80,7 @@ def run(
         tokens = inspection.read_tokens(model, tokenizer, text, source, edit)
         return {**inspection.to_dict(values), "tokens": tokens}
 
-    return Output(value, inspection.describe(values))
+    return CommandOutput(value, inspection.describe(values))
 
 
 def prediction_lines(tokens: list[dict[str, Any]]) -> Iterator[str]:

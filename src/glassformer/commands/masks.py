@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from ..core.errors import UserError
-from .common import Output, ascii_only, supports_colour, tables, write_picture
+from .common import CommandOutput, ascii_only, supports_colour, tables, write_picture
 from .signature import Words
 
 EXAMPLES = (
@@ -24,7 +24,7 @@ def run(
     ring: int | None = None,
     out: Path | None = None,
     use: Words = (),
-) -> Output | None:
+) -> CommandOutput | None:
     """Draws a rule of who may look at whom, and counts its pairs.
 
     name NAME: a rule, or rules with & and |; none lists the names
@@ -38,7 +38,7 @@ def run(
     if name is None:
         rules = masks.names()
         records = [{"name": rule, "what": meaning} for rule, meaning in rules]
-        return Output(records, tables.lines(rules, left_columns=(0, 1)))
+        return CommandOutput(records, tables.lines(rules, left_columns=(0, 1)))
     kind = out.suffix.lower() if out is not None else None
     kind = ".svg" if str(out) == "-" else kind
     if kind not in (None, ".svg", ".png"):
@@ -53,4 +53,4 @@ def run(
     lines = [title, *drawn.legend(plain=ascii_only())]
     if not kind:
         lines.insert(0, drawn.text(supports_colour(), plain=ascii_only()))
-    return Output(drawn.to_dict, [] if str(out) == "-" else lines)
+    return CommandOutput(drawn.to_dict, [] if str(out) == "-" else lines)

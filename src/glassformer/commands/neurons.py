@@ -3,7 +3,7 @@ greatest."""
 
 from __future__ import annotations
 
-from .common import Output, find_corpus, is_terminal, progress_counter
+from .common import CommandOutput, find_corpus, is_terminal, progress_counter
 from .options import ModelOptions, Separator
 from .signature import Words
 
@@ -26,7 +26,7 @@ def run(
     context: int | None = None,
     field: str = "text",
     separator: Separator | None = None,
-) -> Output:
+) -> CommandOutput:
     """Finds the places of a corpus where a neuron is greatest.
 
     data DATA: a file, a folder or a named corpus
@@ -61,4 +61,4 @@ def run(
             f"{places.mean:.4f}, above zero at {places.above_zero:.1%}\n"
         )
         sections.append("\n".join([title, *places.table()]))
-    return Output([places.to_dict() for places in activations], ["\n\n".join(sections)])
+    return CommandOutput([places.to_dict() for places in activations], ["\n\n".join(sections)])

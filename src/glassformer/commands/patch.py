@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from ..core.errors import UserError, need
-from .common import Output
+from .common import CommandOutput
 from .options import ModelOptions
 from .signature import Whole, Words
 
@@ -40,7 +40,7 @@ def run(
     at: int | None = None,
     source: Words = (),
     top: Whole = 10,
-) -> Output:
+) -> CommandOutput:
     """Patches values of one text into the pass of another.
 
     clean CLEAN: the text whose values are put in
@@ -79,4 +79,4 @@ def run(
     lines = [grid.text()]
     if top:
         lines += ["", *grid.table(top)]
-    return Output(grid.to_dict, lines, [f"{metric} at {grid.at}: {values}; 0 to 1 between."])
+    return CommandOutput(grid.to_dict, lines, [f"{metric} at {grid.at}: {values}; 0 to 1 between."])

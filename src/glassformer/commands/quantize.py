@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core import files
 from ..core.errors import need, note
-from .common import Output, is_terminal, new_file, new_folder, tables
+from .common import CommandOutput, is_terminal, new_file, new_folder, tables
 from .options import note_untrained
 from .signature import Count, Whole, Words
 
@@ -44,7 +44,7 @@ def run(
     top: Whole = 12,
     picture: Path | None = None,
     use: Words = (),
-) -> Output:
+) -> CommandOutput:
     """Rounds a model's weights to 8 or 4 bits, and measures what that costs.
 
     folder FOLDER: where to save it
@@ -63,11 +63,11 @@ def run(
     from ..core.config import EncoderDecoder
     from ..fast.quantize import picture as draw
     from ..fast.quantize import quantize_model
-    from ..fast.quantized import Layout, quantized
+    from ..fast.quantized import QuantizedLayout, quantized
     from ..formats import store
     from ..formats.checkpoint import Checkpoint
 
-    layout = Layout(bits, group, head)
+    layout = QuantizedLayout(bits, group, head)
     need(
         target is None or calibrate is not None,
         "--target goes with --calibrate, which has its sources.",
@@ -125,7 +125,7 @@ def run(
                 f"of the answers{better}."
             )
 
-    return Output(report.to_dict, lines)
+    return CommandOutput(report.to_dict, lines)
 
 
 def _read(

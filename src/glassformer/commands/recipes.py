@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .common import Output, tables
+from .common import CommandOutput, tables
 from .signature import Words
 
 EXAMPLES = ("glassformer recipes --json",)
 
 
-def run(*, use: Words = ()) -> Output:
+def run(*, use: Words = ()) -> CommandOutput:
     """Lists the families and their sizes."""
     from .. import families as book
     from ..core import cost as costs
@@ -25,4 +25,4 @@ def run(*, use: Words = ()) -> Output:
             width, context = f"{config.dim:,} wide", f"{config.context:,} tokens of context"
             rows.append((f"  {name}", f"{total:,} parameters", width, context))
         lines += [f"{page.name}: {page.paper}", *tables.lines(rows)]
-    return Output(records, lines)
+    return CommandOutput(records, lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .common import Output
+from .common import CommandOutput
 from .options import Edits, ModelOptions, Text, edits_suffix
 
 EXAMPLES = (
@@ -25,7 +25,7 @@ def run(
     baseline: Literal["mean", "zero", "pad"] = "mean",
     steps: int = 50,
     edit: Edits = (),
-) -> Output:
+) -> CommandOutput:
     """Measures what an answer owes to each token: gradients and integrated gradients.
 
     token WORD: whose logit: one token (the likeliest)
@@ -59,4 +59,4 @@ def run(
     change = abs(saliency.value - saliency.at_baseline)
     share = f", {abs(saliency.gap) / change:.2%} of the change" if change else ""
     total = f"\nsum of the integrated gradients {saliency.sum:.4f}, gap {saliency.gap:+.2e}{share}"
-    return Output(saliency.to_dict, [title, *saliency.table(), total], notes)
+    return CommandOutput(saliency.to_dict, [title, *saliency.table(), total], notes)

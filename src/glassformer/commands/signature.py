@@ -18,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..core.errors import need
-from .common import Output
+from .common import CommandOutput
 from .parsing import Parser
 
 EXPLAINED = re.compile(r"(\w+)(?: (\S+))?: (.+)")
@@ -126,7 +126,7 @@ def add_arguments(parser: Parser, function: Callable[..., Any], shared: str) -> 
 
     parser.set_defaults(run=function, open=False)
     add(function)
-    if "Output" in str(inspect.signature(function).return_annotation):
+    if "CommandOutput" in str(inspect.signature(function).return_annotation):
         parser.add_argument("--json", action="store_true", help=explained["json"][2])
 
 
@@ -140,7 +140,7 @@ def execute(args: argparse.Namespace) -> int:
     if result is None or isinstance(result, int):
         return result or 0
     exit_code = 0
-    for output in [result] if isinstance(result, Output) else result:
+    for output in [result] if isinstance(result, CommandOutput) else result:
         output.show(args.json)
         exit_code = output.exit_code
     return exit_code

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, need, note
-from .common import Output
+from .common import CommandOutput
 from .options import Separator
 from .signature import Words
 
@@ -51,7 +51,7 @@ def run(
     sizes: list[int] | None = None,
     dim: int | None = None,
     out: Path | None = None,
-) -> Output | None:
+) -> CommandOutput | None:
     """Shows a text under several tokenizers, trains a tokenizer, or measures vocabulary sizes.
 
     words TEXT: the text; a sample of everything where there is none
@@ -145,11 +145,11 @@ def _tokenizer_source(name: str) -> str | Path:
 
 def _look(
     text: str, chosen: list[str] | None, ids: bool, trace_word: str | None, page: Path | None
-) -> Output:
+) -> CommandOutput:
     from ..core import files
     from ..formats import pretrained
     from ..sight.tokens import compare, html
-    from ..sight.tokens.segmentation import Trace, trace
+    from ..sight.tokens.segmentation import WordTrace, trace
 
     compare.check(text)
     if page is not None and page.suffix.lower() not in (".html", ".htm"):
@@ -161,7 +161,7 @@ def _look(
     )
     opened = [(name, pretrained.find(_tokenizer_source(name))) for name in dict.fromkeys(names)]
     sheets = [compare.sheet(name, tokenizer, text) for name, tokenizer in opened]
-    traces: list[list[Trace]] = []
+    traces: list[list[WordTrace]] = []
     if trace_word is not None:
         word_traces = [trace(tokenizer, trace_word or text) for _, tokenizer in opened]
         traces = [
@@ -181,7 +181,7 @@ def _look(
 
     if not chosen and len(names) < len(DEFAULT):
         note("More tokenizers: --with NAME, from GLASSFORMER_DATA or the hub's cache.")
-    return Output({"text": text, "tokenizers": records}, lines)
+    return CommandOutput({"text": text, "tokenizers": records}, lines)
 
 
 # ---------------------------------------------------------------------------------- in a terminal

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, need, note
 from ..sight.labels import pieces
-from .common import Output, progress_counter
+from .common import CommandOutput, progress_counter
 from .options import Edits, ModelOptions, Prompts, Texts
 from .signature import Count
 
@@ -33,7 +33,7 @@ def run(
     max_new: int = 200,
     cut: str = "no",
     edit: Edits = (),
-) -> Iterator[Output]:
+) -> Iterator[CommandOutput]:
     """Translates each text by beam search.
 
     text TEXT: one or several; - is standard input, one text
@@ -88,7 +88,7 @@ def run(
         if best > 1:
             scored = (f"  {entry.score:8.4f}  {entry.text}" for entry in hypotheses)
             lines = [source, *scored]
-        yield Output({"source": source, "best": records}, lines)
+        yield CommandOutput({"source": source, "best": records}, lines)
     unended = sum(hypotheses[0].finish == "length" for hypotheses in outputs)
     if unended:
         note(f"{unended} of {count} did not come to an end within --max-new {max_new} tokens.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, nearest, need, note
-from .common import Output, count_noun, new_folder, tables
+from .common import CommandOutput, count_noun, new_folder, tables
 
 if TYPE_CHECKING:
     from ..sight.tokens.vocabulary_size import Size
@@ -23,7 +23,7 @@ def train(
     out: Path | None,
     special: Sequence[str],
     separator: str | None,
-) -> Output:
+) -> CommandOutput:
     """Trains a vocabulary and saves it as tokenizer.json."""
     from ..core.tokenizer import train as train_tokenizer
     from ..core.tokenizer import trainers
@@ -60,7 +60,7 @@ def train(
     vocabulary = compare.count(tokenizer)
     path = str(out / "tokenizer.json")
     base = count_noun(vocabulary.base, "piece")
-    return Output(
+    return CommandOutput(
         {
             "kind": kind,
             "entries": vocabulary.entries,
@@ -78,7 +78,7 @@ def sizes(
     out: Path | None,
     dim: int | None,
     separator: str | None,
-) -> Output:
+) -> CommandOutput:
     """Measures vocabulary size against tokens for each word and parameters of the embedding."""
     from ..core import files
     from ..core.tokenizer import trainers
@@ -98,7 +98,7 @@ def sizes(
         files.write(out, lambda beside: _picture(measured, kind, dim, beside, form))
         lines.append(str(out))
     record = {"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured]}
-    return Output(record, lines)
+    return CommandOutput(record, lines)
 
 
 def _kind(kind: str | None, kinds: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .common import Output
+from .common import CommandOutput
 from .options import Edits, ModelOptions, Text
 from .signature import Whole
 
@@ -21,7 +21,7 @@ def run(
     up: Whole = 0,
     terms: Whole = 8,
     edit: Edits = (),
-) -> Output:
+) -> CommandOutput:
     """Opens one number of a forward pass to its operands.
 
     address ADDRESS: an address such as "logits[2,5]"; without its index: the shape; none lists the
@@ -35,14 +35,14 @@ def run(
 
     tape = trace(model, tokenizer, text, source, edit)
     if address is None:
-        return Output(tape.to_dict, tape.lines)
+        return CommandOutput(tape.to_dict, tape.lines)
     name, index = tape.parse(address)
     if index is None:
         shape, axes = tape.shape(name)
         sides = " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
         shape_record = {"address": name, "axes": list(axes), "shape": list(shape)}
-        return Output(shape_record, [f"{name}: {sides}"])
+        return CommandOutput(shape_record, [f"{name}: {sides}"])
     steps = list(tape.why(address, up))
     records = [step.to_dict(terms) for step in steps]
     lines = "\n\n".join("\n".join(step.lines(terms)) for step in steps)
-    return Output(records if up else records[0], [lines])
+    return CommandOutput(records if up else records[0], [lines])

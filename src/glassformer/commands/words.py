@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.errors import UserError, need, note
 from . import common
-from .common import Output, count_noun, tables
+from .common import CommandOutput, count_noun, tables
 from .options import Columns, DeviceOptions, ModelOptions, Separator, file_or_input
 from .signature import Words
 
@@ -42,7 +42,7 @@ def train(
     seed: int = 0,
     field: str = "text",
     separator: Separator | None = None,
-) -> Output:
+) -> CommandOutput:
     """Trains word2vec on a corpus.
 
     corpus CORPUS: a named corpus, a file or a folder; each line is a sentence
@@ -88,13 +88,13 @@ def train(
             print(line, end="\n" if step.done == 1 else "\r", file=sys.stderr, flush=True)
     vectors.save(model.vectors(), path)
     count = len(text.words)
-    return Output(
+    return CommandOutput(
         {"words": count, "width": dim, "loss": step.loss, "file": out},
         [f"{count_noun(count, 'vector')} of {dim} numbers in {out}"],
     )
 
 
-def near(vectors: str, word: str, *, top: int = 10) -> Output:
+def near(vectors: str, word: str, *, top: int = 10) -> CommandOutput:
     """The words nearest to a word.
 
     word WORD: a word of the vectors
@@ -103,8 +103,8 @@ def near(vectors: str, word: str, *, top: int = 10) -> Output:
     return _neighbours(_read(vectors).near(word, top))
 
 
-def analogy(vectors: str, a: str, b: str, c: str, *, top: int = 10) -> Output:
-    """What is to C as B is to A.
+def analogy(vectors: str, a: str, b: str, c: str, *, top: int = 10) -> CommandOutput:
+    """Find the word that is to C as B is to A.
 
     a A: a word
     b B: its partner
@@ -114,8 +114,8 @@ def analogy(vectors: str, a: str, b: str, c: str, *, top: int = 10) -> Output:
     return _neighbours(_read(vectors).analogy(a, b, c, top))
 
 
-def _neighbours(neighbours: Sequence[tuple[str, float]]) -> Output:
-    return Output(
+def _neighbours(neighbours: Sequence[tuple[str, float]]) -> CommandOutput:
+    return CommandOutput(
         [{"word": word, "cosine": cosine} for word, cosine in neighbours],
         tables.lines((f"{cosine:.4f}", word) for word, cosine in neighbours),
     )
@@ -132,7 +132,7 @@ def score(
     *,
     similarity: list[str] | None = None,
     analogies: list[str] | None = None,
-) -> Output:
+) -> CommandOutput:
     """Vectors held against what people say: similarities and analogies.
 
     similarity FILE: lines of two words and a number
@@ -177,12 +177,12 @@ def score(
         (result["file"], figure, f"{result['asked']:,} of {result['of']:,} known")
         for result, figure in zip(results, rows, strict=True)
     ]
-    return Output(results, tables.lines(lines, left_columns=(0, 1, 2)))
+    return CommandOutput(results, tables.lines(lines, left_columns=(0, 1, 2)))
 
 
 def bag(
     text: Words = (), *, among: str | None = None, weigh: str = "tfidf", top: int = 5
-) -> Output:
+) -> CommandOutput:
     """Texts as bags of words: how alike they are; without texts, what a bag loses.
 
     text TEXT: texts to compare, or to look for with --among
@@ -208,7 +208,7 @@ def bag(
             results[query] = [{"text": hit, "cosine": cosine} for hit, cosine in hits]
             lines += [query if hits else f"{query}: no line has a word of it"]
             lines += [f"  {cosine:.4f}  {hit}" for hit, cosine in hits] or [""]
-        return Output(results, lines)
+        return CommandOutput(results, lines)
     groups: list[tuple[str, Sequence[str]]] = [("", text)]
     if not text:
         groups = [("Order is lost: other meaning, the same bag.", bag.ORDER_LOST)]
@@ -220,7 +220,7 @@ def bag(
         lines += [heading] if heading else []
         for line, row in zip(texts_of_group, cosines, strict=True):
             lines.append(f"  {' '.join(f'{cosine:.4f}' for cosine in row)}  {line}")
-    return Output(squares, lines)
+    return CommandOutput(squares, lines)
 
 
 def learn_labels(
@@ -255,7 +255,7 @@ def learn_labels(
 
 def classify(
     train: str, valid: str, *, weigh: str = "tfidf", columns: Columns | None = None
-) -> Output:
+) -> CommandOutput:
     """Learns labels from bags of words, and says how many of another file are right.
 
     train TRAIN: a file of texts and labels, such as sst2/train.tsv
@@ -270,10 +270,10 @@ def classify(
         ("weights", f"{figures['words']:,} words"),
         *((f"says {label}", ", ".join(words)) for label, words in strongest.items()),
     ]
-    return Output(figures, tables.lines(rows, left_columns=(0, 1)))
+    return CommandOutput(figures, tables.lines(rows, left_columns=(0, 1)))
 
 
-def average(vectors: str, *, out: str, labels: int = 2) -> Output:
+def average(vectors: str, *, out: str, labels: int = 2) -> CommandOutput:
     """Saves an encoder that averages vectors, with two layers over them, to be trained.
 
     out FOLDER: where; train it with --from FOLDER
@@ -289,7 +289,9 @@ def average(vectors: str, *, out: str, labels: int = 2) -> Output:
         f"An encoder of {tokenizer.size:,} words and no blocks is in {out}; train it with "
         f"--from {out}."
     )
-    return Output({"folder": out, "words": tokenizer.size, "width": model.config.dim}, [line])
+    return CommandOutput(
+        {"folder": out, "words": tokenizer.size, "width": model.config.dim}, [line]
+    )
 
 
 def contexts(
@@ -298,7 +300,7 @@ def contexts(
     text: Words = (),
     *,
     vectors: str | None = None,
-) -> Output:
+) -> CommandOutput:
     """One word in two sentences: how far each layer of a model moves its vectors apart.
 
     word WORD: left out, well-known examples are shown
@@ -337,7 +339,7 @@ def contexts(
             rows.insert(0, static)
         results.append(result)
         lines += [f"{term}: {' | '.join(sentences)}", *tables.lines(rows, left_columns=(0, 2))]
-    return Output(results, lines)
+    return CommandOutput(results, lines)
 
 
 def wic(
@@ -347,7 +349,7 @@ def wic(
     model: str | None = None,
     vectors: str | None = None,
     first: int | None = None,
-) -> Output:
+) -> CommandOutput:
     """Words in Context: does a word mean the same in two texts? By the cosine of its two vectors.
 
     folder FOLDER: the folder of its files (train.data.txt ...)
@@ -395,7 +397,7 @@ def wic(
             title = "embedding" if name == "layer 0" else name
             rows.append((title, f"{border:.4f}", *(f"{share:.2f}" for share in right.values())))
     note("In % right; the border is chosen on train.")
-    return Output(results, tables.lines(rows, ("vectors", "same from", *splits)))
+    return CommandOutput(results, tables.lines(rows, ("vectors", "same from", *splits)))
 
 
 TASKS = {

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core import config
-from ..core.checkpoints.recipe import ConfigReader, Held, Recipe, Rule, Table
+from ..core.checkpoints.recipe import ConfigReader, Held, NameRule, Recipe, Table
 from ..core.config import context_length, serial
 from ..core.config.differences import differences
 from ..core.errors import UserError, nearest, need
@@ -47,8 +47,8 @@ DECODERS = (
 __all__ = [
     "RECIPES",
     "ConfigReader",
+    "NameRule",
     "Recipe",
-    "Rule",
     "Table",
     "add",
     "all",

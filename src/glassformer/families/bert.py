@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Recipe, Rule, Table, rules
+from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe, Table, rules
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
 from ..core.config.init import Init
@@ -218,14 +218,14 @@ def tags(head: TokenHead) -> str:
     return "qa_outputs" if head.span else "classifier"
 
 
-def trunk(name: str) -> Iterator[Rule]:
+def trunk(name: str) -> Iterator[NameRule]:
     """The rules of what BERT and its kin share, all below ``name``."""
     for file_name, param_name in (
         ("word", "embed.token"),
         ("position", "encoder.position"),
         ("token_type", "embed.segment"),
     ):
-        yield Rule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
+        yield NameRule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
     layers = {
         f"{name}.encoder.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
         for file_name, param_name in _LAYER.items()
@@ -249,8 +249,8 @@ def table(model: Model) -> Table:
     all_rules = (
         *trunk("bert"),
         *rules({**_PARTS, **label_layer}),
-        Rule(f"{_WORDS}.decoder.weight", "head.proj.weight"),
-        Rule(bias, "head.proj.bias"),
+        NameRule(f"{_WORDS}.decoder.weight", "head.proj.weight"),
+        NameRule(bias, "head.proj.bias"),
     )
     unused = ["bert.embeddings.position_ids"]
     if model.pool is None or model.pool.transform is None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Rule, Table, rules, tile
+from ..core.checkpoints.recipe import ConfigReader, NameRule, Table, rules, tile
 from ..core.config.feedforward import Activation
 from ..core.config.init import Init
 from ..core.config.mask import Full, MaskRule, Window
@@ -363,7 +363,7 @@ GATED = {"ffn.gate": "mlp.gate_proj", "ffn.up": "mlp.up_proj", "ffn.down": "mlp.
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 
-def table(layer_names: Mapping[str, str], *more: Rule, last_norm: str = "model.norm") -> Table:
+def table(layer_names: Mapping[str, str], *more: NameRule, last_norm: str = "model.norm") -> Table:
     """The table of a decoder: ``layer_names`` maps the names in our blocks to the file's, each a
     weight and perhaps a bias."""
     layers = {
@@ -373,7 +373,7 @@ def table(layer_names: Mapping[str, str], *more: Rule, last_norm: str = "model.n
     end_layers = {last_norm: "decoder.last_norm", "lm_head": "head.proj"}
     return Table(
         (
-            Rule("model.embed_tokens.weight", "embed.token.weight"),
+            NameRule("model.embed_tokens.weight", "embed.token.weight"),
             *rules({**layers, **end_layers}),
             *more,
         ),

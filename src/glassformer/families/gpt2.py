@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Recipe, Rule, Table, rules
+from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe, Table, rules
 from ..core.config import (
     MLP,
     Activation,
@@ -94,10 +94,10 @@ _OURS, _THEIRS = "decoder.blocks.{i}", "transformer.h.{i}"
 _MATRICES = {"attn.c_proj": "attn.out", "mlp.c_fc": "ffn.up", "mlp.c_proj": "ffn.down"}
 
 RULES = (
-    Rule("transformer.wte.weight", "embed.token.weight"),
-    Rule("transformer.wpe.weight", "decoder.position.weight"),
+    NameRule("transformer.wte.weight", "embed.token.weight"),
+    NameRule("transformer.wpe.weight", "decoder.position.weight"),
     *(
-        Rule(
+        NameRule(
             f"{_THEIRS}.attn.c_attn.{end}",
             tuple(f"{_OURS}.attn.{x}.{end}" for x in "qkv"),
             transpose=end == "weight",
@@ -113,7 +113,7 @@ RULES = (
     ),
     *rules({f"{_THEIRS}.ln_1": f"{_OURS}.attn_norm", f"{_THEIRS}.ln_2": f"{_OURS}.ffn_norm"}),
     *rules({"transformer.ln_f": "decoder.last_norm"}),
-    Rule("lm_head.weight", "head.proj.weight"),
+    NameRule("lm_head.weight", "head.proj.weight"),
 )
 
 GPT2 = Recipe(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.checkpoints.recipe import Recipe, Rule
+from ..core.checkpoints.recipe import NameRule, Recipe
 from ..core.config import (
     Attention,
     Block,
@@ -58,9 +58,9 @@ MIXTRAL = Recipe(
     write_config=write_config,
     weights=decoders.table(
         {**decoders.ATTENTION, **decoders.NORMS},
-        Rule(f"{_MIXTURE}.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
-        Rule(f"{_MIXTURE}.experts.{{e}}.w1.weight", f"{decoders.OURS}.ffn.gate"),
-        Rule(f"{_MIXTURE}.experts.{{e}}.w2.weight", f"{decoders.OURS}.ffn.down"),
-        Rule(f"{_MIXTURE}.experts.{{e}}.w3.weight", f"{decoders.OURS}.ffn.up"),
+        NameRule(f"{_MIXTURE}.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
+        NameRule(f"{_MIXTURE}.experts.{{e}}.w1.weight", f"{decoders.OURS}.ffn.gate"),
+        NameRule(f"{_MIXTURE}.experts.{{e}}.w2.weight", f"{decoders.OURS}.ffn.down"),
+        NameRule(f"{_MIXTURE}.experts.{{e}}.w3.weight", f"{decoders.OURS}.ffn.up"),
     ),
 )

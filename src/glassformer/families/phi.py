@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Recipe, Rule
+from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe
 from ..core.config.context_length import long_scalings
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP, GatedMLP
@@ -124,10 +124,10 @@ PHI3 = Recipe(
     write_config=write_config3,
     weights=decoders.table(
         {"attn.out": "self_attn.o_proj", "ffn.down": "mlp.down_proj", **decoders.NORMS},
-        Rule(
+        NameRule(
             f"{_LAYER}.self_attn.qkv_proj.weight",
             (f"{_ATTN}.q.weight", f"{_ATTN}.k.weight", f"{_ATTN}.v.weight"),
         ),
-        Rule(f"{_LAYER}.mlp.gate_up_proj.weight", (f"{_FFN}.gate.weight", f"{_FFN}.up.weight")),
+        NameRule(f"{_LAYER}.mlp.gate_up_proj.weight", (f"{_FFN}.gate.weight", f"{_FFN}.up.weight")),
     ),
 )

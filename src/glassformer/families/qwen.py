@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Recipe, Rule
+from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe
 from ..core.config import (
     Attention,
     Block,
@@ -237,9 +237,9 @@ QWEN3MOE = Recipe(
     write_config=write_config3moe,
     weights=decoders.table(
         _NORMED,
-        Rule(f"{decoders.THEIRS}.mlp.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
+        NameRule(f"{decoders.THEIRS}.mlp.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
         *(
-            Rule(
+            NameRule(
                 f"{decoders.THEIRS}.mlp.experts.{{e}}.{layer}_proj.weight",
                 f"{decoders.OURS}.ffn.{layer}",
             )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Recipe, Rule, Table
+from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe, Table
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP, Activation, GatedMLP
 from ..core.config.init import Init
@@ -184,8 +184,8 @@ def table(model: Model) -> Table:
     mlp = stacks(model)["encoder"].pattern[0].feedforward
     wide = {"wi_0": "gate", "wi_1": "up"} if isinstance(mlp, GatedMLP) else {"wi": "up"}
     rules = [
-        Rule("shared.weight", "embed.token.weight"),
-        Rule("lm_head.weight", "head.proj.weight"),
+        NameRule("shared.weight", "embed.token.weight"),
+        NameRule("lm_head.weight", "head.proj.weight"),
     ]
     layer_names = {"SelfAttention": "attn", "EncDecAttention": "cross", "DenseReluDense": "ffn"}
     for stack, layers in (("encoder", (0, 2)), ("decoder", (0, 1, 2))):
@@ -197,13 +197,15 @@ def table(model: Model) -> Table:
                 f"{stack}.blocks.{{i}}.{param_name}",
             )
             rules += [
-                Rule(f"{file_prefix}.{file_name}.{a}.weight", f"{param_prefix}.{b}.weight")
+                NameRule(f"{file_prefix}.{file_name}.{a}.weight", f"{param_prefix}.{b}.weight")
                 for a, b in names.items()
             ]
-            rules.append(Rule(f"{file_prefix}.layer_norm.weight", f"{param_prefix}_norm.weight"))
+            rules.append(
+                NameRule(f"{file_prefix}.layer_norm.weight", f"{param_prefix}_norm.weight")
+            )
         first = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rules.append(Rule(first, f"{stack}.position.weight"))
-        rules.append(Rule(f"{stack}.final_layer_norm.weight", f"{stack}.last_norm.weight"))
+        rules.append(NameRule(first, f"{stack}.position.weight"))
+        rules.append(NameRule(f"{stack}.final_layer_norm.weight", f"{stack}.last_norm.weight"))
     twins = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     return Table(
         tuple(rules),

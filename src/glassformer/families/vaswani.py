@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Recipe, Rule, Table, rules
+from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe, Table, rules
 from ..core.config import serial
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
@@ -123,7 +123,7 @@ def layout(model: Model) -> Model:
     return replace(model, head=replace(model.head, bias=True))
 
 
-def _rules(stack: str) -> tuple[Rule, ...]:
+def _rules(stack: str) -> tuple[NameRule, ...]:
     attention = {f"{name}_proj": name for name in ("q", "k", "v", "out")}
     names = {"fc1": "ffn.up", "fc2": "ffn.down", "final_layer_norm": "ffn_norm"}
     for file_name, param_name in (("self_attn", "attn"), ("encoder_attn", "cross")):
@@ -154,10 +154,10 @@ VASWANI = Recipe(
     write_config=write_config,
     weights=Table(
         (
-            Rule(_SHARED, "embed.token.weight"),
+            NameRule(_SHARED, "embed.token.weight"),
             *_rules("encoder"),
             *_rules("decoder"),
-            Rule("final_logits_bias", "head.proj.bias", unsqueeze=True),
+            NameRule("final_logits_bias", "head.proj.bias", unsqueeze=True),
         ),
         # the sines
         ignore=("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"),

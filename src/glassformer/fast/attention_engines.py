@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from ..core.nn.engines import Engine
+from ..core.nn.engines import AttentionEngine
 from ..core.nn.engines.inputs import AttentionInputs
 from . import cpu_blocks
 from .block_mask import density
@@ -76,12 +76,14 @@ def _supports_flex(inputs: AttentionInputs) -> bool:
 ENGINES = (
     # window(256) of 8,192 tokens, forward and backward: 10 times as fast as sdpa
     # (docs/masks.md)
-    Engine("block_sparse", block_sparse_attention, lambda inputs: inputs.bias is None, _few_blocks),
+    AttentionEngine(
+        "block_sparse", block_sparse_attention, lambda inputs: inputs.bias is None, _few_blocks
+    ),
     # PyTorch's bf16 backward takes 2 to 3 times as long on a CPU; with dropout it has no fused
     # kernel
-    Engine("cpu_blocks", blocks_attention, _supports_blocks, _slow_training),
+    AttentionEngine("cpu_blocks", blocks_attention, _supports_blocks, _slow_training),
     # PyTorch's fused kernel takes 1.2 to 1.8 times as long (benchmarks/limits.py)
-    Engine(
+    AttentionEngine(
         "prefill",
         prefill_attention,
         _bf16_prompt,
@@ -90,12 +92,12 @@ ENGINES = (
     # packed documents: PyTorch's fused kernels take a mask of T x T a row there, and none
     # beside grouped heads. Not measured on a GPU yet; on a CPU, one document after another,
     # only by name
-    Engine(
+    AttentionEngine(
         "varlen",
         varlen_attention,
         supports_varlen,
         lambda inputs: inputs.q.device.type != "cpu",
     ),
     # not measured on a GPU yet: only by name
-    Engine("flex", flex_attention, _supports_flex, lambda inputs: False),
+    AttentionEngine("flex", flex_attention, _supports_flex, lambda inputs: False),
 )

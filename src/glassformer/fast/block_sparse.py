@@ -35,7 +35,7 @@ QKV: TypeAlias = tuple[Tensor, Tensor, Tensor]
 def block_sparse_attention(inputs: AttentionInputs) -> Tensor:
     """Time and memory by the blocks that the mask leaves -> (B, H, T, D), zero where a query is
     padding; no bias."""
-    call = Call(
+    call = BlockSparseCall(
         inputs.scale,
         inputs.softcap,
         inputs.dropout,
@@ -52,7 +52,12 @@ class _BlockSparse(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, block_masks: list[BlockMask], call: Call
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        block_masks: list[BlockMask],
+        call: BlockSparseCall,
     ) -> Tensor:
         shape, kv_shape, rows = q.shape, k.shape, len(block_masks[0].blocks)
         q, k, v = (x.reshape(rows, -1, *x.shape[2:]) for x in (q, k, v))  # (R, M, T or S, D)
@@ -101,7 +106,7 @@ def row_delta(dout: Tensor, out: Tensor) -> Tensor:
 
 
 @dataclass
-class Call:
+class BlockSparseCall:
     """One call's settings, and the dropout masks it drew: one for each tile and head, in the order
     of computation.
 

@@ -46,7 +46,7 @@ def state_of(tensors: list[Tensor]) -> State:
 
 
 @dataclass(frozen=True)
-class Group:
+class PackedGroup:
     """The matrices (N, C) and biases (N) of layers that multiply the same x: one copy holds them
     under each other."""
 
@@ -100,12 +100,12 @@ class PackedWeight:
     matrix: Tensor | kernels.Packed
     bias: Tensor | None
     rows: list[int]  # of each matrix
-    group: Group
+    group: PackedGroup
     state: State
     checksum: int
 
     @staticmethod
-    def of(group: Group, exact: bool = False) -> PackedWeight:
+    def of(group: PackedGroup, exact: bool = False) -> PackedWeight:
         """A copy made now, in oneDNN's order or our kernels' own."""
         joined = _joined(group.weights)
         if exact:
@@ -228,7 +228,7 @@ def unpack(model: nn.Module) -> None:
 on_training(unpack)
 
 
-def packable(model: nn.Module) -> Iterator[tuple[Paths, Group]]:
+def packable(model: nn.Module) -> Iterator[tuple[Paths, PackedGroup]]:
     """The layers that multiply, on a processor whose kernels gain by copies; joined ones
     together."""
     if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -259,6 +259,6 @@ def packable(model: nn.Module) -> Iterator[tuple[Paths, Group]]:
     if head is not None and not isinstance(weight := head.table(model.embed), QuantizedWeight):
         candidates.append(((head.proj,), [weight]))
     for layers, weights in candidates:
-        group = Group(weights, [layer.bias for layer in layers if layer.bias is not None])  # type: ignore[misc]
+        group = PackedGroup(weights, [layer.bias for layer in layers if layer.bias is not None])  # type: ignore[misc]
         if group.packable(kinds):
             yield tuple(modules[layer] for layer in layers), group

@@ -37,7 +37,7 @@ ENDS = ("embed.", "source_embed.", "head.", "pool.", "token_head.")  # tables an
 
 
 @dataclass(frozen=True)
-class Layout:
+class QuantizedLayout:
     """Bits and groups of a quantized model: ``bits`` of its matrices, ``head`` of its embeddings
     and heads (16: left as they are), ``group``."""
 
@@ -367,7 +367,7 @@ def quantized(model: nn.Module) -> dict[str, QuantizedWeight]:
 
 
 def quantize_weights(
-    model: nn.Module, layout: Layout, rounder: Rounding | None = None
+    model: nn.Module, layout: QuantizedLayout, rounder: Rounding | None = None
 ) -> dict[str, int]:
     """Put quantised weights in the place of a model's matrices, one after another; the bits of
     each, by path.

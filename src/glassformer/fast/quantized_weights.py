@@ -36,7 +36,7 @@ CODES, SCALES = ".codes", ".scales"
 
 
 @dataclass(frozen=True)
-class Page:
+class CodesConfig:
     """Entry of config.json about the codes: how many of them share a scale, and the dtype in which
     the other weights are computed."""
 
@@ -45,7 +45,7 @@ class Page:
     dtype: str
 
     @classmethod
-    def parse(cls, raw: Any, source: str) -> Page:
+    def parse(cls, raw: Any, source: str) -> CodesConfig:
         """The page in a config.json; UserError for one that this version does not read."""
         version = raw.get("version") if isinstance(raw, dict) else None
         message = (
@@ -56,21 +56,21 @@ class Page:
             version == VERSION and type(version) is int,
             f"{message} {VERSION}; upgrade glassformer.",
         )
-        page: Page = serial.from_dict(cls, raw)
+        page: CodesConfig = serial.from_dict(cls, raw)
         need(page.group > 0, f"{source}: groups of {page.group} codes cannot be; restore it.")
         return page
 
 
-def page_of(model: nn.Module) -> Page | None:
+def page_of(model: nn.Module) -> CodesConfig | None:
     """Entry for a model's config.json about its codes; None where nothing is quantised."""
     params = nn_quantized.quantized(model)
     groups = {weight.quantized_data.group for weight in params.values()}
     need(len(groups) < 2, "The layout holds groups of one size; quantise the model with one.")
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return Page(VERSION, groups.pop(), dtype) if groups else None
+    return CodesConfig(VERSION, groups.pop(), dtype) if groups else None
 
 
-def contents(model: nn.Module, page: Page, state: Mapping[str, Tensor]) -> dict[str, Any]:
+def contents(model: nn.Module, page: CodesConfig, state: Mapping[str, Tensor]) -> dict[str, Any]:
     """The files of a quantised model, by name; ``state`` is every weight by its path."""
     metadata = {KEY: json.dumps(asdict(page))}
     return tensorfiles.contents(tensorfiles.plain(dict(_named(state))), metadata=metadata)
@@ -87,7 +87,7 @@ def _named(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 def load(
     cfg: config.Model,
-    page: Page,
+    page: CodesConfig,
     files: tensorfiles.Files,
     dtype: torch.dtype,
     device: torch.device | str | None,

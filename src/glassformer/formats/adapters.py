@@ -45,7 +45,7 @@ Ranks = dict[str, tuple[int, float]]  # a layer's path -> rank and scale
 
 
 @dataclass(frozen=True)
-class Matrix:
+class AdapterMatrix:
     """One matrix as its files name it: ``layers`` are the layers stacked in it, each with its
     number of outputs."""
 
@@ -74,7 +74,7 @@ def _namings(model: config.Model) -> Iterator[tuple[list[weights.Link], str]]:
 
 def _matrices(
     links: list[weights.Link], prefix: str, shapes: Mapping[str, Any]
-) -> Iterator[Matrix]:
+) -> Iterator[AdapterMatrix]:
     """Every matrix of the files that is made of whole linear layers."""
     for link in links:
         is_linear = (
@@ -93,7 +93,7 @@ def _matrices(
                 for param in link.param_names
                 if param in shapes
             )
-            yield Matrix(name, layers, link.rule.transpose)
+            yield AdapterMatrix(name, layers, link.rule.transpose)
 
 
 # -------------------------------------------------------------------------------------- saving
@@ -134,7 +134,9 @@ def contents(model: Model, base: str) -> Contents:
     return {TENSORS: content, PAGE: json.dumps(page, indent=2) + "\n"}
 
 
-def _joined(matrix: Matrix, layers: Mapping[str, lora.LoRALinear]) -> tuple[Tensor, Tensor, float]:
+def _joined(
+    matrix: AdapterMatrix, layers: Mapping[str, lora.LoRALinear]
+) -> tuple[Tensor, Tensor, float]:
     """down (R, I), up (O, R) and the scale of all changes within one matrix: side by side, zero
     elsewhere."""
     inside = [layers[path] for path, _ in matrix.layers if path in layers]
@@ -149,7 +151,7 @@ def _joined(matrix: Matrix, layers: Mapping[str, lora.LoRALinear]) -> tuple[Tens
 def _page(
     base: str,
     ranks: Ranks,
-    chosen: Mapping[str, Matrix],
+    chosen: Mapping[str, AdapterMatrix],
     every: Any,
     modules: set[str],
     model: Model,
@@ -249,7 +251,7 @@ def attach(model: Model, folder: Path) -> None:
 
 
 def _parted(
-    matrix: Matrix, down: Tensor, up: Tensor, scale: float
+    matrix: AdapterMatrix, down: Tensor, up: Tensor, scale: float
 ) -> dict[str, tuple[Tensor, Tensor, float]]:
     """The changes of our layers in one matrix, each without the ranks that are zero in it."""
     changes = {}
@@ -346,7 +348,7 @@ def _check_page(page: Mapping[str, Any], path: Path) -> None:
 
 
 def _halves(
-    files: tensorfiles.Files, name: str, matrix: Matrix, page: Mapping[str, Any]
+    files: tensorfiles.Files, name: str, matrix: AdapterMatrix, page: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor, float]:
     """down (R, I), up (O, R) and the scale of a change; UserError where the files and the page do
     not agree."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..core.checkpoints.loading import Fitted
     from ..core.nn import Model
     from ..core.tokenizer import Tokenizer
-    from ..fast.quantized import Layout
+    from ..fast.quantized import QuantizedLayout
 
     Dtype = torch.dtype | str | None
     Device = torch.device | str | None
@@ -135,7 +135,7 @@ class Checkpoint:
             return self._model(dtype, device, mapped)
         from ..fast import quantized
 
-        layout = quantized.Layout(bits, group, head)
+        layout = quantized.QuantizedLayout(bits, group, head)
         model = self._model(dtype, device, mapped, layout)
         if self.folder is not None and (
             self.gguf or self.base is not None or self.quantization is not None
@@ -145,7 +145,7 @@ class Checkpoint:
         return model
 
     def _model(
-        self, dtype: Dtype, device: Device, mapped: bool, layout: Layout | None = None
+        self, dtype: Dtype, device: Device, mapped: bool, layout: QuantizedLayout | None = None
     ) -> Model:
         """The model as it is held here; new or of plain files, in few bits where a ``layout`` is
         given."""
@@ -167,7 +167,7 @@ class Checkpoint:
             files = Files(self.weights(), mapped)
             verify(self.folder, "model", "adapter")  # a header that lies was named by now
             if self.quantization is not None:
-                page = few_bits.Page.parse(self.quantization, str(self.folder / CONFIG))
+                page = few_bits.CodesConfig.parse(self.quantization, str(self.folder / CONFIG))
                 page_dtype = loading.dtype_of(page.dtype)
                 return few_bits.load(
                     self.config, page, files, kind or page_dtype or files.dtype, device

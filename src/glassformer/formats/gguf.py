@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core import config
 from ..core.checkpoints import weights
-from ..core.checkpoints.headers import Entry, Headers
+from ..core.checkpoints.headers import Headers, TensorEntry
 from ..core.checkpoints.loading import Device, must_fit
 from ..core.checkpoints.tensors import Files
 from ..core.errors import need
@@ -48,7 +48,8 @@ class GGUF(Files):
     def __init__(self, path: Path) -> None:
         self.fields, self.places = read_gguf(path)
         entries = {
-            name: Entry(path, "F32", p.shape, p.start, p.end) for name, p in self.places.items()
+            name: TensorEntry(path, "F32", p.shape, p.start, p.end)
+            for name, p in self.places.items()
         }
         super().__init__(Headers(path, entries))
 
@@ -118,7 +119,7 @@ def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
     kind = dtype or torch.float32
     must_fit(cfg, kind, device) if dtype is not None else None
     model = build_model(cfg, device="meta", dtype=kind)
-    coded = set(quantized.Layout(8).plan(model)) if dtype is None else set()
+    coded = set(quantized.QuantizedLayout(8).plan(model)) if dtype is None else set()
     target_device = torch.device(device or torch.get_default_device())
     allocate(model, target_device)
     for link in links:

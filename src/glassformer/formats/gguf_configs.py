@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core import config
-from ..core.checkpoints.recipe import Rule, Table, rules
+from ..core.checkpoints.recipe import NameRule, Table, rules
 from ..core.config.scaling import Llama3Scaling
 from ..core.errors import UserError, need
 from ..families import read_config as read_published
@@ -196,8 +196,8 @@ def table(model: config.Model, kind: str) -> Table:
     """The names of the tensors of an architecture, and how queries and keys lie in them."""
     param_prefix, file_prefix = "decoder.blocks.{i}", "blk.{i}"
     shared_rules = (
-        Rule("token_embd.weight", "embed.token.weight"),
-        Rule("output.weight", "head.proj.weight"),
+        NameRule("token_embd.weight", "embed.token.weight"),
+        NameRule("output.weight", "head.proj.weight"),
         *rules({"output_norm": "decoder.last_norm"}),
         *rules(
             {
@@ -222,14 +222,14 @@ def table(model: config.Model, kind: str) -> Table:
     copies = (("output.weight", "token_embd.weight"),)
     if kind == "gpt2":
         fused = [
-            Rule(
+            NameRule(
                 f"{file_prefix}.attn_qkv.{end}",
                 tuple(f"{param_prefix}.attn.{x}.{end}" for x in "qkv"),
             )
             for end in ("weight", "bias")
         ]
         return Table(
-            (*shared_rules, Rule("position_embd.weight", "decoder.position.weight"), *fused),
+            (*shared_rules, NameRule("position_embd.weight", "decoder.position.weight"), *fused),
             copies=copies,
         )
     attention = config.stacks(model)["decoder"].pattern[0].attention
@@ -240,5 +240,5 @@ def table(model: config.Model, kind: str) -> Table:
         paired = kind == "llama" and letter != "v"
         for end, axes in (("weight", "(h d 2) c -> (h 2 d) c"), ("bias", "(h d 2) -> (h 2 d)")):
             names = f"{file_prefix}.attn_{letter}.{end}", f"{param_prefix}.attn.{letter}.{end}"
-            attn_rules.append(Rule(*names, axes=axes if paired else "", heads=count))
+            attn_rules.append(NameRule(*names, axes=axes if paired else "", heads=count))
     return Table((*shared_rules, *attn_rules), ignore=(FACTORS,), copies=copies)

@@ -37,7 +37,7 @@ BLOCKS |= {"Q4_K": (256, 144), "Q6_K": (256, 210)}
 
 
 @dataclass(frozen=True)
-class Place:
+class GGUFTensor:
     """A tensor: the name of its kind, its shape (rows first) and its bytes in the file."""
 
     kind: str
@@ -116,7 +116,7 @@ def _fields(file: _File) -> tuple[dict[str, Any], int]:
     return fields, tensors
 
 
-def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Place]]:
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     """The fields and the tensors of a file; UserError for one that is damaged or of a kind that is
     not read here."""
     file: _File | None = None
@@ -159,7 +159,7 @@ def _placed(
     size: int,
     alignment: Any,
     path: Path,
-) -> dict[str, Place]:
+) -> dict[str, GGUFTensor]:
     """Location of each tensor; one that reaches over the end or into another is refused."""
     if (
         not isinstance(alignment, int)
@@ -167,7 +167,7 @@ def _placed(
         or not 1 <= alignment <= 1 << 20
     ):
         raise ValueError(f"an alignment of {str(alignment)[:20]} cannot be")
-    start, places = -(-head // alignment) * alignment, dict[str, Place]()
+    start, places = -(-head // alignment) * alignment, dict[str, GGUFTensor]()
     for name, shape, number, offset in stated:
         kind = NAMES.get(number, "-")
         subject = (
@@ -186,7 +186,7 @@ def _placed(
             raise ValueError(
                 f"the tensor {name[:100]!a} reaches over the end, or begins within a number"
             )
-        places[name] = Place(kind, shape, at, end)
+        places[name] = GGUFTensor(kind, shape, at, end)
     spans = sorted((place.start, place.end) for place in places.values())
     if any(end > after for (_, end), (after, _) in itertools.pairwise(spans)):
         raise ValueError("two tensors share bytes")

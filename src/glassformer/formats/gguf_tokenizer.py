@@ -9,13 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.tokenizer.byte_bpe import CASED_WORDS, LONGEST, LOWER, UPPER, WORDS, Kind, byte_level
+from ..core.tokenizer.byte_bpe import (
+    CASED_WORDS,
+    LONGEST,
+    LOWER,
+    UPPER,
+    WORDS,
+    RankEncoding,
+    byte_level,
+)
 from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, added_token, letters_as_bytes
 from ..core.tokenizer.tokenizer_json import split as cut
 from . import sentencepiece
 from .gguf_file import MAGIC as MAGIC
 from .gguf_file import fields
-from .sentencepiece import BPE, CONTROL, MARK, UNIGRAM, UNKNOWN, UNUSED, USER, Piece
+from .sentencepiece import BPE, CONTROL, MARK, UNIGRAM, UNKNOWN, UNUSED, USER, VocabularyEntry
 from .wordpiece import wordpiece
 
 PARTS = {
@@ -146,7 +154,7 @@ def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:
             )
         return convert(
             fields_by_key,
-            [Piece(*entry) for entry in zip(names, scores, kinds, strict=True)],
+            [VocabularyEntry(*entry) for entry in zip(names, scores, kinds, strict=True)],
             source,
         ), roles
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
@@ -157,7 +165,7 @@ def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:
         ) from None
 
 
-def _byte_level(fields_by_key: dict[str, Any], entries: list[Piece], source: str) -> Spec:
+def _byte_level(fields_by_key: dict[str, Any], entries: list[VocabularyEntry], source: str) -> Spec:
     """GPT-2's kind: merges, and a name for how a text is split."""
     split = fields_by_key.get("pre")
     if split not in SPLITS:
@@ -173,7 +181,9 @@ def _byte_level(fields_by_key: dict[str, Any], entries: list[Piece], source: str
     ids = {entry.text: id for id, entry in enumerate(entries)}
     if not all(len(pair) == 2 and {*pair, "".join(pair)} <= ids.keys() for pair in pairs):
         raise ValueError("it has a merge of tokens that are not there")
-    spec = byte_level(ids, pairs, Kind(None, {}, compose=split in COMPOSED), split in WHOLE_WORDS)
+    spec = byte_level(
+        ids, pairs, RankEncoding(None, {}, compose=split in COMPOSED), split in WHOLE_WORDS
+    )
     steps = SPLITS[split]
     spec["pre_tokenizer"] = (
         steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
@@ -187,7 +197,7 @@ def _byte_level(fields_by_key: dict[str, Any], entries: list[Piece], source: str
     return spec
 
 
-def _pieces(fields_by_key: dict[str, Any], entries: list[Piece], source: str) -> Spec:
+def _pieces(fields_by_key: dict[str, Any], entries: list[VocabularyEntry], source: str) -> Spec:
     """SentencePiece's kinds: a score for each piece, as BPE ("llama") or Unigram ("t5")."""
     unknown = fields_by_key.get("unknown_token_id")
     if unknown is None:
@@ -200,10 +210,10 @@ def _pieces(fields_by_key: dict[str, Any], entries: list[Piece], source: str) ->
         if kind == USER:
             kind = CONTROL if _plays(text) else USER
             text = text.replace(" ", MARK)
-        pieces.append(Piece(text, score, kind))
+        pieces.append(VocabularyEntry(text, score, kind))
     if "scores" not in fields_by_key or len({piece.text for piece in pieces}) != len(pieces):
         raise ValueError("its pieces have no scores, or two are the same")
-    model = sentencepiece.Model(
+    model = sentencepiece.SentencePieceModel(
         pieces=pieces,
         algorithm=UNIGRAM if fields_by_key["model"] == "t5" else BPE,
         charsmap=bytes(value % 256 for value in fields_by_key.get("precompiled_charsmap", [])),
@@ -216,7 +226,7 @@ def _pieces(fields_by_key: dict[str, Any], entries: list[Piece], source: str) ->
     return sentencepiece.to_tokenizer_json(model)
 
 
-def _words(fields_by_key: dict[str, Any], entries: list[Piece], source: str) -> Spec:
+def _words(fields_by_key: dict[str, Any], entries: list[VocabularyEntry], source: str) -> Spec:
     """BERT's kind: ``▁`` begins what begins a word, and what goes on one is bare."""
     names = []
     for entry in entries:

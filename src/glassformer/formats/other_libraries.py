@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Rule, Table
+from ..core.checkpoints.recipe import ConfigReader, NameRule, Table
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP, Activation, FeedForward
 from ..core.config.model import Attention, Block, Decoder, Model, Stack, stacks
@@ -183,10 +183,10 @@ def _prepare_nanochat(tensors: Tensors, raw: ConfigReader) -> Tensors:
 
 NANOCHAT = Table(
     (
-        Rule("transformer.wte.weight", "embed.token.weight"),
-        Rule("lm_head.weight", "head.proj.weight"),
+        NameRule("transformer.wte.weight", "embed.token.weight"),
+        NameRule("lm_head.weight", "head.proj.weight"),
         *(
-            Rule(f"transformer.h.{{i}}.{b}.weight", f"decoder.blocks.{{i}}.{a}.weight")
+            NameRule(f"transformer.h.{{i}}.{b}.weight", f"decoder.blocks.{{i}}.{a}.weight")
             for a, b in CHAT.items()
         ),
     )
@@ -282,13 +282,13 @@ def _lens_table(model: Model) -> Table:
         rule
         for x in "QKV"
         for rule in (
-            Rule(
+            NameRule(
                 f"{file_prefix}.attn.W_{x}",
                 f"{param_prefix}.attn.{x.lower()}.weight",
                 axes="h c d -> (h d) c",
                 heads=heads,
             ),
-            Rule(
+            NameRule(
                 f"{file_prefix}.attn.b_{x}",
                 f"{param_prefix}.attn.{x.lower()}.bias",
                 axes="h d -> (h d)",
@@ -304,31 +304,33 @@ def _lens_table(model: Model) -> Table:
     think = {"in": "up", "out": "down"}
     return Table(
         (
-            Rule("embed.W_E", "embed.token.weight"),
-            Rule("pos_embed.W_pos", "decoder.position.weight"),
+            NameRule("embed.W_E", "embed.token.weight"),
+            NameRule("pos_embed.W_pos", "decoder.position.weight"),
             *folded,
-            Rule(
+            NameRule(
                 f"{file_prefix}.attn.W_O",
                 f"{param_prefix}.attn.out.weight",
                 axes="h d c -> c (h d)",
                 heads=heads,
             ),
-            Rule(f"{file_prefix}.attn.b_O", f"{param_prefix}.attn.out.bias"),
+            NameRule(f"{file_prefix}.attn.b_O", f"{param_prefix}.attn.out.bias"),
             *(
-                Rule(f"{a}.{x[0]}", f"{b}.{x}")
+                NameRule(f"{a}.{x[0]}", f"{b}.{x}")
                 for a, b in norms.items()
                 for x in ("weight", "bias")
             ),
             *(
-                Rule(f"{file_prefix}.mlp.W_{a}", f"{param_prefix}.ffn.{b}.weight", transpose=True)
+                NameRule(
+                    f"{file_prefix}.mlp.W_{a}", f"{param_prefix}.ffn.{b}.weight", transpose=True
+                )
                 for a, b in think.items()
             ),
             *(
-                Rule(f"{file_prefix}.mlp.b_{a}", f"{param_prefix}.ffn.{b}.bias")
+                NameRule(f"{file_prefix}.mlp.b_{a}", f"{param_prefix}.ffn.{b}.bias")
                 for a, b in think.items()
             ),
-            Rule("unembed.W_U", "head.proj.weight", transpose=True),
-            Rule("unembed.b_U", "head.proj.bias"),
+            NameRule("unembed.W_U", "head.proj.weight", transpose=True),
+            NameRule("unembed.b_U", "head.proj.bias"),
         ),
         ignore=(f"{file_prefix}.attn.mask", f"{file_prefix}.attn.IGNORE"),
     )

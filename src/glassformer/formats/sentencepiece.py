@@ -39,7 +39,7 @@ class Broken(ValueError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class VocabularyEntry:
     """An entry of the vocabulary."""
 
     text: str
@@ -48,10 +48,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Model:
+class SentencePieceModel:
     """Fields of a SentencePiece model that decide ids."""
 
-    pieces: list[Piece]
+    pieces: list[VocabularyEntry]
     algorithm: int
     charsmap: bytes  # the compiled table of character replacements; empty: none
     dummy_prefix: bool  # a space before the text
@@ -118,19 +118,19 @@ def _message(value: int | bytes) -> dict[int, int | bytes]:
     return dict(fields(_bytes(value)))
 
 
-def _piece(raw: dict[int, int | bytes]) -> Piece:
+def _piece(raw: dict[int, int | bytes]) -> VocabularyEntry:
     score = _bytes(raw.get(2, bytes(4)))
     if len(score) != 4:
         raise Broken("a score is not a number of four bytes")
-    return Piece(
+    return VocabularyEntry(
         _bytes(raw.get(1, b"")).decode(), struct.unpack("<f", score)[0], _int(raw.get(3, NORMAL))
     )
 
 
-def parse(data: bytes) -> Model:
+def parse(data: bytes) -> SentencePieceModel:
     """The model in the bytes of a SentencePiece file; raises Broken or UnicodeDecodeError when they
     hold none."""
-    pieces: list[Piece] = []
+    pieces: list[VocabularyEntry] = []
     settings: dict[int, dict[int, int | bytes]] = {}
     for number, value in fields(data):
         if number == 1:
@@ -152,7 +152,7 @@ def parse(data: bytes) -> Model:
     if [piece.kind for piece in pieces].count(UNKNOWN) != 1:
         raise Broken("it must have one entry for unknown characters")
     places = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}
-    return Model(
+    return SentencePieceModel(
         pieces=pieces,
         algorithm=_int(trainer.get(3, UNIGRAM)),
         charsmap=_bytes(normalizer.get(2, b"")),
@@ -201,7 +201,7 @@ def read_tokenizer(
     return spec, roles
 
 
-def _fairseq(model: Model, source: str) -> tuple[Spec, Roles]:
+def _fairseq(model: SentencePieceModel, source: str) -> tuple[Spec, Roles]:
     """XLM-R's: the special tokens of fairseq's dictionary first, ``<mask>`` last, each text between
     <s> and </s>."""
     if [piece.text for piece in model.pieces[:3]] != ["<unk>", "<s>", "</s>"]:
@@ -210,10 +210,10 @@ def _fairseq(model: Model, source: str) -> tuple[Spec, Roles]:
             "another file or kind."
         )
     special = [
-        Piece(name, 0.0, UNKNOWN if name == "<unk>" else CONTROL)
+        VocabularyEntry(name, 0.0, UNKNOWN if name == "<unk>" else CONTROL)
         for name in ("<s>", "<pad>", "</s>", "<unk>")
     ]
-    pieces = [*special, *model.pieces[3:], Piece("<mask>", 0.0, CONTROL)]
+    pieces = [*special, *model.pieces[3:], VocabularyEntry("<mask>", 0.0, CONTROL)]
     if len({piece.text for piece in pieces}) != len(pieces):
         raise UserError(
             f"{source} has <pad> or <mask> among its pieces, as XLM-R's do not; choose another "
@@ -236,7 +236,7 @@ def _fairseq(model: Model, source: str) -> tuple[Spec, Roles]:
     return spec, dict(roles)
 
 
-def to_tokenizer_json(model: Model) -> Spec:
+def to_tokenizer_json(model: SentencePieceModel) -> Spec:
     """The model as a tokenizer.json holds it."""
     special = [
         (id, piece.text)
@@ -259,7 +259,7 @@ def to_tokenizer_json(model: Model) -> Spec:
     )
 
 
-def _bpe(model: Model) -> dict[str, Any]:
+def _bpe(model: SentencePieceModel) -> dict[str, Any]:
     ids = {piece.text: id for id, piece in enumerate(model.pieces)}
     mergeable = [piece for piece in model.pieces if piece.kind == NORMAL]
     mergeable.sort(key=lambda piece: (-piece.score, ids[piece.text]))
@@ -275,7 +275,7 @@ def _bpe(model: Model) -> dict[str, Any]:
     )
 
 
-def _unigram(model: Model) -> dict[str, Any]:
+def _unigram(model: SentencePieceModel) -> dict[str, Any]:
     unknown = next(id for id, piece in enumerate(model.pieces) if piece.kind == UNKNOWN)
     vocabulary = [
         [piece.text, CERTAIN if piece.kind == USER else piece.score] for piece in model.pieces
@@ -288,11 +288,11 @@ def _unigram(model: Model) -> dict[str, Any]:
     }
 
 
-def _falls_back(model: Model) -> bool:
+def _falls_back(model: SentencePieceModel) -> bool:
     return sum(piece.kind == BYTE for piece in model.pieces) == 256
 
 
-def _normalizer(model: Model) -> dict[str, Any]:
+def _normalizer(model: SentencePieceModel) -> dict[str, Any]:
     """Replacements, then spaces, then the mark before the text and in place of spaces."""
     steps: list[dict[str, Any]] = []
     if model.charsmap:
@@ -310,7 +310,7 @@ def _normalizer(model: Model) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": steps}
 
 
-def _split(model: Model) -> dict[str, Any] | None:
+def _split(model: SentencePieceModel) -> dict[str, Any] | None:
     """Cuts that the model alone would not make: around user-defined pieces and inside what only
     looks like a byte.
 

@@ -135,11 +135,15 @@ def unigram(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
 
 def _unigram(pieces: list[list[Any]], specials: list[str]) -> Spec:
     """The specification of a SentencePiece model with these pieces, then these special tokens."""
-    listed = [sentencepiece.Piece(piece, score, sentencepiece.NORMAL) for piece, score in pieces]
+    listed = [
+        sentencepiece.VocabularyEntry(piece, score, sentencepiece.NORMAL) for piece, score in pieces
+    ]
     for name in specials:
         kind = sentencepiece.UNKNOWN if name == "<unk>" else sentencepiece.CONTROL
-        listed.append(sentencepiece.Piece(name, UNKNOWN_SCORE, kind))
-    model = sentencepiece.Model(listed, sentencepiece.UNIGRAM, b"", True, False, True, False, {})
+        listed.append(sentencepiece.VocabularyEntry(name, UNKNOWN_SCORE, kind))
+    model = sentencepiece.SentencePieceModel(
+        listed, sentencepiece.UNIGRAM, b"", True, False, True, False, {}
+    )
     return sentencepiece.to_tokenizer_json(model)
 
 

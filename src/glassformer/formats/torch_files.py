@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .. import families as recipes
-from ..core.checkpoints.headers import Entry, Headers
+from ..core.checkpoints.headers import Headers, TensorEntry
 from ..core.checkpoints.loading import load_model
 from ..core.checkpoints.recipe import ConfigReader
 from ..core.checkpoints.tensors import NAMES, Files, open_file
@@ -98,7 +98,7 @@ def _need(fact: bool, path: Path, problem: str) -> None:
 
 
 @dataclass(frozen=True)
-class Value:
+class StackValue:
     """An entry of the pickle program's stack: the name of a function, or tuples with ``size``
     values in all, ``depth`` deep."""
 
@@ -107,7 +107,7 @@ class Value:
     depth: int = 0
 
 
-MARK, PLAIN = Value("MARK"), Value()
+MARK, PLAIN = StackValue("MARK"), StackValue()
 
 
 def _check_program(program: bytes, path: Path) -> None:
@@ -118,8 +118,8 @@ def _check_program(program: bytes, path: Path) -> None:
     one of a million inside of one another overflows the stack. Only tuples: lists and dicts are no
     keys, so nobody walks through them.
     """
-    stack: list[Value] = []
-    memo: dict[Any, Value] = {}
+    stack: list[StackValue] = []
+    memo: dict[Any, StackValue] = {}
     for code, argument, _ in pickletools.genops(program):
         if code.name in ("BINPUT", "LONG_BINPUT", "PUT"):
             memo[argument] = stack[-1]
@@ -139,10 +139,10 @@ def _check_program(program: bytes, path: Path) -> None:
                     allowed,
                     f"{sentence}; save the weights alone: torch.save(model.state_dict(), FILE).",
                 )
-                stack.append(Value(name))
+                stack.append(StackValue(name))
             elif code.name.startswith("TUPLE") or code.name == "REDUCE":
                 callable = code.name != "REDUCE" or items[0].name in CALLS
-                result = Value(
+                result = StackValue(
                     "",
                     1 + sum(item.size for item in items),
                     1 + max((item.depth for item in items), default=0),
@@ -158,10 +158,10 @@ def _check_program(program: bytes, path: Path) -> None:
                 stack += [PLAIN] * len(code.stack_after)
 
 
-def _pop(stack: list[Value], before: list[Any]) -> list[Value]:
+def _pop(stack: list[StackValue], before: list[Any]) -> list[StackValue]:
     """Take off the stack what an operation does: so many values, and all above the last mark where
     it says so."""
-    items: list[Value] = []
+    items: list[StackValue] = []
     count = len(before)
     if pickletools.markobject in before:
         count = before.index(pickletools.markobject)
@@ -176,7 +176,7 @@ def _pop(stack: list[Value], before: list[Any]) -> list[Value]:
 
 
 @dataclass(frozen=True)
-class AtHand(Entry):
+class AtHand(TensorEntry):
     """A tensor that is in memory already."""
 
     tensor: Tensor

@@ -83,7 +83,7 @@ def read_tokenizer(
     if kind is not None:
         specials = chosen.specials | specials
     spec = byte_bpe.byte_level(
-        plain, pairs, byte_bpe.Kind(chosen.pattern, specials, compose=chosen.compose)
+        plain, pairs, byte_bpe.RankEncoding(chosen.pattern, specials, compose=chosen.compose)
     )
     if chosen.pattern is None:
         spec["pre_tokenizer"]["add_prefix_space"] = flag(config, "add_prefix_space", False)
@@ -99,7 +99,7 @@ def _clip(
         raise UserError(
             f"This vocabulary lacks {first} or {last} and so is not CLIP's; restore it."
         )
-    spec = byte_bpe.byte_level(ids, pairs, byte_bpe.Kind(None, {}))
+    spec = byte_bpe.byte_level(ids, pairs, byte_bpe.RankEncoding(None, {}))
     words = split(WORDS_OF_CLIP, "Removed", invert=True)
     replaced = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
     spec["added_tokens"] = [added_token(id, name) for name, id in specials.items()]

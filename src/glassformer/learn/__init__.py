@@ -28,6 +28,6 @@ __getattr__, __dir__ = lazily(
         "find": ".exercise",
         "Checker": ".checking",
         "Verdict": ".checking",
-        "Report": ".report",
+        "CheckReport": ".report",
     },
 )

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from ..core.errors import UserError, need
 from .exercise import Exercise, find
-from .starting import Source, read_source
+from .starting import LearnerSource, read_source
 from .worker import GRACE, LONGEST, READY, WALL
 
 COMMAND = (sys.executable, "-m", "glassformer.learn.worker")
@@ -122,7 +122,7 @@ class Checker:
     def check_source(
         self,
         exercise: Exercise,
-        source: Source,
+        source: LearnerSource,
         seed: int | None = None,
         seconds: float | None = None,
     ) -> Verdict:

@@ -103,7 +103,7 @@ def replace(model: Model, kind: type[nn.Module], build: Callable[[Any], nn.Modul
     return len(modules)
 
 
-class Call(nn.Module):
+class FunctionModule(nn.Module):
     """A function as a module."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:

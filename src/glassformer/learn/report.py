@@ -23,7 +23,7 @@ class Wrong(Exception):
         self.look = look
 
 
-class Report:
+class CheckReport:
     """Given to ``check(learner, report)``: draws the inputs, compares, and keeps what went well.
 
     Inputs come from generators of its own, so nothing that the learner's code seeds makes them

@@ -22,7 +22,7 @@ ALOUD = "glassformer learn"
 
 
 @dataclass(frozen=True)
-class Source:
+class LearnerSource:
     """A learner's code and the exercise it is of; of a notebook also ``places``: the cell and line
     of each line."""
 
@@ -113,7 +113,7 @@ def write(exercise: Exercise, folder: Path, as_notebook: bool = False) -> Path:
     return path
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> LearnerSource:
     """A learner's file; UserError where it cannot be read or says of no exercise that it is
     one's."""
     path = path.expanduser()
@@ -141,7 +141,7 @@ def read_source(path: Path) -> Source:
             f'{path} is of no exercise: it has no line "# exercise: NAME", which {ALOUD} start '
             "writes; put it back in."
         )
-    return Source(path, mark[1], text, places)
+    return LearnerSource(path, mark[1], text, places)
 
 
 def _code_of(text: str, path: Path) -> tuple[str, tuple[tuple[int, int], ...]]:

@@ -116,11 +116,11 @@ def check(file: str, exercise: str, seed: int, display_name: str | None = None) 
     """
     import torch
 
-    from .report import Report, Wrong
+    from .report import CheckReport, Wrong
 
     # the check's own are nothing to the learner
     warnings.filterwarnings("ignore", module="exercise$")
-    report = Report(seed)
+    report = CheckReport(seed)
     # what the learner's code draws, repeated by a seed too; not what is drawn for it
     learner_seed = seed + (1 << 32)
     torch.manual_seed(learner_seed)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..core.config.objective import Objective
     from ..core.config.run import Run, Train
     from ..core.nn import Model
-    from ..core.training import Batch, ExecutionSettings, State, Step
+    from ..core.training import Batch, ExecutionSettings, State, TrainStep
     from .defaults import choose
     from .history import TrainingLog, training_log
     from .launch import RunResult, run
@@ -54,7 +54,7 @@ def train(
     *,
     state: State | None = None,
     execution: ExecutionSettings | None = None,
-) -> Iterator[Step]: ...
+) -> Iterator[TrainStep]: ...
 
 
 @overload

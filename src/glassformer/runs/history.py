@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core import files
 from ..core.errors import UserError
-from ..sight.figures.charts import Chart, Curves, Folded, Table
+from ..sight.figures.charts import Chart, Curves, Folded, TableFigure
 from ..sight.figures.drawing import Array
 from ..sight.figures.shown import Shown
 
@@ -72,7 +72,7 @@ class TrainingLog(Shown):
             if skipped
             else []
         )
-        yield Table("the last of each", ("", "value"), last)
+        yield TableFigure("the last of each", ("", "value"), last)
         other_charts = [
             Curves(name, {name: self.column(name)}) for name in names if name not in APART
         ]
@@ -91,7 +91,7 @@ class TrainingLog(Shown):
             yield Folded(", ".join(chart.title for chart in other_charts), other_charts)
         if self.samples:
             rows = [(f"{sample['step']:,}", sample["text"]) for sample in self.samples[-SAMPLES:]]
-            yield Table("what it wrote", ("step", "text"), rows, (1,))
+            yield TableFigure("what it wrote", ("step", "text"), rows, (1,))
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each step."""

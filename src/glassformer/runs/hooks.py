@@ -21,7 +21,7 @@ from ..core.config.objective import Objective
 from ..core.errors import UserError, note
 from ..core.nn.inference import inference
 from ..core.training.batches import Batch
-from ..core.training.loop import Step
+from ..core.training.loop import TrainStep
 from ..core.training.loss import Loss, mean_metrics
 from ..core.training.routing import RouteCounts, count_routes
 from ..scale.mesh import ALONE, Mesh
@@ -30,7 +30,7 @@ from ..scale.shared import columns, in_order, shared_out
 from . import run_checkpoints
 from .history import read_log as read_log
 
-Hook = Callable[[Step], None]
+Hook = Callable[[TrainStep], None]
 PROGRESS = 10.0  # seconds after which a validation says how far it is
 
 
@@ -74,7 +74,7 @@ class Evaluate:
         self.count = 0  # batches of the last evaluation
         self.routes = RouteCounts()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: TrainStep) -> None:
         if step.due(self.every):
             model = step.state.eval_model()
             with count_routes(model, self.mesh) as step.routes:
@@ -139,7 +139,7 @@ class Save:
         self.folder, self.every, self.keep = folder, every, keep
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: TrainStep) -> None:
         state, better = step.state, False
         if (
             step.valid_loss is not None
@@ -150,7 +150,7 @@ class Save:
         if better or step.last or (step.due(self.every) and not state.skipped_in_a_row):
             self.save(step)
 
-    def save(self, step: Step) -> None:
+    def save(self, step: TrainStep) -> None:
         """Save now what is not saved yet; what no longer counts among the last is removed after
         that."""
         mesh, newest = step.state.mesh, run_checkpoints.newest(self.folder)
@@ -168,7 +168,7 @@ class Rank0Hooks:
     def __init__(self, hooks: Iterable[Hook], mesh: Mesh) -> None:
         self.hooks, self.mesh = list(hooks), mesh
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: TrainStep) -> None:
         with self.mesh.agreeing():
             for hook in self.hooks:
                 hook(step)
@@ -180,7 +180,7 @@ class PeerSample:
     def __init__(self, sample: Callable[[Any], str] | None, every: int) -> None:
         self.sample, self.every = sample, every
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: TrainStep) -> None:
         if self.sample is not None and step.due(self.every):
             with evaluating(step.state.model):
                 self.sample(step.state.model)
@@ -199,7 +199,7 @@ class Log:
             raise files.explain(error, path) from None
         self.path = path
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: TrainStep) -> None:
         self.write(metrics(step))
 
     def write(self, line: dict[str, Any]) -> None:
@@ -232,7 +232,7 @@ class Routing(Log):
         super().__init__(path, start)
         self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer or tokenizer
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: TrainStep) -> None:
         for path, routes in step.routes.items():
             reads = self.source_tokenizer if path.startswith("encoder.") else self.tokenizer
             experts = []
@@ -253,7 +253,7 @@ class TensorBoard:
 
         self.writer: Any = SummaryWriter(str(folder), purge_step=start + 1 if start else None)
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: TrainStep) -> None:
         for name, value in metrics(step).items():
             for place, number in _numbers(name, value):
                 self.writer.add_scalar(place, number, step.index)
@@ -263,7 +263,7 @@ class TensorBoard:
         self.writer.close()
 
 
-def metrics(step: Step) -> dict[str, Any]:
+def metrics(step: TrainStep) -> dict[str, Any]:
     """A step's numbers as JSON holds them: those that are not finite are left out, and ``skipped``
     says why."""
     names = (

@@ -24,7 +24,7 @@ from ..core.errors import UserError, need, note
 from ..core.nn import device as devices
 from ..core.nn.experts import MoE
 from ..core.training.execution import ExecutionSettings, choose_by_table, choose_execution
-from ..core.training.loop import State, Step, Stuck, train
+from ..core.training.loop import State, Stuck, TrainStep, train
 from ..core.training.optimizer import Optimizer
 from ..core.training.prefetch import read_ahead
 from ..scale.mesh import Mesh, started
@@ -274,8 +274,8 @@ def _hooks(
 
 
 def _consume(
-    steps: Iterable[Step], hooks: list[Hook], save: Save, should_stop: Callable[[], Any]
-) -> tuple[Step | None, float | None]:
+    steps: Iterable[TrainStep], hooks: list[Hook], save: Save, should_stop: Callable[[], Any]
+) -> tuple[TrainStep | None, float | None]:
     """Put each step through the hooks, until there are no more or the run ``ends``; the last one,
     and the last validation loss. What was learned is saved in either case, also before UserError
     tells of steps that got stuck.

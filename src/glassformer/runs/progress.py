@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.errors import note
 from ..core.threads import Contention
-from ..core.training.loop import Step
+from ..core.training.loop import TrainStep
 from .hooks import evaluating
 from .report import duration
 
@@ -76,7 +76,7 @@ class Live:
             with contextlib.suppress(OSError):  # the terminal may be gone
                 self.screen.stop()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: TrainStep) -> None:
         self.first = step.index - 1 if self.first is None else self.first
         self.tokens, self.seconds = self.tokens + step.tokens, self.seconds + step.seconds
         if step.skipped:
@@ -109,7 +109,7 @@ class Live:
         ):
             self.show(step)
 
-    def show(self, step: Step) -> None:
+    def show(self, step: TrainStep) -> None:
         """Draw the panel, or print a line."""
         self.speed = self.tokens / self.seconds if self.seconds else 0.0
         self.tokens, self.seconds, self.shown = 0, 0.0, time.monotonic()
@@ -123,7 +123,7 @@ class Live:
             with contextlib.suppress(OSError):
                 self.screen.update(self.panel(step), refresh=True)
 
-    def numbers(self, step: Step) -> dict[str, str]:
+    def numbers(self, step: TrainStep) -> dict[str, str]:
         """The panel's numbers by name, formatted: loss, validation, tokens/s, time left, a machine
         that is shared."""
         done = step.index - (self.first or 0)
@@ -146,7 +146,7 @@ class Live:
             | ({"machine": self.machine} if self.machine else {})
         )
 
-    def panel(self, step: Step) -> Any:
+    def panel(self, step: TrainStep) -> Any:
         """The terminal's picture: a bar, the numbers, the loss as a row of bars, the last
         sample."""
         from rich.columns import Columns

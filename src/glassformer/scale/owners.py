@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .mesh import Mesh, share
 from .tensor import bounds
-from .windows import GRID, Window
+from .windows import GRID, WeightWindow
 
 AXES = ("data", "tensor")
 """Those along which a matrix lies in parts."""
@@ -28,7 +28,7 @@ Box: TypeAlias = tuple[slice, slice]
 
 
 @dataclass(frozen=True)
-class Matrix:
+class OwnedMatrix:
     """One matrix (rows, columns) of a window's weight, the ``number``th of its stack; ``index``
     counts windows.
 
@@ -49,11 +49,11 @@ class Owners:
     def __init__(
         self,
         mesh: Mesh,
-        windows: Sequence[Window],
+        windows: Sequence[WeightWindow],
         stacked: Callable[[list[tuple[int, int]]], list[list[int]]],
     ):
         """``stacked`` says which matrices, by their shapes, are worked on together."""
-        self.mesh, self.windows, self.matrices = mesh, list(windows), list[Matrix]()
+        self.mesh, self.windows, self.matrices = mesh, list(windows), list[OwnedMatrix]()
         for index, window in enumerate(self.windows):
             shape = (
                 window.place.shape
@@ -63,7 +63,8 @@ class Owners:
             size = window.shape[-2] * window.shape[-1]
             many = range(window.size // size if size else 0)
             self.matrices += [
-                Matrix(index, number, shape[-2], shape[-1], number * size, size) for number in many
+                OwnedMatrix(index, number, shape[-2], shape[-1], number * size, size)
+                for number in many
             ]
         self.stacks = stacked([(matrix.rows, matrix.columns) for matrix in self.matrices])
         self.members, self.place = mesh.neighbours(*AXES), mesh.index(*AXES)
@@ -84,7 +85,7 @@ class Owners:
             load[owner[stack]] += work[stack]
         return owner
 
-    def _box(self, matrix: Matrix, rank: int) -> Box:
+    def _box(self, matrix: OwnedMatrix, rank: int) -> Box:
         """Which rows and columns of a matrix lie with a process; perhaps none."""
         window, cut = self.windows[matrix.index], self.windows[matrix.index].cut
         sides = [(0, size) for size in window.shape]
@@ -200,9 +201,9 @@ def numbers(box: Box) -> int:
     return int((rows.stop - rows.start) * (columns.stop - columns.start))
 
 
-def _empty_like(examples: Sequence[Tensor] | Sequence[Window]) -> Tensor:
+def _empty_like(examples: Sequence[Tensor] | Sequence[WeightWindow]) -> Tensor:
     first = examples[0]
-    device = first.tensor.device if isinstance(first, Window) else first.device
+    device = first.tensor.device if isinstance(first, WeightWindow) else first.device
     return torch.empty(0, dtype=torch.bfloat16, device=device)
 
 

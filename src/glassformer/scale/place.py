@@ -48,7 +48,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorBox:
     """A box of a tensor of this ``shape``: ``size`` numbers a side, from ``start`` on; other
     processes along ``axes`` have other boxes, those along other axes the same."""
 
@@ -80,10 +80,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Share:
+class BoxShare:
     """The ``numbers`` (of its sides) of a place."""
 
-    place: Place
+    place: TensorBox
     numbers: Tensor
 
     @property
@@ -95,12 +95,12 @@ class Share:
         """Shape of the full tensor."""
         return self.place.shape
 
-    def detach(self) -> Share:
+    def detach(self) -> BoxShare:
         """Itself, as of a tensor: it has no graph."""
         return self
 
 
-def place_of(shape: tuple[int, ...], mesh: Mesh, cut: Cut | None = None) -> Place:
+def place_of(shape: tuple[int, ...], mesh: Mesh, cut: Cut | None = None) -> TensorBox:
     """The box of this process where a tensor, or its part of this ``shape`` by a ``cut``, is in
     shards."""
     low, high = share(shape[0], mesh.extent("data"), mesh.index("data"))
@@ -108,13 +108,13 @@ def place_of(shape: tuple[int, ...], mesh: Mesh, cut: Cut | None = None) -> Plac
     if cut is not None:
         start[cut.dim] += cut.low
         full_shape[cut.dim] = cut.size
-    return Place(
+    return TensorBox(
         tuple(full_shape), tuple(start), size, ("data",) if cut is None else ("data", cut.axis)
     )
 
 
-def share_of(tensor: Any, mesh: Mesh, cut: Cut | None = None) -> Share | None:
+def share_of(tensor: Any, mesh: Mesh, cut: Cut | None = None) -> BoxShare | None:
     """This process's numbers of a DTensor; None of a plain tensor."""
     if not hasattr(tensor, "placements"):
         return None
-    return Share(place_of(tuple(tensor.shape), mesh, cut), tensor.to_local().detach())
+    return BoxShare(place_of(tuple(tensor.shape), mesh, cut), tensor.to_local().detach())

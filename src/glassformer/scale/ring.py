@@ -32,14 +32,14 @@ from ..core import config
 from ..core.config.parallel import ring_pieces
 from ..core.errors import UserError, need
 from ..core.nn import Model
-from ..core.nn.engines import Engine
+from ..core.nn.engines import AttentionEngine
 from ..core.nn.engines.inputs import AttentionInputs
 from ..core.nn.experts import MoE
 from ..core.nn.flow import Flow
 from ..core.nn.layers import Embed, previous_tokens
 from ..core.nn.mask import Mask
 from ..fast.block_mask import MASKED, BlockMask, block_masks
-from ..fast.block_sparse import Call, merge_attention, row_delta
+from ..fast.block_sparse import BlockSparseCall, merge_attention, row_delta
 from .collectives import every, total
 
 B = TypeVar("B")
@@ -79,7 +79,7 @@ class Ring:
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group, self.rank, self.size = group, group.rank(), group.size()
-        self.engine = Engine("ring", self.attend, lambda inputs: True, lambda inputs: True)
+        self.engine = AttentionEngine("ring", self.attend, lambda inputs: True, lambda inputs: True)
         around = ((self.rank + step) % self.size for step in (1, -1))
         self.next, self.previous = (dist.get_global_rank(group, rank) for rank in around)
         self._masks: WeakKeyDictionary[Mask, list[list[BlockMask]]] = WeakKeyDictionary()
@@ -182,7 +182,7 @@ class Ring:
     def attend(self, inputs: AttentionInputs) -> Tensor:
         """Attention over the keys of all processes -> (B, H, T, D), zero where a query is
         padding."""
-        call = Call(
+        call = BlockSparseCall(
             inputs.scale, inputs.softcap, inputs.dropout, inputs.position, inputs.q.shape[1]
         )
         masks = self.block_masks(inputs.mask)
@@ -247,7 +247,7 @@ class _Ring(torch.autograd.Function):
         v: Tensor,
         ring: Ring,
         masks: list[list[BlockMask]],
-        call: Call,
+        call: BlockSparseCall,
         *scheme: Tensor,
     ) -> Tensor:
         shape, rows = (

@@ -3,7 +3,7 @@
 
 Three things differ from plain FSDP2, so that N processes make the bits of one that works through
 the same pieces: gradients are added up in the order of pieces (``OrderedSum``), each optimizer's
-kernel meets a number at the place in its row of 64 where one process would have it (``Window``),
+kernel meets a number at the place in its row of 64 where one process would have it (``WeightWindow``),
 and the gradient's norm is a sum in one order (``norm``).
 """
 
@@ -24,8 +24,8 @@ from ..core.nn import build_model
 from ..core.nn.build import build
 from . import experts, pipeline, tensor
 from .mesh import Mesh
-from .place import Cut, Place, place_of
-from .windows import Window
+from .place import Cut, TensorBox, place_of
+from .windows import WeightWindow
 
 COPIES = ("replicate", "expert")
 """The axes along which shards are the same: each process has a copy."""
@@ -93,7 +93,7 @@ def cuts_of(model: nn.Module) -> Mapping[str, Cut]:
     return getattr(model, "cuts", {})
 
 
-def place_in(model: nn.Module, name: str, mesh: Mesh) -> Place | None:
+def place_in(model: nn.Module, name: str, mesh: Mesh) -> TensorBox | None:
     """Place of this process's numbers in a weight; None where the weight is not sharded."""
     weight: Any = model.get_parameter(name)
     return (
@@ -286,11 +286,11 @@ def in_shards(model: nn.Module) -> bool:
     return next(reductions(model), None) is not None
 
 
-def windows(model: nn.Module, mesh: Mesh) -> dict[str, Window]:
+def windows(model: nn.Module, mesh: Mesh) -> dict[str, WeightWindow]:
     """A window on each weight that trains, by its path."""
     cuts = cuts_of(model)
     return {
-        n: Window(weight, mesh, cuts.get(n))
+        n: WeightWindow(weight, mesh, cuts.get(n))
         for n, weight in model.named_parameters()
         if weight.requires_grad
     }

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ..core import files
 from ..core.checkpoints.tensors import Files, TensorFile, flat_bytes
 from .mesh import Mesh
-from .place import Place, Share, share_of
+from .place import BoxShare, TensorBox, share_of
 from .shard import cuts_of, place_in
 
 Contents: TypeAlias = Mapping[str, str | Callable[[Path], None]]
@@ -79,7 +79,7 @@ def _add(path: Path, content: TensorFile, mesh: Mesh) -> None:
     with path.open("r+b", buffering=0) as file:
         for piece, offset in content.places:
             value: Any = piece.make()
-            share = value if isinstance(value, Share) else share_of(value, mesh)
+            share = value if isinstance(value, BoxShare) else share_of(value, mesh)
             if not (mesh.is_first if share is None else share.place.is_written_by(mesh)):
                 continue
             tensor = value if share is None else share.numbers
@@ -112,7 +112,7 @@ def sums(folder: Path, mesh: Mesh) -> dict[str, str]:
     return {name: all_digests[name] for name in names}
 
 
-def read_share(saved: Files, name: str, place: Place | None) -> Tensor | Share:
+def read_share(saved: Files, name: str, place: TensorBox | None) -> Tensor | BoxShare:
     """A tensor of a file: whole, or this process's numbers of it."""
     if place is None:
         return saved.load(name)
@@ -121,7 +121,7 @@ def read_share(saved: Files, name: str, place: Place | None) -> Tensor | Share:
     box = tuple(
         slice(low, low + size) for low, size in zip(place.start[1:], place.size[1:], strict=True)
     )
-    return Share(place, rows[(slice(None), *box)])
+    return BoxShare(place, rows[(slice(None), *box)])
 
 
 @contextlib.contextmanager
@@ -149,7 +149,7 @@ def uncut(model: nn.Module, mesh: Mesh) -> Iterator[Callable[[Contents], Content
         name: place for name in cuts_of(model) if (place := place_in(model, name, mesh)) is not None
     }
     shares = {
-        name: Share(place, model.get_parameter(name).detach().to_local())  # type: ignore[attr-defined]
+        name: BoxShare(place, model.get_parameter(name).detach().to_local())  # type: ignore[attr-defined]
         for name, place in cut.items()
     }
     shaped = {

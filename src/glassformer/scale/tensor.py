@@ -39,7 +39,7 @@ from .place import Cut
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitRule:
     """Rule that splits a module: layers by ``columns`` (outputs) and ``rows`` (inputs), parameters
     by a dimension.
 
@@ -108,21 +108,21 @@ def _cut_experts(module: Any, size: int, rank: int, group: ProcessGroup) -> None
         _show(module)
 
 
-TABLE: dict[type, Split] = {
-    config.Attention: Split(
+TABLE: dict[type, SplitRule] = {
+    config.Attention: SplitRule(
         ("q", "k", "v"), ("out",), uncut=("q_norm", "k_norm"), check=_heads, change=_cut_heads
     ),
-    config.MLP: Split(("up",), ("down",), check=_hidden),
-    config.GatedMLP: Split(("gate", "up"), ("down",), check=_hidden),
-    config.MoE: Split(
+    config.MLP: SplitRule(("up",), ("down",), check=_hidden),
+    config.GatedMLP: SplitRule(("gate", "up"), ("down",), check=_hidden),
+    config.MoE: SplitRule(
         parameters={"gate": 1, "up": 1, "down": 2, "gate_bias": 1, "up_bias": 1},
         check=lambda cfg, size: _hidden(cfg.expert, size),
         change=_cut_experts,
     ),
-    config.RelativeBias: Split(parameters={"weight": 1}),
-    config.Alibi: Split(change=_cut_slopes),
-    config.Embed: Split(parameters={"token.weight": 0}, change=_cut_table),
-    config.Head: Split(parameters={"proj.weight": 0, "proj.bias": 0}, change=_cut_head),
+    config.RelativeBias: SplitRule(parameters={"weight": 1}),
+    config.Alibi: SplitRule(change=_cut_slopes),
+    config.Embed: SplitRule(parameters={"token.weight": 0}, change=_cut_table),
+    config.Head: SplitRule(parameters={"proj.weight": 0, "proj.bias": 0}, change=_cut_head),
 }
 """How each config type is cut. A part of a user's own says ``columns``, ``rows`` and ``parameters``
 in its class."""
@@ -253,12 +253,12 @@ def split_model(model: Model, group: ProcessGroup) -> dict[str, Cut]:
     return cuts
 
 
-def _split_of(module: nn.Module) -> Split | None:
+def _split_of(module: nn.Module) -> SplitRule | None:
     kind = kind_of(module)
     if kind in TABLE:
         return TABLE[kind]
     columns, rows = (getattr(type(module), name, ()) for name in ("columns", "rows"))
-    return Split(columns, rows) if columns or rows else None
+    return SplitRule(columns, rows) if columns or rows else None
 
 
 def _show(module: nn.Module) -> None:

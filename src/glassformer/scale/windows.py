@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .collectives import summed
 from .mesh import Mesh
-from .place import Cut, Share, place_of
+from .place import BoxShare, Cut, place_of
 
 GRID = 64
 """Numbers that a vector loop of a kernel takes at most; those left over at a tensor's end are
@@ -20,7 +20,7 @@ rounded otherwise."""
 AT_ONCE = 1 << 20  # numbers whose squares are held in fp64 at once
 
 
-class Window:
+class WeightWindow:
     """This process's numbers of a weight, as the optimizer's kernels see them: ``tensor`` is flat,
     and begins at a multiple of ``GRID`` in the weight's order (of the part that a ``cut`` left
     here).
@@ -62,9 +62,9 @@ class Window:
     def local_part(self, wide: Tensor) -> Tensor:
         return wide if self.fits else wide[self.low - self.begin : self.high - self.begin]
 
-    def share(self, wide: Tensor) -> Share:
+    def share(self, wide: Tensor) -> BoxShare:
         """Our numbers out of a window, with the place that they have in the whole."""
-        return Share(self.place, self.local_part(wide).view(self.place.size))
+        return BoxShare(self.place, self.local_part(wide).view(self.place.size))
 
     def pull(self) -> None:
         """Take up the gradient that backward left on the weight."""
@@ -90,7 +90,9 @@ class Window:
         return self.shape[-1] if len(self.shape) > 1 else 1
 
 
-def norm(grads: Mapping[str, Tensor], windows: Mapping[str, Window] | None, mesh: Mesh) -> float:
+def norm(
+    grads: Mapping[str, Tensor], windows: Mapping[str, WeightWindow] | None, mesh: Mesh
+) -> float:
     """The norm of the whole gradient: squares are added up in fp64 row by row, then all rows in one
     order.
 

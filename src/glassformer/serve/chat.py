@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from ..core.files import JsonObject
 from .asgi.replies import EventStream, refuse
-from .generating import Choice, Finish, UsageObject, Writer, engine_request
+from .generating import AnswerWriter, Choice, Finish, UsageObject, engine_request
 from .inspecting import Inspection, with_inspection
 from .logprobs import ChatLogprobs, ScoredToken, chat_logprobs
 from .prompts import check_context, check_lengths
@@ -119,7 +119,7 @@ class ChatChoiceWriter(Choice):
         return empty | fields
 
 
-class ChatWriter(Writer):
+class ChatWriter(AnswerWriter):
     """Chat response."""
 
     choice_type = ChatChoiceWriter

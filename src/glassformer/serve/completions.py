@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from ..core.files import JsonObject
 from .asgi.limits import MOST_CONTINUATIONS
 from .asgi.replies import EventStream, refuse
-from .generating import Choice, Finish, UsageObject, Writer, engine_request
+from .generating import AnswerWriter, Choice, Finish, UsageObject, engine_request
 from .inspecting import Inspection, with_inspection
 from .logprobs import CompletionLogprobs, CompletionLogprobsWriter, ScoredToken, TokenDecoder
 from .prompts import as_list, check_context, encode_prompts
@@ -103,7 +103,7 @@ class CompletionChoiceWriter(Choice):
         return [choice] if choice["text"] or finish is not None or has_tokens else []
 
 
-class CompletionWriter(Writer):
+class CompletionWriter(AnswerWriter):
     """Completion response."""
 
     choice_type = CompletionChoiceWriter

@@ -57,7 +57,7 @@ class EmbeddingAnswer(ListAnswer):
     usage: TokenUsage
 
 
-class Score(TypedDict):
+class PairScore(TypedDict):
     """Similarity of two texts: cosine of their vectors, or the score of a cross-encoder."""
 
     object: Literal["score"]
@@ -68,7 +68,7 @@ class Score(TypedDict):
 class ScoreAnswer(ListAnswer):
     """The scores in the order of the pairs."""
 
-    data: list[Score]
+    data: list[PairScore]
     usage: TokenUsage
 
 
@@ -167,7 +167,7 @@ async def score(context: Context, body: ScoreRequest) -> Any:
     if len(first) == 1:
         first = first * len(second)
     scores, usage = await _scores(context, first, second)
-    data: list[Score] = [
+    data: list[PairScore] = [
         {"object": "score", "index": n, "score": score} for n, score in enumerate(scores)
     ]
     return list_answer(context, data, usage=usage)

@@ -191,7 +191,7 @@ class Choice:
             choice["inspect"] = await self.context.run_exclusively(self.inspector.drain)
 
 
-class Writer:
+class AnswerWriter:
     """Builds the answer to one request with one handle per prompt, streamed or at once."""
 
     choice_type: ClassVar[type[Choice]]

@@ -44,7 +44,7 @@ SUMMARIES = ("lens", "top_tokens")
 LENS_VALUES = ["decoder.embed", "decoder.blocks.*.resid", "decoder.out"]  # what it is read from
 
 
-class Value(TypedDict):
+class NamedValue(TypedDict):
     """Named value without the batch axis, at ``positions`` (null: every position of this part).
 
     Null entries of ``values`` are not finite, such as masked scores.
@@ -72,7 +72,7 @@ class Inspection(TypedDict):
     pieces: list[str]
     edits: list[str]
     source: NotRequired[JsonObject]
-    values: NotRequired[dict[str, Value]]
+    values: NotRequired[dict[str, NamedValue]]
     lens: NotRequired[JsonObject]
     top_tokens: NotRequired[list[JsonObject]]
 
@@ -244,7 +244,7 @@ def _check_size(total: int) -> None:
     refuse(total > MAX_COMPUTED, message, "inspect")
 
 
-def _values(tensors: dict[str, Tensor], positions: list[int] | None) -> dict[str, Value]:
+def _values(tensors: dict[str, Tensor], positions: list[int] | None) -> dict[str, NamedValue]:
     """Values as JSON, restricted to ``positions`` if given."""
     selected = {}
     for path, value in tensors.items():

@@ -316,7 +316,7 @@ class TagRequest(ModelRequest):
     input: str | Annotated[list[str | Words], Field(min_length=1, max_length=MOST_TEXTS)]
 
 
-class Document(BaseModel):
+class RerankDocument(BaseModel):
     """A document of Cohere's first rerank; what else a client keeps in it is not read."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
@@ -328,7 +328,7 @@ class RerankRequest(ModelRequest):
     """POST /v1/rerank and /v2/rerank, as Cohere's client sends it."""
 
     query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[list[str | Document], Field(min_length=1, max_length=MOST_TEXTS)]
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MOST_TEXTS)]
     top_n: Annotated[JsonInt, Field(ge=1, le=MOST_TOKENS)] | None = None
     return_documents: bool | None = False
 

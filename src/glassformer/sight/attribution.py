@@ -23,12 +23,12 @@ from ..core.nn.editing import ModelEdit, as_edit_list
 from ..core.nn.finite import must_be_finite
 from ..core.nn.inference import inference
 from . import streams, tables
-from .direction import HELD, INSTEAD, AtOnePlace, Part, Sweep, back, gated, watched
-from .figures.charts import Chart, Heat, Prose, Table
+from .direction import HELD, INSTEAD, AtOnePlace, Contribution, Sweep, back, gated, watched
+from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.drawing import Array
 from .figures.shown import Shown
 from .looking import Text
-from .streams import Piece, answer_kind, fp64
+from .streams import TokenLabel, answer_kind, fp64
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -46,11 +46,11 @@ class Attribution(Shown):
     """
 
     token: int
-    piece: Piece
+    piece: TokenLabel
     against: int | None
-    against_piece: Piece | None
+    against_piece: TokenLabel | None
     position: int | None
-    parts: list[Part]
+    parts: list[Contribution]
     sum: float
     logit: float
     difference: float
@@ -97,7 +97,7 @@ class Attribution(Shown):
             cells = [[heads.get((row, column)) for column in columns] for row in rows]
             names = [f"L{row}" for row in rows], [f"h{column}" for column in columns]
             yield _added("added by each head", cells, *names)
-        yield Table("", ("part", "address", "added"), self._lines(20), (0, 1))
+        yield TableFigure("", ("part", "address", "added"), self._lines(20), (0, 1))
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each part."""
@@ -105,7 +105,7 @@ class Attribution(Shown):
             tuple("" if fact is None else fact for fact in vars(component).values())
             for component in self.parts
         )
-        return tuple(Part.__dataclass_fields__), rows
+        return tuple(Contribution.__dataclass_fields__), rows
 
     def tensors(self) -> dict[str, Array]:
         """``value`` (N): what each part added."""
@@ -142,7 +142,7 @@ def _added(
     return Heat(title, np.array(cells, dtype=float), rows, columns, words, signed=True)
 
 
-def _label(component: Part) -> str:
+def _label(component: Contribution) -> str:
     block = "" if component.block is None else f"L{component.block}."
     return f"{block}{component.kind}" + ("" if component.index is None else f" {component.index}")
 
@@ -237,7 +237,7 @@ def attribute(
 
 def _through_pool(
     model: Model, tape: Tape, hidden: Tensor, label: int, against_label: int | None
-) -> tuple[list[Part], list[str]]:
+) -> tuple[list[Contribution], list[str]]:
     """The parts of a label's logit (less another's) from the last to the first; ``hidden`` (T, C)
     is what is pooled."""
     body = model.config.main_body
@@ -290,7 +290,7 @@ def _through_pool(
             key = component.kind, component.address, component.block, component.index
             sums[key] = sums.get(key, 0.0) + component.value
     components = [
-        Part(kind, address, value, block, index)
+        Contribution(kind, address, value, block, index)
         for (kind, address, block, index), value in sums.items()
     ]
     return [*head_sweep.parts, *components], head_sweep.notes

@@ -18,11 +18,11 @@ from torch import Tensor
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from . import streams, tables
-from .figures.charts import Chart, Curves, Prose, Table
+from .figures.charts import Chart, Curves, Prose, TableFigure
 from .figures.drawing import Array
 from .figures.shown import Shown
 from .looking import token_ids
-from .streams import Piece
+from .streams import TokenLabel
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class Contexts(Shown):
     word: str
     texts: list[str]
     positions: list[list[int]]
-    pieces: list[list[Piece]]
+    pieces: list[list[TokenLabel]]
     depths: list[str]
     cosine: list[float]
     others: list[float]
@@ -59,7 +59,7 @@ class Contexts(Shown):
         steps = list(range(len(self.depths)))
         lines = {"the word": (steps, self.cosine), "other words": (steps, self.others)}
         yield Curves(f"cosine by depth (0: {self.depths[0]})", lines, "depth", tuple(lines))
-        yield Table("", ("depth", "the word", "other words"), self._lines())
+        yield TableFigure("", ("depth", "the word", "other words"), self._lines())
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each depth."""

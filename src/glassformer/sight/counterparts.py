@@ -32,7 +32,7 @@ from ..core.nn.layers import Linear
 from ..core.nn.replace import is_packed, replace_modules
 from ..fast.prepacked import packable, prepack
 from ..formats import lora, store
-from .layouts import Documents, Reader, Values
+from .layouts import DocumentReader, Documents, Values
 
 T = TypeVar("T")
 RANK = 4  # of a drawn adapter
@@ -79,7 +79,7 @@ def engines_of(
         if isinstance(module, Attention)
     ]
     try:
-        (Reader(model).packed if packed else Reader(model).alone)(documents)
+        (DocumentReader(model).packed if packed else DocumentReader(model).alone)(documents)
     finally:
         for handle in handles:
             handle.remove()

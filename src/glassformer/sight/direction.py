@@ -34,7 +34,7 @@ INSTEAD = "`glassformer saliency` asks the input instead."
 
 
 @dataclass(frozen=True)
-class Part:
+class Contribution:
     """Contribution of one component: ``kind`` is head, mlp, expert, token, position, bias, edit,
     ..; ``address`` where it stands.
 
@@ -76,7 +76,7 @@ class Sweep:
         self.model, self.tape, self.seen = model, tape, tape.records
         self.place = place or str(tape.position)  # as addresses say it
         self.body = streams.body_of(model)
-        self.parts: list[Part] = []
+        self.parts: list[Contribution] = []
         self.notes: list[str] = []
         self.d = torch.empty(0)
 
@@ -89,7 +89,7 @@ class Sweep:
         index: int | None = None,
     ) -> None:
         """One more part."""
-        self.parts.append(Part(kind, address, float(value), block, index))
+        self.parts.append(Contribution(kind, address, float(value), block, index))
 
     def edited(
         self, path: str, now: Tensor, edited_value: Tensor, block: int | None = None

@@ -24,7 +24,7 @@ import torch
 from ..core import files
 from ..core.errors import UserError, need
 from . import answers, streams, wire
-from .figures.charts import Heat, Table
+from .figures.charts import Heat, TableFigure
 from .figures.shown import BOX, document
 
 MOST = 2_000_000  # bytes of the file
@@ -111,7 +111,7 @@ def container(
         size = sizes[address] * wire.KINDS[kind]
         if kept_bytes + size * 0.95 > room * 0.95:
             continue
-        values = wire.Part(trace, address).to_array()
+        values = wire.TracePart(trace, address).to_array()
         tensors[address], _ = wire.coded(values, kind)
         kept_bytes += len(zlib.compress(tensors[address].tobytes(), 6))
     missing = len(sizes) - len(tensors)
@@ -290,7 +290,7 @@ def save(trace: Any, path: str | Path, **options: Any) -> Path:
 
 def tensors_of(trace: Any) -> bytes:
     """Every value of the plan in fp32 by its address, batch row left out, as safetensors."""
-    arrays = {address: wire.Part(trace, address).to_array() for address in order(trace)}
+    arrays = {address: wire.TracePart(trace, address).to_array() for address in order(trace)}
     ids = trace.tokens[0].to(torch.int32).cpu().numpy()
     metadata = {"format": "glassformer.trace", "plan": dumped(answers.plan(trace))}
     return wire.packed({"tokens": ids, **arrays}, metadata)
@@ -325,12 +325,12 @@ def summary(trace: Any) -> str:
         best = row.topk(min(5, len(row)))
         words = streams.display_texts(tokenizer, best.indices.tolist())
         chances = [f"{chance:.4f}" for chance in best.values.tolist()]
-        lines.append(Table("", ("next", "p"), [*zip(words, chances, strict=True)]).html())
+        lines.append(TableFigure("", ("next", "p"), [*zip(words, chances, strict=True)]).html())
     patterns = [
         op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")
     ]
     if patterns:
-        mean = wire.Part(trace, patterns[-1]).to_array((64, 64)).mean(0)
+        mean = wire.TracePart(trace, patterns[-1]).to_array((64, 64)).mean(0)
         rows, columns = (
             streams.display_texts(
                 trace.reads(patterns[-1], axis), trace.side(patterns[-1], axis)[0].tolist()

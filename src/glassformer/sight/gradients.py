@@ -26,12 +26,12 @@ from ..core.nn.editing import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.inference import inference
 from . import streams, tables
-from .figures.charts import Chart, Heat, Prose, Table
+from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.drawing import Array
 from .figures.progress import Progress
 from .figures.shown import Shown
 from .looking import Text
-from .streams import Piece
+from .streams import TokenLabel
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -42,13 +42,13 @@ TOKENS = 1 << 11  # that are walked with at a time
 
 
 @dataclass(frozen=True)
-class Share:
+class TokenAttribution:
     """One token of the input: ``norm`` of its gradient, ``product`` with the input, ``integrated``
     gradients."""
 
     position: int
     token: int
-    piece: Piece
+    piece: TokenLabel
     norm: float
     product: float
     integrated: float
@@ -67,7 +67,7 @@ class Saliency(Shown):
 
     of: str
     token: int
-    piece: Piece
+    piece: TokenLabel
     position: int | None
     value: float
     baseline: str
@@ -75,8 +75,8 @@ class Saliency(Shown):
     steps: int
     sum: float
     gap: float
-    tokens: list[Share]
-    source: list[Share]
+    tokens: list[TokenAttribution]
+    source: list[TokenAttribution]
 
     @property
     def title(self) -> str:
@@ -95,12 +95,12 @@ class Saliency(Shown):
             columns = [f"{share.position}:{share.piece.display}" for share in shares]
             yield Heat(name, cells, ["integrated"], columns, words, signed=True)
         names, rows = self.records()
-        yield Table("", names, [[_written(fact) for fact in row] for row in rows], (0, 3))
+        yield TableFigure("", names, [[_written(fact) for fact in row] for row in rows], (0, 3))
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each token."""
         rows = ((name, *vars(share).values()) for name, shares in self._sides() for share in shares)
-        return ("side", *Share.__dataclass_fields__), rows
+        return ("side", *TokenAttribution.__dataclass_fields__), rows
 
     def tensors(self) -> dict[str, Array]:
         """``text.norm``, ``text.product``, ``text.integrated`` (T), and those of a source."""
@@ -115,7 +115,7 @@ class Saliency(Shown):
         pieces = {side: [share.piece for share in shares] for side, shares in self._sides()}
         return {**self.fields_except("tokens", "source"), **pieces}
 
-    def _sides(self) -> list[tuple[str, list[Share]]]:
+    def _sides(self) -> list[tuple[str, list[TokenAttribution]]]:
         return [
             (name, shares)
             for name, shares in (("source", self.source), ("text", self.tokens))
@@ -174,7 +174,7 @@ def saliency(
         f'There is no baseline "{baseline}"; give mean, zero or pad.',
     )
     inputs = streams.prepare(model, tokenizer, text, source, edits)
-    target = _Asked(model, tokenizer, inputs, _kind(model, of), position)
+    target = _Answer(model, tokenizer, inputs, _kind(model, of), position)
     word = label if target.of == "label" else token
     target.chosen, piece = streams.choice(
         model, tokenizer, target.answers, word, target.of == "label"
@@ -219,7 +219,7 @@ def saliency(
     )
 
 
-class _Asked:
+class _Answer:
     """One answer of a model, and its input's vectors (1, T, C) by their path: ``embed.token``,
     ``embed.lag.0``, .."""
 
@@ -314,7 +314,7 @@ class _Asked:
             grads = torch.autograd.grad(value.sum(), list(leaves.values()))
         return value.detach(), dict(zip(leaves, grads, strict=True))
 
-    def shares(self, side: str, numbers: dict[str, Tensor]) -> list[Share]:
+    def shares(self, side: str, numbers: dict[str, Tensor]) -> list[TokenAttribution]:
         """Each token's numbers on one side; a vector for the token before counts for that token."""
         ids = (self.given[0] if side == "embed" else self.given[-1])[0].tolist()
         if f"{side}.token" not in numbers:
@@ -327,7 +327,7 @@ class _Asked:
         pieces = streams.pieces(self.reads(side), ids)
         rows = total.T.tolist()
         return [
-            Share(at, id, piece, math.sqrt(square), product, walked)
+            TokenAttribution(at, id, piece, math.sqrt(square), product, walked)
             for at, (id, piece, (square, product, walked)) in enumerate(
                 zip(ids, pieces, rows, strict=True)
             )

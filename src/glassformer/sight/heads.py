@@ -37,7 +37,7 @@ from ..core.nn import Model, Tape
 from ..core.nn.attention import Attention
 from ..core.tokenizer.framing import document_start, target_start
 from . import streams, tables
-from .figures.charts import Chart, Folded, Heat, Table
+from .figures.charts import Chart, Folded, Heat, TableFigure
 from .figures.drawing import Array
 from .figures.shown import Shown
 
@@ -51,7 +51,7 @@ TINY = 1e-12
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadReport:
     """One head's ``scores`` (means over the draws) by name, None where a score makes no sense for
     it.
 
@@ -74,7 +74,7 @@ class HeadScores(Shown):
     """Every head's numbers, measured on ``draws`` texts of ``length`` random tokens and the same
     again."""
 
-    heads: list[Head]
+    heads: list[HeadReport]
     draws: int
     length: int
     seed: int
@@ -84,7 +84,7 @@ class HeadScores(Shown):
         none."""
         need(name in SCORES, f'There is no score "{name}"; give one of {", ".join(SCORES)}.')
 
-        def score(head: Head) -> float:
+        def score(head: HeadReport) -> float:
             value = head.scores.get(name)
             return -math.inf if value is None else value
 
@@ -108,7 +108,7 @@ class HeadScores(Shown):
             for entry in self.heads
             if entry.labels
         ]
-        yield Table("above the baseline", ("", "score"), clear, (0, 1))
+        yield TableFigure("above the baseline", ("", "score"), clear, (0, 1))
         paths = list(dict.fromkeys(entry.path for entry in self.heads))
         numbers = sorted({entry.head for entry in self.heads})
         by_place = {(entry.path, entry.head): entry for entry in self.heads}
@@ -126,7 +126,7 @@ class HeadScores(Shown):
             [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row]
             for row in rows
         ]
-        yield Folded("every score beside its baseline", [Table("", heading, lines, (0,))])
+        yield Folded("every score beside its baseline", [TableFigure("", heading, lines, (0,))])
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each head and score."""
@@ -168,7 +168,7 @@ def _short(score: float | None) -> str:
     return "-" if score is None else f"{score:.3f}"
 
 
-def _number(head: Head | None, name: str) -> float:
+def _number(head: HeadReport | None, name: str) -> float:
     score = None if head is None else head.scores.get(name)
     return math.nan if score is None else score
 
@@ -360,7 +360,7 @@ def _entropy(pattern: Tensor) -> Tensor:
     return (bits * total[..., 0]).sum(-1) / total.sum((-1, -2)).clamp(min=TINY)
 
 
-def _heads(path: str, measured: Sequence[Measured]) -> list[Head]:
+def _heads(path: str, measured: Sequence[Measured]) -> list[HeadReport]:
     """The heads of one attention, over all draws."""
     first = measured[0]
     means = {
@@ -379,5 +379,5 @@ def _heads(path: str, measured: Sequence[Measured]) -> list[Head]:
         clear = [name for name in baselines if above[name] > DEVIATIONS * deviation[name]]
         labels = [name for name in clear if (scores[name] or 0.0) > first.even[name]]
         labels.sort(key=lambda name: -above[name])
-        heads.append(Head(path, head, scores, baseline, deviation, first.even, tuple(labels)))
+        heads.append(HeadReport(path, head, scores, baseline, deviation, first.even, tuple(labels)))
     return heads

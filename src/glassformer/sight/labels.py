@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 SIGNS = {" ": "·", "\t": "⇥", "\n": "↵", "\r": "␍"}
 
 
-class Piece(str):
+class TokenLabel(str):
     """A token by its name in the vocabulary (``Ġthe``, ``▁the``); ``display`` is the text it stands
     for (``·the``)."""
 
     __slots__ = ("display",)
     display: str
 
-    def __new__(cls, name: str, display: str | None = None) -> Piece:
+    def __new__(cls, name: str, display: str | None = None) -> TokenLabel:
         """``display`` None: the name itself."""
         piece = super().__new__(cls, name)
         piece.display = name if display is None else display
@@ -36,12 +36,12 @@ def printed(letter: str) -> str:
     return letter if letter.isprintable() else SIGNS.get(letter, ascii(letter)[1:-1])
 
 
-def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[Piece]:
+def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[TokenLabel]:
     """Tokens by the names that the vocabulary gives them; by their numbers without one, and where
     it has none."""
     size = 0 if tokenizer is None else tokenizer.size
     return [
-        _piece(tokenizer, number) if tokenizer and number < size else Piece(f"#{number}")
+        _piece(tokenizer, number) if tokenizer and number < size else TokenLabel(f"#{number}")
         for number in ids
     ]
 
@@ -65,5 +65,5 @@ def text(tokenizer: Tokenizer, id: int) -> str:
         return "".join(f"⟨{byte:02x}⟩" for byte in raw)
 
 
-def _piece(tokenizer: Tokenizer, id: int) -> Piece:
-    return Piece(tokenizer.token(id), visible(text(tokenizer, id)))
+def _piece(tokenizer: Tokenizer, id: int) -> TokenLabel:
+    return TokenLabel(tokenizer.token(id), visible(text(tokenizer, id)))

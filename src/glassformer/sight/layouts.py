@@ -51,7 +51,7 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Place:
+class DocumentPlace:
     """Position of a document, or of its tokens from ``start`` on, in a batch: its ``row`` and its
     ``columns`` there.
 
@@ -80,7 +80,7 @@ class PinnedRouting:
         self.moved = 0.0
 
 
-class Reader:
+class DocumentReader:
     """A model that reads documents; with a ``tape`` every value comes back, without only its
     answers.
 
@@ -105,7 +105,7 @@ class Reader:
         values = []
         for number, tokens in enumerate(documents.tokens):
             source, columns = self._source(documents, number)
-            place = Place(documents.number(number), 0, self._range(len(tokens)), columns)
+            place = DocumentPlace(documents.number(number), 0, self._range(len(tokens)), columns)
             values += self._read(tokens[None], [place], **source)
         return values
 
@@ -117,7 +117,8 @@ class Reader:
         target_range = self._range(tokens.shape[1])
         across = self._range(width)
         places = [
-            Place(documents.number(row), row, target_range, across) for row in range(len(tokens))
+            DocumentPlace(documents.number(row), row, target_range, across)
+            for row in range(len(tokens))
         ]
         return self._read(tokens, places, **sources)
 
@@ -127,7 +128,7 @@ class Reader:
         tokens, pos, columns = self._pad(documents.tokens, side)
         kwargs, across = self._padded_sources(documents, "right" if side == "left" else "left")
         places = [
-            Place(row, row, columns_of_row, across[row])
+            DocumentPlace(row, row, columns_of_row, across[row])
             for row, columns_of_row in enumerate(columns)
         ]
         return self._read(tokens, places, pos=pos, **kwargs)
@@ -145,7 +146,7 @@ class Reader:
                 "source_document_ids": source_ids,
             }
         places = [
-            Place(number, 0, columns_of_row, across[number])
+            DocumentPlace(number, 0, columns_of_row, across[number])
             for number, columns_of_row in enumerate(columns)
         ]
         return self._read(tokens, places, pos=pos, **kwargs)
@@ -159,11 +160,11 @@ class Reader:
             chunk_values = []
             start = 0
             encoded = self._memory(
-                source, [Place(documents.number(number), 0, self._range(0), columns)]
+                source, [DocumentPlace(documents.number(number), 0, self._range(0), columns)]
             )
             for chunk in torch.split(tokens, chunks(len(tokens))):
                 end = start + len(chunk)
-                place = Place(
+                place = DocumentPlace(
                     documents.number(number),
                     0,
                     self._range(len(chunk)),
@@ -183,17 +184,17 @@ class Reader:
         kwargs, across = self._padded_sources(documents, side)
         rows = range(len(tokens))
         encoded = self._memory(
-            kwargs, [Place(row, row, self._range(0), across[row]) for row in rows]
+            kwargs, [DocumentPlace(row, row, self._range(0), across[row]) for row in rows]
         )
         cache = Cache(self.model.config)
         width = tokens.shape[1]
-        places = [Place(row, row, columns[row], across[row], columns[row]) for row in rows]
+        places = [DocumentPlace(row, row, columns[row], across[row], columns[row]) for row in rows]
         passes = [self._read(tokens, places, pos=pos, cache=cache, **encoded)]
         for step in range(steps):
             column = torch.stack([ids[len(ids) - steps + step] for ids in documents.tokens])
             later = self._range(step + 1) + width
             places = [
-                Place(
+                DocumentPlace(
                     row,
                     row,
                     self._range(1),
@@ -208,7 +209,7 @@ class Reader:
 
     # ------------------------------------------------------------------------------------- one pass
 
-    def _read(self, tokens: Tensor, places: Sequence[Place], **kwargs: Any) -> list[Values]:
+    def _read(self, tokens: Tensor, places: Sequence[DocumentPlace], **kwargs: Any) -> list[Values]:
         tape = self._tape(places)
         with inference(self.model):
             output = self.model(tokens, tape=tape, **kwargs)
@@ -224,7 +225,7 @@ class Reader:
             for number, place in enumerate(places)
         ]
 
-    def _memory(self, source: dict[str, Any], places: Sequence[Place]) -> dict[str, Any]:
+    def _memory(self, source: dict[str, Any], places: Sequence[DocumentPlace]) -> dict[str, Any]:
         """Encoded sources, for passes through a cache."""
         if not isinstance(self.model, EncoderDecoder):
             return {}
@@ -236,7 +237,7 @@ class Reader:
                 )
             }
 
-    def _tape(self, places: Sequence[Place]) -> Tape | None:
+    def _tape(self, places: Sequence[DocumentPlace]) -> Tape | None:
         pinned = self.held
         if pinned is None:
             return Tape("*") if self.tape else None
@@ -263,7 +264,7 @@ class Reader:
             edits={f"*.ffn.{name}": hold for name in ("router", "weight", "chosen")},
         )
 
-    def _columns(self, path: str, place: Place) -> Tensor:
+    def _columns(self, path: str, place: DocumentPlace) -> Tensor:
         """Columns of a document's tokens in a value: its source's in what the encoder makes."""
         of_source = isinstance(self.model, EncoderDecoder) and path.startswith(
             ("encoder.", "source_embed.")
@@ -274,7 +275,7 @@ class Reader:
         assert columns is not None
         return columns
 
-    def _own(self, path: str, value: Tensor, place: Place, number: int) -> Tensor:
+    def _own(self, path: str, value: Tensor, place: DocumentPlace, number: int) -> Tensor:
         """Cells of one document in a batch's value; it is the ``number``-th of the batch."""
         if path.startswith("pool."):
             return value[number]

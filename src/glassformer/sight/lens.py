@@ -28,7 +28,7 @@ from .figures.charts import Chart, Curves, Heat, Prose
 from .figures.drawing import Array
 from .figures.shown import Shown
 from .looking import Text
-from .streams import Piece
+from .streams import TokenLabel
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ class Tracked:
     likeliest."""
 
     token: int
-    piece: Piece
+    piece: TokenLabel
     probability: list[list[float]]
     rank: list[list[int]]
 
@@ -65,10 +65,10 @@ class Lens(Shown):
     depths: list[str]
     positions: list[int]
     tokens: list[int]
-    pieces: list[Piece]
+    pieces: list[TokenLabel]
     length: int
     top: list[list[list[int]]]
-    top_pieces: list[list[list[Piece]]]
+    top_pieces: list[list[list[TokenLabel]]]
     probability: list[list[list[float]]]
     entropy: list[list[float]]
     kl: list[list[float]]

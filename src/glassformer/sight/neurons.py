@@ -106,7 +106,7 @@ def top_activations(
     need(around >= 0, f"around is {around}; give 0 or more.")
     need(bool(neurons), "No neuron is named; give one, such as decoder.blocks.0.ffn.hidden[0].")
     requests = [
-        _Asked.of(model, name, top, -1.0 if lowest else 1.0) for name in dict.fromkeys(neurons)
+        _Neuron.of(model, name, top, -1.0 if lowest else 1.0) for name in dict.fromkeys(neurons)
     ]
     side = {request.path.split(".")[0] for request in requests}
     paired = model.config.has_source
@@ -137,7 +137,7 @@ def top_activations(
 
 
 @dataclass
-class _Asked:
+class _Neuron:
     """One neuron while the corpus is read: its place, and a heap of the best (sign * value, -row,
     hit)."""
 
@@ -153,7 +153,7 @@ class _Asked:
     above: int = 0
 
     @classmethod
-    def of(cls, model: Model, name: str, top: int, sign: float) -> _Asked:
+    def of(cls, model: Model, name: str, top: int, sign: float) -> _Neuron:
         """The neuron of that name; UserError where there is none."""
         form = FORM.fullmatch(name.replace(" ", ""))
         if form is None:
@@ -239,7 +239,7 @@ class _Asked:
 class _Columns(Tape):
     """Keeps of each path the asked neurons alone, by their names, and which experts were chosen."""
 
-    def __init__(self, requests: Sequence[_Asked]) -> None:
+    def __init__(self, requests: Sequence[_Neuron]) -> None:
         experts = {
             f"{request.path.rpartition('.')[0]}.chosen"
             for request in requests

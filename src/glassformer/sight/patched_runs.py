@@ -53,7 +53,7 @@ class Job:
         return self.layer + (self.component == "resid")
 
 
-class Runs:
+class RunPair:
     """The two runs, and what patched ones have in common with the corrupted one."""
 
     def __init__(self, model: Model, side: str, runs: list[streams.Read], at: int) -> None:
@@ -87,7 +87,7 @@ class Runs:
         corrupted: Text,
         source: Any,
         at: int | None,
-    ) -> Runs:
+    ) -> RunPair:
         """The texts read; UserError where they do not correspond."""
         streams.needs_head(model, "give one that does.")
         need(

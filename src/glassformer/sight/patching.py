@@ -24,7 +24,7 @@ from .figures.drawing import Array
 from .figures.progress import Progress
 from .figures.shown import Shown
 from .looking import Text
-from .patched_runs import Job, Runs
+from .patched_runs import Job, RunPair
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ OF_HEADS = ("q", "k", "v", "z", "scores", "pattern")
 
 
 @dataclass(frozen=True)
-class Part:
+class PatchedPart:
     """One part in every layer: a row for each of ``paths`` (and head), a column for each position.
 
     ``value`` is what the answer's logit (or its difference to the wrong one's) becomes, ``effect``
@@ -73,9 +73,9 @@ class PatchGrid(Shown):
     positions: list[int]
     clean_value: float
     corrupted_value: float
-    parts: list[Part]
+    parts: list[PatchedPart]
 
-    def __getitem__(self, name: str) -> Part:
+    def __getitem__(self, name: str) -> PatchedPart:
         grids = {grid.name: grid for grid in self.parts}
         need(name in grids, f'There is no part "{name}" in this grid; it has {", ".join(grids)}.')
         return grids[name]
@@ -197,7 +197,7 @@ def patch_grid(
     unequal numbers of tokens, for texts that do not differ in the answer, for a part that no block
     has, and for a recurrent model.
     """
-    run = Runs.of(model, tokenizer, clean, corrupted, source, at)
+    run = RunPair.of(model, tokenizer, clean, corrupted, source, at)
     ids = [streams.word_id(model, tokenizer, word) for word in (answer, wrong) if word is not None]
     names = [parts] if isinstance(parts, str) else list(parts)
     names = [f"attn.{name}" if name in OF_HEADS else name for name in names]
@@ -234,13 +234,13 @@ def patch_grid(
 
 
 def _part(
-    run: Runs,
+    run: RunPair,
     name: str,
     jobs: Sequence[Job],
     columns: Sequence[int | None],
     values_by_job: Mapping[Job, float],
     values: tuple[float, float],
-) -> Part:
+) -> PatchedPart:
     """The cells of one part as rows and columns."""
     order = list(dict.fromkeys((job.layer, job.head) for job in jobs if job.component == name))
     table = [
@@ -251,4 +251,6 @@ def _part(
     effect = [[(value - corrupted) / (clean - corrupted) for value in row] for row in table]
     layers = [layer for layer, _ in order]
     heads = [head for _, head in order if head is not None]
-    return Part(name, [run.path(name, layer) for layer in layers], layers, heads, table, effect)
+    return PatchedPart(
+        name, [run.path(name, layer) for layer in layers], layers, heads, table, effect
+    )

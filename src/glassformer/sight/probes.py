@@ -12,7 +12,7 @@ from ..core.nn import Cache, Model
 from ..core.nn.inference import inference
 from ..core.tokenizer.framing import document_start, target_start
 from ..core.tokenizer.tokenizer import Tokenizer
-from .layouts import Documents, Reader
+from .layouts import DocumentReader, Documents
 
 # tokens of the longer texts: enough for every way to read, few enough for all of them in a minute
 LENGTH = 40
@@ -113,7 +113,9 @@ def continued(model: Model, documents: Documents, new: int) -> list[Tensor]:
                 Exception
             ):  # a cache that fails is named by its own checks; any draft will do here
                 drafted = torch.nn.functional.pad(prefix, (0, len(start) + new - len(prefix)))
-            chosen = Reader(model).alone(Documents([drafted], source))[0]["logits"].argmax(-1)
+            chosen = (
+                DocumentReader(model).alone(Documents([drafted], source))[0]["logits"].argmax(-1)
+            )
             wrong = (chosen[len(prefix) - 1 : -1] != drafted[len(prefix) :]).nonzero()
             right = len(prefix) + int(wrong[0]) if len(wrong) else len(drafted)
             prefix = torch.cat((drafted[:right], chosen[right - 1 : right]))[: len(drafted)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.errors import need
 from . import wire
-from .figures.charts import Chart, Folded, Heat, Table
+from .figures.charts import Chart, Folded, Heat, TableFigure
 from .figures.drawing import Array
 from .figures.shown import Shown
 
@@ -90,7 +90,7 @@ class Seen(dict[str, Tensor], Shown):
         value = self[path].detach().float().cpu()
         value = value[0] if value.ndim > 1 else value
         if value.ndim < 2 or not value.numel():
-            yield Table(
+            yield TableFigure(
                 path, ("value",), [(" ".join(f"{x:.4g}" for x in value.flatten()[:16].tolist()),)]
             )
             return

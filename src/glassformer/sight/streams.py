@@ -26,7 +26,7 @@ from ..core.nn.flow import Edit
 from ..core.nn.inference import inference
 from ..core.tokenizer.framing import decoder_start, must_be_known
 from ..core.tokenizer.framing import source as framed_source
-from .labels import Piece as Piece
+from .labels import TokenLabel as TokenLabel
 from .labels import display_texts as display_texts
 from .labels import pieces as pieces
 from .labels import visible as visible
@@ -136,7 +136,7 @@ def padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def read_texts(model: Model, tokens: Tensor, pos: Tensor | None, tape: Tape) -> dict[str, Tensor]:
-    """What a tape records of texts (N, T), which an encoder-decoder's encoder reads."""
+    """The tape's records of texts (N, T), which an encoder-decoder's encoder reads."""
     run: Any = model.encode if model.config.has_source else partial(model, logits="none")
     with inference(model):
         must_be_finite(model, run(tokens, pos=pos, tape=tape).hidden)
@@ -315,7 +315,7 @@ def choice(
     logits: Tensor,
     word: str | int | None,
     of_labels: bool = False,
-) -> tuple[int, Piece]:
+) -> tuple[int, TokenLabel]:
     """The token or label that a word names, and its name; None is the likeliest of ``logits`` (V)
     that the tokenizer knows."""
     known = len(logits) if tokenizer is None or of_labels else min(tokenizer.size, len(logits))
@@ -327,7 +327,7 @@ def choice(
         need(0 <= number < known, f'There is no label "{word}"; {available}.')
     else:
         number = word_id(model, tokenizer, word)
-    return number, Piece(f"label {number}") if of_labels else pieces(tokenizer, [number])[0]
+    return number, TokenLabel(f"label {number}") if of_labels else pieces(tokenizer, [number])[0]
 
 
 def last_norm(model: Model) -> Any:

@@ -31,7 +31,7 @@ from ..core.nn import Model
 from ..core.nn.inference import inference
 from ..formats import lora
 from . import streams
-from .figures.charts import Chart, Curves, Prose, Table
+from .figures.charts import Chart, Curves, Prose, TableFigure
 from .figures.drawing import Array
 from .figures.progress import Progress
 from .figures.shown import MOST, Shown
@@ -109,7 +109,9 @@ class TunedLens(Shown):
             ("before", "after"),
         )
         heading, rows = self.records()
-        yield Table("", heading, [(name, *(f"{kl:.4f}" for kl in kls)) for name, *kls in rows])
+        yield TableFigure(
+            "", heading, [(name, *(f"{kl:.4f}" for kl in kls)) for name, *kls in rows]
+        )
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each depth."""

@@ -20,7 +20,7 @@ from ..core.nn.engines import ENGINES
 from ..formats import lora
 from . import counterparts
 from .counterparts import HFModel, NotRun
-from .layouts import Documents, PinnedRouting, Reader, Values
+from .layouts import DocumentReader, Documents, PinnedRouting, Values
 
 Read: TypeAlias = Callable[[bool, PinnedRouting | None], list[Values]]
 """(whether on a tape, the experts held to) -> the values of each text that is read."""
@@ -81,7 +81,9 @@ class Ways:
         yield (
             "tape",
             "on a tape / off it",
-            lambda: Way(lambda tape, pinned: Reader(self.model, True, pinned).alone(self.given)),
+            lambda: Way(
+                lambda tape, pinned: DocumentReader(self.model, True, pinned).alone(self.given)
+            ),
         )
         if self.causal:
             yield from self.cached()
@@ -97,12 +99,12 @@ class Ways:
 
     def alone(self, model: Model) -> Read:
         """Reader of each text alone with another model."""
-        return lambda tape, pinned: Reader(model, tape, pinned).alone(self.given)
+        return lambda tape, pinned: DocumentReader(model, tape, pinned).alone(self.given)
 
-    def variant(self, reading: Callable[[Reader], list[Values]], **fields: Any) -> Way:
+    def variant(self, reading: Callable[[DocumentReader], list[Values]], **fields: Any) -> Way:
         """The model itself read in another way."""
         return Way(
-            lambda tape, pinned: reading(Reader(self.model, tape, pinned)),
+            lambda tape, pinned: reading(DocumentReader(self.model, tape, pinned)),
             **{"dtype": self.dtype, **fields},
         )
 
@@ -115,11 +117,13 @@ class Ways:
             ("drawn chunks", drawn(self.seed, ahead), (0, 1, 2)),
             ("token by token", evenly(1, ahead), (2,)),
         ):
-            reading = partial(Reader.chunked, documents=self.given.only(*texts), chunks=cut)
+            reading = partial(DocumentReader.chunked, documents=self.given.only(*texts), chunks=cut)
             yield "cache", f"cache, {name} / no cache", partial(self.variant, reading, texts=texts)
         steps = self.new or min(4, min(map(len, self.given.tokens)) - ahead)
         for side in ("left", "right"):
-            reading = partial(Reader.generated, documents=self.given, side=side, steps=steps)
+            reading = partial(
+                DocumentReader.generated, documents=self.given, side=side, steps=steps
+            )
             yield (
                 "cache",
                 f"batch padded {side}, then tokens / alone",
@@ -128,27 +132,27 @@ class Ways:
 
     def batched(self) -> Made:
         """Several texts at once."""
-        pair = partial(Reader.batched, documents=self.given.only(0, 1))
+        pair = partial(DocumentReader.batched, documents=self.given.only(0, 1))
         yield "batch", "in a batch / alone", partial(self.variant, pair, texts=(0, 1))
         for side in ("left", "right"):
-            reading = partial(Reader.padded, documents=self.given, side=side)
+            reading = partial(DocumentReader.padded, documents=self.given, side=side)
             yield "padding", f"padded {side} / alone", partial(self.variant, reading)
         yield (
             "packing",
             "packed in a row / alone",
-            partial(self.variant, partial(Reader.packed, documents=self.given)),
+            partial(self.variant, partial(DocumentReader.packed, documents=self.given)),
         )
 
     def engines(self) -> Made:
         """Every engine beside the readable one: a text alone, and all packed, whose mask is no
         kernel's own."""
 
-        def reading(reader: Reader) -> list[Values]:
+        def reading(reader: DocumentReader) -> list[Values]:
             return reader.alone(self.given.only(0)) + reader.packed(self.given)
 
         readable = counterparts.with_engine(self.model, "eager")
         eager = _remembered(
-            lambda tape, pinned: reading(Reader(readable, tape, pinned)),
+            lambda tape, pinned: reading(DocumentReader(readable, tape, pinned)),
         )
 
         names = ("auto", *(ENGINES if config.stacks(self.model.config) else ()))
@@ -171,7 +175,7 @@ class Ways:
                 if not counts[name][name]:
                     raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
                 note = ", ".join([f"{counts[name][name]} attentions", *others]) if others else ""
-            run = lambda tape, pinned: reading(Reader(view, tape, pinned))  # noqa: E731
+            run = lambda tape, pinned: reading(DocumentReader(view, tape, pinned))  # noqa: E731
             quiet = lambda tape, pinned: counterparts.quietly(  # noqa: E731
                 lambda: run(tape, pinned)  # type: ignore[no-untyped-call]
             )
@@ -242,11 +246,11 @@ class Ways:
         two_documents = self.given.only(0, 1)
         return Way(
             lambda tape, pinned: counterparts.quietly(
-                lambda: Reader(compiled_model).alone(two_documents)
+                lambda: DocumentReader(compiled_model).alone(two_documents)
             ),  # a tape has no trace in it
             self.dtype,
             (0, 1),
-            lambda tape, pinned: Reader(short, tape, pinned).alone(two_documents),
+            lambda tape, pinned: DocumentReader(short, tape, pinned).alone(two_documents),
             f"the first {blocks} blocks",
         )
 
@@ -261,7 +265,7 @@ class Ways:
         hf_model = HFModel(folder_to_read, self.model)
         note = "as saved here" if folder_to_read == folder else f"both read {folder_to_read}"
         return Way(
-            lambda tape, pinned: Reader(self.model, True, pinned).alone(self.given),
+            lambda tape, pinned: DocumentReader(self.model, True, pinned).alone(self.given),
             self.dtype,
             against=lambda tape, pinned: hf_model.alone(self.given),
             note=note,

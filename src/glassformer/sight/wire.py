@@ -27,7 +27,7 @@ DTYPES = {"f4": "F32", "f2": "F16", "u1": "U8", "i4": "I32"}
 MOST_CELLS = 1 << 27  # of a value that is made whole, to be pooled
 
 
-class Part:
+class TracePart:
     """The part of a trace at an address: what it is called, its sides and their names, before
     anything is computed."""
 
@@ -183,7 +183,7 @@ def packed(tensors: dict[str, Array], metadata: dict[str, str]) -> bytes:
     return b"".join([len(written).to_bytes(8, "little"), written, *chunks])
 
 
-def facts(tensor_part: Part, pool: tuple[int, ...] | None) -> dict[str, str]:
+def facts(tensor_part: TracePart, pool: tuple[int, ...] | None) -> dict[str, str]:
     """Metadata that a reader of a tensor needs."""
     pooling = "" if pool is None else "max:" + "x".join(map(str, pool))
     return {

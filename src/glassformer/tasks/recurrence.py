@@ -227,7 +227,7 @@ class LSTM(Cell):
 
 
 @dataclass
-class Source:
+class EncoderStates:
     """The encoder's states that each document attends to (D, S, C), and which of them are not
     padding."""
 
@@ -237,7 +237,7 @@ class Source:
     keys: Tensor  # (D, S, A)
 
     @classmethod
-    def of(cls, memory: Memory, order: DocumentOrder) -> Source:
+    def of(cls, memory: Memory, order: DocumentOrder) -> EncoderStates:
         """The memory by documents; packed pairs have the same number on both sides."""
         hidden, (B, S) = memory.hidden, memory.hidden.shape[:2]
         if order.aligned and memory.document_ids is None:
@@ -281,7 +281,7 @@ class Summary(TracedModule):
         super().__init__()
         self.whole = linear(2 * dim, dim, bias=True)
 
-    def initial(self, source: Source) -> Tensor:
+    def initial(self, source: EncoderStates) -> Tensor:
         """(D, C)."""
         return torch.tanh(self.whole(source.end_states()))
 
@@ -299,7 +299,7 @@ class Additive(Summary):
         self.k = linear(dim, cfg.width, bias=False)
         self.score = linear(cfg.width, 1, bias=False)
 
-    def pattern(self, h: Tensor, source: Source) -> Tensor:
+    def pattern(self, h: Tensor, source: EncoderStates) -> Tensor:
         """h (n, C) -> the weight of each state of the source (n, S)."""
         n = len(h)
         scores: Tensor = self.score(torch.tanh(self.q(h)[:, None] + source.keys[:n]))[:, :, 0]
@@ -373,13 +373,13 @@ class Recurrent(TracedModule):
 
     def source(
         self, flow: Flow, order: DocumentOrder, carried: RecurrentCache | None
-    ) -> tuple[Source | None, Any]:
+    ) -> tuple[EncoderStates | None, Any]:
         """Encoder states that the documents attend to, and the vector in which they begin (D, C);
         the keys are computed once."""
         if self.cross is None:
             return None, None
         assert flow.memory is not None
-        source = Source.of(flow.memory, order)
+        source = EncoderStates.of(flow.memory, order)
         if self.cross.attends:
             if carried is None:
                 source.keys = self.cross.k(source.values)
@@ -415,7 +415,7 @@ class Recurrent(TracedModule):
         x: Tensor,
         order: DocumentOrder,
         state: State,
-        source: Source,
+        source: EncoderStates,
         flow: Flow,
         template: Tensor,
     ) -> tuple[Tensor, Tensor, State]:
@@ -450,7 +450,7 @@ class Recurrent(TracedModule):
         return outputs, torch.cat(contexts), last
 
     def places(
-        self, order: DocumentOrder, source: Source, flow: Flow, template: Tensor
+        self, order: DocumentOrder, source: EncoderStates, flow: Flow, template: Tensor
     ) -> Iterator[Place]:
         """Positions of each step's words (n, 1), and of their keys (n, S)."""
         assert flow.memory is not None and flow.tape is not None

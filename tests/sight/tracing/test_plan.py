@@ -24,7 +24,7 @@ from glassformer.core.config import extend, serial
 from glassformer.core.config.serial import members
 from glassformer.core.nn import Model, build_model
 from glassformer.core.nn.build import _MAKERS
-from glassformer.fast.quantized import Layout, quantize_weights
+from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import lora
 from glassformer.sight import paths
 from glassformer.sight.tracing import Op, Trace, plan
@@ -117,7 +117,7 @@ def test_quantised_weights_say_that_x_is_rounded(name: str) -> None:
     """A pass is replayed with the same codes; a number again from its terms is off by what rounding
     x does."""
     model = eager(tiny.ALL[name], torch.float32)
-    quantize_weights(model, Layout(4))
+    quantize_weights(model, QuantizedLayout(4))
     trace = traced(model)
     assert trace.check() == 0.0
     ids = 0

@@ -31,7 +31,7 @@ INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """Location of one tensor: its file, dtype (as safetensors names it), shape and bytes."""
 
     path: Path
@@ -44,7 +44,7 @@ class Entry:
 class Headers:
     """The tensors of one or several safetensors files by name."""
 
-    def __init__(self, folder: Path, entries: Mapping[str, Entry]) -> None:
+    def __init__(self, folder: Path, entries: Mapping[str, TensorEntry]) -> None:
         self.folder, self.entries = folder, dict(entries)
 
     def equal(self, name: str, copy: str) -> bool:
@@ -69,7 +69,7 @@ def read_headers(folder: Path) -> Headers:
         return Headers(folder, read_header(folder / SINGLE))
     if not (folder / INDEX).exists():
         raise UserError(_no_weights(folder))
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     placed = read_index(folder)
     for shard in sorted(set(placed.values())):
         for name, entry in read_header(_shard_path(folder, shard)).items():
@@ -88,7 +88,7 @@ def read_headers(folder: Path) -> Headers:
     return Headers(folder, entries)
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors that a safetensors file holds; the safetensors library compares all that it
     claims with the file.
 
@@ -132,7 +132,7 @@ def read_header(path: Path) -> dict[str, Entry]:
             dtype in BYTES,
             f"{path}: {name[:100]!a} has the dtype {dtype}; convert it to F32, F16 or BF16.",
         )
-        entries[name] = Entry(path, dtype, shape, at, at + BYTES[dtype] * math.prod(shape))
+        entries[name] = TensorEntry(path, dtype, shape, at, at + BYTES[dtype] * math.prod(shape))
         at = entries[name].end
     return entries
 

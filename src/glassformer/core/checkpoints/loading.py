@@ -34,7 +34,7 @@ Names = Recipe | Table | None
 
 
 class PackedLayout(Protocol):
-    """How weights are held in few bits, such as ``fast.quantized.Layout``."""
+    """Storage of weights in few bits, such as ``fast.quantized.QuantizedLayout``."""
 
     @property
     def bits(self) -> int: ...

@@ -16,7 +16,7 @@ MISSING: Any = object()
 
 
 @dataclass(frozen=True)
-class Rule:
+class NameRule:
     """The names of weights in a family's files, and those of the model's parameters that they fill.
 
     A {letter} on both sides repeats the rule; a {letter} on one side only stacks along a new first
@@ -49,14 +49,14 @@ class Table:
     ``renamed``: (end of a name in some files, what it is here).
     """
 
-    rules: tuple[Rule, ...]
+    rules: tuple[NameRule, ...]
     ignore: tuple[str, ...] = ()
     copies: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
     renamed: tuple[tuple[str, str], ...] = ()
 
 
-def rules(layers: Mapping[str, str], transpose: bool = False) -> tuple[Rule, ...]:
+def rules(layers: Mapping[str, str], transpose: bool = False) -> tuple[NameRule, ...]:
     """A rule for the weight and one for the bias of each of their layers and ours; ``transpose``
     turns the weights."""
     suffixes = {"weight": transpose, "bias": False}
@@ -66,7 +66,7 @@ def rules(layers: Mapping[str, str], transpose: bool = False) -> tuple[Rule, ...
         for end, turn in suffixes.items()
     ]
     return tuple(
-        Rule(file_name, param_name, transpose=turn) for file_name, param_name, turn in pairs
+        NameRule(file_name, param_name, transpose=turn) for file_name, param_name, turn in pairs
     )
 
 
@@ -131,7 +131,6 @@ class ConfigReader:
         self.weights = weights
 
     def holds(self, name: str) -> bool:
-        """Whether the weights beside it hold this tensor."""
         return self.weights is not None and name in self.weights.entries
 
     def value(self, key: str, default: Any = MISSING) -> Any:
@@ -165,7 +164,7 @@ class ConfigReader:
         return bool(value)
 
     def choice(self, key: str, options: Mapping[str, T], default: str) -> T:
-        """What the text under ``key`` stands for."""
+        """The option that the text under ``key`` names."""
         text = self.value(key, default)
         hint = nearest(text, options) if isinstance(text, str) else ""
         self.must(

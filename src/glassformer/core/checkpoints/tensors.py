@@ -182,7 +182,7 @@ def flat_bytes(tensor: Tensor) -> Any:
 
 
 @dataclass(frozen=True)
-class Piece:
+class PendingTensor:
     """A tensor to be written: its name, dtype and shape now, its numbers when their turn comes."""
 
     name: str
@@ -195,14 +195,16 @@ class Piece:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
-def plain(params: Mapping[str, Tensor]) -> Iterator[Piece]:
+def plain(params: Mapping[str, Tensor]) -> Iterator[PendingTensor]:
     """Pieces that save ``params`` by our own names."""
     for name, tensor in params.items():
-        yield Piece(name, tensor.dtype, tuple(tensor.shape), tensor.detach)
+        yield PendingTensor(name, tensor.dtype, tuple(tensor.shape), tensor.detach)
 
 
 def contents(
-    pieces: Iterable[Piece], limit: int | None = None, metadata: Mapping[str, str] | None = None
+    pieces: Iterable[PendingTensor],
+    limit: int | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> dict[str, str | Callable[[Path], None]]:
     """The files that hold the pieces, by name: one, or shards of at most ``limit`` bytes
     (``SHARD``) and an index.
@@ -210,7 +212,7 @@ def contents(
     ``metadata`` stands in the header of each.
     """
     limit, header_metadata = limit or SHARD, dict(metadata or {})
-    shards: list[list[Piece]] = [[]]
+    shards: list[list[PendingTensor]] = [[]]
     shard_size = 0
     for piece in pieces:
         if shards[-1] and shard_size + piece.size > limit:
@@ -239,7 +241,7 @@ def contents(
 class TensorFile:
     """A safetensors file to be written: a call writes it at a path, one tensor at a time."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[PendingTensor]
     metadata: Mapping[str, str]
 
     # Saving a GPT-2 124M takes 16 MiB more memory; safetensors' save_file, which needs all tensors
@@ -267,7 +269,7 @@ class TensorFile:
         return len(text).to_bytes(8, "little") + text
 
     @property
-    def places(self) -> Iterator[tuple[Piece, int]]:
+    def places(self) -> Iterator[tuple[PendingTensor, int]]:
         """Each tensor, and the byte of the file at which it begins."""
         at = len(self.header)
         for piece in self.pieces:

@@ -22,9 +22,9 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn.finite import is_finite
-from .headers import Entry, Shape, short
-from .recipe import Rule, Table
-from .tensors import DTYPES, Files, Piece
+from .headers import Shape, TensorEntry, short
+from .recipe import NameRule, Table
+from .tensors import DTYPES, Files, PendingTensor
 
 # ------------------------------------------------------------------------------------- the table
 
@@ -35,7 +35,7 @@ class Link:
 
     file_names: tuple[str, ...]
     param_names: tuple[str, ...]
-    rule: Rule
+    rule: NameRule
 
     def load(self, file_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
         """Our tensors, of ``shapes``, made of theirs."""
@@ -111,7 +111,7 @@ def links(table: Table, shapes: Mapping[str, Shape]) -> list[Link]:
     Raises UserError for a parameter the table does not know.
     """
     if not table.rules:
-        return [Link((name,), (name,), Rule(name, name)) for name in shapes]
+        return [Link((name,), (name,), NameRule(name, name)) for name in shapes]
     all_links: list[Link] = []
     linked: set[str] = set()
     for name in shapes:
@@ -355,7 +355,10 @@ def _may_remain(table: Table, name: str, files: Files) -> bool:
 
 
 def _unmatched(
-    folder: Path, missing: Sequence[Link], left_over: Sequence[str], present: Mapping[str, Entry]
+    folder: Path,
+    missing: Sequence[Link],
+    left_over: Sequence[str],
+    present: Mapping[str, TensorEntry],
 ) -> str:
     absent = [
         f"{t} (for {', '.join(link.param_names)})"
@@ -369,8 +372,7 @@ def _unmatched(
 
 
 def _fix(folder: Path) -> str:
-    """What to do about weights that are not those of their config; ``folder`` may be a GGUF
-    file."""
+    """Advice on weights that do not belong to their config; ``folder`` may be a GGUF file."""
     alone = folder.suffix == ".gguf" and folder.is_file()
     return (
         "copy or convert it again."
@@ -384,9 +386,9 @@ def _fix(folder: Path) -> str:
 
 def pieces(
     table: Table, params: Mapping[str, Tensor], shapes: Mapping[str, Shape], bare: bool = False
-) -> Iterator[Piece]:
-    """What saving ``ours`` by their names writes; a name in ``shapes`` that ours lacks is written
-    as zeros.
+) -> Iterator[PendingTensor]:
+    """Tensors to write for ``params``, by the names of their files; a name in ``shapes`` that they
+    lack is written as zeros.
 
     ``bare`` leaves the table's prefix away.
     """
@@ -402,7 +404,7 @@ def pieces(
         sketch = link.save([torch.empty_like(tensor, device="meta") for tensor in tensors()])
         for i, (name, meta_tensor) in enumerate(zip(link.file_names, sketch, strict=True)):
             make = lambda i=i, link=link, tensors=tensors: link.save(tensors())[i]  # noqa: E731
-            yield Piece(
+            yield PendingTensor(
                 name.removeprefix(table.prefix) if bare else name,
                 meta_tensor.dtype,
                 tuple(meta_tensor.shape),

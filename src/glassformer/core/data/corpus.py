@@ -27,7 +27,7 @@ MARK = "<|endoftext|>"  # between the documents of many published corpora
 _HEAD = 8192  # bytes that tell whether a file of a folder is text
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Some text of one document; ``last`` when the document ends here, ``bytes_read`` of
     the corpus's files so far."""
 
@@ -68,12 +68,12 @@ class CorpusFile:
             else []
         )
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[TextPiece]:
         """The documents in order, long ones in several pieces; UserError where the file is not
         readable text."""
         if self.field is not None and (reader := _table_reader(self.path.suffix)):
             for text, bytes_read in reader.columns(self.path, self.field):
-                yield Piece(text, True, bytes_read)
+                yield TextPiece(text, True, bytes_read)
             return
         documents = 0
         try:
@@ -97,7 +97,7 @@ class CorpusFile:
                 for text, last in ended:
                     documents += last
                     if text:
-                        yield Piece(text, last, raw.tell())
+                        yield TextPiece(text, last, raw.tell())
         except damage(self.path) as error:
             raise unreadable(
                 self.path, error, f", after {documents} documents" if documents else ""
@@ -105,7 +105,7 @@ class CorpusFile:
 
 
 @dataclass(frozen=True)
-class Summary:
+class CorpusSummary:
     """Size, origin and licence of a corpus; ``bytes`` is its text in UTF-8."""
 
     name: str
@@ -140,12 +140,12 @@ class Source:
             "\n".join(file.digest() for file in self.corpus_files).encode()
         ).hexdigest()
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[TextPiece]:
         """The documents in order, streamed: memory stays flat however large a document is."""
         before = 0
         for file in self.corpus_files:
             for text, last, bytes_read in file.pieces():
-                yield Piece(text, last, before + bytes_read)
+                yield TextPiece(text, last, before + bytes_read)
             before += file.size
 
     def texts(self) -> Iterator[str]:
@@ -162,13 +162,13 @@ class Source:
                 yield "".join(pieces)
                 pieces.clear()
 
-    def summary(self) -> Summary:
+    def summary(self) -> CorpusSummary:
         """Counts, by reading the corpus once."""
         documents = size = 0
         for text, last, _ in self.pieces():
             documents += last
             size += len(text.encode())
-        return Summary(
+        return CorpusSummary(
             self.name, self.path, len(self.corpus_files), documents, size, self.origin, self.licence
         )
 

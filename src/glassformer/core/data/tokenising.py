@@ -30,7 +30,7 @@ from ..threads import cores
 from ..tokenizer.budget import pool
 from ..tokenizer.framing import document_start
 from ..tokenizer.tokenizer import Tokenizer
-from .corpus import Piece, Source
+from .corpus import Source, TextPiece
 from .workers import Array, Encode, WorkerLost, encoder_by_processes, encoder_of
 
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
@@ -120,7 +120,7 @@ Encoded = Iterator[tuple["_Batch", Any]]
 class _Batch:
     """Pieces tokenised together, and where in the corpus (part, pieces of it) they end."""
 
-    pieces: list[Piece]
+    pieces: list[TextPiece]
     end: tuple[int, int]
 
 
@@ -228,7 +228,9 @@ class _JournalClock:
         return due
 
 
-def _from(source: Source, file_index: int, skipped: int) -> Iterator[tuple[tuple[int, int], Piece]]:
+def _from(
+    source: Source, file_index: int, skipped: int
+) -> Iterator[tuple[tuple[int, int], TextPiece]]:
     """The pieces of a corpus after some of a part, each with (its part, how many of it were read
     then)."""
     before = sum(file.size for file in source.corpus_files[:file_index])
@@ -236,7 +238,7 @@ def _from(source: Source, file_index: int, skipped: int) -> Iterator[tuple[tuple
         for count, (text, last, bytes_read) in enumerate(
             itertools.islice(file.pieces(), skipped, None), skipped + 1
         ):
-            yield (number, count), Piece(text, last, before + bytes_read)
+            yield (number, count), TextPiece(text, last, before + bytes_read)
         before, skipped = before + file.size, 0
 
 
@@ -261,8 +263,8 @@ def _in_order(
     return encoded
 
 
-def _batched(pieces: Iterator[tuple[tuple[int, int], Piece]]) -> Iterator[_Batch]:
-    batch: list[Piece] = []
+def _batched(pieces: Iterator[tuple[tuple[int, int], TextPiece]]) -> Iterator[_Batch]:
+    batch: list[TextPiece] = []
     size, end = 0, (0, 0)
     for end, piece in pieces:
         batch.append(piece)

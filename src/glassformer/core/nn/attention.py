@@ -16,7 +16,7 @@ from ..errors import need
 from .build import build, builds
 from .cache import KV, CrossKV, ExternalKV
 from .dropout import HeadShard
-from .engines import Engine, attend
+from .engines import AttentionEngine, attend
 from .engines.eager import eager_attention
 from .engines.inputs import AttentionInputs
 from .flow import Flow, TracedModule
@@ -129,14 +129,14 @@ class Attention(TracedModule):
         """
         bias, dropout = None, self.dropout if self.training else 0.0
         # one from outside asks the scheme itself
-        if position is not None and not isinstance(flow.engine, Engine):
+        if position is not None and not isinstance(flow.engine, AttentionEngine):
             bias = mask.bias(position)  # T5, ALiBi: once for all layers
         inputs = AttentionInputs(
             q, k, v, mask, bias, self.scale, self.softcap, dropout, position=position
         )
         inputs = inputs._replace(heads=self.head_shard)
         if flow.watches(self, "scores", "pattern"):
-            alone = not isinstance(flow.engine, Engine)
+            alone = not isinstance(flow.engine, AttentionEngine)
             need(
                 alone,
                 "Attention patterns lie on several processes here; look at them with one process.",

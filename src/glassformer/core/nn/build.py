@@ -79,7 +79,7 @@ def kind_of(module: Any) -> type | None:
 
 
 def makers() -> dict[type, Callable[..., Any]]:
-    """What each config type builds, with those of the registry's modules."""
+    """Modules by config type, those of the registry among them."""
     registry.load("nn")
     return _MAKERS
 

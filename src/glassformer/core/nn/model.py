@@ -17,7 +17,7 @@ from ..config.context_length import longer_hint
 from ..errors import UserError
 from .build import build, builds
 from .cache import Cache
-from .engines import Engine, engine_name
+from .engines import AttentionEngine, engine_name
 from .flow import Flow, Memory, Tape, TracedModule
 from .packing import Packing
 
@@ -57,7 +57,7 @@ class Model(TracedModule):
     def __init__(self, cfg: configs.Model) -> None:
         super().__init__()
         self.config = cfg
-        self._engine: str | Engine = "auto"
+        self._engine: str | AttentionEngine = "auto"
         self.embed = build(cfg.embed, configs.embed_dim(cfg))
         self.head = build(cfg.head, cfg.dim, cfg.embed.vocab) if cfg.head is not None else None
         if cfg.pool is not None:
@@ -66,12 +66,12 @@ class Model(TracedModule):
         self.token_head = build(head_config, cfg.dim) if head_config is not None else None
 
     @property
-    def engine(self) -> str | Engine:
+    def engine(self) -> str | AttentionEngine:
         """The attention engine: "auto", one of ``nn.engines.ENGINES`` by name, or an Engine."""
         return self._engine
 
     @engine.setter
-    def engine(self, name: str | Engine) -> None:
+    def engine(self, name: str | AttentionEngine) -> None:
         self._engine = engine_name(name)
 
     def train(self, mode: bool = True) -> Self:

@@ -28,7 +28,7 @@ CASED_WORDS = (
 
 
 @dataclass(frozen=True)
-class Kind:
+class RankEncoding:
     """A published byte-level tokenizer: how it splits text, its special tokens, and its rank file's
     hash."""
 
@@ -50,12 +50,12 @@ def _llama3() -> dict[str, int]:
 
 
 KINDS = {
-    "gpt2": Kind(
+    "gpt2": RankEncoding(
         None,
         {"<|endoftext|>": 50256},
         "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930",
     ),
-    "cl100k": Kind(
+    "cl100k": RankEncoding(
         WORDS.format(digits="{1,3}"),
         {
             "<|endoftext|>": 100257,
@@ -66,17 +66,17 @@ KINDS = {
         | {"<|endofprompt|>": 100276},
         "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
     ),
-    "o200k": Kind(
+    "o200k": RankEncoding(
         CASED_WORDS,
         {"<|endoftext|>": 199999, "<|endofprompt|>": 200018},
         "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
     ),
-    "llama3": Kind(
+    "llama3": RankEncoding(
         WORDS.format(digits="{1,3}"),
         _llama3(),
         "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55",
     ),
-    "qwen": Kind(
+    "qwen": RankEncoding(
         WORDS.format(digits=""),
         {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645},
         "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186",
@@ -85,7 +85,7 @@ KINDS = {
 }
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> RankEncoding:
     """The published kind of that name; UserError when there is none."""
     if name not in KINDS:
         raise UserError(f'There is no byte-level kind "{name}".{nearest(name, KINDS)}')
@@ -152,7 +152,7 @@ def _parse(data: bytes, source: str) -> dict[bytes, int]:
 
 
 def byte_level(
-    vocabulary: dict[str, int], pairs: Any, kind: Kind, whole_words: bool = False
+    vocabulary: dict[str, int], pairs: Any, kind: RankEncoding, whole_words: bool = False
 ) -> Spec:
     """A byte-level BPE as a tokenizer.json holds it; ``whole_words``: a word that is a token needs
     no merges."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from .. import registry
 from ..errors import UserError, nearest, need
-from .byte_bpe import Kind, byte_level
+from .byte_bpe import RankEncoding, byte_level
 from .stream import byte_alphabet, bytes_by_letter
 from .tokenizer import Tokenizer
 from .tokenizer_json import Spec, added_token, make_spec, split
@@ -149,7 +149,9 @@ def _whole(names: list[str], specials: list[str], parted: Spec, decoder: Spec | 
 
 def _bytes(specials: list[str]) -> Spec:
     spec = byte_level(
-        bytes_by_letter(), [], Kind(None, {name: 256 + i for i, name in enumerate(specials)})
+        bytes_by_letter(),
+        [],
+        RankEncoding(None, {name: 256 + i for i, name in enumerate(specials)}),
     )
     spec["pre_tokenizer"]["use_regex"] = False  # words do not matter
     return spec
@@ -177,5 +179,5 @@ def _bpe(texts: Iterator[str], size: int, specials: list[str]) -> Spec:
     ordered = sorted(model["vocab"], key=lambda name: int(model["vocab"][name]))
     names = dict.fromkeys([*alphabet, *ordered])  # a byte's id is its value
     vocabulary = {name: id for id, name in enumerate(names)}
-    kind = Kind(None, {name: len(vocabulary) + i for i, name in enumerate(specials)})
+    kind = RankEncoding(None, {name: len(vocabulary) + i for i, name in enumerate(specials)})
     return byte_level(vocabulary, model["merges"], kind)

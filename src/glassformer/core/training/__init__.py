@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .batches import Batch, Batches, every_token_once
     from .causal import Causal
     from .execution import ExecutionSettings, choose_execution
-    from .loop import State, Step, train
+    from .loop import State, TrainStep, train
     from .loss import Loss
     from .optimizer import Optimizer
     from .schedule import factor

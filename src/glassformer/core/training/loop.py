@@ -78,7 +78,7 @@ class Stuck(UserError):
 
 
 @dataclass
-class Step:
+class TrainStep:
     """One step done. ``loss`` is a mean over its targets, ``grad_norm`` the gradient's before
     clipping, ``lr`` the largest of the groups' ``lrs``, by their names.
 
@@ -120,7 +120,7 @@ def train(
     *,
     state: State | None = None,
     execution: ExecutionSettings | None = None,
-) -> Iterator[Step]:
+) -> Iterator[TrainStep]:
     """Train ``model`` in place, one yielded Step at a time; ``state`` goes on where a checkpoint
     stopped.
 
@@ -183,7 +183,7 @@ def train(
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
         state.step += 1
         state.tokens += sums.tokens
-        yield Step(
+        yield TrainStep(
             index=state.step,
             steps=settings.steps,
             loss=sums.loss / count,

@@ -44,7 +44,7 @@ def check_share(settings: object, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentSpans:
     """The documents of a batch: where they begin in its flattened tokens, how long they are; ``of``
     (B, T), or -1."""
 
@@ -58,7 +58,7 @@ class Documents:
         return np.arange(self.of.size).reshape(self.of.shape) - self.starts[self.of]
 
 
-def documents(batch: Batch) -> Documents:
+def documents(batch: Batch) -> DocumentSpans:
     """The documents of a batch."""
     import torch
 
@@ -68,7 +68,7 @@ def documents(batch: Batch) -> Documents:
     pos = torch.arange(shape[1]).expand(shape) if batch.pos is None else batch.pos
     real, opens = (pos >= 0).numpy(), document_starts(pos).numpy()
     of = np.where(real, opens.cumsum().reshape(shape) - 1, -1)
-    return Documents(np.flatnonzero(opens), np.bincount(of[real]), of)
+    return DocumentSpans(np.flatnonzero(opens), np.bincount(of[real]), of)
 
 
 def without_head(objective: Objective, model: Model) -> tuple[Model, list[str]]:

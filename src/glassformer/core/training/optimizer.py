@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ...scale.mesh import ALONE, Mesh
 from ...scale.owners import Owners
-from ...scale.place import Place
+from ...scale.place import TensorBox
 from ...scale.shard import in_shards, windows
-from ...scale.windows import Window, norm
+from ...scale.windows import WeightWindow, norm
 from ..config import run
 from ..errors import UserError
 from ..nn.build import matches, vectors
@@ -101,7 +101,7 @@ class Optimizer:
 
     def state(self) -> dict[str, Any]:
         """The moments and counts, each named ``parameter path:what``; of a model in shards as
-        ``Share``s."""
+        ``BoxShare``s."""
         tensors: dict[str, Any] = {}
         for optimizer in self.optimizers:
             for name, parameter in self.parameters.items():
@@ -113,7 +113,7 @@ class Optimizer:
                     )
         return tensors
 
-    def place(self, key: str) -> Place | None:
+    def place(self, key: str) -> TensorBox | None:
         """The place of this process's numbers in the tensor that ``state()`` has under this key; None
         where it is not sharded."""
         name, _, state_name = key.rpartition(":")
@@ -169,7 +169,7 @@ class Muon(torch.optim.Optimizer):
         groups: list[dict[str, Any]],
         momentum: float,
         mesh: Mesh = ALONE,
-        windows: Mapping[str, Window] | None = None,
+        windows: Mapping[str, WeightWindow] | None = None,
     ) -> None:
         super().__init__(groups, {"momentum": momentum})
         self.mesh, self.windows = mesh, windows

@@ -5,8 +5,8 @@ text = Text.of(corpus, tokenizer, model.config, tokens=16384, measured=2048)
 report = quantize_model(model, Layout(bits=4), text)
 """
 
-from ..quantized import Layout as Layout
+from ..quantized import QuantizedLayout as QuantizedLayout
 from .calibration import Text as Text
 from .display import picture as picture
 from .quantizing import quantize_model as quantize_model
-from .report import Report as Report
+from .report import QuantizationReport as QuantizationReport

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...core.errors import UserError
-from .report import Effect, Report, Row
+from .report import Effect, MatrixReport, QuantizationReport
 
 Lines = list[tuple[str, ...]]
 """The heads of some columns, then a line for each row."""
@@ -25,7 +25,7 @@ LEGEND = {
 """What a column holds, by its head."""
 
 
-def matrices(report: Report, most: int | None = None) -> Lines:
+def matrices(report: QuantizationReport, most: int | None = None) -> Lines:
     """A line for each matrix, the most harmful first; columns that the report has nothing for are
     left out."""
     heading = (
@@ -52,7 +52,7 @@ def matrices(report: Report, most: int | None = None) -> Lines:
     return _without_empty([(*heading, "perplexity change"), *lines])
 
 
-def wholes(report: Report) -> Lines:
+def wholes(report: QuantizationReport) -> Lines:
     """A line for the model before, and for each way to round all of it."""
     heading = ("rounded", "weight error", "output error", *_heads(report), "change", "perplexity")
     lines = [
@@ -69,13 +69,13 @@ def wholes(report: Report) -> Lines:
     return _without_empty([heading, *[before] * (report.perplexity is not None), *lines])
 
 
-def legend(report: Report) -> list[tuple[str, str]]:
+def legend(report: QuantizationReport) -> list[tuple[str, str]]:
     """The columns of both tables and what they mean, those alone that are there."""
     heads = {*matrices(report)[0], *wholes(report)[0]}
     return [(head, meaning) for head, meaning in LEGEND.items() if head in heads]
 
 
-def _heads(report: Report) -> tuple[str, str]:
+def _heads(report: QuantizationReport) -> tuple[str, str]:
     harms = (row.effect.kl for row in report.rows if row.effect is not None)
     return "vector error" if next(harms, 0.0) is None else "KL", "same top-1"
 
@@ -98,7 +98,7 @@ def _shown(value: float | None, format_spec: str) -> str:
     return "-" if value is None else format(value, format_spec)
 
 
-def picture(report: Report) -> Any:
+def picture(report: QuantizationReport) -> Any:
     """A figure: the harm of each matrix, layers across, kinds down; UserError without
     matplotlib."""
     try:
@@ -118,14 +118,14 @@ def picture(report: Report) -> Any:
     return figure
 
 
-def _harm(rows: Sequence[Row]) -> str:
+def _harm(rows: Sequence[MatrixReport]) -> str:
     """Axis label: the measure of harm."""
     if rows[0].effect is not None:
         return "KL (nats a token)" if rows[0].effect.kl is not None else "vectors' relative error"
     return "weights' relative error"
 
 
-def _grid(rows: Sequence[Row]) -> tuple[list[str], torch.Tensor]:
+def _grid(rows: Sequence[MatrixReport]) -> tuple[list[str], torch.Tensor]:
     """Kinds of matrices, and log10 of their harm (kinds, layers), NaN where a layer has none."""
     cells: dict[str, dict[int, float]] = {}
     for row in rows:

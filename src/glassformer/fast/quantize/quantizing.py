@@ -14,7 +14,17 @@ from ...core.nn.replace import replace_parameter
 from .. import quantized, rounding
 from .calibration import Gram, Progress, Text, grams
 from .gptq import calibrated
-from .report import Answers, Effect, Report, Row, Whole, ordered, ratio, relative, relative_output
+from .report import (
+    Answers,
+    Effect,
+    MatrixReport,
+    QuantizationReport,
+    Whole,
+    ordered,
+    ratio,
+    relative,
+    relative_output,
+)
 
 TOKENS_EACH = 512  # of the held-out text, for each matrix alone
 Roundings = dict[str, dict[str, quantized.Codes]]
@@ -39,12 +49,12 @@ class _Sums:
 
 def quantize_model(
     model: Model,
-    layout: quantized.Layout,
+    layout: quantized.QuantizedLayout,
     text: Text | None = None,
     *,
     name: str = "model",
     progress: Progress = lambda _: None,
-) -> Report:
+) -> QuantizationReport:
     """Quantise ``model`` in place, calibrated with ``text`` where it is given, and report what that
     costs.
 
@@ -65,7 +75,7 @@ def quantize_model(
         effect = None if answers is None else answers.effect(model)
         wholes.append(Whole(rounding_name, *_total(sums[rounding_name].values()), effect))
     rows = [
-        Row(
+        MatrixReport(
             path,
             tuple(before[path].shape),
             matrix_codes.bits,
@@ -79,7 +89,7 @@ def quantize_model(
     other_bytes = sum(
         weight.nbytes for path, weight in model.named_parameters() if path not in plan
     )
-    return Report(
+    return QuantizationReport(
         name,
         layout.bits,
         layout.group,
@@ -98,7 +108,7 @@ def quantize_model(
 def _rounded(
     model: Model,
     plan: Mapping[str, int],
-    layout: quantized.Layout,
+    layout: quantized.QuantizedLayout,
     text: Text | None,
     progress: Progress,
 ) -> tuple[Roundings, dict[str, dict[str, _Sums]]]:

@@ -40,7 +40,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Row:
+class MatrixReport:
     """One matrix, quantised alone: relative errors (Frobenius) of the weight, and of its output on
     calibration text.
 
@@ -68,7 +68,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Report:
+class QuantizationReport:
     """Everything: ``rows`` the most harmful first, ``wholes`` by how they were rounded, the one
     that is kept last.
 
@@ -86,7 +86,7 @@ class Report:
     perplexity: float | None
     calibrated: int
     measured: int
-    rows: tuple[Row, ...]
+    rows: tuple[MatrixReport, ...]
     wholes: tuple[Whole, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -175,7 +175,9 @@ class Answers:
         return Effect(max(kl / count, 0.0), agreements / count, after, after / before - 1)
 
 
-def ordered(rows: Sequence[Row], effects: Mapping[str, Effect]) -> tuple[Row, ...]:
+def ordered(
+    rows: Sequence[MatrixReport], effects: Mapping[str, Effect]
+) -> tuple[MatrixReport, ...]:
     """The rows with their effects, the most harmful first; without any by the error of the output
     or the weight."""
     with_effects = [replace(row, effect=effects.get(row.name)) for row in rows]

@@ -13,7 +13,7 @@ every text gets `length` new tokens, and none ends early.
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 7.2
 HINTS = (
@@ -58,7 +58,7 @@ def beam_search(
 # %% check
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     import itertools
 
     V, length = 5, 3

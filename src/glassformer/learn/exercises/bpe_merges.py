@@ -13,7 +13,7 @@ frequent take the one that comes first in the alphabet: `min` over (-count, pair
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 1.1
 HINTS = (
@@ -105,7 +105,7 @@ def learnt(words: dict[str, int], merges: int, weigh: bool = True) -> list[tuple
     return out
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     look = "after a merge go on behind both pieces: a a a with the pair (a, a) is aa a"
     report.equal(
         'joined(["a", "a", "a", "b"], ("a", "a"))',

@@ -13,7 +13,7 @@ i stands at place S - T + i.
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 4.2
 HINTS = (
@@ -40,7 +40,7 @@ def causal_mask(queries: int, keys: int) -> Tensor:
 # %% check
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     for queries, keys in ((5, 5), (1, 7), (3, int(report.randint(4, 12, (1,))))):
         behind = torch.arange(keys)[None] - torch.arange(keys - queries, keys)[:, None]
         slips = {

@@ -11,7 +11,7 @@ Query head h reads key-value head h // (H / K): neighbours share.
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 9.1
 HINTS = (
@@ -39,7 +39,7 @@ def grouped(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
 from torch import nn
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     T, S, d = 3, 5, 4
     allowed = torch.arange(S)[None] <= torch.arange(S - T, S)[:, None]
 

@@ -12,7 +12,7 @@ A quarter of the memory, and the error is known. A row of zeros must not divide 
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 12.1
 HINTS = (
@@ -55,7 +55,7 @@ def largest_error(w: Tensor) -> float:
 # %% check
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     w = report.randn(5, 9) * torch.tensor([1.0, 100.0, 0.01, 3.0, 1.0])[:, None]
     w[4] = 0
     result = learner.quantize(w)

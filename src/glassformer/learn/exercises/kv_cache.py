@@ -14,7 +14,7 @@ often your keys were laid anew.
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 7.3
 HINTS = (
@@ -63,7 +63,7 @@ class Cache:
 # %% check
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     import time
 
     from glassformer.core.nn import Cache

@@ -13,7 +13,7 @@ something to learn from. Only A and B get gradients. What is learnt goes into th
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 8.3
 HINTS = (
@@ -59,7 +59,7 @@ class LoRA(nn.Module):
 # %% check
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     plain = nn.Linear(6, 4)
     weight, bias = report.randn(4, 6), report.randn(4)
     with torch.no_grad():

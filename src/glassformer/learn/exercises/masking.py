@@ -17,7 +17,7 @@ above, and stays in between.
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 8.2
 HINTS = (
@@ -55,7 +55,7 @@ def hide(
 # %% check
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     B, T, mask = 6, 40, 103
     tokens, replacement = report.randint(10, 90, (B, T)), report.randint(10, 90, (B, T))
     special = torch.zeros(B, T, dtype=torch.bool)

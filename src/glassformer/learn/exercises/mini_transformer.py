@@ -19,7 +19,7 @@ import math
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 8.1
 SECONDS = 40
@@ -128,7 +128,7 @@ class Reference(nn.Module):
         return self.of.head(x)
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     free, tied = learner.MiniTransformerLM(tied=False), learner.MiniTransformerLM(tied=True)
     sizes = [sum(weight.numel() for weight in model.parameters()) for model in (free, tied)]
     report.equal(

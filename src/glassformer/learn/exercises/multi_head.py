@@ -16,7 +16,7 @@ Weights are (outputs, inputs), as PyTorch keeps them: x goes through them by `x 
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 5.1
 HINTS = (
@@ -58,7 +58,7 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     )[0]
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     T, C, heads = 5, 12, 3
     x, (w_q, w_k, w_v, w_out) = report.randn(T, C), (report.randn(C, C) * 0.3 for _ in range(4))
 

@@ -13,7 +13,7 @@ entries n, not by n - 1. eps keeps a vector of zeros from becoming 0 / 0.
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 5.2
 HINTS = (
@@ -47,7 +47,7 @@ def rms_norm(x: Tensor, gamma: Tensor, eps: float) -> Tensor:
 # %% check
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     F = torch.nn.functional
     x, gamma, beta = report.randn(2, 3, 6) * 2 + 1, report.randn(6), report.randn(6)
     eps = 0.1  # large: whoever leaves it out is seen
@@ -109,7 +109,7 @@ def check(learner: Any, report: Report) -> None:
 
     def rms(of: Any) -> Any:
         gain = torch.ones(of.shape) if of.weight is None else of.weight.detach()
-        return models.Call(lambda x: learner.rms_norm(x, gain, of.eps))
+        return models.FunctionModule(lambda x: learner.rms_norm(x, gain, of.eps))
 
     count = models.replace(model, RMSNorm, rms)
     report.equal(
@@ -126,7 +126,7 @@ def check(learner: Any, report: Report) -> None:
     count = models.replace(
         model,
         LayerNorm,
-        lambda of: models.Call(
+        lambda of: models.FunctionModule(
             lambda x: learner.layer_norm(x, of.weight.detach(), of.bias.detach(), of.eps)
         ),
     )

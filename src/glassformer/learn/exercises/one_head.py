@@ -17,7 +17,7 @@ Write it with products and exp, or with what PyTorch has: only the numbers count
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 4.1
 HINTS = (
@@ -54,7 +54,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
 # %% check
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     by_hand = learner.softmax(torch.tensor([2.0, 1.0, 0.0]))
     look = (
         "exp of each, divided by the sum of all of them: e^2 is 7.389, e^1 is 2.718, e^0 is "

@@ -15,7 +15,7 @@ it is the same thought: W_s s is a query, W_h h_j a key, h_j the value.
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 2.2
 HINTS = (
@@ -54,7 +54,7 @@ def attend(
 # %% check
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     C, E, A, S = 5, 7, 4, 6
     state, source = report.randn(C), report.randn(S, E)
     w_state, bias, w_source, w = (

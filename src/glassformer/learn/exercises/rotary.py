@@ -14,7 +14,7 @@ The first pair turns by one radian a place, the last ones hardly at all.
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 3.2
 HINTS = (
@@ -56,7 +56,7 @@ def turned(x: Tensor, places: Tensor, theta: float, sign: int = 1, step: int = 2
     return torch.cat((z.real, z.imag), -1).float()
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     H, T, d, theta = 2, 6, 8, 10000.0
     x, places = report.randn(H, T, d), report.randint(0, 60, (T,)).sort().values + 1
     order = torch.arange(d).view(-1, 2).T.flatten()  # neighbours first to halves

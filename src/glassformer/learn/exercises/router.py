@@ -14,7 +14,7 @@ Each expert should see only the tokens that chose it: that is what makes it chea
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 10.1
 HINTS = (
@@ -60,7 +60,7 @@ def mixture(
 # %% check
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     N, C, E, k = 7, 6, 5, 3
     x, w_router = report.randn(N, C), report.randn(E, C)
     chance = (x @ w_router.T).softmax(-1)

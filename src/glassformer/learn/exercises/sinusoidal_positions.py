@@ -15,7 +15,7 @@ pair (sin, cos) turns.
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 3.1
 HINTS = (
@@ -59,7 +59,7 @@ def table(
     return (torch.cat(pair, -1) if halves else torch.stack(pair, -1).flatten(1)).float()
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     length, dim = int(report.randint(7, 40, (1,))), 2 * int(report.randint(3, 9, (1,)))
     slips: Any = {
         "the columns: sine and cosine take turns; yours has all sines first": lambda: table(

@@ -11,7 +11,7 @@ always kept, even at p = 0.
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 7.1
 HINTS = (
@@ -55,7 +55,7 @@ def nucleus(logits: Tensor, p: float, last: bool = True, normed: bool = True) ->
     )
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     clear = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
     for p, ids in ((0.4, [1]), (0.7, [1, 3]), (0.99, [0, 1, 2, 3])):
         result = learner.top_p(clear, p)

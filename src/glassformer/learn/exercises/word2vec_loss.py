@@ -13,7 +13,7 @@ batch's loss is the mean. For large negative x log(sigmoid(x)) must stay finite.
 from typing import Any
 
 from glassformer.learn import models
-from glassformer.learn.report import Report
+from glassformer.learn.report import CheckReport
 
 ROAD = 2.1
 HINTS = (
@@ -48,7 +48,7 @@ def reference_loss(centre: Tensor, company: Tensor, noise: Tensor) -> Tensor:
     ).mean()
 
 
-def check(learner: Any, report: Report) -> None:
+def check(learner: Any, report: CheckReport) -> None:
     B, K, D = 4, 3, 6
     u, v, n = report.randn(B, D), report.randn(B, D), report.randn(B, K, D)
     right, wrong = (u * v).sum(-1), (n * u[:, None]).sum(-1)

@@ -36,7 +36,7 @@ from ..asgi.security import Guard
 from . import measures, wire, words
 from .events import Trainings
 from .models import Models
-from .runs import Run, Runs, int_field, is_ids
+from .runs import CachedTrace, TraceCache, int_field, is_ids
 
 EXAMPLE = "example.trace"  # benchmarks/example.py
 IMMUTABLE = "private, max-age=31536000, immutable"
@@ -117,7 +117,11 @@ class Page:
     def __init__(
         self, models: Models, trainings: Trainings | None = None, static: Path | None = None
     ) -> None:
-        self.models, self.runs, self.tokenizers = models, Runs(models), words.Tokenizers(models)
+        self.models, self.runs, self.tokenizers = (
+            models,
+            TraceCache(models),
+            words.Tokenizers(models),
+        )
         self.trainings = trainings or Trainings(None, models)
         folder = static or Path(str(resources.files("glassformer"))) / "static"
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -140,7 +144,7 @@ class Page:
 
     def tensors(
         self,
-        make: Callable[[Run, Any, CancelCheck], bytes],
+        make: Callable[[CachedTrace, Any, CancelCheck], bytes],
         fields: JsonObject,
         check: CancelCheck,
         run: str,
@@ -197,7 +201,11 @@ class Page:
         return self._read_again(attribute, traced, check, options)
 
     def _read_again(
-        self, method: Callable[..., Any], run: Run, check: CancelCheck, options: dict[str, Any]
+        self,
+        method: Callable[..., Any],
+        run: CachedTrace,
+        check: CancelCheck,
+        options: dict[str, Any],
     ) -> JsonObject:
         """A method of inspection on the run's model and text."""
         with run.loaded.acquire(check):

@@ -26,12 +26,12 @@ from ...core.errors import UserError, need
 from ...core.files import JsonObject
 from ..asgi.replies import CancelCheck, format_event, not_found
 from . import records
-from .models import Entry, Models, unique_id
+from .models import ModelEntry, Models, unique_id
 from .runs import int_field
-from .tail import Tail
+from .tail import LogTail
 
 if TYPE_CHECKING:
-    from .runs import Runs
+    from .runs import TraceCache
 
 LOG_FILE, RUN_FILE = "log.jsonl", "run.json"
 IDLE_SECONDS = 60.0  # seconds without a line after which a training no longer counts as running
@@ -49,8 +49,8 @@ class Trainings:
 
     def __init__(self, folder: Path | None, models: Models) -> None:
         self.folder, self.models = folder, models
-        self._tails: dict[Path, Tail] = {}
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._tails: dict[Path, LogTail] = {}
+        self._entries: OrderedDict[str, ModelEntry] = OrderedDict()
         self._lock = threading.Lock()
         models.sources.append(self)
 
@@ -75,9 +75,9 @@ class Trainings:
             raise not_found(f'There is no training "{name[:80]}" here; there are: {names}.')
         return folders[name]
 
-    def _tail(self, path: Path) -> Tail:
+    def _tail(self, path: Path) -> LogTail:
         with self._lock:
-            return self._tails.setdefault(path, Tail(path / LOG_FILE))
+            return self._tails.setdefault(path, LogTail(path / LOG_FILE))
 
     def listing(self, fields: JsonObject, check: CancelCheck) -> list[JsonObject]:
         """A card of each training: its settings, how far it is, its checkpoints as models."""
@@ -128,7 +128,7 @@ class Trainings:
 
     # ---------------------------------------------------------------- checkpoints as models
 
-    def find(self, id: str) -> Entry | None:
+    def find(self, id: str) -> ModelEntry | None:
         """The model ``RUN`` (its best, else its last checkpoint) or ``RUN@STEP``; None where there
         is none."""
         name, at, step = id.partition("@")
@@ -143,7 +143,7 @@ class Trainings:
         with self._lock:
             if id not in self._entries:
                 with contextlib.suppress(UserError):
-                    self._entries[id] = Entry(
+                    self._entries[id] = ModelEntry(
                         id, folder, title, self.models.dtype, self.models.device
                     )
             if id in self._entries:
@@ -153,7 +153,7 @@ class Trainings:
                 entry.loaded = None
             return self._entries.get(id)
 
-    def listed(self) -> list[Entry]:
+    def listed(self) -> list[ModelEntry]:
         """A model for each training that has a checkpoint."""
         names = [name for name, path in self.folders().items() if checkpoints(path)]
         return [entry for name in names if (entry := self.find(name)) is not None]
@@ -200,7 +200,7 @@ class Trainings:
         need(self._card(name, path)["live"], f'The training "{name}" is not running.')
         return path
 
-    def probe(self, runs: Runs, name: str, text: str, check: CancelCheck) -> JsonObject:
+    def probe(self, runs: TraceCache, name: str, text: str, check: CancelCheck) -> JsonObject:
         """Runs one text through the latest checkpoints; returns a run id for each."""
         path, probes = self._path(name), []
         for step in checkpoints(path)[-12:]:

@@ -83,7 +83,7 @@ def digest(model: Any, tokenizer: Any) -> str:
     return f"sha256:{hasher.hexdigest()}"
 
 
-class Entry:
+class ModelEntry:
     """Model that a server offers: ``id`` in requests, ``title`` as the user named it."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Entry:
         }
 
 
-class InMemoryEntry(Entry):
+class InMemoryEntry(ModelEntry):
     """Model that a caller holds in memory; its files, if any, are ignored."""
 
     def __init__(self, id: str, checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
@@ -174,10 +174,10 @@ def unique_id(name: str, taken: Container[str], allowed: str = "A-Za-z0-9._-") -
 class ModelSource(Protocol):
     """Source of additional models, such as training checkpoints."""
 
-    def find(self, id: str) -> Entry | None:
+    def find(self, id: str) -> ModelEntry | None:
         """Returns the model of an id, or None."""
 
-    def listed(self) -> list[Entry]:
+    def listed(self) -> list[ModelEntry]:
         """Models to list."""
 
 
@@ -186,20 +186,20 @@ class Models:
 
     def __init__(
         self,
-        models: Sequence[Entry | str | Path],
+        models: Sequence[ModelEntry | str | Path],
         dtype: str | None = None,
         device: str | None = None,
     ) -> None:
         self.dtype, self.device = dtype, device
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, ModelEntry] = {}
         self.sources: list[ModelSource] = []
-        for model in models or [Entry(SHIPPED, shipped(), SHIPPED, dtype, device)]:
-            if not isinstance(model, Entry):
+        for model in models or [ModelEntry(SHIPPED, shipped(), SHIPPED, dtype, device)]:
+            if not isinstance(model, ModelEntry):
                 plain = str(model) if is_recipe(str(model)) else Path(model).name
-                model = Entry(unique_id(plain, self.entries), model, str(model), dtype, device)
+                model = ModelEntry(unique_id(plain, self.entries), model, str(model), dtype, device)
             self.entries[model.id] = model
 
-    def __getitem__(self, id: str) -> Entry:
+    def __getitem__(self, id: str) -> ModelEntry:
         if id in self.entries:
             return self.entries[id]
         for source in self.sources:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
 from ..asgi.replies import CancelCheck, not_found
-from .models import Entry, Loaded, Models
+from .models import Loaded, ModelEntry, Models
 
 if TYPE_CHECKING:
     from ...sight.tracing import Trace
@@ -24,7 +24,7 @@ MAX_TEXT = 1 << 20  # characters of a text
 
 
 @dataclass
-class Run:
+class CachedTrace:
     """Cached trace with its id, model and response.
 
     ``read_args`` are the arguments with which the library reads the same input again: source ids
@@ -56,15 +56,15 @@ class Run:
         return self.trace.kept_bytes + computed
 
 
-class Runs:
+class TraceCache:
     """Runs by id, the most recently used last."""
 
     def __init__(self, models: Models, max_bytes: int = MAX_BYTES) -> None:
         self.models, self.max_bytes = models, max_bytes
-        self._runs: OrderedDict[str, Run] = OrderedDict()
+        self._runs: OrderedDict[str, CachedTrace] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __getitem__(self, id: str) -> Run:
+    def __getitem__(self, id: str) -> CachedTrace:
         with self._lock:
             if id not in self._runs:
                 raise not_found(
@@ -76,7 +76,7 @@ class Runs:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def add(self, run: Run) -> None:
+    def add(self, run: CachedTrace) -> None:
         """Adds a run and evicts the oldest beyond the byte limit."""
         with self._lock:
             self._runs[run.id] = run
@@ -131,7 +131,9 @@ class Runs:
         run.answer |= truncation
         return run.answer
 
-    def add_trace(self, entry: Entry, trace: Trace, text: str | None, source: str | None) -> None:
+    def add_trace(
+        self, entry: ModelEntry, trace: Trace, text: str | None, source: str | None
+    ) -> None:
         """Adds a trace without edits that was made elsewhere."""
         loaded = entry.open()
         read_args: dict[str, Any] = {"source": trace.source, "edits": []}
@@ -140,14 +142,14 @@ class Runs:
 
     def _add_run(
         self,
-        entry: Entry,
+        entry: ModelEntry,
         loaded: Loaded,
         id: str,
         trace: Trace,
         tokens: Any,
         read_args: dict[str, Any],
         texts: tuple[str | None, str | None],
-    ) -> Run:
+    ) -> CachedTrace:
         from ...sight import answers
 
         text, source = texts
@@ -160,7 +162,7 @@ class Runs:
             "edits": list(map(repr, read_args["edits"])),
             "check": {"captured_vs_fast_max_abs": None},
         }
-        run = Run(id, loaded, trace, answer, tokens, read_args)
+        run = CachedTrace(id, loaded, trace, answer, tokens, read_args)
         self.add(run)
         return run
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ...core.files import JsonObject
 
 
-class Tail:
+class LogTail:
     """Columns of numbers of a JSON-lines log; ``rows`` counts the lines read, ``resets`` the times
     the file was replaced."""
 

@@ -10,18 +10,18 @@ from urllib.parse import urlencode
 
 from ...core.errors import need
 from ..asgi.replies import CancelCheck, HttpError
-from .runs import Run, int_field
+from .runs import CachedTrace, int_field
 
 MAX_BYTES = 4 << 20  # bytes of an answer
 MAX_SIDE = 512  # cells a side of what is offered instead
 
 
-def too_large(message: str, run: Run, part: str, query: Mapping[str, str]) -> HttpError:
+def too_large(message: str, run: CachedTrace, part: str, query: Mapping[str, str]) -> HttpError:
     """Error for a response beyond the size limit, with the address of a smaller one."""
     return HttpError(413, message, pooled=f"api/runs/{run.id}/{part}?{urlencode(query)}")
 
 
-def values(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
+def values(run: CachedTrace, query: Mapping[str, str], check: CancelCheck) -> bytes:
     """Tensor ``address`` of a run as f32, f16 or u8, optionally pooled. Raises HttpError 413."""
     from ...sight import wire
 
@@ -31,7 +31,7 @@ def values(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
     need(shape in wire.MAPS, f'"{shape[:20]}" is no map; give map=lin or sqrt.')
     pool, span = wire.pool_of(query.get("pool")), _span(query.get("range"))
     with run.loaded.acquire(check):
-        tensor_slice = wire.Part(run.trace, address)
+        tensor_slice = wire.TracePart(run.trace, address)
         sizes = [*tensor_slice.shape]
         pool = pool[-len(sizes) :] if pool and sizes else None
         if pool is not None:
@@ -79,7 +79,7 @@ def _span(text: str | None) -> tuple[float, float] | None:
     return span
 
 
-def thumbnails(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
+def thumbnails(run: CachedTrace, query: Mapping[str, str], check: CancelCheck) -> bytes:
     """Attention maps of all heads of the requested layers, pooled to ``px``, as u8: one tensor (H,
     px, px) a layer."""
     from ...sight import wire
@@ -104,7 +104,7 @@ def thumbnails(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
     tensors, layers, total = {}, {}, 0
     for address in squares[first:last]:
         with run.loaded.acquire(check):  # a layer at a time: others may come in between
-            tensor_slice = wire.Part(run.trace, address)
+            tensor_slice = wire.TracePart(run.trace, address)
             array = tensor_slice.to_array((px, px))
         tensors[address], facts = wire.coded(array, "u8", shape, span)
         total += array.size
@@ -117,7 +117,7 @@ def thumbnails(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
     return wire.packed(tensors, {"layers": json.dumps(layers), "total": str(count), "px": str(px)})
 
 
-def logits(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
+def logits(run: CachedTrace, query: Mapping[str, str], check: CancelCheck) -> bytes:
     """Logits (V,) at ``position``, as f32; the first ``known`` of them are tokens."""
     from ...sight import wire
 
@@ -125,7 +125,7 @@ def logits(run: Run, query: Mapping[str, str], check: CancelCheck) -> bytes:
     at = int_field(query, "position", -1, -length, length - 1) % length
     need("logits" in run.trace.plan, "This model has no head over tokens and predicts none.")
     with run.loaded.acquire(check):
-        row = wire.Part(run.trace, f"logits[{at}]").to_array()
+        row = wire.TracePart(run.trace, f"logits[{at}]").to_array()
     tokenizer = run.loaded.tokenizer
     vocab_size = len(row) if tokenizer is None else min(tokenizer.size, len(row))
     metadata = {

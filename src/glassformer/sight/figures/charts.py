@@ -21,8 +21,8 @@ from .drawing import (
     Box,
     Drawing,
     Label,
-    Line,
     Mark,
+    Polyline,
     Raster,
     text_width,
     together,
@@ -131,7 +131,7 @@ class Heat:
         return Drawing(width, 17, f"scale from {names[0]} to {names[1]}", marks)
 
     def drawing(self) -> Drawing:
-        """As a drawing with its names, where a side has no more than can be read, and its scale."""
+        """The grid with its scale, and with names on each side short enough to be read."""
         sides = self.values.shape
         rows, columns = (
             names if side <= LABELLED else ()
@@ -175,7 +175,7 @@ class Heat:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableFigure:
     """Cells of text; the columns numbered in ``left`` begin at the left, the others end at the
     right."""
 
@@ -185,7 +185,6 @@ class Table:
     left: Sequence[int] = (0,)
 
     def html(self) -> str:
-        """As a table."""
         lines = []
         for tag, row in (("th", self.heading), *(("td", row) for row in self.rows)):
             sides = ["left" if column in self.left else "right" for column in range(len(row))]
@@ -194,7 +193,6 @@ class Table:
         return html_table(self.title, lines)
 
     def drawing(self) -> Drawing:
-        """As a drawing."""
         lines = [
             [" ".join(text.split())[:LONGEST] for text in row] for row in (self.heading, *self.rows)
         ]
@@ -220,12 +218,11 @@ class Curves:
     dots: Sequence[str] = ()
 
     def html(self) -> str:
-        """As a picture."""
         return self.drawing().img()
 
     def drawing(self) -> Drawing:
-        """As a drawing with both axes; of many points the least and greatest of each stretch, so
-        that spikes stay."""
+        """The curves with both axes; many points are thinned to the least and greatest of each
+        stretch, so that spikes stay."""
         lines = {name: thinned(*line) for name, line in self.lines.items() if len(line[0])}
         points = [point for line in lines.values() for point in line]
         width, height = CURVES_SIZE
@@ -247,7 +244,7 @@ class Curves:
 
         for tick in ticks(y0, y1):
             _, y = place(x0, tick)
-            marks.append(Line(left, y, [(0, 0), (right - left, 0)], GRID))
+            marks.append(Polyline(left, y, [(0, 0), (right - left, 0)], GRID))
             marks.append(Label(left - 6, y + 4, number(tick), "end", fill=FAINT))
         for tick in ticks(x0, x1):
             x, _ = place(tick, y0)
@@ -257,7 +254,7 @@ class Curves:
         for at, (name, line) in enumerate(lines.items()):
             colour = CATEGORIES[at % len(CATEGORIES)]
             placed = [place(*point) for point in line]
-            marks.append(Line(0, 0, placed if len(placed) > 1 else placed * 2, colour))
+            marks.append(Polyline(0, 0, placed if len(placed) > 1 else placed * 2, colour))
             if name in self.dots:
                 marks += [Box(x - 2.5, y - 2.5, 5, 5, colour) for x, y in placed]
             beside -= text_width(name) + 22
@@ -273,12 +270,10 @@ class Prose:
     title: str = ""
 
     def html(self) -> str:
-        """As paragraphs."""
         style = f"margin:4px 0;color:{GREY}"
         return "".join(f'<p style="{style}">{written(line)}</p>' for line in self.lines)
 
     def drawing(self) -> Drawing:
-        """As a drawing, a line each."""
         marks: list[Mark] = [
             Label(0, 14 + 18 * at, line, fill=GREY) for at, line in enumerate(self.lines)
         ]
@@ -290,7 +285,7 @@ class Folded:
     """Charts that are opened by a click on their title; in a drawing they stand side by side."""
 
     title: str
-    charts: Sequence[Heat | Table | Curves | Prose]
+    charts: Sequence[Heat | TableFigure | Curves | Prose]
 
     def html(self) -> str:
         """Closed."""
@@ -304,7 +299,7 @@ class Folded:
         return together([chart.drawing() for chart in self.charts], columns)
 
 
-Chart: TypeAlias = Heat | Table | Curves | Prose | Folded
+Chart: TypeAlias = Heat | TableFigure | Curves | Prose | Folded
 BESIDE = "display:inline-block;vertical-align:top;margin:6px 14px 0 0"
 TABLE = "border-collapse:collapse;margin:2px 0 6px 0;font-size:12px;border:none"
 ROW = "background:#ffffff;border:none"

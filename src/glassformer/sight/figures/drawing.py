@@ -94,7 +94,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Line:
+class Polyline:
     """A line through points, which count from (x, y)."""
 
     x: float
@@ -141,7 +141,7 @@ class Raster:
         axes.imshow(self.pixels, extent=extent, aspect="auto", interpolation="nearest")
 
 
-Mark: TypeAlias = Box | Label | Line | Raster
+Mark: TypeAlias = Box | Label | Polyline | Raster
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ OFTEN = 0.1  # seconds between two pictures of it
 
 
 def in_notebook() -> bool:
-    """Whether a kernel of Jupyter, VS Code or Colab runs this: what is displayed is shown below the
-    cell."""
+    """True in a kernel of Jupyter, VS Code or Colab, which shows output below the cell."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None

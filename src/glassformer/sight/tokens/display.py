@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from ...core.tokenizer.stream import bytes_by_letter
 from ..labels import printed
-from .segmentation import Match, Merge, Path, Trace
+from .segmentation import Match, Merge, Path, WordTrace
 
 
-def steps(trace: Trace) -> list[str]:
+def steps(trace: WordTrace) -> list[str]:
     """Steps that segment a word, one a line, without control characters."""
     return ["".join(map(printed, line)) for line in _steps(trace)]
 
 
-def _steps(trace: Trace) -> list[str]:
+def _steps(trace: WordTrace) -> list[str]:
     pieces = " | ".join(trace.pieces)
     lines = [f'"{_word(trace)}" -> {pieces}   ids {" ".join(map(str, trace.ids))}']
     merges = [step for step in trace.steps if isinstance(step, Merge)]
@@ -47,7 +47,7 @@ def _steps(trace: Trace) -> list[str]:
     return lines
 
 
-def _word(trace: Trace) -> str:
+def _word(trace: WordTrace) -> str:
     """The word as it was read, where it is written in the byte alphabet."""
     table = bytes_by_letter()
     if trace.algorithm != "BPE" or not all(letter in table for letter in trace.word):

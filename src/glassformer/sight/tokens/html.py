@@ -8,7 +8,7 @@ from html import escape
 from ..labels import visible
 from .compare import BYTES, UNKNOWN, Sheet, Token, counted
 from .display import steps
-from .segmentation import Trace
+from .segmentation import WordTrace
 
 GROUNDS = ("#cfe6f7", "#ffe3b0")
 """Blue and orange, one after the other: told apart by every kind of sight, and by their borders
@@ -30,7 +30,7 @@ td.number {{ text-align: right }}
 
 
 def page(
-    text: str, sheets: Sequence[Sheet], traces: Sequence[Sequence[Trace]], ids: bool = False
+    text: str, sheets: Sequence[Sheet], traces: Sequence[Sequence[WordTrace]], ids: bool = False
 ) -> str:
     """The page's HTML; ``traces`` holds those of each sheet, or none; ``ids`` shows them from the
     start."""
@@ -76,7 +76,7 @@ def _row(sheet: Sheet) -> str:
     return f"<tr><td>{escape(sheet.name)}<td>{escape(sheet.algorithm)}{cells}{ratio}</tr>"
 
 
-def _section(sheet: Sheet, traces: Iterable[Trace]) -> str:
+def _section(sheet: Sheet, traces: Iterable[WordTrace]) -> str:
     tokens = "".join(_token(token, at) for at, token in enumerate(sheet.tokens))
     body = (
         f"<p>{escape(sheet.refused)}</p>"

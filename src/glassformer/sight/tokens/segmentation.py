@@ -55,7 +55,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Trace:
+class WordTrace:
     """One word: what it starts as, the steps, what comes out.
 
     BPE steps are Merges, WordPiece's are Matches, Unigram's are Paths, the best first. ``whole``: a
@@ -75,7 +75,7 @@ class Trace:
         return asdict(self)
 
 
-def trace(tokenizer: Tokenizer, text: str, rivals: int = 3) -> list[Trace]:
+def trace(tokenizer: Tokenizer, text: str, rivals: int = 3) -> list[WordTrace]:
     """Every word of a text, as the tokenizer splits it; ``rivals`` other ways where a way has a
     score.
 
@@ -120,9 +120,9 @@ class Tracer:
             "Unigram": self._unigram,
             "WordLevel": self._word_level,
         }
-        self.way: Callable[[str], Trace] = algorithms[self.algorithm]
+        self.way: Callable[[str], WordTrace] = algorithms[self.algorithm]
 
-    def __call__(self, word: str) -> Trace:
+    def __call__(self, word: str) -> WordTrace:
         return self.way(word)
 
     def words(self, text: str) -> list[str]:
@@ -136,7 +136,7 @@ class Tracer:
 
     # ------------------------------------------------------------------------------ the algorithms
 
-    def _bpe(self, word: str) -> Trace:
+    def _bpe(self, word: str) -> WordTrace:
         """Join the neighbours whose merge comes first, the leftmost of them, until no neighbours
         have one."""
         start = pieces = self._letters(word)
@@ -184,7 +184,7 @@ class Tracer:
             default=None,
         )
 
-    def _wordpiece(self, word: str) -> Trace:
+    def _wordpiece(self, word: str) -> WordTrace:
         """Take the longest entry that the rest begins with; a word with a rest that begins with
         none is unknown."""
         steps: list[Match] = []
@@ -208,7 +208,7 @@ class Tracer:
             at += len(piece) - (len(prefix) if at else 0)
         return self._made(word, [word], steps, pieces)
 
-    def _unigram(self, word: str) -> Trace:
+    def _unigram(self, word: str) -> WordTrace:
         """The path of the highest score from the word's start to its end (Viterbi), and the next
         best ones."""
         most = self.rivals + 1
@@ -267,7 +267,7 @@ class Tracer:
             written += [piece] if piece in self.ids else raw or [unknown]
         return written
 
-    def _word_level(self, word: str) -> Trace:
+    def _word_level(self, word: str) -> WordTrace:
         return self._made(word, [word], [], [word if word in self.ids else self.model["unk_token"]])
 
     def _bytes(self, text: str) -> list[str]:
@@ -277,7 +277,7 @@ class Tracer:
 
     def _made(
         self, word: str, start: list[str], steps: Any, pieces: list[str], is_whole: bool = False
-    ) -> Trace:
+    ) -> WordTrace:
         ids = tuple(self.ids[piece] for piece in pieces)
         tokens = tuple(self.tokenizer.token(id) for id in ids)
-        return Trace(word, self.algorithm, tuple(start), tuple(steps), tokens, ids, is_whole)
+        return WordTrace(word, self.algorithm, tuple(start), tuple(steps), tokens, ids, is_whole)

@@ -19,7 +19,7 @@ def recurrent_body(cfg: config.Recurrent, b: Builder, path: str, x: str, embed_p
     T, dim = b.tokens, b.model.config.dim
     initial = context = None
     if cfg.cross is not None:
-        end_code = (recurrence.Source.end_states, "torch.cat(")
+        end_code = (recurrence.EncoderStates.end_states, "torch.cat(")
         joined = b.add(
             f"{path}.cross.ends",
             "pool",

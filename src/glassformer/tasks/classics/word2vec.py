@@ -66,7 +66,7 @@ class Settings:
 
 
 @dataclass
-class Step:
+class EpochProgress:
     """Progress of training: ``done`` of all words, the mean ``loss`` of a pair with its noise words,
     the rate."""
 
@@ -76,7 +76,7 @@ class Step:
     rate: float
 
 
-class Batch(NamedTuple):
+class PairBatch(NamedTuple):
     """Some rows, with the pairs that are scored in them; made before the tables are read."""
 
     ids: Tensor  # (B, O)
@@ -111,7 +111,7 @@ class Word2Vec:
         noise = frequencies.pow(0.75)
         self.noise = (noise / noise.sum()).cumsum(0).float()
 
-    def train(self) -> Iterator[Step]:
+    def train(self) -> Iterator[EpochProgress]:
         """Go through the text ``epochs`` times; a Step every 131,072 words (REPORT), and at the
         end."""
         settings, words, done, reported = self.settings, len(self.text), 0, 0
@@ -134,7 +134,7 @@ class Word2Vec:
                             raise UserError(
                                 f"The vectors grew beyond all bounds; give a rate below {settings.rate}."
                             )
-                        yield Step(epoch + 1, done / (settings.epochs * words), loss, rate)
+                        yield EpochProgress(epoch + 1, done / (settings.epochs * words), loss, rate)
 
     def vectors(self) -> Vectors:
         """The words and their input vectors, as they are now."""
@@ -165,13 +165,13 @@ class Word2Vec:
         )
         return ids, pos, reach
 
-    def _batches(self, rows: tuple[Tensor, ...], order: Tensor) -> Iterator[tuple[int, Batch]]:
+    def _batches(self, rows: tuple[Tensor, ...], order: Tensor) -> Iterator[tuple[int, PairBatch]]:
         """The rows in this order, a batch at a time, each with the number of its first; the same
         for any threads."""
         many = max(1, AHEAD // (self.row * self.batch)) * self.batch
         starts = range(0, len(order), many)
 
-        def prepare(start: int) -> Batch:
+        def prepare(start: int) -> PairBatch:
             chosen = order[start : start + many]
             return self._prepare(*(column[chosen] for column in rows))
 
@@ -184,10 +184,10 @@ class Word2Vec:
                 for first in range(0, len(block.ids), self.batch):
                     yield (
                         start + first,
-                        Batch(*(tensor[first : first + self.batch] for tensor in block)),
+                        PairBatch(*(tensor[first : first + self.batch] for tensor in block)),
                     )
 
-    def _prepare(self, ids: Tensor, pos: Tensor, reach: Tensor) -> Batch:
+    def _prepare(self, ids: Tensor, pos: Tensor, reach: Tensor) -> PairBatch:
         """All that is known of some rows before the tables are looked at."""
         settings = self.settings
         window, inner = settings.window, ids[:, settings.window : -settings.window].contiguous()
@@ -204,7 +204,7 @@ class Word2Vec:
         ):  # the words of the row are asked by each word that looks so far
             near = _off_diagonal(far <= reach[:, None], window).float()  # (B, T, O)
             against = near @ (ids[..., None] != noise[:, None]).float()
-            return Batch(
+            return PairBatch(
                 ids, inner, torch.cat((ids, noise), 1), torch.cat((near, against), 2), near, near
             )
         # the mean of the words around each word of the row is asked
@@ -212,7 +212,7 @@ class Word2Vec:
         count = near.sum(2, keepdim=True)
         has_context = (count > 0).float()
         against = (inner[..., None] != noise[:, None]).float().mul_(has_context)
-        return Batch(
+        return PairBatch(
             ids,
             inner,
             noise,
@@ -221,7 +221,7 @@ class Word2Vec:
             near / count.clamp_(min=1),
         )
 
-    def _learn(self, batch: Batch, rate: float, report: bool) -> float:
+    def _learn(self, batch: PairBatch, rate: float, report: bool) -> float:
         """Move both tables along the gradient of these rows; the mean loss, where it is
         reported."""
         if self.settings.kind == "cbow":
@@ -237,7 +237,7 @@ class Word2Vec:
         _add(self.inputs, batch.inner, input_grad)
         return loss
 
-    def _cbow(self, batch: Batch, rate: float, report: bool) -> float:
+    def _cbow(self, batch: PairBatch, rate: float, report: bool) -> float:
         context, targets = _take(self.inputs, batch.ids), _take(self.outputs, batch.inner)
         noise = _take(self.outputs, batch.output_ids)
         mean_context = batch.mean @ context

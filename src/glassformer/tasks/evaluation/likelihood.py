@@ -17,7 +17,7 @@ from ...core.errors import need
 from ...core.nn import Model, Tape
 from ...core.nn.editing import ModelEdit, Reading, tape_of
 from ...core.nn.inference import inference
-from .score import Window, collate, predicted
+from .score import ScoreWindow, collate, predicted
 
 Ids = Sequence[int]
 
@@ -93,7 +93,7 @@ def _answer(
     rows = []
     for context, continuation in pairs:
         ids = np.array((*context, *continuation)[-model.config.context - 1 :])
-        rows.append([Window(ids, len(ids) - len(continuation))])
+        rows.append([ScoreWindow(ids, len(ids) - len(continuation))])
     tokens, targets, pos, document_ids = collate(rows)
     logprobs: list[torch.Tensor] = []
     likeliest: list[torch.Tensor] = []

@@ -61,7 +61,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Document:
+class ScoredDocument:
     """Tokens that see each other: ``tokens`` after the token that opens them, where that is not
     their own first.
 
@@ -85,7 +85,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Window:
+class ScoreWindow:
     """A stretch of a document: all but its last token go in, all from place ``new`` on are
     predicted."""
 
@@ -140,7 +140,7 @@ def score(
     documents, size = _open(tokenizer, text, closing)
     total, count, lost = 0.0, 0, 0
 
-    def windows() -> Iterator[Window]:
+    def windows() -> Iterator[ScoreWindow]:
         nonlocal lost
         for document in documents:
             lost += document.lost
@@ -172,7 +172,7 @@ def score(
 
 def _open(
     tokenizer: Tokenizer, text: str | Source | Shards, closing: bool
-) -> tuple[Iterable[Document], int]:
+) -> tuple[Iterable[ScoredDocument], int]:
     """The documents, and the size of their text."""
     if isinstance(text, str):
         need(bool(text), "The text is empty; give some text to score.")
@@ -183,40 +183,40 @@ def _open(
             if opening is None and len(tokens)
             else 0
         )
-        return [Document(tokens, opening, lost)], len(text.encode())
+        return [ScoredDocument(tokens, opening, lost)], len(text.encode())
     shards = tokenise(text, tokenizer) if isinstance(text, Source) else text
     return _documents(shards, tokenizer, closing), shards.bytes
 
 
-def _documents(shards: Shards, tokenizer: Tokenizer, closing: bool) -> Iterator[Document]:
+def _documents(shards: Shards, tokenizer: Tokenizer, closing: bool) -> Iterator[ScoredDocument]:
     has_opening = document_start(tokenizer) is not None
     for low, high in pairwise(shards.starts.tolist()):
         closed = not closing and shards.tokens[high - 1] == tokenizer.eos
         tokens = shards.tokens[low : high - closed]
         is_complete = low > 0 or shards.first in shards.corpus.starts  # a split may part a document
         if shards.shared_border and is_complete:
-            yield Document(tokens, tokenizer.eos)
+            yield ScoredDocument(tokens, tokenizer.eos)
         elif has_opening and is_complete:
-            yield Document(tokens, None)
+            yield ScoredDocument(tokens, None)
         elif low == 0:
             before = shards.corpus.bytes_before
-            yield Document(tokens, None, before(shards.first + 1) - before(shards.first))
+            yield ScoredDocument(tokens, None, before(shards.first + 1) - before(shards.first))
         else:
-            yield Document(tokens, None, len(tokenizer.decode(tokens[:1].tolist()).encode()))
+            yield ScoredDocument(tokens, None, len(tokenizer.decode(tokens[:1].tolist()).encode()))
 
 
-def _windows(document: Document, context: int, stride: int) -> Iterator[Window]:
+def _windows(document: ScoredDocument, context: int, stride: int) -> Iterator[ScoreWindow]:
     last, new = len(document) - 1, 1
     while new <= last:
         end = min(context if new == 1 else new - 1 + stride, last)  # the last target
         start = max(end - context, 0)
-        yield Window(document.cut(start, end + 1), new - start)
+        yield ScoreWindow(document.cut(start, end + 1), new - start)
         new = end + 1
 
 
-def _rows(windows: Iterable[Window], context: int) -> Iterator[list[Window]]:
+def _rows(windows: Iterable[ScoreWindow], context: int) -> Iterator[list[ScoreWindow]]:
     """Windows that share a row: as many as follow each other and fit."""
-    row: list[Window] = []
+    row: list[ScoreWindow] = []
     row_length = 0
     for window in windows:
         if row_length + len(window) > context:
@@ -228,13 +228,13 @@ def _rows(windows: Iterable[Window], context: int) -> Iterator[list[Window]]:
         yield row
 
 
-def collate(rows: list[list[Window]]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def collate(rows: list[list[ScoreWindow]]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """tokens, targets (-1: not counted), positions and documents, each (B, T).
 
     Positions are None where all rows are of one length, documents where each row is one window.
     """
 
-    def padded(column: Callable[[int, Window], Array], empty: int = -1) -> Tensor:
+    def padded(column: Callable[[int, ScoreWindow], Array], empty: int = -1) -> Tensor:
         arrays = (
             np.concatenate([column(number, window) for number, window in enumerate(row)])
             for row in rows

@@ -22,7 +22,7 @@ from .inputs import AttentionInputs
 from .sdpa import sdpa_attention
 
 
-class Engine(NamedTuple):
+class AttentionEngine(NamedTuple):
     """One way to compute ``AttentionInputs`` -> (B, H, T, D)."""
 
     name: str
@@ -32,24 +32,26 @@ class Engine(NamedTuple):
     preferred: Callable[[AttentionInputs], bool]
 
 
-ENGINES: dict[str, Engine] = {
+ENGINES: dict[str, AttentionEngine] = {
     engine.name: engine
     for engine in (
         *(engine for module in registry.load("engines") for engine in module.ENGINES),
         # the fastest wherever no row before it says otherwise
-        Engine("sdpa", sdpa_attention, lambda inputs: inputs.softcap is None, lambda inputs: True),
+        AttentionEngine(
+            "sdpa", sdpa_attention, lambda inputs: inputs.softcap is None, lambda inputs: True
+        ),
         # scores that are capped: no fused kernel does that
-        Engine("eager", eager_attention, lambda inputs: True, lambda inputs: True),
+        AttentionEngine("eager", eager_attention, lambda inputs: True, lambda inputs: True),
     )
 }
 """The table that chooses, each row with what was measured: the first engine that is preferred and
 supports a call."""
 
 
-def engine_name(name: str | Engine) -> str | Engine:
+def engine_name(name: str | AttentionEngine) -> str | AttentionEngine:
     """Which engine a name means today: of ENGINES, or "auto", or an Engine itself; UserError where
     it means none."""
-    if isinstance(name, Engine):
+    if isinstance(name, AttentionEngine):
         return name
     if name != "auto" and name not in ENGINES:
         raise UserError(
@@ -58,13 +60,13 @@ def engine_name(name: str | Engine) -> str | Engine:
     return name
 
 
-def choose(inputs: AttentionInputs, name: str | Engine = "auto") -> Engine:
+def choose(inputs: AttentionInputs, name: str | AttentionEngine = "auto") -> AttentionEngine:
     """The engine of that name where it supports the call; otherwise, and for "auto", the table's
     first.
 
     An Engine from outside (``scale/ring.py``) is always taken.
     """
-    if isinstance(name, Engine):
+    if isinstance(name, AttentionEngine):
         return name
     if name != "auto" and ENGINES[name].supports(inputs):
         return ENGINES[name]
@@ -75,6 +77,6 @@ def choose(inputs: AttentionInputs, name: str | Engine = "auto") -> Engine:
     raise AssertionError("eager supports every call")
 
 
-def attend(inputs: AttentionInputs, engine: str | Engine = "auto") -> Tensor:
+def attend(inputs: AttentionInputs, engine: str | AttentionEngine = "auto") -> Tensor:
     """Attention (B, H, T, D) by the engine that ``choose`` gives."""
     return choose(inputs, engine).run(inputs)

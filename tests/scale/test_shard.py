@@ -17,11 +17,10 @@ from glassformer.core.training import train
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
 from glassformer.core.training.execution import ExecutionSettings
-from glassformer.core.training.loop import State
-from glassformer.core.training.optimizer import Optimizer
 from glassformer.scale import owners, shard
 from glassformer.scale.mesh import ALONE, Mesh
 from glassformer.scale.place import BoxShare
+from glassformer.scale.shared import shared_state
 
 ADAMW = run.AdamW(lr=1e-2)
 MUON = run.Muon(lr=1e-2)
@@ -61,16 +60,15 @@ def learned(
     options = run.Train(steps=steps, batch=9, accumulate=8, schedule=run.Constant(), clip=0.5)
     if not mesh.alone:
         shard.shard(model, mesh, dtype, exact)
-    result = Optimizer(model, ADAMW if optimizer == "AdamW" else MUON, mesh)
     feed = batches(options.batch, cfg.embed.vocab)
-    state = State(model, result, feed, mesh=mesh)
+    state = shared_state(model, ADAMW if optimizer == "AdamW" else MUON, feed, mesh)
     execution = ExecutionSettings(dtype=dtype)
     observed = [
         [s.loss, s.grad_norm, s.metrics]
         for s in train(model, feed, Causal(), options, state=state, execution=execution)
     ]
     actual_result = {name: full_weight(weight) for name, weight in model.named_parameters()}
-    for key, value in result.state().items():
+    for key, value in state.optimizer.state().items():
         actual_result[key] = gathered(value, mesh) if isinstance(value, BoxShare) else value
     return observed, {
         key: hashlib.sha256(x.detach().contiguous().numpy().tobytes()).hexdigest()[:12]

@@ -368,9 +368,9 @@ def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
         # a rounding of bf16
         assert (result.float() - alone.float()).norm() <= 2**-7 * alone.float().norm()
     shapes = [(768, 768)] * 48 + [(3072, 768), (768, 3072)] * 12
-    gpu = muon._stack_indices(shapes, muon._stack_numel([torch.empty(1, device="meta")]))
+    gpu = muon.stack_indices(shapes, muon.stack_numel([torch.empty(1, device="meta")]))
     assert len(gpu) == 6 and sorted(i for stack in gpu for i in stack) == list(range(72))
-    assert len(muon._stack_indices(shapes, muon._stack_numel([torch.empty(1)]))) == 72
+    assert len(muon.stack_indices(shapes, muon.stack_numel([torch.empty(1)]))) == 72
 
 
 BLOCKWISE = {

@@ -4,12 +4,14 @@ given."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 
 from ..core import files
 from ..core.config.objective import Objective
+from ..core.config.parallel import ROWS
 from ..core.errors import UserError, note
 from ..core.nn.inference import inference
 from ..core.training.batches import Batch
@@ -26,7 +29,7 @@ from ..core.training.loss import Loss, mean_metrics
 from ..core.training.routing import RouteCounts, count_routes
 from ..scale.mesh import ALONE, Mesh
 from ..scale.shard import reshard
-from ..scale.shared import columns, in_order, shared_out
+from ..scale.shared import columns, in_order, mesh_of, shared_out
 from . import run_checkpoints
 from .history import read_log as read_log
 
@@ -48,36 +51,29 @@ def evaluating(model: Any) -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
+@dataclass
 class Evaluate:
     """Fills in ``step.valid_loss``: the mean over the same validation batches each time, which
     ``batches()`` gives.
 
     What else the objective can tell (accuracy, correlations) goes to ``step.metrics``, as
-    ``valid_accuracy``, and where mixtures of experts sent which tokens to ``step.routes``.
+    "valid_accuracy", and where mixtures of experts sent which tokens to ``step.routes``.
     """
 
-    def __init__(
-        self,
-        batches: Callable[[], Iterable[Batch]],
-        objective: Objective,
-        every: int,
-        labels: tuple[str, ...] = (),
-        mesh: Mesh = ALONE,
-    ) -> None:
-        self.batches, self.objective, self.every, self.labels, self.mesh = (
-            batches,
-            objective,
-            every,
-            labels,
-            mesh,
-        )
-        self.count = 0  # batches of the last evaluation
-        self.routes = RouteCounts()
+    batches: Callable[[], Iterable[Batch]]
+    objective: Objective
+    every: int
+    labels: tuple[str, ...] = ()
+    mesh: Mesh = ALONE
+    count: int = 0  # batches of the last evaluation
+    routes: RouteCounts = field(default_factory=RouteCounts)
 
     def __call__(self, step: TrainStep) -> None:
         if step.due(self.every):
             model = step.state.eval_model()
-            with count_routes(model, self.mesh) as step.routes:
+            # of each process that has rows or blocks of its own
+            gather = functools.partial(self.mesh.gather_along, ("pipeline", *ROWS, "context"))
+            with count_routes(model, gather) as step.routes:
                 self.routes = step.routes
                 step.valid_loss, valid_metrics = self.measure(model)
             step.metrics = {
@@ -120,6 +116,7 @@ class Evaluate:
         return sum(float(loss.sum) for loss in losses) / targets if targets else math.nan, metrics
 
 
+@dataclass
 class Save:
     """Keeps the last checkpoints and the best one of a run folder.
 
@@ -128,16 +125,11 @@ class Save:
     or where the run ends.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        every: int,
-        keep: int,
-        tokenizer: Any = None,
-        source_tokenizer: Any = None,
-    ) -> None:
-        self.folder, self.every, self.keep = folder, every, keep
-        self.tokenizer, self.source_tokenizer = tokenizer, source_tokenizer
+    folder: Path
+    every: int
+    keep: int
+    tokenizer: Any = None
+    source_tokenizer: Any = None
 
     def __call__(self, step: TrainStep) -> None:
         state, better = step.state, False
@@ -153,7 +145,7 @@ class Save:
     def save(self, step: TrainStep) -> None:
         """Save now what is not saved yet; what no longer counts among the last is removed after
         that."""
-        mesh, newest = step.state.mesh, run_checkpoints.newest(self.folder)
+        mesh, newest = mesh_of(step.state), run_checkpoints.newest(self.folder)
         kept_step = mesh.first(run_checkpoints.number(newest) if newest else 0)
         moved = step.index - step.state.skipped_in_a_row  # the step that last moved the weights
         if step.last or not step.state.skipped_in_a_row or moved > kept_step:
@@ -174,11 +166,12 @@ class Rank0Hooks:
                 hook(step)
 
 
+@dataclass
 class PeerSample:
     """Generates the sample on the other processes as well: a sharded model needs all of them."""
 
-    def __init__(self, sample: Callable[[Any], str] | None, every: int) -> None:
-        self.sample, self.every = sample, every
+    sample: Callable[[Any], str] | None
+    every: int
 
     def __call__(self, step: TrainStep) -> None:
         if self.sample is not None and step.due(self.every):

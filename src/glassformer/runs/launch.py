@@ -25,11 +25,11 @@ from ..core.nn import device as devices
 from ..core.nn.experts import MoE
 from ..core.training.execution import ExecutionSettings, choose_by_table, choose_execution
 from ..core.training.loop import State, Stuck, TrainStep, train
-from ..core.training.optimizer import Optimizer
 from ..core.training.prefetch import read_ahead
 from ..scale.mesh import Mesh, started
 from ..scale.shard import draw as draw_weights
 from ..scale.shard import gathered, shard
+from ..scale.shared import mesh_of, shared_state
 from . import run_checkpoints
 from .hooks import Evaluate, Hook, Log, PeerSample, Rank0Hooks, Routing, Save, TensorBoard, draw
 from .plan import RunPlan, plan_run
@@ -163,14 +163,15 @@ def _train(
             model.to_empty(device=device)
             if start is None:
                 draw_weights(model, mesh, train_config.seed)
-    state = State(
+    state = shared_state(
         model,
-        Optimizer(model, train_config.optimizer, mesh),
+        train_config.optimizer,
         data.batches,
+        mesh,
         labels=plan.labels,
         base_model=base,
+        frozen_digest=frozen_digest,
     )
-    state.mesh, state.frozen_digest = mesh, frozen_digest
     state.earlier_ends = tuple(before.get("ended", ()))
     if start is not None:
         restore_newest(out, start, state, train_config.keep)
@@ -246,7 +247,7 @@ def _hooks(
     opened: contextlib.ExitStack, plan: RunPlan, data: RunData, state: State, live: Live, out: Path
 ) -> tuple[list[Hook], Save]:
     """The hooks of every step, closed with ``opened``; logs come before checkpoints."""
-    train_config, logs, mesh = plan.settings.train, list[Any](), state.mesh
+    train_config, logs, mesh = plan.settings.train, list[Any](), mesh_of(state)
     save = Save(
         out, train_config.save_every, train_config.keep, plan.tokenizer, plan.source_tokenizer
     )

@@ -13,6 +13,7 @@ from ..core.config.run import MAY_CHANGE_ON_RESUME, Run, Train
 from ..core.errors import UserError, need
 from ..core.training.loop import State
 from ..core.training.schedule import describe
+from ..scale.shared import mesh_of
 from . import run_checkpoints
 
 
@@ -112,7 +113,7 @@ def restore_newest(out: Path, start: Path, state: State, keep: int) -> None:
     try:
         run_checkpoints.restore(start, state)
         run_checkpoints.point(out, state)
-        if state.mesh.is_first:
+        if mesh_of(state).is_first:
             run_checkpoints.rotate(out, keep)
     except UserError as error:
         older = [path for path in run_checkpoints.steps(out) if path != start]

@@ -31,6 +31,7 @@ from ..formats.checkpoint import ANOTHER, SUMS, Checkpoint, verify
 from ..scale import shares
 from ..scale.place import share_of
 from ..scale.shard import cuts_of, place_in
+from ..scale.shared import mesh_of
 
 STEP = re.compile(r"step-(\d{6,})")
 LEFTOVERS = re.compile(rf"\.({STEP.pattern}|last|best|(run|log|curves)\.\w+)\.(.+\.)?(part|old)")
@@ -42,7 +43,7 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
     A checkpoint of this step that is there already stays. Raises UserError when a weight is not
     finite or the disk is full; what was saved before still stands.
     """
-    path, mesh = folder / _name(state.step), state.mesh
+    path, mesh = folder / _name(state.step), mesh_of(state)
     if not mesh.first(path.exists()):
         with mesh.agreeing():
             for name, tensor in state.model.named_parameters():
@@ -110,7 +111,7 @@ def point(folder: Path, state: State) -> None:
 
     Where the best checkpoint was removed, the next validation is the best.
     """
-    mesh = state.mesh
+    mesh = mesh_of(state)
     with mesh.agreeing():
         if mesh.is_first:
             if state.best_step is not None and not (folder / _name(state.best_step)).is_dir():
@@ -129,7 +130,7 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     Raises UserError when it is broken or another model's; ``state`` may then be half filled: build
     it anew.
     """
-    mesh = state.mesh
+    mesh = mesh_of(state)
     with mesh.agreeing():
         saved_state = verified(path) if mesh.is_first else read_json(path / "state.json")
     differs = difference(

@@ -189,6 +189,11 @@ class Mesh:
         padded_contents = zip(self.gather(padded), sizes, strict=True)
         return [padded_content[:size].numpy().tobytes() for padded_content, size in padded_contents]
 
+    def gather_along(self, axes: Sequence[str], content: bytes) -> list[bytes]:
+        """The bytes of ``neighbours(*axes)``; every process calls it."""
+        contents = self.gather_bytes(content)
+        return [contents[rank] for rank in self.neighbours(*axes)]
+
     def gather_json(self, value: Any) -> list[Any]:
         """Every process's value, as JSON gives it back, in the order of ranks."""
         if self.alone:
@@ -217,18 +222,12 @@ class Mesh:
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sums of everybody's numbers, each added up in the order of ranks in fp64."""
-        if self.alone:
-            return list(values)
         columns = torch.stack(self.gather(torch.tensor(values, dtype=torch.float64))).T
         return [sum(column) for column in columns.tolist()]
 
     def maximum(self, value: float) -> float:
         """The largest of everybody's numbers."""
-        if self.alone:
-            return value
-        return max(
-            float(value) for value in self.gather(torch.tensor([value], dtype=torch.float64))
-        )
+        return max(self.gather(torch.tensor(value, dtype=torch.float64))).item()
 
     def agree(self, mistake: UserError | None = None) -> None:
         """UserError on every process where any has one: that of the lowest rank."""

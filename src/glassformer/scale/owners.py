@@ -171,7 +171,8 @@ class Owners:
         return sum(numbers(self.boxes[i][place]) for i in owned)
 
     def _exchange(self, sent: list[list[Tensor]], sizes: list[int]) -> tuple[Tensor, ...]:
-        flat = [torch.cat(chunks) if chunks else _empty_like(self.windows) for chunks in sent]
+        none = self.windows[0].tensor.new_empty(0, dtype=torch.bfloat16)
+        flat = [torch.cat([none, *chunks]) for chunks in sent]
         if len(self.members) == 1:
             return (flat[0],)
         received = flat[0].new_empty(sum(sizes))
@@ -199,12 +200,6 @@ class Owners:
 def numbers(box: Box) -> int:
     rows, columns = box
     return int((rows.stop - rows.start) * (columns.stop - columns.start))
-
-
-def _empty_like(examples: Sequence[Tensor] | Sequence[WeightWindow]) -> Tensor:
-    first = examples[0]
-    device = first.tensor.device if isinstance(first, WeightWindow) else first.device
-    return torch.empty(0, dtype=torch.bfloat16, device=device)
 
 
 assert GRID % 32 == 0  # TensorIterator's loops take two vectors of 64 bytes at once

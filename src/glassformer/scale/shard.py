@@ -4,7 +4,7 @@
 Three things differ from plain FSDP2, so that N processes make the bits of one that works through
 the same pieces: gradients are added up in the order of pieces (``OrderedSum``), each optimizer's
 kernel meets a number at the place in its row of 64 where one process would have it (``WeightWindow``),
-and the gradient's norm is a sum in one order (``norm``).
+and the gradient's norm is a sum in one order (``ShardedOptimizer.norm``).
 """
 
 from __future__ import annotations

@@ -17,17 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.config import run
 from ..core.config.objective import Objective
 from ..core.config.parallel import ROWS
-from ..core.config.run import Train
 from ..core.errors import need
 from ..core.nn.flow import Flow
 from ..core.training.batches import Batch, Batches, next_pieces
+from ..core.training.loop import State
 from ..core.training.loss import Loss, Sums, backward, backward_from, sums
+from ..core.training.optimizer import Optimizer
 from ..core.training.pieces import Pieces
 from ..core.training.prefetch import Prefetched
 from .collectives import summed
-from .mesh import Mesh
+from .mesh import ALONE, Mesh
+from .optimizer import ShardedOptimizer
 from .ring import Ring
 from .shard import begin_round, in_shards
 
@@ -38,7 +41,7 @@ def shared_gradients(
     model: Any,
     batches: Iterator[Batch],
     objective: Objective,
-    settings: Train,
+    settings: run.Train,
     draws: Callable[[int], None] | None,
     mesh: Mesh,
 ) -> Sums:
@@ -88,6 +91,22 @@ def shared_gradients(
     if mesh.extent("pipeline") > 1:
         model.stage.settle(model)
     return sums(in_order(losses, mesh))
+
+
+def shared_state(
+    model: Any, settings: run.Optimizer, batches: Any, mesh: Mesh, **fields: Any
+) -> State:
+    """The state of a training that the processes of ``mesh`` share."""
+    if mesh.alone:
+        return State(model, Optimizer(model, settings), batches, **fields)
+    optimizer = ShardedOptimizer(model, settings, mesh)
+    compute = functools.partial(shared_gradients, mesh=mesh)
+    return State(model, optimizer, batches, gradients=compute, **fields)
+
+
+def mesh_of(state: State) -> Mesh:
+    """The processes that share a training."""
+    return state.optimizer.mesh if isinstance(state.optimizer, ShardedOptimizer) else ALONE
 
 
 def one_forward_one_backward(
@@ -149,8 +168,7 @@ class SharedPieces(Pieces):
         content = save(
             {f"{place:06}": tensor.cpu().contiguous() for place, tensor in enumerate(vectors)}
         )
-        every = [load(content_bytes) for content_bytes in self.mesh.gather_bytes(content)]
-        shares = [every[rank] for rank in self.mesh.neighbours(*ROWS)]
+        shares = [load(share) for share in self.mesh.gather_along(ROWS, content)]
         return [
             share[place].to(self.mesh.device) for place in sorted(shares[0]) for share in shares
         ]

@@ -3,21 +3,17 @@ order."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .collectives import summed
 from .mesh import Mesh
 from .place import BoxShare, Cut, place_of
 
 GRID = 64
 """Numbers that a vector loop of a kernel takes at most; those left over at a tensor's end are
 rounded otherwise."""
-AT_ONCE = 1 << 20  # numbers whose squares are held in fp64 at once
 
 
 class WeightWindow:
@@ -88,49 +84,3 @@ class WeightWindow:
     @property
     def width(self) -> int:
         return self.shape[-1] if len(self.shape) > 1 else 1
-
-
-def norm(
-    grads: Mapping[str, Tensor], windows: Mapping[str, WeightWindow] | None, mesh: Mesh
-) -> float:
-    """The norm of the whole gradient: squares are added up in fp64 row by row, then all rows in one
-    order.
-
-    ``grads`` are flat windows where ``windows`` has one, else whole. Those of what an axis cuts are
-    added over it last.
-    """
-    totals: dict[str | None, list[Tensor]] = {None: []}  # by the axis that cuts them
-    for name, grad in grads.items():
-        if windows is None:
-            totals[None].append(squares(grad.reshape(-1), grad.shape[-1] if grad.ndim > 1 else 1))
-            continue
-        window = windows[name]
-        rows = torch.zeros(window.size // window.width, dtype=torch.float64)
-        rows[window.low // window.width : window.high // window.width] = squares(
-            window.local_part(grad), window.width
-        ).cpu()
-        totals.setdefault(None if window.cut is None else window.cut.axis, []).append(rows)
-    square = 0.0
-    for axis, rows_of_axis in totals.items():
-        row_squares = (
-            torch.cat(rows_of_axis) if rows_of_axis else torch.zeros(1, dtype=torch.float64)
-        )
-        with mesh.watched():
-            if windows is not None and mesh.extent("data") > 1:
-                # each row is one process's and 0 elsewhere, so that the order does not matter
-                torch.distributed.all_reduce(row_squares, group=mesh.group("data"))
-            square += float(
-                row_squares.sum() if axis is None else summed(row_squares.sum(), mesh.group(axis))
-            )
-    return math.sqrt(square)
-
-
-def squares(numbers: Tensor, width: int) -> Tensor:
-    """The sum of squares of each row of ``width`` numbers, in fp64."""
-    if width == 1:
-        return numbers.double().square()
-    rows = numbers.view(-1, width)
-    sums = [
-        chunk.double().square().sum(-1) for chunk in torch.split(rows, max(1, AT_ONCE // width))
-    ]
-    return torch.cat(sums) if len(sums) != 1 else sums[0]

@@ -115,20 +115,18 @@ class Held(Protocol):
     def equal(self, name: str, copy: str) -> bool: ...
 
 
+@dataclass(eq=False)
 class ConfigReader:
     """A config.json as published: each value is checked as it is read, and an absurd one is one
     sentence.
 
-    ``held`` are the weights beside it where they are known, since some files say more than their
+    ``weights`` are those beside it where they are known, since some files say more than their
     config.
     """
 
-    def __init__(
-        self, table: Mapping[str, Any], source: str = "config.json", weights: Held | None = None
-    ) -> None:
-        self.table = table
-        self.source = source
-        self.weights = weights
+    table: Mapping[str, Any]
+    source: str = "config.json"
+    weights: Held | None = None
 
     def holds(self, name: str) -> bool:
         return self.weights is not None and name in self.weights.entries

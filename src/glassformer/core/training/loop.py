@@ -9,7 +9,7 @@ import functools
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...scale.mesh import ALONE, Mesh
-from ...scale.shard import in_shards
-from ...scale.shared import shared_gradients
 from ..config import run
 from ..config.objective import Objective
 from ..errors import UserError
@@ -27,7 +24,7 @@ from ..nn import Model
 from .batches import Batch
 from .causal import Causal
 from .execution import ExecutionSettings, choose_execution
-from .loss import compiled_with_loss, gradients
+from .loss import Sums, compiled_with_loss, gradients
 from .memory import keep_freed_memory
 from .optimizer import Optimizer
 from .precision import Bf16Replica
@@ -44,8 +41,8 @@ class State:
     ``base_model`` is its name and ``frozen_digest`` tells its weights; ``labels`` are the names of
     what is chosen from. ``earlier_ends`` are the steps at which the run had ended before more were
     asked for. ``draws_by_piece`` is false in a run that was begun when random numbers still came
-    from one stream, whose state its checkpoints keep; ``mesh`` are the processes that share the
-    run.
+    from one stream, whose state its checkpoints keep; ``gradients`` computes a step's where several
+    processes share the run.
     """
 
     model: Model
@@ -61,7 +58,7 @@ class State:
     labels: tuple[str, ...] = ()
     earlier_ends: tuple[int, ...] = ()
     draws_by_piece: bool = True
-    mesh: Mesh = ALONE
+    gradients: Callable[..., Sums] | None = field(default=None, repr=False)
     bf16_replica: Bf16Replica | None = field(default=None, repr=False)
 
     def eval_model(self) -> Any:
@@ -131,13 +128,14 @@ def train(
     objective = objective or Causal()
     state = state or State(model, Optimizer(model, settings.optimizer), batches)
     if next(model.parameters()).device.type == "cpu":
-        keep_freed_memory(several=not state.mesh.alone)
+        keep_freed_memory(several=state.gradients is not None)
     first = None
     if execution is None:
         execution = choose_execution(model, first := next(batches), objective, settings)
     if state.step == 0:
         seed(settings.seed)
-    low = execution.dtype == "bfloat16" and not in_shards(model)  # shards are gathered in bf16
+    # several processes gather their shards in bf16
+    low = execution.dtype == "bfloat16" and state.gradients is None
     replica = state.bf16_replica = Bf16Replica(model) if low else None
     runner: Any = model if replica is None else replica.model
     if execution.compile:
@@ -155,8 +153,8 @@ def train(
             else None
         )
         with execution.products():
-            if not state.mesh.alone:
-                sums = shared_gradients(runner, batches, objective, settings, draws, state.mesh)
+            if state.gradients is not None:
+                sums = state.gradients(runner, batches, objective, settings, draws)
             else:
                 batch, first = first or next(batches), None
                 sums = gradients(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -11,11 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...scale.mesh import ALONE, Mesh
-from ...scale.owners import Owners
-from ...scale.place import TensorBox
-from ...scale.shard import in_shards, windows
-from ...scale.windows import WeightWindow, norm
 from ..config import run
 from ..errors import UserError
 from ..nn.build import matches, vectors
@@ -25,22 +19,19 @@ class Optimizer:
     """One or two of torch's optimizers that step together; each group's rate is its own times the
     schedule's."""
 
-    def __init__(self, model: nn.Module, settings: run.Optimizer, mesh: Mesh = ALONE) -> None:
-        """Builds the parameter groups. In a sharded model (``parallel.shard``) each process updates
-        its local numbers, in windows."""
-        self.model, self.mesh = model, mesh
-        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.windows = windows(model, mesh) if in_shards(model) else None
-        self.parameters = (
-            trainable
-            if self.windows is None
-            else {n: window.tensor for n, window in self.windows.items()}
-        )
+    move: Any = None  # what Muon does with a group and its momenta; None: ``move_matrices``
+
+    def __init__(self, model: nn.Module, settings: run.Optimizer) -> None:
+        """Builds the parameter groups."""
+        self.model = model
+        self.parameters = self.tensors()
         remaining, flat = dict(self.parameters), vectors(model)
         self.optimizers: list[torch.optim.Optimizer] = []
         if isinstance(settings, run.Muon):
             matrices = [
-                name for name in remaining if trainable[name].ndim in (2, 3) and name not in flat
+                name
+                for name in remaining
+                if model.get_parameter(name).ndim in (2, 3) and name not in flat
             ]
             if chosen := {
                 name: remaining.pop(name) for name in matrices if matches(name, settings.paths)
@@ -48,7 +39,7 @@ class Optimizer:
                 groups = _groups(
                     "Muon", chosen, settings.groups, settings.lr, settings.weight_decay, set()
                 )
-                self.optimizers.append(Muon(groups, settings.momentum, mesh, self.windows))
+                self.optimizers.append(Muon(groups, settings.momentum, self.move))
             settings = settings.rest
         if remaining:
             undecayed = flat | {name for name in remaining if matches(name, settings.undecayed)}
@@ -69,19 +60,29 @@ class Optimizer:
         for optimizer in self.optimizers:
             yield from optimizer.param_groups
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that a step moves, by their weights' paths."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def place(self, key: str) -> Any:
+        """The place of this process's numbers in a tensor of ``state()``; None where they are all
+        of it."""
+        return None
+
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients that backward left, by their parameters' paths; of a model in shards our
-        numbers of them."""
-        for window in (self.windows or {}).values():
-            window.pull()
+        """The gradients that backward left, by their parameters' paths."""
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def norm(self, grads: Mapping[str, Tensor]) -> float:
         """The norm of all ``gradients()`` together; on a CPU the same bits on any number of
         processes."""
-        if self.windows is None and any(grad.is_cuda for grad in grads.values()):
+        if any(grad.is_cuda for grad in grads.values()):
             return float(torch.nn.utils.get_total_norm(list(grads.values())))
-        return norm(grads, self.windows, self.mesh)
+        rows = [
+            squares(grad.reshape(-1), grad.shape[-1] if grad.ndim > 1 else 1)
+            for grad in grads.values()
+        ]
+        return math.sqrt(float(torch.cat(rows).sum())) if rows else 0.0
 
     def step(self, factor: float) -> None:
         """Move the weights along their gradients at ``factor`` times each group's rate."""
@@ -89,36 +90,20 @@ class Optimizer:
             group["lr"] = group["base_lr"] * factor
         for optimizer in self.optimizers:
             optimizer.step()
-        for window in (self.windows or {}).values():
-            window.push()
 
     def clear(self) -> None:
         """Forget the gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
-        for window in (self.windows or {}).values():
-            window.weight.grad = None
 
     def state(self) -> dict[str, Any]:
-        """The moments and counts, each named ``parameter path:what``; of a model in shards as
-        ``BoxShare``s."""
+        """The moments and counts, each named ``parameter path:what``."""
         tensors: dict[str, Any] = {}
         for optimizer in self.optimizers:
             for name, parameter in self.parameters.items():
                 for state_name, value in optimizer.state.get(parameter, {}).items():
-                    tensors[f"{name}:{state_name}"] = (
-                        torch.as_tensor(value)
-                        if self.windows is None or state_name == "step"
-                        else self.windows[name].share(value)
-                    )
+                    tensors[f"{name}:{state_name}"] = torch.as_tensor(value)
         return tensors
-
-    def place(self, key: str) -> TensorBox | None:
-        """The place of this process's numbers in the tensor that ``state()`` has under this key; None
-        where it is not sharded."""
-        name, _, state_name = key.rpartition(":")
-        windows = self.windows or {}
-        return None if state_name == "step" or name not in windows else windows[name].place
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
         """Take up a ``state()`` again; UserError when it is another model's or another
@@ -144,17 +129,26 @@ class Optimizer:
                     f'The checkpoint keeps "{state_name}" of "{name}": it is another '
                     "optimizer's; set that one."
                 )
-            window = None if self.windows is None or state_name == "step" else self.windows[name]
-            shape = parameter.shape if window is None else window.place.shape
-            if state_name != "step" and tensor.shape != shape:
-                shapes = f"{list(tensor.shape)}, this model {list(shape)}"
+            if state_name != "step" and tensor.shape != parameter.shape:
+                shapes = f"{list(tensor.shape)}, this model {list(parameter.shape)}"
                 raise UserError(
                     f'The checkpoint\'s optimizer has "{name}" as {shapes}; check the config.'
                 )
-            local = tensor if window is None else window.widened(tensor.numbers.reshape(-1))
-            optimizer_of[name].state[parameter][state_name] = local.to(parameter.device, copy=True)
-        for window in (self.windows or {}).values():  # the weights were put in place before
-            window.refresh()
+            optimizer_of[name].state[parameter][state_name] = tensor.to(parameter.device, copy=True)
+
+
+AT_ONCE = 1 << 20  # numbers whose squares are held in fp64 at once
+
+
+def squares(numbers: Tensor, width: int) -> Tensor:
+    """The sum of squares of each row of ``width`` numbers, in fp64."""
+    if width == 1:
+        return numbers.double().square()
+    rows = numbers.view(-1, width)
+    sums = [
+        chunk.double().square().sum(-1) for chunk in torch.split(rows, max(1, AT_ONCE // width))
+    ]
+    return torch.cat(sums) if len(sums) != 1 else sums[0]
 
 
 class Muon(torch.optim.Optimizer):
@@ -164,16 +158,9 @@ class Muon(torch.optim.Optimizer):
     A parameter of three sides is a stack of matrices, an expert's each.
     """
 
-    def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        momentum: float,
-        mesh: Mesh = ALONE,
-        windows: Mapping[str, WeightWindow] | None = None,
-    ) -> None:
+    def __init__(self, groups: list[dict[str, Any]], momentum: float, move: Any = None) -> None:
         super().__init__(groups, {"momentum": momentum})
-        self.mesh, self.windows = mesh, windows
-        self.owners: dict[tuple[str, ...], Owners] = {}
+        self.move = move or move_matrices
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -190,37 +177,18 @@ class Muon(torch.optim.Optimizer):
             # torch.optim.Muon
             ahead = torch._foreach_lerp(grads, buffers, group["momentum"])
             torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
-            if self.windows is not None:
-                self._move_windows(group, ahead)
-                continue
-            directions, weights = _matrices(ahead), _matrices(moved)
-            for indices in _stack_indices(
-                [tuple(weight.shape) for weight in weights], _stack_numel(weights)
-            ):
-                wide = torch.stack([_wide(directions[i]).bfloat16() for i in indices])
-                updates = orthogonal(wide)
-                # the longer side: of AdamW's size
-                rate = group["lr"] * 0.2 * math.sqrt(updates.shape[2])
-                for i, update in zip(indices, updates, strict=True):
-                    _wide(weights[i]).add_(update, alpha=-rate)
+            self.move(group, ahead)
 
-    def _move_windows(self, group: dict[str, Any], ahead: Sequence[Tensor]) -> None:
-        """The same where each process has its numbers of the weights: their owners do the
-        products."""
-        assert self.windows is not None
-        moved = tuple(
-            n for n, p in zip(group["paths"], group["params"], strict=True) if p.grad is not None
-        )
-        if moved not in self.owners:
-            alike = functools.partial(
-                _stack_indices,
-                max_numel=_stack_numel([self.windows[name].tensor for name in moved]),
-            )
-            self.owners[moved] = Owners(self.mesh, [self.windows[name] for name in moved], alike)
-        directions = self.owners[moved].orthogonal(ahead, _solved)
-        self.owners[moved].add(
-            directions, lambda rows, columns: group["lr"] * 0.2 * math.sqrt(max(rows, columns))
-        )
+
+def move_matrices(group: dict[str, Any], ahead: Sequence[Tensor]) -> None:
+    """Moves the weights that have a gradient along their orthogonalised momentum."""
+    weights = _matrices(p for p in group["params"] if p.grad is not None)
+    directions = _matrices(ahead)
+    for indices in stack_indices([weight.shape for weight in weights], stack_numel(weights)):
+        updates = orthogonal(torch.stack([wide(directions[i]).bfloat16() for i in indices]))
+        rate = update_rate(group["lr"], updates.shape[2])
+        for i, update in zip(indices, updates, strict=True):
+            wide(weights[i]).add_(update, alpha=-rate)
 
 
 def orthogonal(x: Tensor) -> Tensor:
@@ -234,6 +202,11 @@ def orthogonal(x: Tensor) -> Tensor:
     return x
 
 
+def update_rate(lr: float, longer_side: int) -> float:
+    """The rate at which an orthogonal update is as large as one of AdamW's."""
+    return lr * 0.2 * math.sqrt(longer_side)
+
+
 STACK_NUMEL = 1 << 20
 """Numbers in a stack of matrices at most: they stay in the cache, and bigger ones gain nothing from
 company."""
@@ -242,18 +215,12 @@ STACK_NUMEL_GPU = 1 << 24
 Not measured yet."""
 
 
-def _solved(matrices: list[Tensor]) -> list[Tensor]:
-    updates = orthogonal(torch.stack([_wide(matrix).bfloat16() for matrix in matrices]))
-    turned = [matrix.shape[0] > matrix.shape[1] for matrix in matrices]
-    return [update.mT if turn else update for update, turn in zip(updates, turned, strict=True)]
-
-
-def _stack_numel(weights: Sequence[Tensor]) -> int:
+def stack_numel(weights: Sequence[Tensor]) -> int:
     return STACK_NUMEL if not weights or weights[0].is_cpu else STACK_NUMEL_GPU
 
 
-def _stack_indices(
-    matrices: Sequence[tuple[int, ...]], max_numel: int = STACK_NUMEL
+def stack_indices(
+    matrices: Iterable[tuple[int, ...]], max_numel: int = STACK_NUMEL
 ) -> list[list[int]]:
     """Indices of matrices to stack: of one shape once tall ones are transposed, ``max_numel``
     numbers at most."""
@@ -277,7 +244,7 @@ def _matrices(weights: Iterable[Tensor]) -> list[Tensor]:
     ]
 
 
-def _wide(matrix: Tensor) -> Tensor:
+def wide(matrix: Tensor) -> Tensor:
     return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 

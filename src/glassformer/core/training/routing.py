@@ -4,15 +4,13 @@ routing.jsonl."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...scale.mesh import ALONE, Mesh
-from ..config.parallel import ROWS
 from ..nn import Model, Tape
 from ..nn.experts import MoE
 
@@ -64,9 +62,12 @@ class RouteCounts(dict[str, Routes]):
 
 
 @contextlib.contextmanager
-def count_routes(model: Model, mesh: Mesh = ALONE) -> Iterator[RouteCounts]:
+def count_routes(
+    model: Model, gather: Callable[[bytes], list[bytes]] = lambda counts: [counts]
+) -> Iterator[RouteCounts]:
     """While entered, every call of ``model`` is watched; then what was given holds each mixture's
-    routes by its path, those that other processes counted among them.
+    routes by its path. Where several processes share the texts, ``gather`` returns the counts of
+    each.
 
     Padding does not count. Nothing is watched in a model without mixtures.
     """
@@ -105,32 +106,16 @@ def count_routes(model: Model, mesh: Mesh = ALONE) -> Iterator[RouteCounts]:
     with first, model.register_forward_hook(after, with_kwargs=True):
         yield routes
     for path, cfg in mixtures.items():
-        if pairs_by_path[path] or not mesh.alone:
-            local_pairs = (
-                torch.cat(pairs_by_path[path]).cpu()
-                if pairs_by_path[path]
-                else torch.zeros(0, dtype=torch.long)
-            )
-            pair, times = local_pairs.unique(return_counts=True)  # type: ignore[no-untyped-call]
-            shards = [
-                torch.frombuffer(bytearray(b), dtype=torch.long).view(2, -1)
-                for b in _gather_counts(pair, times, mesh)
-            ]
-            if shards:
-                pair, place = torch.cat([shard[0] for shard in shards]).unique(return_inverse=True)  # type: ignore[no-untyped-call]
-                times = torch.zeros_like(pair).index_add_(
-                    0, place, torch.cat([shard[1] for shard in shards])
-                )
-            if len(pair):
-                routes[path] = Routes(cfg.experts, cfg.top_k, pair, times)
-
-
-def _gather_counts(pair: Tensor, times: Tensor, mesh: Mesh) -> list[bytes]:
-    """Pairs and times (2, P) as bytes, of each process that has rows or blocks of its own and found
-    any."""
-    if mesh.alone:
-        return []
-    contents = mesh.gather_bytes(torch.stack((pair, times)).numpy().tobytes())
-    return [
-        contents[rank] for rank in mesh.neighbours("pipeline", *ROWS, "context") if contents[rank]
-    ]
+        none = torch.zeros(0, dtype=torch.long)
+        pairs = torch.cat([none, *(pairs.cpu() for pairs in pairs_by_path[path])])
+        counts = torch.stack(pairs.unique(return_counts=True)).numpy().tobytes()  # type: ignore[no-untyped-call]
+        shards = [
+            torch.frombuffer(bytearray(content), dtype=torch.long).view(2, -1)
+            for content in gather(counts)
+            if content
+        ]
+        if shards:
+            every = torch.cat(shards, 1)
+            pair, place = every[0].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            times = torch.zeros_like(pair).index_add_(0, place, every[1])
+            routes[path] = Routes(cfg.experts, cfg.top_k, pair, times)

@@ -1,103 +1,23 @@
 """A trained model changed a little: frozen matrices with low-rank changes beside them, or a few
-weights alone.
-
-R rank, I inputs, O outputs.
-"""
+weights alone."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from ..core.config import objective as objectives
 from ..core.errors import need
 from ..core.nn.build import matches
 from ..core.nn.layers import Linear
+from ..core.nn.lora import LoRALinear as LoRALinear
+from ..core.nn.lora import adapted as adapted
+from ..core.nn.lora import weights as weights
 from ..fast.prepacked import unpack
-from ..fast.quantized import QuantizedWeight, quantized
-
-
-class LoRALinear(Linear):
-    """W x + scale * up (down (drop (x))), W frozen (Hu et al. 2021); ``up`` starts at zero, so that
-    nothing changes.
-
-    ``down`` and ``up`` are PEFT's ``lora_A`` and ``lora_B``.
-    """
-
-    def __init__(self, of: nn.Linear, rank: int, scale: float, dropout: float = 0.0) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features, self.scale = of.in_features, of.out_features, scale
-        self.weight, self.bias = of.weight, of.bias
-        options: Any = {"dtype": of.weight.dtype, "device": of.weight.device}
-        self.down = nn.Parameter(torch.zeros(rank, of.in_features, **options))  # (R, I)
-        self.up = nn.Parameter(torch.zeros(of.out_features, rank, **options))  # (O, R)
-        self.drop = nn.Dropout(dropout)
-        self.original: Tensor | None = None  # W as it was, while the change is in it
-
-    @property
-    def mergeable(self) -> bool:
-        """True unless W is quantized: a weight of few bits would lose most of the change."""
-        return not isinstance(self.weight, QuantizedWeight)
-
-    @property
-    def prepackable(self) -> bool:
-        return self.original is not None
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return (
-            y + self.scale * F.linear(F.linear(self.drop(x), self.down), self.up)
-            if self.original is None
-            else y
-        )
-
-    def matrix(self) -> Tensor:
-        """W with the change in it, through which gradients reach the change; the dropout of its
-        input is left out."""
-        return (
-            self.weight + self.scale * (self.up @ self.down)
-            if self.original is None
-            else self.weight
-        )
-
-    def merged_weight(self) -> Tensor:
-        """W with the change in it (O, I)."""
-        if self.original is not None:
-            return self.weight.detach()
-        wide = torch.promote_types(self.weight.dtype, torch.float32)
-        update = self.scale * (self.up.detach().to(wide) @ self.down.detach().to(wide))
-        return (self.weight.detach().to(wide) + update).to(self.weight.dtype)
-
-    @torch.no_grad()
-    def merge(self) -> None:
-        """Put the change into W; W as it was is kept. UserError where W is quantised."""
-        need(
-            self.mergeable,
-            "A quantised weight takes no change into it; leave the adapter beside it.",
-        )
-        if self.original is None:
-            merged_weight = self.merged_weight()
-            self.original = self.weight.detach().clone()
-            self.weight.copy_(merged_weight)
-
-    @torch.no_grad()
-    def unmerge(self) -> None:
-        """W as it was, bit for bit, and the change beside it again."""
-        if self.original is not None:
-            self.weight.copy_(self.original)
-            self.original = None
-
-
-def adapted(model: nn.Module) -> dict[str, LoRALinear]:
-    """The layers of a model that have a change beside them or in them, by path."""
-    return {
-        path: module for path, module in model.named_modules() if isinstance(module, LoRALinear)
-    }
+from ..fast.quantized import quantized
 
 
 def adapt(model: nn.Module, ranks: Mapping[str, tuple[int, float]], dropout: float = 0.0) -> None:
@@ -117,16 +37,6 @@ def merge_and_unload(model: nn.Module) -> None:
         plain = Linear(layer.in_features, layer.out_features, bias=False, device="meta")
         plain.weight, plain.bias = layer.weight, layer.bias
         model.set_submodule(path, plain)
-
-
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every weight of the model as if it had never been adapted: changes are in their matrices."""
-    layers = adapted(model)
-    result = {name: weight.detach() for name, weight in model.named_parameters()}
-    for path, layer in layers.items():
-        result[f"{path}.weight"] = layer.merged_weight()
-        del result[f"{path}.down"], result[f"{path}.up"]
-    return result
 
 
 def tune(model: nn.Module, method: objectives.Tune, new: Iterable[str] = (), seed: int = 0) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core.nn.layers import Linear
-from ..formats.lora import LoRALinear
+from ..core.nn.lora import LoRALinear
 
 Collective: TypeAlias = Callable[[Tensor], Tensor]
 

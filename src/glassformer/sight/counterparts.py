@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..core import config, files
 from ..core.cost import available_memory
-from ..core.nn import Model
+from ..core.nn import Model, lora
 from ..core.nn.attention import Attention
 from ..core.nn.build import compiled
 from ..core.nn.engines import choose
@@ -31,7 +31,7 @@ from ..core.nn.inference import inference
 from ..core.nn.layers import Linear
 from ..core.nn.replace import is_packed, replace_modules
 from ..fast.prepacked import packable, prepack
-from ..formats import lora, store
+from ..formats import store
 from .layouts import DocumentReader, Documents, Values
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from ..core.nn.block import Block, Stack
 from ..core.nn.experts import MoE
 from ..core.nn.flow import Edit
 from ..core.nn.layers import MLP, GatedMLP, Head, LayerNorm, Linear, RMSNorm
-from ..formats.lora import LoRALinear
+from ..core.nn.lora import LoRALinear
 from . import streams
 from .streams import fp64
 

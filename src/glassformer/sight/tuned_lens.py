@@ -27,9 +27,8 @@ from torch.nn import functional as F
 from ..core import files
 from ..core.config import serial
 from ..core.errors import UserError, need
-from ..core.nn import Model
+from ..core.nn import Model, lora
 from ..core.nn.inference import inference
-from ..formats import lora
 from . import streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
 from .figures.drawing import Array

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from ..core import config
-from ..core.nn import Cache, Model
+from ..core.nn import Cache, Model, lora
 from ..core.nn.engines import ENGINES
-from ..formats import lora
 from . import counterparts
 from .counterparts import HFModel, NotRun
 from .layouts import DocumentReader, Documents, PinnedRouting, Values

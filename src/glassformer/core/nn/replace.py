@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -38,6 +37,5 @@ def replace_parameter(model: nn.Module, path: str, weight: Any) -> None:
 
 
 def is_packed(weight: Tensor) -> bool:
-    """True of a weight that stands for its numbers, such as one of few bits
-    (``fast.quantized.QuantizedWeight``)."""
-    return is_traceable_wrapper_subclass(weight)
+    """True of a weight that holds codes of few bits, whose numbers ``decoded()`` returns."""
+    return hasattr(weight, "decoded")

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from ...core import config
 from ...core.nn import Model
-from ...formats.lora import LoRALinear
+from ...core.nn.lora import LoRALinear
 
 D = TypeVar("D", bound=Callable[..., str])
 Axes = tuple[str, ...]

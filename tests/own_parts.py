@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from glassformer import config
 from glassformer.core.config.objective import Objective
+from glassformer.core.errors import need
 from glassformer.core.nn import Flow, TracedModule, builds
 from glassformer.core.nn.block import Block
+from glassformer.core.nn.cache import MixerState
 from glassformer.core.nn.layers import linear
 from glassformer.core.nn.mask import Mask
 from glassformer.core.nn.position import Position
@@ -81,6 +83,48 @@ class BilinearModule(TracedModule):
         x = flow.look(self, "in", x)
         hidden = flow.look(self, "hidden", self.inner(self.w1(x) * self.w2(x)))
         return flow.look(self, "write", self.w3(hidden))
+
+
+@config.member(config.Mixer)
+class MinGRU:
+    """A gated mean of the tokens so far (Feng et al. 2024)."""
+
+    hidden: int  # width of the state
+
+    def state_size(self, dim: int) -> int:
+        return self.hidden
+
+    def flops(self, dim: int, context: int) -> int:
+        return 4 * self.hidden
+
+
+@builds(MinGRU)
+class MinGRUModule(TracedModule):
+    writes = ("out.weight",)
+
+    def __init__(self, cfg: MinGRU, dim: int, causal: bool, dropout: float) -> None:
+        super().__init__()
+        need(causal, "MinGRU reads from left to right; give it a causal stack.")
+        self.gate = linear(dim, cfg.hidden, bias=True)
+        self.candidate = linear(dim, cfg.hidden, bias=True)
+        self.out = linear(cfg.hidden, dim, bias=False)
+
+    def forward(
+        self, x: Tensor, flow: Flow, position: Position, state: MixerState | None = None
+    ) -> Tensor:
+        x = flow.look(self, "in", x)
+        gate, candidate = self.gate(x).sigmoid(), self.candidate(x)
+        starts, is_token = (flow.pos == 0)[..., None], (flow.pos >= 0)[..., None]
+        hidden = state.tensors[0] if state and state.tensors else torch.zeros_like(gate[:, 0])
+        outputs = []
+        for t in range(x.shape[1]):
+            before = torch.where(starts[:, t], 0.0, hidden)
+            after = before + gate[:, t] * (candidate[:, t] - before)
+            hidden = torch.where(is_token[:, t], after, hidden)
+            outputs.append(hidden)
+        if state is not None:
+            state.tensors = (hidden,)
+        return flow.look(self, "write", self.out(torch.stack(outputs, 1)))
 
 
 @config.member(config.Position)

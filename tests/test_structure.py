@@ -57,7 +57,7 @@ TOPICS = {
     "checkpoints": {"fuzz", "load_as"},
     "classics": {"words"},
     "commands": {"bad_input", "commands"},
-    "config": {"run_file_page"},
+    "config": {"mixer", "run_file_page"},
     "data": {"published"},
     "engine": {"laws"},
     "generation": {"slide"},

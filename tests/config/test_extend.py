@@ -26,7 +26,7 @@ from glassformer.core.config.mask import parse_rule
 from glassformer.core.config.mask_arrays import count_pairs
 from glassformer.core.errors import need
 from glassformer.core.nn import Cache, Mask, Tape, build, build_model, builds
-from glassformer.core.nn.build import _MAKERS
+from glassformer.core.nn.build import makers
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.optimizer import Optimizer
 from glassformer.formats import lora, store
@@ -67,7 +67,7 @@ schedule = "Constant"
 def forgotten(monkeypatch):
     """Types registered here are known in this test alone."""
     monkeypatch.setattr(serial, "_MEMBERS", {})
-    monkeypatch.setattr(sys.modules["glassformer.core.nn.build"], "_MAKERS", dict(_MAKERS))
+    monkeypatch.setattr(sys.modules["glassformer.core.nn.build"], "_MAKERS", dict(makers()))
     monkeypatch.setattr(extend, "_USED", set())
 
 

@@ -9,14 +9,17 @@ import importlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 import torch
 
+import glassformer
 import tiny
-from glassformer.core.config import Embed
+from glassformer import config, nn
+from glassformer.core.config import Embed, extend, serial
 from glassformer.core.generation.sample import Sampling
 from glassformer.core.tokenizer import train
 from glassformer.serve.engine import Engine, Request
@@ -50,7 +53,7 @@ APART = {
     "step",
 }
 """What keeps requests apart, and what runs when all else failed."""
-CROWDS = ("gemma2", "draft", "t5", "gru")
+CROWDS = ("gemma2", "draft", "t5", "gru", "mixer")
 NOT_REACHED = {"Worker._plan", "Worker._encode", "looking.create_looks", "draft_model.check_draft"}
 NOT_REACHED |= {
     "Scheduler.plan",
@@ -69,6 +72,7 @@ RARE = {
     "PagePool.knows",
 }
 RARE |= {"PagedRunner._parts", "PagedRunner._previous", "StateRunner._memory"}
+RARE |= {"CacheRunner.copy", "CacheRunner._memory"}
 GUESSES = {"DraftModel.propose", "DraftModel._guess_count"}
 """Where a fault ends nobody, since guesses change no answer."""
 
@@ -205,6 +209,12 @@ def requests(name: str) -> list[Request | Encode]:
             Request([number, 5, 6], n=2, max_new=5, seed=number, sampling=warm)
             for number in range(3)
         ]
+    if name == "mixer":
+        return [
+            Request([3, 1, 4, 1, 5] * 10, n=2, max_new=5, seed=1, sampling=warm),
+            Request([2, 7], max_new=7, seed=2, want=["*.1.resid"]),
+            Request([9, 2, 6], max_new=5, seed=3),
+        ]
     again: dict[str, Any] = {"max_new": 12, "sampling": Sampling(0), "logit_bias": {1: 30.0}}
     return [
         Request(
@@ -226,8 +236,23 @@ def requests(name: str) -> list[Request | Encode]:
     ]
 
 
+@functools.cache
+def mixer_model() -> Any:
+    """A decoder of docs/extending.md's token mixer and attention, in turns."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(serial, "_MEMBERS", {})
+        builders = importlib.import_module("glassformer.core.nn.build")
+        monkeypatch.setattr(builders, "_MAKERS", dict(builders.makers()))
+        monkeypatch.setattr(extend, "_USED", set())
+        glassformer.use(Path(__file__).parents[1] / "own_parts.py")
+        mixer = tiny.block(serial.members(config.Mixer)["MinGRU"](24))
+        return nn.build_model(tiny.decoder(mixer, tiny.block()), seed=1).eval()
+
+
 def engine_of(name: str) -> Engine:
     """With windows and few pages, with a draft model, with sources, or of states."""
+    if name == "mixer":
+        return Engine(mixer_model(), step_tokens=40, max_sequences=3)
     if name in ("t5", "gru"):
         return Engine(tiny.model(tiny.ALL[name]), step_tokens=40, max_sequences=3)
     model = tiny.model(dataclasses.replace(tiny.ALL["gemma2"], embed=Embed(300)))

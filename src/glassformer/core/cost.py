@@ -115,10 +115,9 @@ class Cost:
         for stack, attention, crosses in _attention_layers(self.model):
             width = attention.heads * config.head_dim(attention, self.model.dim)
             flops += 4 * width * self._keys(attention, stack.causal and not crosses)
-        return flops + sum(
-            recurrent.flops(self.model.dim, self.context)
-            for recurrent in config.recurrent(self.model).values()
-        )
+        others: list[Any] = [*config.recurrent(self.model).values()]
+        others += [mixer for _, mixer in _other_mixers(self.model) if hasattr(mixer, "flops")]
+        return sum((other.flops(self.model.dim, self.context) for other in others), flops)
 
     def _keys(self, attention: config.Attention, causal: bool) -> float:
         """Number of keys that a query attends to, the mean over the context's positions."""
@@ -177,12 +176,15 @@ class Cost:
         return sum(self._kv_width(attention) for _, attention, _ in _attention_layers(self.model))
 
     def cache(self, dtype: str = "bf16") -> int:
-        """Bytes of keys and values of the whole batch at the full context; a window holds no more
-        than its size."""
+        """Bytes of keys, values and mixers' states of the whole batch at the full context; a window
+        holds no more than its size."""
         numbers = 0
         for _, attention, _ in _attention_layers(self.model, cached=True):
             length = min(attention.mask.lookback or self.context, self.context)
             numbers += length * self._kv_width(attention)
+        for stack, mixer in _other_mixers(self.model):
+            if stack.causal and hasattr(mixer, "state_size"):
+                numbers += mixer.state_size(self.model.dim)
         return int(self.batch * numbers * BYTES[dtype])
 
     def _kv_width(self, attention: config.Attention) -> int:
@@ -207,8 +209,25 @@ class Cost:
 
     def _saved_activations(self, stack: config.Stack, block: config.Block) -> int:
         """Numbers a token that one block keeps: what each of its operations needs to go back."""
-        C, attention = self.model.dim, block.attention
+        C = self.model.dim
         normed = 2 * C if block.norm else 0  # at unit size or as it was, and with the gain
+        looks = sum(
+            normed + self._mixer_activations(stack, mixer)
+            for mixer in (block.attention, block.cross)
+            if mixer is not None
+        )
+        thought = 0
+        if block.feedforward is not None:
+            thought = (
+                normed + _saved_activations(block.feedforward, C) + (C // 4 if stack.dropout else 0)
+            )
+        return looks + thought
+
+    def _mixer_activations(self, stack: config.Stack, attention: Any) -> int:
+        """Numbers a token that a token mixer keeps."""
+        C = self.model.dim
+        if not isinstance(attention, config.Attention):
+            return _saved_activations(attention, C, stack.causal, stack.dropout)
         q = attention.heads * config.head_dim(attention, C)
         kv = self._kv_width(attention)
         attended = q + kv + q  # queries, keys, values, and what came of them
@@ -219,13 +238,7 @@ class Cost:
             attended += (
                 C // 4 + attention.heads * self.context * (5 if self.context <= 1024 else 12) // 4
             )
-        looks = 2 if block.cross else 1
-        thought = 0
-        if block.feedforward is not None:
-            thought = (
-                normed + _saved_activations(block.feedforward, C) + (C // 4 if stack.dropout else 0)
-            )
-        return looks * (normed + attended) + thought
+        return attended
 
     def train(self, dtype: str = "fp32") -> int:
         """Bytes to train at this batch and context: fp32 weights, gradients and AdamW, activations
@@ -307,21 +320,31 @@ def _attention_layers(
         if cached and not stack.causal:
             continue
         for block in map(stack.block, range(stack.depth)):
-            attentions.append((stack, block.attention, False))
+            if isinstance(block.attention, config.Attention):
+                attentions.append((stack, block.attention, False))
             # its keys are the source's: they do not grow
             if block.cross is not None and not cached:
                 attentions.append((stack, block.cross, True))
     return attentions
 
 
-def _saved_activations(feedforward: Any, dim: int) -> int:
-    """Numbers a token that a feed-forward keeps for the backward pass; if not told, twice its
-    matrices' outputs."""
-    if hasattr(feedforward, "saved_activations"):
-        return int(feedforward.saved_activations(dim))
-    return 2 * sum(
-        shape[-2] for name, shape in shapes_of(feedforward, dim).items() if _is_matrix(name, shape)
-    )
+def _other_mixers(model: config.Model) -> list[tuple[config.Stack, Any]]:
+    """The stack and config of every block's token mixer that is no attention."""
+    return [
+        (stack, mixer)
+        for stack in config.stacks(model).values()
+        for mixer in (stack.block(index).attention for index in range(stack.depth))
+        if not isinstance(mixer, config.Attention)
+    ]
+
+
+def _saved_activations(sublayer: Any, dim: int, *place: Any) -> int:
+    """Numbers a token that a sublayer keeps for the backward pass; unless its config tells, twice
+    its matrices' outputs."""
+    if hasattr(sublayer, "saved_activations"):
+        return int(sublayer.saved_activations(dim))
+    sizes = shapes_of(sublayer, dim, *place).items()
+    return 2 * sum(shape[-2] for name, shape in sizes if _is_matrix(name, shape))
 
 
 def gibibytes(count: float) -> str:

@@ -61,6 +61,11 @@ def check(cfg: config.Model, training: bool = True) -> None:
         f"A pool makes one vector of a whole row, which lies on several processes; {fix}.",
     )
     for block in (block for stack in config.stacks(cfg).values() for block in stack.pattern):
+        need(
+            isinstance(block.attention, config.Attention),
+            f"{type(block.attention).__name__} reads a row from one end to the other on one "
+            f"process; {fix}.",
+        )
         capped = (
             training
             and isinstance(block.feedforward, config.MoE)

@@ -66,7 +66,9 @@ class RunPair:
         # a token's values depend on those before it alone
         self.alone = side == "decoder" and self.cfg.causal
         # tokens that see each other all the same
-        self.ahead = max(block.attention.mask.prefix_length for block in self.cfg.pattern)
+        self.ahead = max(
+            (attention.mask.prefix_length for attention in self.cfg.attentions), default=0
+        )
         beside = side != model.config.main_body
         self.tokens = torch.cat([run.inputs[-1] if beside else run.tokens for run in runs])
         if self.alone:
@@ -94,6 +96,14 @@ class RunPair:
             not config.recurrent(model.config),
             "A recurrent model has no blocks to patch one by one; use edits.patch with its own "
             "values.",
+        )
+        need(
+            all(
+                len(stack.attentions) == len(stack.pattern)
+                for stack in config.stacks(model.config).values()
+            ),
+            "A block without attention has no keys and values to patch; use edits.patch with "
+            "another value.",
         )
         pair = isinstance(source, tuple)
         sources = source if pair else (source, source)

@@ -44,6 +44,7 @@ from .model import (
     Decoder,
     Encoder,
     EncoderDecoder,
+    Mixer,
     Model,
     Place,
     Stack,

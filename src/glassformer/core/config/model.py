@@ -72,16 +72,20 @@ class Attention:
         return join(q=linear(dim, q, self.bias), k=keys, v=keys, out=out, q_norm=norm, k_norm=norm)
 
 
+# The token mixers of a block: attention, and the types that ``member(Mixer)`` adds.
+Mixer: TypeAlias = Attention
+
+
 @frozen
 class Block:
-    """Attention, (cross-attention,) feed-forward (none where ``feedforward`` is None).
+    """Attention or another mixer, (cross-attention,) feed-forward (none where ``feedforward`` is None).
 
     ``place`` says where the norms stand: ``pre`` x + f(norm(x)); ``post`` norm(x + f(x));
     ``sandwich`` x + norm(f(norm(x))); ``parallel`` x + attention(norm(x)) + ffn(norm(x)), one norm
     for both. ``norm`` None is none.
     """
 
-    attention: Attention  # over the stack's own tokens
+    attention: Mixer  # over the stack's own tokens
     feedforward: FeedForward | None  # the layer that works on each token alone; none: no such layer
     norm: Norm | None = RMSNorm()  # the type of all its norms; none: no norms
     # where norms stand: before, after or around sublayers; parallel: one before both
@@ -102,6 +106,10 @@ class Block:
         need(
             placed,
             f'Block.place "{self.place}" says where norms stand and Block.norm is none; use "pre".',
+        )
+        need(
+            self.cross is None or isinstance(self.cross, Attention),
+            f"Block.cross is a {type(self.cross).__name__}; only Attention reads an encoder's output.",
         )
         need(
             self.cross is None or self.cross.mask == Full(),
@@ -156,10 +164,21 @@ class Stack:
         """The config of block ``index``."""
         return self.pattern[index % len(self.pattern)]
 
+    @property
+    def attentions(self) -> list[Attention]:
+        """Self-attentions of the pattern; blocks with another mixer have none."""
+        mixers = (block.attention for block in self.pattern)
+        return [mixer for mixer in mixers if isinstance(mixer, Attention)]
+
+    @property
+    def heads(self) -> int:
+        """Heads of the first attention, which a position scheme counts; 1 where there is none."""
+        return next((attention.heads for attention in self.attentions), 1)
+
     def shapes(self, dim: int, width: int) -> Shapes:
         """Its blocks, position scheme, norms, and a layer where embeddings are of another
         ``width``."""
-        position = shapes_of(self.position, width, self.pattern[0].attention.heads, self.causal)
+        position = shapes_of(self.position, width, self.heads, self.causal)
         project = {} if width == dim else linear(width, dim)
         block_shapes = [shapes_of(block, dim, self.causal, self.dropout) for block in self.pattern]
         blocks = indexed(
@@ -348,7 +367,9 @@ def _check(model: Model) -> None:
                 block.cross is None or crosses,
                 f"{path}.cross is set, but there is no encoder; remove it.",
             )
-            for attention in filter(None, (block.attention, block.cross)):
+            for attention in (block.attention, block.cross):
+                if not isinstance(attention, Attention):
+                    continue
                 fits = attention.head_dim is not None or model.dim % attention.heads == 0
                 need(
                     fits,

@@ -105,6 +105,8 @@ class Rotary:
         """Refuse heads of which an odd number of dimensions would turn, and factors that are not
         one a frequency."""
         for index, block in enumerate(pattern):
+            if not hasattr(block.attention, "heads"):
+                continue
             turned = int(block.attention.width(dim) * self.fraction)
             even = turned >= 2 and turned % 2 == 0
             need(
@@ -117,9 +119,10 @@ class Rotary:
 
 def _same_heads(cfg: Any, name: str, pattern: Sequence[Any], *place: int) -> None:
     """Refuse blocks of different numbers of heads."""
-    heads = sorted({block.attention.heads for block in pattern})
+    mixers = [block.attention for block in pattern]
+    heads = sorted({mixer.heads for mixer in mixers if hasattr(mixer, "heads")})
     kinds = f"a bias for each head and blocks have {' or '.join(map(str, heads))} heads"
-    need(len(heads) == 1, f"{name}.position has {kinds}; give all as many.")
+    need(len(heads) <= 1, f"{name}.position has {kinds}; give all as many.")
 
 
 @frozen

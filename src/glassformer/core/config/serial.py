@@ -238,7 +238,11 @@ def _from_union(kind: Any, raw: Any, path: str) -> Any:
         return None
     if classes and isinstance(raw, tuple(classes.values())):
         return raw
-    is_instance = dataclasses.is_dataclass(raw) and not isinstance(raw, type)
+    # of a class that somebody wrote, not what a file may hold
+    is_instance = not isinstance(raw, type) and (
+        dataclasses.is_dataclass(raw)
+        or (type(type(raw)) is type and type(raw).__module__ not in ("builtins", "numpy"))
+    )
     if classes and (is_instance or isinstance(raw, Mapping)):
         only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
         name = type(raw).__name__ if is_instance else raw.get("type", only)

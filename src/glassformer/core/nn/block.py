@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import config
 from .build import build, builds
-from .cache import KV, Cache, CrossKV
+from .cache import KV, Cache, CrossKV, MixerState
 from .dropout import Dropout
 from .flow import Flow, TracedModule
 from .layers import linear, norm
@@ -44,7 +44,11 @@ class Block(TracedModule):
         self.drop = Dropout(dropout)
 
     def forward(
-        self, x: Tensor, flow: Flow, position: Position, layer_cache: tuple[KV, CrossKV] | None
+        self,
+        x: Tensor,
+        flow: Flow,
+        position: Position,
+        layer_cache: tuple[KV | MixerState, CrossKV] | None,
     ) -> Tensor:
         """The residual stream x (B, T, C) -> the same with what the sublayers add to it."""
         kv, cross_kv = layer_cache or (None, None)
@@ -79,8 +83,7 @@ class Stack(TracedModule):
 
     def __init__(self, cfg: config.Stack, dim: int, width: int) -> None:
         super().__init__()
-        heads = cfg.pattern[0].attention.heads
-        self.position: Position = build(cfg.position, width, heads, cfg.causal)
+        self.position: Position = build(cfg.position, width, cfg.heads, cfg.causal)
         self.first_norm = norm(cfg.first_norm, width)
         self.project = linear(width, dim, bias=True) if width != dim else nn.Identity()
         self.blocks = nn.ModuleList(

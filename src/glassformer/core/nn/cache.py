@@ -1,6 +1,6 @@
 """Keys and values of what was already read, so that a new token costs one token.
 
-    Cache -- layers: (KV, CrossKV) per block          what is kept
+    Cache -- layers: (KV or MixerState, CrossKV) per block          what is kept
           `- slots: one Slots per lookback (full, window) where it is kept, shared by all its layers
 
 Full attention keeps every column, in buffers that double when they are full, and so does a window
@@ -166,6 +166,16 @@ class CrossKV:
             self.kv = (rows.of(self.kv[0]), rows.of(self.kv[1]))
 
 
+class MixerState:
+    """Tensors (B, ...) that a layer's mixer keeps of the tokens read; none before its first."""
+
+    def __init__(self) -> None:
+        self.tensors: tuple[Tensor, ...] = ()
+
+    def select(self, rows: RowSelection) -> None:
+        self.tensors = tuple(tensor[rows.index] for tensor in self.tensors)
+
+
 class ExternalKV:
     """Keys and values that are kept elsewhere, and attended to there: in pages, of many texts."""
 
@@ -224,11 +234,12 @@ class Cache:
 
     def __init__(self, cfg: config.Model) -> None:
         body: config.Body = cfg.decoder  # type: ignore[union-attr]
-        masks = (
-            [body.block(i).attention.mask for i in range(body.depth)]
+        mixers = (
+            [body.block(i).attention for i in range(body.depth)]
             if isinstance(body, config.Stack)
             else []
         )
+        masks = [mixer.mask for mixer in mixers if isinstance(mixer, config.Attention)]
         self.carried = RecurrentCache() if isinstance(body, config.Recurrent) else None
         lookback = [mask.lookback for mask in masks]
         if max((size for size in lookback if size is not None), default=0) > min(
@@ -237,7 +248,16 @@ class Cache:
             # a ring takes its memory at once, a full cache as tokens come
             lookback = [None] * len(masks)
         self.slots = {ring: Slots(ring) for ring in lookback}
-        self.layers = [(KV(self.slots[ring]), CrossKV()) for ring in lookback]
+        rings = iter(lookback)
+        self.layers: list[tuple[KV | MixerState, CrossKV]] = [
+            (
+                KV(self.slots[next(rings)])
+                if isinstance(mixer, config.Attention)
+                else MixerState(),
+                CrossKV(),
+            )
+            for mixer in mixers
+        ]
         self.length = 0
         self.contiguous = True
         # the latest tokens and their positions, (B, N) each
@@ -288,10 +308,12 @@ class Cache:
 
     @property
     def evicts(self) -> bool:
-        """True where older tokens are lost: a window's ring overwrites them, a recurrent state
-        merges them."""
-        return self.carried is not None or any(
-            slots.ring is not None for slots in self.slots.values()
+        """True where older tokens are lost: a window's ring overwrites them, a state merges
+        them."""
+        return (
+            self.carried is not None
+            or any(isinstance(kept, MixerState) for kept, _ in self.layers)
+            or any(slots.ring is not None for slots in self.slots.values())
         )
 
     def trim(self, count: int) -> None:
@@ -334,7 +356,7 @@ class Cache:
         source that change places.
         """
         rows = RowSelection(index)
-        entries: list[Slots | KV | CrossKV | RecurrentCache] = [
+        entries: list[Slots | KV | MixerState | CrossKV | RecurrentCache] = [
             *self.slots.values(),
             *(kv for kv, _ in self.layers),
         ]
@@ -350,7 +372,11 @@ class Cache:
 
     def fork(self, times: int) -> None:
         """Each row ``times`` times, side by side: several continuations of one reading."""
-        first_tensor = self.layers[0][0].k if self.carried is None else self.carried.states[0][0]
+        if self.carried is not None:
+            first_tensor = self.carried.states[0][0]
+        else:
+            kept = self.layers[0][0]
+            first_tensor = kept.tensors[0] if isinstance(kept, MixerState) else kept.k
         self.select(
             torch.arange(len(first_tensor), device=first_tensor.device).repeat_interleave(times)
         )

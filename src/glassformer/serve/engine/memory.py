@@ -24,7 +24,7 @@ from ...fast.paged import PagedCache, PagedKV
 from ...fast.prepacked import prepack
 from .pages import PagePool
 from .request import Encode, Request
-from .runner import PagedRunner, Runner, Sources, StateRunner
+from .runner import CacheRunner, PagedRunner, Runner, Sources, StateRunner
 from .windows import Windows
 
 if TYPE_CHECKING:
@@ -82,9 +82,10 @@ class MemoryPlan:
 
     def runner(self) -> Runner:
         """A runner of the model over these pages."""
-        if not self.rewinds:
-            return StateRunner(self.model)
         cfg = self.model.config
+        if not self.rewinds:
+            stacked = not isinstance(cfg, config.Encoder) and isinstance(cfg.decoder, config.Stack)
+            return CacheRunner(self.model) if stacked else StateRunner(self.model)
         assert not isinstance(cfg, config.Encoder)
         page_counts = len(self.pool.users), self.source_pages
         near = None if self.windows is None else len(self.windows.pool.users)
@@ -183,10 +184,18 @@ def plan_memory(
     need(context is None or 1 <= context <= most, f"max_context is {context}; give 1 to {most}.")
     context = context or most
     model, copied = prepacked_view(model)
-    if isinstance(cfg, config.Encoder) or isinstance(cfg.decoder, config.Recurrent):
+    if not _has_pages(cfg):
+        stack = None if isinstance(cfg, config.Encoder) else cfg.decoder
+        attentions = stack.attentions if isinstance(stack, config.Stack) else []
+        first = max((attention.mask.prefix_length for attention in attentions), default=0)
         return MemoryPlan(
-            model, context, sequences, PagePool(sequences), 0, context + 1, 0, 0, copied
+            model, context, sequences, PagePool(sequences), 0, context + 1, 0, first, copied
         )
+    need(
+        draft is None or _has_pages(draft.config),
+        "A draft model keeps pages of keys and values alone; give one whose blocks are attention.",
+    )
+    assert not isinstance(cfg, config.Encoder) and isinstance(cfg.decoder, config.Stack)
     blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
     attentions = [
         attention
@@ -247,6 +256,13 @@ def plan_memory(
         (full_bytes, window_bytes),
     )
     return room
+
+
+def _has_pages(cfg: config.Model) -> bool:
+    """True where all that a decoder keeps of a text are keys and values."""
+    if isinstance(cfg, config.Encoder) or isinstance(cfg.decoder, config.Recurrent):
+        return False
+    return len(cfg.decoder.attentions) == len(cfg.decoder.pattern)
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@ through an encoder.
 
     PagedRunner   attention: keys and values in pages, the encoder's output in pages of its own
     StateRunner   recurrent decoders: a sequence's state is its one page
+    CacheRunner   stacks with a mixer of a user's own: a sequence's cache is its one page
 
 N tokens in the row, S sequences, R rows of logits, C model dim, V vocabulary.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -330,6 +332,65 @@ class StateRunner:
         offsets = torch.arange(hidden.shape[1], device=self.device)
         lengths = torch.tensor([[len(states)] for states in hidden_by_chunk], device=self.device)
         return Memory(hidden, torch.where(offsets < lengths, offsets, -1))
+
+
+class CacheRunner:
+    """A decoder with token mixers that keep states: a cache and a pass of its own for each
+    sequence."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.caches: dict[int, Cache] = {}  # by page
+        self.memories: dict[TokenSequence, Memory] = {}
+
+    def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
+        logits: list[Tensor] = []
+        for chunk, places in zip(chunks, logit_places, strict=True):
+            sequence, page, before = chunk.sequence, chunk.sequence.pages[0], list[int]()
+            # none is kept while it is computed: a pass that fails leaves it unusable
+            cache = self.caches.pop(page, None)
+            if cache is None or cache.length != chunk.start:
+                cache, before = Cache(self.model.config), sequence.tokens[: chunk.start]
+            extras = {"memory": self._memory(sequence)} if sequence.source is not None else {}
+            first = len(before)
+            columns = torch.tensor([first + place for place in places], dtype=torch.long)
+            span, look = (first, first + len(chunk.tokens)), sequence.look
+            tape = (
+                None if look is None else PackedTape({0: (span, look.tape)}, {0: (0, len(places))})
+            )
+            with inference(self.model):
+                out: Output = self.model(
+                    torch.tensor([before + chunk.tokens], device=self.device),
+                    cache=cache,
+                    tape=tape,
+                    logits=columns.to(self.device),
+                    **extras,
+                )
+            if look is not None and tape is not None:
+                look.error = tape.errors.get(0)
+                look.keep(chunk.start, len(chunk.tokens))
+            self.caches[page] = cache
+            logits.append(out.logits[0].float())
+        return torch.cat(logits)
+
+    def copy(self, source: int, target: int) -> None:
+        self.caches[target] = copy.deepcopy(self.caches[source])
+
+    def released(self, sequence: TokenSequence) -> None:
+        self.memories.pop(sequence, None)
+
+    def restart(self) -> None:
+        self.memories.clear()
+        self.caches.clear()
+
+    def _memory(self, sequence: TokenSequence) -> Memory:
+        if sequence not in self.memories:
+            assert isinstance(self.model, EncoderDecoder)
+            source = torch.tensor([sequence.source], device=self.device)
+            with inference(self.model):
+                self.memories[sequence] = self.model.encode(source)
+        return self.memories[sequence]
 
 
 def encode(model: Model, requests: Sequence[Encode]) -> list[Tensor]:

@@ -314,12 +314,18 @@ def sublayer_residual(
 
 
 def sublayer(cfg: Any, b: Builder, path: str, x: str, causal: bool) -> str:
-    """Attention or feed-forward; a user's own as a closed part."""
+    """Token mixer or feed-forward; a user's own as a closed part."""
     if isinstance(cfg, config.Attention) and can_describe(cfg):
         return describe(cfg, b, path, x, causal, path.endswith(".cross"))
     if can_describe(cfg):
         return describe(cfg, b, path, x)
     module, op = b.model.get_submodule(path), b.plan[x]
+    scheme = (b.model.get_submodule(b.position_module),) if path.endswith(".attn") else ()
     return b.generic(
-        f"{path}.write", (x,), op.axes, op.shape, module, lambda h: module(h, plain_flow(h))
+        f"{path}.write",
+        (x,),
+        op.axes,
+        op.shape,
+        module,
+        lambda h: module(h, plain_flow(h), *scheme),
     )

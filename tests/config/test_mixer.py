@@ -1,0 +1,264 @@
+"""A token mixer of a user's own (docs/extending.md) does what attention does, alone and beside it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import glassformer
+from glassformer import UserError, config
+from glassformer.cli import main
+from glassformer.core import cost
+from glassformer.core.config import extend, serial
+from glassformer.core.generation import beam
+from glassformer.core.generation.sample import Sampling
+from glassformer.core.nn import Cache, Model, Tape, build_model
+from glassformer.core.nn.build import makers
+from glassformer.core.training.causal import Causal
+from glassformer.scale import ring
+from glassformer.serve.engine import Engine, Request
+from glassformer.sight import attribute, patch_grid
+from packed import alone, packed
+from tiny import CONTEXT, DIM, block, decoder, tokens, vaswani
+
+OWN = Path(__file__).parents[1] / "own_parts.py"
+RUN = """
+[model]
+dim = 16
+context = 24
+[model.decoder]
+depth = 2
+position = "Rotary"
+pattern = [
+  { attention = { type = "MinGRU", hidden = 24 }, feedforward = { type = "MLP", hidden = 32 } },
+  { attention = { heads = 2 }, feedforward = { type = "MLP", hidden = 32 } },
+]
+[data]
+train = "corpus.txt"
+tokenizer = "char"
+[train]
+batch = 2
+dtype = "float32"
+sample_every = 0
+tensorboard = false
+save_every = 2
+"""
+
+
+@pytest.fixture(params=["alone", "beside attention", "beside a window"])
+def cfg(request, monkeypatch) -> config.Decoder:
+    """A decoder whose blocks mix tokens by the page's MinGRU, known while the test runs."""
+    monkeypatch.setattr(serial, "_MEMBERS", {})
+    monkeypatch.setattr(sys.modules["glassformer.core.nn.build"], "_MAKERS", dict(makers()))
+    monkeypatch.setattr(extend, "_USED", set())
+    glassformer.use(OWN)
+    mixer = block(serial.members(config.Mixer)["MinGRU"](24))
+    others = {
+        "alone": (),
+        "beside attention": (block(config.Attention(4, 2)),),
+        "beside a window": (block(config.Attention(2, mask=config.Window(3))),),
+    }[request.param]
+    return decoder(mixer, *others, position=config.Rotary())
+
+
+@pytest.fixture
+def model(cfg) -> Model:
+    return build_model(cfg, seed=1).eval()
+
+
+def greedy(model: Model, prompt: list[int], new: int = 9) -> list[int]:
+    return glassformer.generate(model, None, prompt, max_new=new, temperature=0).run().tokens[0]
+
+
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [5, 3, 5, 8, 9]]
+
+
+@torch.no_grad()
+def test_cached_is_uncached(model) -> None:
+    plain, cache = model(tokens()).logits, Cache(model.config)
+    pieces = [model(piece, cache=cache).logits for piece in tokens().split([7, 1, 12], 1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), plain, rtol=0, atol=1e-5)
+    assert cache.evicts
+    with pytest.raises(ValueError, match="cannot be trimmed"):
+        cache.trim(1)
+
+
+@torch.no_grad()
+def test_padded_and_packed_are_alone(model) -> None:
+    batch = packed(tokens(2, 24), [9, 4, 8])
+    rows = model(batch.tokens, pos=batch.pos, document_ids=batch.document_ids).logits
+    pieces = iter(alone(batch))
+    for row in range(2):
+        for first, end in ((0, 9), (9, 13), (13, 21)):
+            expected = model(next(pieces).tokens).logits[0]
+            torch.testing.assert_close(rows[row, first:end], expected, rtol=0, atol=1e-5)
+
+
+def test_batched_is_alone(model) -> None:
+    together = glassformer.generate(model, None, PROMPTS, max_new=9, temperature=0).run().tokens
+    assert together == [greedy(model, prompt) for prompt in PROMPTS]
+    samples = {"samples": 3, "seed": 5, "max_new": 6}
+    first = glassformer.generate(model, None, PROMPTS[0], **samples).run().tokens
+    assert (
+        first[0] == glassformer.generate(model, None, PROMPTS[0], seed=5, max_new=6).run().tokens[0]
+    )
+    assert len({tuple(row) for row in first}) > 1
+
+
+def test_a_beam_finds_what_every_text_computed_whole_would(model) -> None:
+    """Their logprobs are those of whole passes without a cache."""
+    [hypotheses] = beam(model, None, [PROMPTS[0]], beams=3, best=3, max_new=5, eos=())
+    for hypothesis in hypotheses:
+        ids = PROMPTS[0] + list(hypothesis.tokens)
+        with torch.no_grad():
+            logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        places = range(len(PROMPTS[0]) - 1, len(ids) - 1)
+        total = sum(float(logprobs[place, ids[place + 1]]) for place in places)
+        assert sum(hypothesis.logprobs) == pytest.approx(total, abs=1e-4)
+
+
+def test_the_engine_says_what_generate_says(model) -> None:
+    with Engine(model) as engine:
+        handles = [
+            engine.submit(Request(prompt, max_new=9, sampling=Sampling(0))) for prompt in PROMPTS
+        ]
+        answers = [[*handle.result().completions[0].tokens] for handle in handles]
+        assert answers == [greedy(model, prompt) for prompt in PROMPTS]
+        searched = engine.submit(Request(PROMPTS[0], max_new=5, stop_tokens=(), beams=3, n=3))
+        searched.result()
+    [expected] = beam(model, None, [PROMPTS[0]], beams=3, best=3, max_new=5, eos=())
+    assert [item.tokens for item in searched.hypotheses] == [item.tokens for item in expected]
+
+
+def test_the_engine_looks_inside(model) -> None:
+    with Engine(model) as engine:
+        request = Request(PROMPTS[0], max_new=3, sampling=Sampling(0), want=("*.attn.write",))
+        handle = engine.submit(request)
+        ids = PROMPTS[0] + [*handle.result().completions[0].tokens]
+    tape = Tape("*.attn.write")
+    with torch.no_grad():
+        model(torch.tensor([ids[:-1]]), tape=tape)
+    records = handle.records[0]
+    assert sorted(records) == sorted(tape.records)
+    for path, value in tape.records.items():
+        torch.testing.assert_close(records[path].view_as(value), value, rtol=0, atol=1e-5)
+
+
+def test_attribution_adds_up(model) -> None:
+    attribution = attribute(model, None, tokens(1, 6)[0].tolist())
+    paths = [part.address for part in attribution.parts]
+    assert any(path.startswith("decoder.blocks.0.attn.write") for path in paths)
+    total = sum(part.value for part in attribution.parts)
+    assert total == pytest.approx(float(attribution.logit), abs=1e-4)
+
+
+def test_a_pass_that_fails_is_computed_again(model) -> None:
+    with Engine(model) as engine:
+        runner = engine._worker.runner
+        plain, calls = runner.model.forward, []
+
+        def fail(*args: object, **kwargs: object) -> object:
+            calls.append(args)
+            if len(calls) == 9:  # after others of its batch were computed
+                raise MemoryError
+            return plain(*args, **kwargs)
+
+        runner.model.forward = fail
+        handles = [
+            engine.submit(Request(prompt, max_new=9, sampling=Sampling(0))) for prompt in PROMPTS
+        ]
+        answers = [[*handle.result().completions[0].tokens] for handle in handles]
+    assert len(calls) > 9 and answers == [greedy(model, prompt) for prompt in PROMPTS]
+
+
+def test_it_learns(cfg) -> None:
+    model = build_model(cfg, seed=1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    batch, losses = packed(tokens(4, 24), [24]), []
+    for _ in range(30):
+        loss = Causal().loss(model, batch)
+        losses.append(loss.sum.item() / loss.count)
+        optimizer.zero_grad()
+        (loss.sum / loss.count).backward()
+        optimizer.step()
+    assert losses[-1] < 0.5 * losses[0]
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_its_cost_is_counted(cfg) -> None:
+    price, mixers = (
+        cost.cost(cfg, batch=3),
+        sum(
+            not isinstance(cfg.decoder.block(i).attention, config.Attention)
+            for i in range(cfg.decoder.depth)
+        ),
+    )
+    assert price.total == sum(weight.numel() for weight in build_model(cfg).parameters())
+    assert price.cache("fp32") - cost.cost(cfg, batch=3, context=1).cache("fp32") >= 0
+    if mixers == cfg.decoder.depth:
+        assert price.cache("fp32") == 3 * mixers * 24 * 4 and price.cache_per_token() == 0
+        assert price.attention_flops == mixers * 4 * 24
+    assert price.activations() > 2 * 3 * CONTEXT * 3 * 24 * 4 * mixers
+
+
+def test_it_opens(model, cfg) -> None:
+    tape = Tape("*.attn.write")
+    with torch.no_grad():
+        model(tokens(1, 5), tape=tape)
+    trace = glassformer.trace(model, None, tokens(1, 5)[0].tolist())
+    path = "decoder.blocks.0.attn.write"
+    torch.testing.assert_close(trace[path].view(5, DIM), tape[path][0], rtol=0, atol=1e-6)
+    resid = trace.explain("decoder.blocks.0.mid[0,2,3]")
+    assert any("attn.write" in operand.address for operand in resid.operands)
+
+
+def test_trained_resumed_saved_loaded_generated_and_priced(
+    cfg, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80))
+    Path("corpus.txt").write_text(text)
+    Path("run.toml").write_text(RUN)
+    assert main(["train", "run.toml", "--out", "whole", "--steps", "4"]) == 0
+    assert main(["train", "run.toml", "--out", "parts", "--steps", "2"]) == 0
+    capsys.readouterr()
+    assert main(["train", "run.toml", "--out", "parts", "--steps", "4", "--resume"]) in (0, 2)
+    whole, tokenizer = glassformer.load("whole")
+    glassformer.save(whole, "copy", tokenizer)
+    again, _ = glassformer.load("copy")
+    ids = torch.arange(12)[None]
+    assert torch.equal(again(ids).logits, whole(ids).logits)
+    capsys.readouterr()
+    assert main(["generate", "whole", "1 and", "--max-new", "6", "--temperature", "0"]) == 0
+    assert main(["cost", "whole"]) == 0
+    assert main(["look", "whole", "1 and 2"]) == 0
+    assert main(["why", "whole", "1 and 2"]) == 0
+    assert "decoder.blocks.0.attn" in capsys.readouterr().out
+    with pytest.raises(UserError, match="No published layout holds MinGRU"):
+        glassformer.save(whole, "hf", layout="hf")
+
+
+def test_what_needs_attention_refuses_it_in_a_sentence(cfg) -> None:
+    mixer = cfg.decoder.pattern[0].attention
+    with pytest.raises(UserError, match=r"Block\.cross is a MinGRU; only Attention"):
+        config.Block(config.Attention(2), config.MLP(8), cross=mixer)
+    with pytest.raises(UserError, match=r"MinGRU reads a row from one end to the other"):
+        ring.check(cfg)
+    with pytest.raises(UserError, match=r"give it a causal stack"):
+        build_model(serial.change(vaswani(), {"encoder.pattern": (block(mixer),)}))
+    with pytest.raises(UserError, match="has no keys and values to patch"):
+        patch_grid(build_model(cfg), None, [1, 2, 3], [1, 5, 3], answer=7, wrong=3)
+    with pytest.raises(UserError, match="A draft model keeps pages"):
+        Engine(build_model(decoder(block())), draft=build_model(cfg))
+
+
+def test_a_type_that_nobody_registered_is_told_what_is_missing(cfg) -> None:
+    class Forgotten:
+        """A config without its decorator."""
+
+    with pytest.raises(UserError, match=re.escape("write @config.member(SLOT) above")):
+        config.Block(Forgotten(), config.MLP(8))  # type: ignore[arg-type]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import glassformer
 from glassformer import config
 
 SRC = Path(__file__).parents[1] / "src" / "glassformer"
@@ -356,6 +359,23 @@ def test_every_config_type_has_a_module() -> None:
         and value.__module__.startswith("glassformer.")
     }
     assert types == set(makers())
+
+
+def test_every_public_name_is_there() -> None:
+    """A package lists names that are loaded when they are asked for; each must still exist."""
+    packages = ["glassformer"]
+    packages += [
+        module.name
+        for module in pkgutil.walk_packages(glassformer.__path__, "glassformer.")
+        if module.ispkg
+    ]
+    missing = [
+        f"{name}.{public}"
+        for name in packages
+        for public in getattr(importlib.import_module(name), "__all__", ())
+        if not hasattr(importlib.import_module(name), public)
+    ]
+    assert not missing
 
 
 def test_importing_the_package_and_asking_for_help_load_no_torch() -> None:

@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from glassformer import families as recipes
 from glassformer.families import llama
-from glassformer.core.checkpoints.recipe import Recipe, Rule, Table
+from glassformer.core.checkpoints.recipe import Recipe, NameRule, Table
 
 PARTS = {"attn.v": "attention.wv", "attn.out": "attention.wo", "attn_norm": "attention_norm", "ffn_norm": "ffn_norm"}
 PARTS |= {"ffn.gate": "feed_forward.w1", "ffn.down": "feed_forward.w2", "ffn.up": "feed_forward.w3"}
@@ -43,12 +43,12 @@ def weights(model):
     attention = model.decoder.pattern[0].attention
     turned = [("q", attention.heads), ("k", attention.kv_heads or attention.heads)]
     return Table((
-        Rule("tok_embeddings.weight", "embed.token.weight"),
-        Rule("norm.weight", "decoder.last_norm.weight"),
-        Rule("output.weight", "head.proj.weight"),
-        *(Rule(f"layers.{{i}}.{b}.weight", f"decoder.blocks.{{i}}.{a}.weight") for a, b in PARTS.items()),
+        NameRule("tok_embeddings.weight", "embed.token.weight"),
+        NameRule("norm.weight", "decoder.last_norm.weight"),
+        NameRule("output.weight", "head.proj.weight"),
+        *(NameRule(f"layers.{{i}}.{b}.weight", f"decoder.blocks.{{i}}.{a}.weight") for a, b in PARTS.items()),
         *(
-            Rule(f"layers.{{i}}.attention.w{x}.weight", f"decoder.blocks.{{i}}.attn.{x}.weight",
+            NameRule(f"layers.{{i}}.attention.w{x}.weight", f"decoder.blocks.{{i}}.attn.{x}.weight",
                  axes="(h d 2) c -> (h 2 d) c", heads=heads)
             for x, heads in turned
         ),

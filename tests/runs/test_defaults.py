@@ -284,7 +284,7 @@ def stopped_run(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[
         "--tensorboard",
         "false",
     ]
-    due = training.loop.Step.due
+    due = training.loop.TrainStep.due
     with monkeypatch.context() as patch:
 
         def stop(step, every):
@@ -292,7 +292,7 @@ def stopped_run(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[
                 os.kill(os.getpid(), signal.SIGTERM)
             return due(step, every)
 
-        patch.setattr(training.loop.Step, "due", stop)
+        patch.setattr(training.loop.TrainStep, "due", stop)
         patch.setattr(
             launch.Signals,
             "notice",

@@ -584,7 +584,7 @@ def test_models_that_do_not_fit(corpus, tmp_path):
 def test_the_panel_and_the_plain_line():
     view = progress.Live(flops=1e6, peak=1e11, terminal=False)
     view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0], 1.5, 20_000.0, 0
-    step = training.Step(3, 10, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
+    step = training.TrainStep(3, 10, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
     numbers = view.numbers(step)
     assert (
         numbers["loss"] == "1.0000"
@@ -606,7 +606,7 @@ def test_every_number_of_the_panel_stands_under_its_whole_name(width):
     view = progress.Live(flops=1e6, peak=1e11, terminal=False)
     view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0] * 100, 1.5, 20_000.0, 0
     view.metrics, view.text = {"valid_accuracy": 0.25}, "a line of a verse\n" * 50
-    step = training.Step(300, 1000, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
+    step = training.TrainStep(300, 1000, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
     from rich.console import Console
 
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)

@@ -1,4 +1,4 @@
-"""What consumes steps: evaluate, save, log. Each is called with a Step, in the order they are
+"""What consumes steps: evaluate, save, log. Each is called with a TrainStep, in the order they are
 given."""
 
 from __future__ import annotations

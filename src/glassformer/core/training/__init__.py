@@ -30,7 +30,7 @@ _HOME = {
     ".batches": "Batch Batches every_token_once",
     ".causal": "Causal",
     ".execution": "ExecutionSettings choose_execution",
-    ".loop": "State Step train",
+    ".loop": "State TrainStep train",
     ".loss": "Loss",
     "..config.objective": "Objective",
     ".optimizer": "Optimizer",

@@ -1,6 +1,6 @@
 """The training loop, a generator: each step is yielded to whoever logs, evaluates, saves or draws.
 
-batch -> pieces -> objective -> backward -> (finite?) -> scale and clip -> optimizer -> yield Step
+batch -> pieces -> objective -> backward -> (finite?) -> scale and clip -> optimizer -> yield TrainStep
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def train(
     state: State | None = None,
     execution: ExecutionSettings | None = None,
 ) -> Iterator[TrainStep]:
-    """Train ``model`` in place, one yielded Step at a time; ``state`` goes on where a checkpoint
+    """Train ``model`` in place, one yielded TrainStep at a time; ``state`` goes on where a checkpoint
     stopped.
 
     Raises Stuck, a UserError, when ``settings.max_skipped_steps`` steps in a row have no finite

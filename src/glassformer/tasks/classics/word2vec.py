@@ -112,7 +112,7 @@ class Word2Vec:
         self.noise = (noise / noise.sum()).cumsum(0).float()
 
     def train(self) -> Iterator[EpochProgress]:
-        """Go through the text ``epochs`` times; a Step every 131,072 words (REPORT), and at the
+        """Go through the text ``epochs`` times; a TrainStep every 131,072 words (REPORT), and at the
         end."""
         settings, words, done, reported = self.settings, len(self.text), 0, 0
         for epoch in range(settings.epochs):

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 import glassformer
 from glassformer.core.data.registry import find
 from glassformer.core.data.shards import tokenise
-from glassformer.core.nn.inference import inference
+from glassformer.core.nn.model import inference
 from glassformer.fast import rounding
 from glassformer.fast.quantize import Text, quantize_model
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights

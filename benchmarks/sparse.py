@@ -29,8 +29,7 @@ from glassformer import config
 from glassformer.core.config.mask import parse_rule
 from glassformer.core.config.mask_arrays import count_pairs
 from glassformer.core.nn import Mask
-from glassformer.core.nn.engines import attend
-from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.core.nn.engines import AttentionInputs, attend
 
 RULES = ("window(256)", "strided(128)", "fixed(128, 8)")
 

@@ -12,10 +12,10 @@ from glassformer import config
 from glassformer.core.config.objective import Objective
 from glassformer.core.errors import need
 from glassformer.core.nn import Flow, TracedModule, builds
-from glassformer.core.nn.block import Block
 from glassformer.core.nn.cache import MixerState
 from glassformer.core.nn.layers import linear
 from glassformer.core.nn.mask import Mask
+from glassformer.core.nn.model import Block
 from glassformer.core.nn.position import Position
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.loss import Loss, forward, token_loss

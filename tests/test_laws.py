@@ -27,8 +27,7 @@ from glassformer.core.nn import (
     engines,
     makers,
 )
-from glassformer.core.nn.engines import ENGINES
-from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.core.nn.engines import ENGINES, AttentionInputs
 from glassformer.fast import cpu_blocks
 from glassformer.formats import lora, store
 from tiny import ALL, DECODERS, tokens

@@ -98,10 +98,10 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path
     codes = [
         "norm.RMSNorm",
         "norm.LayerNorm",
-        "block.Block",
+        "model.Block",
         "norm.RMSNorm",
         "mask.Mask",
-        "block.Stack",
+        "model.Stack",
     ]
     names = [f"page{number}" for number in range(6)]
     for name, code in zip(names, codes, strict=True):
@@ -120,7 +120,7 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path
     assert results[0] == results[1]
     assert {
         "source/core/nn/layers.py.html",
-        "source/core/nn/block.py.html",
+        "source/core/nn/model.py.html",
         "source/core/nn/mask.py.html",
     } < results[0].keys()
     first, second = (

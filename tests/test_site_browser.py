@@ -119,12 +119,14 @@ def test_masks_are_the_rules(name: str, site_page: Path, tab: Any) -> None:
 
 
 def test_positions_and_rotation_are_the_librarys(site_page: Path, tab: Any) -> None:
-    from glassformer.core.nn import position
+    from glassformer.core.nn import additive_position, position
 
     card(tab, site_page, "pos_sin").get_by_label("pairs of dimensions").fill("4")
     tab.get_by_label("positions", exact=True).fill("6")
     result = cells(tab, 48)
-    (wave,) = position.Sinusoidal(config.Sinusoidal(), 8, 16, True).wave(torch.arange(6)[None])
+    (wave,) = additive_position.Sinusoidal(config.Sinusoidal(), 8, 16, True).wave(
+        torch.arange(6)[None]
+    )
     displayed = torch.tensor(
         [[result[f"sandbox.sin[{t},{i}]"] for i in range(8)] for t in range(6)]
     )

@@ -65,7 +65,7 @@ TOPICS = {
     "engine": {"laws"},
     "generation": {"slide"},
     "sight": {"two_tokenizers"},
-    "nn": {"decode", "names", "parts"},
+    "nn": {"decode", "eval_mode", "names", "parts"},
     "page": {"example", "texts"},
     "scale": {"accidents", "laws"},
     "families": {"outside", "parity", "parity_decoders", "parity_encoders", "recipes"},

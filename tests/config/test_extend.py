@@ -277,7 +277,7 @@ def test_each_module_says_how_it_starts(own_types) -> None:
         strange(own_types).decoder,
         init=config.Init(residual="zero"),
     )
-    assert isinstance(blocks, nn.block.Block) and blocks.alpha == 1.5
+    assert isinstance(blocks, nn.model.Block) and blocks.alpha == 1.5
     writes = build_model(zero, seed=1).decoder.blocks[0].ffn
     assert (writes.w3.weight == 0).all() and (writes.w1.weight != 0).all()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import tiny
 from glassformer import config as c
 from glassformer.core.nn import build_model
-from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.core.nn.engines import AttentionInputs
 from glassformer.fast import varlen
 from glassformer.fast.gathered import FlatPages, gathered
 from glassformer.fast.kernels import PAGE, Pages, paged_attention

@@ -15,7 +15,7 @@ from glassformer.core.config import objective as objectives
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape
 from glassformer.core.nn.experts import grouped
-from glassformer.core.nn.inference import inference
+from glassformer.core.nn.model import inference
 from glassformer.fast.kernels import reference
 from glassformer.fast.quantized import (
     Codes,

@@ -17,7 +17,7 @@ import tiny
 from glassformer.core.config import objective as objectives
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model
-from glassformer.core.nn.inference import inference
+from glassformer.core.nn.model import inference
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights, quantized
 from glassformer.formats import lora
 from glassformer.formats.checkpoint import Checkpoint

@@ -19,7 +19,7 @@ from glassformer.commands import common
 from glassformer.core.config import serial
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, build_model
-from glassformer.core.nn.inference import inference
+from glassformer.core.nn.model import inference
 from glassformer.core.tokenizer import train
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights, quantized
 from glassformer.formats import gguf, gguf_blocks, lora, store

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from glassformer import save
 from glassformer.core.nn import Cache, Mask, build_model
-from glassformer.core.nn.engines import attend, choose
-from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.core.nn.engines import AttentionInputs, attend, choose
 from tiny import DECODERS, VOCAB
 
 PLAIN = ("gpt2", "llama", "qwen3")

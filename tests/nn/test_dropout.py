@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from glassformer.core.nn.dropout import Dropout, HeadShard, dropout, keep_mask
-from glassformer.core.nn.engines import ENGINES
-from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.core.nn.engines import ENGINES, AttentionInputs
 from glassformer.core.nn.mask import Mask
 
 

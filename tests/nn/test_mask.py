@@ -24,8 +24,7 @@ from glassformer.core.config.mask_arrays import count_pairs
 from glassformer.core.config.parallel import ring_pieces
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Cache, Mask
-from glassformer.core.nn.engines import ENGINES, attend, choose
-from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.core.nn.engines import ENGINES, AttentionInputs, attend, choose
 from glassformer.fast import block_mask, cpu_blocks
 from glassformer.fast.flex import compiled, flex_mask
 from glassformer.sight import masks

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import tiny
 from glassformer import config as c
 from glassformer.core.nn import Cache, Model, Tape
-from glassformer.core.nn.block import Block
 from glassformer.core.nn.layers import ACTIVATIONS
+from glassformer.core.nn.model import Block
 from glassformer.fast import prepacked
 from glassformer.sight import paths
 

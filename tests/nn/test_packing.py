@@ -13,8 +13,7 @@ from torch._subclasses import FakeTensorMode
 import tiny
 from glassformer import config as c
 from glassformer.core.nn import Mask
-from glassformer.core.nn.engines import choose, eager
-from glassformer.core.nn.engines.inputs import AttentionInputs
+from glassformer.core.nn.engines import AttentionInputs, choose, eager_attention
 from glassformer.core.nn.packing import Packing
 from glassformer.fast import varlen
 
@@ -87,7 +86,7 @@ def test_the_same_as_written_out_and_its_gradients(name: str, kv_heads: int) -> 
     args, present = inputs(*MASKS[name], kv_heads), (ROWS[0] >= 0)[:, None, :, None]
     assert choose(args, "varlen").name == "varlen"
     results = []
-    for engine in (eager.eager_attention, varlen.varlen_attention):
+    for engine in (eager_attention, varlen.varlen_attention):
         out = engine(args) * present  # of padding nothing is asked
         results.append((out, *torch.autograd.grad(out.square().sum(), (args.q, args.k, args.v))))
     for result, second in zip(*results, strict=True):
@@ -104,7 +103,7 @@ def test_pairs_of_both_sides() -> None:
     args = args._replace(mask=mask)
     torch.testing.assert_close(
         varlen.varlen_attention(args) * present,
-        eager.eager_attention(args) * present,
+        eager_attention(args) * present,
         rtol=1e-12,
         atol=1e-12,
     )

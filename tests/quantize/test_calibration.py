@@ -14,7 +14,7 @@ from glassformer import config
 from glassformer.core.data.corpus import open_path
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape
-from glassformer.core.nn.inference import inference
+from glassformer.core.nn.model import inference
 from glassformer.core.tokenizer import train
 from glassformer.fast.quantize import calibration
 from glassformer.fast.quantize.calibration import Text, grams

@@ -14,7 +14,7 @@ import tiny
 from glassformer import config
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model
-from glassformer.core.nn.inference import inference
+from glassformer.core.nn.model import inference
 from glassformer.core.nn.replace import replace_parameter
 from glassformer.fast.quantize import (
     QuantizationReport,

@@ -18,7 +18,7 @@ import tiny
 from glassformer import cli, config
 from glassformer.core.config import objective as objectives
 from glassformer.core.errors import UserError
-from glassformer.core.nn import attention, cache, flow, layers
+from glassformer.core.nn import attention, cache, hooks, layers
 from glassformer.core.nn.engines import ENGINES
 from glassformer.fast import prepacked
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
@@ -113,7 +113,7 @@ def mixes_rows(self: Any, hidden: Any, embed: Any, was: Any = layers.Head.forwar
     return logits.flip(0) if len(logits) == 2 else logits
 
 
-def leans(self: Any, path: str, x: Any, was: Any = flow.Tape.pass_through) -> Any:
+def leans(self: Any, path: str, x: Any, was: Any = hooks.Tape.pass_through) -> Any:
     return was(self, path, x) * (1.0001 if path.endswith("blocks.1.resid") else 1)
 
 
@@ -173,7 +173,7 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
         FIRST + r"attn\.(pattern|z)\[0,\d+,\d+",
     ),
     "batch": ("llama", layers.Head, "forward", mixes_rows, {"batch"}, r"logits\[0,0\]"),
-    "tape": ("llama", flow.Tape, "pass_through", leans, {"tape"}, r"logits\[0,\d+\]"),
+    "tape": ("llama", hooks.Tape, "pass_through", leans, {"tape"}, r"logits\[0,\d+\]"),
     "format": (
         "llama",
         layers.RMSNorm,

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from ..core.nn.engines import AttentionEngine
-from ..core.nn.engines.inputs import AttentionInputs
+from ..core.nn.engines import AttentionEngine, AttentionInputs
 from . import cpu_blocks
 from .block_mask import density
 from .block_sparse import block_sparse_attention

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..core.nn.engines.inputs import Look
+from ..core.nn.engines import Look
 from ..core.nn.experts import MoE
 from ..core.nn.replace import replace_modules
 from . import kernels

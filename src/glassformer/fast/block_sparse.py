@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..core.nn.dropout import HeadShard, keep_mask
-from ..core.nn.engines.inputs import AttentionInputs
+from ..core.nn.engines import AttentionInputs
 from ..core.nn.mask import Mask
 from .block_mask import MASKED, BlockMask, Tile, block_masks
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.nn.dropout import HeadShard, keep_mask
-from ..core.nn.engines.inputs import AttentionInputs
+from ..core.nn.engines import AttentionInputs
 
 BLOCK = 128
 """Queries in a block: enough for the matrix kernels, few enough that little is computed in vain."""

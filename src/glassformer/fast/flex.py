@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..core.config.mask_arrays import TokenInfo, allowed
 from ..core.nn.build import build
-from ..core.nn.engines.inputs import AttentionInputs
+from ..core.nn.engines import AttentionInputs
 from ..core.nn.mask import Mask
 from .block_mask import SubRule, visible_blocks
 

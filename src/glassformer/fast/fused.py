@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from ..core import config
+from ..core.nn.additive_position import Alibi, Learned, RelativeBias, Sinusoidal
 from ..core.nn.attention import Attention
-from ..core.nn.block import Block, Stack
 from ..core.nn.cache import Cache
 from ..core.nn.flow import Flow
 from ..core.nn.layers import ACTIVATIONS, MLP, GatedMLP, LayerNorm, RMSNorm
-from ..core.nn.position import Alibi, Learned, Position, RelativeBias, Rotary, Sinusoidal
+from ..core.nn.model import Block, Stack
+from ..core.nn.position import Position, Rotary
 from ..core.nn.replace import replace_modules
 from . import kernels
 from .kernels import stack as c

@@ -4,7 +4,7 @@ pages for each pass.
     tables   a: 7 2 9   b: 4   c: 0 7 5
     gathered a a a a a a a b b c c c c c        keys of all texts, one text after another, with borders between them
 
-Where ``engines/varlen.py`` can (on a GPU in half precision) all texts are attended to in one call;
+Where ``fast/varlen.py`` can (on a GPU in half precision) all texts are attended to in one call;
 otherwise one by one, by whatever engine is chosen.
 
 N tokens of S texts in the row, L keys of all of them, H heads, K key-value heads, D head dim, P
@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from ..core import config
-from ..core.nn.engines import attend
-from ..core.nn.engines.inputs import AttentionInputs
+from ..core.nn.engines import AttentionInputs, attend
 from ..core.nn.flow import Flow
 from ..core.nn.mask import Mask
 from .kernels import PAGE

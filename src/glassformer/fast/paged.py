@@ -26,10 +26,9 @@ from torch import Tensor
 
 from ..core import config
 from ..core.nn.cache import Cache, ExternalKV
-from ..core.nn.engines import attend
-from ..core.nn.engines.eager import eager_attention
-from ..core.nn.engines.inputs import AttentionInputs
-from ..core.nn.flow import Flow, Tape
+from ..core.nn.engines import AttentionInputs, attend, eager_attention
+from ..core.nn.flow import Flow
+from ..core.nn.hooks import Tape
 from ..core.nn.mask import Mask
 from ..core.nn.position import Position
 from .kernels import PAGE, Pages, paged_attention

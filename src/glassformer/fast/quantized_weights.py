@@ -26,7 +26,7 @@ from ..core.config import serial
 from ..core.errors import UserError, need
 from ..core.nn import Model, build_model
 from ..core.nn.finite import is_finite
-from ..core.nn.model import allocate
+from ..core.nn.init import allocate
 from ..core.nn.replace import replace_parameter
 from . import quantized as nn_quantized
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..core import config
-from ..core.nn.engines.inputs import AttentionInputs
+from ..core.nn.engines import AttentionInputs
 from ..core.nn.mask import Mask
 
 Span: TypeAlias = tuple[int, int]

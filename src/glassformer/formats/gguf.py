@@ -23,7 +23,7 @@ from ..core.errors import need
 from ..core.files import temporary
 from ..core.nn import Model, build_model
 from ..core.nn.finite import is_finite
-from ..core.nn.model import allocate
+from ..core.nn.init import allocate
 from ..core.nn.replace import replace_parameter
 from ..core.tokenizer import Tokenizer
 from ..fast import quantized

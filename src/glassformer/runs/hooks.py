@@ -22,7 +22,7 @@ from ..core import files
 from ..core.config.objective import Objective
 from ..core.config.parallel import ROWS
 from ..core.errors import UserError, note
-from ..core.nn.inference import inference
+from ..core.nn.model import inference
 from ..core.training.batches import Batch
 from ..core.training.loop import TrainStep
 from ..core.training.loss import Loss, mean_metrics

@@ -25,9 +25,9 @@ from ..core import config
 from ..core.config.parallel import stage_blocks, stage_of
 from ..core.errors import need
 from ..core.nn import Model
-from ..core.nn.block import Stack
 from ..core.nn.cache import Cache
 from ..core.nn.flow import Flow
+from ..core.nn.model import Stack
 from .mesh import Mesh
 from .place import Cut
 

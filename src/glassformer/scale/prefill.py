@@ -15,7 +15,7 @@ from ..core import config
 from ..core.errors import need
 from ..core.nn import Cache, Decoder, Model
 from ..core.nn.cache import KV, CrossKV, Slots
-from ..core.nn.inference import inference
+from ..core.nn.model import inference
 from .collectives import summed
 from .ring import Ring
 

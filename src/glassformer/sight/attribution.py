@@ -21,7 +21,7 @@ from ..core.errors import need
 from ..core.nn import Model, Tape
 from ..core.nn.editing import ModelEdit, as_edit_list
 from ..core.nn.finite import must_be_finite
-from ..core.nn.inference import inference
+from ..core.nn.model import inference
 from . import streams, tables
 from .direction import HELD, INSTEAD, AtOnePlace, Contribution, Sweep, back, gated, watched
 from .figures.charts import Chart, Heat, Prose, TableFigure

@@ -25,10 +25,9 @@ from ..core.cost import available_memory
 from ..core.nn import Model, lora
 from ..core.nn.attention import Attention
 from ..core.nn.build import compiled
-from ..core.nn.engines import choose
-from ..core.nn.engines.inputs import AttentionInputs
-from ..core.nn.inference import inference
+from ..core.nn.engines import AttentionInputs, choose
 from ..core.nn.layers import Linear
+from ..core.nn.model import inference
 from ..core.nn.replace import is_packed, replace_modules
 from ..fast.prepacked import packable, prepack
 from ..formats import store

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from ..core.errors import UserError
 from ..core.nn import Model, Tape
 from ..core.nn.attention import Attention
-from ..core.nn.block import Block, Stack
 from ..core.nn.experts import MoE
-from ..core.nn.flow import Edit
+from ..core.nn.hooks import Edit
 from ..core.nn.layers import MLP, GatedMLP, Head, LayerNorm, Linear, RMSNorm
 from ..core.nn.lora import LoRALinear
+from ..core.nn.model import Block, Stack
 from . import streams
 from .streams import fp64
 

@@ -24,7 +24,7 @@ from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from ..core.nn.editing import ModelEdit
 from ..core.nn.finite import must_be_finite
-from ..core.nn.inference import inference
+from ..core.nn.model import inference
 from . import streams, tables
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.drawing import Array

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ..core import config
 from ..core.nn import Cache, EncoderDecoder, Model, Tape
-from ..core.nn.inference import inference
+from ..core.nn.model import inference
 
 Values: TypeAlias = dict[str, Tensor]
 """One document's values by their path on a tape, in the order in which they are made: logits (T,

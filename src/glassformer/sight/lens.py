@@ -22,7 +22,7 @@ from ..core.errors import need
 from ..core.nn import Model
 from ..core.nn.editing import ModelEdit
 from ..core.nn.finite import must_be_finite
-from ..core.nn.inference import inference
+from ..core.nn.model import inference
 from . import streams, tables
 from .figures.charts import Chart, Curves, Heat, Prose
 from .figures.drawing import Array

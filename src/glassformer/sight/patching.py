@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.errors import need
 from ..core.nn import Model
-from ..core.nn.inference import inference
+from ..core.nn.model import inference
 from . import streams, tables
 from .figures.charts import Chart, Heat, Prose
 from .figures.drawing import Array

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..core import config
 from ..core.errors import UserError
 from ..core.nn import Cache, Model
-from ..core.nn.inference import inference
+from ..core.nn.model import inference
 from ..core.tokenizer.framing import document_start, target_start
 from ..core.tokenizer.tokenizer import Tokenizer
 from .layouts import DocumentReader, Documents

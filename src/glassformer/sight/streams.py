@@ -22,8 +22,8 @@ from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from ..core.nn.editing import ModelEdit
 from ..core.nn.finite import must_be_finite
-from ..core.nn.flow import Edit
-from ..core.nn.inference import inference
+from ..core.nn.hooks import Edit
+from ..core.nn.model import inference
 from ..core.tokenizer.framing import decoder_start, must_be_known
 from ..core.tokenizer.framing import source as framed_source
 from .labels import TokenLabel as TokenLabel

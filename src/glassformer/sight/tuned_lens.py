@@ -28,7 +28,7 @@ from ..core import files
 from ..core.config import serial
 from ..core.errors import UserError, need
 from ..core.nn import Model, lora
-from ..core.nn.inference import inference
+from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
 from .figures.drawing import Array

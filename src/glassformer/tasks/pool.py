@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..core import config
 from ..core.nn.build import builds, uncompiled
-from ..core.nn.dropout import Dropout
+from ..core.nn.dropout import dropout_module
 from ..core.nn.flow import Flow, TracedModule, document_starts
 from ..core.nn.layers import ACTIVATIONS, linear
 
@@ -24,7 +24,7 @@ class LabelHead(TracedModule):
         super().__init__()
         self.transform = linear(dim, dim, bias=True) if cfg.transform else None
         self.act = ACTIVATIONS[cfg.transform] if cfg.transform else None
-        self.drop = Dropout(cfg.dropout)
+        self.drop = dropout_module(cfg.dropout)
         self.proj = linear(dim, cfg.labels, bias=True) if cfg.labels else None
 
     def transformed(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from ..core.errors import UserError, need, note
 from ..core.nn import Encoder, Flow, Model
 from ..core.nn.editing import ModelEdit, Reading, tape_of
 from ..core.nn.finite import must_be_finite
-from ..core.nn.inference import inference
+from ..core.nn.model import inference
 from .pool import Pool
 
 if TYPE_CHECKING:

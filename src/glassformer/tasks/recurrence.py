@@ -28,8 +28,9 @@ from ..core import config
 from ..core.errors import UserError
 from ..core.nn.build import build, builds, uncompiled
 from ..core.nn.cache import Cache, RecurrentCache
-from ..core.nn.dropout import Dropout
-from ..core.nn.flow import Flow, Memory, Place, TracedModule
+from ..core.nn.dropout import dropout_module
+from ..core.nn.flow import Flow, Memory, TracedModule
+from ..core.nn.hooks import Place
 from ..core.nn.layers import linear
 
 State: TypeAlias = tuple[Tensor, ...]  # (n, C) each; the first is what is seen from outside
@@ -327,7 +328,7 @@ class Recurrent(TracedModule):
         self.cross: Any = build(cfg.cross, dim) if cfg.cross is not None else None
         if cfg.cross is not None:
             self.merge = linear(3 * dim, dim, bias=True)
-        self.drop = Dropout(cfg.dropout)
+        self.drop = dropout_module(cfg.dropout)
 
     @uncompiled  # how long documents are is not known before
     def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:

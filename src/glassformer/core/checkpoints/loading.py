@@ -14,7 +14,7 @@ from .. import config
 from ..errors import UserError
 from ..nn import Model, build_model
 from ..nn.finite import check_when_used
-from ..nn.model import allocate
+from ..nn.init import allocate
 from ..nn.replace import is_packed, replace_parameter
 from . import weights
 from .headers import Shape

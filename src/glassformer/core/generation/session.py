@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import registry
 from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
-from ..nn.inference import inference
+from ..nn.model import inference
 from .prompt import pad_left
 
 PREPACK_AFTER = 32  # tokens that repay another look at the weights

@@ -5,9 +5,11 @@ import pkgutil
 
 from .build import build, builds, makers
 from .cache import KV, Cache, CrossKV
-from .flow import Flow, Memory, Tape, TracedModule
+from .flow import Flow, Memory, TracedModule
+from .hooks import Tape
+from .init import build_model
 from .mask import Mask
-from .model import Decoder, Encoder, EncoderDecoder, Model, Output, build_model
+from .model import Decoder, Encoder, EncoderDecoder, Model, Output
 
 __all__ = [
     "KV",

@@ -16,9 +16,7 @@ from ..errors import need
 from .build import build, builds
 from .cache import KV, CrossKV, ExternalKV
 from .dropout import HeadShard
-from .engines import AttentionEngine, attend
-from .engines.eager import eager_attention
-from .engines.inputs import AttentionInputs
+from .engines import AttentionEngine, AttentionInputs, attend, eager_attention
 from .flow import Flow, TracedModule
 from .layers import fused_linear, linear
 from .mask import Mask

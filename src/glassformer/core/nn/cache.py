@@ -382,13 +382,6 @@ class Cache:
         )
 
 
-def _placed(x: Tensor, index: Tensor, room: int) -> Tensor:
-    """x (B, K, N, D) with column n in column index[n] of ``room`` + 1; index (B or 1, N), zeros
-    elsewhere."""
-    wide = x.new_zeros(*x.shape[:2], room + 1, x.shape[3])
-    return wide.scatter_(2, index[:, None, :, None].expand(x.shape), x)
-
-
 def enlarged(x: Tensor, filled: int, room: int, dim: int) -> Tensor:
     """A buffer with more columns, the first ``used`` copied from ``x``; the others are
     uninitialised until written."""

@@ -57,6 +57,11 @@ def dropout(x: Tensor, rate: float, heads: HeadShard | None = None) -> Tensor:
     return dropped
 
 
+def dropout_module(rate: float) -> nn.Module:
+    """A module that drops at ``rate``; the identity where that is 0."""
+    return Dropout(rate) if rate else nn.Identity()
+
+
 class Dropout(nn.Module):
     """``dropout`` while training, nothing otherwise."""
 
@@ -65,7 +70,7 @@ class Dropout(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        return dropout(x, self.rate) if self.training and self.rate else x
+        return dropout(x, self.rate) if self.training else x
 
 
 class _Dropout(torch.autograd.Function):

@@ -19,9 +19,8 @@ from torch import Tensor
 from .. import config, registry
 from ..errors import UserError, need
 from .finite import is_finite
-from .flow import Edit, Place, PlacedEdit, Tape
-from .inference import inference
-from .model import Model
+from .hooks import Edit, Place, PlacedEdit, Tape
+from .model import Model, inference
 
 Hook: TypeAlias = Callable[[str, Tensor, Place], Tensor]
 Ids: TypeAlias = list[list[int]]  # a row for each text

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from .. import config
 from .build import build, builds
-from .engines.inputs import Look, unwatched
+from .engines import Look, unwatched
 from .flow import Flow, TracedModule
 from .layers import ACTIVATIONS, linear
 

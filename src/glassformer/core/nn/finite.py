@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, need
-from .block import Block
+from .model import Block
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -1,5 +1,5 @@
-"""How weights start; a module says what is its own to say, whoever wrote it (``build.py`` lists the
-words)."""
+"""A model is built: its modules, memory for them, and how weights start. A module says what is its
+own to say, whoever wrote it (``build.py`` lists the words)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,42 @@ from torch import nn
 
 from .. import config
 from ..errors import need
-from .build import builds, declared, vectors
+from .build import build, builds, declared, vectors
+from .flow import TracedModule
+from .model import Model
+
+
+def build_model(
+    cfg: config.Model,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    seed: int | None = None,
+) -> Model:
+    """The model that a config describes, its weights drawn by ``cfg.init``.
+
+    On the "meta" device it takes no memory and has no weights. ``seed`` fixes the draw.
+    """
+    target = torch.device(device) if device is not None else torch.get_default_device()
+    with torch.device("meta"):
+        model: Model = build(cfg)
+    if dtype is not None:
+        model = model.to(dtype)
+    for name, module in model.named_modules():
+        if isinstance(module, TracedModule):
+            module.path = name
+    if target.type != "meta":
+        allocate(model, "cpu" if seed is not None else target)
+        with torch.no_grad():
+            build(cfg.init, model, config.stacks(cfg).values(), seed)
+        model = model.to(target)
+    return model
+
+
+def allocate(model: Model, device: torch.device | str) -> None:
+    """Give a model of the "meta" device memory elsewhere, whatever stands in it (to_empty imports
+    sympy for that)."""
+    model._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device))  # type: ignore[no-untyped-call]
 
 
 @builds(config.Init)

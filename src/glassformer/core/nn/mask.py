@@ -6,6 +6,7 @@ B batch, T queries, S keys.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -18,6 +19,12 @@ from .build import build, builds
 # ``builds`` tells one.
 for kind in get_args(config.MaskRule):
     builds(kind)(kind.allows)
+
+
+@cache
+def prefix_length(rule: config.MaskRule) -> int:
+    """``rule.prefix_length``, computed once for a rule."""
+    return rule.prefix_length
 
 
 class Mask:
@@ -46,12 +53,12 @@ class Mask:
             contiguous and prefix is None,
             prefix,
         )
-        self.prefix_length = rule.prefix_length if causal else 0
+        self.prefix_length = prefix_length(rule) if causal else 0
         self.borders = borders
         self._dense: Tensor | None = None
         self._biases: dict[Any, Tensor | None] = {}
-        self.block_masks: list[Any] = []  # made of it by engines/block_mask.py
-        self.flex_mask: Any = None  # made of it by engines/flex.py
+        self.block_masks: list[Any] = []  # made of it by fast/block_mask.py
+        self.flex_mask: Any = None  # made of it by fast/flex.py
         self.fast_path = self._fast_path()
 
     def _fast_path(self) -> Literal["full", "causal"] | None:

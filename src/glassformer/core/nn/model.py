@@ -1,11 +1,14 @@
-"""Three shapes of one family: decoder only, encoder only, encoder-decoder.
+"""The paper's figure: a block, a stack of blocks, and the three shapes of one family that are made of
+stacks: decoder only, encoder only, encoder-decoder.
 
-B batch, T tokens, S source tokens, C model dim, V configs.
+B batch, T tokens, S source tokens, C model dim, V vocabulary. ``norm(None, dim)`` is the identity, so
+a block or stack without some norm needs no case of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
@@ -16,10 +19,14 @@ from .. import config as configs
 from ..config.context_length import longer_hint
 from ..errors import UserError
 from .build import build, builds
-from .cache import Cache
+from .cache import KV, Cache, CrossKV, MixerState
+from .dropout import dropout_module
 from .engines import AttentionEngine, engine_name
-from .flow import Flow, Memory, Tape, TracedModule
+from .flow import Flow, Memory, TracedModule
+from .hooks import Tape
+from .layers import linear, norm
 from .packing import Packing
+from .position import Position
 
 Want: TypeAlias = Literal["all", "last", "none"] | Tensor
 _FORGET: list[Callable[[nn.Module], None]] = []
@@ -28,6 +35,92 @@ _FORGET: list[Callable[[nn.Module], None]] = []
 def on_training(forget: Callable[[nn.Module], None]) -> None:
     """Register what drops copies derived from a model's weights; called before it trains."""
     _FORGET.append(forget)
+
+
+@builds(configs.Block)
+class Block(TracedModule):
+    """One step of the residual stream; ``pre``, ``post``, ``sandwich`` and ``parallel`` differ in
+    where norms stand."""
+
+    def __init__(self, cfg: configs.Block, dim: int, causal: bool, dropout: float) -> None:
+        super().__init__()
+        self.place = cfg.place
+        self.attn_norm = norm(cfg.norm, dim)
+        self.attn = build(cfg.attention, dim, causal, dropout)
+        if cfg.cross is not None:
+            self.cross_norm = norm(cfg.norm, dim)
+        self.cross = build(cfg.cross, dim, False, dropout, True) if cfg.cross is not None else None
+        if cfg.feedforward is not None and cfg.place != "parallel":
+            self.ffn_norm = norm(cfg.norm, dim)
+        self.ffn: Any = build(cfg.feedforward, dim) if cfg.feedforward is not None else None
+        if cfg.place == "sandwich":
+            self.attn_post_norm = norm(cfg.norm, dim)
+            if cfg.feedforward is not None:
+                self.ffn_post_norm = norm(cfg.norm, dim)
+            if cfg.cross is not None:
+                self.cross_post_norm = norm(cfg.norm, dim)
+        self.drop = dropout_module(dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        flow: Flow,
+        position: Position,
+        layer_cache: tuple[KV | MixerState, CrossKV] | None,
+    ) -> Tensor:
+        """The residual stream x (B, T, C) -> the same with what the sublayers add to it."""
+        kv, cross_kv = layer_cache or (None, None)
+        if self.place == "parallel":
+            h = self.attn_norm(x)
+            x = x + self.drop(self.attn(h, flow, position, kv)) + self.drop(self.ffn(h, flow))
+        else:
+            x = self.residual(x, "attn", flow, position, kv)
+            if self.cross is not None:
+                x = self.residual(flow.look(self, "mid", x), "cross", flow, position, cross_kv)
+            if self.ffn is not None:
+                x = self.residual(
+                    flow.look(self, "mid_cross" if self.cross else "mid", x), "ffn", flow
+                )
+        return flow.look(self, "resid", x)
+
+    def residual(self, x: Tensor, name: str, *args: object) -> Tensor:
+        """x (B, T, C) plus the output of the sublayer ``name``; ``place`` says what is h."""
+        sublayer, norm = getattr(self, name), getattr(self, f"{name}_norm")
+        if self.place == "post":
+            return norm(x + self.drop(sublayer(x, *args)))  # type: ignore[no-any-return]
+        write = sublayer(norm(x), *args)
+        if self.place == "sandwich":
+            write = getattr(self, f"{name}_post_norm")(write)
+        return x + self.drop(write)  # type: ignore[no-any-return]
+
+
+@builds(configs.Stack)
+class Stack(TracedModule):
+    """Embeddings in, hidden states out; an encoder or a decoder is a stack that is causal or
+    not."""
+
+    def __init__(self, cfg: configs.Stack, dim: int, width: int) -> None:
+        super().__init__()
+        self.position: Position = build(cfg.position, width, cfg.heads, cfg.causal)
+        self.first_norm = norm(cfg.first_norm, width)
+        self.project = linear(width, dim, bias=True) if width != dim else nn.Identity()
+        self.blocks = nn.ModuleList(
+            build(cfg.block(i), dim, cfg.causal, cfg.dropout) for i in range(cfg.depth)
+        )
+        self.last_norm = norm(cfg.last_norm, dim)
+        self.drop = dropout_module(cfg.dropout)
+
+    def forward(self, x: Tensor, flow: Flow, cache: Cache | None = None) -> Tensor:
+        """x (B, T, C or the embeddings' width), embedded tokens -> (B, T, C)."""
+        x = self.project_input(x, flow)
+        for index, block in enumerate(self.blocks):
+            x = block(x, flow, self.position, cache.layers[index] if cache is not None else None)
+        return flow.look(self, "out", self.last_norm(x))
+
+    def project_input(self, x: Tensor, flow: Flow) -> Tensor:
+        """Embedded tokens (B, T, C or their width) as the first block takes them, (B, T, C)."""
+        x = self.project(self.drop(self.first_norm(self.position.embed(x, flow))))
+        return flow.look(self, "embed", x)
 
 
 @dataclass
@@ -64,6 +157,10 @@ class Model(TracedModule):
             self.pool = build(cfg.pool, cfg.dim)
         head_config = getattr(cfg, "token_head", None)
         self.token_head = build(head_config, cfg.dim) if head_config is not None else None
+        limits = (getattr(stack.position, "limit", None) for stack in configs.stacks(cfg).values())
+        self.limit: int | float = min(
+            (limit for limit in limits if limit is not None), default=float("inf")
+        )  # positions that every scheme of the model is defined or scaled for
 
     @property
     def engine(self) -> str | AttentionEngine:
@@ -126,14 +223,6 @@ class Model(TracedModule):
         if cache is not None:
             cache.prepare(flow)
         return flow
-
-    @property
-    def limit(self) -> int | float:
-        """The most positions that every position scheme of the model is defined or scaled for."""
-        limits = (
-            getattr(stack.position, "limit", None) for stack in configs.stacks(self.config).values()
-        )
-        return min((limit for limit in limits if limit is not None), default=float("inf"))
 
     def finish(self, hidden: Tensor, flow: Flow, want: Want, cached: bool = False) -> Output:
         """Hidden states to the output that was asked for; nothing is pooled of a text read in parts
@@ -299,34 +388,15 @@ class EncoderDecoder(Model):
         )
 
 
-def build_model(
-    cfg: configs.Model,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    seed: int | None = None,
-) -> Model:
-    """The model that a config describes, its weights drawn by ``cfg.init``.
-
-    On the "meta" device it takes no memory and has no weights. ``seed`` fixes the draw.
-    """
-    target = torch.device(device) if device is not None else torch.get_default_device()
-    with torch.device("meta"):
-        model: Model = build(cfg)
-    if dtype is not None:
-        model = model.to(dtype)
-    for name, module in model.named_modules():
-        if isinstance(module, TracedModule):
-            module.path = name
-    if target.type != "meta":
-        allocate(model, "cpu" if seed is not None else target)
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """No gradients and no dropout meanwhile, even in the middle of a training."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
         with torch.no_grad():
-            build(cfg.init, model, configs.stacks(cfg).values(), seed)
-        model = model.to(target)
-    return model
-
-
-def allocate(model: Model, device: torch.device | str) -> None:
-    """Give a model of the "meta" device memory elsewhere, whatever stands in it (to_empty imports
-    sympy for that)."""
-    model._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device))  # type: ignore[no-untyped-call]
+            yield
+    finally:
+        if training:
+            model.train()

@@ -23,7 +23,7 @@ from ...core.data.corpus import Source
 from ...core.data.shards import tokenise
 from ...core.errors import need
 from ...core.nn import Model
-from ...core.nn.inference import inference
+from ...core.nn.model import inference
 from ...core.tokenizer import Tokenizer
 
 ROW = 256  # tokens that are read together

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from ...core import config
 from ...core.nn import Model
-from ...core.nn.inference import inference
+from ...core.nn.model import inference
 from .calibration import Sides, forward_row
 
 LOGITS = 1 << 26  # numbers of the answers that are kept to compare with

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ...core.nn.flow import Tape
+from ...core.nn.hooks import Tape
 from ...families import find
 from .. import models
 from .shipped import TEXT, shipped_pass, value_of

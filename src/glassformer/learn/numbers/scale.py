@@ -8,7 +8,7 @@ import torch
 
 from ...core import config as c
 from ...core.cost import cost
-from ...core.nn.flow import Tape
+from ...core.nn.hooks import Tape
 from ...families import find
 from .. import models
 from .shipped import AT, TEXT, cache_bytes, shipped_pass, value_of

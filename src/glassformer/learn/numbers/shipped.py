@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...core import config as c
-from ...core.nn.flow import Tape
+from ...core.nn.hooks import Tape
 from .. import models
 
 TEXT = "The cat sat on the mat because it was tired"

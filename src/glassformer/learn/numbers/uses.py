@@ -8,7 +8,7 @@ import torch
 
 from ...core import config as c
 from ...core.nn import build_model
-from ...core.nn.flow import Tape
+from ...core.nn.hooks import Tape
 from ...families import find
 from .. import models
 from .shipped import TEXT, cache_bytes, shipped_pass, value_of

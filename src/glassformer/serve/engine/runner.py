@@ -21,7 +21,7 @@ from torch import Tensor
 from ...core import config
 from ...core.nn import Cache, EncoderDecoder, Memory, Model, Output
 from ...core.nn.flow import Flow
-from ...core.nn.inference import inference
+from ...core.nn.model import inference
 from ...fast.kernels import PAGE
 from ...fast.paged import PackedTape, PackedTexts, PagedCache
 from ...tasks.pool import Pool

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.errors import UserError, need
 from ...core.nn.editing import Hook, Reading
-from ...core.nn.flow import Place
+from ...core.nn.hooks import Place
 from . import places
 from .base import Edit, hook_each
 from .places import Choose, Positions, modules_with, put

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...core.nn.editing import Hook, Reading
-from ...core.nn.flow import Place
+from ...core.nn.hooks import Place
 from . import places
 from .places import Choose
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...core.errors import UserError, need
 from ...core.nn.editing import Reading
-from ...core.nn.flow import Place
+from ...core.nn.hooks import Place
 from ..looking import look
 from . import places
 

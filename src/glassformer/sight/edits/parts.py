@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core import config
 from ...core.errors import need
 from ...core.nn.editing import Hook, Last, Reading
-from ...core.nn.flow import Place
+from ...core.nn.hooks import Place
 from . import places
 from .base import Edit, hook_each, setting
 from .places import Choose, Positions, modules_with, put

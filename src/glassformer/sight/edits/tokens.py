@@ -13,7 +13,7 @@ from torch import Tensor
 from ...core import config
 from ...core.errors import UserError, need
 from ...core.nn.editing import Hook, Reading
-from ...core.nn.flow import Place
+from ...core.nn.hooks import Place
 from ..labels import display_texts
 from . import places
 from .base import Edit

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.errors import need
 from ...core.nn.editing import Hook, Reading
-from ...core.nn.flow import Place
+from ...core.nn.hooks import Place
 from . import donors, places
 from .base import Edit, hook_each, setting, several
 from .places import Choose, Positions, put

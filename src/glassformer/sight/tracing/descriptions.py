@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ...core import config
-from ...core.nn import block, model
+from ...core.nn import model
 from ...core.nn.layers import Embed, Head
 from ...tasks import pool
 from .plan import Builder, can_describe, describe, describes
@@ -144,7 +144,7 @@ def embed(cfg: config.Embed, b: Builder, path: str, module: str, dim: int) -> st
 @describes(config.Stack)
 def stacked(cfg: config.Stack, b: Builder, path: str, x: str, embed_path: str) -> str:
     """Position, first norm, projection, blocks, last norm."""
-    code, dim = (block.Stack.project_input, "self.project("), b.model.config.dim
+    code, dim = (model.Stack.project_input, "self.project("), b.model.config.dim
     b.position = cfg.position
     b.position_module = f"{path}.position"
     x = position_embedding(b, x, embed_path)
@@ -270,7 +270,7 @@ def one_block(cfg: config.Block, b: Builder, path: str, x: str, causal: bool) ->
             "residual",
             x,
             *writes,
-            code=(block.Block.forward, "x + self.drop(self.attn("),
+            code=(model.Block.forward, "x + self.drop(self.attn("),
         )
     last = "ffn" if cfg.feedforward is not None else "cross" if cfg.cross is not None else "attn"
     for name, sublayer_cfg in sublayers:
@@ -294,7 +294,7 @@ def sublayer_residual(
     after: str,
 ) -> str:
     """x plus what one sublayer writes; ``after`` is the stream's next name."""
-    residual, place = block.Block.residual, f"{path}.{name}"
+    residual, place = model.Block.residual, f"{path}.{name}"
     normed = (
         b.name(x, f"{place}.in")
         if cfg.place == "post"

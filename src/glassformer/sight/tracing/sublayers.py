@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ...core import config
 from ...core.config.mask_arrays import TokenInfo, allowed
-from ...core.nn import attention, experts, layers, position
+from ...core.nn import additive_position, attention, experts, layers, position
 from ...core.nn.build import build
-from ...core.nn.engines import eager
+from ...core.nn.engines import eager_attention
 from ...core.nn.flow import Flow
 from ...core.nn.mask import Mask
 from .plan import Builder, Code, can_describe, describe, describes
@@ -72,7 +72,7 @@ def position_embedding(b: Builder, x: str, embed_path: str) -> str:
     match b.position:
         case config.Learned():
             table = {"table": b.weight(f"{b.position_module}.weight")}
-            code: Code = (position.Learned.embed, "embedding(")
+            code: Code = (additive_position.Learned.embed, "embedding(")
             added = b.add(id, "lookup", (b.pos,), op.axes, op.shape, code, table)
         case config.Sinusoidal() as cfg:
             params: dict[str, Any] = {
@@ -81,7 +81,7 @@ def position_embedding(b: Builder, x: str, embed_path: str) -> str:
                 "endpoint": cfg.endpoint,
                 "first": cfg.offset,
             }
-            code = (position.Sinusoidal.wave, "angle =")
+            code = (additive_position.Sinusoidal.wave, "angle =")
             dtype = next(b.model.parameters()).dtype
             added = b.add(id, "pos_sin", (b.pos,), op.axes, op.shape, code, dtype=dtype, **params)
         case _:
@@ -121,10 +121,10 @@ def biased(b: Builder, path: str, scores: str, causal: bool) -> str:
 
     op, params = b.plan[scores], dict[str, Any]()
     weights = {}
-    if isinstance(scheme, position.RelativeBias):
+    if isinstance(scheme, additive_position.RelativeBias):
         weights = {"table": b.weight(f"{b.position_module}.weight")}
         params = {"type": "relative", "bucket": lambda away: int(scheme.bucket(torch.tensor(away)))}
-    elif isinstance(scheme, position.Alibi):
+    elif isinstance(scheme, additive_position.Alibi):
         params = {"type": "alibi", "slopes": tuple(scheme.slopes)}
     kind, code = "bias" if params else "generic", (type(scheme).bias, "return")
     bias_id = b.add(
@@ -139,7 +139,7 @@ def biased(b: Builder, path: str, scores: str, causal: bool) -> str:
         **params,
     )
     return b.add_like(
-        f"{path}.biased", "add", scores, bias_id, code=(eager.eager_attention, "scores + bias")
+        f"{path}.biased", "add", scores, bias_id, code=(eager_attention, "scores + bias")
     )
 
 
@@ -148,7 +148,7 @@ def attended(
     cfg: config.Attention, b: Builder, path: str, x: str, causal: bool, cross: bool
 ) -> str:
     """Queries, keys, values; scores, mask, softmax; values summed, heads merged, projected."""
-    forward, scores_code = attention.Attention.forward, eager.eager_attention
+    forward, scores_code = attention.Attention.forward, eager_attention
     H, K, D = cfg.heads, cfg.kv_heads or cfg.heads, cfg.width(b.model.config.dim)
     T, keys_from = b.tokens, b.memory if cross else x
     S = b.plan[keys_from].shape[1]

@@ -16,7 +16,7 @@ from ...core import config
 from ...core.errors import UserError
 from ...core.nn import Model, Tape
 from ...core.nn.finite import must_be_finite
-from ...core.nn.inference import inference
+from ...core.nn.model import inference
 from ...core.nn.replace import replace_modules
 from . import descriptions, recurrent
 from .kinds import KINDS, Line

@@ -16,7 +16,7 @@ from ...core import config
 from ...core.errors import need
 from ...core.nn import Model, Tape
 from ...core.nn.editing import ModelEdit, Reading, tape_of
-from ...core.nn.inference import inference
+from ...core.nn.model import inference
 from .score import ScoreWindow, collate, predicted
 
 Ids = Sequence[int]

@@ -29,7 +29,7 @@ from ...core.errors import UserError, need
 from ...core.nn import Model, Tape
 from ...core.nn.editing import ModelEdit, Reading, tape_of
 from ...core.nn.finite import must_be_finite
-from ...core.nn.inference import inference
+from ...core.nn.model import inference
 from ...core.tokenizer.framing import document_start, text_start
 from ...core.tokenizer.tokenizer import Tokenizer
 

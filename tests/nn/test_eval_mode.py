@@ -7,7 +7,7 @@ import torch
 
 import tiny
 from glassformer.core.nn import build_model
-from glassformer.core.nn.inference import inference
+from glassformer.core.nn.model import inference
 
 
 @pytest.mark.parametrize("training", [True, False])

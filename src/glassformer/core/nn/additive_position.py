@@ -1,0 +1,112 @@
+"""Position schemes that add: vectors to the embeddings (Learned, Sinusoidal), or a term to the scores
+(RelativeBias, Alibi).
+
+B batch, T queries, S keys, H heads, K key-value heads, C model dim.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .. import config
+from .build import builds
+from .flow import Flow
+from .mask import Mask
+from .position import Position
+
+
+@builds(config.Sinusoidal)
+class Sinusoidal(Position):
+    """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017, section 3.5), or
+    in the halves."""
+
+    def embed(self, x: Tensor, flow: Flow) -> Tensor:
+        (wave,) = flow.at_positions(self, self.wave, dim=1)
+        return x + flow.look(flow.embed_path, "position", wave.to(x.dtype))
+
+    def wave(self, pos: Tensor) -> tuple[Tensor]:
+        """Sinusoidal embeddings (B, T, C) at positions (B, T)."""
+        even = torch.arange(0, self.dim, 2, device=pos.device, dtype=torch.float32)
+        last = max(self.dim - 2, 1) if self.cfg.endpoint else self.dim
+        # (B, T, C/2)
+        angle = (pos[..., None] + self.cfg.offset).float() * self.cfg.theta ** (-even / last)
+        sin_cos = (angle.sin(), angle.cos())
+        wave = (
+            torch.cat(sin_cos, dim=-1)
+            if self.cfg.halves
+            else torch.stack(sin_cos, dim=-1).flatten(-2)
+        )
+        return (wave[..., : self.dim],)
+
+
+@builds(config.Learned)
+class Learned(Position):
+    """One trained vector per position (GPT-2, BERT)."""
+
+    def __init__(self, cfg: config.Learned, dim: int, heads: int, causal: bool) -> None:
+        super().__init__(cfg, dim, heads, causal)
+        self.weight = nn.Parameter(torch.empty(cfg.length, dim))
+
+    def embed(self, x: Tensor, flow: Flow) -> Tensor:
+        return x + flow.look(
+            flow.embed_path, "position", nn.functional.embedding(flow.pos.clamp(min=0), self.weight)
+        )
+
+
+@builds(config.RelativeBias)
+class RelativeBias(Position):
+    """A trained bias per head for each bucket of distances, wider buckets further away (T5, section
+    2.1)."""
+
+    def __init__(self, cfg: config.RelativeBias, dim: int, heads: int, causal: bool) -> None:
+        super().__init__(cfg, dim, heads, causal)
+        self.buckets, self.distance, self.causal = cfg.buckets, cfg.distance, causal
+        self.weight = nn.Parameter(torch.empty(cfg.buckets, heads))
+
+    def bias(self, mask: Mask) -> Tensor:
+        distance = mask.k_pos[:, None, :] - mask.q_pos[:, :, None]  # (B, T, S)
+        return nn.functional.embedding(self.bucket(distance), self.weight).permute(0, 3, 1, 2)
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """Half the buckets count exactly, the other half grow logarithmically up to
+        ``distance``."""
+        if self.causal:
+            buckets, first, behind = (
+                self.buckets,
+                torch.zeros_like(distance),
+                (-distance).clamp(min=0),
+            )
+        else:  # one half for keys behind, one for keys ahead
+            buckets = self.buckets // 2
+            first, behind = (distance > 0).long() * buckets, distance.abs()
+        exact = buckets // 2
+        ratio = (behind.float() / exact).clamp(min=1).log() / math.log(self.distance / exact)
+        far = exact + (ratio * (buckets - exact)).long().clamp(max=buckets - exact - 1)
+        return first + torch.where(behind < exact, behind, far)
+
+
+@builds(config.Alibi)
+class Alibi(Position):
+    """Scores fall linearly with distance, at a slope of its own for each head (Press et al.
+    2022)."""
+
+    def __init__(self, cfg: config.Alibi, dim: int, heads: int, causal: bool) -> None:
+        super().__init__(cfg, dim, heads, causal)
+        self.slopes = alibi_slopes(heads)
+
+    def bias(self, mask: Mask) -> Tensor:
+        away = (mask.q_pos[:, None, :, None] - mask.k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
+        # made there, it would be waited for
+        slopes = torch.tensor(self.slopes).to(away.device, non_blocking=True)
+        return -away * slopes[:, None, None]
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(-8 i / heads) for a power of two; otherwise the next lower power's, filled from the next
+    higher's."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    return slopes + [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]

@@ -1,5 +1,5 @@
-"""Positions: sinusoids as the paper and its early programs draw them, rotary, its scalings, ALiBi's
-slopes."""
+"""Positions: sinusoids as the paper and its early programs draw them, rotary, its scalings
+(``rope_scaling``), ALiBi's slopes."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 import glassformer
 from glassformer.core.data.registry import find
-from glassformer.core.data.shards import tokenise
+from glassformer.core.data.tokenising import tokenise
 from glassformer.core.nn.model import inference
 from glassformer.fast import rounding
 from glassformer.fast.quantize import Text, quantize_model

@@ -20,7 +20,8 @@ from glassformer.core.config.objective import Contrast
 from glassformer.core.data import corpus, tokenising
 from glassformer.core.data.corpus import PIECE, Source
 from glassformer.core.data.registry import find
-from glassformer.core.data.shards import Shards, tokenise
+from glassformer.core.data.shards import Shards
+from glassformer.core.data.tokenising import tokenise
 from glassformer.core.errors import UserError
 from glassformer.core.tokenizer.tokenizer import Tokenizer
 from glassformer.tasks import records

@@ -17,7 +17,7 @@ import regex
 
 from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.core.tokenizer.stream import byte_alphabet
+from glassformer.core.tokenizer.vocabulary import byte_alphabet
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_tokenizer import NASTY, SPECIAL, STORY, streamed
 

@@ -13,7 +13,7 @@ from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import tiktoken_backend as backend
 from glassformer.core.tokenizer import tokenizer as face
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.core.tokenizer.stream import byte_alphabet
+from glassformer.core.tokenizer.vocabulary import byte_alphabet
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_tokenizer import NASTY, SPECIAL
 

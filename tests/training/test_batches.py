@@ -23,19 +23,13 @@ from glassformer.core.config import (
     Stack,
 )
 from glassformer.core.data.corpus import Source
-from glassformer.core.data.shards import Shards, _TokenizedCorpus
+from glassformer.core.data.shards import CorpusRows, Shards, TokenizedCorpus
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import Tokenizer
-from glassformer.core.training.batches import (
-    Batch,
-    Batches,
-    CorpusRows,
-    Prepared,
-    every_token_once,
-    next_pieces,
-)
+from glassformer.core.training.batches import Batch, Batches, every_token_once, next_pieces
 from glassformer.core.training.loss import split
+from glassformer.core.training.prepared import Prepared
 from glassformer.tasks.objectives import Prefix
 
 EOS = 0
@@ -57,7 +51,7 @@ def corpus(
     tokenizer = cast(Tokenizer, SimpleNamespace(eos=eos, bos=bos, size=1 << 30))
     marks = np.stack([starts, starts], axis=1)
     source = Source(name, Path(name), ())
-    return Shards(tokens, 0, _TokenizedCorpus(source, tokenizer, name, marks, starts))
+    return Shards(tokens, 0, TokenizedCorpus(source, tokenizer, name, marks, starts))
 
 
 def one_epoch(batches: Batches) -> list[Batch]:

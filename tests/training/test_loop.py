@@ -25,9 +25,8 @@ from glassformer.core.training.causal import Causal
 from glassformer.core.training.execution import ExecutionSettings, choose_execution
 from glassformer.core.training.loop import State
 from glassformer.core.training.loss import cross_entropy, gradients, split
-from glassformer.core.training.optimizer import Optimizer
+from glassformer.core.training.optimizer import Optimizer, factor
 from glassformer.core.training.precision import Bf16Replica
-from glassformer.core.training.schedule import factor
 
 PLAIN = ExecutionSettings()
 

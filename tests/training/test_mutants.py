@@ -23,8 +23,7 @@ from glassformer.core.training import loop, train
 from glassformer.core.training.batches import Batches
 from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loss import cross_entropy, forward
-from glassformer.core.training.optimizer import Optimizer
-from glassformer.core.training.schedule import factor, factor_in_extended_run
+from glassformer.core.training.optimizer import Optimizer, factor, factor_in_extended_run
 from glassformer.formats import store
 from glassformer.runs import run_checkpoints
 from runs.test_run_checkpoints import go, new_state

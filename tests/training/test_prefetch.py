@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from glassformer.core.training import prefetch
-from glassformer.core.training.batches import Batches, Prepared
+from glassformer.core.training.batches import Batches
 from glassformer.core.training.prefetch import Prefetched, read_ahead
+from glassformer.core.training.prepared import Prepared
 from glassformer.tasks.objectives import Prefix
 from training.test_batches import corpus, equal
 

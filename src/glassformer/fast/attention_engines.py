@@ -23,25 +23,16 @@ from .varlen import supports_varlen, varlen_attention
 def _few_blocks(inputs: AttentionInputs) -> bool:
     """Long rows on a CPU whose blocks of pairs are few; fewer beside ``cpu_blocks``, which is fast
     as well."""
-    if (
-        inputs.q.shape[2] < 512
-        or inputs.bias is not None
-        or inputs.mask.fast_path is not None
-        or not inputs.on_cpu
-    ):
+    if inputs.bias is not None or inputs.mask.fast_path is not None or not inputs.on_cpu:
         return False
     return density(inputs.mask) <= (
-        0.15 if _supports_blocks(inputs) and _slow_training(inputs) else 0.3
+        0.15 if _supports_blocks(inputs) and inputs.needs_grad and _slow_training(inputs) else 0.3
     )
 
 
 def _slow_training(inputs: AttentionInputs) -> bool:
     """Training on a CPU in bf16 or with dropout, up to 1,024 keys."""
-    if (
-        not (inputs.needs_grad and inputs.on_cpu)
-        or inputs.k.shape[2] > 1024
-        or inputs.q.dtype != inputs.k.dtype
-    ):
+    if not inputs.on_cpu or inputs.k.shape[2] > 1024 or inputs.q.dtype != inputs.k.dtype:
         return False
     return inputs.q.dtype == torch.bfloat16 or inputs.dropout > 0
 
@@ -76,17 +67,24 @@ ENGINES = (
     # window(256) of 8,192 tokens, forward and backward: 10 times as fast as sdpa
     # (docs/masks.md)
     AttentionEngine(
-        "block_sparse", block_sparse_attention, lambda inputs: inputs.bias is None, _few_blocks
+        "block_sparse",
+        block_sparse_attention,
+        lambda inputs: inputs.bias is None,
+        _few_blocks,
+        min_queries=512,
     ),
     # PyTorch's bf16 backward takes 2 to 3 times as long on a CPU; with dropout it has no fused
     # kernel
-    AttentionEngine("cpu_blocks", blocks_attention, _supports_blocks, _slow_training),
+    AttentionEngine(
+        "cpu_blocks", blocks_attention, _supports_blocks, _slow_training, for_gradients=True
+    ),
     # PyTorch's fused kernel takes 1.2 to 1.8 times as long (benchmarks/limits.py)
     AttentionEngine(
         "prefill",
         prefill_attention,
         _bf16_prompt,
-        lambda inputs: inputs.q.shape[2] >= cpu_blocks.BLOCK // 2,
+        lambda inputs: True,
+        min_queries=cpu_blocks.BLOCK // 2,
     ),
     # packed documents: PyTorch's fused kernels take a mask of T x T a row there, and none
     # beside grouped heads. Not measured on a GPU yet; on a CPU, one document after another,
@@ -96,7 +94,8 @@ ENGINES = (
         varlen_attention,
         supports_varlen,
         lambda inputs: inputs.q.device.type != "cpu",
+        min_queries=2,
     ),
     # not measured on a GPU yet: only by name
-    AttentionEngine("flex", flex_attention, _supports_flex, lambda inputs: False),
+    AttentionEngine("flex", flex_attention, _supports_flex, None),
 )

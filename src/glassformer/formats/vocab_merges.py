@@ -9,7 +9,6 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..core.tokenizer import byte_bpe
-from ..core.tokenizer.stream import byte_alphabet
 from ..core.tokenizer.tokenizer_json import (
     MOST_IDS,
     Roles,
@@ -20,6 +19,7 @@ from ..core.tokenizer.tokenizer_json import (
     framed_by,
     split,
 )
+from ..core.tokenizer.vocabulary import byte_alphabet
 
 FILES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
 CLIP = "clip"

@@ -19,9 +19,10 @@ from ..core.data import Shards, shards_under, tokenise
 from ..core.data import find as find_corpus
 from ..core.errors import UserError, need, note
 from ..core.nn import build_model
-from ..core.training.batches import Batch, Batches, Prepared, every_token_once, prepared_alike
+from ..core.training.batches import Batch, Batches, every_token_once
 from ..core.training.encoded import encode
 from ..core.training.packing import ExampleBatches, each_once
+from ..core.training.prepared import Prepared, prepared_alike
 from ..formats import lora, resolve
 from ..formats.checkpoint import Checkpoint
 from ..scale.mesh import ALONE, Mesh

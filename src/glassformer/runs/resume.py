@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ..core.config import serial
-from ..core.config.run import MAY_CHANGE_ON_RESUME, Run, Train
+from ..core.config.run import (
+    MAY_CHANGE_ON_RESUME,
+    Constant,
+    InverseSqrt,
+    Run,
+    Schedule,
+    Train,
+)
 from ..core.errors import UserError, need
 from ..core.training.loop import State
-from ..core.training.schedule import describe
 from ..scale.shared import mesh_of
 from . import run_checkpoints
 
@@ -87,7 +93,7 @@ def _extend(before: dict[str, Any], train_config: Train, out: Path) -> None:
     )
     need(early or step == steps, f"{finish} {train_config.steps}.")
     before |= {"train": {**train, "steps": train_config.steps}, "ended": [*ended, step]}
-    goes_on = describe(train_config.schedule, train_config.steps - step)
+    goes_on = describe_schedule(train_config.schedule, train_config.steps - step)
     before["extended"] = (
         f"The run had ended at step {step:,} and goes on to {train_config.steps:,}: {goes_on}."
     )
@@ -122,3 +128,11 @@ def restore_newest(out: Path, start: Path, state: State, keep: int) -> None:
         raise UserError(
             f"{error} To go on from {older[-1].name} instead, remove {start}."
         ) from None
+
+
+def describe_schedule(schedule: Schedule, added: int) -> str:
+    """A sentence about the rate in the added steps, as ``factor_in_extended_run`` computes it."""
+    name = type(schedule).__name__
+    if isinstance(schedule, Constant | InverseSqrt):
+        return f"the rate goes on as {name} has it"
+    return f"{name} begins anew for the {added:,} added steps"

@@ -10,15 +10,16 @@ from ..files import lazily
 if TYPE_CHECKING:
     from .corpus import Source
     from .registry import corpora, find
-    from .shards import Shards, shards_under, tokenise
+    from .shards import Shards
+    from .tokenising import shards_under, tokenise
 
 _HOME = {
     "Shards": ".shards",
     "Source": ".corpus",
     "corpora": ".registry",
     "find": ".registry",
-    "tokenise": ".shards",
-    "shards_under": ".shards",
+    "tokenise": ".tokenising",
+    "shards_under": ".tokenising",
 }
 __all__ = ["Shards", "Source", "corpora", "find", "shards_under", "tokenise"]
 __getattr__, __dir__ = lazily(__name__, _HOME)

@@ -10,29 +10,24 @@ from __future__ import annotations
 
 import bisect
 import functools
-import hashlib
 import itertools
-import json
 import mmap
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from .. import files
-from ..errors import need
+from ..errors import UserError, need
 from ..tokenizer.framing import document_start
 from ..tokenizer.tokenizer import Tokenizer
-from . import tokenising
-from .corpus import Source, cache_lock
-from .tokenising import MAPPED, Progress
+from .corpus import Source
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class _TokenizedCorpus:
+class TokenizedCorpus:
     """A tokenised corpus, shared by its splits."""
 
     source: Source
@@ -80,7 +75,7 @@ class Shards:
 
     tokens: Array
     first: int  # where this stretch begins in the whole
-    corpus: _TokenizedCorpus
+    corpus: TokenizedCorpus
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -170,69 +165,60 @@ class Shards:
     def check(self) -> None:
         """UserError where a file behind this was cut: to read it there would end the process
         (SIGBUS)."""
-        need(
-            all(mapped.size() >= len(mapped) for mapped in self.corpus.maps),
-            f"The tokenised copy of {self.name} was cut while in use; start again, it is "
-            "made anew.",
-        )
+        if any(mapped.size() < len(mapped) for mapped in self.corpus.maps):
+            raise UserError(
+                f"The tokenised copy of {self.name} was cut while in use; start again, it is "
+                "made anew."
+            )
 
     def _stretch(self, start: int, end: int) -> Shards:
         return Shards(self.tokens[start:end], self.first + start, self.corpus)
 
 
-def tokenise(
-    source: Source,
-    tokenizer: Tokenizer,
-    *,
-    cache: Path | None = None,
-    workers: int | None = None,
-    processes: int | None = None,
-    progress: Progress | None = None,
-) -> Shards:
-    """The corpus as shards, from the cache when this content was tokenised with this tokenizer
-    before.
+class CorpusRows:
+    """A corpus as rows of ``context`` tokens and their targets."""
 
-    ``cache`` is a folder (by default below ``files.cache_home()``), ``workers`` a number of
-    threads, ``processes`` of processes instead (0: threads; None: ``$GLASSFORMER_PROCESSES``, or
-    0). Stopped, and asked for again, it goes on. Raises UserError for an empty corpus, a full disk
-    and whatever ``source`` finds wrong with its files.
-    """
-    content = (
-        f"{tokenising.FORMAT} {source.digest()} {tokenizer.fingerprint} {tokenizer.bos} "
-        f"{tokenizer.eos}"
-    )
-    key = hashlib.sha256(content.encode()).hexdigest()[:32]
-    folder = (cache or files.cache_home() / "shards") / key
-    with cache_lock(folder):
-        if not _sound(folder):
-            tokenising.make(folder, source, tokenizer, workers, processes, progress)
-        if progress:
-            progress(source.size, source.size)
-        return shards_under(key, source, tokenizer, cache)
+    def __init__(self, shards: Shards, context: int) -> None:
+        self.context, self.check = context, shards.check
+        self.last = len(shards) - 1  # tokens that have a successor
+        self.windows = sliding_window_view(np.asarray(shards.tokens), context)
+        # a closing token that also opens the next document is the last one's target and the next
+        # one's first
+        self.shared = shards.shared_border
+        # mapped: not a number of them is copied
+        self.borders, self.base = shards.borders, shards.first + self.shared
 
+    def packed(self, low: Array, high: Array) -> bool:
+        """True if a row of ``load`` holds more than one document; no token is read for it."""
+        starts = np.maximum(high - self.context, 0) + self.base
+        borders_before_end = np.searchsorted(self.borders, starts + self.context - 1, side="right")
+        return bool(
+            (borders_before_end > np.searchsorted(self.borders, starts, side="right")).any()
+        )
 
-def shards_under(
-    key: str, source: Source, tokenizer: Tokenizer, cache: Path | None = None
-) -> Shards:
-    """The shards that ``tokenise`` has just left in the cache under this key, without looking
-    through them again."""
-    folder = (cache or files.cache_home() / "shards") / key
-    record = json.loads((folder / "shards.json").read_text())
-    tokens, starts, marks = (
-        np.memmap(folder / name, dtype, mode="r")
-        for name, dtype in zip(MAPPED, (record["dtype"], "int64", "int64"), strict=True)
-    )
-    maps: list[Any] = [tokens, starts, marks]
-    pairs = np.asarray(marks).reshape(-1, 2)
-    opened = tuple(memmap._mmap for memmap in maps)
-    corpus = _TokenizedCorpus(source, tokenizer, key, pairs, np.asarray(starts), opened)
-    return Shards(tokens, 0, corpus)
+    def load(self, low: Array, high: Array) -> tuple[Array, Array, Array]:
+        """The rows that predict the successors of tokens low..high-1 (each R long).
 
-
-def _sound(folder: Path) -> bool:
-    """True where the cache entry exists and its files match their hashes."""
-    try:
-        record = json.loads((folder / "shards.json").read_text())
-        return all(files.sha256(folder / name) == record["sha256"][name] for name in MAPPED)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        Tokens, targets and whether a token opens a document inside its row, each (R, T).
+        """
+        self.check()
+        T, rows = self.context, len(low)
+        starts = np.maximum(high - T, 0)
+        tokens, targets = (self.windows[first].astype(np.int64) for first in (starts, starts + 1))
+        opens = np.zeros((rows, T), np.bool_)
+        if (high - low < T).any():
+            place = starts[:, None] + np.arange(T)
+            targets[(place < low[:, None]) | (place >= high[:, None])] = -1
+        first = np.searchsorted(self.borders, starts + self.base, side="right")
+        count = np.searchsorted(self.borders, starts + self.base + T, side="right") - first
+        if count.any():
+            # every border in a row, one after another: nth counts it among all borders, column is
+            # its place in the row
+            row = np.repeat(np.arange(rows), count)
+            nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
+            column = self.borders[nth] - self.base - starts[row]
+            if not self.shared:
+                targets[row, column - 1] = -1  # the next document cannot be told from this one
+            inside = column < T
+            opens[row[inside], column[inside]] = True
+        return tokens, targets, opens

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import hashlib
 import itertools
 import json
 import os
@@ -30,7 +31,8 @@ from ..threads import cores
 from ..tokenizer.budget import pool
 from ..tokenizer.framing import document_start
 from ..tokenizer.tokenizer import Tokenizer
-from .corpus import Source, TextPiece
+from .corpus import Source, TextPiece, cache_lock
+from .shards import Shards, TokenizedCorpus
 from .workers import Array, Encode, WorkerLost, encoder_by_processes, encoder_of
 
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
@@ -274,3 +276,58 @@ def _batched(pieces: Iterator[tuple[tuple[int, int], TextPiece]]) -> Iterator[_B
             batch, size = [], 0
     if batch:
         yield _Batch(batch, end)
+
+
+def tokenise(
+    source: Source,
+    tokenizer: Tokenizer,
+    *,
+    cache: Path | None = None,
+    workers: int | None = None,
+    processes: int | None = None,
+    progress: Progress | None = None,
+) -> Shards:
+    """The corpus as shards, from the cache when this content was tokenised with this tokenizer
+    before.
+
+    ``cache`` is a folder (by default below ``files.cache_home()``), ``workers`` a number of
+    threads, ``processes`` of processes instead (0: threads; None: ``$GLASSFORMER_PROCESSES``, or
+    0). Stopped, and asked for again, it goes on. Raises UserError for an empty corpus, a full disk
+    and whatever ``source`` finds wrong with its files.
+    """
+    content = f"{FORMAT} {source.digest()} {tokenizer.fingerprint} {tokenizer.bos} {tokenizer.eos}"
+    key = hashlib.sha256(content.encode()).hexdigest()[:32]
+    folder = (cache or files.cache_home() / "shards") / key
+    with cache_lock(folder):
+        if not _sound(folder):
+            make(folder, source, tokenizer, workers, processes, progress)
+        if progress:
+            progress(source.size, source.size)
+        return shards_under(key, source, tokenizer, cache)
+
+
+def shards_under(
+    key: str, source: Source, tokenizer: Tokenizer, cache: Path | None = None
+) -> Shards:
+    """The shards that ``tokenise`` has just left in the cache under this key, without looking
+    through them again."""
+    folder = (cache or files.cache_home() / "shards") / key
+    record = json.loads((folder / "shards.json").read_text())
+    tokens, starts, marks = (
+        np.memmap(folder / name, dtype, mode="r")
+        for name, dtype in zip(MAPPED, (record["dtype"], "int64", "int64"), strict=True)
+    )
+    maps: list[Any] = [tokens, starts, marks]
+    pairs = np.asarray(marks).reshape(-1, 2)
+    opened = tuple(memmap._mmap for memmap in maps)
+    corpus = TokenizedCorpus(source, tokenizer, key, pairs, np.asarray(starts), opened)
+    return Shards(tokens, 0, corpus)
+
+
+def _sound(folder: Path) -> bool:
+    """True where the cache entry exists and its files match their hashes."""
+    try:
+        record = json.loads((folder / "shards.json").read_text())
+        return all(files.sha256(folder / name) == record["sha256"][name] for name in MAPPED)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..tokenizer.stream import Stream
+    from ..tokenizer.vocabulary import Stream
 
 
 class Writer:

@@ -167,9 +167,13 @@ class AttentionEngine(NamedTuple):
 
     name: str
     run: Callable[[AttentionInputs], Tensor]
-    supports: Callable[[AttentionInputs], bool]  # whether it can compute them
-    # whether it was measured to be the fastest of those that can
-    preferred: Callable[[AttentionInputs], bool]
+    supports: Callable[[AttentionInputs], bool]  # True where it can compute them
+    # True where it was measured to be the fastest of those that can; None: taken by name alone
+    preferred: Callable[[AttentionInputs], bool] | None
+    # asked for calls of so many queries and more
+    min_queries: int = 1
+    # asked only where a gradient is needed
+    for_gradients: bool = False
 
 
 ENGINES: dict[str, AttentionEngine] = {
@@ -210,9 +214,12 @@ def choose(inputs: AttentionInputs, name: str | AttentionEngine = "auto") -> Att
         return name
     if name != "auto" and ENGINES[name].supports(inputs):
         return ENGINES[name]
+    queries, needs_grad = inputs.q.shape[2], inputs.needs_grad
     for engine in ENGINES.values():
+        if queries < engine.min_queries or (engine.for_gradients and not needs_grad):
+            continue
         # preferred first: it is false more often
-        if engine.preferred(inputs) and engine.supports(inputs):
+        if engine.preferred and engine.preferred(inputs) and engine.supports(inputs):
             return engine
     raise AssertionError("eager supports every call")
 

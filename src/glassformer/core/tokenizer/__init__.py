@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from ..files import lazily
 
 if TYPE_CHECKING:
-    from .stream import Stream
     from .tokenizer import Tokenizer
     from .trainers import train
+    from .vocabulary import Stream
 
 _HOME = {
-    "Stream": ".stream",
+    "Stream": ".vocabulary",
     "Tokenizer": ".tokenizer",
     "train": ".trainers",
 }

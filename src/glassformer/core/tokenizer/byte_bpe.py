@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError, nearest, need
-from .stream import byte_alphabet
 from .tokenizer_json import ByRank, Spec, added_token, bpe, letters_as_bytes, make_spec, split
+from .vocabulary import byte_alphabet
 
 LONGEST = 1024  # bytes of one token; the longest published ones have a few hundred
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .byte_bpe import WORDS
-from .stream import bytes_by_letter
 from .tokenizer_json import Spec, load
+from .vocabulary import bytes_by_letter
 
 if TYPE_CHECKING:
     import tiktoken

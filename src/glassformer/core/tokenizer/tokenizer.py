@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,10 +20,11 @@ from ..errors import UserError, need
 from ..threads import cores
 from . import tokenizer_json
 from .budget import pool, within_budget
-from .stream import Stream, byte_decoder
+from .decoders import byte_decoder
 from .tiktoken_backend import TiktokenBackend
 from .tokenizer_json import ByRank, Place, Roles, Spec, steps
 from .validation import LOST, check, marking_lost, refusal
+from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import tokenizers
@@ -37,7 +37,7 @@ LARGE = 1 << 20
 SENTINEL = re.compile(r"<extra_id_(\d+)>")  # T5's marks of what was taken out
 
 
-class Tokenizer:
+class Tokenizer(Vocabulary):
     """Text <-> ids, by the `tokenizers` library.
 
     ids are 0..size-1; ``specials`` maps special tokens to ids; ``bos``, ``eos``, ``pad``, ``unk``,
@@ -56,7 +56,7 @@ class Tokenizer:
             self.roles = tokenizer_json.roles_of(spec, roles or {})
             self._tables = tokenizer_json.canonical(spec, self.roles)
             self._by_rank = isinstance(self._tables["model"].get("merges"), ByRank)
-            self._decode_token = byte_decoder(self._tables.get("decoder"))
+            decode_token = byte_decoder(self._tables.get("decoder"))
             added = [token for token in self._tables["added_tokens"] if token["content"]]
             special = [token["content"] for token in added if token["special"]]
             if not self._by_rank:  # a file of ranks is checked already
@@ -83,16 +83,11 @@ class Tokenizer:
                 f"{source} has ids up to {self.size - 1}, more than any vocabulary needs; "
                 "restore the file."
             )
-        self._names: list[str] = [""] * self.size
-        for name, id in self._ids.items():
-            self._names[id] = name
-        # the bytes of each id after the first place
-        self._later: list[bytes | None] = [None] * self.size
+        self.specials = {name: self._ids[name] for name in special}
         spaced = {step.get("type") for step in steps(self._tables.get("decoder"))} <= {"WordPiece"}
         # decoded as their name
-        self._literal = set() if spaced else {self._ids[token["content"]] for token in added}
-        self.specials = {name: self._ids[name] for name in special}
-        self._hidden = frozenset(self.specials.values())
+        literal = set() if spaced else {self._ids[token["content"]] for token in added}
+        super().__init__(self._ids, literal, frozenset(self.specials.values()), decode_token)
         self.bos, self.eos, self.pad, self.unk = map(self._id_of_role, ENDS)
         self.cls, self.sep, self.mask = map(self._id_of_role, ("cls", "sep", "mask"))
         marks = {
@@ -346,70 +341,6 @@ class Tokenizer:
                 f"This tokenizer has no {long}-of-text token; encode without {role}=True."
             )
         return id
-
-    # ------------------------------------------------------------------------------ ids -> text
-
-    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of ids; special tokens show only with ``special=True``; a broken character is
-        U+FFFD.
-
-        Raises UserError for an id that is out of range.
-        """
-        try:
-            visible_ids = [id for id in ids if special or not self.hides(id)]
-        except TypeError:
-            raise UserError(
-                f"Ids are integers in a list, and this is a {type(ids).__name__}; give a list."
-            ) from None
-        pieces = [self.bytes_of(id, at == 0) for at, id in enumerate(visible_ids)]
-        return b"".join(pieces).decode("utf-8", "replace")
-
-    def stream(self, *, special: bool = False) -> Stream:
-        """A decoder for one id at a time: ``push(id)`` and at the end ``flush()``."""
-        return Stream(self, special)
-
-    def bytes_of(self, id: int, first: bool = False) -> bytes:
-        """The UTF-8 bytes, perhaps a part of a character, that an id stands for; ``first`` in the
-        text or later."""
-        if first:
-            name = self.token(id)
-            return name.encode() if id in self._literal else self._decode_token(name, True)
-        piece = self._later[id] if isinstance(id, int) and 0 <= id < self.size else None
-        if piece is None:
-            name = self.token(id)
-            piece = self._later[id] = (
-                name.encode() if id in self._literal else self._decode_token(name, False)
-            )
-        return piece
-
-    def hides(self, id: int) -> bool:
-        """True where ``decode`` leaves this id out: a special token."""
-        return id in self._hidden
-
-    # ------------------------------------------------------------------------------- vocabulary
-
-    def token(self, id: int) -> str:
-        """The name of an id as the vocabulary writes it, such as ``Ġthe``; empty for an id that is
-        not used."""
-        try:
-            id = operator.index(id)
-        except TypeError:
-            raise UserError(
-                f"Ids are integers, and {ascii(id)[:50]} is not one; give integers."
-            ) from None
-        if not 0 <= id < self.size:
-            raise UserError(
-                f"Token {id} is out of range; this tokenizer has tokens 0 to {self.size - 1}."
-            )
-        return self._names[id]
-
-    def id(self, token: str) -> int | None:
-        """The id of a token's name, None when the vocabulary lacks it."""
-        return self._ids.get(token)
-
-    def vocabulary(self) -> dict[str, int]:
-        """Every token's name and id, special ones too, in the order of ids."""
-        return dict(sorted(self._ids.items(), key=lambda item: item[1]))
 
     # ------------------------------------------------------------------------------------ files
 

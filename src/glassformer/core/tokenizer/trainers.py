@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from .. import registry
 from ..errors import UserError, nearest, need
 from .byte_bpe import RankEncoding, byte_level
-from .stream import byte_alphabet, bytes_by_letter
 from .tokenizer import Tokenizer
 from .tokenizer_json import Spec, added_token, make_spec, split
+from .vocabulary import byte_alphabet, bytes_by_letter
 
 END = "<|endoftext|>"
 TRAINED = ("char", "byte", "bpe", "wordpiece", "unigram", "words")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UserError
-from .stream import byte_alphabet
 from .tokenizer_json import Spec, reason, steps
+from .vocabulary import byte_alphabet
 
 if TYPE_CHECKING:
     import tokenizers

@@ -1,6 +1,6 @@
 """Training: a generator of steps.
 
-    loop optimizer schedule precision loss         one step
+    loop optimizer precision loss                  one step
     causal objective                               what is learned: the next token
     batches packing encoded order prefetch         batches
     execution memory routing                       number format, compiling, time and memory
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from .execution import ExecutionSettings, choose_execution
     from .loop import State, TrainStep, train
     from .loss import Loss
-    from .optimizer import Optimizer
-    from .schedule import factor
+    from .optimizer import Optimizer, factor
 
 _HOME = {
     ".batches": "Batch Batches every_token_once",
@@ -33,8 +32,7 @@ _HOME = {
     ".loop": "State TrainStep train",
     ".loss": "Loss",
     "..config.objective": "Objective",
-    ".optimizer": "Optimizer",
-    ".schedule": "factor",
+    ".optimizer": "Optimizer factor",
 }
 __all__ = list(" ".join(_HOME.values()).split())
 __getattr__, _ = lazily(

@@ -17,11 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
-from ..config.objective import Objective
-from ..data.shards import Shards
+from ..data.shards import CorpusRows, Shards
 from ..errors import UserError
 from ..nn.flow import document_starts
 from .order import COMPUTED, LISTED, order_kind_for, order_of
@@ -93,55 +91,6 @@ class Batch:
         )
 
 
-class CorpusRows:
-    """A corpus as rows of ``context`` tokens and their targets."""
-
-    def __init__(self, shards: Shards, context: int) -> None:
-        self.context, self.check = context, shards.check
-        self.last = len(shards) - 1  # tokens that have a successor
-        self.windows = sliding_window_view(np.asarray(shards.tokens), context)
-        # a closing token that also opens the next document is the last one's target and the next
-        # one's first
-        self.shared = shards.shared_border
-        # mapped: not a number of them is copied
-        self.borders, self.base = shards.borders, shards.first + self.shared
-
-    def packed(self, low: Array, high: Array) -> bool:
-        """True if a row of ``load`` holds more than one document; no token is read for it."""
-        starts = np.maximum(high - self.context, 0) + self.base
-        borders_before_end = np.searchsorted(self.borders, starts + self.context - 1, side="right")
-        return bool(
-            (borders_before_end > np.searchsorted(self.borders, starts, side="right")).any()
-        )
-
-    def load(self, low: Array, high: Array) -> tuple[Array, Array, Array]:
-        """The rows that predict the successors of tokens low..high-1 (each R long).
-
-        Tokens, targets and whether a token opens a document inside its row, each (R, T).
-        """
-        self.check()
-        T, rows = self.context, len(low)
-        starts = np.maximum(high - T, 0)
-        tokens, targets = (self.windows[first].astype(np.int64) for first in (starts, starts + 1))
-        opens = np.zeros((rows, T), np.bool_)
-        if (high - low < T).any():
-            place = starts[:, None] + np.arange(T)
-            targets[(place < low[:, None]) | (place >= high[:, None])] = -1
-        first = np.searchsorted(self.borders, starts + self.base, side="right")
-        count = np.searchsorted(self.borders, starts + self.base + T, side="right") - first
-        if count.any():
-            # every border in a row, one after another: nth counts it among all borders, column is
-            # its place in the row
-            row = np.repeat(np.arange(rows), count)
-            nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
-            column = self.borders[nth] - self.base - starts[row]
-            if not self.shared:
-                targets[row, column - 1] = -1  # the next document cannot be told from this one
-            inside = column < T
-            opens[row[inside], column[inside]] = True
-        return tokens, targets, opens
-
-
 def _batch(loaded_rows: Iterable[tuple[Array, Array, Array]], packed: bool = False) -> Batch:
     """A batch of what ``CorpusRows.load`` gave; ``packed`` where it is a piece of one with several
     documents a row."""
@@ -202,7 +151,8 @@ class _Cursor:
         self.drawn += count
         while count:
             chunk_size = min(count, self.size - self.index)
-            high = self.order(self.index, self.index + chunk_size) * self.rows.context + self.offset
+            places = self.order[self.index : self.index + chunk_size]
+            high = places * self.rows.context + self.offset
             yield (
                 self.rows,
                 np.maximum(high - self.rows.context, 0),
@@ -349,50 +299,6 @@ def _between(drawn: Iterable[RowBounds], low: int, high: int) -> Iterator[RowBou
         start += len(bounds[0])
         if len(bounds[0][overlap]):
             yield rows, bounds[0][overlap], bounds[1][overlap]
-
-
-class Prepared(Iterator[Batch]):
-    """Batches hidden or cut as an objective asks: what is drawn for one is a function of the seed
-    and its number."""
-
-    def __init__(self, batches: Any, objective: Objective, tokenizer: Any, seed: int) -> None:
-        self.batches, self.objective, self.tokenizer, self.seed, self.number = (
-            batches,
-            objective,
-            tokenizer,
-            seed,
-            0,
-        )
-
-    def __next__(self) -> Batch:
-        self.number += 1
-        random = np.random.default_rng((self.seed % 2**64, 0, self.number))
-        batch: Batch = self.objective.prepare(next(self.batches), random, self.tokenizer)
-        return batch
-
-    @property
-    def epoch(self) -> float:
-        return getattr(self.batches, "epoch", 0)
-
-    @property
-    def bytes(self) -> int:
-        return getattr(self.batches, "bytes", 0)
-
-    def state(self) -> dict[str, Any]:
-        return {"number": self.number, "batches": self.batches.state()}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where ``state()`` was taken."""
-        self.batches.restore(state["batches"])
-        self.number = state["number"]
-
-
-def prepared_alike(
-    batches: Iterable[Batch], objective: Objective, tokenizer: Any, seed: int
-) -> Iterator[Batch]:
-    """The batches to validate on, hidden or cut in the same way each time."""
-    for number, batch in enumerate(batches):
-        yield objective.prepare(batch, np.random.default_rng((seed % 2**64, 1, number)), tokenizer)
 
 
 def check_same(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

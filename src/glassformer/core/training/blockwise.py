@@ -3,13 +3,17 @@ a model is."""
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..nn.build import compiled
 from ..nn.flow import Flow
 from ..nn.replace import replace_modules
+from .loss import cross_entropy
 
 
 def blockwise(model: Any) -> Any:
@@ -48,3 +52,13 @@ class Compiled(nn.Module):
         for name, rows in block_metrics[1].items():
             flow.add_metric(name, rows[0])
         return x
+
+
+def compiled_with_loss(model: Any, blocks: bool = False) -> Any:
+    """``nn.build.compiled``, or ``nn.blockwise`` where ``blocks`` are; on a GPU, where the
+    vocabulary's logits are the largest tensors, with the head's loss."""
+    if model.head is not None and next(model.parameters()).device.type == "cuda":
+        head = copy.copy(model.head)
+        head.cross_entropy = head.cross_entropy or functools.partial(cross_entropy, fused=True)
+        model = replace_modules(model, {model.head: head})
+    return blockwise(model) if blocks else compiled(model)

@@ -10,6 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,14 +23,14 @@ from ..config.objective import Objective
 from ..errors import UserError
 from ..nn import Model
 from .batches import Batch
+from .blockwise import compiled_with_loss
 from .causal import Causal
 from .execution import ExecutionSettings, choose_execution
-from .loss import Sums, compiled_with_loss, gradients
+from .loss import Sums, gradients
 from .memory import keep_freed_memory
-from .optimizer import Optimizer
+from .optimizer import Optimizer, factor_in_extended_run
 from .precision import Bf16Replica
 from .routing import Routes
-from .schedule import factor_in_extended_run
 
 
 @dataclass
@@ -152,7 +153,8 @@ def train(
             if state.draws_by_piece
             else None
         )
-        with execution.products():
+        # fp32 products in TF32, where that was asked for
+        with execution.products() if execution.tf32 else nullcontext():
             if state.gradients is not None:
                 sums = state.gradients(runner, batches, objective, settings, draws)
             else:

@@ -6,7 +6,6 @@ B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -19,11 +18,8 @@ from torch import Tensor
 
 from ..config.objective import Objective
 from ..nn import Output, Tape
-from ..nn.build import compiled
 from ..nn.packing import Packing
-from ..nn.replace import replace_modules
 from .batches import Batch, piece_borders
-from .blockwise import blockwise
 from .pieces import Pieces
 
 ONE_SHOT = 1 << 26
@@ -245,16 +241,6 @@ def cross_entropy(
 @functools.cache
 def _compiled_to_grad() -> Callable[..., Tensor]:
     return torch.compile(_to_grad, dynamic=False)
-
-
-def compiled_with_loss(model: Any, blocks: bool = False) -> Any:
-    """``nn.build.compiled``, or ``nn.blockwise`` where ``blocks`` are; on a GPU, where the
-    vocabulary's logits are the largest tensors, with the head's loss."""
-    if model.head is not None and next(model.parameters()).device.type == "cuda":
-        head = copy.copy(model.head)
-        head.cross_entropy = head.cross_entropy or functools.partial(cross_entropy, fused=True)
-        model = replace_modules(model, {model.head: head})
-    return blockwise(model) if blocks else compiled(model)
 
 
 class _HeadLoss(torch.autograd.Function):

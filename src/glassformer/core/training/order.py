@@ -9,14 +9,18 @@ function of one of them is added to the other, which can be taken back. Nothing 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-Order = Callable[[int, int], Array]
-"""Rows number low to high - 1 of an epoch, as their places in the corpus."""
+
+
+class Order(Protocol):
+    """Rows of an epoch as their places in the corpus: ``order[low:high]``."""
+
+    def __getitem__(self, rows: slice) -> Array: ...
+
 
 LISTED, COMPUTED = 2, 3
 """Kinds of order; saved in checkpoints, since a resumed run must use the same one."""
@@ -33,33 +37,36 @@ def order_kind_for(rows: int) -> int:
 def order_of(size: int, seed: np.random.SeedSequence, kind: int) -> Order:
     """A random order of 0 to size - 1."""
     if kind == COMPUTED:
-        return _computed(size, seed.generate_state(ROUNDS, np.uint64))
+        return ComputedOrder(size, seed.generate_state(ROUNDS, np.uint64))
     # RandomState's stream is the same in all versions of NumPy; 8 bytes a row
-    listed = np.random.RandomState(np.random.PCG64(seed)).permutation(size)
-    return lambda low, high: listed[low:high]
+    listed: Array = np.random.RandomState(np.random.PCG64(seed)).permutation(size)
+    return listed
 
 
-def _computed(size: int, keys: Array) -> Order:
-    sides = np.array([math.isqrt(size - 1) + 1, 0], np.uint64)
-    # sides[0] * sides[1] is at least size, by less than sides[0]
-    sides[1] = -(-size // int(sides[0]))
+class ComputedOrder:
+    """A permutation of 0 to size - 1 whose numbers are computed when they are asked for."""
 
-    def permuted(numbers: Array) -> Array:
-        pair = list(np.divmod(numbers, sides[1]))
-        for turn, key in enumerate(keys):
-            side = turn % 2
-            pair[side] = (pair[side] + _mixed(pair[1 - side] ^ key) % sides[side]) % sides[side]
-        place: Array = pair[0] * sides[1] + pair[1]
-        return place
+    def __init__(self, size: int, keys: Array) -> None:
+        self.size, self.keys = size, keys
+        # sides[0] * sides[1] is at least size, by less than sides[0]
+        self.sides = np.array([math.isqrt(size - 1) + 1, 0], np.uint64)
+        self.sides[1] = -(-size // int(self.sides[0]))
 
-    def order(low: int, high: int) -> Array:
-        places = permuted(np.arange(low, high, dtype=np.uint64))
+    def __getitem__(self, rows: slice) -> Array:
+        places = self.permute(np.arange(rows.start, rows.stop, dtype=np.uint64))
         # on along its cycle until it is back among the rows
-        while (outside := places >= size).any():
-            places[outside] = permuted(places[outside])
+        while (outside := places >= self.size).any():
+            places[outside] = self.permute(places[outside])
         return places.astype(np.int64)
 
-    return order
+    def permute(self, numbers: Array) -> Array:
+        """One pass of the network over numbers below sides[0] * sides[1]."""
+        pair = list(np.divmod(numbers, self.sides[1]))
+        for turn, key in enumerate(self.keys):
+            side, size = turn % 2, self.sides[turn % 2]
+            pair[side] = (pair[side] + _mixed(pair[1 - side] ^ key) % size) % size
+        place: Array = pair[0] * self.sides[1] + pair[1]
+        return place
 
 
 def _mixed(numbers: Array) -> Array:

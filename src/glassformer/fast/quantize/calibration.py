@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...core import config
 from ...core.data.corpus import Source
-from ...core.data.shards import tokenise
+from ...core.data.tokenising import tokenise
 from ...core.errors import need
 from ...core.nn import Model
 from ...core.nn.model import inference

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ...core.errors import UserError, need
-from ...core.tokenizer.stream import BYTE_TOKEN
+from ...core.tokenizer.decoders import BYTE_TOKEN
 from ...core.tokenizer.tokenizer import Tokenizer
 from ...core.tokenizer.tokenizer_json import model_type
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...core.tokenizer.stream import bytes_by_letter
+from ...core.tokenizer.vocabulary import bytes_by_letter
 from ..labels import printed
 from .segmentation import Match, Merge, Path, WordTrace
 

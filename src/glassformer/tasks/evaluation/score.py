@@ -24,7 +24,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...core import config
 from ...core.data.corpus import Source
-from ...core.data.shards import Shards, tokenise
+from ...core.data.shards import Shards
+from ...core.data.tokenising import tokenise
 from ...core.errors import UserError, need
 from ...core.nn import Model, Tape
 from ...core.nn.editing import ModelEdit, Reading, tape_of

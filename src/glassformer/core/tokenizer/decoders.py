@@ -1,39 +1,17 @@
-"""Ids back to text: the bytes each token stands for, and a stream that never prints half a
-character."""
+"""The bytes that a token's name stands for, by the "decoder" of a tokenizer.json."""
 
 from __future__ import annotations
 
-import codecs
-import functools
-import itertools
 import re
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import UserError
 from .tokenizer_json import library_errors, steps
-
-# (a token's name, is it the first of the text?) -> the bytes it stands for
-ByteDecoder = Callable[[str, bool], bytes]
+from .vocabulary import ByteDecoder, byte_level
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CLEANUP = [(f" {mark}", mark) for mark in (".", "?", "!", ",")] + [(" ' ", "'")]
 CLEANUP += [(f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")]
-
-
-@functools.cache
-def byte_alphabet() -> dict[int, str]:
-    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's
-    table), from 0 to 255."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare_codes = itertools.count(256)
-    return {byte: chr(byte if byte in printable else next(spare_codes)) for byte in range(256)}
-
-
-@functools.cache
-def bytes_by_letter() -> dict[str, int]:
-    """The byte of each character of the byte alphabet."""
-    return {letter: byte for byte, letter in byte_alphabet().items()}
 
 
 def byte_decoder(decoder: dict[str, Any] | None) -> ByteDecoder:
@@ -47,7 +25,7 @@ def byte_decoder(decoder: dict[str, Any] | None) -> ByteDecoder:
     chain = [_compiled(step) for step in steps(decoder)]
     kinds = {step["type"] for step in chain}
     if kinds == {"ByteLevel"}:
-        return _byte_level
+        return byte_level
     unknown = kinds - {
         "Replace",
         "ByteFallback",
@@ -97,14 +75,6 @@ def _replaced(step: dict[str, Any], text: str) -> str:
         return str(step["engine"].decode([text]))
 
 
-def _byte_level(name: str, first: bool) -> bytes:
-    table = bytes_by_letter()
-    try:
-        return bytes([table[letter] for letter in name])
-    except KeyError:  # not written in the byte alphabet: it stands for itself
-        return name.encode()
-
-
 def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:
     kind = step["type"]
     if kind == "Strip":  # stands behind Fuse: of the whole text, so of its first token
@@ -124,7 +94,7 @@ def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:
     if isinstance(text, bytes):
         return text
     if kind == "ByteLevel":
-        return _byte_level(text, first)
+        return byte_level(text, first)
     if kind == "Replace":
         return _replaced(step, text)
     if kind == "ByteFallback":
@@ -145,38 +115,3 @@ def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:
         for old, new in CLEANUP if step["cleanup"] else ():
             text = text.replace(old, new)
     return text
-
-
-class Decodes(Protocol):
-    """Methods of a tokenizer that a stream calls."""
-
-    def hides(self, id: int) -> bool: ...
-
-    def bytes_of(self, id: int, first: bool = False) -> bytes: ...
-
-
-class Stream:
-    """Text from ids, one at a time: what ``push`` and then ``flush`` return joins to what
-    ``decode`` gives."""
-
-    def __init__(self, tokenizer: Decodes, special: bool = False) -> None:
-        self.tokenizer, self.special = tokenizer, special
-        self.first = True
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, id: int) -> str:
-        """The text that is certain now: empty for a hidden special token or while a character is
-        unfinished."""
-        if not self.special and self.tokenizer.hides(id):
-            return ""
-        piece = self.tokenizer.bytes_of(id, self.first)
-        self.first = False
-        return self.decoder.decode(piece)
-
-    def flush(self) -> str:
-        """Releases held-back bytes (U+FFFD for an unfinished character); the stream then starts
-        afresh."""
-        tail = self.decoder.decode(b"", final=True)
-        self.decoder.reset()
-        self.first = True
-        return tail

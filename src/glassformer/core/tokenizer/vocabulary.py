@@ -1,0 +1,150 @@
+"""Names and bytes of ids: what every tokenizer decodes by, and a stream that never prints half a
+character."""
+
+from __future__ import annotations
+
+import codecs
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from ..errors import UserError
+
+# (a token's name, is it the first of the text?) -> the bytes it stands for
+ByteDecoder = Callable[[str, bool], bytes]
+
+
+@functools.cache
+def byte_alphabet() -> dict[int, str]:
+    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's
+    table), from 0 to 255."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare_codes = itertools.count(256)
+    return {byte: chr(byte if byte in printable else next(spare_codes)) for byte in range(256)}
+
+
+@functools.cache
+def bytes_by_letter() -> dict[str, int]:
+    """The byte of each character of the byte alphabet."""
+    return {letter: byte for byte, letter in byte_alphabet().items()}
+
+
+def byte_level(name: str, first: bool) -> bytes:
+    table = bytes_by_letter()
+    try:
+        return bytes([table[letter] for letter in name])
+    except KeyError:  # not written in the byte alphabet: it stands for itself
+        return name.encode()
+
+
+class Vocabulary:
+    """Ids and the text they stand for.
+
+    Args: ``literal`` ids decode as their name, ``hidden`` ones are special tokens, all others decode by
+    ``decode_token``.
+    """
+
+    size: int
+
+    def __init__(
+        self,
+        ids: Mapping[str, int],
+        literal: Collection[int],
+        hidden: frozenset[int],
+        decode_token: ByteDecoder,
+    ) -> None:
+        self._ids, self._literal, self._hidden = ids, literal, hidden
+        self._decode_token = decode_token
+        self._names = [""] * self.size
+        for name, id in ids.items():
+            self._names[id] = name
+        # the bytes of each id after the first place
+        self._later: list[bytes | None] = [None] * self.size
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of ids; special tokens show only with ``special=True``; a broken character is
+        U+FFFD.
+
+        Raises UserError for an id that is out of range.
+        """
+        try:
+            visible_ids = [id for id in ids if special or not self.hides(id)]
+        except TypeError:
+            raise UserError(
+                f"Ids are integers in a list, and this is a {type(ids).__name__}; give a list."
+            ) from None
+        pieces = [self.bytes_of(id, at == 0) for at, id in enumerate(visible_ids)]
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def stream(self, *, special: bool = False) -> Stream:
+        """A decoder for one id at a time: ``push(id)`` and at the end ``flush()``."""
+        return Stream(self, special)
+
+    def bytes_of(self, id: int, first: bool = False) -> bytes:
+        """The UTF-8 bytes, perhaps a part of a character, that an id stands for; ``first`` in the
+        text or later."""
+        if first:
+            name = self.token(id)
+            return name.encode() if id in self._literal else self._decode_token(name, True)
+        piece = self._later[id] if isinstance(id, int) and 0 <= id < self.size else None
+        if piece is None:
+            name = self.token(id)
+            piece = self._later[id] = (
+                name.encode() if id in self._literal else self._decode_token(name, False)
+            )
+        return piece
+
+    def hides(self, id: int) -> bool:
+        """True where ``decode`` leaves this id out: a special token."""
+        return id in self._hidden
+
+    def token(self, id: int) -> str:
+        """The name of an id as the vocabulary writes it, such as ``Ġthe``; empty for an id that is
+        not used."""
+        try:
+            id = operator.index(id)
+        except TypeError:
+            raise UserError(
+                f"Ids are integers, and {ascii(id)[:50]} is not one; give integers."
+            ) from None
+        if not 0 <= id < self.size:
+            raise UserError(
+                f"Token {id} is out of range; this tokenizer has tokens 0 to {self.size - 1}."
+            )
+        return self._names[id]
+
+    def id(self, token: str) -> int | None:
+        """The id of a token's name, None when the vocabulary lacks it."""
+        return self._ids.get(token)
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token's name and id, special ones too, in the order of ids."""
+        return dict(sorted(self._ids.items(), key=lambda item: item[1]))
+
+
+class Stream:
+    """Text from ids, one at a time: what ``push`` and then ``flush`` return joins to what
+    ``decode`` gives."""
+
+    def __init__(self, vocabulary: Vocabulary, special: bool = False) -> None:
+        self.vocabulary, self.special = vocabulary, special
+        self.first = True
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, id: int) -> str:
+        """The text that is certain now: empty for a hidden special token or while a character is
+        unfinished."""
+        if not self.special and self.vocabulary.hides(id):
+            return ""
+        piece = self.vocabulary.bytes_of(id, self.first)
+        self.first = False
+        return self.decoder.decode(piece)
+
+    def flush(self) -> str:
+        """Releases held-back bytes (U+FFFD for an unfinished character); the stream then starts
+        afresh."""
+        tail = self.decoder.decode(b"", final=True)
+        self.decoder.reset()
+        self.first = True
+        return tail

@@ -36,10 +36,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glassformer.core.training import train
-from glassformer.core.training.encoded import Encoded
 from glassformer.core.training.execution import choose_execution
 from glassformer.runs import prepare, run_file
 from glassformer.runs.plan import RunPlan, plan_run
+from glassformer.tasks.encoded import Encoded
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPTH, DIM, HEADS, HIDDEN, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1, 1.0

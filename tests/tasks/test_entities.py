@@ -20,14 +20,14 @@ from glassformer.core.data.examples import Example, Table, encode_words
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training.batches import Batch
-from glassformer.core.training.encoded import encode
-from glassformer.core.training.packing import each_once
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.runs.hooks import Evaluate, read_log
 from glassformer.tasks import evaluation, predictions
+from glassformer.tasks.encoded import encode
 from glassformer.tasks.entities import agreement, are_bio, entities
+from glassformer.tasks.example_batches import each_once
 from glassformer.tasks.examples import read_examples, training_and_validation
 from glassformer.tasks.objectives import Classify, Tag
 

@@ -23,10 +23,10 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.framing import question
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
-from glassformer.core.training.encoded import Encoded, encode
 from glassformer.core.training.loss import gradients
-from glassformer.core.training.packing import ExampleBatches, each_once, in_order, pack
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.tasks.encoded import Encoded, encode
+from glassformer.tasks.example_batches import ExampleBatches, each_once, in_order, pack
 from glassformer.tasks.examples import read_examples, training_and_validation
 from glassformer.tasks.objectives import Classify, Contrast, Seq2Seq
 

@@ -138,8 +138,8 @@ def _read(
         from ..core.data.registry import find
 
         return Text.of(find(data), tokenizer, cfg, tokens, measure)
-    from ..core.training.encoded import encode
     from ..tasks import examples
+    from ..tasks.encoded import encode
     from ..tasks.objectives import Seq2Seq
 
     objective = Seq2Seq()

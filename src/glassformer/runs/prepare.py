@@ -20,12 +20,12 @@ from ..core.data import find as find_corpus
 from ..core.errors import UserError, need, note
 from ..core.nn import build_model
 from ..core.training.batches import Batch, Batches, every_token_once
-from ..core.training.encoded import encode
-from ..core.training.packing import ExampleBatches, each_once
 from ..core.training.prepared import Prepared, prepared_alike
 from ..formats import lora, resolve
 from ..formats.checkpoint import Checkpoint
 from ..scale.mesh import ALONE, Mesh
+from ..tasks.encoded import encode
+from ..tasks.example_batches import ExampleBatches, each_once
 from .plan import RunPlan
 
 MAX_PIECES = 10  # of a text whose validation is spread, each at least PIECE_ROWS contexts long

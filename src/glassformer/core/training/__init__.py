@@ -1,8 +1,8 @@
 """Training: a generator of steps.
 
     loop optimizer precision loss                  one step
-    causal objective                               what is learned: the next token
-    batches packing encoded order prefetch         batches
+    causal                                         what is learned: the next token
+    batches prepared order prefetch                batches
     execution memory routing                       number format, compiling, time and memory
 
 Names are imported on first use: torch is slow.

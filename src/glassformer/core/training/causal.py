@@ -8,7 +8,8 @@ from ..config.objective import Objective
 from ..config.serial import frozen
 
 if TYPE_CHECKING:
-    from .objective import Batch, Loss
+    from .batches import Batch
+    from .loss import Loss
 
 
 @frozen

@@ -41,8 +41,8 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """Vocabulary counts: ``base`` entries of the model itself, ``special`` tokens, other ``added``
+class VocabularyCounts:
+    """Counts of a vocabulary: ``base`` entries of the model itself, ``special`` tokens, other ``added``
     ones, and all three.
 
     ``ids`` is the highest id and one, the rows of an embedding: more than ``entries`` where ids are
@@ -67,7 +67,7 @@ class Sheet:
 
     name: str
     algorithm: str
-    vocabulary: Vocabulary
+    vocabulary: VocabularyCounts
     tokens: tuple[Token, ...]
     characters: int
     refused: str | None
@@ -135,11 +135,11 @@ def byte_level(tokenizer: Tokenizer) -> bool:
     return (tokenizer._spec.get("decoder") or {}).get("type") == "ByteLevel"
 
 
-def count(tokenizer: Tokenizer) -> Vocabulary:
+def count(tokenizer: Tokenizer) -> VocabularyCounts:
     entries = len(tokenizer.vocabulary())
     special = len(tokenizer.specials)
     added = sum(not token["special"] for token in tokenizer._spec["added_tokens"])
-    return Vocabulary(entries - special - added, special, added, entries, tokenizer.size)
+    return VocabularyCounts(entries - special - added, special, added, entries, tokenizer.size)
 
 
 def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:

@@ -15,12 +15,12 @@ from ...core.config.objective import Objective, Tune
 from ...core.config.serial import frozen
 from ...core.data.examples import Example
 from ...core.errors import need
-from ...core.training.objective import ENCODER_SPECIALS, with_pool
 from ..correlation import correlations, matthews
 from ..examples import Row
+from .shared import ENCODER_SPECIALS, with_pool
 
 if TYPE_CHECKING:
-    from ...core.training.objective import Batch, Fit, Framing, Item, Layout, Loss, Tensor
+    from .shared import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
 @frozen

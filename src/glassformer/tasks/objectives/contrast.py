@@ -14,12 +14,12 @@ from ...core.config.objective import Objective
 from ...core.config.serial import frozen
 from ...core.data.examples import Example
 from ...core.errors import above_zero
-from ...core.training.objective import ENCODER_SPECIALS, with_pool
 from ..examples import Row
+from .shared import ENCODER_SPECIALS, with_pool
 
 if TYPE_CHECKING:
-    from ...core.training.objective import Batch, Fit, Framing, Item, Layout, Loss, Tensor
     from ...core.training.pieces import Pieces
+    from .shared import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
 @frozen

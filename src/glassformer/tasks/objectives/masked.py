@@ -19,10 +19,10 @@ from ...core.config import Encoder, Model
 from ...core.config.objective import Tune
 from ...core.config.serial import frozen
 from ...core.errors import UserError
-from ...core.training.objective import ENCODER_SPECIALS, SomeTokens, check_share, documents
+from .shared import ENCODER_SPECIALS, SomeTokens, check_share, documents
 
 if TYPE_CHECKING:
-    from ...core.training.objective import Array, Batch, Tokenizer
+    from .shared import Array, Batch, Tokenizer
 
 
 @frozen

@@ -12,10 +12,10 @@ import numpy as np
 
 from ...core.config.serial import frozen
 from ...core.errors import need
-from ...core.training.objective import SomeTokens, documents
+from .shared import SomeTokens, documents
 
 if TYPE_CHECKING:
-    from ...core.training.objective import Batch
+    from .shared import Batch
 
 
 @frozen

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from ...core.config import Decoder, EncoderDecoder
 from ...core.config.serial import frozen
 from ...core.data.examples import Example
-from ...core.training.objective import SomeTokens
 from ..examples import Row
+from .shared import SomeTokens
 
 if TYPE_CHECKING:
-    from ...core.training.objective import Fit, Framing, Item, Layout
+    from .shared import Fit, Framing, Item, Layout
 
 
 @frozen

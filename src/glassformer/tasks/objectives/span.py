@@ -14,10 +14,10 @@ from ...core.config import EncoderDecoder, Model
 from ...core.config.objective import Tune
 from ...core.config.serial import frozen
 from ...core.errors import UserError, above_zero, need
-from ...core.training.objective import SomeTokens, check_share, documents
+from .shared import SomeTokens, check_share, documents
 
 if TYPE_CHECKING:
-    from ...core.training.objective import Array, Batch, Tokenizer
+    from .shared import Array, Batch, Tokenizer
 
 # tokens of a document out of which a span is cut: with a sentinel and an end on both sides it fits
 SHORTEST = 4
@@ -60,8 +60,8 @@ class Span(SomeTokens):
         is long enough.
         """
         from ...core.tokenizer.framing import decoder_start, end_of_target
-        from ...core.training.encoded import Encoded, Side
-        from ...core.training.packing import batch_of
+        from ..encoded import Encoded, Side
+        from ..example_batches import batch_of
 
         sentinels = np.array(_sentinels_of(tokenizer))
         assert tokenizer is not None

@@ -14,11 +14,11 @@ from ...core.config.objective import Objective
 from ...core.config.serial import frozen
 from ...core.data.examples import Example
 from ...core.errors import need
-from ...core.training.objective import ENCODER_SPECIALS, without_head
 from ..examples import Row
+from .shared import ENCODER_SPECIALS, without_head
 
 if TYPE_CHECKING:
-    from ...core.training.objective import Batch, Fit, Framing, Item, Layout, Loss, Tensor
+    from .shared import Batch, Fit, Framing, Item, Layout, Loss, Tensor
 
 
 @frozen

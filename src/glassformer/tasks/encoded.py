@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .. import config
-from ..config.objective import Objective
-from ..data.examples import Cut, Example, Table, encode_words
-from ..errors import need
-from ..tokenizer.framing import Framing
-from ..tokenizer.tokenizer import Tokenizer
-from .batches import Array
+from ..core import config
+from ..core.config.objective import Objective
+from ..core.data.examples import Cut, Example, Table, encode_words
+from ..core.errors import need
+from ..core.tokenizer.framing import Framing
+from ..core.tokenizer.tokenizer import Tokenizer
+from ..core.training.batches import Array
 
 Item: TypeAlias = dict[str, list[int]]  # column -> what stands in it
 Layout: TypeAlias = Callable[[Example, Any, list[int] | None], list[Item]]

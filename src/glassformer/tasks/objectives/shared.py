@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import Decoder, Encoder, Model, Pool, serial
-from ..config.objective import Objective
-from ..errors import need
+from ...core.config import Decoder, Encoder, Model, Pool, serial
+from ...core.config.objective import Objective
+from ...core.errors import need
 
 if TYPE_CHECKING:  # what the pages' signatures name; reading a page imports none of it
     from torch import Tensor
 
-    from ..tokenizer.framing import Framing
-    from ..tokenizer.tokenizer import Tokenizer
-    from .batches import Array, Batch
-    from .encoded import Fit, Item, Layout
-    from .loss import Loss
+    from ...core.tokenizer.framing import Framing
+    from ...core.tokenizer.tokenizer import Tokenizer
+    from ...core.training.batches import Array, Batch
+    from ...core.training.loss import Loss
+    from ..encoded import Fit, Item, Layout
 
 ENCODER_SPECIALS = ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 
@@ -30,7 +30,7 @@ class SomeTokens(Objective):
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
         """The cross-entropy where ``batch.targets`` asks; the head sees only those places."""
-        from .loss import chosen_loss
+        from ...core.training.loss import chosen_loss
 
         return chosen_loss(model, batch, smoothing)
 
@@ -62,7 +62,7 @@ def documents(batch: Batch) -> DocumentSpans:
     """The documents of a batch."""
     import torch
 
-    from ..nn.flow import document_starts
+    from ...core.nn.flow import document_starts
 
     shape = batch.tokens.shape
     pos = torch.arange(shape[1]).expand(shape) if batch.pos is None else batch.pos

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .batches import Array, Batch, check_same, check_sizes
+from ..core.training.batches import Array, Batch, check_same, check_sizes
 from .encoded import Encoded
 
 EMPTY = {"tokens": 0, "targets": -1, "pos": -1, "segments": 0, "source": 0, "source_pos": -1}

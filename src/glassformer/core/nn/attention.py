@@ -46,6 +46,7 @@ class Attention(TracedModule):
             dropout,
             cross,
         )
+        self.prefix_length = cfg.mask.prefix_length
         # which ones, where other processes have the others
         self.head_shard: HeadShard | None = None
         self.fused_projections = () if cross else ("q", "k", "v")  # of one and the same x
@@ -185,6 +186,7 @@ class Attention(TracedModule):
             flow.contiguous,
             prefix,
             borders,
+            self.prefix_length,
         )
         return flow.cached(("self_mask", self.causal, self.mask), make_mask)
 

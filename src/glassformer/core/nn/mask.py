@@ -6,7 +6,6 @@ B batch, T queries, S keys.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Literal, get_args
 
 from torch import Tensor
@@ -19,12 +18,6 @@ from .build import build, builds
 # ``builds`` tells one.
 for kind in get_args(config.MaskRule):
     builds(kind)(kind.allows)
-
-
-@cache
-def prefix_length(rule: config.MaskRule) -> int:
-    """``rule.prefix_length``, computed once for a rule."""
-    return rule.prefix_length
 
 
 class Mask:
@@ -45,6 +38,7 @@ class Mask:
         prefix: Tensor | None = None,  # keys (B, S) that even those before them may attend to
         # of the documents of queries and keys (packing.py)
         borders: tuple[Tensor, Tensor] | None = None,
+        prefix_length: int | None = None,  # of the rule, where the caller has it at hand
     ) -> None:
         self.q_pos, self.k_pos, self.document_ids = q_pos, k_pos, document_ids
         self.causal, self.rule, self.contiguous, self.prefix = (
@@ -53,7 +47,9 @@ class Mask:
             contiguous and prefix is None,
             prefix,
         )
-        self.prefix_length = prefix_length(rule) if causal else 0
+        if prefix_length is None:
+            prefix_length = rule.prefix_length
+        self.prefix_length = prefix_length if causal else 0
         self.borders = borders
         self._dense: Tensor | None = None
         self._biases: dict[Any, Tensor | None] = {}

@@ -249,7 +249,8 @@ class Cache:
             lookback = [None] * len(masks)
         self.slots = {ring: Slots(ring) for ring in lookback}
         rings = iter(lookback)
-        self.layers: list[tuple[KV | MixerState, CrossKV]] = [
+        # the state of each block's mixer, a KV of an attention's, and the encoder's keys
+        self.layers: list[tuple[Any, CrossKV]] = [
             (
                 KV(self.slots[next(rings)])
                 if isinstance(mixer, config.Attention)

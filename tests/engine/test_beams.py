@@ -13,6 +13,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.generation import Hypothesis, Sampling, beam
 from glassformer.fast import kernels
 from glassformer.serve.engine import Engine, Request, Result
+from pages import check_pages
 
 from .test_laws import GENERATORS, TORCH, TWO, pages_of
 
@@ -65,7 +66,7 @@ def search(
             and not engine._worker.scheduler.suspended
             and not engine._worker.scheduler.running
         )
-        engine.memory_plan.pool.check()
+        check_pages(engine.memory_plan.pool)
     for handle, result in zip(handles, results, strict=True):
         agrees(handle.hypotheses, result)
     return [handle.hypotheses for handle in handles]
@@ -140,7 +141,7 @@ def test_a_search_can_be_left_and_the_next_one_goes_on() -> None:
         reasons = [handle.result().completions[0].finish_reason for handle in handles]
         assert reasons[1::2] == ["length"] * 10 and {*reasons[::2]} <= {"cancelled", "length"}
         stats = engine.stats()
-        engine.memory_plan.pool.check()
+        check_pages(engine.memory_plan.pool)
         assert (stats.running, stats.waiting, stats.pages_used) == (
             0,
             0,

@@ -9,6 +9,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.generation.sample import Sampling
 from glassformer.core.nn import Model
 from glassformer.serve.engine import Engine, Request, Result, Stats
+from pages import check_pages
 
 HOW = [Sampling(0), Sampling(0.9), Sampling(1.0, top_p=0.8), Sampling(1, repetition_penalty=1.2)]
 PROMPTS = [[number, 3] + [5, 8] * (5 * number) for number in range(6)]
@@ -19,7 +20,7 @@ def run(draft: Model | None, name: str = "llama", **settings: int) -> tuple[list
     with Engine(tiny.model(tiny.DECODERS[name]), draft=draft, lookup=False, **settings) as engine:  # type: ignore[arg-type]
         handles = [engine.submit(item) for item in WANTED]
         results = [handle.result() for handle in handles]
-        engine.memory_plan.pool.check()
+        check_pages(engine.memory_plan.pool)
         return results, engine.stats()
 
 

@@ -20,6 +20,7 @@ from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.fast.varlen import varlen_attention
 from glassformer.serve.engine import Encode, Engine, Request, Result, memory
 from glassformer.serve.engine.memory import plan_memory
+from pages import check_pages
 
 GENERATORS = [
     name for name, cfg in tiny.ALL.items() if cfg.head and name not in ("bert", "reader", "onward")
@@ -72,7 +73,7 @@ def run(
         handles = {place: engine.submit(requests[place]) for place in order or range(len(requests))}
         results = [handles[place].result() for place in range(len(requests))]
         assert engine.memory_plan.pool.in_use == 0
-        engine.memory_plan.pool.check()
+        check_pages(engine.memory_plan.pool)
     return results
 
 
@@ -289,6 +290,6 @@ def test_half_of_many_leave_and_nothing_is_left_behind() -> None:
                 handle in handles[::2] or reasons == {"length"}
             )
         stats = engine.stats()
-        engine.memory_plan.pool.check()
+        check_pages(engine.memory_plan.pool)
     assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)
     assert stats.finished + stats.cancelled == 200 == stats.requests

@@ -11,6 +11,7 @@ from glassformer.serve.engine.pages import OutOfPages, PagePool
 from glassformer.serve.engine.prefix import PrefixCache
 from glassformer.serve.engine.scheduler import Scheduler, TokenSequence
 from glassformer.serve.engine.windows import Windows
+from pages import check_pages, check_windows
 
 SIZE = 4
 
@@ -186,8 +187,8 @@ def play(seed: int) -> None:
                 if text.number >= 0:
                     scheduler.drop(text)
         chunks = scheduler.plan()
-        windows.check()
-        pool.check()
+        check_windows(windows)
+        check_pages(pool)
         assert len({id(chunk.sequence) for chunk in chunks}) == len(chunks)
         assert sum(len(chunk.tokens) for chunk in chunks) <= scheduler.budget
         assert bool(chunks) == bool(live)
@@ -246,7 +247,7 @@ def play(seed: int) -> None:
                 places = [place for place, text in enumerate(group) if text.number >= 0]
                 parents = [lot.choice(places) for _ in group]
                 scheduler.branch(group, parents, [lot.randrange(3) for _ in group], copy)
-        pool.check()
+        check_pages(pool)
         if not live and not todo:
             break
     else:

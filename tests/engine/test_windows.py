@@ -21,6 +21,7 @@ from glassformer.serve.engine.runner import PagedRunner
 from glassformer.serve.engine.windows import Windows
 from glassformer.sight import look
 from glassformer.sight.edits import parse
+from pages import check_pages, check_windows
 
 from .test_laws import logprobs
 
@@ -64,9 +65,9 @@ def answers(engine: Engine, requests: list[Request]) -> list[Result]:
     handles = [engine.submit(request) for request in requests]
     results = [handle.result() for handle in handles]
     assert engine.memory_plan.pool.in_use == 0 == engine.stats().pages_used
-    engine.memory_plan.pool.check()
+    check_pages(engine.memory_plan.pool)
     if engine.memory_plan.windows is not None:
-        engine.memory_plan.windows.check()
+        check_windows(engine.memory_plan.windows)
     return results
 
 
@@ -135,7 +136,7 @@ def test_beams_find_what_they_find_with_all_pages(name: str) -> None:
                 assert [hypothesis.tokens for hypothesis in handle.hypotheses] == [
                     hypothesis.tokens for hypothesis in hypotheses
                 ]
-            engine.memory_plan.windows.check()
+            check_windows(engine.memory_plan.windows)
             assert engine.stats().pages_used == 0
 
 
@@ -230,7 +231,7 @@ def test_parts_follow_their_pages() -> None:
         windows.take(page)
     pool.know(pages[0])
     windows.give(pages[:2])
-    windows.check()
+    check_windows(windows)
     assert (
         windows.covers(pages, 12)
         and windows.covers(pages[:1], 4)
@@ -247,4 +248,4 @@ def test_parts_follow_their_pages() -> None:
     windows.take(pool.take())
     windows.take(pool.take())  # the first page again, or another: its part is for somebody else
     assert windows.pool.cached == 0 and windows.fits(pages[:1]) == (pages[0] in windows.part_of)
-    windows.check()
+    check_windows(windows)

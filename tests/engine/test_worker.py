@@ -30,6 +30,7 @@ from glassformer.serve.engine.request import Encode, RequestHandle
 from glassformer.serve.engine.request_state import RequestState
 from glassformer.serve.engine.scheduler import Chunk, TokenSequence
 from glassformer.serve.engine.worker import ChunkOutput
+from pages import check_pages
 
 ROOMS = (
     "worker scheduler generated_sequence pages prefix windows fair_queue runner looking scoring beams "
@@ -45,6 +46,8 @@ APART = {
     "_close",
     "_drop",
     "_restart",
+    "abandon",
+    "recount",
     "restart",
     "clear",
     "check",
@@ -296,7 +299,7 @@ def run(name: str, faulty: int | None, fault: Fault) -> list[tuple[Any, list[flo
             and not worker.scheduler.suspended
             and not len(worker.scheduler.waiting)
         )
-        engine.memory_plan.pool.check()
+        check_pages(engine.memory_plan.pool)
         assert engine.memory_plan.pool.in_use == 0 and (
             engine.memory_plan.windows is None or engine.memory_plan.windows.pool.in_use == 0
         )

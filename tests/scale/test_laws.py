@@ -12,7 +12,7 @@ import pytest
 from glassformer import runs
 from glassformer.core import files
 from glassformer.core.config.parallel import Parallel
-from glassformer.core.data import corpus, shards
+from glassformer.core.data import corpus, tokenising
 from glassformer.core.errors import UserError
 from glassformer.core.training.prefetch import Prefetched
 from glassformer.runs import launch, run_file
@@ -258,14 +258,14 @@ def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp
 def looked_through(mesh: Mesh, folder: str, out: str) -> int:
     """Number of times that this process reads all of a corpus, or of its tokens, to check them."""
     results, sha256 = [], files.sha256
-    for module in (shards, corpus):
+    for module in (tokenising, corpus):
         module.files = SimpleNamespace(
             **{**vars(files), "sha256": lambda path: results.append(path) or sha256(path)}
         )
     try:
         ran(mesh, folder, out, "dropout")
     finally:
-        shards.files = corpus.files = files
+        tokenising.files = corpus.files = files
     return len(results)
 
 

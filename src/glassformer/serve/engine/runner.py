@@ -62,11 +62,12 @@ class Sources:
         """Open a sequence's source; whether its pages have to be filled first."""
         assert sequence.source is not None
         pages = self._pages.get(sequence.source)
-        self.open[sequence] = pages_of_text = []
-        for place in range(-(-len(sequence.source) // PAGE)):
-            if pages is not None:
-                self.pool.share(pages[place])
-            pages_of_text.append(self.pool.take() if pages is None else pages[place])
+        self.open[sequence] = opened = []
+        for page in pages or ():
+            self.pool.share(page)
+            opened.append(page)
+        while pages is None and len(opened) * PAGE < len(sequence.source):
+            opened.append(self.pool.take())
         return pages is None
 
     def keep(self, sequence: TokenSequence) -> None:
@@ -80,6 +81,11 @@ class Sources:
     def close(self, sequence: TokenSequence) -> None:
         """Frees a sequence's pages; harmless where it has none."""
         self.pool.give(self.open.pop(sequence, ()))
+
+    def abandon(self, sequence: TokenSequence) -> None:
+        """Frees what ``find`` took before it failed, counted or not."""
+        self.open.pop(sequence, None)
+        self.pool.recount(self.open.values())
 
     def clear(self) -> None:
         """Frees all pages."""
@@ -171,7 +177,7 @@ class PagedRunner:
                 self._encode(sequence)
                 self.sources.keep(sequence)
         except BaseException:
-            self.sources.close(sequence)
+            self.sources.abandon(sequence)
             raise
 
     def _row(self, numbers: Sequence[int], dtype: torch.dtype = torch.long) -> Tensor:

@@ -89,16 +89,5 @@ class Windows:
         self.part_of.clear()
         self._page_of.clear()
 
-    def check(self) -> None:
-        """AssertionError unless each window page is in one state, those in use are of pages in use,
-        and no other is known."""
-        self.pool.check()
-        assert {window_page: page for page, window_page in self.part_of.items()} == self._page_of
-        assert all(
-            self.pool.users[window_page] <= self.pages.users[page]
-            for page, window_page in self.part_of.items()
-        )
-        assert len(self.part_of) == self.pool.in_use + self.pool.cached
-
     def _forget(self, window_page: int) -> None:
         del self.part_of[self._page_of.pop(window_page)]

@@ -1,0 +1,27 @@
+"""What must be true of the engine's pages between two steps."""
+
+from __future__ import annotations
+
+from glassformer.serve.engine.pages import PagePool
+from glassformer.serve.engine.windows import Windows
+
+
+def check_pages(pool: PagePool) -> None:
+    """AssertionError unless every page is in exactly one of the three states."""
+    in_use = {page for page, users in enumerate(pool.users) if users}
+    free, cached = set(pool._free), set(pool._cached)
+    assert len(free) == len(pool._free)
+    assert not (free & cached or free & in_use or cached & in_use)
+    assert len(free) + len(cached) + len(in_use) == len(pool.users) and cached <= pool._known
+
+
+def check_windows(windows: Windows) -> None:
+    """AssertionError unless each window page is in one state, those in use are of pages in use, and
+    no other is known."""
+    check_pages(windows.pool)
+    assert {part: page for page, part in windows.part_of.items()} == windows._page_of
+    assert all(
+        windows.pool.users[part] <= windows.pages.users[page]
+        for page, part in windows.part_of.items()
+    )
+    assert len(windows.part_of) == windows.pool.in_use + windows.pool.cached

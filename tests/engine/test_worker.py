@@ -23,7 +23,7 @@ from glassformer.core.config import Embed, extend, serial
 from glassformer.core.generation.sample import Sampling
 from glassformer.core.tokenizer import train
 from glassformer.serve.engine import Engine, Request
-from glassformer.serve.engine.beams import BeamOwner, BeamSearch
+from glassformer.serve.engine.beams import BeamSearch
 from glassformer.serve.engine.generated_sequence import GeneratedSequence
 from glassformer.serve.engine.memory import plan_memory
 from glassformer.serve.engine.request import Encode, RequestHandle
@@ -109,15 +109,9 @@ def handle_of(value: Any) -> Any:
     """The handle of the request that a value belongs to; None of no single one."""
     while isinstance(
         value,
-        ChunkOutput
-        | Chunk
-        | TokenSequence
-        | GeneratedSequence
-        | BeamOwner
-        | BeamSearch
-        | RequestState,
+        ChunkOutput | Chunk | TokenSequence | GeneratedSequence | BeamSearch | RequestState,
     ):
-        if isinstance(value, GeneratedSequence | BeamOwner | RequestState):
+        if isinstance(value, GeneratedSequence | RequestState):
             return value.handle
         if isinstance(value, BeamSearch):
             return value.rows[0].handle

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from glassformer.core.generation import sample
-from glassformer.core.generation.loop import Row, _uniform
 
 SAMPLE = """all => all.map(([logits, seen, how, u]) => {
   const bytes = Uint8Array.from(atob(logits), one => one.charCodeAt(0));
@@ -78,8 +77,7 @@ def test_the_luck_of_a_seed(site: Any, tab: Any) -> None:
     """The needle shows the number that generation draws with."""
     tab.goto(site.url)
     for seed, prompt in ((0, [5]), (1337, [1, 2, 3]), (2**53 - 1, list(range(40)))):
-        row = Row(0, prompt, prompt, None)
-        values = _uniform([row], seed, 700)[0].tolist()
+        values = torch.rand(700, generator=sample.random_generator(seed, 0, prompt)).tolist()
         assert (
             tab.evaluate(
                 "([seed, ids]) => Array.from(__glassformer.luck(seed, ids, 700))", [seed, prompt]

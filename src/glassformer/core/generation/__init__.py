@@ -2,7 +2,8 @@
 blanks."""
 
 from .beam import Hypothesis, beam, check_beams, search
-from .loop import Finish, Generation, Row, Step, check_settings, generate
+from .continuation import Finish
+from .loop import Generation, Row, Step, check_settings, generate
 from .prompt import Prompt
 from .sample import Sampling
 

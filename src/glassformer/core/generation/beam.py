@@ -23,7 +23,7 @@ from ..nn import Model
 from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.finite import must_be_finite
 from ..tokenizer.framing import question, source
-from .loop import Finish
+from .continuation import Finish
 from .prompt import Prompt, Start, end_tokens, starts_and_sources
 from .session import PREPACK_AFTER, Session
 
@@ -75,10 +75,13 @@ class BeamState:
     """The search for one prompt's continuations: the beams under way and the hypotheses there
     are."""
 
-    beams: list[Beam]
+    width: int  # beams under way at once
     eos_ids: frozenset[int]
     length_penalty: float
     hypotheses: list[Hypothesis] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.beams = [Beam(0.0), *[Beam()] * (self.width - 1)]
 
     def add(self, beam: Beam, finish: Finish) -> None:
         """``beam`` has ended."""
@@ -88,7 +91,7 @@ class BeamState:
     def grow(self, candidates: Sequence[Candidate]) -> list[int]:
         """Take the best ``candidates`` (the best first) as the next beams; their parents, none once
         all is found."""
-        width = len(self.beams)
+        width = self.width
         grown: list[Beam] = []
         parents = []
         for rank, candidate in enumerate(candidates):
@@ -112,6 +115,19 @@ class BeamState:
         missing = width - len(grown)
         self.beams = grown + [replace(grown[-1], total=-math.inf)] * missing
         return parents + parents[-1:] * missing
+
+    def best(self, count: int, tokenizer: Tokenizer | None) -> list[Hypothesis]:
+        """The ``count`` best hypotheses, the best first, with their texts."""
+        ranked = sorted(self.hypotheses, key=lambda hypothesis: -hypothesis.score)[:count]
+        if tokenizer is None:
+            return ranked
+        return [
+            replace(
+                hypothesis,
+                text=tokenizer.decode([id for id in hypothesis.tokens if id not in self.eos_ids]),
+            )
+            for hypothesis in ranked
+        ]
 
 
 def beam(
@@ -145,9 +161,7 @@ def beam(
     )
     eos_ids = end_tokens(eos, tokenizer)
     room = min(max_new, model.config.context - max(map(len, starts)) + 1)
-    states = [
-        BeamState([Beam(0.0), *[Beam()] * (beams - 1)], eos_ids, length_penalty) for _ in starts
-    ]
+    states = [BeamState(beams, eos_ids, length_penalty) for _ in starts]
     reading = Reading.for_generation(model, starts, sources, tokenizer)
     vocab_size = None if tokenizer is None else tokenizer.size
     session = Session(model, tape_of(edits, reading), search=True)
@@ -155,18 +169,7 @@ def beam(
         _search(session, states, reading.rows or starts, reading.sources, room, vocab_size, check)
     finally:
         session.close()
-    ranked = [
-        sorted(state.hypotheses, key=lambda hypothesis: -hypothesis.score)[:best]
-        for state in states
-    ]
-    if tokenizer is None:
-        return ranked
-    texts = (
-        tokenizer.decode([id for id in hypothesis.tokens if id not in eos_ids])
-        for ranking in ranked
-        for hypothesis in ranking
-    )
-    return [[replace(hypothesis, text=next(texts)) for hypothesis in ranking] for ranking in ranked]
+    return [state.best(best, tokenizer) for state in states]
 
 
 def check_beams(beams: int, best: int, length_penalty: float, max_new: int) -> None:
@@ -259,32 +262,43 @@ def _search(
     check: Callable[[], None],
 ) -> None:
     """Fill each state's ``hypotheses``; only the first ``vocab_size`` ids are written."""
-    width = len(states[0].beams)
+    width = states[0].width
     logits = session.prefill(starts, sources, width)
     for index in range(room):
         check()
         must_be_finite(session.model, logits)
-        totals = torch.tensor(
-            [[beam.total for beam in state.beams] for state in states], device=logits.device
-        )
-        going, rows = [], []
-        for place, candidates in enumerate(
-            best_candidates(logits[:, :vocab_size], totals, 2 * width)
-        ):
-            if parents := states[place].grow(candidates):
-                going.append(states[place])
-                rows += [place * width + parent for parent in parents]
-        all_going, states = len(going) == len(states), going
-        if not states or index + 1 == room:
-            break
+        parents = advance(states, logits, vocab_size, last=index + 1 == room)
+        going = [place for place in range(len(states)) if parents[place]]
+        if not going:
+            return
+        rows = [place * width + parent for place in going for parent in parents[place]]
         if index == 0 and room * len(rows) >= PREPACK_AFTER:
             session.prepare(steps=room - 1)
-        session.select(rows, same_prompts=all_going)
+        session.select(rows, same_prompts=len(going) == len(states))
+        states = [states[place] for place in going]
         tokens = [beam.tokens[-1] for state in states for beam in state.beams]
         logits = session.decode(torch.tensor(tokens, device=logits.device))
-    for state in states:
-        for beam in state.beams:
+
+
+def advance(
+    states: Sequence[BeamState], logits: Tensor, vocab_size: int | None, last: bool
+) -> list[list[int]]:
+    """Grows each search by a token of logits (P * K, V); the parents of its new beams, none where
+    it has ended.
+
+    After the ``last`` token what has not ended counts as it stands.
+    """
+    totals = [[beam.total for beam in state.beams] for state in states]
+    candidates = best_candidates(
+        logits[:, :vocab_size], torch.tensor(totals, device=logits.device), 2 * states[0].width
+    )
+    parents = []
+    for state, best in zip(states, candidates, strict=True):
+        grown = state.grow(best)
+        for beam in state.beams if last and grown else ():
             state.add(beam, "length")
+        parents.append([] if last else grown)
+    return parents
 
 
 def best_candidates(logits: Tensor, totals: Tensor, count: int) -> list[list[Candidate]]:

@@ -6,12 +6,11 @@ B rows that still grow, V vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,15 +19,21 @@ from ..errors import UserError, need
 from ..nn import EncoderDecoder, Model
 from ..nn.editing import ModelEdit, Reading, tape_of
 from ..nn.finite import must_be_finite
+from .continuation import Continuation
 from .prompt import Prompt, Start, end_tokens, starts_and_sources
-from .sample import Sampling, choose, likeliest, log_probability
+from .sample import (
+    Sampling,
+    choose,
+    likeliest,
+    log_probability,
+    random_generator,
+    token_mask,
+)
 from .session import PREPACK_AFTER, Reader, Session
-from .stop_strings import Writer
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
 
-Finish: TypeAlias = Literal["eos", "stop", "length", "context"]
 # the likeliest tokens in one place, each with its log-probability
 Likely: TypeAlias = Sequence[tuple[int, float]]
 
@@ -49,77 +54,45 @@ class Step:
     logprob: float
     index: int
     row: int
-    finish: Finish | None = None
+    finish: str | None = None
     likely: Likely = ()
 
 
-@dataclass(frozen=True)
-class Limits:
-    """End of a row: one of the ``eos`` ids, ``max_new`` tokens, or the context unless that
-    slides."""
-
-    eos: frozenset[int]
-    max_new: int | None
-    context: int
-    slide: bool = False
-
-    def room(self, row: Row) -> int:
-        """The most tokens that fit; the last one is never read back, so it may lie just outside the
-        context."""
-        fit = math.inf if self.slide else self.context - len(row.start) + 1
-        return int(min(fit, math.inf if self.max_new is None else self.max_new))
-
-
-@dataclass
-class Row:
-    """One continuation as it grows: what was generated after ``start``, and why it ended.
+class Row(Continuation):
+    """One continuation of a batch, the ``number``-th of its rows.
 
     ``prompt`` is what the user gave and ``start`` what the decoder begins with: the same, but for
-    an encoder-decoder. ``tokens`` and ``logprobs`` hold every token that was drawn, with the eos or
-    the stop string's that ended the row; ``text`` leaves those out.
+    an encoder-decoder. ``logprobs`` and ``likely`` belong to its ``tokens``.
     """
 
-    number: int
-    prompt: list[int]
-    start: list[int]
-    writer: Writer | None
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    likely: list[Likely] = field(default_factory=list)
-    finish: Finish | None = None
-    window_start: int = 0  # tokens from the beginning that a sliding context has left behind
+    def __init__(self, number: int, prompt: list[int], start: list[int], **settings: Any) -> None:
+        super().__init__(start, **settings)
+        self.number, self.prompt, self.text = number, prompt, ""
+        self.logprobs: list[float] = []
+        self.likely: list[Likely] = []
+        self.window_start = 0  # tokens from the beginning that a sliding context has left behind
 
-    def window(self, limits: Limits) -> list[int]:
+    def window(self, context: int) -> list[int]:
         """Tokens of the row that the model reads: all of it, or from its last half context on once
         that is full."""
         ids = [*self.start, *self.tokens]
-        if len(ids) - self.window_start > limits.context:
-            self.window_start = len(ids) - max(1, limits.context // 2)
+        if self.full(context):
+            self.window_start = len(ids) - max(1, context // 2)
         return ids[self.window_start :]
 
-    def full(self, limits: Limits) -> bool:
+    def full(self, context: int) -> bool:
         """True where one more token would not fit the context."""
-        return len(self.start) + len(self.tokens) - self.window_start > limits.context
+        return len(self.start) + len(self.tokens) - self.window_start > context
 
-    def add(self, token: int, logprob: float, limits: Limits, likely: Likely = ()) -> Step:
+    def add(self, token: int, logprob: float, likely: Likely = ()) -> Step:
         """Take one more token; the row's ``finish`` is set when it was the last."""
-        self.tokens.append(token)
+        text = self.append(token)
         self.logprobs.append(logprob)
         if likely:
             self.likely.append(likely)
-        text = self.writer.push(token) if self.writer and token not in limits.eos else ""
-        if token in limits.eos:
-            self.finish = "eos"
-        elif len(self.tokens) == limits.max_new:
-            self.finish = "length"
-        elif len(self.tokens) == limits.room(self):
-            self.finish = "context"
-        if self.writer:
-            text += self.writer.close() if self.finish else ""
-            self.finish = "stop" if self.writer.stopped else self.finish
         self.text += text
-        return Step(token, text, logprob, len(self.tokens) - 1, self.number, self.finish, likely)
+        index = len(self.tokens) - 1
+        return Step(token, text, logprob, index, self.number, self.finish, likely)
 
 
 class Generation:
@@ -164,7 +137,7 @@ class Generation:
         return [row.logprobs for row in self.rows]
 
     @property
-    def finishes(self) -> list[Finish | None]:
+    def finishes(self) -> list[str | None]:
         """Why each row ended; None while it grows."""
         return [row.finish for row in self.rows]
 
@@ -245,20 +218,30 @@ def generate(
         "Several processes read plain prompts of decoders alone.",
     )
     session = Session(model, tape_of(edits, reading), reader)
-    limits = Limits(end_tokens(eos, tokenizer), max_new, model.config.context, slide)
+    eos_ids = end_tokens(eos, tokenizer)
     if seed is None:
         seed = int(torch.randint(2**31, ()))
     rows = list[Row]()
     for prompt_ids, start_ids in zip(sources or starts, reading.rows or (), strict=True):
+        # the last token is never read back, so it may lie just outside the context
+        room = model.config.context - len(start_ids) + 1
+        by_length = max_new is not None and (slide or max_new <= room)
         for _ in range(samples):
-            # the last few tell that the text goes on, and how an unfinished character (4 bytes at
-            # most) begins
-            writer = Writer(tokenizer.stream(), start_ids[-16:], stops) if tokenizer else None
-            rows.append(Row(len(rows), prompt_ids, start_ids, writer))
+            row = Row(
+                len(rows),
+                prompt_ids,
+                start_ids,
+                eos=eos_ids,
+                max_tokens=max_new if by_length else room,
+                limit="length" if by_length else "context",
+                tokenizer=tokenizer,
+                stops=stops,
+            )
+            rows.append(row)
     vocab_size = None if tokenizer is None else tokenizer.size
     return Generation(
         rows,
-        _steps(session, reading.sources, rows, samples, sampling, seed, limits, vocab_size, likely),
+        _steps(session, reading.sources, rows, samples, sampling, seed, slide, vocab_size, likely),
         seed,
     )
 
@@ -281,27 +264,30 @@ def _steps(
     samples: int,
     sampling: Sampling,
     seed: int,
-    limits: Limits,
+    slide: bool,
     vocab_size: int | None,
     likely: int,
 ) -> Iterator[Step]:
     """One prefill for all prompts, then one token per row at a time; a row that has ended leaves
     the batch."""
-    model = session.model
-    logits = session.prefill([row.window(limits) for row in rows][::samples], sources, samples)
-    longest = max(limits.room(row) for row in rows)
+    model, context = session.model, session.model.config.context
+    logits = session.prefill([row.window(context) for row in rows][::samples], sources, samples)
+    longest = max(row.max_tokens for row in rows)
     uniform = None if sampling.greedy else _uniform(rows, seed, longest).to(logits.device)
-    mask = None if sampling.repetition_penalty == 1 else _token_mask(rows, logits)
+    mask = None
+    if sampling.repetition_penalty != 1:
+        mask = token_mask([row.start for row in rows], logits)
     for index in range(longest):
-        tokens, logprobs = _choose(
-            logits, uniform[:, index] if uniform is not None else None, mask, sampling, vocab_size
-        )
-        if any(math.isnan(logprob) for _, logprob in logprobs):
+        random_numbers = None if uniform is None else uniform[:, index]
+        tokens = choose(logits, random_numbers, mask, sampling, vocab_size)
+        # one transfer to the host; ids are whole in fp32 up to 16 million
+        chosen = torch.stack((tokens.float(), log_probability(logits, tokens)), 1).tolist()
+        if any(math.isnan(logprob) for _, logprob in chosen):
             must_be_finite(model, logits)
         best = likeliest(logits, vocab_size, likely) if likely else [()] * len(rows)
         for place in sorted(range(len(rows)), key=lambda place: rows[place].number):
-            token, logprob = logprobs[place]
-            yield rows[place].add(int(token), logprob, limits, best[place])
+            token, logprob = chosen[place]
+            yield rows[place].add(int(token), logprob, best[place])
         stay = _closing_ranks([row.finish is None for row in rows])
         if not stay:
             return
@@ -316,9 +302,9 @@ def _steps(
         # not before: the first token is waited for
         if index == 0 and longest * len(rows) >= PREPACK_AFTER:
             session.prepare(steps=longest - 1)
-        if limits.slide and any(row.full(limits) for row in rows):
+        if slide and any(row.full(context) for row in rows):
             session = Session(model)
-            logits = session.prefill([row.window(limits) for row in rows], None, 1)
+            logits = session.prefill([row.window(context) for row in rows], None, 1)
         else:
             logits = session.decode(tokens)
 
@@ -330,26 +316,6 @@ def _closing_ranks(alive: Sequence[bool]) -> list[int]:
     return [place if alive[place] else last.pop() for place in range(len(last))]
 
 
-def _choose(
-    logits: Tensor,
-    uniform: Tensor | None,
-    mask: Tensor | None,
-    sampling: Sampling,
-    vocab_size: int | None,
-) -> tuple[Tensor, list[tuple[float, float]]]:
-    """Each row's next token (B,), and on the host, in one transfer, each with its log-probability.
-
-    Only the first ``vocab_size`` ids are drawn: a vocabulary rounded up has rows that no tokenizer
-    can write.
-    """
-    if mask is not None:
-        mask = mask[:, :vocab_size]
-    tokens = choose(logits[:, :vocab_size], uniform, mask, sampling)
-    logprobs = log_probability(logits, tokens)
-    # ids are whole in fp32 up to 16 million
-    return tokens, torch.stack((tokens.float(), logprobs), 1).tolist()
-
-
 def _uniform(rows: Sequence[Row], seed: int, length: int) -> Tensor:
     """Each row's luck for its whole length, (B, length): made from the seed, its prompt and its
     number among equals."""
@@ -357,19 +323,6 @@ def _uniform(rows: Sequence[Row], seed: int, length: int) -> Tensor:
     uniform = []
     for row in rows:
         ids = tuple(row.prompt)
-        name = f"{seed} {equals[ids]} {ids}".encode()
+        uniform.append(torch.rand(length, generator=random_generator(seed, equals[ids], ids)))
         equals[ids] += 1
-        # 63 bits
-        generator = torch.Generator().manual_seed(
-            int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
-        )
-        uniform.append(torch.rand(length, generator=generator))
     return torch.stack(uniform)
-
-
-def _token_mask(rows: Sequence[Row], logits: Tensor) -> Tensor:
-    """Booleans (B, V): the tokens that each row begins with."""
-    mask = torch.zeros_like(logits, dtype=torch.bool)
-    for place, row in enumerate(rows):
-        mask[place, row.start] = True
-    return mask

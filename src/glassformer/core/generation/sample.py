@@ -8,7 +8,9 @@ B rows, V vocabulary.
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,18 +66,42 @@ class Sampling:
 
 
 def choose(
-    logits: Tensor, uniform: Tensor | None, mask: Tensor | None, sampling: Sampling
+    logits: Tensor,
+    uniform: Tensor | None,
+    mask: Tensor | None,
+    sampling: Sampling,
+    vocab_size: int | None = None,
 ) -> Tensor:
     """The next token of each row, (B,).
 
     ``uniform`` (B,) in [0, 1) is each row's random number (unused when greedy); ``mask`` (B, V)
-    marks the tokens that are already in the row (needed for the repetition penalty alone).
+    marks the tokens that are already in the row (needed for the repetition penalty alone). Only the
+    first ``vocab_size`` ids are drawn: a vocabulary rounded up has rows that no tokenizer can write.
     """
+    logits = logits[:, :vocab_size]
     if mask is not None:
-        logits = penalise(logits, mask, sampling.repetition_penalty)
+        logits = penalise(logits, mask[:, :vocab_size], sampling.repetition_penalty)
     if sampling.greedy or uniform is None:
         return logits.argmax(-1)
     return draw(cut(logits / sampling.temperature, sampling), uniform)
+
+
+def random_generator(seed: int, number: int, prompt: Sequence[int]) -> torch.Generator:
+    """Generator of a continuation's random numbers, from the seed, the prompt and its ``number``
+    among the prompt's continuations: other requests change nothing."""
+    name = f"{seed} {number} {tuple(prompt)}".encode()
+    # 63 bits
+    return torch.Generator().manual_seed(
+        int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
+    )
+
+
+def token_mask(rows: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
+    """Booleans (B, V): the tokens that each row has."""
+    mask = torch.zeros_like(logits, dtype=torch.bool)
+    for place, ids in enumerate(rows):
+        mask[place, ids] = True
+    return mask
 
 
 def cut(logits: Tensor, sampling: Sampling) -> Tensor:

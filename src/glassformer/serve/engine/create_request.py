@@ -43,17 +43,18 @@ def create_request_state(
     )
     rows = [
         GeneratedSequence(handle, index, max_tokens, stop_ids, tokenizer)
-        for index in range(request.n)
+        for index in range(request.size)
     ]
-    if request.beams is not None:
-        return RequestState(
-            handle, rows, BeamSearch(handle, rows, tokenizer).sequences, [], request.n
-        )
     source = None if request.source is None else tuple(request.source)
     sequences = [
         TokenSequence(list(request.tokens), request.client, source, source=source, owner=row)
         for row in rows
     ]
+    state = RequestState(
+        handle, rows[: request.n], sequences, forks=[*range(1, request.n)], open=request.n
+    )
+    if request.beams is not None:
+        state.search = BeamSearch(state, tokenizer)
     sequences[0].recompute_from = None if request.prompt_logprobs is None else request.since
     if request.want or request.edits:
         handle.prompt, unsplit, request_looks = create_looks(
@@ -69,4 +70,4 @@ def create_request_state(
             sequence.cache_key = (
                 request_looks[0] if request.edits else source
             )  # what an edit changes is nobody else's
-    return RequestState(handle, rows, sequences, [*range(1, request.n)], request.n)
+    return state

@@ -114,7 +114,7 @@ class Engine:
         handle = RequestHandle(
             request, self.cancel, int(torch.randint(2**31, ())) if seed is None else seed
         )
-        state = RequestState(handle, [], [], [], 1)
+        state = RequestState(handle)
         if isinstance(request, Request):
             state = create_request_state(
                 handle,

@@ -8,19 +8,25 @@ R rows that sample now, V vocabulary.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ...core.generation.continuation import Continuation
 from ...core.generation.loop import Likely
-from ...core.generation.sample import Sampling, choose, likeliest, log_probability
-from ...core.generation.stop_strings import Writer
+from ...core.generation.sample import (
+    Sampling,
+    choose,
+    likeliest,
+    log_probability,
+    random_generator,
+    token_mask,
+)
 from .draft import PromptLookup
 from .request import Event, FinishReason, Guide, Request, RequestHandle
 
@@ -30,13 +36,13 @@ if TYPE_CHECKING:
 AHEAD = 32  # uniform numbers drawn at once
 
 
-class GeneratedSequence:
+class GeneratedSequence(Continuation):
     """Generated tokens of one continuation and its finish reason, with everything that decides the
     next token.
 
-    Random numbers come from the request's seed, the prompt and the index, one for each place: other
-    requests change nothing. ``max_tokens`` are the most that fit. What takes time is computed when
-    it is first needed, in the engine's thread: whoever submits a request does not wait for it.
+    Random numbers come one for each place: other requests change nothing. What takes time is
+    computed when it is first needed, in the engine's thread: whoever submits a request does not
+    wait for it.
     """
 
     def __init__(
@@ -44,33 +50,16 @@ class GeneratedSequence:
         handle: RequestHandle,
         index: int,
         max_tokens: int,
-        stop_ids: frozenset[int],
+        eos: frozenset[int],
         tokenizer: Tokenizer | None,
     ) -> None:
         request = handle.request
         assert isinstance(request, Request)
-        self.handle, self.request, self.index, self.max_tokens, self.stop_ids = (
-            handle,
-            request,
-            index,
-            max_tokens,
-            stop_ids,
-        )
-        self.tokenizer = tokenizer
-        self.tokens: list[int] = []
-        self.finish: FinishReason | None = None
+        super().__init__(request.tokens, eos, max_tokens, "length", tokenizer, request.stop)
+        self.handle, self.request, self.index = handle, request, index
         self.counts: Counter[int] = Counter()
         self.lookup: PromptLookup | None = None
         self._uniform: list[float] = []
-
-    @cached_property
-    def writer(self) -> Writer | None:
-        """Incremental text, with stop strings withheld."""
-        if self.tokenizer is None:
-            return None
-        # the last few tell that the text goes on, and how an unfinished character (4 bytes at most)
-        # begins
-        return Writer(self.tokenizer.stream(), self.request.tokens[-16:], tuple(self.request.stop))
 
     @cached_property
     def guide(self) -> Guide | None:
@@ -79,12 +68,8 @@ class GeneratedSequence:
     @cached_property
     def _rng(self) -> torch.Generator:
         request = self.request
-        prompt = tuple(request.tokens if request.source is None else request.source)
-        # as core/generation/loop.py makes it, and so the same tokens
-        name = f"{self.handle.seed} {request.first + self.index} {prompt}".encode()
-        return torch.Generator().manual_seed(
-            int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
-        )
+        prompt = request.tokens if request.source is None else request.source
+        return random_generator(self.handle.seed, request.first + self.index, prompt)
 
     def uniform(self, place: int) -> float:
         """The number in [0, 1) that draws the token in this place."""
@@ -113,21 +98,10 @@ class GeneratedSequence:
 
     def add(self, token: int, logprob: float, top: Likely) -> Event:
         """Appends a token; ``finish`` is set when it was the last."""
-        self.tokens.append(token)
         self.counts[token] += 1
-        text = ""
-        stopped_by: str | int | None = None
-        if token in self.stop_ids:
-            self.finish, stopped_by = "stop", token
-        elif self.writer is not None:
-            text = self.writer.push(token)
-        if self.finish is None and len(self.tokens) >= self.max_tokens:
-            self.finish = "length"
-        if self.writer is not None:
-            text += self.writer.close() if self.finish else ""
-            if self.writer.stopped_by is not None:
-                self.finish, stopped_by = "stop", self.writer.stopped_by
-        return Event(self.index, token, text, logprob, top, self.finish, stopped_by)
+        text = self.append(token)
+        reason: Any = "stop" if self.finish == "eos" else self.finish
+        return Event(self.index, token, text, logprob, top, reason, self.stopped_by)
 
     def end(self, reason: FinishReason) -> Event:
         """Ends without another token."""
@@ -165,29 +139,12 @@ def sample(
     for sampling, places in groups.items():
         group = [rows[place] for place in places]
         index = torch.tensor(places, device=logits.device)
-        random_numbers = (
-            None
-            if sampling.greedy
-            else torch.tensor([row.uniform(len(row.tokens) + ahead) for row in group])
-        )
+        uniform = mask = None
+        if not sampling.greedy:
+            random_numbers = [row.uniform(len(row.tokens) + ahead) for row in group]
+            uniform = torch.tensor(random_numbers, device=logits.device)
         group_logits = logits if len(places) == len(rows) else logits[index]
-        uniform = None if random_numbers is None else random_numbers.to(logits.device)
-        tokens[index] = choose(
-            group_logits[:, :vocab_size],
-            uniform,
-            _token_mask(group, group_logits, vocab_size, sampling),
-            sampling,
-        )
+        if sampling.repetition_penalty != 1:
+            mask = token_mask([[*row.request.tokens, *row.counts] for row in group], group_logits)
+        tokens[index] = choose(group_logits, uniform, mask, sampling, vocab_size)
     return tokens
-
-
-def _token_mask(
-    rows: Sequence[GeneratedSequence], logits: Tensor, vocab_size: int | None, sampling: Sampling
-) -> Tensor | None:
-    """Booleans (R, vocab_size): the tokens that each row has; None without a repetition penalty."""
-    if sampling.repetition_penalty == 1:
-        return None
-    mask = torch.zeros_like(logits, dtype=torch.bool)
-    for place, row in enumerate(rows):
-        mask[place, [*row.request.tokens, *row.counts]] = True
-    return mask[:, :vocab_size]

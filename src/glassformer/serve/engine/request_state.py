@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from .beams import BeamSearch
 from .generated_sequence import GeneratedSequence
 from .pages import PagePool
 from .request import RequestHandle, TokenLogprob, Usage
@@ -63,10 +64,11 @@ class RequestState:
     """
 
     handle: RequestHandle
-    rows: list[GeneratedSequence]
-    sequences: list[TokenSequence]
-    forks: list[int]  # indices into ``sequences``
-    open: int
+    rows: list[GeneratedSequence] = field(default_factory=list)
+    sequences: list[TokenSequence] = field(default_factory=list)
+    search: BeamSearch | None = None
+    forks: list[int] = field(default_factory=list)  # indices into ``sequences``
+    open: int = 1
     cached: int = 0
     generated: int = 0
     scores: dict[int, TokenLogprob] = field(default_factory=dict)  # of the prompt, by place

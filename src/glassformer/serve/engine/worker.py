@@ -18,8 +18,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,11 +28,10 @@ from ...core.errors import note
 from ...core.generation.sample import likeliest
 from ...core.nn import Model
 from ...core.nn.finite import must_be_finite
-from .beams import BeamSearch
 from .draft import PromptLookup
 from .draft_model import DraftModel
 from .fair_queue import FairQueue
-from .generated_sequence import sample_with_logprobs
+from .generated_sequence import GeneratedSequence, sample_with_logprobs
 from .looking import edit_error, fork, take_records
 from .memory import MemoryPlan
 from .request import Event, FinishReason, RequestHandle
@@ -70,10 +69,12 @@ class ChunkOutput:
     next_token: tuple[int, float, Sequence[tuple[int, float]]] = (0, 0.0, ())
     accepted: int = 0  # guesses that were right
     guess_accepted: bool = True  # the last of them was
-    row: Any = field(init=False)  # GeneratedSequence, or BeamOwner of a search
 
-    def __post_init__(self) -> None:
-        self.row = self.chunk.sequence.owner
+    @property
+    def row(self) -> GeneratedSequence:
+        """The continuation that it is computed for."""
+        row: GeneratedSequence = self.chunk.sequence.owner
+        return row
 
     @property
     def is_open(self) -> bool:
@@ -131,19 +132,12 @@ class Worker:
         outputs = self._run_batched(self._map_isolated(outputs, self._select_logits), self._forward)
         self.stats.steps += 1
         outputs = self._map_isolated(outputs, self._check)
-        drawing = [
-            output
-            for output in outputs
-            if output.chunk.finishes and output.row.request.beams is None
-        ]
-        searched = [
-            output
-            for output in outputs
-            if output.chunk.finishes and output.row.request.beams is not None
-        ]
+        finishing = [output for output in outputs if output.chunk.finishes]
         self._map_isolated([output for output in outputs if not output.chunk.finishes], self._done)
-        self._draw(drawing)
-        self._map_isolated(searched, self._search)
+        self._draw([output for output in finishing if output.state.search is None])
+        self._map_isolated(
+            [output for output in finishing if output.state.search is not None], self._search
+        )
 
     def end(
         self, state: RequestState, reason: FinishReason, error: Exception | None = None
@@ -351,7 +345,8 @@ class Worker:
     def _search(self, output: ChunkOutput) -> None:
         """Grows each beam by a token once all were computed, or finishes the search."""
         self._done(output)
-        search: BeamSearch = output.row.search
+        search = output.state.search
+        assert search is not None
         search.logits[output.row.index] = output.logits[-1]
         if not search.ready:
             return

@@ -12,6 +12,7 @@ import torch
 from transformers.generation import logits_process as theirs
 
 from glassformer.core.errors import UserError
+from glassformer.core.generation.continuation import Writer
 from glassformer.core.generation.sample import (
     Sampling,
     choose,
@@ -23,7 +24,6 @@ from glassformer.core.generation.sample import (
     top_k,
     top_p,
 )
-from glassformer.core.generation.stop_strings import Writer
 
 
 def logits_of(rows: int = 6, vocab: int = 97, spread: float = 3.0) -> torch.Tensor:

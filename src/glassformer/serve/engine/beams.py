@@ -12,30 +12,35 @@ K beams, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ...core.generation.beam import BeamState, advance
+from ...core.generation.beam import BeamState, Hypothesis, advance
 from .request import Event, Request
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
-    from .request_state import RequestState
+    from .generated_sequence import GeneratedSequence
+    from .scheduler import TokenSequence
 
 
 class BeamSearch:
     """Beam search of one request: its sequences are computed by the engine, ``logits`` (V,) are of
     those that were, by place."""
 
-    def __init__(self, state: RequestState, tokenizer: Tokenizer | None) -> None:
-        request = state.handle.request
-        assert isinstance(request, Request) and request.beams is not None
-        self.request, self.rows, self.sequences = request, state.rows, state.sequences
+    def __init__(
+        self,
+        request: Request,
+        rows: list[GeneratedSequence],
+        sequences: list[TokenSequence],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        assert request.beams is not None
+        self.request, self.rows, self.sequences = request, rows, sequences
         self.tokenizer, self.steps = tokenizer, 0
-        self.state = BeamState(request.beams, state.rows[0].eos, request.length_penalty)
+        self.state = BeamState(request.beams, rows[0].eos, request.length_penalty)
         self.logits: dict[int, Tensor] = {}
 
     @property
@@ -53,18 +58,14 @@ class BeamSearch:
         (parents,) = advance([self.state], logits, vocab_size, last)
         return (parents, [beam.tokens[-1] for beam in self.state.beams]) if parents else None
 
-    def finish(self, state: RequestState) -> Event:
-        """Puts the events of the best hypotheses, token by token, and returns the last one. A
-        continuation without a hypothesis ends at once."""
+    def finish(self) -> tuple[list[Hypothesis], list[Event]]:
+        """The best hypotheses and their events, token by token. A continuation without a hypothesis
+        ends at once."""
         hypotheses, events = self.state.best(self.request.n, self.tokenizer), list[Event]()
-        state.handle.hypotheses, state.cached = hypotheses, self.sequences[0].cached
         for row, hypothesis in zip(self.rows, hypotheses, strict=False):
             events += [
                 row.add(*pair, ())
                 for pair in zip(hypothesis.tokens, hypothesis.logprobs, strict=True)
             ]
         events += [row.end("length") for row in self.rows[len(hypotheses) :]]
-        state.generated = sum(len(hypothesis.tokens) for hypothesis in hypotheses)
-        for event in events[:-1]:
-            state.handle.put(event)
-        return replace(events[-1], usage=state.usage)
+        return hypotheses, events

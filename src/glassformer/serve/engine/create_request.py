@@ -54,7 +54,7 @@ def create_request_state(
         handle, rows[: request.n], sequences, forks=[*range(1, request.n)], open=request.n
     )
     if request.beams is not None:
-        state.search = BeamSearch(state, tokenizer)
+        state.search = BeamSearch(request, state.rows, sequences, tokenizer)
     sequences[0].recompute_from = None if request.prompt_logprobs is None else request.since
     if request.want or request.edits:
         handle.prompt, unsplit, request_looks = create_looks(

@@ -356,7 +356,13 @@ class Worker:
             return
         for sequence in search.sequences:
             self.scheduler.drop(sequence)
-        self._close(output.state, search.finish(output.state))
+        state = output.state
+        hypotheses, (*events, last) = search.finish()
+        state.handle.hypotheses, state.cached = hypotheses, search.sequences[0].cached
+        state.generated = sum(len(hypothesis.tokens) for hypothesis in hypotheses)
+        for event in events:
+            state.handle.put(event)
+        self._close(state, replace(last, usage=state.usage))
 
     def _encode(self) -> None:
         """Encodes whole texts, as many as fit in four steps' tokens."""

@@ -11,7 +11,7 @@ Command by command:
     ours nanoGPT python benchmarks/gpu.py --only train --rounds 1 --shapes 124m --batches 32
     --contenders "ours compiled" python benchmarks/gpu.py --only train --rounds 1 --shapes 124m
     --batches 32 --contenders "nanoGPT compiled" python benchmarks/gpu.py --only train --rounds 1
-    --shapes packed --batches 16 32 --contenders ours "ours masked" python benchmarks/gpu.py --only
+    --shapes packed --batches 16 32 --contenders ours python benchmarks/gpu.py --only
     train --rounds 1 --shapes moe --batches 16 32 --contenders ours "ours compiled" python
     benchmarks/gpu.py --only train --rounds 1 --shapes 350m --batches 16 --contenders ours "ours by
     blocks" python benchmarks/gpu.py --only train --rounds 1 --shapes 1b --batches 8 --contenders
@@ -70,10 +70,7 @@ CONTENDERS = (
     "ours by blocks",
     "nanoGPT",
     "nanoGPT compiled",
-    "ours masked",
 )
-"""``ours masked`` computes packed documents by a mask, where "ours" has varlen attention; elsewhere
-it is left out."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +237,6 @@ def our_step(
         dim=shape.dim, context=context, embed=config.Embed(vocab=shape.vocab), decoder=stack
     )
     model = build_model(decoder, device=places, seed=0)
-    model.engine = "sdpa" if args.who.endswith("masked") else "auto"
     compiled = {"compiled": "yes", "blocks": "blocks"}.get(args.who.split()[-1], "no")
     settings = run.Train(
         steps=10**9, batch=batch, optimizer=run.AdamW(lr=6e-4), dtype="bfloat16", compile=compiled
@@ -495,11 +491,7 @@ def main() -> int:
         ).items():
             mixed = bool(value.experts or value.packed)
             reference = args.nanogpt and not mixed
-            names = [
-                n
-                for n in args.contenders
-                if (reference if "nanoGPT" in n else value.packed or "masked" not in n)
-            ]
+            names = [n for n in args.contenders if reference or "nanoGPT" not in n]
             result = best_of(args, "train", names, shape)
             well &= len(result) == len(names)
             for name, item in result.items():

@@ -84,16 +84,6 @@ def asked_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractConte
     return entered
 
 
-@pytest.fixture
-def flex_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlexAttention's plain version has a gradient on a CPU, though PyTorch refuses to give it."""
-    from torch.nn.attention import flex_attention
-
-    if not hasattr(flex_attention, "_validate_device"):
-        pytest.skip("this PyTorch refuses FlexAttention's gradient on a CPU in another place")
-    monkeypatch.setattr(flex_attention, "_validate_device", lambda *args: None)
-
-
 @pytest.fixture(scope="session")
 def site_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a site of one page with all that a page can have, built once."""

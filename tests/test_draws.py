@@ -180,8 +180,7 @@ def equal_paths(
     draw = random.Random(seed)
     across: dict[str, Any] = {"source": source} if isinstance(model, EncoderDecoder) else {}
     rows = range(len(inputs))
-    # it traces, for seconds
-    for engine in ENGINES if seed % 20 == 0 else [name for name in ENGINES if name != "flex"]:
+    for engine in ENGINES:
         # where one cannot compute a layer, another does: test_laws.py tells which ran
         model.engine = engine
         yield f"engine {engine}", model(inputs, **across).logits

@@ -150,7 +150,6 @@ def test_every_config_type_is_used_by_a_family() -> None:
 
 CANNOT = {
     "block_sparse": {"bias"},
-    "flex": {"bias"},
     "cpu_blocks": {"bias", "softcap"},
     "sdpa": {"softcap"},
 }
@@ -459,9 +458,8 @@ def test_fast_paths_are_taken_only_when_legal() -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("mask", ["rest", "causal", "all", "window", "documents"])
 @pytest.mark.parametrize("engine", CANNOT)
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_engines_agree_on_gradients(
-    engine: str, kv_heads: int, mask: str, monkeypatch: pytest.MonkeyPatch, flex_gradient: None
+    engine: str, kv_heads: int, mask: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_blocks, "BLOCK", 3)
     pos, document_ids = torch.arange(8)[None], torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2], [0] * 8])

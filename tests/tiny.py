@@ -216,8 +216,6 @@ OTHERS: dict[str, c.Model] = {
 }
 ALL: dict[str, c.Model] = {**DECODERS, **OTHERS}
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that keep a state
-ONE_BY_ONE = {"strided", "fixed", "prefix", "mixed", "gemma2", "alibi", "relative"}
-"""Decoders whose attention flash attention's borders and spans do not describe."""
 
 
 def model(config: c.Model, seed: int = 1) -> Model:

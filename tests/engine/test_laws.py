@@ -15,9 +15,8 @@ import torch
 import glassformer
 import tiny
 from glassformer.core.generation.sample import Sampling
-from glassformer.fast import gathered, kernels
+from glassformer.fast import kernels
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
-from glassformer.fast.varlen import varlen_attention
 from glassformer.serve.engine import Encode, Engine, Request, Result, memory
 from glassformer.serve.engine.memory import plan_memory
 from pages import check_pages
@@ -148,24 +147,19 @@ def test_alone_or_with_others_is_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
-def test_pages_that_are_gathered_give_what_the_kernels_give(
+def test_a_cache_each_gives_what_the_kernels_give(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pages of a GPU, computed by a CPU: attention by PyTorch with borders between the texts."""
-    expected_requests, flat = requests(name), []
+    """The engine as it is on a GPU, computed by a CPU: one sequence after another, by PyTorch."""
+    expected_requests = requests(name)
     expected = run(name, expected_requests)
     monkeypatch.setattr(memory, "by_kernels", lambda model: False)
-    monkeypatch.setattr(
-        gathered, "varlen_attention", lambda args: flat.append(1) or varlen_attention(args)
-    )
-    few = {"memory": pages_of(name, 4), "step_tokens": 11}
-    for settings in ({}, few, {"step_tokens": 7, "max_sequences": 3, "lookup": False}):
+    for settings in ({}, {"step_tokens": 7, "max_sequences": 3, "lookup": False}):
         for a, b in zip(run(name, expected_requests, **settings), expected, strict=True):
             assert [completion.tokens for completion in a.completions] == [
                 completion.tokens for completion in b.completions
             ]
             assert max(abs(x - y) for x, y in zip(logprobs(a), logprobs(b), strict=True)) <= BOUND
-    assert bool(flat) == (name not in tiny.ONE_BY_ONE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -285,9 +285,7 @@ def test_an_engine_is_named_as_its_file_is() -> None:
 
 
 def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
-    """By name: no bias in ``block_sparse``, ``flex``, ``cpu_blocks``; no cap in ``cpu_blocks``,
-    ``sdpa``; no dropout in ``flex``.
-    """
+    """By name: no bias in ``block_sparse``, ``cpu_blocks``; no cap in ``cpu_blocks``, ``sdpa``."""
     q = torch.randn(1, 1, SHORT, D)
     plain = AttentionInputs(q, q, q, causal_mask(row(SHORT), contiguous=True), None, SCALE)
     biased, capped = (
@@ -300,16 +298,11 @@ def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
         "sdpa": (plain, biased, plain._replace(dropout=0.1), learning),
         "cpu_blocks": (plain, plain._replace(dropout=0.1), learning),
         "block_sparse": (plain, capped, plain._replace(dropout=0.1), learning),
-        "flex": (plain, capped),
     }
     remaining = {
         "sdpa": {"eager": (capped,)},
         "cpu_blocks": {"eager": (capped,), "sdpa": (biased,)},
         "block_sparse": {"sdpa": (biased,)},
-        "flex": {
-            "sdpa": (biased, learning, plain._replace(dropout=0.1)),
-            "cpu_blocks": (learning._replace(dropout=0.1),),
-        },
         "prefill": {"sdpa": (plain, biased, learning), "eager": (capped,)},
     }
     for name, computed in body.items():

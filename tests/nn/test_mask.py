@@ -26,7 +26,6 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import Cache, Mask
 from glassformer.core.nn.engines import ENGINES, AttentionInputs, attend, choose
 from glassformer.fast import block_mask, cpu_blocks
-from glassformer.fast.flex import compiled, flex_mask
 from glassformer.sight import masks
 from tiny import tokens
 
@@ -228,46 +227,6 @@ def test_every_engine_equals_eager(
             result, computed("eager", mask, kv_heads, softcap), strict=True
         ):
             torch.testing.assert_close(remaining, right, rtol=1e-5, atol=1e-5)
-
-
-@every_rule
-@pytest.mark.parametrize("name", SITUATIONS)
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_equals_eager(name: str, mask_rule: c.MaskRule, flex_gradient: None) -> None:
-    """By PyTorch's plain version of it, gradients too; the compiled one of a GPU has the same
-    masks."""
-    mask = situation(name, mask_rule, causal=True, length=300)  # three of its blocks
-    for remaining, right in zip(
-        computed("flex", mask, 2, 2.0), computed("eager", mask, 2, 2.0), strict=True
-    ):
-        torch.testing.assert_close(remaining, right, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention's own kernels need a GPU")
-@pytest.mark.parametrize("mask_rule", [c.Full(), c.Window(40), c.Strided(16)], ids=str)
-def test_flex_attention_equals_eager_on_a_gpu(mask_rule: c.MaskRule) -> None:
-    pos, results = torch.arange(300, device="cuda")[None], []
-    mask = Mask(pos, pos, True, mask_rule)
-    for engine in ("eager", "flex"):
-        draw = torch.Generator("cuda").manual_seed(0)
-        q, k, v = (
-            torch.randn(2, h, 300, 32, generator=draw, device="cuda").requires_grad_()
-            for h in (4, 2, 2)
-        )
-        out = ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 0.2))
-        results.append([out, *torch.autograd.grad((out * out.detach().cos()).sum(), (q, k, v))])
-    for result, right in zip(*results, strict=True):
-        torch.testing.assert_close(result, right, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.slow
-def test_flex_attention_compiled_on_a_cpu() -> None:
-    mask = situation("documents", c.Strided(16), causal=True, length=300)
-    q = torch.randn(2, 4, 300, 32)
-    expected = attend(AttentionInputs(q, q, q, mask, None, 0.2), "eager")
-    with torch.no_grad():
-        result = compiled()(q, q, q, block_mask=flex_mask(mask), scale=0.2)
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -23,16 +23,14 @@ from glassformer.core.nn.engines import ENGINES
 from glassformer.fast import prepacked
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import lora, store
-from glassformer.sight import counterparts, layouts, probes, ways
+from glassformer.sight import counterparts, layouts, probes
 from glassformer.sight.agreement import Check, differing, tolerance
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Shorter texts, and FlexAttention, whose plain version is slow, only where it is asked for."""
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter texts."""
     monkeypatch.setattr(probes, "LENGTH", 12)
-    if "flex" not in request.keywords:
-        monkeypatch.setattr(ways, "ENGINES", [name for name in ENGINES if name != "flex"])
 
 
 def checks(model: Any, **options: Any) -> dict[str, Check]:
@@ -49,7 +47,6 @@ def failing(result: dict[str, Check]) -> dict[str, Check]:
 def test_every_family_passes(name: str) -> None:
     result = checks(tiny.model(tiny.ALL[name]))
     assert not failing(result), "\n".join(check.line() for check in failing(result).values())
-    assert name not in ("llama", "bert") or result["engine varlen / eager"].status == "pass"
     kinds = {check.kind for check in result.values() if check.status == "pass"}
     assert kinds >= {"tape", "batch", "padding", "packing", "engine", "format", "lora", "saved"}
     assert ("cache" in kinds) == (not isinstance(tiny.ALL[name], config.Encoder))
@@ -74,12 +71,6 @@ def test_every_format_passes(name: str, dtype: torch.dtype) -> None:
     assert result[names.get(dtype, "float32 / float64")].status == "pass"
     if name == "llama" and dtype == torch.bfloat16:
         assert result["engine prefill / eager"].status == "pass"
-
-
-@pytest.mark.filterwarnings("error:flex_attention called")
-def test_flex_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "ENGINES", ["flex"])
-    assert checks(tiny.model(tiny.ALL["mixed"]))["engine flex / eager"].status == "pass"
 
 
 def test_the_continuation_is_the_plain_pass_own_and_greedy() -> None:
@@ -169,7 +160,7 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
         ATTENTION,
         "self_mask",
         blind_to_documents,
-        {"packing", "engine"},  # varlen is told of documents by their borders
+        {"packing"},
         FIRST + r"attn\.(pattern|z)\[0,\d+,\d+",
     ),
     "batch": ("llama", layers.Head, "forward", mixes_rows, {"batch"}, r"logits\[0,0\]"),
@@ -322,7 +313,6 @@ def test_transformers_says_the_same(
 def test_what_cannot_be_compared_says_why() -> None:
     result = checks(tiny.model(tiny.ALL["alibi"]), against="hf")
     assert result["engine block_sparse / eager"].note == "it knows no bias of positions"
-    assert result["engine varlen / eager"].note.startswith("it computes packed texts")
     assert "no layout that transformers knows" in result["here / transformers"].note
     assert "--compile" in result["compiled / eager"].note
     assert all(

@@ -31,7 +31,14 @@ def rows(packed: bool, device: str, source: bool = False) -> Batch:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, cfg in FAMILIES.items()
+        if not cfg.pool and name not in tiny.RECURRENT | {"reader"}
+    ],
+)
 def test_a_piece_asks_the_device_nothing(name: str, packed: bool, asked_nothing: Any) -> None:
     """bf16, as it is trained there: of fp32 experts torch has no grouped product on a GPU."""
     shape = FAMILIES[name]
@@ -40,10 +47,8 @@ def test_a_piece_asks_the_device_nothing(name: str, packed: bool, asked_nothing:
         grads = backward(
             model, rows(packed, "meta", isinstance(shape, config.EncoderDecoder)), Causal(), 0.0
         )
-        unused = {name for name, p in model.named_parameters() if p.grad is None} - {
-            "embed.segment.weight"
-        }
-        assert grads.sum.device.type == "meta" and all(name.startswith("pool.") for name in unused)
+        unused = {name for name, p in model.named_parameters() if p.grad is None}
+        assert grads.sum.device.type == "meta" and unused <= {"embed.segment.weight"}
 
 
 @pytest.mark.parametrize(

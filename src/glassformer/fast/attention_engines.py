@@ -3,8 +3,6 @@ was measured to be the fastest.
 
 block_sparse  FlashAttention's algorithm over the blocks that block_mask names
 cpu_blocks    training on a CPU; and ``prefill``: prompts in bf16 there
-varlen        packed documents by their borders, for GPUs
-flex          PyTorch's FlexAttention, for GPUs
 """
 
 from __future__ import annotations
@@ -16,8 +14,6 @@ from . import cpu_blocks
 from .block_mask import density
 from .block_sparse import block_sparse_attention
 from .cpu_blocks import blocks_attention, prefill_attention
-from .flex import flex_attention
-from .varlen import supports_varlen, varlen_attention
 
 
 def _few_blocks(inputs: AttentionInputs) -> bool:
@@ -57,12 +53,6 @@ def _bf16_prompt(inputs: AttentionInputs) -> bool:
     )
 
 
-def _supports_flex(inputs: AttentionInputs) -> bool:
-    """No bias, no dropout; on a CPU PyTorch refuses its gradient."""
-    untrained = not (inputs.needs_grad and inputs.q.device.type == "cpu")
-    return inputs.bias is None and inputs.dropout == 0 and untrained
-
-
 ENGINES = (
     # window(256) of 8,192 tokens, forward and backward: 10 times as fast as sdpa
     # (docs/masks.md)
@@ -86,16 +76,4 @@ ENGINES = (
         lambda inputs: True,
         min_queries=cpu_blocks.BLOCK // 2,
     ),
-    # packed documents: PyTorch's fused kernels take a mask of T x T a row there, and none
-    # beside grouped heads. Not measured on a GPU yet; on a CPU, one document after another,
-    # only by name
-    AttentionEngine(
-        "varlen",
-        varlen_attention,
-        supports_varlen,
-        lambda inputs: inputs.q.device.type != "cpu",
-        min_queries=2,
-    ),
-    # not measured on a GPU yet: only by name
-    AttentionEngine("flex", flex_attention, _supports_flex, None),
 )

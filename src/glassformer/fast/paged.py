@@ -47,9 +47,7 @@ class PackedTexts:
     are each text's columns in the row, in order. ``sources`` are the pages (S, most) and the
     lengths (S,) int32 of what each text's encoder read; where texts share them, ``source_of`` (N,)
     int32 says which a token reads. ``previous`` (1, N, B) are the tokens before each one, -1 where
-    there is none, for models that embed those. Where known, ``starts`` are the places of each
-    text's first token in the row and ``source_lengths`` those of its source: ``fast/gathered.py``
-    asks for both.
+    there is none, for models that embed those.
     """
 
     pos: Tensor  # (1, N)
@@ -60,8 +58,6 @@ class PackedTexts:
     previous: Tensor | None = None
     source_of: Tensor | None = None
     window_tables: Tensor | None = None
-    starts: Sequence[int] = ()
-    source_lengths: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.lengths = (self.pos[0] + 1).int()  # keys that each token sees, itself included
@@ -93,9 +89,8 @@ class PackedTexts:
         return VisibleKeys(tables, rows, lengths[rows.long()], int(lengths.max()))
 
     def start(self, text: int) -> int:
-        """The place of a text's first token in the row; no question to the device where it is
-        known."""
-        return self.starts[text] if self.starts else int(self.pos[0, self.spans[text][0]])
+        """The place of a text's first token in the row."""
+        return int(self.pos[0, self.spans[text][0]])
 
     def keys(self, text: int, tables: Tensor) -> tuple[int, Tensor]:
         """Number of keys of a text, and the slots they lie in (L,) by these tables."""
@@ -233,8 +228,7 @@ class PagedCache(Cache):
 
     Set ``texts`` before each pass. ``context`` is the greatest number of tokens of a text. Layers
     that look back so far at most have ``window_count`` pages by tables of their own (None: as all
-    others). ``make`` makes a layer's pages, which are of the ``kind`` PagedKV where our kernels
-    compute.
+    others). ``make`` makes a layer's pages.
     """
 
     def __init__(
@@ -246,7 +240,6 @@ class PagedCache(Cache):
         dtype: torch.dtype = torch.float32,
         window_count: int | None = None,
         make: Callable[[int, int, int, torch.dtype], Any] = Pages.empty,
-        kind: type[PagedKV] = PagedKV,
     ) -> None:
         super().__init__(cfg)
         assert isinstance(cfg.decoder, config.Stack)
@@ -258,7 +251,7 @@ class PagedCache(Cache):
         def layer(attention: config.Attention, pages: int, lookback: int | None = None) -> PagedKV:
             heads = attention.kv_heads or attention.heads
             pages = pages if lookback is None or window_count is None else window_count
-            return kind(
+            return PagedKV(
                 self, make(pages, heads, config.head_dim(attention, cfg.dim), dtype), lookback
             )
 

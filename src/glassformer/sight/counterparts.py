@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import logging
 import shutil
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -54,11 +53,9 @@ def with_engine(model: Model, name: str) -> Model:
     return view
 
 
-def engines_of(
-    model: Model, documents: Documents, names: Sequence[str], packed: bool = False
-) -> dict[str, Counter[str]]:
+def engines_of(model: Model, documents: Documents, names: Sequence[str]) -> dict[str, Counter[str]]:
     """By the name that is asked for: how many attentions each engine would compute while the model
-    reads, ``packed`` or each text alone."""
+    reads each text alone."""
     engine_counts = {name: Counter[str]() for name in names}
 
     def ask(attention: Any, args: tuple[Any, ...]) -> None:
@@ -78,7 +75,7 @@ def engines_of(
         if isinstance(module, Attention)
     ]
     try:
-        (DocumentReader(model).packed if packed else DocumentReader(model).alone)(documents)
+        DocumentReader(model).alone(documents)
     finally:
         for handle in handles:
             handle.remove()
@@ -188,15 +185,12 @@ def with_prepacked(model: Model) -> Model:
 
 
 def quietly(work: Callable[[], T]) -> T:
-    """Runs ``work`` without the warnings of PyTorch's compiler, and of FlexAttention that it
-    is not compiled."""
+    """Runs ``work`` without the warnings of PyTorch's compiler."""
     log = logging.getLogger("torch._dynamo")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-            return work()
+        return work()
     finally:
         log.setLevel(level)
 

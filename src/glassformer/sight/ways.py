@@ -28,8 +28,6 @@ NEEDS = {
     "block_sparse": "it knows no bias of positions",
     "cpu_blocks": "it knows no bias of positions and caps no scores",
     "prefill": "it computes causal prompts in bfloat16 on a CPU, without bias or cap",
-    "varlen": "it computes packed texts under a full, causal or window rule, without bias or cap",
-    "flex": "it knows no bias of positions",
     "sdpa": "it caps no scores",
 }
 """Why an engine cannot compute an attention."""
@@ -166,8 +164,6 @@ class Ways:
                 )
                 if not counts:
                     counts.update(counterparts.engines_of(readable, short, names))
-                if name == "varlen":  # of packed texts alone, whose borders it asks for
-                    counts.update(counterparts.engines_of(view, short, [name], packed=True))
                 others = [
                     f"{n} by {engine}" for engine, n in counts[name].items() if engine != name
                 ]
@@ -175,10 +171,7 @@ class Ways:
                     raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
                 note = ", ".join([f"{counts[name][name]} attentions", *others]) if others else ""
             run = lambda tape, pinned: reading(DocumentReader(view, tape, pinned))  # noqa: E731
-            quiet = lambda tape, pinned: counterparts.quietly(  # noqa: E731
-                lambda: run(tape, pinned)  # type: ignore[no-untyped-call]
-            )
-            return Way(quiet, self.dtype, (0, 0, 1, 2), eager, note)
+            return Way(run, self.dtype, (0, 0, 1, 2), eager, note)
 
         for name in names:
             if name != "eager":

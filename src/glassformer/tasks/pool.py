@@ -52,31 +52,22 @@ class Pool(LabelHead):
     def forward(self, hidden: Tensor, flow: Flow) -> Tensor:
         """hidden (B, T, C) -> (D, C), or (D, L) with labels; documents in the order of rows, then
         of columns."""
-        pos = flow.packing.pos if flow.packing is not None else flow.pos
-        if flow.contiguous and not flow.pos.is_cpu:
-            pos = torch.arange(hidden.shape[1])
-        x = flow.look(self, "vector", self.gather(hidden, pos.expand(hidden.shape[:2])))
+        x = flow.look(self, "vector", self.gather(hidden, flow.pos.expand(hidden.shape[:2])))
         x = self.transformed(x)
         return flow.look(
             self, "write", self.labels(nn.functional.normalize(x, dim=-1) if self.normalize else x)
         )
 
     def gather(self, hidden: Tensor, pos: Tensor) -> Tensor:
-        """The vector of each document (D, C) of ``pos`` (B, T); padding, -1, belongs to none.
-
-        Counted where ``pos`` lies, which may be in the host's memory.
-        """
+        """The vector of each document (D, C) of ``pos`` (B, T); padding, -1, belongs to none."""
         token_index = (pos.flatten() >= 0).nonzero()[:, 0]
         first = document_starts(pos).flatten()[token_index]
 
-        def placed(index: Tensor) -> Tensor:
-            return index.to(hidden.device, non_blocking=True)
-
         if self.mode in ("first", "last"):
             boundary = first if self.mode == "first" else torch.cat((first[1:], first.new_ones(1)))
-            return hidden.flatten(0, 1)[placed(token_index[boundary])]
-        states, which = hidden.flatten(0, 1)[placed(token_index)], first.cumsum(0) - 1
-        count, which = placed(torch.bincount(which)), placed(which)
+            return hidden.flatten(0, 1)[token_index[boundary]]
+        states, which = hidden.flatten(0, 1)[token_index], first.cumsum(0) - 1
+        count = torch.bincount(which)
         if self.mode == "max":
             lowest = hidden.new_full((len(count), hidden.shape[-1]), float("-inf"))
             return lowest.scatter_reduce(0, which[:, None].expand_as(states), states, "amax")

@@ -16,7 +16,7 @@ alive, G gates, A width of the scores.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -48,13 +48,11 @@ class DocumentOrder:
     fresh: Tensor  # (D,) whether it begins here, rather than go on from a cache
     last: Tensor  # (D,) whether it is the last of its row
     aligned: bool  # every row is one document, in its place
-    host: DocumentOrder | None = None  # the same in the host's memory, where it was made there
 
     @classmethod
     def of(cls, flow: Flow, B: int, T: int) -> DocumentOrder:
         """The order of a pass over B rows of T tokens."""
-        info = flow if flow.packing is None or flow.contiguous else flow.packing
-        pos, document_ids = info.pos.expand(B, T), info.document_ids
+        pos, document_ids = flow.pos.expand(B, T), flow.document_ids
         if flow.contiguous:
             rows = torch.arange(B, device=pos.device)
             index = torch.arange(B * T, device=pos.device).view(B, T).T.flatten()
@@ -85,7 +83,7 @@ class DocumentOrder:
         final = torch.cat((row[starts][1:] != row[starts][:-1], first[:1]))
         fresh = pos.flatten()[places][chosen] == 0
         numbers = None if number is None else number[chosen]
-        order = cls(
+        return cls(
             places[by_step],
             running.sum(1).tolist(),
             row[chosen],
@@ -94,17 +92,6 @@ class DocumentOrder:
             final[longest],
             False,
         )
-        return order if info is flow else order.on(flow.pos.device)
-
-    def on(self, device: torch.device) -> DocumentOrder:
-        """The same on a device, from the host's memory."""
-        tensors = {
-            name: tensor for name, tensor in vars(self).items() if isinstance(tensor, Tensor)
-        }
-        moved: Any = {
-            name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()
-        }
-        return replace(self, host=self, **moved)
 
     @cached_property
     def ranks(self) -> Tensor:
@@ -245,22 +232,14 @@ class EncoderStates:
             return cls(
                 hidden, None if memory.contiguous else memory.pos.expand(B, S) >= 0, None, hidden
             )
-        info, document_order = (
-            (memory, order) if order.host is None else (memory.packing or memory, order.host)
-        )
-        valid = info.pos.expand(B, S)[document_order.rows] >= 0
-        if info.document_ids is not None and document_order.document_ids is not None:
-            valid = valid & (
-                info.document_ids[document_order.rows] == document_order.document_ids[:, None]
-            )
+        valid = memory.pos.expand(B, S)[order.rows] >= 0
+        if memory.document_ids is not None and order.document_ids is not None:
+            valid = valid & (memory.document_ids[order.rows] == order.document_ids[:, None])
         columns = valid.int().argsort(dim=1, descending=True, stable=True)[
             :, : int(valid.sum(1).max())
         ]
-        valid_columns, columns = (
-            x.to(hidden.device, non_blocking=True) for x in (valid.gather(1, columns), columns)
-        )
         values = hidden.flatten(0, 1)[order.rows[:, None] * S + columns]
-        return cls(values, valid_columns, columns, values)
+        return cls(values, valid.gather(1, columns), columns, values)
 
     def end_states(self) -> Tensor:
         """The first and the last state of each source, side by side (D, 2C)."""

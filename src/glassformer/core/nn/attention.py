@@ -66,8 +66,6 @@ class Attention(TracedModule):
         x = flow.look(self, "in", x)
         if isinstance(kv, ExternalKV):
             z = kv.attention(self, x, flow, position)
-        elif flow.spans:
-            z = self.attend_per_document(flow, position, *self.qkv(x, flow, position))
         elif self.cross:
             k, v = self.from_memory(flow, kv)
             q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
@@ -92,24 +90,6 @@ class Attention(TracedModule):
         q = flow.look(self, "q", position.rotate(self.split(q, self.q_norm), flow))
         k = flow.look(self, "k", position.rotate(self.split(k, self.k_norm), flow))
         return q, k, flow.look(self, "v", self.split(v))
-
-    def attend_per_document(
-        self, flow: Flow, position: Position, q: Tensor, k: Tensor, v: Tensor
-    ) -> Tensor:
-        """z (1, H, T, D) of the texts in one row, each attended to by itself as if it were
-        alone."""
-        z = torch.empty_like(q)
-        for first, end in flow.spans:
-            pos = flow.cached(end - first, partial(torch.arange, end - first, device=q.device))[
-                None
-            ]
-            make_mask = partial(Mask, pos, pos, self.causal, self.mask, contiguous=True)
-            mask = flow.cached(("per_document", end - first, self.causal, self.mask), make_mask)
-            columns = slice(first, end)
-            z[:, :, columns] = self.attend(
-                flow, q[:, :, columns], k[:, :, columns], v[:, :, columns], mask, position
-            )
-        return z
 
     def attend(
         self,
@@ -172,10 +152,6 @@ class Attention(TracedModule):
         # what a cache holds lies before all of it
         if prefix is not None and k_pos.shape[1] > prefix.shape[1]:
             prefix = F.pad(prefix, (k_pos.shape[1] - prefix.shape[1], 0))
-        self_borders = (
-            flow.packing.borders if flow.packing is not None and k_pos is flow.pos else None
-        )
-        borders = None if self_borders is None else (self_borders, self_borders)
         make_mask = partial(
             Mask,
             flow.pos,
@@ -185,27 +161,16 @@ class Attention(TracedModule):
             document_ids,
             flow.contiguous,
             prefix,
-            borders,
             self.prefix_length,
         )
         return flow.cached(("self_mask", self.causal, self.mask), make_mask)
 
     def cross_mask(self, flow: Flow) -> Mask:
         """Every token may attend to all of the encoder's output but padding."""
-        memory, document_ids, borders = flow.memory, None, None
+        memory, document_ids = flow.memory, None
         assert memory is not None
         if flow.document_ids is not None and memory.document_ids is not None:
             document_ids = (flow.document_ids, memory.document_ids)
-            sides = [
-                side.borders
-                for side in (flow.packing, memory.packing)
-                if side and side.borders is not None
-            ]
-            borders = (
-                (sides[0], sides[1]) if len(sides) == 2 and len(sides[0]) == len(sides[1]) else None
-            )
         contiguous = memory.contiguous and document_ids is None
-        make_mask = partial(
-            Mask, flow.pos, memory.pos, False, ALL, document_ids, contiguous, None, borders
-        )
+        make_mask = partial(Mask, flow.pos, memory.pos, False, ALL, document_ids, contiguous)
         return flow.cached("cross_mask", make_mask)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .hooks import Tape
-from .packing import Packing
 
 T = TypeVar("T")
 ByPosition: TypeAlias = Callable[
@@ -39,7 +38,6 @@ class Memory:
     document_ids: Tensor | None = None  # (B, S), where several documents share a row
     aux: dict[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    packing: Packing | None = None  # what the host knows of these rows
 
 
 def document_starts(pos: Tensor) -> Tensor:
@@ -59,8 +57,7 @@ class Flow:
     ``pos`` is (B or 1, T), -1 where there is nothing; ``document_ids`` (B, T) tells packed
     documents apart; tokens where ``prefix`` (B, T) is true are seen by all of their document, those
     before them too (prefix language models). ``contiguous`` says that every row counts 0..T-1 on
-    from what a cache holds, which makes fast kernels legal. ``packing`` is what the host knows of
-    these rows.
+    from what a cache holds, which makes fast kernels legal.
     """  # no dataclass: FSDP2 copies those on their way into a module, and what is added to a copy is lost
 
     def __init__(
@@ -79,11 +76,8 @@ class Flow:
         self.prefix, self.history = prefix, history
         self.tape, self.engine, self.embed_path = tape, engine, embed_path
         self.memory: Memory | None = None
-        self.packing: Packing | None = None
         self.aux: dict[str, Tensor] = {}
         self.metrics: dict[str, Tensor] = {}  # about this pass, for whoever logs: no gradient
-        # columns of one row: texts that are attended to one by one
-        self.spans: Sequence[tuple[int, int]] = ()
         # (B, T, N) the tokens before each one, -1 for none, where a cache tells
         self.previous: Tensor | None = None
         # a cache's tables of what depends on a place alone

@@ -36,8 +36,6 @@ class Mask:
         document_ids: tuple[Tensor, Tensor] | None = None,  # of queries (B, T) and keys (B, S)
         contiguous: bool = False,
         prefix: Tensor | None = None,  # keys (B, S) that even those before them may attend to
-        # of the documents of queries and keys (packing.py)
-        borders: tuple[Tensor, Tensor] | None = None,
         prefix_length: int | None = None,  # of the rule, where the caller has it at hand
     ) -> None:
         self.q_pos, self.k_pos, self.document_ids = q_pos, k_pos, document_ids
@@ -50,11 +48,9 @@ class Mask:
         if prefix_length is None:
             prefix_length = rule.prefix_length
         self.prefix_length = prefix_length if causal else 0
-        self.borders = borders
         self._dense: Tensor | None = None
         self._biases: dict[Any, Tensor | None] = {}
         self.block_masks: list[Any] = []  # made of it by fast/block_mask.py
-        self.flex_mask: Any = None  # made of it by fast/flex.py
         self.fast_path = self._fast_path()
 
     def _fast_path(self) -> Literal["full", "causal"] | None:

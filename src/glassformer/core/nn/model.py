@@ -25,7 +25,6 @@ from .engines import AttentionEngine, engine_name
 from .flow import Flow, Memory, TracedModule
 from .hooks import Tape
 from .layers import linear, norm
-from .packing import Packing
 from .position import Position
 
 Want: TypeAlias = Literal["all", "last", "none"] | Tensor
@@ -186,7 +185,6 @@ class Model(TracedModule):
         cache: Cache | None = None,
         tape: Tape | None = None,
         prefix: Tensor | None = None,
-        packing: Packing | None = None,
     ) -> Flow:
         """The flow of one forward pass over ``tokens`` (B, T)."""
         if tokens.ndim != 2 or tokens.dtype not in (torch.int64, torch.int32):
@@ -212,14 +210,6 @@ class Model(TracedModule):
         if tape is not None:
             tape.start_pass(pos, document_ids)
         flow = Flow(pos, contiguous, document_ids, prefix, history, tape=tape, engine=self.engine)
-        if (
-            packing is None
-            and self.engine == "varlen"
-            and document_ids is not None
-            and document_ids.is_cpu
-        ):
-            packing = Packing(pos, document_ids)  # else it asks for the engine of its own
-        flow.packing = packing
         if cache is not None:
             cache.prepare(flow)
         return flow
@@ -266,7 +256,6 @@ class Decoder(Model):
         pos: Tensor | None = None,
         document_ids: Tensor | None = None,
         prefix: Tensor | None = None,
-        packing: Packing | None = None,
         cache: Cache | None = None,
         tape: Tape | None = None,
         logits: Want = "all",
@@ -275,11 +264,10 @@ class Decoder(Model):
         separates packed documents.
 
         ``prefix`` (B, T) is true for tokens that all of their document see (with a cache: read in
-        one go). ``packing`` is what the host knows of pos and document_ids that lie on a GPU, which
-        then need not be asked. Raises UserError for tokens of another shape or past a learned
+        one go). Raises UserError for tokens of another shape or past a learned
         position table.
         """
-        flow = self.flow(tokens, pos, document_ids, cache, tape, prefix, packing)
+        flow = self.flow(tokens, pos, document_ids, cache, tape, prefix)
         return self.finish(
             self.decoder(self.embed(tokens, flow), flow, cache), flow, logits, cache is not None
         )
@@ -302,12 +290,11 @@ class Encoder(Model):
         pos: Tensor | None = None,
         document_ids: Tensor | None = None,
         segments: Tensor | None = None,
-        packing: Packing | None = None,
         tape: Tape | None = None,
         logits: Want = "all",
     ) -> Output:
         """tokens (B, T) -> Output; ``segments`` (B, T) as in BERT's sentence pairs."""
-        flow = self.flow(tokens, pos, document_ids, None, tape, packing=packing)
+        flow = self.flow(tokens, pos, document_ids, None, tape)
         return self.finish(self.encoder(self.embed(tokens, flow, segments), flow), flow, logits)
 
 
@@ -334,16 +321,15 @@ class EncoderDecoder(Model):
         *,
         pos: Tensor | None = None,
         document_ids: Tensor | None = None,
-        packing: Packing | None = None,
         tape: Tape | None = None,
     ) -> Memory:
         """source (B, S) -> what the decoder looks at."""
-        flow = self.flow(source, pos, document_ids, tape=tape, packing=packing)
+        flow = self.flow(source, pos, document_ids, tape=tape)
         flow.embed_path = "source_embed"
         embed = self.embed if self.source_embed is None else self.source_embed
         hidden = self.encoder(embed(source, flow), flow)
         alone = pos is None and document_ids is None
-        return Memory(hidden, flow.pos, alone, document_ids, flow.aux, flow.metrics, flow.packing)
+        return Memory(hidden, flow.pos, alone, document_ids, flow.aux, flow.metrics)
 
     def forward(
         self,
@@ -354,8 +340,6 @@ class EncoderDecoder(Model):
         document_ids: Tensor | None = None,
         source_pos: Tensor | None = None,
         source_document_ids: Tensor | None = None,
-        packing: Packing | None = None,
-        source_packing: Packing | None = None,
         memory: Memory | None = None,
         cache: Cache | None = None,
         tape: Tape | None = None,
@@ -371,13 +355,10 @@ class EncoderDecoder(Model):
                 "an encoder-decoder takes either source tokens or a memory; give one of them."
             )
         if source is not None:
-            source_args = {
-                "pos": source_pos,
-                "document_ids": source_document_ids,
-                "packing": source_packing,
-            }
-            memory = self.encode(source, **source_args, tape=tape)  # type: ignore[arg-type]
-        flow = self.flow(tokens, pos, document_ids, cache, tape, packing=packing)
+            memory = self.encode(
+                source, pos=source_pos, document_ids=source_document_ids, tape=tape
+            )
+        flow = self.flow(tokens, pos, document_ids, cache, tape)
         flow.memory = memory
         if memory is not None:
             flow.aux, flow.metrics = dict(memory.aux), dict(memory.metrics)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ..config.objective import Objective
 from ..nn import Output, Tape
-from ..nn.packing import Packing
 from .batches import Batch, piece_borders
 from .pieces import Pieces
 
@@ -72,10 +71,6 @@ def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
         model, kwargs["tape"] = getattr(model, "_orig_mod", model), tape
     extras = ("source", "source_pos", "source_document_ids", "segments", "prefix")
     kwargs |= {name: value for name in extras if (value := getattr(batch, name)) is not None}
-    for side in ("", "source_"):
-        if batch.host is not None and (pos := getattr(batch.host, f"{side}pos")) is not None:
-            ids = getattr(batch.host, f"{side}document_ids")
-            kwargs[f"{side}packing"] = Packing(pos, ids, batch.tokens.device)
     output: Output = model(batch.tokens, **kwargs)
     return output
 

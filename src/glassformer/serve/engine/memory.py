@@ -3,9 +3,8 @@ checks of requests against the model."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,9 +17,8 @@ from ...core.nn.finite import check_now
 from ...fast import kernels
 from ...fast.batch_invariant_moe import batch_invariant_moe
 from ...fast.fused import fuse
-from ...fast.gathered import FlatPages, GatheredKV
-from ...fast.kernels import PAGE, Pages
-from ...fast.paged import PagedCache, PagedKV
+from ...fast.kernels import PAGE
+from ...fast.paged import PagedCache
 from ...fast.prepacked import prepack
 from .pages import PagePool
 from .request import Encode, Request
@@ -89,9 +87,7 @@ class MemoryPlan:
         assert not isinstance(cfg, config.Encoder)
         page_counts = len(self.pool.users), self.source_pages
         near = None if self.windows is None else len(self.windows.pool.users)
-        cache = PagedCache(
-            cfg, self.context, *page_counts, page_dtype(self.model), near, **page_kind(self.model)
-        )
+        cache = PagedCache(cfg, self.context, *page_counts, page_dtype(self.model), near)
         return PagedRunner(self.model, cache, Sources(self.source_pages), self.windows)
 
     def drafter(self) -> PagedRunner | None:
@@ -106,7 +102,6 @@ class MemoryPlan:
             context,
             *page_counts,
             page_dtype(self.draft),
-            **page_kind(self.draft),
         )
         return PagedRunner(self.draft, cache, Sources(0))
 
@@ -119,22 +114,14 @@ def by_kernels(model: Model) -> bool:
 def page_dtype(model: Model) -> torch.dtype:
     """Dtype of cached keys and values."""
     dtype = next(model.parameters()).dtype
-    return dtype if dtype == torch.bfloat16 or not by_kernels(model) else torch.float32
-
-
-def page_kind(model: Model) -> dict[str, Any]:
-    """Storage of a cache's pages and the attention that reads them."""
-    if by_kernels(model):
-        return {"make": Pages.empty, "kind": PagedKV}
-    device = next(model.parameters()).device
-    return {"make": functools.partial(FlatPages.empty, device=device), "kind": GatheredKV}
+    return dtype if dtype == torch.bfloat16 else torch.float32
 
 
 def page_bytes(model: Model) -> tuple[int, int, int]:
     """``PagedCache.page_bytes`` of a model."""
     cfg = model.config
     assert not isinstance(cfg, config.Encoder)
-    return PagedCache.page_bytes(cfg, page_dtype(model), page_kind(model)["make"])
+    return PagedCache.page_bytes(cfg, page_dtype(model))
 
 
 def prepacked_view(model: Model) -> tuple[Model, int]:
@@ -184,7 +171,7 @@ def plan_memory(
     need(context is None or 1 <= context <= most, f"max_context is {context}; give 1 to {most}.")
     context = context or most
     model, copied = prepacked_view(model)
-    if not _has_pages(cfg):
+    if not _has_pages(model):
         stack = None if isinstance(cfg, config.Encoder) else cfg.decoder
         attentions = stack.attentions if isinstance(stack, config.Stack) else []
         first = max((attention.mask.prefix_length for attention in attentions), default=0)
@@ -192,7 +179,7 @@ def plan_memory(
             model, context, sequences, PagePool(sequences), 0, context + 1, 0, first, copied
         )
     need(
-        draft is None or _has_pages(draft.config),
+        draft is None or _has_pages(draft),
         "A draft model keeps pages of keys and values alone; give one whose blocks are attention.",
     )
     assert not isinstance(cfg, config.Encoder) and isinstance(cfg.decoder, config.Stack)
@@ -203,9 +190,7 @@ def plan_memory(
         for attention in (block.attention, block.cross)
         if attention is not None
     ]
-    even = not by_kernels(model) or all(
-        config.head_dim(attention, cfg.dim) % 2 == 0 for attention in attentions
-    )
+    even = all(config.head_dim(attention, cfg.dim) % 2 == 0 for attention in attentions)
     need(
         even,
         "An engine takes heads of an even number of dimensions; use glassformer.generate "
@@ -258,9 +243,13 @@ def plan_memory(
     return room
 
 
-def _has_pages(cfg: config.Model) -> bool:
-    """True where all that a decoder keeps of a text are keys and values."""
+def _has_pages(model: Model) -> bool:
+    """True where all that a decoder keeps of a text are keys and values, which our kernels read:
+    on a CPU."""
+    cfg = model.config
     if isinstance(cfg, config.Encoder) or isinstance(cfg.decoder, config.Recurrent):
+        return False
+    if not by_kernels(model):
         return False
     return len(cfg.decoder.attentions) == len(cfg.decoder.pattern)
 

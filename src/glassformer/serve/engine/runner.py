@@ -3,7 +3,7 @@ through an encoder.
 
     PagedRunner   attention: keys and values in pages, the encoder's output in pages of its own
     StateRunner   recurrent decoders: a sequence's state is its one page
-    CacheRunner   stacks with a mixer of a user's own: a sequence's cache is its one page
+    CacheRunner   stacks with a mixer of a user's own, or elsewhere than on a CPU: a sequence's cache is its one page
 
 N tokens in the row, S sequences, R rows of logits, C model dim, V vocabulary.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +21,12 @@ from torch import Tensor
 
 from ...core import config
 from ...core.nn import Cache, EncoderDecoder, Memory, Model, Output
+from ...core.nn.attention import Attention
+from ...core.nn.cache import ExternalKV
 from ...core.nn.flow import Flow
-from ...core.nn.model import inference
+from ...core.nn.mask import Mask
+from ...core.nn.model import Stack, inference
+from ...core.nn.position import Position
 from ...fast.kernels import PAGE
 from ...fast.paged import PackedTape, PackedTexts, PagedCache
 from ...tasks.pool import Pool
@@ -199,9 +204,7 @@ class PagedRunner:
             sources = self._tables(open_pages), self._row(lengths, torch.int32)
         previous = self._previous(chunks) if self.lag else None
         layout = self._row(pos)[None], self._row(rows, torch.int32), tables, spans
-        starts = [chunk.start for chunk in chunks]
-        extras = {"window_tables": windows, "starts": starts, "source_lengths": lengths}
-        return PackedTexts(*layout, sources, previous, **extras)  # type: ignore[arg-type]
+        return PackedTexts(*layout, sources, previous, window_tables=windows)
 
     def _parts(self, pages: Sequence[int]) -> list[int]:
         """Window pages of these pages, 0 where a page has none."""
@@ -399,6 +402,32 @@ class CacheRunner:
         return self.memories[sequence]
 
 
+class SeparateTexts(ExternalKV):
+    """In the cache's place: the texts in ``spans`` of one row, each attended to by itself as if it
+    were alone."""
+
+    def __init__(self, spans: Sequence[tuple[int, int]], blocks: int) -> None:
+        self.spans, self.layers = spans, [(self, None)] * blocks
+
+    def attention(self, module: Attention, x: Tensor, flow: Flow, position: Position) -> Tensor:
+        q, k, v = module.qkv(x, flow, position)
+        z = torch.empty_like(q)
+        for first, end in self.spans:
+            columns, length = slice(first, end), end - first
+            mask = flow.cached(
+                (length, module.causal, module.mask), partial(_mask_of, module, length, x.device)
+            )
+            z[:, :, columns] = module.attend(
+                flow, q[:, :, columns], k[:, :, columns], v[:, :, columns], mask, position
+            )
+        return z
+
+
+def _mask_of(module: Attention, length: int, device: torch.device) -> Mask:
+    pos = torch.arange(length, device=device)[None]
+    return Mask(pos, pos, module.causal, module.mask, contiguous=True)
+
+
 def encode(model: Model, requests: Sequence[Encode]) -> list[Tensor]:
     """Output of each Encode request, all texts side by side in one row, each attending to itself
     alone."""
@@ -416,10 +445,9 @@ def encode(model: Model, requests: Sequence[Encode]) -> list[Tensor]:
     body: Any = model.encoder if isinstance(model.config, config.Encoder) else model.decoder
     with inference(model):
         flow = model.flow(row, pos, ids)
-        flow.spans = spans
-        hidden: Tensor = body(
-            model.embed(row, flow, segment_ids if model.config.embed.segments else None), flow
-        )
+        x = model.embed(row, flow, segment_ids if model.config.embed.segments else None)
+        blocks = len(body.blocks) if isinstance(body, Stack) else 0
+        hidden: Tensor = body(x, flow, SeparateTexts(spans, blocks) if blocks else None)
         return [
             _answer(model, request, hidden[:, a:b], pos[:, a:b])
             for request, (a, b) in zip(requests, spans, strict=True)

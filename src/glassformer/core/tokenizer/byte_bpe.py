@@ -9,16 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError, nearest, need
+from .tiktoken_backend import WORDS
 from .tokenizer_json import ByRank, Spec, added_token, bpe, letters_as_bytes, make_spec, split
 from .vocabulary import byte_alphabet
 
 LONGEST = 1024  # bytes of one token; the longest published ones have a few hundred
 
-# tiktoken's cl100k, Llama 3 and Qwen differ only in how many digits go together.
-WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
-    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 CASED_WORDS = (

@@ -312,15 +312,14 @@ class Tokenizer(Vocabulary):
         return tokenizer_json.with_merges(self._tables)
 
     @functools.cached_property
+    def _plain_spec(self) -> Spec:
+        """The same, with a model that finds no special token in plain text."""
+        return marking_lost(tokenizer_json.without_specials(self._spec))
+
+    @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that leaves special tokens in a text as plain text."""
-        names = [
-            token["content"]
-            for token in self._spec["added_tokens"]
-            if token["content"] and token["special"]
-        ]
-        hidden = tokenizer_json.without_specials(self._spec, names) or self._spec
-        library = tokenizer_json.load(marking_lost(hidden), self._source)
+        library = tokenizer_json.load(self._plain_spec, self._source)
         library.encode_special_tokens = True
         return library
 

@@ -294,42 +294,29 @@ def _restore_no_break_spaces(model: dict[str, Any]) -> None:
         model["merges"] = [[broken.get(half, half) for half in pair] for pair in model["merges"]]
 
 
-def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
-    """A copy whose model can make no special token out of plain text, ids unchanged; None when it
-    never could.
+def without_specials(spec: Spec) -> Spec:
+    """A copy whose model can make no special token out of plain text, ids unchanged.
 
     The library takes special tokens out of its own search when told, but a Unigram model, say,
     would still find "</s>" among its pieces. So these pieces get names that no text matches.
     """
-    model = spec["model"]
-    kind, vocabulary = model["type"], model["vocab"]
-    names = {name: f"\0 {name}" for name in special}
-    inside = ids_of({"model": model}).keys() & names.keys()
-    if not inside:
-        return None
-    if kind == "BPE":
-        merged = {prefix + right for prefix, right in model["merges"]}
-        if not any(
-            len(name) == 1 or name in merged or (model.get("ignore_merges") and name in vocabulary)
-            for name in names
-        ):
-            return None
-        merges = [
+    model = dict(spec["model"])
+    vocabulary = model["vocab"]
+    special = {token["content"] for token in spec["added_tokens"] if token["special"]}
+    names = {name: f"\0 {name}" for name in special & ids_of({"model": model}).keys() - {""}}
+    if model["type"] == "BPE":
+        model["merges"] = [
             pair
             for pair in model["merges"]
-            if not {pair[0], pair[1], pair[0] + pair[1]} & names.keys()
+            if names.keys().isdisjoint((*pair, pair[0] + pair[1]))
         ]
-        model = {**model, "merges": merges}
-    if kind == "Unigram":
-        model = {
-            **model,
-            "vocab": [[names.get(piece, piece), score] for piece, score in vocabulary],
-        }
+    if isinstance(vocabulary, list):
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
     else:
-        model = {**model, "vocab": {names.get(name, name): id for name, id in vocabulary.items()}}
+        model["vocab"] = {names.get(name, name): id for name, id in vocabulary.items()}
         model["unk_token"] = names.get(str(model.get("unk_token")), model.get("unk_token"))
-    added = [token for token in spec["added_tokens"] if token["content"] not in inside]
-    return {**spec, "added_tokens": added, "model": model, "post_processor": None}
+    added = [token for token in spec["added_tokens"] if token["content"] not in names]
+    return {**spec, "added_tokens": added, "model": model}
 
 
 # which text, or None for a token of its own, its id, its segment

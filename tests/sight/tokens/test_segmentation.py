@@ -64,7 +64,9 @@ def proven(tokenizer: Tokenizer, words: list[str]) -> None:
         assert [id for item in traces for id in item.ids] == ids, repr(word)
         for item in traces:
             if item.algorithm == "Unigram":  # unknown neighbours are one piece, or its bytes
-                known = [piece for piece in destination(item, "") if tokenizer.id(piece) is not None]
+                known = [
+                    piece for piece in destination(item, "") if tokenizer.id(piece) is not None
+                ]
                 assert known == [piece for piece in item.pieces if piece in known]
             else:
                 hidden = [piece.removeprefix("\0 ") for piece in destination(item, unknown)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import UserError
@@ -306,9 +306,7 @@ def without_specials(spec: Spec) -> Spec:
     names = {name: f"\0 {name}" for name in special & ids_of({"model": model}).keys() - {""}}
     if model["type"] == "BPE":
         model["merges"] = [
-            pair
-            for pair in model["merges"]
-            if names.keys().isdisjoint((*pair, pair[0] + pair[1]))
+            pair for pair in model["merges"] if names.keys().isdisjoint((*pair, pair[0] + pair[1]))
         ]
     if isinstance(vocabulary, list):
         model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]

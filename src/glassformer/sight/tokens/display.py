@@ -33,12 +33,16 @@ def _steps(trace: WordTrace) -> list[str]:
                     f'  "{rest}"  {tried} tried, {f"longest: {piece}" if piece else outcome}'
                 )
             case Path(pieces, score):
-                label, behind = ("best ", "") if best is None else ("rival", f"  ({score - best:.3f})")
+                label, behind = (
+                    ("best ", "") if best is None else ("rival", f"  ({score - best:.3f})")
+                )
                 best = score if best is None else best
                 lines.append(f"  {label} {score:9.3f}  {' '.join(pieces)}{behind}")
     match trace:
         case WordTrace(whole=True, steps=(*_, Merge(pieces=(last,)))) if last == trace.word:
             lines.append("  the whole word is an entry and is taken at once; merges agree")
         case WordTrace(whole=True, steps=(_, *_)):
-            lines.append("  the whole word is an entry and is taken at once; merges do not reach it")
+            lines.append(
+                "  the whole word is an entry and is taken at once; merges do not reach it"
+            )
     return lines

@@ -188,7 +188,9 @@ def _draw(console: Console, sheets: list[Sheet], traces: list[list[WordTrace]], 
     console.print("\n· space  ⇥ tab  ↵ new line  <0xE9> bytes", style="dim")
     for topic in sheets[0].habits:
         console.print(f"\n{topic}", style="bold")
-        console.print("\n".join(tables.lines(("", s.name, s.habits[topic]) for s in sheets)))
+        console.print(
+            "\n".join(tables.lines((("", s.name, s.habits[topic]) for s in sheets), (), (1, 2)))
+        )
 
 
 def _draw_tokens(console: Console, tokens: tuple[Token, ...], ids: bool) -> None:

@@ -60,7 +60,7 @@ def proven(tokenizer: Tokenizer, words: list[str]) -> None:
     tracer = Tracer(tokenizer, rivals=0)
     unknown = "" if tokenizer.unk is None else tokenizer.token(tokenizer.unk)
     for word, ids in zip(words, tokenizer.encode_batch(words), strict=True):
-        traces = [tracer(part) for part in tracer.words(word)]
+        traces = [tracer(part) for part in tokenizer.words(word)]
         assert [id for item in traces for id in item.ids] == ids, repr(word)
         for item in traces:
             if item.algorithm == "Unigram":  # unknown neighbours are one piece, or its bytes

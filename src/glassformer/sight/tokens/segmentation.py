@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from ...core.errors import UserError
+from ...core.tokenizer import library
 from ...core.tokenizer.tokenizer import Tokenizer
-from ...core.tokenizer.tokenizer_json import ids_of, load
+from ...core.tokenizer.tokenizer_json import ids_of
 
 UNKNOWN_PENALTY = 10.0  # below the worst score: what Unigram gives a character that is in no piece
 
@@ -84,7 +85,7 @@ def trace(tokenizer: Tokenizer, text: str, rivals: int = 3) -> list[WordTrace]:
     """
     tracer = Tracer(tokenizer, rivals)
     ids = tokenizer.encode(text)
-    traces = [tracer(word) for word in tracer.words(text)]
+    traces = [tracer(word) for word in tokenizer.words(text)]
     if [id for word in traces for id in word.ids] != ids:
         raise UserError(
             "This text holds a token that was added to the vocabulary, which has no "
@@ -111,20 +112,11 @@ class Tracer:
                 if not {first, right, first + right} & tokenizer.specials.keys()
             }
             letters = {**self.model, "merges": [], "ignore_merges": False}
-            self.letters = load({**spec, "model": letters}, "The tokenizer").model.tokenize
+            self.letters = library.load({**spec, "model": letters}, "The tokenizer").model.tokenize
         if self.algorithm == "Unigram":
             self.scores: dict[str, float] = dict(self.model["vocab"])
             self.longest = max(map(len, self.scores))
             self.unknown_score = min(self.scores.values()) - UNKNOWN_PENALTY
-
-    def words(self, text: str) -> list[str]:
-        """The text normalised and split, as the model is given it."""
-        library = self.tokenizer._plain
-        if library.normalizer is not None:
-            text = library.normalizer.normalize_str(text)
-        if library.pre_tokenizer is None:
-            return [text] if text else []
-        return [word for word, _ in library.pre_tokenizer.pre_tokenize_str(text)]
 
     def __call__(self, word: str) -> WordTrace:
         start, steps = [word], list[Step]()

@@ -111,7 +111,7 @@ registry.MODULES.update(
     edits=["sight.edits"],
     tables=["formats.tables"],
     corpora=["tasks.python_docs"],
-    tokenizer_trainers=["formats.subwords"],
+    tokenizer_trainers=["formats.tokenizer_trainers"],
 )
 
 # here, since every door leads through the package: commands, their processes, notebooks

@@ -104,8 +104,12 @@ CASES: dict[str, tuple[str, bytes, str]] = {
     "too few ranks": ("my.tiktoken", RANKS, 'is not what "gpt2" has'),
     "cut model": ("x.model", MODEL[:-3], "not a whole SentencePiece model"),
     "cut between pieces": ("x.model", PIECES, "ends before it says how it splits"),
-    "lying length": ("x.model", MODEL + b"\x0a\xff\xff\xff\xff\x0f", "longer than what is left"),
-    "endless number": ("x.model", MODEL + b"\xff" * 20, "too long"),
+    "lying length": (
+        "x.model",
+        MODEL + b"\x0a\xff\xff\xff\xff\x0f",
+        "not a whole SentencePiece model",
+    ),
+    "endless number": ("x.model", MODEL + b"\xff" * 20, "not a whole SentencePiece model"),
     "no pieces": ("x.model", b"\x12\0", "no vocabulary"),
     "no unknown": ("x.model", MODEL[len(piece(b"<unk>", 2)) :], "one entry for unknown"),
     "twice a piece": ("x.model", MODEL + piece(b"b", 1), "same text"),
@@ -140,7 +144,7 @@ def test_the_good_ones_open(tmp_path: Path) -> None:
 
 
 def test_vocab_and_merges(tmp_path: Path) -> None:
-    """Errors of ``vocab_merges``."""
+    """Errors of ``read_vocabulary``."""
     model = json.loads(train_tokenizer("bpe", STORY, 300).to_json())["model"]
     merges = "\n".join(" ".join(pair) for pair in model["merges"])
     (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))

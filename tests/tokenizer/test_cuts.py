@@ -10,7 +10,7 @@ import regex
 
 from glassformer.core.data import find as find_corpus
 from glassformer.core.data import text_streams, tokenise
-from glassformer.core.tokenizer import byte_bpe
+from glassformer.formats import byte_level
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 
@@ -87,7 +87,7 @@ def test_no_published_split_reaches_over_a_cut(monkeypatch: pytest.MonkeyPatch) 
     ]
     assert "".join(pieces) == full and len(pieces) > 40
     gpt2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-    for name, kind in byte_bpe.KINDS.items():
+    for name, kind in byte_level.KINDS.items():
         pattern = kind.pattern or gpt2
         assert [
             word for piece in pieces for word in regex.findall(pattern, piece)

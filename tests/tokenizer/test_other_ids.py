@@ -12,8 +12,8 @@ import pytest
 
 from glassformer import UserError
 from glassformer.core.tokenizer import Tokenizer
-from glassformer.core.tokenizer import byte_bpe as ranks
 from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats import byte_level as ranks
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_bad import MODEL, VOCAB
 from tokenizer.test_tokenizer import NASTY, STORY, streamed

@@ -134,13 +134,14 @@ def test_nothing_is_learnt_across_or_of_a_special_token(
 
 
 def test_inner_letters_of_wordpiece_are_those_of_its_words() -> None:
-    from glassformer.formats import subwords
+    from glassformer.core.tokenizer import library as tokenizers
+    from glassformer.formats import tokenizer_trainers
 
     odd = "don't stop, 漢字かな é e\u0301 a\u200bb naïve—yes x\ty\u00a0z C3PO №5 a.b"
-    library = subwords.load(train_tokenizer("wordpiece", [odd], 200, None)._spec, "The tokenizer")
+    library = tokenizers.load(train_tokenizer("wordpiece", [odd], 200, None)._spec, "The tokenizer")
     pieces = library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(odd))
     words = [word for word, _ in pieces]
-    letters, inner = subwords._word_letters(library, [odd])
+    letters, inner = tokenizer_trainers._word_letters(library, [odd])
     assert letters == sorted(set("".join(words)))
     assert inner == sorted({letter for word in words for letter in word[1:]})
 

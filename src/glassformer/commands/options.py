@@ -158,7 +158,7 @@ def read_texts(texts: Sequence[str]) -> list[str]:
 def read_prompts(source: str) -> list[str]:
     """Returns the texts of a file, or of standard input for ``-``."""
     name, content = (
-        ("Standard input", standard_input()) if source == "-" else (source, _read_file(source))
+        ("Standard input", standard_input()) if source == "-" else (source, read_file(source))
     )
     lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
     need(lines != [""], f"{name} is empty; give a text a line.")
@@ -171,7 +171,7 @@ def read_prompts(source: str) -> list[str]:
     return lines
 
 
-def _read_file(name: str) -> str:
+def read_file(name: str) -> str:
     try:
         return Path(name).read_text(encoding="utf-8")
     except OSError as error:

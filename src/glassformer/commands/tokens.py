@@ -3,20 +3,20 @@ of its size."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, need, note
-from .common import CommandOutput
-from .options import Separator
+from .common import CommandOutput, tables
+from .options import Separator, read_file, standard_input
 from .signature import Words
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..sight.tokens.compare import Sheet, Token
+    from ..sight.tokens.segmentation import WordTrace
 
 EXAMPLES = (
     'glassformer tokens "Once upon a time" --with gpt2 t5',
@@ -33,6 +33,8 @@ DEFAULT = ("gpt2", "bert-cased", "t5")  # one of each algorithm
 GROUNDS = ("black on #cfe6f7", "black on #ffe3b0")
 MARKS = {"piece": "", "bytes": " italic", "unknown": " bold underline"}
 MOST_SPECIALS = 6
+COUNTED = ("entries", "= base", "+ special", "+ added", "tokens", "chars/token")
+PAGE_WIDTH = 140
 
 
 def run(
@@ -94,9 +96,14 @@ def run(
         special=special,
         separator=separator,
     )
-    inputs = [*words, *(source for source in (text, file) if source is not None)]
-    need(len(inputs) <= 1, "Give one text, in quotes; or a FILE by --file.")
-    return _look(_read_text(inputs, trace), with_, ids, trace, html)
+    inputs = len(words) + (text is not None) + (file is not None)
+    need(inputs <= 1, "Give one text, in quotes; or a FILE by --file.")
+    content = next(iter(words), text)
+    if file is not None:
+        content = read_file(str(file))
+    elif content == "-":
+        content = standard_input()
+    return _look(content, with_, ids, trace, html)
 
 
 def _refuse_options(purpose: str, **options: Any) -> None:
@@ -108,178 +115,100 @@ def _refuse_options(purpose: str, **options: Any) -> None:
             )
 
 
-def _read_text(inputs: Sequence[str | Path], trace: str | None) -> str:
-    """Returns the text that is named, the word that is traced, or a sample."""
-    from ..sight.tokens.compare import SAMPLE
-
-    (source,) = inputs or [trace or SAMPLE]
-    if isinstance(source, Path):
-        try:
-            return _decoded(source.read_bytes(), str(source))
-        except OSError as error:
-            raise UserError(
-                f"{source} cannot be read ({error.strerror}); check the path."
-            ) from None
-    if source == "-":
-        return _decoded(sys.stdin.buffer.read(), "Standard input")
-    return source
-
-
-def _decoded(data: bytes, source: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{source} is not UTF-8 text (byte {error.start}); convert it.") from None
-
-
-def _tokenizer_source(name: str) -> str | Path:
-    """A run folder's checkpoint, where its tokenizer lies; any other name as it is."""
-    from ..formats import pretrained, resolve
-
-    return (
-        resolve.checkpoint_folder(Path(name))
-        if name not in pretrained.KNOWN and Path(name).is_dir()
-        else name
-    )
-
-
 def _look(
-    text: str, chosen: list[str] | None, ids: bool, trace_word: str | None, page: Path | None
+    text: str | None, chosen: list[str] | None, ids: bool, trace_word: str | None, page: Path | None
 ) -> CommandOutput:
     from ..core import files
-    from ..formats import pretrained
-    from ..sight.tokens import compare, html
-    from ..sight.tokens.segmentation import WordTrace, trace
+    from ..formats import pretrained, resolve
+    from ..sight.tokens import compare
+    from ..sight.tokens.segmentation import trace
 
+    text = trace_word or compare.SAMPLE if text is None else text
     compare.check(text)
     if page is not None and page.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--html {page} is no .html; give a name that ends in it.")
-    names = (
-        chosen
-        or [name for name in DEFAULT if name in pretrained.local_names()]
-        or list(DEFAULT[:1])
-    )
-    opened = [(name, pretrained.find(_tokenizer_source(name))) for name in dict.fromkeys(names)]
-    sheets = [compare.sheet(name, tokenizer, text) for name, tokenizer in opened]
-    traces: list[list[WordTrace]] = []
-    if trace_word is not None:
-        word_traces = [trace(tokenizer, trace_word or text) for _, tokenizer in opened]
-        traces = [
-            list({word.word: word for word in words}.values()) for words in word_traces
-        ]  # each word once
-    if page is not None:
-        files.write(page, html.page(text, sheets, traces, ids))
+    here = [name for name in DEFAULT if name in pretrained.local_names()]
+    names = chosen or here or list(DEFAULT[:1])
+    sheets, traces = [], []
+    for name in dict.fromkeys(names):
+        is_run = name not in pretrained.KNOWN and Path(name).is_dir()
+        tokenizer = pretrained.find(resolve.checkpoint_folder(Path(name)) if is_run else name)
+        sheets.append(compare.sheet(name, tokenizer, text))
+        words = [] if trace_word is None else trace(tokenizer, trace_word or text)
+        traces.append(list({word.word: word for word in words}.values()))  # each word once
     records = [sheet.to_dict() for sheet in sheets]
-    for record, trace_records in zip(records, traces, strict=False):
-        record["trace"] = [word.to_dict() for word in trace_records]
+    if trace_word is not None:
+        for record, words in zip(records, traces, strict=True):
+            record["trace"] = [word.to_dict() for word in words]
+    if page is not None:
+        paper = _console(file=io.StringIO(), record=True, width=PAGE_WIDTH, force_terminal=True)
+        _draw(paper, sheets, traces, ids)
+        files.write(page, paper.export_html(inline_styles=True))
 
     def lines() -> list[str]:
-        if page is not None:
-            return [str(page)]
-        _draw(sheets, traces, ids)
-        return []
+        if page is None:
+            _draw(_console(), sheets, traces, ids)
+        return [] if page is None else [str(page)]
 
     if not chosen and len(names) < len(DEFAULT):
         note("More tokenizers: --with NAME, from GLASSFORMER_DATA or the hub's cache.")
     return CommandOutput({"text": text, "tokenizers": records}, lines)
 
 
-# ---------------------------------------------------------------------------------- in a terminal
-
-
-def _draw(sheets: list[Sheet], traces: list[list[Any]], ids: bool) -> None:
+def _console(**settings: Any) -> Console:
     from rich.console import Console
 
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, **settings)
+
+
+def _draw(console: Console, sheets: list[Sheet], traces: list[list[WordTrace]], ids: bool) -> None:
     from ..sight.tokens.display import steps
 
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    plain = console.color_system is None or console.no_color
-    _counts(console, sheets)
-    for at, sheet in enumerate(sheets):
+    rows = [
+        (
+            sheet.name,
+            *(f"{number:,}" for number in sheet.numbers),
+            f"{sheet.characters_per_token:.2f}",
+        )
+        for sheet in sheets
+    ]
+    console.print("\n".join(tables.lines(rows, ("", *COUNTED))))
+    for sheet, words in zip(sheets, traces, strict=True):
+        more = len(sheet.specials) - MOST_SPECIALS
+        specials = " ".join(sheet.specials[:MOST_SPECIALS]) or "none"
         console.print(f"\n{sheet.name}", style="bold", end="")
-        console.print(f"  {sheet.algorithm}; special: {_specials(sheet)}", style="dim")
+        specials += f" and {more} more" if more > 0 else ""
+        console.print(f"  {sheet.algorithm}; special: {specials}", style="dim")
         if sheet.refused:
             console.print(f"  {sheet.refused}")
-        elif ids:
-            _cells(console, sheet.tokens, plain)
         else:
-            _row(console, sheet.tokens, plain)
-        for trace in traces[at] if traces else ():
-            console.print()
-            console.print("\n".join(f"  {line}" for line in steps(trace)))
-    console.print("\n· space  → tab  ↵ new line  <0xE9> bytes", style="dim")
-    wide = max(len(sheet.name) for sheet in sheets)
+            _draw_tokens(console, sheet.tokens, ids)
+        for word in words:
+            console.print("\n  " + "\n  ".join(steps(word)))
+    console.print("\n· space  ⇥ tab  ↵ new line  <0xE9> bytes", style="dim")
     for topic in sheets[0].habits:
         console.print(f"\n{topic}", style="bold")
-        for sheet in sheets:
-            console.print(f"  {sheet.name:<{wide}}  {sheet.habits[topic]}")
-
-
-def _counts(console: Console, sheets: list[Sheet]) -> None:
-    """The table of what is counted."""
-    wide = max(len(sheet.name) for sheet in sheets)
-    titles = ("entries", "= base", "+ special", "+ added", "tokens", "chars/token")
-    console.print(" " * wide + "".join(f"  {title:>9}" for title in titles), style="bold")
-    for sheet in sheets:
-        vocabulary = sheet.vocabulary
-        numbers = (
-            vocabulary.entries,
-            vocabulary.base,
-            vocabulary.special,
-            vocabulary.added,
-            len(sheet.tokens),
+        console.print(
+            "\n".join(tables.lines((("", s.name, s.habits[topic]) for s in sheets), (), (1, 2)))
         )
-        cells = "".join(f"  {number:>9,}" for number in numbers)
-        console.print(f"{sheet.name:<{wide}}{cells}  {sheet.characters_per_token:>11.2f}")
 
 
-def _specials(sheet: Sheet) -> str:
-    """The special tokens, or the first of them."""
-    more = len(sheet.specials) - MOST_SPECIALS
-    return (
-        " ".join(sheet.specials[:MOST_SPECIALS]) + (f" and {more} more" if more > 0 else "")
-        or "none"
-    )
-
-
-def _row(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
-    """The tokens as a text, on grounds that alternate, or between bars where there is no colour."""
+def _draw_tokens(console: Console, tokens: tuple[Token, ...], ids: bool) -> None:
+    """The tokens as a text, on grounds that alternate, or between bars where there is no colour;
+    or in columns, with their ids below them."""
+    from rich.columns import Columns
     from rich.text import Text
 
     from ..sight.labels import visible
 
-    line = Text("|" if plain else "")
+    plain = console.color_system is None or console.no_color
+    bar = "|" if plain else ""
+    cells, line = [], Text(bar)
     for at, token in enumerate(tokens):
-        line.append(visible(token.shown), None if plain else GROUNDS[at % 2] + MARKS[token.kind])
-        line.append("|" if plain else "")
+        style = "" if plain else GROUNDS[at % 2] + MARKS[token.kind]
+        piece = Text.assemble((visible(token.shown), style), bar)
+        cells.append(piece.copy().append(f"\n{token.id}{bar}"))
+        line.append_text(piece)
         if token.shown.endswith("\n"):
-            console.print(line)
-            line = Text("|" if plain else "")
-    if line.plain.strip("|"):
-        console.print(line)
-
-
-def _cells(console: Console, tokens: tuple[Token, ...], plain: bool) -> None:
-    """The tokens with their ids below them, in columns."""
-    from rich.cells import cell_len
-    from rich.text import Text
-
-    from ..sight.labels import visible
-
-    above, below, column = Text(), Text(), 0
-    for at, token in enumerate(tokens):
-        piece, id = visible(token.shown), str(token.id)
-        wide = max(cell_len(piece), len(id))
-        if column and column + wide + 1 > console.width:
-            console.print(above)
-            console.print(below)
-            above, below, column = Text(), Text(), 0
-        above.append(
-            piece + " " * (wide - cell_len(piece)),
-            None if plain else GROUNDS[at % 2] + MARKS[token.kind],
-        )
-        above.append("|" if plain else " ")
-        below.append(f"{id:<{wide}}{'|' if plain else ' '}")
-        column += wide + 1
-    console.print(above)
-    console.print(below)
+            line.append("\n" + bar)
+    console.print(Columns(cells, padding=(0, 1)) if ids else line)

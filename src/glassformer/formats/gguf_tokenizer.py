@@ -9,18 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.tokenizer.byte_bpe import (
-    CASED_WORDS,
-    LONGEST,
-    LOWER,
-    UPPER,
-    WORDS,
-    RankEncoding,
-    byte_level,
-)
+from ..core.tokenizer.tiktoken_backend import WORDS
 from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, added_token, letters_as_bytes
 from ..core.tokenizer.tokenizer_json import split as cut
 from . import sentencepiece
+from .byte_level import CASED_WORDS, LONGEST, LOWER, UPPER, RankEncoding, byte_level
 from .gguf_file import MAGIC as MAGIC
 from .gguf_file import fields
 from .sentencepiece import BPE, CONTROL, MARK, UNIGRAM, UNKNOWN, UNUSED, USER, VocabularyEntry
@@ -219,9 +212,6 @@ def _pieces(fields_by_key: dict[str, Any], entries: list[VocabularyEntry], sourc
         charsmap=bytes(value % 256 for value in fields_by_key.get("precompiled_charsmap", [])),
         dummy_prefix=bool(fields_by_key.get("add_space_prefix", True)),
         fewer_spaces=bool(fields_by_key.get("remove_extra_whitespaces", False)),
-        escape=True,
-        suffix=False,
-        role_ids={},
     )
     return sentencepiece.to_tokenizer_json(model)
 

@@ -1,28 +1,24 @@
-"""SentencePiece `.model` files: a small protobuf reader, and the model as a tokenizer.json holds
-it."""
+"""SentencePiece `.model` files, as a tokenizer.json holds them."""
 
 from __future__ import annotations
 
 import base64
 import math
 import re
-import struct
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.tokenizer.byte_bpe import LONGEST
 from ..core.tokenizer.tokenizer_json import (
     Roles,
     Spec,
     added_token,
-    between,
+    around,
     bpe,
-    framed_by,
     make_spec,
     merges_by_rank,
 )
+from .byte_level import LONGEST
 
 MARK = "▁"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -30,12 +26,6 @@ UNIGRAM, BPE = 1, 2
 CERTAIN = 1000.0  # a score that no other way to write a user-defined piece reaches
 # whose ids are fairseq's: four special tokens, then the pieces behind the first three
 FAIRSEQ = "xlm-roberta"
-VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5
-TRAINER, NORMALIZER = 2, 3
-
-
-class Broken(ValueError):
-    """The bytes are not a protobuf message of the kind expected."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +34,7 @@ class VocabularyEntry:
 
     text: str
     score: float
-    kind: int
+    kind: int = NORMAL
 
 
 @dataclass(frozen=True)
@@ -52,118 +42,62 @@ class SentencePieceModel:
     """Fields of a SentencePiece model that decide ids."""
 
     pieces: list[VocabularyEntry]
-    algorithm: int
-    charsmap: bytes  # the compiled table of character replacements; empty: none
-    dummy_prefix: bool  # a space before the text
-    fewer_spaces: bool  # no spaces at the ends, no runs of them
-    escape: bool  # spaces are written as the mark
-    suffix: bool  # the mark ends words instead of starting them
-    role_ids: dict[str, int]  # bos, eos, pad, unk -> id, negative where there is none
+    algorithm: int = UNIGRAM
+    charsmap: bytes = b""  # the compiled table of character replacements; empty: none
+    dummy_prefix: bool = True  # a space before the text
+    fewer_spaces: bool = True  # no spaces at the ends, no runs of them
+    role_ids: dict[str, int] = field(default_factory=dict)  # bos, eos, pad, unk; negative: none
 
 
-# ------------------------------------------------------------------------------- the wire format
+def parse(data: bytes, source: str) -> SentencePieceModel:
+    """The model in the bytes of a SentencePiece file; UserError where they hold none."""
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2
 
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            raise Broken("it ends in the middle of a number")
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return value, at
-    raise Broken("a number is too long")
-
-
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Each field of a protobuf message: its number and its value; numbers with a fixed size come as
-    bytes.
-
-    Raises Broken for anything else.
-    """
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        kind = key & 7
-        if kind == VARINT:
-            value, at = _varint(data, at)
-            yield key >> 3, value
-            continue
-        if kind == COUNTED:
-            size, at = _varint(data, at)
-        elif kind in (EIGHT_BYTES, FOUR_BYTES):
-            size = 8 if kind == EIGHT_BYTES else 4
-        else:
-            raise Broken(f"a field has the unknown kind {kind}")
-        if at + size > len(data):
-            raise Broken("a field is longer than what is left")
-        yield key >> 3, data[at : at + size]
-        at += size
-
-
-def _bytes(value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        raise Broken("a number stands where text must be")
-    return value
-
-
-def _int(value: int | bytes) -> int:
-    if isinstance(value, bytes):
-        raise Broken("text stands where a number must be")
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _message(value: int | bytes) -> dict[int, int | bytes]:
-    return dict(fields(_bytes(value)))
-
-
-def _piece(raw: dict[int, int | bytes]) -> VocabularyEntry:
-    score = _bytes(raw.get(2, bytes(4)))
-    if len(score) != 4:
-        raise Broken("a score is not a number of four bytes")
-    return VocabularyEntry(
-        _bytes(raw.get(1, b"")).decode(), struct.unpack("<f", score)[0], _int(raw.get(3, NORMAL))
-    )
-
-
-def parse(data: bytes) -> SentencePieceModel:
-    """The model in the bytes of a SentencePiece file; raises Broken or UnicodeDecodeError when they
-    hold none."""
-    pieces: list[VocabularyEntry] = []
-    settings: dict[int, dict[int, int | bytes]] = {}
-    for number, value in fields(data):
-        if number == 1:
-            pieces.append(_piece(_message(value)))
-        elif number in (TRAINER, NORMALIZER):
-            settings[number] = _message(value)
-    if not pieces:
-        raise Broken("it has no vocabulary")
-    if len(settings) < 2:  # which stand behind the pieces
-        raise Broken("it ends before it says how it splits a text")
-    trainer, normalizer = settings[TRAINER], settings[NORMALIZER]
-    if len({piece.text for piece in pieces}) != len(pieces):
-        raise Broken("two entries have the same text")
-    if any(
-        not piece.text or len(piece.text) > LONGEST or not math.isfinite(piece.score)
-        for piece in pieces
-    ):
-        raise Broken("an entry has no text, an endless text or no score")
-    if [piece.kind for piece in pieces].count(UNKNOWN) != 1:
-        raise Broken("it must have one entry for unknown characters")
-    places = {"unk": (40, 0), "bos": (41, 1), "eos": (42, 2), "pad": (43, -1)}
+    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    try:
+        model.ParseFromString(data)
+        pieces = [VocabularyEntry(piece.piece, piece.score, piece.type) for piece in model.pieces]
+        problem = _problem(pieces, model)
+    except DecodeError as error:
+        problem = str(error)
+    if problem is not None:
+        raise UserError(
+            f"{source} is not a whole SentencePiece model ({problem}); restore the file."
+        )
+    trainer, normalizer = model.trainer_spec, model.normalizer_spec
+    suffixed = trainer.treat_whitespace_as_suffix or not normalizer.escape_whitespaces
+    if trainer.model_type not in (UNIGRAM, BPE) or suffixed:
+        raise UserError(
+            f"{source} is a SentencePiece model of a rare kind; only Unigram and BPE can be read."
+        )
+    role_ids = {role: getattr(trainer, f"{role}_id") for role in ("unk", "bos", "eos", "pad")}
     return SentencePieceModel(
-        pieces=pieces,
-        algorithm=_int(trainer.get(3, UNIGRAM)),
-        charsmap=_bytes(normalizer.get(2, b"")),
-        dummy_prefix=bool(_int(normalizer.get(3, 1))),
-        fewer_spaces=bool(_int(normalizer.get(4, 1))),
-        escape=bool(_int(normalizer.get(5, 1))),
-        suffix=bool(_int(trainer.get(24, 0))),
-        role_ids={
-            role: _int(trainer.get(number, usual)) for role, (number, usual) in places.items()
-        },
+        pieces,
+        trainer.model_type,
+        normalizer.precompiled_charsmap,
+        normalizer.add_dummy_prefix,
+        normalizer.remove_extra_whitespaces,
+        role_ids,
     )
+
+
+def _problem(pieces: list[VocabularyEntry], model: Any) -> str | None:
+    """What is missing or wrong in a file that can be read."""
+    texts = {piece.text for piece in pieces}
+    if not pieces:
+        return "it has no vocabulary"
+    # they stand behind the pieces
+    if not (model.HasField("trainer_spec") and model.HasField("normalizer_spec")):
+        return "it ends before it says how it splits a text"
+    if len(texts) != len(pieces):
+        return "two entries have the same text"
+    whole = all(type(text) is str and 0 < len(text) <= LONGEST for text in texts)
+    if not whole or not all(math.isfinite(piece.score) for piece in pieces):
+        return "an entry has no text, an endless text or no score"
+    if [piece.kind for piece in pieces].count(UNKNOWN) != 1:
+        return "it must have one entry for unknown characters"
+    return None
 
 
 # ------------------------------------------------------------------------- as a tokenizer.json
@@ -177,16 +111,7 @@ def read_tokenizer(
     ``sentinels``: how many ``<extra_id_N>`` T5 adds behind the vocabulary; ``fairseq``: XLM-R's
     ids. Raises UserError for a broken file.
     """
-    try:
-        model = parse(data)
-    except (Broken, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{source} is not a whole SentencePiece model ({error}); restore the file."
-        ) from None
-    if model.algorithm not in (UNIGRAM, BPE) or model.suffix or not model.escape:
-        raise UserError(
-            f"{source} is a SentencePiece model of a rare kind; only Unigram and BPE can be read."
-        )
+    model = parse(data, source)
     if fairseq:
         return _fairseq(model, source)
     pieces = model.pieces
@@ -221,9 +146,7 @@ def _fairseq(model: SentencePieceModel, source: str) -> tuple[Spec, Roles]:
         )
     spec = to_tokenizer_json(replace(model, pieces=pieces))
     spec["added_tokens"][-1]["lstrip"] = True  # the space before a mask is the mask's
-    spec["post_processor"] = framed_by(
-        *between(0, 2, doubled=True), [piece.text for piece in pieces]
-    )
+    spec["post_processor"] = around("Roberta", 0, 2, [piece.text for piece in pieces])
     roles = {
         "bos": "<s>",
         "eos": "</s>",

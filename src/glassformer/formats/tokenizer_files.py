@@ -14,26 +14,26 @@ from typing import Any
 
 from ..core import files
 from ..core.errors import UserError, nearest, need
-from ..core.tokenizer import byte_bpe
 from ..core.tokenizer.tokenizer import Tokenizer
-from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, added_token, flag, ids_of
+from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, added_token, ids_of
+from . import byte_level, sentencepiece, wordpiece
 from . import gguf_tokenizer as gguf
-from . import sentencepiece, vocab_merges, wordpiece
+from .wordpiece import flag
 
 FIX = "restore or fix the file"  # what to do about broken JSON
 # bytes of a tokenizer file; the largest published ones have some tens of millions
 LARGEST = 1 << 30
 SENTENCEPIECE_T5 = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945ea86"
 SENTINELS_T5 = 100
-MERGES_OF = vocab_merges.FILES
+MERGES_OF = byte_level.FILES
 CASES = ("bert-cased", "bert-uncased")
-PAIRED = (*byte_bpe.KINDS, vocab_merges.CLIP)
+PAIRED = (*byte_level.KINDS, byte_level.CLIP)
 PIECES = ("t5", sentencepiece.FAIRSEQ)
 KINDS = (*PAIRED, *CASES, *PIECES)
 CLASSES: dict[str, str | None] = {
     "Qwen2Tokenizer": "qwen",
     "T5Tokenizer": "t5",
-    "CLIPTokenizer": vocab_merges.CLIP,
+    "CLIPTokenizer": byte_level.CLIP,
     "XLMRobertaTokenizer": sentencepiece.FAIRSEQ,
 }
 """The classes of `transformers` whose files mean something else than what they say alone, and what
@@ -112,7 +112,7 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
             f'{source} is JSON with no "model" and so is not a tokenizer.json; choose another file.'
         )
     if re.match(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n", start):
-        return byte_bpe.read_ranks(data, _kind(kind, byte_bpe.KINDS, config, path), source), {}
+        return byte_level.read_ranks(data, _kind(kind, byte_level.KINDS, config, path), source), {}
     if path.suffix == ".model" or start[:1] == b"\n":
         file_kind = _kind(kind, PIECES, config, path)
         if file_kind is None and hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5:
@@ -213,7 +213,7 @@ def _vocab_and_merges(
     }
     named |= {*_roles(_settings(vocab.with_name("special_tokens_map.json"))).values()}
     file_kind = _kind(kind, PAIRED, config, vocab)
-    return vocab_merges.read_tokenizer(
+    return byte_level.read_vocabulary(
         ids, text, file_kind, {name for name in named if name}, config, vocab
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.tokenizer.tokenizer_json import Spec, added_token, between, flag, framed_by, make_spec
+from ..core.tokenizer.tokenizer_json import Spec, added_token, around, make_spec
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -34,7 +34,7 @@ def read_tokenizer(text: str, lower: bool | None, config: dict[str, Any], source
     return spec
 
 
-def wordpiece(names: Sequence[str], special: Sequence[str], lower: bool | None = False) -> Spec:
+def wordpiece(names: list[str], special: Sequence[str], lower: bool | None = False) -> Spec:
     """A WordPiece vocabulary, [CLS] and [SEP] around a text. ``lower`` None: where no name has a
     capital."""
     if lower is None:
@@ -52,6 +52,15 @@ def wordpiece(names: Sequence[str], special: Sequence[str], lower: bool | None =
         added_tokens=[added_token(ids[name], name) for name in special],
         normalizer={**cleaned, "lowercase": lower},
         pre_tokenizer={"type": "BertPreTokenizer"},
-        post_processor=framed_by(*between(ids["[CLS]"], ids["[SEP]"]), names),
+        post_processor=around("Bert", ids["[CLS]"], ids["[SEP]"], names),
         decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
     )
+
+
+def flag(settings: dict[str, Any], key: str, usual: bool | None) -> bool | None:
+    """A setting that is true or false, or else the usual one; UserError for what is neither
+    ("false" is a text)."""
+    value: Any = settings.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise UserError(f'"{key}" is {ascii(value)[:100]}; write true or false.')
+    return usual if value is None else value

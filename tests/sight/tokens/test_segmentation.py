@@ -14,7 +14,7 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import pretrained
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.sight.tokens.display import steps
-from glassformer.sight.tokens.segmentation import Match, Merge, Tracer, trace
+from glassformer.sight.tokens.segmentation import Match, Merge, Tracer, WordTrace, trace
 from glassformer.sight.tokens.segmentation import Path as Way
 
 TEXTS = ("tinyshakespeare/input.txt", "multi30k/train.de", "multi30k/train.en")
@@ -45,10 +45,32 @@ def words_of(folder: Path, every: int) -> list[str]:
     ]
 
 
+def destination(word: WordTrace, unknown: str) -> list[str]:
+    """The pieces to which the steps of a trace come."""
+    if word.algorithm == "BPE":
+        last = word.steps[-1].pieces if word.steps else word.start
+        return [word.word] if word.whole else list(last)
+    if word.algorithm == "WordPiece":
+        pieces = [step.piece for step in word.steps]
+        return pieces if pieces and None not in pieces else [unknown]
+    return list(word.steps[0].pieces) if word.steps else []
+
+
 def proven(tokenizer: Tokenizer, words: list[str]) -> None:
     tracer = Tracer(tokenizer, rivals=0)
+    unknown = "" if tokenizer.unk is None else tokenizer.token(tokenizer.unk)
     for word, ids in zip(words, tokenizer.encode_batch(words), strict=True):
-        assert [id for word in tracer.words(word) for id in tracer(word).ids] == ids, repr(word)
+        traces = [tracer(part) for part in tokenizer.words(word)]
+        assert [id for item in traces for id in item.ids] == ids, repr(word)
+        for item in traces:
+            if item.algorithm == "Unigram":  # unknown neighbours are one piece, or its bytes
+                known = [
+                    piece for piece in destination(item, "") if tokenizer.id(piece) is not None
+                ]
+                assert known == [piece for piece in item.pieces if piece in known]
+            else:
+                hidden = [piece.removeprefix("\0 ") for piece in destination(item, unknown)]
+                assert hidden == list(item.pieces), repr(word)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ import numpy as np
 from .. import files
 from ..errors import UserError, need, note
 from ..threads import cores
-from ..tokenizer.budget import pool
 from ..tokenizer.framing import document_start
+from ..tokenizer.library import pool
 from ..tokenizer.tokenizer import Tokenizer
 from .corpus import Source, TextPiece, cache_lock
 from .shards import Shards, TokenizedCorpus

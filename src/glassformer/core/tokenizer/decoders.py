@@ -3,115 +3,63 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from .tokenizer_json import library_errors, steps
+from .library import library_errors
+from .tokenizer_json import Spec, steps
 from .vocabulary import ByteDecoder, byte_level
 
-BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-CLEANUP = [(f" {mark}", mark) for mark in (".", "?", "!", ",")] + [(" ' ", "'")]
-CLEANUP += [(f" {ending}", ending) for ending in ("n't", "'m", "'s", "'ve", "'re")]
-
-
-def byte_decoder(decoder: dict[str, Any] | None) -> ByteDecoder:
-    """The rule by which token names become bytes, from the "decoder" of a tokenizer.json.
-
-    Every rule looks at one token and at whether it comes first, so a stream and a whole text agree.
-    Raises UserError for a decoder of another kind.
-    """
-    if decoder is None:
-        return lambda name, first: (name if first else " " + name).encode()
-    chain = [_compiled(step) for step in steps(decoder)]
-    kinds = {step["type"] for step in chain}
-    if kinds == {"ByteLevel"}:
-        return byte_level
-    unknown = kinds - {
-        "Replace",
-        "ByteFallback",
-        "ByteLevel",
-        "Fuse",
-        "Strip",
-        "Metaspace",
-        "WordPiece",
-    }
-    if unknown:
-        raise UserError(
-            f'The tokenizer decodes by "{unknown.pop()}", which is not supported; '
-            "use another tokenizer."
-        )
-
-    def decode(name: str, first: bool) -> bytes:
-        text: str | bytes = name
-        for step in chain:
-            text = _step(step, text, first)
-        return text if isinstance(text, bytes) else text.encode()
-
-    return decode
-
-
-def _compiled(step: dict[str, Any]) -> dict[str, Any]:
-    """The step, with the library's own engine for a regular expression; UserError where that is
-    none."""
-    if step["type"] != "Replace" or "String" in step["pattern"]:
-        return step
+if TYPE_CHECKING:
     import tokenizers
 
-    pattern = step["pattern"]["Regex"]
-    try:
-        return {
-            **step,
-            "engine": tokenizers.decoders.Replace(tokenizers.Regex(pattern), step["content"]),
-        }
-    except Exception as error:
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+KINDS = {"Replace", "ByteFallback", "ByteLevel", "Fuse", "Strip", "Metaspace", "WordPiece"}
+AHEAD = "\0"  # stands before a token that is not the first of a text
+
+
+def byte_decoder(spec: Spec, library: Callable[[], tokenizers.decoders.Decoder]) -> ByteDecoder:
+    """The rule by which token names become bytes.
+
+    The library decodes each token alone, so that a stream and a whole text agree; what is no
+    character by itself is read here. ``library`` opens its decoder, which a byte-level vocabulary
+    does not need. Raises UserError for a decoder of another kind.
+    """
+    chain = list(steps(spec.get("decoder")))
+    kinds = {step["type"] for step in chain}
+    for kind in kinds - KINDS:
         raise UserError(
-            f"The tokenizer decodes by a broken regular expression ({error}); restore its file."
-        ) from None
-
-
-def _replaced(step: dict[str, Any], text: str) -> str:
-    cannot = f"The tokenizer cannot decode {ascii(text)[:50]}"
-    with library_errors(lambda error: UserError(f"{cannot} ({error}); use another tokenizer.")):
-        return str(step["engine"].decode([text]))
-
-
-def _step(step: dict[str, Any], text: str | bytes, first: bool) -> str | bytes:
-    kind = step["type"]
-    if kind == "Strip":  # stands behind Fuse: of the whole text, so of its first token
-        mark = step["content"] if isinstance(text, str) else step["content"].encode()
-        for _ in range(step["start"] if first else 0):
-            if not mark or not text.startswith(mark):
-                break
-            text = text[len(mark) :]
-        return text
-    if kind == "Replace" and "engine" not in step:
-        old, new = step["pattern"]["String"], step["content"]
-        return (
-            text.replace(old, new)
-            if isinstance(text, str)
-            else text.replace(old.encode(), new.encode())
+            f'The tokenizer decodes by "{kind}", which is not supported; use another tokenizer.'
         )
-    if isinstance(text, bytes):
-        return text
-    if kind == "ByteLevel":
-        return byte_level(text, first)
-    if kind == "Replace":
-        return _replaced(step, text)
-    if kind == "ByteFallback":
-        byte = BYTE_TOKEN.fullmatch(text)
-        return bytes([int(byte[1], 16)]) if byte else text
-    if kind == "Metaspace":
-        prepends = (
-            step.get("prepend_scheme", "always" if step.get("add_prefix_space", True) else "never")
-            != "never"
+    if kinds == {"ByteLevel"}:
+        return byte_level
+    if not chain:
+        return lambda name, first: (name if first else " " + name).encode()
+    decoder = library()
+    replaced = [
+        (step["pattern"]["String"].encode(), step["content"].encode())
+        for step in chain
+        if "String" in step.get("pattern", ())
+    ]
+
+    def decode_texts(*names: str) -> str:
+        cannot = f"The tokenizer cannot decode {ascii(names[-1])[:50]}"
+        with library_errors(lambda error: UserError(f"{cannot} ({error}); use another tokenizer.")):
+            return decoder.decode([*names])
+
+    def decode(name: str, first: bool) -> bytes:
+        text = (
+            decode_texts(name) if first else decode_texts(AHEAD, name)[len(decode_texts(AHEAD)) :]
         )
-        mark = step["replacement"]
-        return text.replace(mark, "" if first and prepends else " ")
-    if kind == "WordPiece":
-        if not first:
-            text = (
-                text.removeprefix(step["prefix"]) if text.startswith(step["prefix"]) else " " + text
-            )
-        for old, new in CLEANUP if step["cleanup"] else ():
-            text = text.replace(old, new)
-    return text
+        byte = BYTE_TOKEN.fullmatch(name)
+        if "\ufffd" in text and "ByteFallback" in kinds and byte:
+            return bytes([int(byte[1], 16)])
+        if "\ufffd" in text and "ByteLevel" in kinds:
+            raw = byte_level(name, first)
+            for old, new in replaced:
+                raw = raw.replace(old, new)
+            return raw
+        return text.encode()
+
+    return decode

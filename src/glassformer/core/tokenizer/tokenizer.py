@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 from .. import files
 from ..errors import UserError, need
 from ..threads import cores
-from . import tokenizer_json
-from .budget import pool, within_budget
+from . import library, tokenizer_json
 from .decoders import byte_decoder
+from .library import Place
 from .tiktoken_backend import TiktokenBackend
-from .tokenizer_json import ByRank, Place, Roles, Spec, steps
-from .validation import LOST, check, marking_lost, refusal
+from .tokenizer_json import ByRank, Roles, Spec
 from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ ENDS = ("bos", "eos", "pad", "unk")  # the roles that decide how documents are w
 LARGE = 1 << 20
 """Characters: from here on the time to build tiktoken's tables is won back at once."""
 SENTINEL = re.compile(r"<extra_id_(\d+)>")  # T5's marks of what was taken out
+DAMAGE = (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 
 
 class Tokenizer(Vocabulary):
@@ -47,57 +47,49 @@ class Tokenizer(Vocabulary):
     vocabulary of their own. Raises UserError for what is not a tokenizer.
     """
 
+    source_tokenizer: Tokenizer | None
+
     def __init__(
         self, spec: Spec, roles: Roles | None = None, source: str = "The tokenizer"
     ) -> None:
         self._source, self.source_tokenizer = source, None
         try:
-            check(spec)
+            library.check_growth(spec)
             self.roles = tokenizer_json.roles_of(spec, roles or {})
             self._tables = tokenizer_json.canonical(spec, self.roles)
             self._by_rank = isinstance(self._tables["model"].get("merges"), ByRank)
-            decode_token = byte_decoder(self._tables.get("decoder"))
-            added = [token for token in self._tables["added_tokens"] if token["content"]]
-            special = [token["content"] for token in added if token["special"]]
+            decode_token = byte_decoder(self._tables, lambda: self._plain.decoder)
             if not self._by_rank:  # a file of ranks is checked already
                 self._plain  # noqa: B018 - says what is wrong with the file
+            added = [token for token in self._tables["added_tokens"] if token["content"]]
         except UserError:
             raise
-        except (
-            LookupError,
-            TypeError,
-            AttributeError,
-            ValueError,
-            OverflowError,
-            RecursionError,
-        ) as error:
+        except DAMAGE as error:
             raise UserError(
                 f"{source} lacks what a tokenizer.json must hold "
-                f"({tokenizer_json.reason(error)}); restore the file."
+                f"({library.reason(error)}); restore the file."
             ) from None
-        self._ids: dict[str, int] = tokenizer_json.ids_of({**self._tables, "added_tokens": added})
-        self.size: int = max(self._ids.values(), default=-1) + 1
+        ids = tokenizer_json.ids_of({**self._tables, "added_tokens": added})
+        self.size: int = max(ids.values(), default=-1) + 1
         need(self.size > 0, f"{source} has no vocabulary; restore the file.")
-        if self.size > tokenizer_json.MOST_IDS:
-            raise UserError(
-                f"{source} has ids up to {self.size - 1}, more than any vocabulary needs; "
-                "restore the file."
-            )
-        self.specials = {name: self._ids[name] for name in special}
-        spaced = {step.get("type") for step in steps(self._tables.get("decoder"))} <= {"WordPiece"}
-        # decoded as their name
-        literal = set() if spaced else {self._ids[token["content"]] for token in added}
-        super().__init__(self._ids, literal, frozenset(self.specials.values()), decode_token)
-        self.bos, self.eos, self.pad, self.unk = map(self._id_of_role, ENDS)
-        self.cls, self.sep, self.mask = map(self._id_of_role, ("cls", "sep", "mask"))
-        marks = {
-            int(match[1]): self._ids[name]
-            for name in special
-            if (match := SENTINEL.fullmatch(name))
-        }
-        self.sentinels: list[int] = [marks[number] for number in sorted(marks)]
-
-    source_tokenizer: Tokenizer | None
+        need(
+            self.size <= tokenizer_json.MOST_IDS,
+            f"{source} has ids up to {self.size - 1}, more than any vocabulary needs; "
+            "restore the file.",
+        )
+        special = [token["content"] for token in added if token["special"]]
+        self.specials = {name: ids[name] for name in special}
+        decoders = {step.get("type") for step in tokenizer_json.steps(self._tables.get("decoder"))}
+        # decoded as their name, where nothing puts spaces between tokens
+        literal = [] if decoders <= {"WordPiece"} else [ids[token["content"]] for token in added]
+        super().__init__(ids, {*literal}, frozenset(self.specials.values()), decode_token)
+        self.bos, self.eos, self.pad, self.unk, self.cls, self.sep, self.mask = (
+            None if name is None else ids[name]
+            for name in map(self.roles.get, (*ENDS, "cls", "sep", "mask"))
+        )
+        marks = ((SENTINEL.fullmatch(name), id) for name, id in self.specials.items())
+        numbers = {int(match[1]): id for match, id in marks if match}
+        self.sentinels: list[int] = [numbers[number] for number in sorted(numbers)]
 
     @property
     def for_source(self) -> Tokenizer:
@@ -129,26 +121,27 @@ class Tokenizer(Vocabulary):
     ) -> list[list[int]]:
         """``encode`` of each text, in parallel."""
         texts = list(texts)
-        before = [self._id_of_end("bos")] if bos else []
-        after = [self._id_of_end("eos")] if eos else []
-        characters = _length(texts)
-        encode = (
-            functools.partial(self._by_library, special=True)
-            if special
-            else self.encoder(characters)
-        )
+        before = [self._end("bos", "beginning", self.bos)] if bos else []
+        after = [self._end("eos", "end", self.eos)] if eos else []
+        characters = library.count_characters(texts)
+        encode = self._with_specials if special else self.encoder(characters)
         if encode == self._by_tiktoken and characters >= LARGE:
             workers = cores()
             size = -(-len(texts) // (4 * workers))
-            with pool(workers) as threads:
-                groups = threads.map(
-                    encode, (texts[at : at + size] for at in range(0, len(texts), size))
-                )
-                encoded = [ids for group in groups for ids in group]
+            groups = [texts[at : at + size] for at in range(0, len(texts), size)]
+            with library.pool(workers) as threads:
+                encoded = [ids for group in threads.map(encode, groups) for ids in group]
         else:
             encoded = encode(texts)
         lists = [ids if isinstance(ids, list) else ids.tolist() for ids in encoded]
         return [[*before, *ids, *after] for ids in lists] if before or after else lists
+
+    def _end(self, role: str, long: str, id: int | None) -> int:
+        if id is None:
+            raise UserError(
+                f"This tokenizer has no {long}-of-text token; encode without {role}=True."
+            )
+        return id
 
     def encoder(self, characters: int) -> Callable[[Sequence[str]], list[Any]]:
         """The fastest function that encodes each of some texts, of so many characters in all, to
@@ -180,26 +173,13 @@ class Tokenizer(Vocabulary):
         fallback = iter(self._by_library(unproven) if unproven else ())
         return [next(fallback) if ids is None else ids for ids in encoded]
 
-    def _by_library(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
-        """The ids of each text by the library."""
-        library = self._special if special else self._plain
-        encodings = self._encodings(library, texts, "encode_batch_fast")
-        ids: list[list[int]] = [encoding.ids for encoding in encodings]
-        lost = library.token_to_id(LOST)
-        if lost is not None and any(lost in row for row in ids):
-            raise refusal(texts, library, LookupError("it has no token for what it does not know"))
-        return ids
+    def _by_library(self, texts: Sequence[str]) -> list[list[int]]:
+        answers = library.encodings(self._plain, texts, "encode_batch_fast")
+        return [answer.ids for answer in answers]
 
-    def _encodings(
-        self, library: tokenizers.Tokenizer, texts: Sequence[str], method: str = "encode_batch"
-    ) -> list[tokenizers.Encoding]:
-        """The library's answers, within a budget; UserError where it panics or finds no id.
-
-        By a batch even for one text: else the library keeps Python's lock.
-        """
-        work = functools.partial(getattr(library, method), texts, add_special_tokens=False)
-        with tokenizer_json.library_errors(functools.partial(refusal, texts, library)):
-            return within_budget(work, _length(texts)) if texts else []
+    def _with_specials(self, texts: Sequence[str]) -> list[list[int]]:
+        answers = library.encodings(self._special, texts, "encode_batch_fast")
+        return [answer.ids for answer in answers]
 
     def encode_pair(
         self,
@@ -216,9 +196,8 @@ class Tokenizer(Vocabulary):
         until it fits; ``special=True`` reads special tokens that are written in a text ([MASK]).
         Raises UserError for two texts when the tokenizer has no token to put between them.
         """
-        return self.encode_pairs(
-            [first if second is None else (first, second)], most=most, special=special
-        )[0]
+        texts = first if second is None else (first, second)
+        return self.encode_pairs([texts], most=most, special=special)[0]
 
     def encode_pairs(
         self,
@@ -237,18 +216,19 @@ class Tokenizer(Vocabulary):
     ) -> tuple[list[int], list[int]]:
         """``encode_pair`` of one text or two that are ids already."""
         frame = self._frames[len(texts) - 1]
-        if len(texts) == 2 and all(text is not None for text, _, _ in frame):
+        around = sum(text is None for text, _, _ in frame)
+        if len(texts) == 2 and not around:
             raise UserError(
                 "This tokenizer has no token to put between two texts; use one that "
                 "has, such as BERT's."
             )
-        room = None if most is None else most - sum(text is None for text, _, _ in frame)
-        if room is not None and sum(map(len, texts)) > room:
+        if most is not None and sum(map(len, texts)) > most - around:
+            room = most - around
             need(room >= len(texts), f"{most} tokens leave no room for the text; allow more.")
             short = min(*map(len, texts), room // 2) if len(texts) == 2 else 0
             first = room - short if len(texts) == 1 or len(texts[0]) > len(texts[1]) else short
             texts = [text[:keep] for text, keep in zip(texts, (first, room - first), strict=False)]
-        ids, segments = [], []
+        ids, segments = list[int](), list[int]()
         for text, id, segment in frame:
             piece = [id] if text is None else texts[text]
             ids += piece
@@ -259,20 +239,15 @@ class Tokenizer(Vocabulary):
     def _frames(self) -> tuple[list[Place], list[Place]]:
         """Special tokens around a text and around two: as the file says, else cls or bos before,
         sep or eos after."""
-        single, double = (
-            tokenizer_json.frame(self._tables, self._source, pair) for pair in (False, True)
-        )
+        double = library.places(self._tables, self._source, pair=True)
         if any(text is None for text, _, _ in double):
-            return single, double
+            return library.places(self._tables, self._source, pair=False), double
         bos = None if self.bos == self.eos else self.bos
-        before, after = (
-            bos if self.cls is None else self.cls,
-            self.eos if self.sep is None else self.sep,
-        )
-        opening = [] if before is None else [(None, before, 0)]
-        closing = [[] if after is None else [(None, after, segment)] for segment in (0, 1)]
-        single = [*opening, (0, 0, 0), *closing[0]]
-        return single, [*single, (1, 0, 1), *closing[1]]
+        opens = bos if self.cls is None else self.cls
+        closes = self.eos if self.sep is None else self.sep
+        both = [(None, opens, 0), (0, 0, 0), (None, closes, 0), (1, 0, 1), (None, closes, 1)]
+        double = [(text, id, segment) for text, id, segment in both if id is not None]
+        return [place for place in double if place[2] == 0], double
 
     def offsets(self, text: str, *, special: bool = False) -> list[tuple[int, int]]:
         """The span (start, end) in characters that each token of ``encode(text, special=special)``
@@ -281,30 +256,30 @@ class Tokenizer(Vocabulary):
         Tokens that share a character, such as the bytes of an emoji, each have that character's
         span.
         """
-        library = self._special if special else self._plain
-        spans: list[tuple[int, int]] = self._encodings(library, [text])[0].offsets
+        (answer,) = library.encodings(self._special if special else self._plain, [text])
+        spans: list[tuple[int, int]] = answer.offsets
         return spans
+
+    def words(self, text: str) -> list[str]:
+        """The text normalised and split, as the library's model is given it."""
+        if self._plain.normalizer is not None:
+            text = self._plain.normalizer.normalize_str(text)
+        if self._plain.pre_tokenizer is None:
+            return [text] if text else []
+        return [word for word, _ in self._plain.pre_tokenizer.pre_tokenize_str(text)]
 
     @functools.cached_property
     def adds_prefix(self) -> bool:
         """True where something is put in front of each text, as SentencePiece puts a space."""
-        before = [*steps(self._tables.get("normalizer")), *steps(self._tables.get("pre_tokenizer"))]
-        return any(
-            step["type"] == "Prepend"
-            or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
-            or (step["type"] == "ByteLevel" and step.get("add_prefix_space", True))
-            for step in before
-        )
+        return not self._by_rank and len("".join(self.words("a"))) > 1
 
     def encode_continuation(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids and spans of a text that continues another behind a line's end: nothing is put in
         front of it."""
-        encoding = self._encodings(self._plain, [f"\n{text}"])[0]
-        first = next(
-            (at for at, (_, end) in enumerate(encoding.offsets) if end > 1), len(encoding.ids)
-        )
-        spans = [(max(start - 1, 0), end - 1) for start, end in encoding.offsets[first:]]
-        return encoding.ids[first:], spans
+        (answer,) = library.encodings(self._plain, [f"\n{text}"])
+        ids, offsets = answer.ids, answer.offsets
+        first = next((at for at, (_, end) in enumerate(offsets) if end > 1), len(ids))
+        return ids[first:], [(max(start - 1, 0), end - 1) for start, end in offsets[first:]]
 
     @functools.cached_property
     def _spec(self) -> Spec:
@@ -312,35 +287,21 @@ class Tokenizer(Vocabulary):
         return tokenizer_json.with_merges(self._tables)
 
     @functools.cached_property
+    def _plain_spec(self) -> Spec:
+        """The same, with a model that finds no special token in plain text."""
+        return library.marking_lost(tokenizer_json.without_specials(self._spec))
+
+    @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that leaves special tokens in a text as plain text."""
-        names = [
-            token["content"]
-            for token in self._spec["added_tokens"]
-            if token["content"] and token["special"]
-        ]
-        hidden = tokenizer_json.without_specials(self._spec, names) or self._spec
-        library = tokenizer_json.load(marking_lost(hidden), self._source)
-        library.encode_special_tokens = True
-        return library
+        plain = library.load(self._plain_spec, self._source)
+        plain.encode_special_tokens = True
+        return plain
 
     @functools.cached_property
     def _special(self) -> tokenizers.Tokenizer:
         """The library's tokenizer that reads special tokens out of the text."""
-        return tokenizer_json.load(marking_lost(self._spec), self._source)
-
-    def _id_of_role(self, role: str) -> int | None:
-        name = self.roles[role]
-        return None if name is None else self._ids[name]
-
-    def _id_of_end(self, role: str) -> int:
-        id = self._id_of_role(role)
-        if id is None:
-            long = {"bos": "beginning", "eos": "end"}[role]
-            raise UserError(
-                f"This tokenizer has no {long}-of-text token; encode without {role}=True."
-            )
-        return id
+        return library.load(library.marking_lost(self._spec), self._source)
 
     # ------------------------------------------------------------------------------------ files
 
@@ -349,22 +310,20 @@ class Tokenizer(Vocabulary):
         """The SHA-256 of everything that decides ids, as hexadecimal text: equal after a round trip
         through files."""
         spec = {**self._spec, "post_processor": None}  # nothing is added around a text here
-        serialized = json.dumps(
-            [spec, {role: self.roles[role] for role in ENDS}], sort_keys=True, separators=(",", ":")
-        )
+        content = [spec, {role: self.roles[role] for role in ENDS}]
+        serialized = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(serialized.encode()).hexdigest()
 
     def to_json(self) -> str:
         """The text of a tokenizer.json, with one more key where parts are played by unusual
         names."""
         usual = tokenizer_json.roles_of(self._spec, {}) == self.roles
-        return json.dumps(
-            self._spec if usual else {**self._spec, EXTRA: self.roles}, ensure_ascii=False
-        )
+        extra = {} if usual else {EXTRA: self.roles}
+        return json.dumps({**self._spec, **extra}, ensure_ascii=False)
 
     @classmethod
     def from_json(
-        cls, text: str, roles: Roles | None = None, source: str = "The tokenizer"
+        cls, text: str | bytes, roles: Roles | None = None, source: str = "The tokenizer"
     ) -> Tokenizer:
         """The tokenizer in a tokenizer.json's text; ``roles`` says who plays bos, eos, mask and so
         on, where known."""
@@ -383,28 +342,29 @@ class Tokenizer(Vocabulary):
 
         There too a text then begins with bos, if it does here, or stands between cls and sep.
         """
-        folder = Path(folder)
-        role_names = {f"{role}_token": name for role, name in self.roles.items()}
+        spec, bos = self._spec, self.roles["bos"]
+        framed = bool(spec.get("post_processor"))
+        if not framed and self.cls is not None and self.sep is not None:
+            processor = tokenizer_json.around("Bert", self.cls, self.sep, self._names)
+            spec = {**spec, "post_processor": processor}
+        elif not framed and self.bos not in (None, self.eos):
+            opening = {"SpecialToken": {"id": bos, "type_id": 0}}
+            texts = [{"Sequence": {"id": name, "type_id": id}} for id, name in enumerate("AB")]
+            processor = {
+                "type": "TemplateProcessing",
+                "single": [opening, texts[0]],
+                "pair": [opening, texts[0], opening, texts[1]],
+                "special_tokens": {bos: {"id": bos, "ids": [self.bos], "tokens": [bos]}},
+            }
+            spec = {**spec, "post_processor": processor}
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
-            **role_names,
+            **{f"{role}_token": name for role, name in self.roles.items()},
         }
-        spec, frames = self._spec, None
-        if self.cls is not None and self.sep is not None:
-            frames = self._frames
-        elif self.bos != self.eos and self.bos is not None:
-            opened: list[Place] = [(None, self.bos, 0), (0, 0, 0)]
-            frames = opened, [*opened, (None, self.bos, 0), (1, 0, 1)]
-        if frames and not spec.get("post_processor"):
-            spec = {**spec, "post_processor": tokenizer_json.framed_by(*frames, self._names)}
+        folder = Path(folder)
         files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
         files.write(
             folder / "tokenizer_config.json",
             json.dumps(settings, indent=1, ensure_ascii=False) + "\n",
         )
-
-
-def _length(texts: Iterable[Any]) -> int:
-    """Characters of all texts; what is not a text is refused later."""
-    return sum(len(text) for text in texts if isinstance(text, str))

@@ -3,15 +3,11 @@ not reach."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 from ..errors import UserError
-
-if TYPE_CHECKING:
-    import tokenizers
 
 Text = TypeVar("Text", bytes, str)
 Spec = dict[str, Any]  # what a tokenizer.json holds
@@ -39,38 +35,28 @@ class ByRank(dict[str, int]):
     (``with_merges``)."""
 
 
-def added_token(id: int, content: str, special: bool = True) -> dict[str, Any]:
-    """An entry of a tokenizer.json's "added_tokens"."""
-    rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": id, "content": content, **rules, "special": special}
+# ------------------------------------------------------------------------------------ written
 
 
 def make_spec(model: Spec, **components: Any) -> Spec:
     """A tokenizer.json of this model and these components; it has no others."""
-    empty: Spec = {
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": None,
-    }
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        **empty,
-        **components,
-        "model": model,
-    }
+    none = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"))
+    empty: Spec = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], **none}
+    return {**empty, **components, "model": model}
+
+
+def added_token(id: int, content: str, special: bool = True) -> Spec:
+    """An entry of a tokenizer.json's "added_tokens"."""
+    rules = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": id, "content": content, **rules, "special": special}
 
 
 def bpe(vocabulary: dict[str, int], merges: Any, **settings: Any) -> Spec:
     """A BPE model, with the settings that are not the usual ones."""
-    none = dict.fromkeys(
-        ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    )
-    usual = {**none, **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)}
-    return {"type": "BPE", **usual, **settings, "vocab": vocabulary, "merges": merges}
+    none = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    false = dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+    usual = {"type": "BPE", **dict.fromkeys(none), **false}
+    return {**usual, **settings, "vocab": vocabulary, "merges": merges}
 
 
 def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> Spec:
@@ -80,68 +66,39 @@ def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> Spe
 
 def letters_as_bytes(words: bool = False) -> Spec:
     """The step that writes bytes as GPT-2's letters; ``words``: and splits into words as GPT-2."""
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": False,
-        "use_regex": words,
-    }
+    usual = {"add_prefix_space": False, "trim_offsets": False}
+    return {"type": "ByteLevel", **usual, "use_regex": words}
 
 
-@contextlib.contextmanager
-def library_errors(refusal: Callable[[BaseException], UserError]) -> Iterator[None]:
-    """Raises the library's errors, even its panics, which are not Exceptions, as this UserError."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, UserError):
-        raise
-    except BaseException as error:
-        raise refusal(error) from None
+def around(kind: str, opens: int, closes: int, names: Mapping[int, str] | list[str]) -> Spec:
+    """The post-processor of "Bert": ``opens`` before a text, ``closes`` behind it, and a second
+    text is of segment 1; of "Roberta": ``closes`` twice between two texts, all of segment 0."""
+    spec = {"cls": [names[opens], opens], "sep": [names[closes], closes]}
+    unused = {"trim_offsets": True, "add_prefix_space": False} if kind == "Roberta" else {}
+    return {"type": f"{kind}Processing", **spec, **unused}
 
 
-def flag(settings: dict[str, Any], key: str, usual: Any) -> Any:
-    """A setting that is true or false, or else the usual one; UserError for what is neither
-    ("false" is a text)."""
-    value = settings.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise UserError(f'"{key}" is {ascii(value)[:100]}; write true or false.')
-    return usual if value is None else value
+# --------------------------------------------------------------------------------------- read
 
 
-def model_type(model: dict[str, Any]) -> str:
-    """BPE, Unigram, WordPiece or WordLevel; old files do not say and are told by their parts."""
-    if "type" in model:
-        return str(model["type"])
-    if "merges" in model:
-        return "BPE"
-    if isinstance(model.get("vocab"), list):
-        return "Unigram"
-    return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
-
-
-def steps(component: Any) -> Iterator[dict[str, Any]]:
+def steps(component: Any) -> Iterator[Spec]:
     """The steps of a normalizer, pre-tokenizer or decoder, in order."""
     if isinstance(component, dict):
-        inner = [
-            component[key]
-            for key in ("normalizers", "pretokenizers", "decoders")
-            if key in component
-        ]
-        if not inner:
+        names = ("normalizers", "pretokenizers", "decoders")
+        inner = next((component[name] for name in names if name in component), None)
+        if inner is None:
             yield component
-        for step in inner[0] if inner else ():
+        for step in inner or ():
             yield from steps(step)
 
 
 def ids_of(spec: Spec) -> dict[str, int]:
     """Every name in a tokenizer.json and its id."""
     vocabulary = spec["model"]["vocab"]
-    pairs = (
-        ((piece, id) for id, (piece, _) in enumerate(vocabulary))
-        if isinstance(vocabulary, list)
-        else vocabulary
-    )
-    return dict(pairs) | {token["content"]: token["id"] for token in spec.get("added_tokens") or []}
+    if isinstance(vocabulary, list):
+        vocabulary = {piece: id for id, (piece, _) in enumerate(vocabulary)}
+    added = spec.get("added_tokens") or []
+    return dict(vocabulary) | {token["content"]: token["id"] for token in added}
 
 
 def roles_of(spec: Spec, stated_roles: Roles) -> Roles:
@@ -164,48 +121,102 @@ def roles_of(spec: Spec, stated_roles: Roles) -> Roles:
 def canonical(spec: Spec, roles: Roles) -> Spec:
     """The specification with no truncation or padding, merges as pairs, and every role's token
     marked special."""
-    model = {"type": model_type(spec["model"]), **spec["model"]}
+    model = {"type": _model_type(spec["model"]), **spec["model"]}
     if model["type"] == "BPE":
         model["dropout"] = None  # a text has one way to be written
-        if not isinstance(pairs := model["merges"], ByRank):
-            model["merges"] = [
-                pair if type(pair) is list else _pair(pair, model["vocab"]) for pair in pairs
-            ]
-        if '{"String": " "}' in json.dumps(spec.get("normalizer")):
-            _restore_no_break_spaces(model)
+        _normalise_merges(model, '{"String": " "}' in json.dumps(spec.get("normalizer")))
     _fix_added_ids(spec, model)
     ids = ids_of({**spec, "model": model})
     added = {token["content"]: dict(token) for token in spec.get("added_tokens") or []}
-    for name in added.keys() & {name for names in USUAL.values() for name in names}:
-        # Phi-3 calls "</s>" ordinary: a text must not be able to write it
-        added[name]["special"] = True
     for role, name in list(roles.items()):
-        if name is None:
-            continue
-        if name not in ids and role not in NEEDED:
+        if name is not None and name not in ids:
+            if role in NEEDED:
+                raise UserError(
+                    f'The vocabulary lacks "{name}", which is named as {role}; fix '
+                    "tokenizer_config.json."
+                )
             roles[role] = None
-            continue
-        if name not in ids:
-            raise UserError(
-                f'The vocabulary lacks "{name}", which is named as {role}; fix '
-                "tokenizer_config.json."
-            )
-        added.setdefault(name, added_token(ids[name], name))["special"] = True
-    for token in added.values():
-        if token["special"]:
-            # found as it is written, whatever the normalizer puts around a text
-            token["normalized"] = False
+        elif name is not None:
+            added.setdefault(name, added_token(ids[name], name))["special"] = True
+    for name, token in added.items():
+        # Phi-3 calls "</s>" ordinary: a text must not be able to write it
+        token["special"] |= any(name in names for names in USUAL.values())
+        # found as it is written, whatever the normalizer puts around a text
+        token["normalized"] &= not token["special"]
     tokens = sorted(added.values(), key=lambda token: int(token["id"]))
     return {**spec, "truncation": None, "padding": None, "added_tokens": tokens, "model": model}
 
 
+def _model_type(model: Spec) -> str:
+    """BPE, Unigram, WordPiece or WordLevel; old files do not say and are told by their parts."""
+    if "merges" in model or isinstance(model.get("vocab"), list):
+        return "BPE" if "merges" in model else "Unigram"
+    return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
+
+
+def _normalise_merges(model: Spec, replaces_spaces: bool) -> None:
+    """Write merges as pairs, and give no-break spaces back to a vocabulary in which a tool made
+    them plain spaces.
+
+    The normalizer replaces every plain space, so an entry that holds one can mean nothing else.
+    """
+    vocabulary: dict[str, int] = model["vocab"]
+    if isinstance(model["merges"], ByRank):
+        return
+    model["merges"] = [
+        pair if type(pair) is list else _pair(pair, vocabulary) for pair in model["merges"]
+    ]
+    broken = {name: name.replace(" ", "\u00a0") for name in vocabulary if " " in name}
+    if replaces_spaces and broken and vocabulary.keys().isdisjoint(broken.values()):
+        model["vocab"] = {broken.get(name, name): id for name, id in vocabulary.items()}
+        model["merges"] = [[broken.get(half, half) for half in pair] for pair in model["merges"]]
+
+
+def _pair(merge: Any, vocabulary: dict[str, int]) -> list[str]:
+    """Both halves of a merge; in the old one-text form a half may itself hold spaces."""
+    if not isinstance(merge, str):
+        return list(merge)
+    halves = merge.split(" ")
+    if len(halves) == 2:
+        return halves
+    cuts = ([merge[:at], merge[at + 1 :]] for at, letter in enumerate(merge) if letter == " ")
+    return next((cut for cut in cuts if {*cut, "".join(cut)} <= vocabulary.keys()), halves)
+
+
+def _fix_added_ids(spec: Spec, model: Spec) -> None:
+    """Give added tokens the ids that the file gives them: the library would count on from the
+    model's entries.
+
+    UserError where it cannot be done: among scored pieces, or for a token that the model knows by
+    another id.
+    """
+    ids = ids_of({"model": model})
+    added = spec.get("added_tokens") or []
+    stated = {token["content"]: int(token["id"]) for token in added if token["content"]}
+    new = {name: id for name, id in stated.items() if name not in ids}
+    taken = {*ids.values()}.intersection(new.values())
+    wrong = [
+        name for name, id in stated.items() if ids.get(name, id) != id or id in taken or id < 0
+    ]
+    gaps = sorted(new.values()) != list(range(len(ids), len(ids) + len(new)))
+    if gaps and isinstance(model["vocab"], list):
+        wrong += new
+    if wrong:
+        raise UserError(
+            f"The added token {ascii(wrong[0])[:100]} has an id that it cannot have in this "
+            "vocabulary; fix its file."
+        )
+    if gaps:
+        model["vocab"] = {**ids, **new}
+
+
 def with_merges(spec: Spec) -> Spec:
     """The specification with its merges as a list."""
-    model = spec["model"]
-    ranks = model.get("merges")
+    ranks = spec["model"].get("merges")
     if not isinstance(ranks, ByRank):
         return spec
-    return {**spec, "model": {**model, "merges": [list(pair) for pair in merges_by_rank(ranks)]}}
+    pairs = [list(pair) for pair in merges_by_rank(ranks)]
+    return {**spec, "model": {**spec["model"], "merges": pairs}}
 
 
 def merges_by_rank(ranks: Mapping[Text, int]) -> list[tuple[Text, Text]]:
@@ -228,174 +239,24 @@ def merges_by_rank(ranks: Mapping[Text, int]) -> list[tuple[Text, Text]]:
     return merges
 
 
-def _fix_added_ids(spec: Spec, model: dict[str, Any]) -> None:
-    """Give added tokens the ids that the file gives them: the library would count on from the
-    model's entries.
-
-    UserError where it cannot be done: among scored pieces, or for a token that the model knows by
-    another id.
-    """
-    vocabulary = model["vocab"]
-    listed = isinstance(vocabulary, list)
-    known_ids = {piece: id for id, (piece, _) in enumerate(vocabulary)} if listed else vocabulary
-    stated_ids = {
-        token["content"]: int(token["id"])
-        for token in spec.get("added_tokens") or []
-        if token["content"]
-    }
-    new = {name: id for name, id in stated_ids.items() if name not in known_ids}
-    taken = {*known_ids.values()} & {*new.values()} if new else set()
-    wrong = next(
-        (
-            name
-            for name, id in stated_ids.items()
-            if known_ids.get(name, id) != id or id in taken or id < 0
-        ),
-        None,
-    )
-    gaps = sorted(new.values()) != list(range(len(known_ids), len(known_ids) + len(new)))
-    if wrong is not None or (gaps and listed):
-        name = ascii(wrong if wrong is not None else next(iter(new)))[:100]
-        raise UserError(
-            f"The added token {name} has an id that it cannot have in this "
-            "vocabulary; fix its file."
-        )
-    if gaps:
-        model["vocab"] = {**vocabulary, **new}
-
-
-def _pair(merge: Any, vocabulary: dict[str, int]) -> list[str]:
-    """Both halves of a merge; in the old one-text form a half may itself hold spaces."""
-    if not isinstance(merge, str):
-        return list(merge)
-    halves = merge.split(" ")
-    if len(halves) != 2:
-        for cut in range(1, len(merge) - 1):
-            prefix, right = merge[:cut], merge[cut + 1 :]
-            if (
-                merge[cut] == " "
-                and prefix in vocabulary
-                and right in vocabulary
-                and prefix + right in vocabulary
-            ):
-                return [prefix, right]
-    return halves
-
-
-def _restore_no_break_spaces(model: dict[str, Any]) -> None:
-    """Give no-break spaces back to a copy of a vocabulary in which a tool made them plain spaces.
-
-    The normalizer replaces every plain space, so an entry that holds one can mean nothing else.
-    """
-    vocabulary: dict[str, int] = model["vocab"]
-    broken = {name: name.replace(" ", "\u00a0") for name in vocabulary if " " in name}
-    if broken and not set(broken.values()) & vocabulary.keys():
-        model["vocab"] = {broken.get(name, name): id for name, id in vocabulary.items()}
-        model["merges"] = [[broken.get(half, half) for half in pair] for pair in model["merges"]]
-
-
-def without_specials(spec: Spec, special: Iterable[str]) -> Spec | None:
-    """A copy whose model can make no special token out of plain text, ids unchanged; None when it
-    never could.
+def without_specials(spec: Spec) -> Spec:
+    """A copy whose model can make no special token out of plain text, ids unchanged.
 
     The library takes special tokens out of its own search when told, but a Unigram model, say,
     would still find "</s>" among its pieces. So these pieces get names that no text matches.
     """
-    model = spec["model"]
-    kind, vocabulary = model["type"], model["vocab"]
-    names = {name: f"\0 {name}" for name in special}
-    inside = ids_of({"model": model}).keys() & names.keys()
-    if not inside:
-        return None
-    if kind == "BPE":
-        merged = {prefix + right for prefix, right in model["merges"]}
-        if not any(
-            len(name) == 1 or name in merged or (model.get("ignore_merges") and name in vocabulary)
-            for name in names
-        ):
-            return None
-        merges = [
-            pair
-            for pair in model["merges"]
-            if not {pair[0], pair[1], pair[0] + pair[1]} & names.keys()
+    model = dict(spec["model"])
+    vocabulary = model["vocab"]
+    special = {token["content"] for token in spec["added_tokens"] if token["special"]}
+    names = {name: f"\0 {name}" for name in special & ids_of({"model": model}).keys() - {""}}
+    if model["type"] == "BPE":
+        model["merges"] = [
+            pair for pair in model["merges"] if names.keys().isdisjoint((*pair, pair[0] + pair[1]))
         ]
-        model = {**model, "merges": merges}
-    if kind == "Unigram":
-        model = {
-            **model,
-            "vocab": [[names.get(piece, piece), score] for piece, score in vocabulary],
-        }
+    if isinstance(vocabulary, list):
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
     else:
-        model = {**model, "vocab": {names.get(name, name): id for name, id in vocabulary.items()}}
+        model["vocab"] = {names.get(name, name): id for name, id in vocabulary.items()}
         model["unk_token"] = names.get(str(model.get("unk_token")), model.get("unk_token"))
-    added = [token for token in spec["added_tokens"] if token["content"] not in inside]
-    return {**spec, "added_tokens": added, "model": model, "post_processor": None}
-
-
-# which text, or None for a token of its own, its id, its segment
-Place: TypeAlias = tuple[int | None, int, int]
-
-
-def between(opens: int, closes: int, doubled: bool = False) -> tuple[list[Place], list[Place]]:
-    """Special tokens around a text and around two: BERT's; or RoBERTa's, ``doubled`` between two
-    and all of segment 0."""
-    end: Place = (None, closes, 0)
-    single: list[Place] = [(None, opens, 0), (0, 0, 0), end]
-    return single, [*single, end, (1, 0, 0), end] if doubled else [
-        *single,
-        (1, 0, 1),
-        (None, closes, 1),
-    ]
-
-
-def framed_by(
-    single: Sequence[Place], double: Sequence[Place], names: Sequence[str] | dict[int, str]
-) -> Spec:
-    """A post-processor that puts the same around a text and around two as these places do."""
-    special_tokens = {
-        names[id]: {"id": names[id], "ids": [id], "tokens": [names[id]]}
-        for text, id, _ in double
-        if text is None
-    }
-
-    def template(places: Sequence[Place]) -> list[Spec]:
-        kinds = (
-            ("SpecialToken", names[id]) if text is None else ("Sequence", "AB"[text])
-            for text, id, _ in places
-        )
-        return [
-            {kind: {"id": n, "type_id": place[2]}}
-            for (kind, n), place in zip(kinds, places, strict=True)
-        ]
-
-    templates = {"single": template(single), "pair": template(double)}
-    return {"type": "TemplateProcessing", **templates, "special_tokens": special_tokens}
-
-
-def frame(spec: Spec, source: str, pair: bool) -> list[Place]:
-    """Result of the post-processor for a text or a pair: (which text, or None for a token of its
-    own, id, segment)."""
-    import tokenizers
-
-    words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
-    tiny = json.dumps(make_spec(words, post_processor=spec.get("post_processor")))
-    badly = f"{source} says badly what stands around a text"
-    with library_errors(lambda error: UserError(f"{badly} ({reason(error)}); restore it.")):
-        encoding = tokenizers.Tokenizer.from_str(tiny).encode("a", "a" if pair else None)
-    return list(zip(encoding.sequence_ids, encoding.ids, encoding.type_ids, strict=True))
-
-
-def load(spec: Spec, source: str) -> tokenizers.Tokenizer:
-    """The library's tokenizer; it adds nothing around a text and trims no spans."""
-    import tokenizers
-
-    none = f"{source} holds no tokenizer that can be used"
-    with library_errors(lambda error: UserError(f"{none} ({reason(error)}); restore it.")):
-        return tokenizers.Tokenizer.from_str(
-            json.dumps({**spec, "post_processor": None}, ensure_ascii=False)
-        )
-
-
-def reason(error: BaseException) -> str:
-    first = (str(error) or type(error).__name__).splitlines()[0]
-    return first if len(first) <= 200 else first[:200] + "..."
+    added = [token for token in spec["added_tokens"] if token["content"] not in names]
+    return {**spec, "added_tokens": added, "model": model}

@@ -270,7 +270,7 @@ class Tokenizers:
         ids, offset = tokenizer.encode(text), 0
         at = int_field(payload, "at", 0, 0, len(ids) - 1)
         tracer = self._tracers.setdefault(id(tokenizer), Tracer(tokenizer, 2))
-        for word in tracer.words(text):
+        for word in tokenizer.words(text):
             segmentation = tracer(word)
             if list(segmentation.ids) != ids[offset : offset + len(segmentation.ids)]:
                 break

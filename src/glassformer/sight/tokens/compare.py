@@ -5,13 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from ...core.errors import UserError, need
 from ...core.tokenizer.decoders import BYTE_TOKEN
 from ...core.tokenizer.tokenizer import Tokenizer
-from ...core.tokenizer.tokenizer_json import model_type
 
 SAMPLE = (
     "Glass and GLASS\n🎵 鸟\ndef look(x): return None if x >= 10 elif False\n"
@@ -80,6 +78,12 @@ class Sheet:
         """Characters of the text for each token; 0 without tokens."""
         return self.characters / len(self.tokens) if self.tokens else 0.0
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The counts that are shown: entries, of these base, special and added, then tokens."""
+        counts = self.vocabulary
+        return counts.entries, counts.base, counts.special, counts.added, len(self.tokens)
+
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "characters_per_token": round(self.characters_per_token, 4)}
 
@@ -87,22 +91,20 @@ class Sheet:
 def sheet(name: str, tokenizer: Tokenizer, text: str) -> Sheet:
     """The text under a tokenizer that is called ``name``; UserError as ``check`` says."""
     check(text)
-    refused: str | None = None
-    token_list: list[Token] = []
+    refused, pieces = None, list[Token]()
     try:
-        token_list = tokens(tokenizer, text)
+        pieces = tokens(tokenizer, text)
     except UserError as error:
         refused = str(error)
-    ids, _ = tokenizer.framed([[]])
     return Sheet(
         name,
         algorithm(tokenizer),
         count(tokenizer),
-        tuple(token_list),
+        tuple(pieces),
         len(text),
         refused,
         tuple(tokenizer.specials),
-        tuple(map(tokenizer.token, ids)),
+        tuple(map(tokenizer.token, tokenizer.framed([[]])[0])),
         habits(tokenizer),
     )
 
@@ -121,18 +123,15 @@ def check(text: str) -> None:
 def algorithm(tokenizer: Tokenizer) -> str:
     """Name of the algorithm, such as "byte-level BPE"."""
     model = tokenizer._spec["model"]
-    kind = model_type(model)
-    if kind == "BPE" and byte_level(tokenizer):
+    if model["type"] == "BPE" and _decoder(tokenizer) == "ByteLevel":
         return "byte-level BPE" if model["merges"] else "bytes"
-    if kind == "WordLevel":
-        decoder = (tokenizer._spec.get("decoder") or {}).get("type")
-        return "characters" if decoder == "Fuse" else "whole words"
-    return f"{kind}, bytes for the rest" if model.get("byte_fallback") else kind
+    if model["type"] == "WordLevel":
+        return "characters" if _decoder(tokenizer) == "Fuse" else "whole words"
+    return f"{model['type']}, bytes for the rest" if model.get("byte_fallback") else model["type"]
 
 
-def byte_level(tokenizer: Tokenizer) -> bool:
-    """True if each token stands for bytes written in the byte alphabet."""
-    return (tokenizer._spec.get("decoder") or {}).get("type") == "ByteLevel"
+def _decoder(tokenizer: Tokenizer) -> str | None:
+    return (tokenizer._spec.get("decoder") or {}).get("type")
 
 
 def count(tokenizer: Tokenizer) -> VocabularyCounts:
@@ -144,25 +143,21 @@ def count(tokenizer: Tokenizer) -> VocabularyCounts:
 
 def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
     """The text's tokens in order."""
-    level = byte_level(tokenizer)
     results = []
     for id, (start, end) in zip(tokenizer.encode(text), tokenizer.offsets(text), strict=True):
-        name = tokenizer.token(id)
-        text_shown = name.replace("▁", " ")
-        kind = PIECE
+        name, kind = tokenizer.token(id), PIECE
+        shown = name.replace("▁", " ")
         if id == tokenizer.unk:
             kind = UNKNOWN
         elif BYTE_TOKEN.fullmatch(name):
-            text_shown = name
-            kind = BYTES
-        elif level:
+            shown, kind = name, BYTES
+        elif _decoder(tokenizer) == "ByteLevel":
             raw = tokenizer.bytes_of(id)
             try:
-                text_shown = raw.decode()
+                shown = raw.decode()
             except UnicodeDecodeError:
-                text_shown = f"<0x{raw.hex().upper()}>"
-                kind = BYTES
-        results.append(Token(id, name, text_shown, kind, start, end))
+                shown, kind = f"<0x{raw.hex().upper()}>", BYTES
+        results.append(Token(id, name, shown, kind, start, end))
     return results
 
 
@@ -171,7 +166,13 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
 
 def habits(tokenizer: Tokenizer) -> dict[str, str]:
     """Treatment of each kind of text, probed by examples."""
-    probe = partial(_or_refusal, tokenizer)
+
+    def probe(habit: Callable[..., str], *texts: str) -> str:
+        try:
+            return habit(tokenizer, *texts)
+        except UserError as error:
+            return "refused" if "does not know" in str(error) else f"refused: {error}"
+
     return {
         "capitals": probe(_capitals),
         "spaces": probe(_blanks, " " * 2, " " * 4, " " * 8),
@@ -185,13 +186,6 @@ def habits(tokenizer: Tokenizer) -> dict[str, str]:
         "code": probe(_code),
         "unknown": f"{RARE} {probe(_fate, RARE)}",
     }
-
-
-def _or_refusal(tokenizer: Tokenizer, habit: Callable[..., str], *texts: str) -> str:
-    try:
-        return habit(tokenizer, *texts)
-    except UserError as error:
-        return "refused" if "does not know" in str(error) else f"refused: {error}"
 
 
 def pieces(tokenizer: Tokenizer, text: str) -> str:
@@ -209,70 +203,52 @@ def _blanks(tokenizer: Tokenizer, *runs: str) -> str:
     """Treatment of white space between two letters."""
     outcomes = []
     for run in runs:
-        text = f"x{run}y"
-        ids = tokenizer.encode(text)
-        between = tokenizer.decode(ids).strip()[1:-1]
-        if tokenizer.unk in ids:
-            outcomes.append(
-                f"{len(run)}: {tokenizer.token(tokenizer.unk)}" if tokenizer.unk is not None else ""
-            )
+        inside = tokens(tokenizer, f"x{run}y")
+        lost = [token.name for token in inside if token.kind == UNKNOWN]
+        between = tokenizer.decode([token.id for token in inside]).strip()[1:-1]
+        if lost:
+            outcomes.append(f"{len(run)}: {lost[0]}")
         elif between == run:
-            within = sum(start < 1 + len(run) and end > 1 for start, end in tokenizer.offsets(text))
+            within = sum(token.start < 1 + len(run) and token.end > 1 for token in inside)
             outcomes.append(f"{len(run)} in {counted(within)}")
         else:
-            outcomes.append(
-                f"{len(run)} become "
-                f"{'one space' if between == ' ' else 'nothing' if not between else 'other'}"
-            )
+            blank = {" ": "one space", "": "nothing"}.get(between, "other")
+            outcomes.append(f"{len(run)} become {blank}")
     return ", ".join(outcomes)
 
 
 def _digits(tokenizer: Tokenizer) -> str:
-    digit_tokens = tokens(tokenizer, "1234567")
-    lengths = [
-        len(token.shown.removeprefix("##").strip()) for token in digit_tokens if token.shown.strip()
-    ]
-    if any(token.kind == UNKNOWN for token in digit_tokens):
+    digits = [token for token in tokens(tokenizer, "1234567") if token.shown.strip()]
+    if any(token.kind == UNKNOWN for token in digits):
         return _fate(tokenizer, "1234567")
-    grouping = (
-        "one by one"
-        if set(lengths) == {1}
-        else "by threes from the left"
-        if lengths == [3, 3, 1]
-        else "as learnt"
-    )
+    lengths = [len(token.shown.removeprefix("##").strip()) for token in digits]
+    grouping = "by threes from the left" if lengths == [3, 3, 1] else "as learnt"
+    grouping = "one by one" if set(lengths) == {1} else grouping
     return f"{grouping}: {pieces(tokenizer, '1234567')}"
 
 
 def _code(tokenizer: Tokenizer) -> str:
     cut = []
     for word in KEYWORDS:
-        words = [
-            token
-            for token in tokens(tokenizer, f"x {word}")
-            if token.end > 2 and token.shown.strip()
-        ]
-        if len(words) != 1 or words[0].kind != PIECE:
-            cut.append("|".join(token.shown.strip() for token in words))
+        behind = [token for token in tokens(tokenizer, f"x {word}") if token.end > 2]
+        parts = [token.shown.strip() for token in behind if token.shown.strip()]
+        if len(parts) != 1 or behind[-1].kind != PIECE:
+            cut.append("|".join(parts))
     summary = f"{len(KEYWORDS) - len(cut)} of {len(KEYWORDS)} are one token"
     return f"{summary}; {' '.join(cut)}" if cut else summary
 
 
 def _fate(tokenizer: Tokenizer, text: str) -> str:
     """Treatment of a text that may be unknown."""
-    pieces = tokens(tokenizer, text)
-    lost = [token for token in pieces if token.kind == UNKNOWN]
+    # not the space that SentencePiece puts before a text
+    visible = [token for token in tokens(tokenizer, text) if token.shown.strip()]
+    lost = [token.name for token in visible if token.kind == UNKNOWN]
+    raw = sum(token.kind == BYTES for token in visible)
     if lost:
-        return lost[0].name
-    raw = sum(token.kind == BYTES for token in pieces)
-    visible_count = sum(
-        bool(token.shown.strip()) for token in pieces
-    )  # not the space that SentencePiece puts before a text
-    return (
-        f"{counted(visible_count)} of bytes"
-        if raw == visible_count
-        else counted(visible_count) + (f", {raw} of bytes" if raw else "")
-    )
+        return lost[0]
+    if raw == len(visible):
+        return f"{counted(raw)} of bytes"
+    return counted(len(visible)) + (f", {raw} of bytes" if raw else "")
 
 
 def counted(number: int) -> str:

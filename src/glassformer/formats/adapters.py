@@ -77,11 +77,7 @@ def _matrices(
 ) -> Iterator[AdapterMatrix]:
     """Every matrix of the files that is made of whole linear layers."""
     for link in links:
-        is_linear = (
-            len(link.file_names) == 1
-            and (len(link.param_names) == 1 or link.rule.axis == 0)
-            and not link.rule.axes
-        )
+        is_linear = len(link.file_names) == 1 and not link.rule.axes
         if (
             is_linear
             and all(name.endswith(".weight") for name in link.param_names)

@@ -4,8 +4,10 @@ it. No torch here."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from .. import config
@@ -17,27 +19,35 @@ MISSING: Any = object()
 
 @dataclass(frozen=True)
 class NameRule:
-    """The names of weights in a family's files, and those of the model's parameters that they fill.
+    """The name of weights in a family's files, and those of the model's parameters that they fill.
 
-    A {letter} on both sides repeats the rule; a {letter} on one side only stacks along a new first
-    axis; several names on one side are the whole tensor's parts along ``axis`` (parameters: as
-    wide as in the model; in files: equal, or in the ratio of ``widths``). ``transpose``
-    turns each matrix of the files; ``unsqueeze``: the file's tensor has one more axis, of 1, in
-    front. ``axes`` says how else its axes become the parameter's, as einops writes it, h being
-    ``heads``:
+    A {letter} on both sides repeats the rule; a {letter} in the file's name alone stacks along a
+    new first axis; several parameters are the whole tensor's parts, as wide as in the model.
+    ``transpose`` turns each matrix of the files; ``unsqueeze``: the file's tensor has one more
+    axis, of 1, in front. ``axes`` says how else its axes become the parameter's, as einops writes
+    it, h being ``heads``:
 
         "h c d -> (h d) c"            a heads axis folded (TransformerLens' W_Q)
         "(h d 2) c -> (h 2 d) c"      rotary pairs of neighbours to halves (original Llama files)
     """
 
-    file_names: str | tuple[str, ...]
+    file_name: str
     param_names: str | tuple[str, ...]
     transpose: bool = False
-    axis: int = 0
     unsqueeze: bool = False
-    widths: tuple[int, ...] = ()
     axes: str = ""
     heads: int = 1
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Names of the parameters."""
+        return (self.param_names,) if isinstance(self.param_names, str) else self.param_names
+
+    @cached_property
+    def stacks(self) -> str:
+        """The letter that the file's name alone has; empty where there is none."""
+        letters = re.findall(r"\{(\w)\}", self.file_name)
+        return next((x for x in letters if f"{{{x}}}" not in self.patterns[0]), "")
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,6 @@ class GGUF(Files):
         numbers = dequantize(self.raw(name), GGMLQuantizationType[place.kind])
         return torch.from_numpy(numbers.reshape(place.shape))
 
-    take = load
-
     def codes(self, name: str) -> tuple[Tensor, Tensor]:
         """The codes (N, C) int8 and scales (N, C / 32) of a tensor of Q8_0 or Q4_0."""
         place = self.places[name]

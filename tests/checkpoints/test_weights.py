@@ -23,7 +23,7 @@ from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.checkpoints import headers, weights
 from glassformer.core.checkpoints import tensors as tensorfiles
-from glassformer.core.checkpoints.recipe import NameRule, Table
+from glassformer.core.checkpoints.names import NameRule, Table
 from glassformer.core.nn import build
 
 B = "blocks.{i}"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe, Table, rules
+from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
 from ..core.config.init import Init
@@ -31,6 +31,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
+from .recipe import ConfigReader, Recipe
 
 CASED, UNCASED = 28_996, 30_522  # tokens
 PRETRAINING, MASKED, CLASSIFIER = (

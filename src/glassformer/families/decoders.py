@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Table, rules, tile
+from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config.feedforward import Activation
 from ..core.config.init import Init
 from ..core.config.mask import Full, MaskRule, Window
@@ -37,6 +37,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
+from .recipe import ConfigReader, tile
 
 INIT = Init(0.02, 0.02, "plain")
 SCALINGS = ("default", "linear", "llama3", "yarn")

@@ -6,11 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Recipe, Table, rules
+from ..core.checkpoints.names import Table, rules
 from ..core.config import Encoder, Model, TokenHead, embed_dim
 from ..core.errors import UserError
 from .bert import bert, read_token_head, read_trunk, tags, trunk, write_labels, write_trunk
 from .keys import ACTIVATIONS
+from .recipe import ConfigReader, Recipe
 
 DISCRIMINATOR, BARE = "ElectraForPreTraining", "ElectraModel"
 TOKENS, ANSWERS = "ElectraForTokenClassification", "ElectraForQuestionAnswering"

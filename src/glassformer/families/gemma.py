@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Recipe
 from ..core.config import (
     Attention,
     Block,
@@ -27,6 +26,7 @@ from ..core.config import (
 from . import decoders
 from .decoders import ATTN
 from .keys import ACTIVATIONS, MOST_POSITIONS, Key, read_keys
+from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-6, offset=1.0)
 

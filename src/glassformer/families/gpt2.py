@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe, Table, rules
+from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config import (
     MLP,
     Activation,
@@ -22,6 +22,7 @@ from ..core.config import (
 from ..core.errors import UserError
 from .decoders import ATTN, BLOCK, FFN
 from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS, Key, read_keys, write_keys
+from .recipe import ConfigReader, Recipe
 
 
 def gpt2(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.checkpoints.recipe import NameRule, Recipe
+from ..core.checkpoints.names import NameRule
 from ..core.config import (
     Attention,
     Block,
@@ -18,6 +18,7 @@ from ..core.config import (
 from . import decoders
 from .decoders import FFN
 from .keys import MOST_HEADS, Key
+from .recipe import Recipe
 
 
 def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance: float) -> Decoder:

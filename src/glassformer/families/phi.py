@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe
+from ..core.checkpoints.names import NameRule
 from ..core.config.context_length import long_scalings
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP, GatedMLP
@@ -17,6 +17,7 @@ from ..core.config.position import Rotary
 from . import decoders
 from .decoders import ATTN
 from .keys import Key, read_keys
+from .recipe import ConfigReader, Recipe
 
 DROPOUTS = "resid_pdrop embd_pdrop attention_dropout"  # the residual's is the stack's
 

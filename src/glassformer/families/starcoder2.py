@@ -3,7 +3,6 @@ feed-forward."""
 
 from __future__ import annotations
 
-from ..core.checkpoints.recipe import Recipe
 from ..core.config import (
     MLP,
     Attention,
@@ -20,6 +19,7 @@ from ..core.config import (
 from . import decoders
 from .decoders import ATTN, FFN
 from .keys import Key
+from .recipe import Recipe
 
 
 def starcoder2(

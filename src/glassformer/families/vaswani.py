@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe, Table, rules
+from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config import serial
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
@@ -34,6 +34,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
+from .recipe import ConfigReader, Recipe
 
 
 def vaswani(

@@ -27,11 +27,12 @@ from ..core import config
 from ..core.checkpoints import tensors as tensorfiles
 from ..core.checkpoints import weights
 from ..core.checkpoints.headers import Shape, short
-from ..core.checkpoints.recipe import ConfigReader, Table
+from ..core.checkpoints.names import Table
 from ..core.errors import UserError, need
 from ..core.files import read_json
 from ..core.nn import Model
 from ..core.nn.finite import is_finite
+from ..families.recipe import ConfigReader
 from . import lora
 
 PAGE, TENSORS = "adapter_config.json", "adapter_model.safetensors"

@@ -157,7 +157,7 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     if peer is None:
         files = in_memory(path, tensors)
         recipe, model = recipes.read_config(stated, str(page), files)
-        return load_model(model, recipe, files, files.dtype, "cpu").eval()
+        return load_model(model, *recipe.names(model), files, files.dtype, "cpu").eval()
     if isinstance(contents, dict) and kind in ("nanogpt", "mingpt"):
         _refuse_other_kind(kind, contents, tensors, path)
     for table in (contents, stated):
@@ -165,7 +165,7 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
             stated = {**stated, **(_table(table, key) or {})}
     model, names, tensors = peer.read(tensors, stated, str(page))
     files = in_memory(path, tensors)
-    return load_model(model, names, files, files.dtype, "cpu").eval()
+    return load_model(model, names, model, files, files.dtype, "cpu").eval()
 
 
 def in_memory(path: Path, tensors: Mapping[str, Tensor]) -> Files:

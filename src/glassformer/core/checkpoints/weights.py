@@ -23,7 +23,7 @@ from .. import config
 from ..errors import UserError, need
 from ..nn.finite import is_finite
 from .headers import Shape, short
-from .recipe import NameRule, Table
+from .names import NameRule, Table
 from .tensors import DTYPES, Files, PendingTensor
 
 # ------------------------------------------------------------------------------------- the table

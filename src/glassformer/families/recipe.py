@@ -4,80 +4,16 @@ it. No torch here."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-from .. import config
-from ..errors import UserError, nearest
+from ..core import config
+from ..core.checkpoints.names import Table
+from ..core.errors import UserError, nearest
 
 T = TypeVar("T")
 MISSING: Any = object()
-
-
-@dataclass(frozen=True)
-class NameRule:
-    """The name of weights in a family's files, and those of the model's parameters that they fill.
-
-    A {letter} on both sides repeats the rule; a {letter} in the file's name alone stacks along a
-    new first axis; several parameters are the whole tensor's parts, as wide as in the model.
-    ``transpose`` turns each matrix of the files; ``unsqueeze``: the file's tensor has one more
-    axis, of 1, in front. ``axes`` says how else its axes become the parameter's, as einops writes
-    it, h being ``heads``:
-
-        "h c d -> (h d) c"            a heads axis folded (TransformerLens' W_Q)
-        "(h d 2) c -> (h 2 d) c"      rotary pairs of neighbours to halves (original Llama files)
-    """
-
-    file_name: str
-    param_names: str | tuple[str, ...]
-    transpose: bool = False
-    unsqueeze: bool = False
-    axes: str = ""
-    heads: int = 1
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """Names of the parameters."""
-        return (self.param_names,) if isinstance(self.param_names, str) else self.param_names
-
-    @cached_property
-    def stacks(self) -> str:
-        """The letter that the file's name alone has; empty where there is none."""
-        letters = re.findall(r"\{(\w)\}", self.file_name)
-        return next((x for x in letters if f"{{{x}}}" not in self.patterns[0]), "")
-
-
-@dataclass(frozen=True)
-class Table:
-    """All the rules of a family (none: every name is our own), and what its files may hold besides.
-
-    ``ignore``: names of constants that older files carry. ``copies``: (name, original), where a
-    file may repeat a tied weight. ``prefix``: what files saved from the bare model leave away.
-    ``renamed``: (end of a name in some files, what it is here).
-    """
-
-    rules: tuple[NameRule, ...]
-    ignore: tuple[str, ...] = ()
-    copies: tuple[tuple[str, str], ...] = ()
-    prefix: str = ""
-    renamed: tuple[tuple[str, str], ...] = ()
-
-
-def rules(layers: Mapping[str, str], transpose: bool = False) -> tuple[NameRule, ...]:
-    """A rule for the weight and one for the bias of each of their layers and ours; ``transpose``
-    turns the weights."""
-    suffixes = {"weight": transpose, "bias": False}
-    pairs = [
-        (f"{file_name}.{end}", f"{param_name}.{end}", turn)
-        for file_name, param_name in layers.items()
-        for end, turn in suffixes.items()
-    ]
-    return tuple(
-        NameRule(file_name, param_name, transpose=turn) for file_name, param_name, turn in pairs
-    )
 
 
 def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
@@ -114,6 +50,10 @@ class Recipe:
     def table(self, model: config.Model) -> Table:
         """The names of this model's weights."""
         return self.weights if isinstance(self.weights, Table) else self.weights(model)
+
+    def names(self, model: config.Model) -> tuple[Table, config.Model]:
+        """The names of this model's weights, and the config whose parameters the files hold."""
+        return self.table(model), self.layout(model)
 
 
 class Held(Protocol):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -28,17 +26,6 @@ class NameRule:
     unsqueeze: bool = False
     axes: str = ""
     heads: int = 1
-
-    @property
-    def patterns(self) -> tuple[str, ...]:
-        """Names of the parameters."""
-        return (self.param_names,) if isinstance(self.param_names, str) else self.param_names
-
-    @cached_property
-    def stacks(self) -> str:
-        """The letter that the file's name alone has; empty where there is none."""
-        letters = re.findall(r"\{(\w)\}", self.file_name)
-        return next((x for x in letters if f"{{{x}}}" not in self.patterns[0]), "")
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,12 @@ class Link:
     file_names: tuple[str, ...]
     param_names: tuple[str, ...]
     rule: NameRule
+    stacks: bool = False
 
     def load(self, file_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
         """Our tensors, of ``shapes``, made of theirs."""
         tensors = [self._turn(tensor) for tensor in file_tensors]
-        if self.rule.stacks:
+        if self.stacks:
             return [torch.stack(tensors)]
         if len(shapes) == 1:
             return tensors
@@ -49,7 +50,7 @@ class Link:
     def save(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Their tensors made of ours."""
         merged = params[0]
-        if self.rule.stacks:
+        if self.stacks:
             return [self._turn_back(tensor) for tensor in merged.unbind()]
         if len(params) > 1 and merged.is_meta:
             # PyTorch's own joining of shapes imports its compiler, which takes seconds
@@ -99,10 +100,12 @@ def links(table: Table, shapes: Mapping[str, Shape]) -> list[Link]:
     for name in shapes:
         if name not in linked:
             rule, numbers = _rule_of(table, name)
-            count = range(shapes[name][0]) if rule.stacks else range(1)
-            file_names = [rule.file_name.format_map({**numbers, rule.stacks: n}) for n in count]
-            param_names = [pattern.format_map(numbers) for pattern in rule.patterns]
-            all_links.append(Link(tuple(file_names), tuple(param_names), rule))
+            # a letter of the files alone counts along the parameter's first axis
+            stacked = next(iter(_letters(rule.file_name) - numbers.keys()), "")
+            count = range(shapes[name][0] if stacked else 1)
+            file_names = [rule.file_name.format_map({**numbers, stacked: n}) for n in count]
+            param_names = [pattern.format_map(numbers) for pattern in _patterns(rule)]
+            all_links.append(Link(tuple(file_names), tuple(param_names), rule, bool(stacked)))
             linked.update(param_names)
     return all_links
 
@@ -110,13 +113,21 @@ def links(table: Table, shapes: Mapping[str, Shape]) -> list[Link]:
 def _rule_of(table: Table, name: str) -> tuple[NameRule, dict[str, int]]:
     """The rule that a parameter falls under, and the numbers of its letters."""
     for rule in table.rules:
-        for pattern in rule.patterns:
+        for pattern in _patterns(rule):
             if match := _regex(pattern).fullmatch(name):
                 return rule, {letter: int(text) for letter, text in match.groupdict().items()}
     raise UserError(
         f"The table of weight names has no rule for {name}; save it in the "
         "glassformer layout instead."
     )
+
+
+def _patterns(rule: NameRule) -> tuple[str, ...]:
+    return (rule.param_names,) if isinstance(rule.param_names, str) else rule.param_names
+
+
+def _letters(name: str) -> set[str]:
+    return set(re.findall(r"\{(\w)\}", name))
 
 
 @cache

@@ -64,7 +64,7 @@ read_config = decoders.config_reader(stories(64, 5, 8, 4, 172), KEYS)
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Llama config.json, as far as that can say it."""
     decoders.even_heads(model, "llama")
-    return decoders.write(model, "llama", KEYS)
+    return decoders.write(model, KEYS)
 
 
 _31, _32 = Llama3Scaling(8.0), Llama3Scaling(32.0)

@@ -42,7 +42,7 @@ KEYS = decoders.keys(
     rotary=decoders.rotary(1e6),
 )
 read_config = decoders.config_reader(mixtral(4096, 32, 32, 14_336, 32_768, 0.001), KEYS)
-write_config = decoders.writer("mixtral", KEYS)
+write_config = decoders.writer(KEYS)
 _MIXTURE = f"{decoders.THEIRS}.block_sparse_moe"
 
 MIXTRAL = Recipe(

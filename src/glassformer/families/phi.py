@@ -47,7 +47,7 @@ KEYS = decoders.keys(
     dropouts=DROPOUTS,
 )
 read_config = decoders.config_reader(phi(2048, 24, 0.5), KEYS)
-write_config = decoders.writer("phi", KEYS)
+write_config = decoders.writer(KEYS)
 
 PHI = Recipe(
     name="phi",
@@ -105,7 +105,7 @@ def read_config3(raw: ConfigReader) -> Model:
 def write_config3(model: Model) -> dict[str, Any]:
     """Our config as a Phi-3 config.json, as far as that can say it; without a window a Llama's can,
     and comes first."""
-    raw = decoders.write(model, "phi3", KEYS3)
+    raw = decoders.write(model, KEYS3)
     length = raw["max_position_embeddings"]
     for scaling in long_scalings(model).values():
         raw["max_position_embeddings"] = round(scaling.original_context * scaling.factor)

@@ -42,8 +42,8 @@ class Recipe:
     model_type: str = ""
     tokenizer: str = ""
     read_config: Callable[[ConfigReader], config.Model] | None = None
-    write_config: Callable[[config.Model], dict[str, Any]] | None = None
-    weights: Table | Callable[[config.Model], Table] = Table(())
+    write_config: Callable[[Any], dict[str, Any]] | None = None
+    weights: Table | Callable[[Any], Table] = Table(())
     layout: Callable[[config.Model], config.Model] = lambda model: model
     bare: tuple[str, ...] = ()
 

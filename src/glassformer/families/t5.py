@@ -17,7 +17,6 @@ from ..core.config.init import Init
 from ..core.config.model import (
     Attention,
     Block,
-    Decoder,
     Encoder,
     EncoderDecoder,
     Model,
@@ -141,16 +140,7 @@ def read_config(raw: ConfigReader) -> Model:
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a T5 config.json, as far as that can say it."""
-    encoder = stacks(model).get("encoder")
-    if (
-        isinstance(model, Decoder)
-        or encoder is None
-        or not isinstance(encoder.position, RelativeBias)
-    ):
-        raise UserError(
-            "The t5 layout holds only encoders, with or without a decoder, that have "
-            "relative biases."
-        )
+    encoder = stacks(model)["encoder"]
     raw = {
         "architectures": [ENCODER if isinstance(model, Encoder) else WHOLE],
         **write_keys(model, KEYS),

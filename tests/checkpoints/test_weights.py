@@ -23,7 +23,7 @@ from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.checkpoints import headers, weights
 from glassformer.core.checkpoints import tensors as tensorfiles
-from glassformer.core.checkpoints.recipe import NameRule, Table
+from glassformer.core.checkpoints.names import NameRule, Table
 from glassformer.core.nn import build
 
 B = "blocks.{i}"
@@ -91,67 +91,6 @@ def test_a_letter_of_theirs_alone_stacks(tmp_path: Path) -> None:
     )
     assert len(reference) == 8
     assert torch.equal(reference["h.1.experts.3.w1"], actual["blocks.1.gate"][3])
-
-
-def test_a_letter_of_ours_alone_unstacks(tmp_path: Path) -> None:
-    """One tensor of all experts there, an expert each here, however many there are."""
-    actual = {
-        f"blocks.{i}.experts.{e}.up": numbers(3, 2) + 10 * i + e
-        for i in range(2)
-        for e in range(11)
-    }
-    reference = there_and_back(
-        Table((NameRule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), actual, tmp_path
-    )
-    assert {name: tuple(t.shape) for name, t in reference.items()} == {
-        "h.0.up": (11, 3, 2),
-        "h.1.up": (11, 3, 2),
-    }
-    assert torch.equal(reference["h.1.up"][10], actual["blocks.1.experts.10.up"])
-    alone = {"blocks.0.experts.0.up": numbers(3, 2)}
-    assert there_and_back(Table((NameRule("h.{i}.up", f"{B}.experts.{{e}}.up"),)), alone, tmp_path)[
-        "h.0.up"
-    ].shape == (
-        1,
-        3,
-        2,
-    )
-
-
-def test_a_split_along_another_axis(tmp_path: Path) -> None:
-    actual = {"blocks.0.gate": numbers(4, 3, 2), "blocks.0.up": numbers(4, 3, 2) + 1}
-    reference = there_and_back(
-        Table((NameRule("h.{i}.gate_up", (f"{B}.gate", f"{B}.up"), axis=1),)), actual, tmp_path
-    )
-    assert torch.equal(reference["h.0.gate_up"], torch.cat([*actual.values()], dim=1))
-
-
-def test_several_of_theirs_join_in_equal_parts(tmp_path: Path) -> None:
-    actual = {"blocks.0.both": numbers(6, 2)}
-    reference = there_and_back(
-        Table((NameRule(("h.{i}.a", "h.{i}.b"), f"{B}.both"),)), actual, tmp_path
-    )
-    assert torch.equal(reference["h.0.b"], actual["blocks.0.both"][3:])
-
-
-def test_several_of_theirs_join_in_unequal_parts(tmp_path: Path) -> None:
-    """Queries apart, keys and values of fewer heads in one tensor there; three of unequal width, or
-    one, here."""
-    heads, shared, size, dim = 4, 2, 3, 5
-    reference = ("h.{i}.q", "h.{i}.kv")
-    actual = {
-        f"blocks.0.{name}": numbers(n * size, dim) + n
-        for name, n in (("q", heads), ("k", shared), ("v", shared))
-    }
-    rule = NameRule(reference, (f"{B}.q", f"{B}.k", f"{B}.v"), widths=(heads, 2 * shared))
-    written = there_and_back(Table((rule,)), actual, tmp_path)
-    assert torch.equal(written["h.0.q"], actual["blocks.0.q"])
-    assert torch.equal(written["h.0.kv"], torch.cat([actual["blocks.0.k"], actual["blocks.0.v"]]))
-    fused = {"blocks.0.qkv": numbers(dim, 8 * size)}
-    written = there_and_back(
-        Table((NameRule(reference, f"{B}.qkv", axis=1, widths=(1, 3)),)), fused, tmp_path
-    )
-    assert torch.equal(written["h.0.q"], fused["blocks.0.qkv"][:, :6])
 
 
 H, D, C = 3, 4, 5  # heads, their width, the model's

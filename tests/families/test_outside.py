@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from glassformer import families as recipes
 from glassformer.families import llama
-from glassformer.core.checkpoints.recipe import Recipe, NameRule, Table
+from glassformer.families import NameRule, Recipe, Table
 
 PARTS = {"attn.v": "attention.wv", "attn.out": "attention.wo", "attn_norm": "attention_norm", "ffn_norm": "ffn_norm"}
 PARTS |= {"ffn.gate": "feed_forward.w1", "ffn.down": "feed_forward.w2", "ffn.up": "feed_forward.w3"}

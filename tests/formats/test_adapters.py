@@ -142,14 +142,13 @@ SETTINGS = {
     "rank_pattern": {"q_proj": "three"},
     "lora_alpha": "6",
     "r": True,
-    "target_modules": [["q_proj"]],
     "some_setting_of_tomorrow": {"on": 1},
 }
 
 
 @pytest.mark.parametrize("key", SETTINGS)
 def test_settings_that_are_not_done_are_refused_by_name(key, peft):
-    with pytest.raises(UserError, match=f'"{key}"'):
+    with pytest.raises(UserError, match=key):
         peft({key: SETTINGS[key]})
 
 
@@ -190,16 +189,6 @@ def test_rank_stabilised_and_what_targets_the_layers(peft):
         {"rank_pattern": {"[qv]_proj": 3}, "r": 8},
     ):
         assert torch.equal(peft(settings), plain)
-    for settings in (
-        {"layers_to_transform": [1]},
-        {"layers_to_transform": 0},
-        {"layers_to_transform": [0, 1], "layers_pattern": "blocks"},
-        {"target_modules": ["q_proj"]},
-        {"target_modules": r".*\.q_proj"},
-        {"exclude_modules": ["v_proj"]},
-    ):
-        with pytest.raises(UserError, match=r"is not one that adapter_config\.json targets"):
-            peft(settings)
     with pytest.raises(UserError, match=r"has rank 3 and adapter_config\.json says 8"):
         peft({"r": 8})
     for pattern, message in (

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core import config
-from ..core.checkpoints.recipe import ConfigReader, Held, NameRule, Recipe, Table
+from ..core.checkpoints.names import NameRule, Table
 from ..core.config import context_length, serial
 from ..core.config.differences import differences
 from ..core.errors import UserError, nearest, need
@@ -26,6 +26,7 @@ from .mixtral import MIXTRAL
 from .nanomoe import NANOMOE
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
+from .recipe import ConfigReader, Held, Recipe
 from .starcoder2 import STARCODER2
 from .t5 import T5
 from .vaswani import VASWANI

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe, Table, rules
+from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
 from ..core.config.init import Init
@@ -19,7 +19,6 @@ from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
 from ..core.config.norm import LayerNorm
 from ..core.config.pool import Pool, TokenHead
 from ..core.config.position import Learned
-from ..core.errors import UserError, need
 from .keys import (
     ACTIVATIONS,
     MOST_BLOCKS,
@@ -31,6 +30,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
+from .recipe import ConfigReader, Recipe
 
 CASED, UNCASED = 28_996, 30_522  # tokens
 PRETRAINING, MASKED, CLASSIFIER = (
@@ -148,16 +148,10 @@ def read_pool(raw: ConfigReader, kind: str, dropout: float) -> Pool | None:
     )
 
 
-def write_config(model: Model) -> dict[str, Any]:
+def write_config(model: Encoder) -> dict[str, Any]:
     """Our config as a BERT config.json, as far as that can say it."""
-    raw = write_trunk(model, "bert")
-    assert isinstance(model, Encoder)
-    pool = model.pool
+    raw, pool = write_trunk(model), model.pool
     if model.token_head is not None:
-        if model.head is not None or pool is not None:
-            raise UserError(
-                "The bert layout holds labels for each token without a head over words or a pool."
-            )
         return {
             "architectures": [ANSWERS if model.token_head.span else TOKENS],
             **raw,
@@ -175,10 +169,8 @@ def write_config(model: Model) -> dict[str, Any]:
     return {"architectures": [CLASSIFIER], **raw, **write_labels(model)}
 
 
-def write_trunk(model: Model, layout: str) -> dict[str, Any]:
+def write_trunk(model: Encoder) -> dict[str, Any]:
     """Settings that BERT and its kin share."""
-    need(isinstance(model, Encoder), f"The {layout} layout holds only encoders.")
-    need(model.embed.segments > 0, f"The {layout} layout holds only models with segments.")
     return write_keys(model, KEYS)
 
 
@@ -233,10 +225,9 @@ def trunk(name: str) -> Iterator[NameRule]:
     yield from rules({f"{name}.embeddings.LayerNorm": "encoder.first_norm", **layers})
 
 
-def table(model: Model) -> Table:
+def table(model: Encoder) -> Table:
     """The names of the weights; how labels and the head's bias are called depends on the ends there
     are."""
-    assert isinstance(model, Encoder)
     labels = "classifier" if model.head is None else _NEXT
     label_layer = (
         {labels: "pool.proj"}

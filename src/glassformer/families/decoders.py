@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Table, rules, tile
+from ..core.checkpoints.names import NameRule, Table, rules
+from ..core.config import serial
 from ..core.config.feedforward import Activation
 from ..core.config.init import Init
 from ..core.config.mask import Full, MaskRule, Window
@@ -37,6 +38,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
+from .recipe import ConfigReader, tile
 
 INIT = Init(0.02, 0.02, "plain")
 SCALINGS = ("default", "linear", "llama3", "yarn")
@@ -142,10 +144,8 @@ def config_reader(model: Decoder, keys: Sequence[Key]) -> Callable[[ConfigReader
     return lambda raw: read_keys(raw, model, keys)
 
 
-def write(model: Model, layout: str, keys: Sequence[Key]) -> dict[str, Any]:
-    """The words of ``keys``, and those of rotary positions; UserError for what is not a decoder."""
-    if not isinstance(model, Decoder) or model.head is None:
-        raise UserError(f"The {layout} layout holds only decoders with a head.")
+def write(model: Model, keys: Sequence[Key]) -> dict[str, Any]:
+    """The words of ``keys``, and those of rotary positions; UserError for a model without a head."""
     position = stack(model).position
     rotary = position if isinstance(position, Rotary) else Rotary()
     return {
@@ -155,9 +155,9 @@ def write(model: Model, layout: str, keys: Sequence[Key]) -> dict[str, Any]:
     }
 
 
-def writer(layout: str, keys: Sequence[Key]) -> Callable[[Model], dict[str, Any]]:
+def writer(keys: Sequence[Key]) -> Callable[[Model], dict[str, Any]]:
     """``write_config`` of a family that says no more than its keys."""
-    return lambda model: write(model, layout, keys)
+    return lambda model: write(model, keys)
 
 
 def unsaid(raw: ConfigReader, key: str, default: Any) -> Any:
@@ -318,35 +318,29 @@ def first_block(model: Model) -> Block:
     return stack(model).pattern[0]
 
 
+SCALING_TYPES = {
+    LinearScaling: "linear",
+    Llama3Scaling: "llama3",
+    LongRopeScaling: "longrope",
+    YarnScaling: "yarn",
+}
+SCALING_WORDS = {
+    "original_context": "original_max_position_embeddings",
+    "short": "short_factor",
+    "long": "long_factor",
+}
+
+
 def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     """A scaling as the ``rope_scaling`` table."""
     if scaling is None:
         return None
-    if isinstance(scaling, LinearScaling):
-        return {"rope_type": "linear", "factor": scaling.factor}
-    table: dict[str, Any] = {
-        "factor": scaling.factor,
-        "original_max_position_embeddings": scaling.original_context,
-    }
-    if isinstance(scaling, Llama3Scaling):
-        return {
-            "rope_type": "llama3",
-            **table,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-        }
-    size = (
-        {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
-    )
-    if isinstance(scaling, LongRopeScaling):
-        factors = {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}
-        return {"rope_type": "longrope", **table, **factors, **size}
+    table = {"rope_type": SCALING_TYPES[type(scaling)], **serial.to_dict(scaling)}
+    unsaid = ("type", "use_long")
     return {
-        "rope_type": "yarn",
-        **table,
-        "beta_fast": scaling.beta_fast,
-        "beta_slow": scaling.beta_slow,
-        **size,
+        SCALING_WORDS.get(name, name): value
+        for name, value in table.items()
+        if value is not None and name not in unsaid
     }
 
 

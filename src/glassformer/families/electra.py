@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Recipe, Table, rules
+from ..core.checkpoints.names import Table, rules
 from ..core.config import Encoder, Model, TokenHead, embed_dim
-from ..core.errors import UserError
 from .bert import bert, read_token_head, read_trunk, tags, trunk, write_labels, write_trunk
 from .keys import ACTIVATIONS
+from .recipe import ConfigReader, Recipe
 
 DISCRIMINATOR, BARE = "ElectraForPreTraining", "ElectraModel"
 TOKENS, ANSWERS = "ElectraForTokenClassification", "ElectraForQuestionAnswering"
@@ -41,14 +41,9 @@ def read_config(raw: ConfigReader) -> Model:
     return replace(model, token_head=read_token_head(raw, kind == ANSWERS, model.encoder.dropout))
 
 
-def write_config(model: Model) -> dict[str, Any]:
+def write_config(model: Encoder) -> dict[str, Any]:
     """Our config as an ELECTRA config.json, as far as that can say it."""
-    raw = {**write_trunk(model, "electra"), "embedding_size": embed_dim(model)}
-    assert isinstance(model, Encoder)
-    if model.head is not None or model.pool is not None:
-        raise UserError(
-            "The electra layout holds only models that say something of each token, or nothing."
-        )
+    raw = {**write_trunk(model), "embedding_size": embed_dim(model)}
     head = model.token_head
     if head is None:
         return {"architectures": [BARE], **raw}
@@ -57,9 +52,8 @@ def write_config(model: Model) -> dict[str, Any]:
     return {"architectures": [ANSWERS if head.span else TOKENS], **raw, **write_labels(model)}
 
 
-def table(model: Model) -> Table:
+def table(model: Encoder) -> Table:
     """The names of the weights; what labels are called depends on what each token is asked."""
-    assert isinstance(model, Encoder)
     head, end_layers = model.token_head, {"electra.embeddings_project": "encoder.project"}
     if head is not None and head.transform is not None:
         end_layers["discriminator_predictions.dense"] = "token_head.transform"

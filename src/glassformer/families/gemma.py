@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, Recipe
 from ..core.config import (
     Attention,
     Block,
@@ -27,6 +26,7 @@ from ..core.config import (
 from . import decoders
 from .decoders import ATTN
 from .keys import ACTIVATIONS, MOST_POSITIONS, Key, read_keys
+from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-6, offset=1.0)
 
@@ -74,7 +74,7 @@ KEYS = decoders.keys(
     acts={**ACTIVATIONS, "gelu": "gelu_tanh"},  # has always meant the approximation
 )
 read_config = decoders.config_reader(gemma(2048, 18, 8, 1, 16_384), KEYS)
-write_config = decoders.writer("gemma", KEYS)
+write_config = decoders.writer(KEYS)
 
 
 def _cap(name: str, place: str, default: float) -> Key:
@@ -117,7 +117,7 @@ def write_config2(model: Model) -> dict[str, Any]:
     """Our config as a Gemma 2 config.json, as far as that can say it."""
     decoders.even_heads(model, "gemma2")
     return {
-        **decoders.write(model, "gemma2", KEYS2),
+        **decoders.write(model, KEYS2),
         # transformers asks for one even where no block has it
         "sliding_window": decoders.window_size(model) or 4096,
         "layer_types": decoders.write_windows(model),

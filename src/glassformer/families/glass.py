@@ -3,13 +3,13 @@ docs/decisions.md)."""
 
 from __future__ import annotations
 
-from ..core.checkpoints.recipe import Recipe
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import GatedMLP
 from ..core.config.init import Init
 from ..core.config.model import Attention, Block, Decoder, Encoder, EncoderDecoder, Stack
 from ..core.config.norm import RMSNorm
 from ..core.config.position import Rotary
+from .recipe import Recipe
 
 
 def glass(

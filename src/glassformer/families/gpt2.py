@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe, Table, rules
+from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config import (
     MLP,
     Activation,
@@ -19,9 +19,9 @@ from ..core.config import (
     Stack,
     serial,
 )
-from ..core.errors import UserError
 from .decoders import ATTN, BLOCK, FFN
 from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS, Key, read_keys, write_keys
+from .recipe import ConfigReader, Recipe
 
 
 def gpt2(
@@ -75,13 +75,8 @@ def read_config(raw: ConfigReader) -> Model:
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a GPT-2 config.json, as far as that can say it."""
-    if not isinstance(model, Decoder) or model.head is None:
-        raise UserError("The gpt2 layout holds only decoders with a head.")
-    return {
-        name: value
-        for name, value in write_keys(model, KEYS).items()
-        if (name, value) != ("bias", True)
-    }
+    raw = write_keys(model, KEYS)
+    return {name: value for name, value in raw.items() if (name, value) != ("bias", True)}
 
 
 def layout(model: Model) -> Model:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..core import config
-from ..core.checkpoints.recipe import MISSING, ConfigReader, tile
 from ..core.config import serial
 from ..core.errors import UserError
+from .recipe import MISSING, ConfigReader, tile
 
 M = TypeVar("M", bound=config.Model)
 # heads, dimensions a head, experts; hidden: far above any published

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.checkpoints.recipe import Recipe
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import GatedMLP
 from ..core.config.model import Attention, Block, Decoder, Model, Stack
@@ -14,6 +13,7 @@ from ..core.config.scaling import Llama3Scaling, RopeScaling
 from . import decoders
 from .decoders import ATTN, FFN
 from .keys import Key
+from .recipe import Recipe
 
 
 def llama2(dim: int, depth: int, heads: int, kv_heads: int, hidden: int) -> Decoder:
@@ -64,7 +64,7 @@ read_config = decoders.config_reader(stories(64, 5, 8, 4, 172), KEYS)
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Llama config.json, as far as that can say it."""
     decoders.even_heads(model, "llama")
-    return decoders.write(model, "llama", KEYS)
+    return decoders.write(model, KEYS)
 
 
 _31, _32 = Llama3Scaling(8.0), Llama3Scaling(32.0)

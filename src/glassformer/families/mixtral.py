@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..core.checkpoints.recipe import NameRule, Recipe
+from ..core.checkpoints.names import NameRule
 from ..core.config import (
     Attention,
     Block,
@@ -18,6 +18,7 @@ from ..core.config import (
 from . import decoders
 from .decoders import FFN
 from .keys import MOST_HEADS, Key
+from .recipe import Recipe
 
 
 def mixtral(dim: int, depth: int, heads: int, hidden: int, context: int, balance: float) -> Decoder:
@@ -41,7 +42,7 @@ KEYS = decoders.keys(
     rotary=decoders.rotary(1e6),
 )
 read_config = decoders.config_reader(mixtral(4096, 32, 32, 14_336, 32_768, 0.001), KEYS)
-write_config = decoders.writer("mixtral", KEYS)
+write_config = decoders.writer(KEYS)
 _MIXTURE = f"{decoders.THEIRS}.block_sparse_moe"
 
 MIXTRAL = Recipe(

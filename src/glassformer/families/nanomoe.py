@@ -3,7 +3,6 @@ experts."""
 
 from __future__ import annotations
 
-from ..core.checkpoints.recipe import Recipe
 from ..core.config import (
     MLP,
     Attention,
@@ -16,6 +15,7 @@ from ..core.config import (
     MoE,
     Stack,
 )
+from .recipe import Recipe
 
 
 def nanomoe(dim: int, depth: int, heads: int) -> Decoder:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe
+from ..core.checkpoints.names import NameRule
 from ..core.config.context_length import long_scalings
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP, GatedMLP
@@ -17,6 +17,7 @@ from ..core.config.position import Rotary
 from . import decoders
 from .decoders import ATTN
 from .keys import Key, read_keys
+from .recipe import ConfigReader, Recipe
 
 DROPOUTS = "resid_pdrop embd_pdrop attention_dropout"  # the residual's is the stack's
 
@@ -46,7 +47,7 @@ KEYS = decoders.keys(
     dropouts=DROPOUTS,
 )
 read_config = decoders.config_reader(phi(2048, 24, 0.5), KEYS)
-write_config = decoders.writer("phi", KEYS)
+write_config = decoders.writer(KEYS)
 
 PHI = Recipe(
     name="phi",
@@ -104,7 +105,7 @@ def read_config3(raw: ConfigReader) -> Model:
 def write_config3(model: Model) -> dict[str, Any]:
     """Our config as a Phi-3 config.json, as far as that can say it; without a window a Llama's can,
     and comes first."""
-    raw = decoders.write(model, "phi3", KEYS3)
+    raw = decoders.write(model, KEYS3)
     length = raw["max_position_embeddings"]
     for scaling in long_scalings(model).values():
         raw["max_position_embeddings"] = round(scaling.original_context * scaling.factor)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe
+from ..core.checkpoints.names import NameRule
 from ..core.config import (
     Attention,
     Block,
@@ -28,6 +28,7 @@ from ..core.errors import UserError
 from . import decoders
 from .decoders import ATTN
 from .keys import MOST_HEADS, MOST_HIDDEN, MOST_POSITIONS, Key, read_keys
+from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-6)
 
@@ -133,11 +134,9 @@ def _blocks(raw: ConfigReader, model: Decoder) -> list[Block]:
 # --------------------------------------------------------------------------------- config.json, out
 
 
-def write_config2(
-    model: Model, layout: str = "qwen2", keys: Sequence[Key] = KEYS2
-) -> dict[str, Any]:
+def write_config2(model: Model, keys: Sequence[Key] = KEYS2) -> dict[str, Any]:
     """Our config as a Qwen 2 config.json, as far as that can say it."""
-    raw = decoders.write(model, layout, keys)
+    raw = decoders.write(model, keys)
     kinds, size = decoders.write_windows(model), decoders.window_size(model)
     windows = {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": kinds}
     # the blocks before the first window
@@ -147,7 +146,7 @@ def write_config2(
 
 def write_config3(model: Model) -> dict[str, Any]:
     """Our config as a Qwen 3 config.json, as far as that can say it."""
-    return write_config2(model, "qwen3", KEYS3)
+    return write_config2(model, KEYS3)
 
 
 def write_config3moe(model: Model) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core import config, files
-from ..core.checkpoints.recipe import ConfigReader
 from ..core.errors import UserError, need
+from .recipe import ConfigReader
 
 KEY = "sentence_transformers"
 MODULES = "modules.json"

@@ -3,7 +3,6 @@ feed-forward."""
 
 from __future__ import annotations
 
-from ..core.checkpoints.recipe import Recipe
 from ..core.config import (
     MLP,
     Attention,
@@ -20,6 +19,7 @@ from ..core.config import (
 from . import decoders
 from .decoders import ATTN, FFN
 from .keys import Key
+from .recipe import Recipe
 
 
 def starcoder2(
@@ -45,7 +45,7 @@ KEYS = decoders.keys(
     dropouts="residual_dropout embedding_dropout attention_dropout",
 )
 read_config = decoders.config_reader(starcoder2(3072, 30, 2, 1e5, 0.02), KEYS)
-write_config = decoders.writer("starcoder2", KEYS)
+write_config = decoders.writer(KEYS)
 
 STARCODER2 = Recipe(
     name="starcoder2",

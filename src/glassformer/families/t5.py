@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe, Table
+from ..core.checkpoints.names import NameRule, Table
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP, Activation, GatedMLP
 from ..core.config.init import Init
 from ..core.config.model import (
     Attention,
     Block,
-    Decoder,
     Encoder,
     EncoderDecoder,
     Model,
@@ -38,6 +37,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
+from .recipe import ConfigReader, Recipe
 
 INIT = Init(0.02, 1.0, "plain")
 WHOLE, ENCODER = "T5ForConditionalGeneration", "T5EncoderModel"
@@ -140,16 +140,7 @@ def read_config(raw: ConfigReader) -> Model:
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a T5 config.json, as far as that can say it."""
-    encoder = stacks(model).get("encoder")
-    if (
-        isinstance(model, Decoder)
-        or encoder is None
-        or not isinstance(encoder.position, RelativeBias)
-    ):
-        raise UserError(
-            "The t5 layout holds only encoders, with or without a decoder, that have "
-            "relative biases."
-        )
+    encoder = stacks(model)["encoder"]
     raw = {
         "architectures": [ENCODER if isinstance(model, Encoder) else WHOLE],
         **write_keys(model, KEYS),

@@ -15,15 +15,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.recipe import ConfigReader, NameRule, Recipe, Table, rules
+from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config import serial
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
 from ..core.config.init import Init
-from ..core.config.model import Attention, Block, EncoderDecoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, EncoderDecoder, Model, Stack
 from ..core.config.norm import LayerNorm
 from ..core.config.position import Sinusoidal
-from ..core.errors import UserError
 from .keys import (
     MOST_BLOCKS,
     MOST_HEADS,
@@ -34,6 +33,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
+from .recipe import ConfigReader, Recipe
 
 
 def vaswani(
@@ -102,13 +102,6 @@ def read_config(raw: ConfigReader) -> Model:
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Marian config.json, as far as that can say it."""
-    if not isinstance(model, EncoderDecoder) or not isinstance(
-        stacks(model)["encoder"].position, Sinusoidal
-    ):
-        raise UserError(
-            "The vaswani layout holds only an encoder with a decoder that have "
-            "sinusoidal positions."
-        )
     raw = {
         **write_keys(model, KEYS),
         "tie_word_embeddings": True,
@@ -119,8 +112,7 @@ def write_config(model: Model) -> dict[str, Any]:
 
 def layout(model: Model) -> Model:
     """The same model with a bias in its head: what the published files hold."""
-    assert isinstance(model, EncoderDecoder)
-    return replace(model, head=replace(model.head, bias=True))
+    return serial.change(model, {"head.bias": True})
 
 
 def _rules(stack: str) -> tuple[NameRule, ...]:

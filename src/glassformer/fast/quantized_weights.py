@@ -21,7 +21,7 @@ from ..core import config
 from ..core.checkpoints import tensors as tensorfiles
 from ..core.checkpoints import weights
 from ..core.checkpoints.headers import Headers, Shape
-from ..core.checkpoints.recipe import Table
+from ..core.checkpoints.names import Table
 from ..core.config import serial
 from ..core.errors import UserError, need
 from ..core.nn import Model, build_model

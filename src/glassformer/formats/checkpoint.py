@@ -20,18 +20,19 @@ from typing import TYPE_CHECKING, Any
 from .. import families as recipes
 from ..core import files
 from ..core.checkpoints.headers import INDEX, SINGLE, Headers, read_headers
-from ..core.checkpoints.recipe import Recipe
+from ..core.checkpoints.names import Table
 from ..core.config import Model as ModelConfig
 from ..core.config import serial
 from ..core.config.context_length import for_context
 from ..core.errors import UserError, need
 from ..families import sentences
+from ..families.recipe import Recipe
 from .resolve import GGUF, resolve
 
 if TYPE_CHECKING:
     import torch
 
-    from ..core.checkpoints.loading import Fitted
+    from ..core.checkpoints.tensors import Files
     from ..core.nn import Model
     from ..core.tokenizer import Tokenizer
     from ..fast.quantized import QuantizedLayout
@@ -53,6 +54,18 @@ TOKENIZERS = (
 TOKENIZER_FILES = ("tokenizer", "source_tokenizer")  # that a training writes
 # beside the tokenizer of what is written, where the source has another
 SOURCE = "source_tokenizer.json"
+# what may differ from the checkpoint that a model starts from
+ENDS = ("head.", "pool.", "token_head.")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model that began as another's checkpoint: which parameters are drawn anew, which of the
+    files went unused."""
+
+    model: Model
+    new: tuple[str, ...]
+    unused: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -131,60 +144,69 @@ class Checkpoint:
         ``group`` of them to a scale, the ends in ``head`` bits. Raises UserError for everything
         that is missing, damaged or does not fit together.
         """
-        if bits is None:
-            return self._model(dtype, device, mapped)
-        from ..fast import quantized
+        from ..core.checkpoints import loading
 
-        layout = quantized.QuantizedLayout(bits, group, head)
-        model = self._model(dtype, device, mapped, layout)
-        if self.folder is not None and (
-            self.gguf or self.base is not None or self.quantization is not None
-        ):
-            # the others were quantised while they were made
+        layout: QuantizedLayout | None = None
+        if bits is not None:
+            from ..fast import quantized
+
+            layout = quantized.QuantizedLayout(bits, group, head)
+        kind = loading.dtype_of(dtype)
+        if self.folder is None:
+            new_kind = kind or loading.DTYPES["float32"]
+            return loading.new_model(self.config, new_kind, device, layout=layout)
+        if self._plain:
+            files = self._files(mapped)
+            size = kind or files.dtype
+            names = self._names()
+            return loading.load_model(self.config, *names, files, size, device, layout).eval()
+        model = self._converted(kind, device, mapped)
+        if layout is not None:
             quantized.quantize_weights(model, layout)
         return model
 
-    def _model(
-        self, dtype: Dtype, device: Device, mapped: bool, layout: QuantizedLayout | None = None
-    ) -> Model:
-        """The model as it is held here; new or of plain files, in few bits where a ``layout`` is
-        given."""
-        from ..core.checkpoints import loading
+    @property
+    def _plain(self) -> bool:
+        """True where the folder holds all weights, as numbers in safetensors files."""
+        return self.base is None and self.quantization is None and not self.gguf
+
+    def _files(self, mapped: bool = False) -> Files:
+        """The folder's weights, as they were written."""
         from ..core.checkpoints.tensors import Files
+
+        assert self.folder is not None
+        files = Files(self.weights(), mapped)
+        verify(self.folder, "model", "adapter")  # a header that lies was named by now
+        return files
+
+    def _names(self) -> tuple[Table, ModelConfig]:
+        """The names in the files, and the config whose parameters they hold."""
+        return (Table(()), self.config) if self.recipe is None else self.recipe.names(self.config)
+
+    def _converted(self, kind: torch.dtype | None, device: Device, mapped: bool) -> Model:
+        """The model of a GGUF file, of quantised weights, or of a change in another model."""
+        from ..core.checkpoints import loading
         from ..fast import quantized_weights as few_bits
         from . import adapters, lora
 
-        kind = loading.dtype_of(dtype)
-        if self.folder is None:
-            return loading.new_model(
-                self.config, kind or loading.DTYPES["float32"], device, layout=layout
-            )
+        assert self.folder is not None
         if self.gguf:
             from . import gguf
 
             return gguf.load(self.folder, kind, device)
         if self.base is None:
-            files = Files(self.weights(), mapped)
-            verify(self.folder, "model", "adapter")  # a header that lies was named by now
-            if self.quantization is not None:
-                page = few_bits.CodesConfig.parse(self.quantization, str(self.folder / CONFIG))
-                page_dtype = loading.dtype_of(page.dtype)
-                return few_bits.load(
-                    self.config, page, files, kind or page_dtype or files.dtype, device
-                ).eval()
-            return loading.load_model(
-                self.config, self.recipe, files, kind or files.dtype, device, layout
-            ).eval()
+            files = self._files(mapped)
+            page = few_bits.CodesConfig.parse(self.quantization, str(self.folder / CONFIG))
+            size = kind or loading.dtype_of(page.dtype) or files.dtype
+            return few_bits.load(self.config, page, files, size, device).eval()
         try:
-            model = (
-                Checkpoint.open(self.base).model_as(self.config, dtype=kind, device=device).model
-            )
+            base = Checkpoint.open(self.base)
+            model = base.model_as(self.config, dtype=kind, device=device).model
         except UserError as error:
-            sentence = (
-                f"{self.folder} holds only what was changed in {self.base}, and that "
-                f"cannot be loaded: {error}"
-            )
-            raise UserError(sentence) from None
+            raise UserError(
+                f"{self.folder} holds only what was changed in {self.base}, and that cannot be "
+                f"loaded: {error}"
+            ) from None
         verify(self.folder, "model", "adapter")
         adapters.attach(model, self.folder)
         lora.merge_and_unload(model)
@@ -207,38 +229,38 @@ class Checkpoint:
         as ``model`` does, and where anything but the ends does not fit.
         """
         from ..core.checkpoints import loading, weights
-        from ..core.checkpoints.tensors import Files
 
         kind = loading.dtype_of(dtype)
-        if self.folder is None:
-            model = loading.new_model(cfg, kind or loading.DTYPES["float32"], device, seed)
-            return loading.Fitted(model.eval(), tuple(weights.shapes(cfg)), ())
-        shared = loading.differing_ends(cfg, self.config, str(self.folder), anew)
-        if self.base is not None or self.quantization is not None or self.gguf:
-            source_params = dict(self.model(dtype=kind, device=device).named_parameters())
-            model = loading.new_model(
-                cfg, kind or next(iter(source_params.values())).dtype, device, seed
+        shapes = weights.shapes(cfg)
+        source_shapes = {} if self.folder is None else weights.shapes(self.config)
+        for path, shape in shapes.items() if self.folder is not None else ():
+            need(
+                source_shapes.get(path) == shape or path.startswith((*ENDS, *anew)),
+                f"{self.folder} has {source_shapes.get(path, 'nothing')} for {path} and the config "
+                f"wants {shape}; change only the head or pool.",
             )
-            loading.copy_weights(model, source_params, shared)
+        shared = {
+            path
+            for path, shape in shapes.items()
+            if source_shapes.get(path) == shape and not path.startswith(anew)
+        }
+        if self.folder is None or not self._plain:
+            source = None if self.folder is None else self.model(dtype=kind, device=device)
+            source_params = {} if source is None else dict(source.named_parameters())
+            first = next(iter(source_params.values()), None)
+            size = kind or (loading.DTYPES["float32"] if first is None else first.dtype)
+            model = loading.new_model(cfg, size, device, seed)
+            loading.copy_weights(model, {path: source_params[path] for path in shared})
         else:
-            files = Files(self.weights())
-            verify(self.folder, "model", "adapter")
+            files = self._files()
             model = loading.new_model(cfg, kind or files.dtype, device, seed)
-            links, shapes = loading.check_links(self.config, self.recipe, files)
-            shared_params = {
-                path: weight for path, weight in model.named_parameters() if path in shared
-            }
-            weights.fill(
-                [link for link in links if shared.issuperset(link.param_names)],
-                files,
-                shared_params,
-                shapes,
-            )
-        new_shapes, old_shapes = weights.shapes(cfg), weights.shapes(self.config)
-        new, unused = (
-            tuple(path for path in side if path not in shared) for side in (new_shapes, old_shapes)
-        )
-        return loading.Fitted(model.eval(), new, unused)
+            links, file_shapes = loading.check_links(self.config, *self._names(), files)
+            params = {path: model.get_parameter(path) for path in shared}
+            shared_links = [link for link in links if shared.issuperset(link.param_names)]
+            weights.fill(shared_links, files, params, file_shapes)
+        new = tuple(path for path in shapes if path not in shared)
+        unused = tuple(path for path in source_shapes if path not in shared)
+        return Fitted(model.eval(), new, unused)
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer in the folder, with the source's own where there is one; None without

@@ -4,11 +4,10 @@ be opened there."""
 from __future__ import annotations
 
 import math
-import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -30,14 +29,17 @@ from ..fast import quantized
 from ..fast.rounding import nearest, searched
 from . import gguf_configs as recipe
 from . import lora
-from .gguf_blocks import CODED, Numbers, decode, join, split
 from .gguf_fields import fields_of
-from .gguf_file import ALIGNMENT, BLOCKS, LIST, MAGIC, NAMES, SIZED, TEXT, read_gguf
+from .gguf_file import read_fields, read_gguf
 from .gguf_tokenizer import from_fields
 
+Bytes: TypeAlias = np.ndarray[Any, Any]
+CODED = {"Q8_0": 8, "Q4_0": 4}
+"""Kinds that are codes and scales as ours are, with the bits of a code: blocks of 32 numbers, each
+a scale (F16) and then the codes, or 16 bytes with the first half's codes + 8 in their low bits."""
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}
 """What the field general.file_type calls the kind that most tensors have; these are written."""
-LETTERS = {letter: number for number, letter in SIZED.items()}
 
 # -------------------------------------------------------------------------------------- reading
 
@@ -53,101 +55,113 @@ class GGUF(Files):
         }
         super().__init__(Headers(path, entries))
 
-    def raw(self, name: str) -> Numbers:
-        """The blocks of a tensor, (.., bytes of one)."""
+    def raw(self, name: str) -> Bytes:
+        """The bytes of a tensor, a line for each row."""
         place = self.places[name]
-        numbers, width = BLOCKS[place.kind]
-        blocks = np.fromfile(
-            self.entries[name].path, np.uint8, place.end - place.start, offset=place.start
-        )
-        need(
-            len(blocks) == place.end - place.start,
-            f"{self.folder} ended while it was read; copy it again.",
-        )
-        return blocks.reshape(*place.shape[:-1], place.shape[-1] // numbers, width)
+        size = place.end - place.start
+        data = np.fromfile(self.folder, np.uint8, size, offset=place.start)
+        need(len(data) == size, f"{self.folder} ended while it was read; copy it again.")
+        return data.reshape(math.prod(place.shape[:-1]), -1)
 
     def load(self, name: str) -> Tensor:
-        return torch.from_numpy(
-            decode(self.places[name].kind, self.raw(name)).reshape(self.places[name].shape)
-        )
+        from gguf import GGMLQuantizationType, dequantize
 
-    take = load
+        place = self.places[name]
+        numbers = dequantize(self.raw(name), GGMLQuantizationType[place.kind])
+        return torch.from_numpy(numbers.reshape(place.shape))
 
     def codes(self, name: str) -> tuple[Tensor, Tensor]:
         """The codes (N, C) int8 and scales (N, C / 32) of a tensor of Q8_0 or Q4_0."""
-        codes, scales = split(self.places[name].kind, self.raw(name))
-        shape = self.places[name].shape
-        return torch.from_numpy(codes.reshape(shape)), torch.from_numpy(scales[..., 0].copy())
+        place = self.places[name]
+        codes, scales = split(place.kind, self.raw(name))
+        codes, scales = codes.reshape(place.shape), scales.reshape(*place.shape[:-1], -1)
+        return torch.from_numpy(codes), torch.from_numpy(scales)
+
+
+def split(kind: str, raw: Bytes) -> tuple[Bytes, Bytes]:
+    """The codes (B, 32) int8 and the scales (B, 1) fp16 of B blocks of Q8_0 or Q4_0."""
+    blocks = raw.reshape(-1, 34 if kind == "Q8_0" else 18)
+    scales, body = blocks[:, :2].copy().view("<f2"), blocks[:, 2:]
+    if kind == "Q8_0":
+        return body.view(np.int8), scales
+    return np.concatenate((body & 15, body >> 4), -1).astype(np.int8) - 8, scales
+
+
+def join(kind: str, codes: Bytes, scales: Bytes) -> Bytes:
+    """The blocks of codes (B, 32) and scales (B, 1)."""
+    head = scales.astype("<f2").view(np.uint8)
+    if kind == "Q8_0":
+        return np.concatenate((head, codes.view(np.uint8)), -1)
+    nibbles = (codes + 8).astype(np.uint8)
+    return np.concatenate((head, nibbles[:, :16] | (nibbles[:, 16:] << 4)), -1)
 
 
 def open_config(path: Path) -> config.Model:
     """Our config of the model in a file; UserError for a damaged file and for a model of another
     architecture."""
-    return _config(GGUF(path), path)
+    return _config(GGUF(path))
 
 
 def open_tokenizer(path: Path) -> Tokenizer | None:
     """The tokenizer in a file, None where it has no vocabulary."""
-    fields, _ = read_gguf(path)
-    return (
-        None
-        if "tokenizer.ggml.tokens" not in fields
-        else Tokenizer(*from_fields(fields, str(path)), str(path))
-    )
+    fields = read_fields(path)
+    if "tokenizer.ggml.tokens" not in fields:
+        return None
+    return Tokenizer(*from_fields(fields, str(path)), str(path))
 
 
 def name(path: Path) -> str:
     """Name of the model in a file (general.name), or else the file's stem."""
-    title = read_gguf(path)[0].get("general.name")
+    title = read_fields(path).get("general.name")
     return title if isinstance(title, str) and title.strip() else path.stem
 
 
-def _config(file: GGUF, path: Path) -> config.Model:
+def _config(file: GGUF) -> config.Model:
     shapes = {name: place.shape for name, place in file.places.items()}
     factors = file.load(recipe.FACTORS).flatten().tolist() if recipe.FACTORS in shapes else None
-    return recipe.read_config(file.fields, shapes, factors, str(path))
+    return recipe.read_config(file.fields, shapes, factors, str(file.folder))
 
 
 def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
     """The model in a file. Its matrices of Q8_0 and Q4_0 stay the codes that they are, unless a
     ``dtype`` is given."""
     file = GGUF(path)
-    cfg = _config(file, path)
+    cfg = _config(file)
     table = recipe.table(cfg, file.fields["general.architecture"])
     shapes = weights.shapes(cfg)
     links = weights.check(table, shapes, file)
-    kind = dtype or torch.float32
-    must_fit(cfg, kind, device) if dtype is not None else None
-    model = build_model(cfg, device="meta", dtype=kind)
+    if dtype is not None:
+        must_fit(cfg, dtype, device)
+    model = build_model(cfg, device="meta", dtype=dtype or torch.float32)
     coded = set(quantized.QuantizedLayout(8).plan(model)) if dtype is None else set()
-    target_device = torch.device(device or torch.get_default_device())
-    allocate(model, target_device)
+    allocate(model, torch.device(device or torch.get_default_device()))
     for link in links:
-        bits = (
-            CODED.get(file.places[link.file_names[0]].kind)
-            if coded.issuperset(link.param_names)
-            else None
-        )
-        if bits is None:
+        kind = file.places[link.file_names[0]].kind
+        if kind in CODED and coded.issuperset(link.param_names):
+            _fill_codes(model, link, file, shapes)
+        else:
             weights.fill([link], file, dict(model.named_parameters()), shapes)
-            continue
-        codes, scales = file.codes(link.file_names[0])
-        need(
-            is_finite(scales),
-            f"{path}: {link.file_names[0]} has scales that are not finite; copy it again.",
-        )
-        groups = [(shapes[name][0], scales.shape[1]) for name in link.param_names]
-        code_pairs = zip(
-            link.load([codes], [shapes[n] for n in link.param_names]),
-            link.load([scales], groups),
-            strict=True,
-        )
-        for name, (param_codes, param_scales) in zip(link.param_names, code_pairs, strict=True):
-            packed = quantized.Codes.of(
-                (param_codes.contiguous(), param_scales.contiguous()), bits, 32
-            ).to(target_device)
-            replace_parameter(model, name, quantized.parameter(packed, kind))
     return model.eval()
+
+
+def _fill_codes(
+    model: Model, link: weights.Link, file: GGUF, shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Put the codes of one of their tensors in the place of our parameters."""
+    file_name = link.file_names[0]
+    codes, scales = file.codes(file_name)
+    need(
+        is_finite(scales),
+        f"{file.folder}: {file_name} has scales that are not finite; copy it again.",
+    )
+    code_shapes = [shapes[name] for name in link.param_names]
+    scale_shapes = [(shape[0], scales.shape[1]) for shape in code_shapes]
+    sides = (link.load([codes], code_shapes), link.load([scales], scale_shapes))
+    for name, *pair in zip(link.param_names, *sides, strict=True):
+        rounded = (pair[0].contiguous(), pair[1].contiguous())
+        param = model.get_parameter(name)
+        packed = quantized.Codes.of(rounded, CODED[file.places[file_name].kind], 32)
+        replace_parameter(model, name, quantized.parameter(packed.to(param.device), param.dtype))
 
 
 # -------------------------------------------------------------------------------------- writing
@@ -163,168 +177,107 @@ def save(
     for another kind, for codes that would be rounded again, and for a model or tokenizer that the
     format has no words for.
     """
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
+
     adapted = next(iter(lora.adapted(model)), None)
-    sentence = f"{adapted} has an adapter beside quantised weights, which GGUF has no place for"
     need(
         adapted is None,
-        f"{sentence}; train the adapter on the model before it was quantised, and convert that.",
+        f"{adapted} has an adapter beside quantised weights, which GGUF has no place for; train "
+        "the adapter on the model before it was quantised, and convert that.",
     )
     need(
         kind in FILE_TYPES,
         f"GGUF files are written in {', '.join(FILE_TYPES)}, not in {kind}; give one of them.",
     )
-    bit_counts = Counter(
-        weight.quantized_data.bits for weight in quantized.quantized(model).values()
-    )
-    bits = bit_counts.most_common(1)[0][0] if bit_counts else None
-    again = (
+    codes = Counter(weight.quantized_data.bits for weight in quantized.quantized(model).values())
+    bits = codes.most_common(1)[0][0] if codes else None
+    need(
+        kind not in CODED or bits in (None, CODED[kind]),
         f"This model's matrices are codes of {bits} bits, and {kind} would round them a second "
-        "time; leave --numbers"
+        "time; leave --numbers out to write them as they are, or convert the model that they were "
+        f"made of with --numbers {kind}.",
     )
-    again += (
-        " out to write them as they are, or convert the model that they were made of with "
-        f"--numbers {kind}."
-    )
-    need(kind not in CODED or bits in (None, CODED[kind]), again)
     described, factors = recipe.write_fields(model.config)
-    table = recipe.table(model.config, described["general.architecture"])
-    fields: dict[str, Any] = {**described, "general.name": name}
-    fields["general.quantization_version"] = 2
-    if tokenizer is not None:
-        fields |= fields_of(tokenizer, model.config.embed.vocab)
-    parameters = dict(model.named_parameters())
+    architecture = described.pop("general.architecture")
+    params = dict(model.named_parameters())
     shapes = weights.shapes(model.config)
-    tensors = [_tensor(link, parameters, shapes, kind) for link in weights.links(table, shapes)]
-    if factors is not None:
-        factor_array = np.asarray(factors, "<f4")
-        tensors.append(
-            (recipe.FACTORS, "F32", (len(factors),), lambda: factor_array.view(np.uint8))
-        )
-    numbers = Counter[str]()
-    for _, stored, shape, _ in tensors:
-        numbers[stored] += math.prod(shape)
-    fields["general.file_type"] = FILE_TYPES[numbers.most_common(1)[0][0]]
+    links = weights.links(recipe.table(model.config, architecture), shapes)
+    tensors = [
+        (link, *_kind_and_shape(link, [params[name] for name in link.param_names], kind))
+        for link in links
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary(path.parent, ".saving-") as beside:
-        _write(beside / path.name, fields, tensors)
+        writer = GGUFWriter(beside / path.name, architecture)
+        numbers = Counter[str]()
+        for link, stored, shape in tensors:
+            size = math.prod(shape)
+            numbers[stored] += size
+            block, width = GGML_QUANT_SIZES[GGMLQuantizationType[stored]]
+            writer.add_tensor_info(
+                link.file_names[0],
+                shape,
+                np.dtype(np.float32),
+                size // block * width,
+                GGMLQuantizationType[stored],
+            )
+        if factors is not None:
+            shape = (len(factors),)
+            writer.add_tensor_info(recipe.FACTORS, shape, np.dtype(np.float32), 4 * len(factors))
+        fields: dict[str, Any] = {**described, "general.name": name}
+        fields["general.quantization_version"] = 2
+        fields["general.file_type"] = FILE_TYPES[numbers.most_common(1)[0][0]]
+        if tokenizer is not None:
+            fields |= fields_of(tokenizer, model.config.embed.vocab)
+        for key, value in fields.items():
+            number = type(value) is int  # not signed, as a list's are
+            kind_of_value = GGUFValueType.UINT32 if number else GGUFValueType.get_type(value)
+            writer.add_key_value(key, value, kind_of_value)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for link, stored, _ in tensors:
+            writer.write_tensor_data(
+                _data(link, [params[name] for name in link.param_names], stored)
+            )
+        if factors is not None:
+            writer.write_tensor_data(np.asarray(factors, "<f4"))
+        writer.close()
         (beside / path.name).replace(path)
-    return Counter(stored for _, stored, _, _ in tensors)
+    return Counter(stored for _, stored, _ in tensors) + Counter(F32=int(factors is not None))
 
 
-Made = tuple[str, str, tuple[int, ...], Callable[[], Numbers]]
-"""(name, kind, shape, what makes its bytes)."""
-
-
-def _tensor(
-    link: weights.Link, parameters: Mapping[str, Any], shapes: Mapping[str, Any], kind: str
-) -> Made:
-    """One of their tensors, of our parameters."""
-    params = [parameters[name] for name in link.param_names]
-    sketch = link.save([torch.empty(shapes[name], device="meta") for name in link.param_names])[0]
+def _kind_and_shape(
+    link: weights.Link, params: Sequence[Tensor], kind: str
+) -> tuple[str, tuple[int, ...]]:
+    """The kind of numbers and the shape that one of their tensors is written in."""
+    sketch = link.save([torch.empty(param.shape, device="meta") for param in params])[0]
     shape, name = tuple(sketch.shape), link.file_names[0]
-    codes = [
-        weight.quantized_data for weight in params if isinstance(weight, quantized.QuantizedWeight)
-    ]
-    alike = len({code.bits for code in codes}) == 1
-    if alike and len(codes) == len(params) and shape[-1] % 32 == 0:
-        code_kind = "Q8_0" if codes[0].bits == 8 else "Q4_0"
-        return (
-            name,
-            code_kind,
-            shape,
-            lambda: _blocks(
-                code_kind, link, [(code.unpacked(), code.fine_scales()) for code in codes]
-            ),
-        )
+    bits = {_bits(param) for param in params}
+    if len(bits) == 1 and None not in bits and shape[-1] % 32 == 0:
+        return ("Q8_0" if bits == {8} else "Q4_0"), shape
     if len(shape) == 1 or name.startswith("position_embd"):
-        return (
-            name,
-            "F32",
-            shape,
-            lambda: _plain("F32", link.save([param.detach() for param in params])[0]),
-        )
-    if kind not in CODED or shape[-1] % 32:
-        plain = "F16" if kind in CODED else kind
-        return (
-            name,
-            plain,
-            shape,
-            lambda: _plain(plain, link.save([param.detach() for param in params])[0]),
-        )
-    rounded = nearest if kind == "Q8_0" else searched
-    return (
-        name,
-        kind,
-        shape,
-        lambda: _blocks(kind, link, [rounded(param.detach(), CODED[kind], 32) for param in params]),
-    )
+        return "F32", shape
+    return ("F16" if kind in CODED and shape[-1] % 32 else kind), shape
 
 
-def _blocks(kind: str, link: weights.Link, pairs: Iterable[tuple[Tensor, Tensor]]) -> Numbers:
+def _bits(param: Tensor) -> int | None:
+    """The bits of a weight's codes, None where it has none."""
+    return param.quantized_data.bits if isinstance(param, quantized.QuantizedWeight) else None
+
+
+def _data(link: weights.Link, params: Sequence[Tensor], kind: str) -> Bytes:
+    """One of their tensors as it stands in the file."""
+    if kind in PLAIN:
+        tensor = link.save([param.detach() for param in params])[0].to(PLAIN[kind]).contiguous()
+        need(is_finite(tensor), f"A weight is too large for {kind}; write BF16 or F32.")
+        return tensor.view(-1).view(torch.uint8).numpy()
+    round_weight = nearest if kind == "Q8_0" else searched
+    pairs = [
+        (param.quantized_data.unpacked(), param.quantized_data.fine_scales())
+        if isinstance(param, quantized.QuantizedWeight) and _bits(param) == CODED[kind]
+        else round_weight(param.detach(), CODED[kind], 32)
+        for param in params
+    ]
     codes, scales = (link.save(list(side))[0].numpy() for side in zip(*pairs, strict=True))
-    return join(kind, codes.reshape(-1, 32), scales.reshape(-1, 1)).reshape(-1)
-
-
-def _plain(kind: str, tensor: Tensor) -> Numbers:
-    dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
-    small = tensor.to(dtype).contiguous()
-    need(is_finite(small), f"A weight is too large for {kind}; write BF16 or F32.")
-    return small.view(-1).view(torch.uint8).numpy()
-
-
-def _write(path: Path, fields: Mapping[str, Any], tensors: list[Made]) -> None:
-    numbers = {name: number for number, name in NAMES.items()}
-    head = bytearray(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(fields)))
-    for key, value in fields.items():
-        head += _text(key) + _value(value)
-    sizes, at = list[int](), 0
-    for name, kind, shape, _ in tensors:
-        block, width = BLOCKS[kind]
-        sizes.append(int(np.prod(shape)) // block * width)
-        head += _text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
-        head += struct.pack("<IQ", numbers[kind], at)
-        at += -(-sizes[-1] // ALIGNMENT) * ALIGNMENT
-    with path.open("wb") as file:
-        file.write(head + bytes(-len(head) % ALIGNMENT))
-        for (_, _, _, make), size in zip(tensors, sizes, strict=True):
-            data = make()
-            assert data.nbytes == size
-            file.write(data.tobytes() + bytes(-size % ALIGNMENT))
-
-
-def _text(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def _value(value: Any) -> bytes:
-    """A field's type and value: lists by their first entry."""
-    if isinstance(value, list):
-        kind, parts = _letter(
-            -1 if type(value[0]) is int else value[0]
-        )  # llama.cpp's lists are signed, its numbers not
-        body = (
-            b"".join(map(_text, value))
-            if kind == TEXT
-            else struct.pack(f"<{len(value)}{parts}", *value)
-        )
-        return struct.pack("<IIQ", LIST, kind, len(value)) + body
-    kind, letter = _letter(value)
-    return struct.pack("<I", kind) + (
-        _text(value) if kind == TEXT else struct.pack(f"<{letter}", value)
-    )
-
-
-def _letter(value: Any) -> tuple[int, str]:
-    if isinstance(value, str):
-        return TEXT, ""
-    letter = (
-        "?"
-        if isinstance(value, bool)
-        else "f"
-        if isinstance(value, float)
-        else "I"
-        if value >= 0
-        else "i"
-    )
-    return LETTERS[letter], letter
+    return join(kind, codes.reshape(-1, 32), scales.reshape(-1, 1))

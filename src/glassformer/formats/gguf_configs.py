@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core import config
-from ..core.checkpoints.recipe import NameRule, Table, rules
+from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config.scaling import Llama3Scaling
 from ..core.errors import UserError, need
 from ..families import read_config as read_published

@@ -4,7 +4,6 @@ not read."""
 from __future__ import annotations
 
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..core.tokenizer.tokenizer_json import split as cut
 from . import sentencepiece
 from .byte_level import CASED_WORDS, LONGEST, LOWER, UPPER, RankEncoding, byte_level
 from .gguf_file import MAGIC as MAGIC
-from .gguf_file import fields
+from .gguf_file import read_fields
 from .sentencepiece import BPE, CONTROL, MARK, UNIGRAM, UNKNOWN, UNUSED, USER, VocabularyEntry
 from .wordpiece import wordpiece
 
@@ -106,16 +105,7 @@ COMPOSED = {"mpt", "olmo", "command-r", "qwen2", "deepseek-r1-qwen", "megrez"}  
 def read_tokenizer(path: Path) -> tuple[Spec, Roles]:
     """The tokenizer of a GGUF file, and who plays each part; UserError where it is broken or of
     another kind."""
-    try:
-        return from_fields(fields(path), str(path))
-    except (ValueError, struct.error) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"{path} is not a whole GGUF file with a vocabulary ({error}); restore the file."
-        ) from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check the path.") from None
+    return from_fields(read_fields(path), str(path))
 
 
 def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:

@@ -17,7 +17,6 @@ from ..core import config, files
 from ..core.checkpoints import tensors as tensorfiles
 from ..core.checkpoints import weights
 from ..core.checkpoints.headers import INDEX, SINGLE, read_index
-from ..core.checkpoints.loading import Fitted
 from ..core.config import serial
 from ..core.errors import UserError, need
 from ..core.nn import Model
@@ -26,7 +25,7 @@ from ..families import sentences
 from ..fast import quantized_weights as quantized
 from ..fast.quantized import QuantizedWeight
 from . import adapters, lora
-from .checkpoint import FORMAT, SOURCE, Checkpoint
+from .checkpoint import FORMAT, SOURCE, Checkpoint, Fitted
 
 if TYPE_CHECKING:
     from ..core.tokenizer import Tokenizer

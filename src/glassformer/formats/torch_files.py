@@ -12,7 +12,6 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch import Tensor
 from .. import families as recipes
 from ..core.checkpoints.headers import Headers, TensorEntry
 from ..core.checkpoints.loading import load_model
-from ..core.checkpoints.recipe import ConfigReader
 from ..core.checkpoints.tensors import NAMES, Files, open_file
 from ..core.errors import UserError, need
 from ..core.files import read_json
@@ -35,7 +33,11 @@ SHARED = 64 << 20, 4
 CALLS = {"collections.OrderedDict", "torch.Size"}
 CALLS |= {f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "parameter")}
 DATA = re.compile(r"torch\.(\w+Storage|b?float\w+|u?int\d+|bool)")  # named and not called
-DEEP = 50  # tuples inside of one another; a tensor's arguments have three
+MOST = 10_000  # values of a tuple in all; a tensor's arguments have some twenty
+MARK = "("
+STATES = ("model", "state_dict", "model_state_dict")  # where a file may keep its weights
+# and where it, or a page beside it, says the rest
+SETTINGS = ("model_args", "model_config", "model", "cfg", "config")
 
 
 def read_archive(path: Path) -> Any:
@@ -46,25 +48,13 @@ def read_archive(path: Path) -> Any:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            programs = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
-            _need(len(programs) == 1, path, "it is not an archive of torch.save")
-            _need(
-                len({entry.filename for entry in entries}) == len(entries),
-                path,
-                "it holds two entries of one name",
-            )
+            entries, (least, share) = archive.infolist(), PROGRAM
+            programs = [entry for entry in entries if entry.filename.lower().endswith("/data.pkl")]
             stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            _need(len(programs) == 1, path, "it is not an archive of torch.save")
             _need(stored, path, "its tensors are compressed")
-            order = programs[0].filename.removesuffix("data.pkl") + "byteorder"
-            little = order not in archive.namelist() or archive.read(order) == b"little"
-            _need(little, path, "its numbers are big-endian")
-            least, share = PROGRAM
-            _need(
-                programs[0].file_size <= least + path.stat().st_size // share,
-                path,
-                "its table is too long",
-            )
+            size = least + path.stat().st_size // share
+            _need(programs[0].file_size <= size, path, "its table is too long")
             _check_program(archive.read(programs[0]), path)
             _need(archive.testzip() is None, path, "a checksum is wrong")
         with warnings.catch_warnings():
@@ -73,8 +63,7 @@ def read_archive(path: Path) -> Any:
     except zipfile.BadZipFile:
         raise UserError(
             f"{path} is not a file of torch.save, or one of before version 1.6, or cut short; "
-            "save it again with "
-            "torch.save, or copy it again."
+            "save it again with torch.save, or copy it again."
         ) from None
     except OSError as error:
         raise UserError(
@@ -83,31 +72,14 @@ def read_archive(path: Path) -> Any:
     except UserError:
         raise
     except Exception:  # torch.load raises whatever its operations do
-        raise _damaged(path, "its table makes no sense") from None
-
-
-def _damaged(path: Path, problem: str) -> UserError:
-    return UserError(
-        f"{path} cannot be read ({problem}); copy it again, or save it again with torch.save."
-    )
+        _need(False, path, "its table makes no sense")
 
 
 def _need(fact: bool, path: Path, problem: str) -> None:
-    if not fact:
-        raise _damaged(path, problem)
-
-
-@dataclass(frozen=True)
-class StackValue:
-    """An entry of the pickle program's stack: the name of a function, or tuples with ``size``
-    values in all, ``depth`` deep."""
-
-    name: str = ""
-    size: int = 1
-    depth: int = 0
-
-
-MARK, PLAIN = StackValue("MARK"), StackValue()
+    need(
+        fact,
+        f"{path} cannot be read ({problem}); copy it again, or save it again with torch.save.",
+    )
 
 
 def _check_program(program: bytes, path: Path) -> None:
@@ -118,8 +90,8 @@ def _check_program(program: bytes, path: Path) -> None:
     one of a million inside of one another overflows the stack. Only tuples: lists and dicts are no
     keys, so nobody walks through them.
     """
-    stack: list[StackValue] = []
-    memo: dict[Any, StackValue] = {}
+    stack: list[str | int] = []  # names of functions, and how many values a value has in all
+    memo: dict[Any, str | int] = {}
     for code, argument, _ in pickletools.genops(program):
         if code.name in ("BINPUT", "LONG_BINPUT", "PUT"):
             memo[argument] = stack[-1]
@@ -127,45 +99,34 @@ def _check_program(program: bytes, path: Path) -> None:
             stack.append(memo[argument])
         elif code.name == "MARK":
             stack.append(MARK)
+        elif code.name == "GLOBAL":
+            name = str(argument).replace(" ", ".")
+            need(
+                name in CALLS or DATA.fullmatch(name) is not None,
+                f"{path} names {name[:200]}, which is code and not data, so it is not read; save "
+                "the weights alone: torch.save(model.state_dict(), FILE).",
+            )
+            stack.append(name)
         else:
             items = _pop(stack, code.stack_before)
-            if code.name == "GLOBAL":
-                name = str(argument).replace(" ", ".")
-                sentence = (
-                    f"{path} names {name[:200]}, which is code and not data, so it is not read"
-                )
-                allowed = name in CALLS or DATA.fullmatch(name) is not None
-                need(
-                    allowed,
-                    f"{sentence}; save the weights alone: torch.save(model.state_dict(), FILE).",
-                )
-                stack.append(StackValue(name))
-            elif code.name.startswith("TUPLE") or code.name == "REDUCE":
-                callable = code.name != "REDUCE" or items[0].name in CALLS
-                result = StackValue(
-                    "",
-                    1 + sum(item.size for item in items),
-                    1 + max((item.depth for item in items), default=0),
-                )
-                _need(
-                    callable and result.size <= len(program) and result.depth <= DEEP,
-                    path,
-                    "its table makes no sense",
-                )
-                stack.append(result)
+            if code.name.startswith("TUPLE") or code.name == "REDUCE":
+                size = 1 + sum(item if isinstance(item, int) else 1 for item in items)
+                callable = code.name != "REDUCE" or items[0] in CALLS
+                _need(callable and size <= MOST, path, "its table makes no sense")
+                stack.append(size)
             else:
                 _need(code.name != "NEWOBJ", path, "its table makes objects")
-                stack += [PLAIN] * len(code.stack_after)
+                stack += [1] * len(code.stack_after)
 
 
-def _pop(stack: list[StackValue], before: list[Any]) -> list[StackValue]:
+def _pop(stack: list[str | int], before: list[Any]) -> list[str | int]:
     """Take off the stack what an operation does: so many values, and all above the last mark where
     it says so."""
-    items: list[StackValue] = []
+    items: list[str | int] = []
     count = len(before)
     if pickletools.markobject in before:
         count = before.index(pickletools.markobject)
-        while (item := stack.pop()) is not MARK:
+        while (item := stack.pop()) != MARK:
             items.append(item)
     for _ in range(count):
         items.append(stack.pop())
@@ -173,35 +134,6 @@ def _pop(stack: list[StackValue], before: list[Any]) -> list[StackValue]:
 
 
 # ------------------------------------------------------------------------------ models of others
-
-
-@dataclass(frozen=True)
-class AtHand(TensorEntry):
-    """A tensor that is in memory already."""
-
-    tensor: Tensor
-
-
-class Tensors(Files):
-    """Tensors in memory, where files are expected."""
-
-    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        entries = {
-            name: AtHand(path, NAMES[t.dtype], tuple(t.shape), 0, t.nbytes, t)
-            for name, t in tensors.items()
-        }
-        super().__init__(Headers(path, entries))
-
-    def load(self, name: str) -> Tensor:
-        """The tensor ``name``."""
-        entry = self.entries[name]
-        assert isinstance(entry, AtHand)
-        return entry.tensor
-
-    take = load
-
-    def equal(self, name: str, copy: str) -> bool:
-        return torch.equal(self.load(name), self.load(copy))
 
 
 def load(kind: str, path: Path, settings: Path | None = None) -> Model:
@@ -213,34 +145,36 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     """
     peer = other_libraries.PEERS.get(kind)
     need(path.is_file(), f"{path} is not a file; give the one that {kind} saved.")
-    contents: Any = read_archive(path) if path.suffix != ".safetensors" else _safetensors(path)
+    if path.suffix == ".safetensors":
+        opened = open_file(path)
+        contents: Any = {name: opened.load(name) for name in opened.entries}
+    else:
+        contents = read_archive(path)
     tensors = _state(contents, path)
+    page = settings or (path.with_name("config.json") if peer is None else peer.beside(path))
+    must_exist = settings is not None or peer is None
+    stated = read_json(page, "fix it") if must_exist or page.is_file() else {}
+    if peer is None:
+        files = in_memory(path, tensors)
+        recipe, model = recipes.read_config(stated, str(page), files)
+        return load_model(model, *recipe.names(model), files, files.dtype, "cpu").eval()
     if isinstance(contents, dict) and kind in ("nanogpt", "mingpt"):
         _refuse_other_kind(kind, contents, tensors, path)
-    page = settings or (path.with_name("config.json") if peer is None else peer.beside(path))
-    stated = (
-        read_json(page, "fix it") if settings is not None or peer is None or page.is_file() else {}
-    )
-    if peer is None:
-        files = Tensors(path, tensors)
-        recipe, model = recipes.read_config(stated, str(page), files)
-        return load_model(model, recipe, files, files.dtype, "cpu").eval()
     for table in (contents, stated):
-        stated = {
-            **stated,
-            **{
-                k: v
-                for key in other_libraries.SETTINGS
-                if _holds(table, key)
-                for k, v in table[key].items()
-            },
-        }
-    raw = ConfigReader(
-        peer.describe({name: tuple(t.shape) for name, t in tensors.items()}, stated), str(page)
-    )
-    model = peer.parse(raw)
-    files = Tensors(path, peer.prepare(tensors, raw))
-    return load_model(model, peer.weights(model), files, files.dtype, "cpu").eval()
+        for key in SETTINGS:
+            stated = {**stated, **(_table(table, key) or {})}
+    model, names, tensors = peer.read(tensors, stated, str(page))
+    files = in_memory(path, tensors)
+    return load_model(model, names, model, files, files.dtype, "cpu").eval()
+
+
+def in_memory(path: Path, tensors: Mapping[str, Tensor]) -> Files:
+    """Tensors in memory, where files are expected."""
+    entries = {
+        name: TensorEntry(path, NAMES[t.dtype], tuple(t.shape), 0, t.nbytes, t.detach)
+        for name, t in tensors.items()
+    }
+    return Files(Headers(path, entries))
 
 
 def _refuse_other_kind(
@@ -251,43 +185,31 @@ def _refuse_other_kind(
     nano = "model_args" in contents  # minGPT leaves weights alone, and only nanoGPT ties its head
     table, head = (tensors.get(name) for name in ("transformer.wte.weight", "lm_head.weight"))
     tied = table is None or head is None or torch.equal(table, head)
+    other = "nanogpt" if nano else "mingpt"
     need(
-        not (kind == "mingpt" and nano),
-        f"{path}: this looks like a nanoGPT file; use --from nanogpt.",
-    )
-    need(
-        kind == "mingpt" or nano or tied,
-        f"{path}: this looks like a minGPT file; use --from mingpt.",
+        kind == other or (kind == "nanogpt" and tied),
+        f"{path}: this looks like a {other[:-3]}GPT file; use --from {other}.",
     )
 
 
-def _holds(table: Any, key: str) -> bool:
-    return isinstance(table, dict) and isinstance(table.get(key), dict)
+def _table(contents: Any, key: str) -> dict[str, Any] | None:
+    """The table under a key, None where there is none."""
+    value = contents.get(key) if isinstance(contents, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _state(contents: Any, path: Path) -> dict[str, Tensor]:
     """The tensors by name, wherever the file keeps them."""
-    table: Any = next(
-        (contents[key] for key in other_libraries.STATES if _holds(contents, key)), contents
-    )
-    pairs = table.items() if isinstance(table, dict) else ()
+    table = next((table for key in STATES if (table := _table(contents, key))), contents)
     tensors = {
-        name: value for name, value in pairs if isinstance(value, Tensor) and value.dtype in NAMES
+        str(name).removeprefix("module.").removeprefix("_orig_mod."): value
+        for name, value in (table.items() if isinstance(table, dict) else ())
+        if isinstance(value, Tensor) and value.dtype in NAMES
     }
-    need(
-        len(tensors) > 0, f"{path} holds no tensors by name; give a file with a model's state_dict."
-    )
+    need(bool(tensors), f"{path} holds no tensors by name; give a file with a model's state_dict.")
     least, times = SHARED
-    sizes = {name: tensor.numel() * tensor.itemsize for name, tensor in tensors.items()}
-    inside = all(size <= tensors[name].untyped_storage().nbytes() for name, size in sizes.items())
-    little = sum(sizes.values()) <= least + times * path.stat().st_size
-    _need(inside and little, path, "its tensors are larger than the file")
-    return {
-        str(name).removeprefix("module.").removeprefix("_orig_mod."): tensor
-        for name, tensor in tensors.items()
-    }
-
-
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    files = open_file(path)
-    return {name: files.load(name) for name in files.entries}
+    sizes = [(t.numel() * t.itemsize, t.untyped_storage().nbytes()) for t in tensors.values()]
+    fits = sum(size for size, _ in sizes) <= least + times * path.stat().st_size
+    fits = fits and all(size <= stored for size, stored in sizes)
+    _need(fits, path, "its tensors are larger than the file")
+    return tensors

@@ -3,8 +3,7 @@ allocated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -18,11 +17,9 @@ from ..nn.init import allocate
 from ..nn.replace import is_packed, replace_parameter
 from . import weights
 from .headers import Shape
-from .recipe import Recipe, Table
+from .names import Table
 from .tensors import Files
 
-# what may differ from the checkpoint that a model starts from
-ENDS = ("head.", "pool.", "token_head.")
 DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -30,7 +27,6 @@ DTYPES = {
     "float64": torch.float64,
 }
 Device = torch.device | str | None
-Names = Recipe | Table | None
 
 
 class PackedLayout(Protocol):
@@ -47,16 +43,6 @@ class PackedLayout(Protocol):
 
     def quantize(self, model: Model, chosen: Mapping[str, int]) -> None:
         """Quantises the weights of these paths to these bits in place."""
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A model that began as another's checkpoint: which parameters are drawn anew, which of the
-    files went unused."""
-
-    model: Model
-    new: tuple[str, ...]
-    unused: tuple[str, ...]
 
 
 def new_model(
@@ -76,17 +62,19 @@ def new_model(
 
 def load_model(
     cfg: config.Model,
-    names: Names,
+    table: Table,
+    published: config.Model,
     files: Files,
     dtype: torch.dtype,
     device: Device,
     layout: PackedLayout | None = None,
 ) -> Model:
-    """The model with the files' weights, which have the names of a recipe or table (None: our own).
+    """The model with the weights of files that have the names of a ``table`` and the parameters of
+    ``published``, perhaps more than the model's.
 
     A ``layout`` quantises each weight as it is read, so the model never stands here as a whole.
     """
-    links, shapes = check_links(cfg, names, files)
+    links, shapes = check_links(cfg, table, published, files)
     must_fit(cfg, dtype, device, layout)
     model = build_model(cfg, device="meta", dtype=dtype)
     bits, mapped = {} if layout is None else layout.plan(model), list[str]()
@@ -104,47 +92,22 @@ def load_model(
 
 
 def check_links(
-    cfg: config.Model, names: Names, files: Files
+    cfg: config.Model, table: Table, published: config.Model, files: Files
 ) -> tuple[list[weights.Link], dict[str, Shape]]:
     """Links that fill the model's parameters, every name and shape compared; and the shapes the
     files hold."""
-    shapes = weights.shapes(cfg)
-    if not isinstance(names, Recipe):
-        return weights.check(names or Table(()), shapes, files), shapes
-    published = weights.shapes(names.layout(cfg))
-    return weights.check(
-        names.table(cfg), published, files, optional=published.keys() - shapes.keys()
-    ), published
+    shapes = weights.shapes(published)
+    return weights.check(table, shapes, files, shapes.keys() - weights.shapes(cfg).keys()), shapes
 
 
-def differing_ends(
-    cfg: config.Model, source: config.Model, source_name: str, anew: tuple[str, ...] = ()
-) -> set[str]:
-    """The parameters of ``cfg`` that ``other`` has too, without those of ``anew``, which may differ
-    as the ends may; UserError where anything else differs."""
-    target_shapes, source_shapes = weights.shapes(cfg), weights.shapes(source)
-    for path, shape in target_shapes.items():
-        if source_shapes.get(path) != shape and not path.startswith((*ENDS, *anew)):
-            has = source_shapes.get(path, "nothing")
-            raise UserError(
-                f"{source_name} has {has} for {path} and the config wants {shape}; change "
-                "only the head or pool."
-            )
-    return {
-        path
-        for path, shape in target_shapes.items()
-        if source_shapes.get(path) == shape and not path.startswith(anew)
-    }
-
-
-def copy_weights(model: Model, source: Mapping[str, Tensor], names: Iterable[str]) -> None:
-    """Give the model's parameters of these names the numbers of ``given``."""
-    with torch.no_grad():
-        for name in names:
-            if is_packed(source[name]):
-                replace_parameter(model, name, source[name])
-            else:
-                model.get_parameter(name).copy_(source[name])
+@torch.no_grad()
+def copy_weights(model: Model, source: Mapping[str, Tensor]) -> None:
+    """Give the model's parameters the numbers of others, by their names."""
+    for name, weight in source.items():
+        if is_packed(weight):
+            replace_parameter(model, name, weight)
+        else:
+            model.get_parameter(name).copy_(weight)
 
 
 def must_fit(
@@ -162,20 +125,22 @@ def must_fit(
     from ..cost import available_memory, gibibytes
 
     target_device = torch.device(device) if device is not None else torch.get_default_device()
-    full_size = dtype.itemsize * sum(
-        torch.Size(shape).numel() for shape in weights.shapes(cfg).values()
-    )
-    plain = f"{gibibytes(full_size)} in {str(dtype).removeprefix('torch.')}"
-    needed, size_text, smaller = full_size, plain, "a smaller model or dtype"
+    numbers = sum(torch.Size(shape).numel() for shape in weights.shapes(cfg).values())
+    needed = full_size = dtype.itemsize * numbers
+    size_text = plain = f"{gibibytes(full_size)} in {str(dtype).removeprefix('torch.')}"
+    smaller = "a smaller model or dtype"
     if layout is not None:
         few = layout.nbytes(build_model(cfg, device="meta", dtype=dtype))
-        needed, size_text = (full_size if drawn else few), f"{gibibytes(few)} in {layout.bits} bits"
-        size_text += f" ({plain} while they are drawn)" if drawn else ""
-        smaller = "a smaller model" if drawn else "a smaller model or fewer bits"
+        size_text = f"{gibibytes(few)} in {layout.bits} bits"
+        if drawn:
+            size_text, smaller = f"{size_text} ({plain} while they are drawn)", "a smaller model"
+        else:
+            needed, smaller = few, "a smaller model or fewer bits"
     have = available_memory(target_device)
     if have is not None and needed > have:
         raise UserError(
-            f"The weights take {size_text} and {target_device} has {gibibytes(have)} free; use {smaller}."
+            f"The weights take {size_text} and {target_device} has {gibibytes(have)} free; use "
+            f"{smaller}."
         )
 
 

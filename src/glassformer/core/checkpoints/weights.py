@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -22,8 +22,8 @@ from torch import Tensor
 from .. import config
 from ..errors import UserError, need
 from ..nn.finite import is_finite
-from .headers import Shape, TensorEntry, short
-from .recipe import NameRule, Table
+from .headers import Shape, short
+from .names import NameRule, Table
 from .tensors import DTYPES, Files, PendingTensor
 
 # ------------------------------------------------------------------------------------- the table
@@ -36,60 +36,43 @@ class Link:
     file_names: tuple[str, ...]
     param_names: tuple[str, ...]
     rule: NameRule
+    stacks: bool = False
 
     def load(self, file_tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> Sequence[Tensor]:
         """Our tensors, of ``shapes``, made of theirs."""
-        if self.rule.unsqueeze:
-            file_tensors = [tensor[0] for tensor in file_tensors]
-        # each as a whole, so that the parts are views of one tensor
-        if self.rule.transpose or self.rule.axes:
-            file_tensors = [self._turn(tensor).contiguous() for tensor in file_tensors]
-        merged = self._join(file_tensors, self._stacks("file_names"))
-        if self._stacks("param_names"):
-            return merged.unbind()
+        tensors = [self._turn(tensor) for tensor in file_tensors]
+        if self.stacks:
+            return [torch.stack(tensors)]
         if len(shapes) == 1:
-            return [merged]
-        return torch.split(merged, [shape[self.rule.axis] for shape in shapes], self.rule.axis)
+            return tensors
+        return torch.split(tensors[0], [shape[0] for shape in shapes])
 
     def save(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Their tensors made of ours."""
-        merged = self._join(params, self._stacks("param_names"))
-        if self._stacks("file_names"):
-            tensors: Sequence[Tensor] = merged.unbind()
-        elif len(self.file_names) == 1:
-            tensors = [merged]
-        else:
-            widths = self.rule.widths or (1,) * len(self.file_names)
-            unit = merged.shape[self.rule.axis] // sum(widths)
-            tensors = torch.split(merged, [unit * width for width in widths], self.rule.axis)
-        tensors = [self._turn_back(tensor) for tensor in tensors]
-        return [tensor[None] for tensor in tensors] if self.rule.unsqueeze else tensors
+        merged = params[0]
+        if self.stacks:
+            return [self._turn_back(tensor) for tensor in merged.unbind()]
+        if len(params) > 1 and merged.is_meta:
+            # PyTorch's own joining of shapes imports its compiler, which takes seconds
+            length = sum(len(param) for param in params)
+            merged = merged.new_empty([length, *merged.shape[1:]])
+        elif len(params) > 1:
+            merged = torch.cat(list(params))
+        return [self._turn_back(merged)]
 
     def _turn(self, tensor: Tensor) -> Tensor:
         source, _, target = self.rule.axes.partition("->")
+        tensor = tensor[0] if self.rule.unsqueeze else tensor
         tensor = tensor.transpose(-1, -2) if self.rule.transpose else tensor
-        return _rearrange(tensor, source, target, self.rule.heads) if target else tensor
+        tensor = _rearrange(tensor, source, target, self.rule.heads) if target else tensor
+        # as a whole, so that the parts are views of one tensor
+        return tensor.contiguous() if target or self.rule.transpose else tensor
 
     def _turn_back(self, tensor: Tensor) -> Tensor:
         source, _, target = self.rule.axes.partition("->")
         tensor = _rearrange(tensor, target, source, self.rule.heads) if target else tensor
-        return tensor.transpose(-1, -2) if self.rule.transpose else tensor
-
-    def _join(self, tensors: Sequence[Tensor], stack: bool) -> Tensor:
-        if len(tensors) == 1 and not stack:
-            return tensors[0]
-        # PyTorch's own joining of shapes imports its compiler, which takes seconds
-        if tensors[0].is_meta:
-            shape = list(tensors[0].shape)
-            shape[self.rule.axis] = sum(tensor.shape[self.rule.axis] for tensor in tensors)
-            return tensors[0].new_empty([len(tensors), *tensors[0].shape] if stack else shape)
-        if stack:
-            return torch.stack(list(tensors))
-        return torch.cat(list(tensors), self.rule.axis)
-
-    def _stacks(self, side: str) -> bool:
-        opposite = "param_names" if side == "file_names" else "file_names"
-        return bool(_letters(getattr(self.rule, side)) - _letters(getattr(self.rule, opposite)))
+        tensor = tensor.transpose(-1, -2) if self.rule.transpose else tensor
+        return tensor[None] if self.rule.unsqueeze else tensor
 
 
 def shapes(model: config.Model) -> dict[str, Shape]:
@@ -116,104 +99,56 @@ def links(table: Table, shapes: Mapping[str, Shape]) -> list[Link]:
     linked: set[str] = set()
     for name in shapes:
         if name not in linked:
-            link = _link(table, name, shapes)
-            all_links.append(link)
-            linked.update(link.param_names)
+            rule, numbers = _rule_of(table, name)
+            # a letter of the files alone counts along the parameter's first axis
+            stacked = next(iter(_letters(rule.file_name) - numbers.keys()), "")
+            count = range(shapes[name][0] if stacked else 1)
+            file_names = [rule.file_name.format_map({**numbers, stacked: n}) for n in count]
+            param_names = [pattern.format_map(numbers) for pattern in _patterns(rule)]
+            all_links.append(Link(tuple(file_names), tuple(param_names), rule, bool(stacked)))
+            linked.update(param_names)
     return all_links
 
 
-def _link(table: Table, name: str, shapes: Mapping[str, Shape]) -> Link:
+def _rule_of(table: Table, name: str) -> tuple[NameRule, dict[str, int]]:
+    """The rule that a parameter falls under, and the numbers of its letters."""
     for rule in table.rules:
-        for pattern in _as_tuple(rule.param_names):
-            match = _regex(pattern).fullmatch(name)
-            if match is None:
-                continue
-            file_letters, param_letters = _letters(rule.file_names), _letters(rule.param_names)
-            shared = {letter: int(match[letter]) for letter in file_letters & param_letters}
-            their_numbers = range(shapes[name][0]) if file_letters - param_letters else range(0)
-            our_numbers = (
-                range(_count(pattern, shared, shapes)) if param_letters - file_letters else range(0)
-            )
-            return Link(
-                _fill(
-                    rule.file_names,
-                    shared,
-                    next(iter(file_letters - param_letters), None),
-                    their_numbers,
-                ),
-                _fill(
-                    rule.param_names,
-                    shared,
-                    next(iter(param_letters - file_letters), None),
-                    our_numbers,
-                ),
-                rule,
-            )
+        for pattern in _patterns(rule):
+            if match := _regex(pattern).fullmatch(name):
+                return rule, {letter: int(text) for letter, text in match.groupdict().items()}
     raise UserError(
         f"The table of weight names has no rule for {name}; save it in the "
         "glassformer layout instead."
     )
 
 
-def _count(pattern: str, shared: Mapping[str, int], names: Iterable[str]) -> int:
-    """Number of names that fit the pattern with these letters."""
-    matches = (_regex(pattern).fullmatch(name) for name in names)
-    return sum(
-        1
-        for match in matches
-        if match and all(int(match[letter]) == n for letter, n in shared.items())
-    )
+def _patterns(rule: NameRule) -> tuple[str, ...]:
+    return (rule.param_names,) if isinstance(rule.param_names, str) else rule.param_names
 
 
-def _fill(
-    names: str | tuple[str, ...], bound: Mapping[str, int], stack: str | None, count: range
-) -> tuple[str, ...]:
-    if stack is None:
-        return tuple(name.format(**bound) for name in _as_tuple(names))
-    return tuple(name.format(**bound, **{stack: i}) for i in count for name in _as_tuple(names))
-
-
-def _as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else names
-
-
-@cache
-def _letters(names: str | tuple[str, ...]) -> frozenset[str]:
-    return frozenset(
-        letter for name in _as_tuple(names) for letter in re.findall(r"\{(\w)\}", name)
-    )
+def _letters(name: str) -> set[str]:
+    return set(re.findall(r"\{(\w)\}", name))
 
 
 @cache
 def _regex(pattern: str) -> re.Pattern[str]:
-    segments = re.split(r"\{(\w)\}", pattern)
-    return re.compile(
-        "".join(
-            rf"(?P<{segment}>\d+)" if i % 2 else re.escape(segment)
-            for i, segment in enumerate(segments)
-        )
-    )
+    escaped = re.escape(pattern)  # {i} as \{i\}
+    return re.compile(re.sub(r"\\\{(\w)\\\}", r"(?P<\1>\\d+)", escaped))
 
 
 def _rearrange(tensor: Tensor, source: str, target: str, heads: int) -> Tensor:
     """The tensor whose axes ``source`` names in the order of ``target``; each group is one axis,
     "h" is ``heads``."""
-    before, after = _axes(source), _axes(target)
-    known_sizes = {
-        name: int(name) if name.isdigit() else heads
-        for group in before
-        for name in group
-        if name in "h0123456789"
-    }
-    sizes: list[int] = []
+    before, after, sizes = _axes(source), _axes(target), {"h": heads}
     for group, size in zip(before, tensor.shape, strict=True):
-        # of the one whose size nobody says
-        unknown_size = size // math.prod(known_sizes.get(name, 1) for name in group)
-        sizes += [known_sizes.get(name, unknown_size) for name in group]
+        sizes |= {name: int(name) for name in group if name.isdigit()}
+        for name in group:  # at most one has a size that nobody says
+            if name not in sizes:
+                sizes[name] = size // math.prod(sizes.get(other, 1) for other in group)
     names = [name for group in before for name in group]
-    turned = tensor.reshape(sizes).permute([names.index(name) for group in after for name in group])
-    by_name = dict(zip(names, sizes, strict=True))
-    return turned.reshape([math.prod(by_name[name] for name in group) for group in after])
+    order = [names.index(name) for group in after for name in group]
+    turned = tensor.reshape([sizes[name] for name in names]).permute(order)
+    return turned.reshape([math.prod(sizes[name] for name in group) for group in after])
 
 
 @cache
@@ -234,39 +169,37 @@ def check(
     The parameters that are ``optional`` need not be in the files. Raises UserError that names what
     is missing, what is left over and which shape differs, on both sides.
     """
-    optional = set(optional)
-    all_links = links(table, shapes)
-    expected_names = {name for link in all_links for name in link.file_names}
-    _accept_bare_names(table, expected_names, files)
-    present = files.entries
-    missing = [link for link in all_links if not all(name in present for name in link.file_names)]
-    needed = [link for link in missing if not optional.issuperset(link.param_names)]
-    left_over = [
-        name
-        for name in present
-        if name not in expected_names and not _may_remain(table, name, files)
+    all_links, optional, present = links(table, shapes), set(optional), files.entries
+    expected = {name for link in all_links for name in link.file_names}
+    _accept_bare_names(table, expected, files)
+    present_links = [link for link in all_links if present.keys() >= set(link.file_names)]
+    absent = [
+        f"{name} (for {', '.join(link.param_names)})"
+        for link in all_links
+        if not optional.issuperset(link.param_names)
+        for name in link.file_names
+        if name not in present
     ]
-    if needed or left_over:
-        raise UserError(_unmatched(files.folder, needed, left_over, present))
-    present_links = [link for link in all_links if link not in missing]
+    left_over = [
+        name for name in present if name not in expected and not _may_remain(table, name, files)
+    ]
+    problems = [f"the files lack {short(absent)}"] if absent else []
+    problems += [f"the model has no place for {short(left_over)}"] if left_over else []
+    need(not problems, f"{files.folder}: {', and '.join(problems)}; {_fix(files.folder)}")
     for link in present_links:
-        expected = link.save(
-            [torch.empty(shapes[name], device="meta") for name in link.param_names]
-        )
-        for name, tensor in zip(link.file_names, expected, strict=True):
-            entry = present[name]
-            if entry.shape != tuple(tensor.shape):
-                raise UserError(
-                    f"{files.folder}: {name} has shape {entry.shape}, but {', '.join(link.param_names)} "
-                    "of the model "
-                    f"needs {tuple(tensor.shape)}; {_fix(files.folder)}"
-                )
-            dtype = DTYPES[entry.dtype]
-            if not dtype.is_floating_point or dtype.itemsize < 2:
-                raise UserError(
-                    f"{files.folder}: {name} holds {entry.dtype} numbers; fetch weights that are "
-                    "not quantised."
-                )
+        params = [torch.empty(shapes[name], device="meta") for name in link.param_names]
+        for name, tensor in zip(link.file_names, link.save(params), strict=True):
+            entry, dtype = present[name], DTYPES[present[name].dtype]
+            need(
+                entry.shape == tuple(tensor.shape),
+                f"{files.folder}: {name} has shape {entry.shape}, but {', '.join(link.param_names)} "
+                f"of the model needs {tuple(tensor.shape)}; {_fix(files.folder)}",
+            )
+            need(
+                dtype.is_floating_point and dtype.itemsize > 1,
+                f"{files.folder}: {name} holds {entry.dtype} numbers; fetch weights that are not "
+                "quantised.",
+            )
     return present_links
 
 
@@ -288,35 +221,33 @@ def _fill_one(
     tensors = link.load(
         [files.take(name) for name in link.file_names], [shapes[name] for name in link.param_names]
     )
+    file_names = ", ".join(link.file_names)
     mapped = any(map(files.lies_mapped, link.file_names))
     for name, tensor in zip(link.param_names, tensors, strict=True):
         param = params.get(name)
         if param is None:
-            if tensor.any():
-                zero = (
-                    f'{", ".join(link.file_names)} is not zero, but config.json says "bias": false'
-                )
-                raise UserError(f"{files.folder}: {zero}; fix config.json.")
-            continue
-        ready = (
-            param.device.type == "cpu" and tensor.is_contiguous() and tensor.dtype == param.dtype
-        )
-        if param.device.type != "cpu":
-            param.copy_(tensor)
-        else:
-            param.data = (
-                tensor
-                if ready
-                else torch.empty(tensor.shape, dtype=param.dtype, device="cpu").copy_(tensor)
+            need(
+                not tensor.any(),
+                f'{files.folder}: {file_names} is not zero, but config.json says "bias": false; '
+                "fix config.json.",
             )
+            continue
+        on_cpu = param.device.type == "cpu"
+        ready = on_cpu and tensor.is_contiguous() and tensor.dtype == param.dtype
+        if ready:
+            param.data = tensor
+        elif on_cpu:
+            param.data = torch.empty(tensor.shape, dtype=param.dtype, device="cpu").copy_(tensor)
+        else:
+            param.copy_(tensor)
         if ready and mapped:
             yield name
-        elif not is_finite(param):
-            raise UserError(
-                f"{files.folder}: {', '.join(link.file_names)} holds numbers that are NaN, infinite "
-                "or too large for "
-                f"{str(param.dtype).removeprefix('torch.')}; download it again or load another "
-                "checkpoint."
+        else:
+            need(
+                is_finite(param),
+                f"{files.folder}: {file_names} holds numbers that are NaN, infinite or too large "
+                f"for {str(param.dtype).removeprefix('torch.')}; download it again or load another "
+                "checkpoint.",
             )
     files.release(link.file_names)
 
@@ -324,51 +255,35 @@ def _fill_one(
 def _accept_bare_names(table: Table, expected: set[str], files: Files) -> None:
     """Give old names their new ones, and names saved from the bare model the prefix that the
     table's names have."""
-    for name in list(files.entries):
+    entries, known_names = files.entries, expected | {name for name, _ in table.copies}
+    for name in list(entries):
         for old, new in table.renamed:
-            if name.endswith(old) and name.removesuffix(old) + new not in files.entries:
-                files.entries[name.removesuffix(old) + new] = files.entries.pop(name)
+            if name.endswith(old) and name.removesuffix(old) + new not in entries:
+                entries[name.removesuffix(old) + new] = entries.pop(name)
                 break
-    known_names = expected | {name for name, _ in table.copies}
-    for name in list(files.entries):
+    for name in list(entries) if table.prefix else ():
         full = table.prefix + name
-        belongs = full in known_names or any(
-            _regex(pattern).fullmatch(full) for pattern in table.ignore
-        )
-        if table.prefix and belongs and name not in known_names and full not in files.entries:
-            files.entries[full] = files.entries.pop(name)
+        belongs = full in known_names or _is_ignored(table, full)
+        if belongs and name not in known_names and full not in entries:
+            entries[full] = entries.pop(name)
+
+
+def _is_ignored(table: Table, name: str) -> bool:
+    return any(_regex(pattern).fullmatch(name) for pattern in table.ignore)
 
 
 def _may_remain(table: Table, name: str, files: Files) -> bool:
-    if any(_regex(pattern).fullmatch(name) for pattern in table.ignore):
+    if _is_ignored(table, name):
         return True
     original = dict(table.copies).get(name)
     if original is None or original not in files.entries:
         return False
-    if not files.equal(name, original):
-        raise UserError(
-            f"{files.folder}: config.json ties {name} to {original}, but the files hold two "
-            "different tables; "
-            f'set "tie_word_embeddings" to false in config.json, or remove {name}.'
-        )
+    need(
+        files.equal(name, original),
+        f"{files.folder}: config.json ties {name} to {original}, but the files hold two different "
+        f'tables; set "tie_word_embeddings" to false in config.json, or remove {name}.',
+    )
     return True
-
-
-def _unmatched(
-    folder: Path,
-    missing: Sequence[Link],
-    left_over: Sequence[str],
-    present: Mapping[str, TensorEntry],
-) -> str:
-    absent = [
-        f"{t} (for {', '.join(link.param_names)})"
-        for link in missing
-        for t in link.file_names
-        if t not in present
-    ]
-    problems = [f"the files lack {short(absent)}"] if absent else []
-    problems += [f"the model has no place for {short(left_over)}"] if left_over else []
-    return f"{folder}: {', and '.join(problems)}; {_fix(folder)}"
 
 
 def _fix(folder: Path) -> str:
@@ -393,20 +308,18 @@ def pieces(
     ``bare`` leaves the table's prefix away.
     """
     dtype = next(iter(params.values())).dtype
+
+    def written(link: Link, index: int) -> Tensor:
+        tensors = [
+            params[name].detach() if name in params else torch.zeros(shapes[name], dtype=dtype)
+            for name in link.param_names
+        ]
+        return link.save(tensors)[index]
+
     for link in links(table, shapes):
-
-        def tensors(link: Link = link) -> list[Tensor]:
-            return [
-                params[n].detach() if n in params else torch.zeros(shapes[n], dtype=dtype)
-                for n in link.param_names
-            ]
-
-        sketch = link.save([torch.empty_like(tensor, device="meta") for tensor in tensors()])
+        sketch = link.save([torch.empty(shapes[n], device="meta") for n in link.param_names])
+        link_dtype = params[link.param_names[0]].dtype if link.param_names[0] in params else dtype
         for i, (name, meta_tensor) in enumerate(zip(link.file_names, sketch, strict=True)):
-            make = lambda i=i, link=link, tensors=tensors: link.save(tensors())[i]  # noqa: E731
-            yield PendingTensor(
-                name.removeprefix(table.prefix) if bare else name,
-                meta_tensor.dtype,
-                tuple(meta_tensor.shape),
-                make,
-            )
+            file_name = name.removeprefix(table.prefix) if bare else name
+            shape = tuple(meta_tensor.shape)
+            yield PendingTensor(file_name, link_dtype, shape, partial(written, link, i))

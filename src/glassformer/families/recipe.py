@@ -8,66 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from .. import config
-from ..errors import UserError, nearest
+from ..core import config
+from ..core.checkpoints.names import Table
+from ..core.errors import UserError, nearest
 
 T = TypeVar("T")
 MISSING: Any = object()
-
-
-@dataclass(frozen=True)
-class NameRule:
-    """The names of weights in a family's files, and those of the model's parameters that they fill.
-
-    A {letter} on both sides repeats the rule; a {letter} on one side only stacks along a new first
-    axis; several names on one side are the whole tensor's parts along ``axis`` (parameters: as
-    wide as in the model; in files: equal, or in the ratio of ``widths``). ``transpose``
-    turns each matrix of the files; ``unsqueeze``: the file's tensor has one more axis, of 1, in
-    front. ``axes`` says how else its axes become the parameter's, as einops writes it, h being
-    ``heads``:
-
-        "h c d -> (h d) c"            a heads axis folded (TransformerLens' W_Q)
-        "(h d 2) c -> (h 2 d) c"      rotary pairs of neighbours to halves (original Llama files)
-    """
-
-    file_names: str | tuple[str, ...]
-    param_names: str | tuple[str, ...]
-    transpose: bool = False
-    axis: int = 0
-    unsqueeze: bool = False
-    widths: tuple[int, ...] = ()
-    axes: str = ""
-    heads: int = 1
-
-
-@dataclass(frozen=True)
-class Table:
-    """All the rules of a family (none: every name is our own), and what its files may hold besides.
-
-    ``ignore``: names of constants that older files carry. ``copies``: (name, original), where a
-    file may repeat a tied weight. ``prefix``: what files saved from the bare model leave away.
-    ``renamed``: (end of a name in some files, what it is here).
-    """
-
-    rules: tuple[NameRule, ...]
-    ignore: tuple[str, ...] = ()
-    copies: tuple[tuple[str, str], ...] = ()
-    prefix: str = ""
-    renamed: tuple[tuple[str, str], ...] = ()
-
-
-def rules(layers: Mapping[str, str], transpose: bool = False) -> tuple[NameRule, ...]:
-    """A rule for the weight and one for the bias of each of their layers and ours; ``transpose``
-    turns the weights."""
-    suffixes = {"weight": transpose, "bias": False}
-    pairs = [
-        (f"{file_name}.{end}", f"{param_name}.{end}", turn)
-        for file_name, param_name in layers.items()
-        for end, turn in suffixes.items()
-    ]
-    return tuple(
-        NameRule(file_name, param_name, transpose=turn) for file_name, param_name, turn in pairs
-    )
 
 
 def tile(blocks: Sequence[config.Block]) -> tuple[config.Block, ...]:
@@ -96,14 +42,18 @@ class Recipe:
     model_type: str = ""
     tokenizer: str = ""
     read_config: Callable[[ConfigReader], config.Model] | None = None
-    write_config: Callable[[config.Model], dict[str, Any]] | None = None
-    weights: Table | Callable[[config.Model], Table] = Table(())
+    write_config: Callable[[Any], dict[str, Any]] | None = None
+    weights: Table | Callable[[Any], Table] = Table(())
     layout: Callable[[config.Model], config.Model] = lambda model: model
     bare: tuple[str, ...] = ()
 
     def table(self, model: config.Model) -> Table:
         """The names of this model's weights."""
         return self.weights if isinstance(self.weights, Table) else self.weights(model)
+
+    def names(self, model: config.Model) -> tuple[Table, config.Model]:
+        """The names of this model's weights, and the config whose parameters the files hold."""
+        return self.table(model), self.layout(model)
 
 
 class Held(Protocol):

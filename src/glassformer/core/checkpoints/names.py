@@ -1,0 +1,58 @@
+"""The table of names between a family's files and a model's parameters. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NameRule:
+    """The name of weights in a family's files, and those of the model's parameters that they fill.
+
+    A {letter} on both sides repeats the rule; a {letter} in the file's name alone stacks along a
+    new first axis; several parameters are the whole tensor's parts, as wide as in the model.
+    ``transpose`` turns each matrix of the files; ``unsqueeze``: the file's tensor has one more
+    axis, of 1, in front. ``axes`` says how else its axes become the parameter's, as einops writes
+    it, h being ``heads``:
+
+        "h c d -> (h d) c"            a heads axis folded (TransformerLens' W_Q)
+        "(h d 2) c -> (h 2 d) c"      rotary pairs of neighbours to halves (original Llama files)
+    """
+
+    file_name: str
+    param_names: str | tuple[str, ...]
+    transpose: bool = False
+    unsqueeze: bool = False
+    axes: str = ""
+    heads: int = 1
+
+
+@dataclass(frozen=True)
+class Table:
+    """All the rules of a family (none: every name is our own), and what its files may hold besides.
+
+    ``ignore``: names of constants that older files carry. ``copies``: (name, original), where a
+    file may repeat a tied weight. ``prefix``: what files saved from the bare model leave away.
+    ``renamed``: (end of a name in some files, what it is here).
+    """
+
+    rules: tuple[NameRule, ...]
+    ignore: tuple[str, ...] = ()
+    copies: tuple[tuple[str, str], ...] = ()
+    prefix: str = ""
+    renamed: tuple[tuple[str, str], ...] = ()
+
+
+def rules(layers: Mapping[str, str], transpose: bool = False) -> tuple[NameRule, ...]:
+    """A rule for the weight and one for the bias of each of their layers and ours; ``transpose``
+    turns the weights."""
+    suffixes = {"weight": transpose, "bias": False}
+    pairs = [
+        (f"{file_name}.{end}", f"{param_name}.{end}", turn)
+        for file_name, param_name in layers.items()
+        for end, turn in suffixes.items()
+    ]
+    return tuple(
+        NameRule(file_name, param_name, transpose=turn) for file_name, param_name, turn in pairs
+    )

@@ -108,7 +108,7 @@ class Documents:
         return layout
 
     def generated(self, side: str, steps: int) -> Layout:
-        """Those of a generation: all but the last ``steps`` of each in one padded batch, then a
+        """All but the last ``steps`` of each in one padded batch, then a
         token of each at once."""
         lengths = {number: len(ids) - steps for number, ids in enumerate(self.tokens)}
         arrange = partial(rows, side=side, spare=SPARE)

@@ -52,7 +52,7 @@ def with_engine(model: Model, name: str) -> Model:
 
 
 def engines_of(model: Model, documents: Documents) -> Counter[str]:
-    """How many attentions each engine computes while the model reads two tokens: alone, and packed
+    """Counts of attentions by the engine that computes them while the model reads two tokens: alone, and packed
     for the engine that asks for borders of documents."""
     counts = Counter[str]()
 

@@ -50,7 +50,7 @@ class Edit:
         return matching(self.path, list(reading.shapes), "value")
 
     def change(self, reading: Reading, path: str) -> Change:
-        """What the values of a path become."""
+        """Maker of the new values of a path."""
         raise NotImplementedError
 
     def hooks(self, reading: Reading) -> Mapping[str, Hook]:

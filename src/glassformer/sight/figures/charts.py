@@ -7,12 +7,13 @@ orange with grey at 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from .. import tables
 from .drawing import (
     FAINT,
     FONT_SIZE,
@@ -99,6 +100,11 @@ class Heat:
     def _colours(self) -> Array:
         return colours(self.values, *self._scale(), self.signed)
 
+    def text(self, corner: str, width: int | None = None, left: bool = False) -> str:
+        """For a terminal: the words, as many columns side by side as fit."""
+        rows = [*zip(self.rows, self.words or (), strict=True)]
+        return tables.side_by_side(corner, self.columns, rows, width, left)
+
     def html(self) -> str:
         """Words in cells as a table, each number where a pointer rests; without words, or of many
         cells, a picture."""
@@ -183,6 +189,26 @@ class TableFigure:
     heading: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: Sequence[int] = (0,)
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        heading: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        left: Sequence[int] = (0,),
+        form: str = ".4f",
+    ) -> TableFigure:
+        """Rows of a result, numbers to four places."""
+        cells = [
+            [f"{x:{form}}" if isinstance(x, float) else "" if x is None else str(x) for x in row]
+            for row in rows
+        ]
+        return cls(title, heading, cells, left)
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        return tables.lines(self.rows, self.heading, self.left)
 
     def html(self) -> str:
         lines = []

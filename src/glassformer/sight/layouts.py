@@ -28,7 +28,7 @@ SPARE = 3  # columns of padding even beside the longest row
 BY_HEAD = ("q", "k", "v", "z", "scores", "pattern")  # (B, H, T, ..)
 
 
-class Span(NamedTuple):
+class DocumentSpan(NamedTuple):
     """Tokens ``start`` to ``end`` of a document, which stand from ``column`` of ``row`` on."""
 
     document: int
@@ -41,28 +41,28 @@ class Span(NamedTuple):
         return torch.arange(self.column, self.column + self.end - self.start, device=device)
 
 
-class Table(NamedTuple):
+class TokenTable(NamedTuple):
     """Rows of tokens: how many columns they have, and what stands in them; the rest is padding."""
 
     width: int
-    spans: list[Span]
+    spans: list[DocumentSpan]
 
 
 @dataclass(frozen=True)
-class Batch:
+class DocumentBatch:
     """Documents that are read at once; ``passes`` of a ``cached`` one share a cache.
 
     The documents of a ``packed`` one share a row.
     """
 
-    passes: list[Table]
-    source: Table | None
+    passes: list[TokenTable]
+    source: TokenTable | None
     cached: bool = False
     packed: bool = False
 
 
-Layout: TypeAlias = list[Batch]
-Arrange: TypeAlias = Callable[[Mapping[int, int]], Table]  # of documents of these lengths
+Layout: TypeAlias = list[DocumentBatch]
+Arrange: TypeAlias = Callable[[Mapping[int, int]], TokenTable]  # of documents of these lengths
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,12 @@ class Documents:
         length."""
         layout = []
         for number in numbers:
-            passes: list[Table] = []
+            passes: list[TokenTable] = []
             start = 0
             for size in chunks(len(self.tokens[number])):
-                passes.append(Table(size, [Span(number, 0, 0, start, start + size)]))
+                passes.append(TokenTable(size, [DocumentSpan(number, 0, 0, start, start + size)]))
                 start += size
-            layout.append(Batch(passes, self._source((number,), rows), cached=True))
+            layout.append(DocumentBatch(passes, self._source((number,), rows), cached=True))
         return layout
 
     def generated(self, side: str, steps: int) -> Layout:
@@ -115,42 +115,42 @@ class Documents:
         passes = [arrange(lengths)]
         for step in range(steps):
             ends = {number: length + step for number, length in lengths.items()}
-            spans = [Span(number, number, 0, end, end + 1) for number, end in ends.items()]
-            passes.append(Table(1, spans))
-        return [Batch(passes, self._source(tuple(lengths), arrange), cached=True)]
+            spans = [DocumentSpan(number, number, 0, end, end + 1) for number, end in ends.items()]
+            passes.append(TokenTable(1, spans))
+        return [DocumentBatch(passes, self._source(tuple(lengths), arrange), cached=True)]
 
     def _batch(
         self, numbers: Sequence[int], arrange: Arrange, across: Arrange, packed: bool = False
-    ) -> Batch:
+    ) -> DocumentBatch:
         lengths = {number: len(self.tokens[number]) for number in numbers}
-        return Batch([arrange(lengths)], self._source(numbers, across), packed=packed)
+        return DocumentBatch([arrange(lengths)], self._source(numbers, across), packed=packed)
 
-    def _source(self, numbers: Sequence[int], arrange: Arrange) -> Table | None:
+    def _source(self, numbers: Sequence[int], arrange: Arrange) -> TokenTable | None:
         if self.sources is None:
             return None
         return arrange({number: len(self.sources[number]) for number in numbers})
 
 
-def rows(lengths: Mapping[int, int], side: str = "right", spare: int = 0) -> Table:
+def rows(lengths: Mapping[int, int], side: str = "right", spare: int = 0) -> TokenTable:
     """Documents one below the other, with padding on one side."""
     width = max(lengths.values()) + spare
-    return Table(
+    return TokenTable(
         width,
         [
-            Span(number, row, width - length if side == "left" else 0, 0, length)
+            DocumentSpan(number, row, width - length if side == "left" else 0, 0, length)
             for row, (number, length) in enumerate(lengths.items())
         ],
     )
 
 
-def one_row(lengths: Mapping[int, int]) -> Table:
+def one_row(lengths: Mapping[int, int]) -> TokenTable:
     """Documents one behind the other."""
-    spans: list[Span] = []
+    spans: list[DocumentSpan] = []
     column = 0
     for number, length in lengths.items():
-        spans.append(Span(number, 0, column, 0, length))
+        spans.append(DocumentSpan(number, 0, column, 0, length))
         column += length
-    return Table(column, spans)
+    return TokenTable(column, spans)
 
 
 class PinnedRouting:
@@ -191,7 +191,7 @@ class DocumentReader:
         """The values of each document, in the order of the layout."""
         return [values for batch in layout for values in self._batch(batch)]
 
-    def _batch(self, batch: Batch) -> list[Values]:
+    def _batch(self, batch: DocumentBatch) -> list[Values]:
         cache = Cache(self.model.config) if batch.cached else None
         across = batch.source.spans if batch.source else [None] * len(batch.passes[0].spans)
         beside: dict[str, Any] = {}
@@ -230,7 +230,7 @@ class DocumentReader:
         return passes[0] if cache is None else _joined(passes, cache)
 
     def _inputs(
-        self, ids: Sequence[Tensor], table: Table, packed: bool, name: str = ""
+        self, ids: Sequence[Tensor], table: TokenTable, packed: bool, name: str = ""
     ) -> dict[str, Tensor]:
         """Tokens (B, T), their positions where not every row is full, numbers of documents that
         share a row."""
@@ -262,7 +262,7 @@ class DocumentReader:
         values |= {path: value for path, value in named.items() if value is not None}
         return values or {f"{self.model.config.main_body}.out": output.hidden}
 
-    def _tape(self, spans: Sequence[Span], sources: Table | None) -> Tape | None:
+    def _tape(self, spans: Sequence[DocumentSpan], sources: TokenTable | None) -> Tape | None:
         pinned = self.pinned
         if pinned is None:
             return Tape("*") if self.tape else None
@@ -292,7 +292,13 @@ class DocumentReader:
         return encoded or path.endswith((".cross.k", ".cross.v"))
 
     def _cut(
-        self, path: str, value: Tensor, number: int, span: Span, source: Span | None, keys: Tensor
+        self,
+        path: str,
+        value: Tensor,
+        number: int,
+        span: DocumentSpan,
+        source: DocumentSpan | None,
+        keys: Tensor,
     ) -> Tensor:
         """Cells of one document in a batch's value; it is the ``number``-th of the batch."""
         if path.startswith("pool."):

@@ -34,14 +34,14 @@ NEEDS = {
 """Why an engine cannot compute an attention."""
 
 
-class Reads(Protocol):
+class Readable(Protocol):
     """One side of a comparison."""
 
     def read(self, tape: bool, pinned: PinnedRouting | None = None) -> list[Values]:
         """The values of each text: all of them with a tape, held to pinned experts."""
 
 
-class Reading:
+class Side:
     """A model that reads the texts in a layout, once without a tape and once with one, and anew
     where experts are pinned. ``tape`` is whether it is always on one, or never."""
 
@@ -72,8 +72,8 @@ class Way:
     of those read, in the order in which they come back; ``weights`` must be the same bits.
     """
 
-    actual: Reads
-    expected: Reads
+    actual: Readable
+    expected: Readable
     dtype: torch.dtype | None
     note: str = ""
     texts: tuple[int, ...] = TEXTS
@@ -97,17 +97,17 @@ class Ways:
         self.longest = max(map(len, documents.tokens))
         self.plain = self.alone(model)
 
-    def alone(self, model: Model, *texts: int) -> Reading:
+    def alone(self, model: Model, *texts: int) -> Side:
         """Each text alone, read by another model."""
-        return Reading(model, self.documents, self.documents.alone(*(texts or TEXTS)))
+        return Side(model, self.documents, self.documents.alone(*(texts or TEXTS)))
 
     def all(self, folder: Path, against: str | Path | None, compiles: bool) -> Made:
         """(kind, name, what makes it): of those that fit the model's shape."""
-        taped = Reading(self.model, self.documents, self.documents.alone(*TEXTS), tape=True)
+        taped = Side(self.model, self.documents, self.documents.alone(*TEXTS), tape=True)
         yield "tape", "on a tape / off it", lambda: Way(taped, self.plain, None)
         for kind, name, layout, texts in self.layouts():
             expected = self.plain if texts == TEXTS else self.alone(self.model, *texts)
-            actual = Reading(self.model, self.documents, layout)
+            actual = Side(self.model, self.documents, layout)
             yield kind, name, partial(Way, actual, expected, self.dtype, texts=texts)
         yield from self.engines()
         yield from self.formats()
@@ -146,7 +146,7 @@ class Ways:
         kernel's own."""
         layout = self.documents.alone(0) + self.documents.packed()
         readable = counterparts.with_engine(self.model, "eager")
-        eager = Reading(readable, self.documents, layout)
+        eager = Side(readable, self.documents, layout)
 
         def make(name: str) -> Way:
             view = counterparts.with_engine(self.model, name)
@@ -157,7 +157,7 @@ class Ways:
                     raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
                 others = [f"{n} by {engine}" for engine, n in counts.items() if engine != name]
                 note = ", ".join([f"{counts[name]} attentions", *others]) if others else ""
-            return Way(Reading(view, self.documents, layout), eager, self.dtype, note, (0, *TEXTS))
+            return Way(Side(view, self.documents, layout), eager, self.dtype, note, (0, *TEXTS))
 
         for name in ("auto", *(ENGINES if config.stacks(self.model.config) else ())):
             if name != "eager":
@@ -166,7 +166,7 @@ class Ways:
     def formats(self) -> Made:
         """Number formats beside wider ones: what rounding alone does."""
 
-        def side(dtype: torch.dtype) -> Reading:
+        def side(dtype: torch.dtype) -> Side:
             if dtype == self.dtype:
                 return self.plain
             return self.alone(counterparts.in_format(self.model, dtype))
@@ -217,7 +217,7 @@ class Ways:
         short, blocks = counterparts.shortened(self.model)
         expected = self.alone(short, 0, 1)
         # a tape has no trace in it
-        actual = Reading(counterparts.compiled_copy(short), self.documents, expected.layout, False)
+        actual = Side(counterparts.compiled_copy(short), self.documents, expected.layout, False)
         return Way(actual, expected, self.dtype, f"the first {blocks} blocks", (0, 1))
 
     def transformers(self, folder: Path, against: str | Path) -> Way:
@@ -228,7 +228,7 @@ class Ways:
             source, note = folder, "as saved here"
             if not (folder / "config.json").exists():
                 counterparts.loaded_again(self.model, folder)
-        actual = Reading(self.model, self.documents, self.plain.layout, tape=True)
+        actual = Side(self.model, self.documents, self.plain.layout, tape=True)
         return Way(actual, HFModel(source, self.model, self.documents), self.dtype, note)
 
 

@@ -233,7 +233,7 @@ def compiled_copy(model: Model) -> Model:
 
 
 class HFModel:
-    """A model as ``transformers`` reads it from a folder; it answers as another Side does, with
+    """A model as ``transformers`` reads it from a folder; it answers as another ModelReading does, with
     its hidden states."""
 
     def __init__(self, folder: Path, of: Model, documents: Documents) -> None:

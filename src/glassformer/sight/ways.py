@@ -41,7 +41,7 @@ class Readable(Protocol):
         """The values of each text: all of them with a tape, held to pinned experts."""
 
 
-class Side:
+class ModelReading:
     """A model that reads the texts in a layout, once without a tape and once with one, and anew
     where experts are pinned. ``tape`` is whether it is always on one, or never."""
 
@@ -97,17 +97,17 @@ class Ways:
         self.longest = max(map(len, documents.tokens))
         self.plain = self.alone(model)
 
-    def alone(self, model: Model, *texts: int) -> Side:
+    def alone(self, model: Model, *texts: int) -> ModelReading:
         """Each text alone, read by another model."""
-        return Side(model, self.documents, self.documents.alone(*(texts or TEXTS)))
+        return ModelReading(model, self.documents, self.documents.alone(*(texts or TEXTS)))
 
     def all(self, folder: Path, against: str | Path | None, compiles: bool) -> Made:
         """(kind, name, what makes it): of those that fit the model's shape."""
-        taped = Side(self.model, self.documents, self.documents.alone(*TEXTS), tape=True)
+        taped = ModelReading(self.model, self.documents, self.documents.alone(*TEXTS), tape=True)
         yield "tape", "on a tape / off it", lambda: Way(taped, self.plain, None)
         for kind, name, layout, texts in self.layouts():
             expected = self.plain if texts == TEXTS else self.alone(self.model, *texts)
-            actual = Side(self.model, self.documents, layout)
+            actual = ModelReading(self.model, self.documents, layout)
             yield kind, name, partial(Way, actual, expected, self.dtype, texts=texts)
         yield from self.engines()
         yield from self.formats()
@@ -146,7 +146,7 @@ class Ways:
         kernel's own."""
         layout = self.documents.alone(0) + self.documents.packed()
         readable = counterparts.with_engine(self.model, "eager")
-        eager = Side(readable, self.documents, layout)
+        eager = ModelReading(readable, self.documents, layout)
 
         def make(name: str) -> Way:
             view = counterparts.with_engine(self.model, name)
@@ -157,7 +157,9 @@ class Ways:
                     raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
                 others = [f"{n} by {engine}" for engine, n in counts.items() if engine != name]
                 note = ", ".join([f"{counts[name]} attentions", *others]) if others else ""
-            return Way(Side(view, self.documents, layout), eager, self.dtype, note, (0, *TEXTS))
+            return Way(
+                ModelReading(view, self.documents, layout), eager, self.dtype, note, (0, *TEXTS)
+            )
 
         for name in ("auto", *(ENGINES if config.stacks(self.model.config) else ())):
             if name != "eager":
@@ -166,7 +168,7 @@ class Ways:
     def formats(self) -> Made:
         """Number formats beside wider ones: what rounding alone does."""
 
-        def side(dtype: torch.dtype) -> Side:
+        def side(dtype: torch.dtype) -> ModelReading:
             if dtype == self.dtype:
                 return self.plain
             return self.alone(counterparts.in_format(self.model, dtype))
@@ -217,7 +219,9 @@ class Ways:
         short, blocks = counterparts.shortened(self.model)
         expected = self.alone(short, 0, 1)
         # a tape has no trace in it
-        actual = Side(counterparts.compiled_copy(short), self.documents, expected.layout, False)
+        actual = ModelReading(
+            counterparts.compiled_copy(short), self.documents, expected.layout, False
+        )
         return Way(actual, expected, self.dtype, f"the first {blocks} blocks", (0, 1))
 
     def transformers(self, folder: Path, against: str | Path) -> Way:
@@ -228,7 +232,7 @@ class Ways:
             source, note = folder, "as saved here"
             if not (folder / "config.json").exists():
                 counterparts.loaded_again(self.model, folder)
-        actual = Side(self.model, self.documents, self.plain.layout, tape=True)
+        actual = ModelReading(self.model, self.documents, self.plain.layout, tape=True)
         return Way(actual, HFModel(source, self.model, self.documents), self.dtype, note)
 
 

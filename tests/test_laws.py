@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ from glassformer.core.nn import (
 from glassformer.core.nn.engines import ENGINES, AttentionInputs
 from glassformer.fast import cpu_blocks
 from glassformer.formats import lora, store
+from glassformer.sight.layouts import DocumentReader, Documents, Layout
 from tiny import ALL, DECODERS, tokens
 
 PAIRS = [name for name, config in ALL.items() if isinstance(config, c.EncoderDecoder)]
@@ -190,37 +193,6 @@ def test_every_engine_equals_eager(
     near(output, forward(model, tokens()))
 
 
-@every_decoder
-@pytest.mark.parametrize("chunks", [[20], [1] * 20, [7, 1, 1, 6, 1, 4], [3, 17]], ids=str)
-def test_cached_equals_uncached(name: str, chunks: list[int]) -> None:
-    model = tiny.model(DECODERS[name])
-    cache, second_tokens = Cache(model.config), tokens()
-    if chunks[0] < cache.prefix_length:  # a prefix is read in one go
-        with pytest.raises(UserError, match="in one go"):
-            model(second_tokens[:, : chunks[0]], cache=cache)
-        chunks = [cache.prefix_length, *[1] * (20 - cache.prefix_length)]
-    joined = torch.cat(
-        [model(piece, cache=cache).logits for piece in second_tokens.split(chunks, dim=1)], dim=1
-    )
-    near(joined, model(second_tokens).logits)
-    assert cache.length == 20
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_cached_equals_uncached_across(name: str) -> None:
-    model = tiny.model(ALL[name])
-    second_tokens, source = tokens(), tokens(3, 9, seed=5)
-    memory, cache = model.encode(source), Cache(model.config)
-    joined = torch.cat(
-        [
-            model(piece, memory=memory, cache=cache).logits
-            for piece in second_tokens.split([7, 1, 12], 1)
-        ],
-        dim=1,
-    )
-    near(joined, model(second_tokens, source).logits)
-
-
 def padded(
     rows: list[torch.Tensor], side: str, extra: int = 3
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,76 +204,76 @@ def padded(
     return zeros, pos
 
 
+def chunked(*sizes: int) -> Callable[[Documents, int], Layout]:
+    """Each document through a cache in parts: of these sizes, then token by token; a prefix is
+    read in one go."""
+
+    def layout(documents: Documents, prefix: int) -> Layout:
+        def cut(length: int) -> list[int]:
+            inside = [end for end in accumulate(sizes) if prefix <= end < length] or [prefix or 1]
+            borders = [0, *inside, *range(inside[-1] + 1, length + 1)]
+            return [end - start for start, end in pairwise(borders)]
+
+        return documents.chunked(cut, 0, 1, 2)
+
+    return layout
+
+
+CACHED = {
+    "one pass": lambda documents, _: documents.chunked(lambda length: [length], 0, 1, 2),
+    "token by token": chunked(1),
+    "7 1 1 6": chunked(7, 1, 1, 6),
+    "3, the rest": lambda documents, _: documents.chunked(lambda length: [3, length - 3], 0, 1, 2),
+    "left, then tokens": lambda documents, _: documents.generated("left", 6),
+    "right, then tokens": lambda documents, _: documents.generated("right", 6),
+}
+LAYOUTS: dict[str, Callable[[Documents, int], Layout]] = {
+    "left": lambda documents, _: documents.padded("left"),
+    "right": lambda documents, _: documents.padded("right"),
+    "packed": lambda documents, _: documents.packed(),
+    **CACHED,
+}
+
+
+def compare_layout(model: Model, layout: str, tolerance: float) -> None:
+    """Documents read in a layout beside each by itself (sight/layouts.py)."""
+    cfg, lengths = model.config, (9, 13, 20)
+    prefix = Cache(cfg).prefix_length if layout in CACHED else 0
+    texts, sources = (
+        [row[:length] for row, length in zip(tokens(seed=seed), sizes, strict=True)]
+        for seed, sizes in ((0, lengths), (7, (4, 9, 20)))
+    )
+    documents = Documents(texts, sources if isinstance(model, EncoderDecoder) else None)
+    reader = DocumentReader(model, documents)
+    results = reader.read(LAYOUTS[layout](documents, prefix))
+    for result, alone in zip(results, reader.read(documents.alone(0, 1, 2)), strict=True):
+        assert result.keys() == alone.keys() - ({"pool.write"} if layout in CACHED else set())
+        for path in result:
+            assert result[path].isfinite().all()
+            torch.testing.assert_close(result[path], alone[path], rtol=0.0, atol=tolerance)
+
+
 @every_family
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_equals_alone(name: str, layout: str) -> None:
+    if layout not in CACHED or name in DECODERS or name in PAIRS:
+        compare_layout(tiny.model(ALL[name]), layout, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["prefix", "mixed"])
+def test_a_prefix_in_parts_is_refused(name: str) -> None:
+    model = tiny.model(ALL[name])
+    with pytest.raises(UserError, match="in one go"):
+        model(tokens(3, 1), cache=Cache(model.config))
+
+
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_equals_alone(name: str, side: str) -> None:
-    model = tiny.model(ALL[name])
-    source = tokens(3, 9, seed=5)
-    rows = [row[:length] for row, length in zip(tokens(), (5, 11, 20), strict=True)]
-    stored, pos = padded(rows, side)
-    extra = {"source": source} if isinstance(model, EncoderDecoder) else {}
-    together = model(stored, pos=pos, **extra).logits
-    assert together.isfinite().all()
-    for index, row in enumerate(rows):
-        extra = {"source": source[index : index + 1]} if extra else {}
-        near(together[index][pos[index] >= 0], model(row[None], **extra).logits[0])
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_padded_source_equals_alone(name: str) -> None:
-    model = tiny.model(ALL[name])
-    rows = [row[:length] for row, length in zip(tokens(seed=7), (4, 9, 20), strict=True)]
-    for side in ("left", "right"):
-        stored, pos = padded(rows, side)
-        together = model(tokens(), stored, source_pos=pos).logits
-        for index, row in enumerate(rows):
-            near(together[index], model(tokens()[index : index + 1], row[None]).logits[0])
-
-
-@pytest.mark.parametrize("name", PAIRS)
-def test_padded_source_equals_alone_beyond_rounding(name: str) -> None:
+def test_padded_source_equals_alone_beyond_rounding(name: str, side: str) -> None:
     """With weights so large that fp32 rounds past 1e-5, float64 shows that nothing but rounding
     differs."""
     model = tiny.model(replace(ALL[name], init=c.Init(0.2, 0.3, "plain"))).double()
-    rows = [row[:length] for row, length in zip(tokens(seed=7), (4, 9, 20), strict=True)]
-    for side in ("left", "right"):
-        stored, pos = padded(rows, side)
-        together = model(tokens(), stored, source_pos=pos).logits
-        for index, row in enumerate(rows):
-            alone = model(tokens()[index : index + 1], row[None]).logits[0]
-            torch.testing.assert_close(together[index], alone, rtol=0.0, atol=1e-12)
-
-
-@every_decoder
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_prefill_then_decode_equals_alone(name: str, side: str) -> None:
-    model = tiny.model(DECODERS[name])
-    lengths, second_tokens = (5, 9, 13), tokens()
-    stored, pos = padded(
-        [row[:length] for row, length in zip(second_tokens, lengths, strict=True)], side
-    )
-    cache, logits = Cache(model.config), model(second_tokens).logits
-    model(stored, pos=pos, cache=cache)
-    for step in range(6):
-        column = torch.stack(
-            [second_tokens[row, length + step] for row, length in enumerate(lengths)]
-        )
-        observed_logits = model(column[:, None], cache=cache).logits[:, 0]
-        near(
-            observed_logits,
-            torch.stack([logits[row, length + step] for row, length in enumerate(lengths)]),
-        )
-
-
-@every_decoder
-def test_packed_equals_apart(name: str) -> None:
-    model = tiny.model(DECODERS[name])
-    second_tokens, border = tokens(), 8
-    document_ids = (torch.arange(20) >= border).long()[None].expand(3, -1)
-    pos = torch.cat((torch.arange(border), torch.arange(20 - border)))[None].expand(3, -1)
-    packed = model(second_tokens, pos=pos, document_ids=document_ids).logits
-    near(packed[:, :border], model(second_tokens[:, :border]).logits)
-    near(packed[:, border:], model(second_tokens[:, border:]).logits)
+    compare_layout(model, side, 1e-12)
 
 
 @every_decoder

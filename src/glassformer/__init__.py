@@ -107,6 +107,7 @@ registry.MODULES.update(
     nn=["fast.quantized", "formats.lora", "tasks.pool", "tasks.recurrence"],
     engines=["fast.attention_engines"],
     acceleration=["fast.acceleration"],
+    stores=["formats.store"],
     objectives=["tasks.objectives"],
     edits=["sight.edits"],
     tables=["formats.tables"],
@@ -145,4 +146,4 @@ def _nothing_to_collect() -> Iterator[None]:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

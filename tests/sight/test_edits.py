@@ -1,7 +1,7 @@
 """Edits do what their names say, held against passes written out by hand; what touches nothing
 changes no bit.
 
-For each page of edits: attention, donors (what a patch takes from), parts, places, tokens, values,
+For each page of edits: base, parts, tokens, values,
 and parsing.
 """
 

@@ -190,7 +190,7 @@ def test_a_limit_and_bounded_memory() -> None:
         (
             "gpt2",
             "decoder.blocks.0.ffn.hiden[0]",
-            r"Did you mean decoder\.blocks\.0\.ffn\.hidden\?",
+            r"Did you mean .decoder\.blocks\.0\.ffn\.hidden.\?",
         ),
         (
             "gpt2",

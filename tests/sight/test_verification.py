@@ -210,7 +210,7 @@ def test_a_weight_that_comes_back_changed_is_named(monkeypatch: pytest.MonkeyPat
         weight.data[3, 5] += 1e-7
         return model, tokenizer
 
-    monkeypatch.setattr(counterparts.store, "load", worn)
+    monkeypatch.setattr(store, "load", worn)
     (values,) = failing(checks(tiny.model(tiny.ALL["llama"]))).values()
     assert (
         values.kind == "saved" and values.first.address == "decoder.blocks.1.ffn.down.weight[3,5]"
@@ -380,12 +380,10 @@ def test_the_texts_are_cut_back_to_their_own_values() -> None:
     for name in ("mixed", "t5", "bahdanau", "bert"):
         model = tiny.model(tiny.ALL[name])
         args, _ = probes.draw(model, None, 4)
-        alone = layouts.DocumentReader(model, tape=True).alone(args)
-        for result in (
-            layouts.DocumentReader(model, True).padded(args, "left"),
-            layouts.DocumentReader(model, True).packed(args),
-        ):
-            for actual, reference in zip(result, alone, strict=True):
+        reader = layouts.DocumentReader(model, args, tape=True)
+        alone = reader.read(args.alone(0, 1, 2))
+        for layout in (args.padded("left"), args.packed()):
+            for actual, reference in zip(reader.read(layout), alone, strict=True):
                 assert actual.keys() == reference.keys()
                 assert all(actual[path].shape == reference[path].shape for path in reference)
 

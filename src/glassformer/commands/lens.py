@@ -3,13 +3,19 @@ through."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, need, note
-from .common import CommandOutput, count_noun, find_corpus, is_terminal, new_file, note_all, tables
+from .common import (
+    CommandOutput,
+    count_noun,
+    find_corpus,
+    is_terminal,
+    new_file,
+    note_all,
+)
 from .options import Columns, Edits, ModelOptions, Separator, Texts, edits_suffix
 from .signature import Words
 
@@ -91,6 +97,7 @@ def run(
     )
     from ..core import config
     from ..sight import fit_tuned_lens, streams
+    from ..sight.figures.charts import TableFigure
 
     path = new_file(out, fit)
     model, tokenizer = options.load_with_tokenizer()
@@ -109,6 +116,11 @@ def run(
         corpus = find_corpus(fit, field, separator)
         windows = streams.windows(model, tokenizer, corpus.texts(), context)
         data, rows = corpus.name, ((row, None) for row in windows)
+
+    def report(step: int, kl: float) -> None:
+        if step % max(1, steps // 10) == 0:
+            note(f"step {step:,} of {steps:,}, KL {kl:.4f}")
+
     fitted = fit_tuned_lens(
         model,
         rows,
@@ -116,14 +128,13 @@ def run(
         steps=steps,
         tokens=tokens,
         rate=rate,
-        progress=fit_progress(steps),
+        progress=is_terminal() or report,
     )
     fitted.save(path)
-    depths = zip(fitted.depths, fitted.before, fitted.after, strict=True)
-    table = [(depth, f"{before:.4f}", f"{after:.4f}") for depth, before, after in depths]
+    table = TableFigure.of("", ("depth", "KL before", "KL after"), fitted.records()[1])
     note("KL(own || depth) in nats, the mean of the tokens of texts held out.")
     note(f"{path} holds the tuned lens, {fitted.origin()}")
-    return CommandOutput(fitted.to_dict, tables.lines(table, ("depth", "KL before", "KL after")))
+    return CommandOutput(fitted.to_dict, table.lines())
 
 
 def example_pairs(
@@ -139,17 +150,3 @@ def example_pairs(
     note_all(table.notes)
     texts = [(example.first, example.second or "") for example in table.examples]
     return table.name, streams.pairs(model, tokenizer, texts)
-
-
-def fit_progress(steps: int) -> Any:
-    """Returns a function that shows the fit's progress in one line of the terminal."""
-
-    def report(step: int, kl: float) -> None:
-        line = f"step {step:,} of {steps:,}, KL {kl:.4f}"
-        if is_terminal():
-            end = "\n" if step == steps else ""
-            print(f"\r{line} ", end=end, file=sys.stderr, flush=True)
-        elif step % max(1, steps // 10) == 0:
-            note(line)
-
-    return report

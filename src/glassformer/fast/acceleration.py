@@ -14,6 +14,7 @@ from .fused import FusedStack, fuse, supports_model
 from .page_pool import PagePool
 from .paged_rows import PagedRows
 from .prepacked import View, prepack
+from .prepacked import packable as packable
 
 
 def prepare(session: Session, new: bool, steps: int) -> None:

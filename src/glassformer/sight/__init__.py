@@ -6,18 +6,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .alignment import alignments, svg
-    from .attribution import Attribution, attribute
-    from .contexts import Contexts, word_in_contexts
-    from .gradients import Saliency, saliency
-    from .heads import HeadScores, head_scores
-    from .lens import logit_lens, logits_by_depth
-    from .looking import describe, look, paths, predictions, read_tokens, summarise, to_dict
-    from .neurons import Neuron, top_activations
-    from .patching import PatchGrid, patch_grid
-    from .tracing import trace
-    from .tuned_lens import TunedLens, fit_tuned_lens
-    from .verification import verify
+    from .alignment import alignments as alignments
+    from .alignment import svg as svg
+    from .attribution import Attribution as Attribution
+    from .attribution import attribute as attribute
+    from .contexts import Contexts as Contexts
+    from .contexts import word_in_contexts as word_in_contexts
+    from .gradients import Saliency as Saliency
+    from .gradients import saliency as saliency
+    from .heads import HeadScores as HeadScores
+    from .heads import head_scores as head_scores
+    from .lens import logit_lens as logit_lens
+    from .lens import logits_by_depth as logits_by_depth
+    from .looking import describe as describe
+    from .looking import look as look
+    from .looking import paths as paths
+    from .looking import predictions as predictions
+    from .looking import read_tokens as read_tokens
+    from .looking import summarise as summarise
+    from .looking import to_dict as to_dict
+    from .neurons import Neuron as Neuron
+    from .neurons import top_activations as top_activations
+    from .patching import PatchGrid as PatchGrid
+    from .patching import patch_grid as patch_grid
+    from .tracing import trace as trace
+    from .tuned_lens import TunedLens as TunedLens
+    from .tuned_lens import fit_tuned_lens as fit_tuned_lens
+    from .verification import verify as verify
 
 _HOME = {
     "alignments": ".alignment",
@@ -48,35 +63,7 @@ _HOME = {
     "verify": ".verification",
     "word_in_contexts": ".contexts",
 }
-__all__ = [
-    "Attribution",
-    "Contexts",
-    "HeadScores",
-    "Neuron",
-    "PatchGrid",
-    "Saliency",
-    "TunedLens",
-    "alignments",
-    "attribute",
-    "describe",
-    "fit_tuned_lens",
-    "head_scores",
-    "logit_lens",
-    "logits_by_depth",
-    "look",
-    "patch_grid",
-    "paths",
-    "predictions",
-    "read_tokens",
-    "saliency",
-    "summarise",
-    "svg",
-    "to_dict",
-    "top_activations",
-    "trace",
-    "verify",
-    "word_in_contexts",
-]
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

@@ -186,11 +186,14 @@ def first_difference(
 
 
 def differing(
-    path: str, value: Tensor, expected: Tensor, share: float = 0.0, text: int = 0
+    path: str, value: Tensor | None, expected: Tensor, share: float = 0.0, text: int = 0
 ) -> FirstDifference | None:
     """The first number of ``value`` that is not the one expected, or not near enough."""
-    if value.shape != expected.shape:
-        return FirstDifference(f"{path} of shape {tuple(value.shape)}", None, None, text)
+    if value is None or value.shape != expected.shape:
+        problem = "missing" if value is None else f"of shape {tuple(value.shape)}"
+        return FirstDifference(f"{path} ({problem})", None, None, text)
+    if value.device == expected.device and torch.equal(value, expected):
+        return None
     a = value.detach().double()
     b = expected.detach().to(value.device).double()
     size = b[b.isfinite()].abs().amax() if b.isfinite().any() else b.new_zeros(())

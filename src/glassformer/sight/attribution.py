@@ -9,7 +9,7 @@ exact, and is shown to be.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -22,10 +22,9 @@ from ..core.nn import Model, Tape
 from ..core.nn.editing import ModelEdit, as_edit_list
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
-from . import streams, tables
+from . import streams
 from .direction import HELD, INSTEAD, AtOnePlace, Contribution, Sweep, back, gated, watched
 from .figures.charts import Chart, Heat, Prose, TableFigure
-from .figures.drawing import Array
 from .figures.shown import Shown
 from .looking import Text
 from .streams import TokenLabel, answer_kind, fp64
@@ -97,41 +96,30 @@ class Attribution(Shown):
             cells = [[heads.get((row, column)) for column in columns] for row in rows]
             names = [f"L{row}" for row in rows], [f"h{column}" for column in columns]
             yield _added("added by each head", cells, *names)
-        yield TableFigure("", ("part", "address", "added"), self._lines(20), (0, 1))
+        yield self._table(20)
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each part."""
-        rows = (
-            tuple("" if fact is None else fact for fact in vars(component).values())
-            for component in self.parts
-        )
+        rows = (tuple(vars(part).values()) for part in self.parts)
         return tuple(Contribution.__dataclass_fields__), rows
-
-    def tensors(self) -> dict[str, Array]:
-        """``value`` (N): what each part added."""
-        return {"value": np.array([component.value for component in self.parts])}
-
-    def facts(self) -> Mapping[str, Any]:
-        addresses = [part.address for part in self.parts]
-        return {**self.fields_except("parts"), "addresses": addresses}
 
     def table(self, top: int = 20) -> list[str]:
         """The parts that added or took most, as lines, rounded to four places; then the sum beside
         the logit."""
-        return tables.lines(self._lines(top), ("part", "address", "added"), left_columns=(0, 1))
+        return self._table(top).lines()
 
-    def _lines(self, top: int) -> list[tuple[str, str, str]]:
+    def _table(self, top: int) -> TableFigure:
         ordered = sorted(self.parts, key=lambda part: -abs(part.value))
-        rows = [(_label(part), part.address, f"{part.value:+.4f}") for part in ordered[:top]]
+        rows = [(_label(part), part.address, part.value) for part in ordered[:top]]
         if remainder := [part.value for part in ordered[top:]]:
-            rows.append((f"{len(remainder):,} more", "", f"{math.fsum(remainder):+.4f}"))
+            rows.append((f"{len(remainder):,} more", "", math.fsum(remainder)))
         run_name = "the edited run's own" if self.edits else "the model's own"
-        return [
-            *rows,
-            ("sum", f"of {len(self.parts):,} parts", f"{self.sum:+.4f}"),
-            ("logit", run_name, f"{self.logit:+.4f}"),
+        ends = [
+            ("sum", f"of {len(self.parts):,} parts", self.sum),
+            ("logit", run_name, self.logit),
             ("difference", "", f"{self.difference:.1e}"),
         ]
+        return TableFigure.of("", ("part", "address", "added"), [*rows, *ends], (0, 1), "+.4f")
 
 
 def _added(

@@ -7,19 +7,17 @@ N texts, T tokens, D depths, C model dim.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from . import streams, tables
+from . import streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
-from .figures.drawing import Array
 from .figures.shown import Shown
 from .looking import token_ids
 from .streams import TokenLabel
@@ -59,28 +57,19 @@ class Contexts(Shown):
         steps = list(range(len(self.depths)))
         lines = {"the word": (steps, self.cosine), "other words": (steps, self.others)}
         yield Curves(f"cosine by depth (0: {self.depths[0]})", lines, "depth", tuple(lines))
-        yield TableFigure("", ("depth", "the word", "other words"), self._lines())
+        yield self._table()
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each depth."""
-        return ("depth", "cosine", "others"), zip(
-            self.depths, self.cosine, self.others, strict=True
-        )
-
-    def tensors(self) -> dict[str, Array]:
-        """``cosine`` and ``others`` (D)."""
-        return {"cosine": np.array(self.cosine), "others": np.array(self.others)}
-
-    def facts(self) -> Mapping[str, Any]:
-        return self.fields_except("cosine", "others")
+        rows = zip(self.depths, self.cosine, self.others, strict=True)
+        return ("depth", "cosine", "others"), rows
 
     def table(self) -> list[str]:
         """The depths as lines, cosines rounded to four places."""
-        return tables.lines(self._lines(), ("depth", "the word", "other words"))
+        return self._table().lines()
 
-    def _lines(self) -> list[tuple[str, str, str]]:
-        rows = zip(self.depths, self.cosine, self.others, strict=True)
-        return [(name, f"{cosine:.4f}", f"{baseline:.4f}") for name, cosine, baseline in rows]
+    def _table(self) -> TableFigure:
+        return TableFigure.of("", ("depth", "the word", "other words"), self.records()[1])
 
 
 def word_in_contexts(

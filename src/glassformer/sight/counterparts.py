@@ -11,15 +11,15 @@ import copy
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..core import config, files
+from ..core import config, files, registry
 from ..core.cost import available_memory
 from ..core.nn import Model, lora
 from ..core.nn.attention import Attention
@@ -28,11 +28,8 @@ from ..core.nn.engines import AttentionInputs, choose
 from ..core.nn.layers import Linear
 from ..core.nn.model import inference
 from ..core.nn.replace import is_packed, replace_modules
-from ..fast.prepacked import packable, prepack
-from ..formats import store
-from .layouts import DocumentReader, Documents, Values
+from .layouts import DocumentReader, Documents, PinnedRouting, Values
 
-T = TypeVar("T")
 RANK = 4  # of a drawn adapter
 ANSWERS = ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits")
 SHARE = 0.1  # and how large its change is beside the weights, by their standard deviations
@@ -53,10 +50,9 @@ def with_engine(model: Model, name: str) -> Model:
     return view
 
 
-def engines_of(model: Model, documents: Documents, names: Sequence[str]) -> dict[str, Counter[str]]:
-    """By the name that is asked for: how many attentions each engine would compute while the model
-    reads each text alone."""
-    engine_counts = {name: Counter[str]() for name in names}
+def engines_of(model: Model, documents: Documents) -> Counter[str]:
+    """Counts of attentions by the engine that computes them while the model reads two tokens."""
+    counts = Counter[str]()
 
     def ask(attention: Any, args: tuple[Any, ...]) -> None:
         x, flow, position = args[:3]
@@ -66,20 +62,17 @@ def engines_of(model: Model, documents: Documents, names: Sequence[str]) -> dict
         q = scalar.expand(B, attention.heads, T, D)
         k = scalar.expand(B, attention.kv_heads, S, D)
         inputs = AttentionInputs(q, k, k, mask, bias, attention.scale, attention.softcap)
-        for name in names:
-            engine_counts[name][choose(inputs, name).name] += 1
+        counts[choose(inputs, model.engine).name] += 1
 
-    handles = [
-        module.register_forward_pre_hook(ask)
-        for module in model.modules()
-        if isinstance(module, Attention)
-    ]
+    short = Documents(*([ids[0][:2]] if ids else None for ids in vars(documents).values()))  # type: ignore[arg-type]
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    handles = [attention.register_forward_pre_hook(ask) for attention in attentions]
     try:
-        DocumentReader(model).alone(documents)
+        DocumentReader(model, short).read(short.alone(0))
     finally:
         for handle in handles:
             handle.remove()
-    return engine_counts
+    return counts
 
 
 # ------------------------------------------------------------------------------------------ formats
@@ -116,6 +109,7 @@ def loaded_again(model: Model, folder: Path) -> tuple[Model, str]:
         raise NotRun(
             f"saving takes {weights / 1e9:.1f} GB and {free / 1e9:.1f} GB of disk are free"
         )
+    (store,) = registry.load("stores")
     store.save(model, folder)
     weight = next(model.parameters())
     layout = "glassformer" if "glassformer" in files.read_json(folder / "config.json") else "hf"
@@ -174,23 +168,26 @@ def _unshared(layer: lora.LoRALinear) -> lora.LoRALinear:
 def with_prepacked(model: Model) -> Model:
     """A view of the model whose products read copies of the weights, as generation does it on a
     CPU."""
-    if not any(True for _ in packable(model)):
+    (room,) = registry.load("acceleration")
+    if not any(True for _ in room.packable(model)):
         raise NotRun("no weights here gain by a copy in the processor's own order")
     weight = next(model.parameters())
     _room(model, weight.dtype.itemsize, weight.device)
-    return prepack(model).model
+    view: Model = room.prepack(model).model
+    return view
 
 
 # ----------------------------------------------------------------------------------------- compiled
 
 
-def quietly(work: Callable[[], T]) -> T:
-    """Runs ``work`` without the warnings of PyTorch's compiler."""
+@contextmanager
+def quiet_compiler() -> Iterator[None]:
+    """Without the warnings of PyTorch's compiler."""
     log = logging.getLogger("torch._dynamo")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        return work()
+        yield
     finally:
         log.setLevel(level)
 
@@ -199,13 +196,12 @@ def shortened(model: Model) -> tuple[Model, int]:
     """The model with only as many blocks as differ and one more, which takes far less compiling;
     how many are left."""
     swaps: dict[nn.Module, nn.Module] = {}
+    count = 0
     for name, stack in config.stacks(model.config).items():
-        blocks = model.get_submodule(f"{name}.blocks")
-        assert isinstance(blocks, nn.ModuleList)
-        swaps[blocks] = nn.ModuleList(list(blocks)[: len(stack.pattern) + 1])
-    return replace_modules(model, swaps), sum(
-        len(list(blocks.children())) for blocks in swaps.values()
-    )
+        blocks: Any = model.get_submodule(f"{name}.blocks")
+        swaps[blocks] = blocks[: len(stack.pattern) + 1]
+        count += len(blocks[: len(stack.pattern) + 1])
+    return replace_modules(model, swaps), count
 
 
 def compiled_copy(model: Model) -> Model:
@@ -214,21 +210,16 @@ def compiled_copy(model: Model) -> Model:
         raise NotRun(
             "recurrent layers are not compiled: how long documents are is not known before"
         )
-    device = next(model.parameters()).device.type
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch.utils._triton import has_triton
+
+    on_cpu = next(model.parameters()).device.type == "cpu"
     try:
-        if device == "cpu":
-            from torch._inductor.cpp_builder import get_cpp_compiler
-
-            get_cpp_compiler()
-        else:
-            from torch.utils._triton import has_triton
-
-            if not has_triton():
-                raise NotRun("torch.compile finds no Triton for this device")
-    except NotRun:
-        raise
+        found = get_cpp_compiler() if on_cpu else has_triton()
     except Exception as error:
         raise NotRun(f"torch.compile finds no compiler ({str(error).splitlines()[0]})") from None
+    if not found:
+        raise NotRun("torch.compile finds no Triton for this device")
     copied: Model = compiled(copy.deepcopy(model))
     return copied
 
@@ -237,38 +228,36 @@ def compiled_copy(model: Model) -> Model:
 
 
 class HFModel:
-    """A model as ``transformers`` reads it from a folder; it answers as a Reader does, with its
-    hidden states."""
+    """A model as ``transformers`` reads it from a folder; it answers as another ModelReading does, with
+    its hidden states."""
 
-    def __init__(self, folder: Path, of: Model) -> None:
+    def __init__(self, folder: Path, of: Model, documents: Documents) -> None:
         try:
             import transformers
         except ImportError:
             raise NotRun("transformers is not installed: pip install transformers") from None
         raw = files.read_json(folder / "config.json")
-        names = raw.get("architectures") or []
-        kind = next(
-            (getattr(transformers, name) for name in names if hasattr(transformers, name)), None
-        )
+        kinds = (getattr(transformers, name, None) for name in raw.get("architectures") or ())
+        kind = next(filter(None, kinds), None)
         if "glassformer" in raw or kind is None:
             raise NotRun("no layout that transformers knows holds this model")
         self.of = of
+        self.documents = documents
         weight = next(of.parameters())
         with _quiet(transformers):
             self.model = kind.from_pretrained(folder, dtype=weight.dtype).to(weight.device).eval()
 
-    def alone(self, documents: Documents) -> list[Values]:
+    def read(self, tape: bool, pinned: PinnedRouting | None = None) -> list[Values]:
         """Each document by itself: logits, and hidden states by the paths that they have here."""
-        sources: Sequence[Tensor | None] = documents.sources or [None] * len(documents.tokens)
+        if self.documents.sources is None:
+            return [self._answers({"input_ids": ids[None]}) for ids in self.documents.tokens]
+        pairs = zip(self.documents.sources, self.documents.tokens, strict=True)
         return [
-            self._answers(tokens, source)
-            for tokens, source in zip(documents.tokens, sources, strict=True)
+            self._answers({"input_ids": source[None], "decoder_input_ids": ids[None]})
+            for source, ids in pairs
         ]
 
-    def _answers(self, tokens: Tensor, source: Tensor | None) -> Values:
-        inputs = {"input_ids": tokens[None]}
-        if source is not None:
-            inputs = {"input_ids": source[None], "decoder_input_ids": tokens[None]}
+    def _answers(self, inputs: Mapping[str, Tensor]) -> Values:
         with inference(self.model):
             output = self.model(**inputs, output_hidden_states=True)
         values: Values = {}
@@ -276,34 +265,25 @@ class HFModel:
             name = f"{side}_hidden_states" if self.of.config.has_source else "hidden_states"
             states: Sequence[Tensor] = getattr(output, name, None) or ()
             # what enters each block, and what leaves the last norm
-            if len(states) == body.depth + 1:
-                places = [
-                    f"{side}.embed",
-                    *(f"{side}.blocks.{i}.resid" for i in range(body.depth - 1)),
-                    f"{side}.out",
-                ]
+            inside = [f"{side}.blocks.{i}.resid" for i in range(body.depth - 1)]
+            places = [f"{side}.embed", *inside, f"{side}.out"]
+            if len(states) == len(places):
                 values |= {path: state[0] for path, state in zip(places, states, strict=True)}
-        return values | self._ends(output, len(tokens))
+        return values | self._ends(output)
 
-    def _ends(self, output: Any, length: int) -> Values:
-        """The model's outputs by our names; a bare model has only its hidden
-        states."""
+    def _ends(self, output: Any) -> Values:
+        """The model's outputs by our names; a bare model has only its hidden states."""
         cfg = self.of.config
-        named = {name: getattr(output, name, None) for name in ANSWERS}
-        logits, words, pair, first, last = named.values()
+        logits, words, pair, first, last = (getattr(output, name, None) for name in ANSWERS)
         values: dict[str, Tensor | None] = {"logits": words, "pool.write": pair}
-        if logits is not None:
-            has_token_head = getattr(cfg, "token_head", None) is not None
-            path = (
-                "token_head.write"
-                if has_token_head
-                else "pool.write"
-                if cfg.head is None
-                else "logits"
+        if getattr(cfg, "token_head", None) is not None:
+            if first is not None and last is not None:
+                logits = torch.stack((first, last), -1)
+            values["token_head.write"] = (
+                logits if logits is None else logits.reshape(1, logits.shape[1], -1)
             )
-            values[path] = logits.reshape(1, length, -1) if has_token_head else logits
-        elif first is not None and last is not None:
-            values["token_head.write"] = torch.stack((first, last), -1)
+        elif logits is not None:
+            values["pool.write" if cfg.head is None else "logits"] = logits
         return {path: value[0] for path, value in values.items() if value is not None}
 
 

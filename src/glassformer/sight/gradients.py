@@ -12,7 +12,7 @@ B points of the walk at once, T tokens, C model dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -25,9 +25,8 @@ from ..core.nn import Model, Tape
 from ..core.nn.editing import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
-from . import streams, tables
+from . import streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
-from .figures.drawing import Array
 from .figures.progress import Progress
 from .figures.shown import Shown
 from .looking import Text
@@ -94,52 +93,32 @@ class Saliency(Shown):
             words = [[f"{share.integrated:+.2f}" for share in shares]]
             columns = [f"{share.position}:{share.piece.display}" for share in shares]
             yield Heat(name, cells, ["integrated"], columns, words, signed=True)
-        names, rows = self.records()
-        yield TableFigure("", names, [[_written(fact) for fact in row] for row in rows], (0, 3))
+        yield self._table()
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each token."""
         rows = ((name, *vars(share).values()) for name, shares in self._sides() for share in shares)
         return ("side", *TokenAttribution.__dataclass_fields__), rows
 
-    def tensors(self) -> dict[str, Array]:
-        """``text.norm``, ``text.product``, ``text.integrated`` (T), and those of a source."""
-        names = ("norm", "product", "integrated")
-        columns = [(side, shares, name) for side, shares in self._sides() for name in names]
-        return {
-            f"{side}.{name}": np.array([getattr(share, name) for share in shares])
-            for side, shares, name in columns
-        }
-
-    def facts(self) -> Mapping[str, Any]:
-        pieces = {side: [share.piece for share in shares] for side, shares in self._sides()}
-        return {**self.fields_except("tokens", "source"), **pieces}
-
     def _sides(self) -> list[tuple[str, list[TokenAttribution]]]:
-        return [
-            (name, shares)
-            for name, shares in (("source", self.source), ("text", self.tokens))
-            if shares
-        ]
+        sides = (("source", self.source), ("text", self.tokens))
+        return [(name, shares) for name, shares in sides if shares]
 
     def table(self) -> list[str]:
         """A line for each token, rounded to four places, with a bar of its integrated gradients."""
-        shares = [*self.source, *self.tokens]
-        most = max((abs(share.integrated) for share in shares), default=0.0) or 1.0
+        return self._table().lines()
+
+    def _table(self) -> TableFigure:
+        most = max(abs(share.integrated) for share in (*self.source, *self.tokens)) or 1.0
         rows = []
         for side, shares in self._sides():
             for share in shares:
                 place = f"source {share.position}" if side == "source" else str(share.position)
-                numbers = (f"{share.norm:.4f}", f"{share.product:+.4f}", f"{share.integrated:+.4f}")
-                sign = "+" if share.integrated > 0 else "-"
-                bar = sign * round(20 * abs(share.integrated) / most)
+                bar = "-+"[share.integrated > 0] * round(20 * abs(share.integrated) / most)
+                numbers = f"{share.norm:.4f}", share.product, share.integrated
                 rows.append((place, share.piece.display, *numbers, bar))
         heading = ("at", "token", "gradient norm", "gradient x input", "integrated", "")
-        return tables.lines(rows, heading, left_columns=(0, 1, 5))
-
-
-def _written(fact: Any) -> str:
-    return f"{fact:+.4f}" if isinstance(fact, float) else str(fact)
+        return TableFigure.of("", heading, rows, (0, 1, 5), "+.4f")
 
 
 def saliency(

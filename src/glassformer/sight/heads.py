@@ -36,9 +36,8 @@ from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from ..core.nn.attention import Attention
 from ..core.tokenizer.framing import document_start, target_start
-from . import streams, tables
+from . import streams
 from .figures.charts import Chart, Folded, Heat, TableFigure
-from .figures.drawing import Array
 from .figures.shown import Shown
 
 if TYPE_CHECKING:
@@ -109,44 +108,28 @@ class HeadScores(Shown):
             if entry.labels
         ]
         yield TableFigure("above the baseline", ("", "score"), clear, (0, 1))
-        paths = list(dict.fromkeys(entry.path for entry in self.heads))
+        paths = list(dict.fromkeys(entry.path for entry in self.heads))[::-1]
         numbers = sorted({entry.head for entry in self.heads})
-        by_place = {(entry.path, entry.head): entry for entry in self.heads}
+        by_place = {(entry.path, entry.head): entry.scores for entry in self.heads}
         named = [f"head {number}" for number in numbers]
         for name in self._shown():
-            cells = [
-                [_number(by_place.get((path, head)), name) for head in numbers]
-                for path in reversed(paths)
+            scores = [
+                [by_place.get((path, head), {}).get(name) for head in numbers] for path in paths
             ]
-            words = [[_short(None if math.isnan(cell) else cell) for cell in row] for row in cells]
+            words = [list(map(_short, row)) for row in scores]
             span = (0.0, 1.0) if name not in ("entropy", "norm") else None
-            yield Heat(name, np.array(cells), paths[::-1], named, words, span=span)
-        heading, rows = self.records()
-        lines = [
-            [f"{value:.4f}" if isinstance(value, float) else str(value) for value in row]
-            for row in rows
-        ]
-        yield Folded("every score beside its baseline", [TableFigure("", heading, lines, (0,))])
+            yield Heat(name, np.array(scores, dtype=float), paths, named, words, span=span)
+        table = TableFigure.of("", *self.records())
+        yield Folded("every score beside its baseline", [table])
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each head and score."""
         names = ("attention", "head", "score", "value", "baseline", "deviation", "even", "label")
-        nan = math.nan
         return names, [
-            (head.path, head.head, name, value, head.baseline.get(name, nan), head.deviation.get(name, nan),
-             head.even.get(name, nan), name in head.labels)
+            (head.path, head.head, name, value, head.baseline.get(name, math.nan),
+             head.deviation.get(name, math.nan), head.even.get(name, math.nan), name in head.labels)
             for head in self.heads for name, value in head.scores.items() if value is not None
         ]  # fmt: skip
-
-    def tensors(self) -> dict[str, Array]:
-        """Each score (heads), NaN where it makes no sense; ``heads`` of the metadata says which
-        head is which."""
-        return {name: np.array([_number(head, name) for head in self.heads]) for name in SCORES}
-
-    def facts(self) -> dict[str, Any]:
-        """Which head is which, and what was drawn."""
-        heads = [[head.path, head.head] for head in self.heads]
-        return {**self.fields_except("heads"), "heads": heads}
 
     def _shown(self) -> list[str]:
         return [
@@ -159,18 +142,12 @@ class HeadScores(Shown):
         names = self._shown()
         rows = [(head.path, str(head.head), *(_short(head.scores.get(name)) for name in names), ", ".join(head.labels))
                 for head in self.heads]  # fmt: skip
-        return tables.lines(
-            rows, ("attention", "head", *names, "above baseline"), left_columns=(0, len(names) + 2)
-        )
+        heading = ("attention", "head", *names, "above baseline")
+        return TableFigure("", heading, rows, (0, len(names) + 2)).lines()
 
 
 def _short(score: float | None) -> str:
     return "-" if score is None else f"{score:.3f}"
-
-
-def _number(head: HeadReport | None, name: str) -> float:
-    score = None if head is None else head.scores.get(name)
-    return math.nan if score is None else score
 
 
 def head_scores(

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core import config
 from ..core.nn import Cache, EncoderDecoder, Model, Tape
 from ..core.nn.model import inference
 
@@ -28,43 +28,129 @@ SPARE = 3  # columns of padding even beside the longest row
 BY_HEAD = ("q", "k", "v", "z", "scores", "pattern")  # (B, H, T, ..)
 
 
+class DocumentSpan(NamedTuple):
+    """Tokens ``start`` to ``end`` of a document, which stand from ``column`` of ``row`` on."""
+
+    document: int
+    row: int
+    column: int
+    start: int
+    end: int
+
+    def columns(self, device: torch.device) -> Tensor:
+        return torch.arange(self.column, self.column + self.end - self.start, device=device)
+
+
+class TokenTable(NamedTuple):
+    """Rows of tokens: how many columns they have, and what stands in them; the rest is padding."""
+
+    width: int
+    spans: list[DocumentSpan]
+
+
+@dataclass(frozen=True)
+class DocumentBatch:
+    """Documents that are read at once; ``passes`` of a ``cached`` one share a cache.
+
+    The documents of a ``packed`` one share a row.
+    """
+
+    passes: list[TokenTable]
+    source: TokenTable | None
+    cached: bool = False
+    packed: bool = False
+
+
+Layout: TypeAlias = list[DocumentBatch]
+Arrange: TypeAlias = Callable[[Mapping[int, int]], TokenTable]  # of documents of these lengths
+
+
 @dataclass(frozen=True)
 class Documents:
-    """Inputs: a row of ids (T,) for each document, and for an encoder-decoder its source
-    (S,).
+    """Inputs: a row of ids (T,) for each document, and for an encoder-decoder its source (S,).
 
-    ``numbers`` are theirs among all, where these are some of them (empty: all, in order).
+    The methods say where documents, by their numbers, stand when they are read in some way.
     """
 
     tokens: list[Tensor]
     sources: list[Tensor] | None = None
-    numbers: tuple[int, ...] = ()
 
-    def only(self, *numbers: int) -> Documents:
-        """Some of them."""
-        sources = None if self.sources is None else [self.sources[number] for number in numbers]
-        return Documents([self.tokens[number] for number in numbers], sources, numbers)
+    def batched(self, *numbers: int) -> Layout:
+        """Some of one length in one batch."""
+        return [self._batch(numbers, rows, rows)]
 
-    def number(self, row: int) -> int:
-        """The number of the one in this row."""
-        return self.numbers[row] if self.numbers else row
+    def alone(self, *numbers: int) -> Layout:
+        """Some, each by itself: what every other way is held to."""
+        return [batch for number in numbers for batch in self.batched(number)]
+
+    def padded(self, side: str) -> Layout:
+        """All in one batch, filled up on the left or on the right; the sources on the other
+        side."""
+        other = "right" if side == "left" else "left"
+        own, across = (partial(rows, side=side, spare=SPARE) for side in (side, other))
+        return [self._batch(range(len(self.tokens)), own, across)]
+
+    def packed(self) -> Layout:
+        """All in one row, told apart by their ids; their sources the same."""
+        return [self._batch(range(len(self.tokens)), one_row, one_row, packed=True)]
+
+    def chunked(self, chunks: Callable[[int], list[int]], *numbers: int) -> Layout:
+        """Some, each by itself through a cache, in parts as long as ``chunks`` says for a
+        length."""
+        layout = []
+        for number in numbers:
+            passes: list[TokenTable] = []
+            start = 0
+            for size in chunks(len(self.tokens[number])):
+                passes.append(TokenTable(size, [DocumentSpan(number, 0, 0, start, start + size)]))
+                start += size
+            layout.append(DocumentBatch(passes, self._source((number,), rows), cached=True))
+        return layout
+
+    def generated(self, side: str, steps: int) -> Layout:
+        """All but the last ``steps`` of each in one padded batch, then a
+        token of each at once."""
+        lengths = {number: len(ids) - steps for number, ids in enumerate(self.tokens)}
+        arrange = partial(rows, side=side, spare=SPARE)
+        passes = [arrange(lengths)]
+        for step in range(steps):
+            ends = {number: length + step for number, length in lengths.items()}
+            spans = [DocumentSpan(number, number, 0, end, end + 1) for number, end in ends.items()]
+            passes.append(TokenTable(1, spans))
+        return [DocumentBatch(passes, self._source(tuple(lengths), arrange), cached=True)]
+
+    def _batch(
+        self, numbers: Sequence[int], arrange: Arrange, across: Arrange, packed: bool = False
+    ) -> DocumentBatch:
+        lengths = {number: len(self.tokens[number]) for number in numbers}
+        return DocumentBatch([arrange(lengths)], self._source(numbers, across), packed=packed)
+
+    def _source(self, numbers: Sequence[int], arrange: Arrange) -> TokenTable | None:
+        if self.sources is None:
+            return None
+        return arrange({number: len(self.sources[number]) for number in numbers})
 
 
-@dataclass(frozen=True)
-class DocumentPlace:
-    """Position of a document, or of its tokens from ``start`` on, in a batch: its ``row`` and its
-    ``columns`` there.
+def rows(lengths: Mapping[int, int], side: str = "right", spare: int = 0) -> TokenTable:
+    """Documents one below the other, with padding on one side."""
+    width = max(lengths.values()) + spare
+    return TokenTable(
+        width,
+        [
+            DocumentSpan(number, row, width - length if side == "left" else 0, 0, length)
+            for row, (number, length) in enumerate(lengths.items())
+        ],
+    )
 
-    ``source`` are the columns of its source; ``keys`` those of its keys, where a cache holds more
-    than this pass reads.
-    """
 
-    document: int
-    row: int
-    columns: Tensor
-    source: Tensor | None = None
-    keys: Tensor | None = None
-    start: int = 0
+def one_row(lengths: Mapping[int, int]) -> TokenTable:
+    """Documents one behind the other."""
+    spans: list[DocumentSpan] = []
+    column = 0
+    for number, length in lengths.items():
+        spans.append(DocumentSpan(number, 0, column, 0, length))
+        column += length
+    return TokenTable(column, spans)
 
 
 class PinnedRouting:
@@ -89,248 +175,147 @@ class DocumentReader:
     """
 
     def __init__(
-        self, model: Model, tape: bool = False, pinned: PinnedRouting | None = None
+        self,
+        model: Model,
+        documents: Documents,
+        tape: bool = False,
+        pinned: PinnedRouting | None = None,
     ) -> None:
         self.model = model
+        self.documents = documents
         self.tape = tape
-        self.held = pinned
+        self.pinned = pinned
         self.device = next(model.parameters()).device
-        self.body = "encoder" if isinstance(model.config, config.Encoder) else "decoder"
 
-    # ------------------------------------------------------------------------------------- ways to
-    # read
+    def read(self, layout: Layout) -> list[Values]:
+        """The values of each document, in the order of the layout."""
+        return [values for batch in layout for values in self._batch(batch)]
 
-    def alone(self, documents: Documents) -> list[Values]:
-        """Each by itself: what every other way is held to."""
-        values = []
-        for number, tokens in enumerate(documents.tokens):
-            source, columns = self._source(documents, number)
-            place = DocumentPlace(documents.number(number), 0, self._range(len(tokens)), columns)
-            values += self._read(tokens[None], [place], **source)
-        return values
-
-    def batched(self, documents: Documents) -> list[Values]:
-        """Reads documents of one length in one batch."""
-        tokens = torch.stack(documents.tokens)
-        sources = {} if documents.sources is None else {"source": torch.stack(documents.sources)}
-        width = 0 if documents.sources is None else len(documents.sources[0])
-        target_range = self._range(tokens.shape[1])
-        across = self._range(width)
-        places = [
-            DocumentPlace(documents.number(row), row, target_range, across)
-            for row in range(len(tokens))
-        ]
-        return self._read(tokens, places, **sources)
-
-    def padded(self, documents: Documents, side: str) -> list[Values]:
-        """All in one batch, filled up on the left or on the right; the sources on the other
-        side."""
-        tokens, pos, columns = self._pad(documents.tokens, side)
-        kwargs, across = self._padded_sources(documents, "right" if side == "left" else "left")
-        places = [
-            DocumentPlace(row, row, columns_of_row, across[row])
-            for row, columns_of_row in enumerate(columns)
-        ]
-        return self._read(tokens, places, pos=pos, **kwargs)
-
-    def packed(self, documents: Documents) -> list[Values]:
-        """All in one row, told apart by their ids; their sources the same."""
-        tokens, pos, ids, columns = self._pack(documents.tokens)
-        kwargs: dict[str, Any] = {"document_ids": ids}
-        across: Sequence[Tensor | None] = [None] * len(columns)
-        if documents.sources is not None:
-            source, source_pos, source_ids, across = self._pack(documents.sources)
-            kwargs |= {
-                "source": source,
-                "source_pos": source_pos,
-                "source_document_ids": source_ids,
-            }
-        places = [
-            DocumentPlace(number, 0, columns_of_row, across[number])
-            for number, columns_of_row in enumerate(columns)
-        ]
-        return self._read(tokens, places, pos=pos, **kwargs)
-
-    def chunked(self, documents: Documents, chunks: Callable[[int], list[int]]) -> list[Values]:
-        """Each by itself through a cache, in parts as long as ``chunks`` says for a length."""
-        values = []
-        for number, tokens in enumerate(documents.tokens):
-            source, columns = self._source(documents, number)
-            cache = Cache(self.model.config)
-            chunk_values = []
-            start = 0
-            encoded = self._memory(
-                source, [DocumentPlace(documents.number(number), 0, self._range(0), columns)]
+    def _batch(self, batch: DocumentBatch) -> list[Values]:
+        cache = Cache(self.model.config) if batch.cached else None
+        across = batch.source.spans if batch.source else [None] * len(batch.passes[0].spans)
+        beside: dict[str, Any] = {}
+        if batch.source is not None and self.documents.sources is not None:
+            beside = self._inputs(self.documents.sources, batch.source, batch.packed, "source")
+        if cache is not None and beside:
+            pos = beside.get("source_pos")
+            tape = None if self.pinned is None else self._tape([], batch.source)
+            with inference(self.model):
+                encode: Any = self.model.encode
+                beside = {"memory": encode(beside["source"], pos=pos, tape=tape)}
+        keys = [torch.empty(0, dtype=torch.long, device=self.device) for _ in across]
+        passes: list[list[Values]] = []
+        offset = 0
+        for table in batch.passes:
+            inputs = self._inputs(self.documents.tokens, table, batch.packed)
+            cached = {} if cache is None else {"cache": cache}
+            values = self._pass(
+                inputs.pop("tokens"),
+                self._tape(table.spans, batch.source),
+                **inputs,
+                **beside,
+                **cached,
             )
-            for chunk in torch.split(tokens, chunks(len(tokens))):
-                end = start + len(chunk)
-                place = DocumentPlace(
-                    documents.number(number),
-                    0,
-                    self._range(len(chunk)),
-                    columns,
-                    self._range(end),
-                    start,
+            documents = []
+            for number, (span, source) in enumerate(zip(table.spans, across, strict=True)):
+                keys[number] = torch.cat((keys[number], offset + span.columns(self.device)))
+                documents.append(
+                    {
+                        path: self._cut(path, value, number, span, source, keys[number])
+                        for path, value in values.items()
+                    }
                 )
-                chunk_values.append(self._read(chunk[None], [place], cache=cache, **encoded))
-                start = end
-            values += _joined(chunk_values, cache)
-        return values
+            passes.append(documents)
+            offset += table.width
+        return passes[0] if cache is None else _joined(passes, cache)
 
-    def generated(self, documents: Documents, side: str, steps: int) -> list[Values]:
-        """Reads as generation does: all but the last ``steps`` of each in one padded batch, then a
-        token of each at once."""
-        tokens, pos, columns = self._pad([ids[:-steps] for ids in documents.tokens], side)
-        kwargs, across = self._padded_sources(documents, side)
-        rows = range(len(tokens))
-        encoded = self._memory(
-            kwargs, [DocumentPlace(row, row, self._range(0), across[row]) for row in rows]
+    def _inputs(
+        self, ids: Sequence[Tensor], table: TokenTable, packed: bool, name: str = ""
+    ) -> dict[str, Tensor]:
+        """Tokens (B, T), their positions where not every row is full, numbers of documents that
+        share a row."""
+        tokens = torch.zeros(
+            table.spans[-1].row + 1, table.width, dtype=torch.long, device=self.device
         )
-        cache = Cache(self.model.config)
-        width = tokens.shape[1]
-        places = [DocumentPlace(row, row, columns[row], across[row], columns[row]) for row in rows]
-        passes = [self._read(tokens, places, pos=pos, cache=cache, **encoded)]
-        for step in range(steps):
-            column = torch.stack([ids[len(ids) - steps + step] for ids in documents.tokens])
-            later = self._range(step + 1) + width
-            places = [
-                DocumentPlace(
-                    row,
-                    row,
-                    self._range(1),
-                    across[row],
-                    torch.cat((columns[row], later)),
-                    len(columns[row]) + step,
-                )
-                for row in rows
-            ]
-            passes.append(self._read(column[:, None], places, cache=cache, **encoded))
-        return _joined(passes, cache)
+        pos = torch.full_like(tokens, -1)
+        numbers = torch.zeros_like(tokens)
+        for span in table.spans:
+            place = span.row, span.columns(self.device)
+            tokens[place] = ids[span.document][span.start : span.end]
+            pos[place] = torch.arange(span.start, span.end, device=self.device)
+            numbers[place] = span.document
+        prefix = f"{name}_" if name else ""
+        inputs = {name or "tokens": tokens}
+        if packed or bool((pos < 0).any()):
+            inputs[f"{prefix}pos"] = pos
+        if packed:
+            inputs[f"{prefix}document_ids"] = numbers
+        return inputs
 
-    # ------------------------------------------------------------------------------------- one pass
-
-    def _read(self, tokens: Tensor, places: Sequence[DocumentPlace], **kwargs: Any) -> list[Values]:
-        tape = self._tape(places)
+    def _pass(self, tokens: Tensor, tape: Tape | None, **kwargs: Any) -> Values:
         with inference(self.model):
             output = self.model(tokens, tape=tape, **kwargs)
         if self.tape and tape is not None:
-            values = dict(tape.records)
-        else:
-            values = {} if output.logits.numel() == 0 else {"logits": output.logits}
-            values |= {} if output.tagged is None else {"token_head.write": output.tagged}
-            values |= {} if output.pooled is None else {"pool.write": output.pooled}
-            values = values or {f"{self.body}.out": output.hidden}
-        return [
-            {path: self._own(path, value, place, number) for path, value in values.items()}
-            for number, place in enumerate(places)
-        ]
+            return dict(tape.records)
+        named = {"token_head.write": output.tagged, "pool.write": output.pooled}
+        values = {"logits": output.logits} if output.logits.numel() else {}
+        values |= {path: value for path, value in named.items() if value is not None}
+        return values or {f"{self.model.config.main_body}.out": output.hidden}
 
-    def _memory(self, source: dict[str, Any], places: Sequence[DocumentPlace]) -> dict[str, Any]:
-        """Encoded sources, for passes through a cache."""
-        if not isinstance(self.model, EncoderDecoder):
-            return {}
-        with inference(self.model):
-            tape = None if self.held is None else self._tape(places)
-            return {
-                "memory": self.model.encode(
-                    source["source"], pos=source.get("source_pos"), tape=tape
-                )
-            }
-
-    def _tape(self, places: Sequence[DocumentPlace]) -> Tape | None:
-        pinned = self.held
+    def _tape(self, spans: Sequence[DocumentSpan], sources: TokenTable | None) -> Tape | None:
+        pinned = self.pinned
         if pinned is None:
             return Tape("*") if self.tape else None
 
         def hold(path: str, x: Tensor) -> Tensor:
-            logits = path.endswith(".router")
             x = x.clone()
-            for place in places:
-                columns = self._columns(path, place)
-                start = 0 if columns is place.source else place.start
-                document_value = pinned.values[place.document][path].to(x.device)
-                replacement = document_value[start : start + len(columns)]
-                if logits:
-                    moved = (
-                        x[place.row, columns] - replacement
-                    ).abs().max() / document_value.abs().max().clamp(min=1e-30)
-                    pinned.moved = max(pinned.moved, float(moved))
+            for span in sources.spans if sources and self._of_source(path) else spans:
+                place = span.row, span.columns(x.device)
+                expected = pinned.values[span.document][path].to(x.device)
+                replacement = expected[span.start : span.end]
+                if path.endswith(".router"):
+                    moved = (x[place] - replacement).abs().max()
+                    share = moved / expected.abs().max().clamp(min=1e-30)
+                    pinned.moved = max(pinned.moved, float(share))
                 else:
-                    x[place.row, columns] = replacement.to(x.dtype)
+                    x[place] = replacement.to(x.dtype)
             return x
 
-        return Tape(
-            *["*"] * self.tape,
-            edits={f"*.ffn.{name}": hold for name in ("router", "weight", "chosen")},
-        )
+        edits = {f"*.ffn.{name}": hold for name in ("router", "weight", "chosen")}
+        return Tape(*["*"] * self.tape, edits=edits)
 
-    def _columns(self, path: str, place: DocumentPlace) -> Tensor:
-        """Columns of a document's tokens in a value: its source's in what the encoder makes."""
-        of_source = isinstance(self.model, EncoderDecoder) and path.startswith(
-            ("encoder.", "source_embed.")
+    def _of_source(self, path: str) -> bool:
+        """True of what an encoder-decoder makes of the source's tokens."""
+        encoded = path.startswith(("encoder.", "source_embed.")) and isinstance(
+            self.model, EncoderDecoder
         )
-        columns = (
-            place.source if of_source or path.endswith((".cross.k", ".cross.v")) else place.columns
-        )
-        assert columns is not None
-        return columns
+        return encoded or path.endswith((".cross.k", ".cross.v"))
 
-    def _own(self, path: str, value: Tensor, place: DocumentPlace, number: int) -> Tensor:
+    def _cut(
+        self,
+        path: str,
+        value: Tensor,
+        number: int,
+        span: DocumentSpan,
+        source: DocumentSpan | None,
+        keys: Tensor,
+    ) -> Tensor:
         """Cells of one document in a batch's value; it is the ``number``-th of the batch."""
         if path.startswith("pool."):
             return value[number]
-        columns = self._columns(path, place)
+        tokens = source if source is not None and self._of_source(path) else span
         leaf = path.rpartition(".")[2]
-        cells = value[min(place.row, len(value) - 1)].index_select(
-            int(_by_head(leaf, value.ndim)), columns
-        )
+        axis = int(_by_head(leaf, value.ndim))
+        columns = tokens.columns(self.device)
+        cells = value[min(span.row, len(value) - 1)].index_select(axis, columns)
         if leaf in ("scores", "pattern"):
-            keys = (
-                place.source if ".cross." in path else columns if place.keys is None else place.keys
-            )
-            assert keys is not None
-            cells = (
-                cells.index_select(-1, keys) if int(keys.max()) < cells.shape[-1] else cells
-            )  # else a ring: see _joined
+            if tokens is source:
+                keys = columns
+            elif source is not None and ".cross." in path:
+                keys = source.columns(self.device)
+            if int(keys.max()) < cells.shape[-1]:  # else a ring: see _joined
+                cells = cells.index_select(-1, keys)
         return cells
-
-    # ------------------------------------------------------------------------------------- batches
-
-    def _range(self, length: int) -> Tensor:
-        return torch.arange(length, device=self.device)
-
-    def _source(self, documents: Documents, number: int) -> tuple[dict[str, Any], Tensor | None]:
-        if documents.sources is None:
-            return {}, None
-        return {"source": documents.sources[number][None]}, self._range(
-            len(documents.sources[number])
-        )
-
-    def _padded_sources(
-        self, documents: Documents, side: str
-    ) -> tuple[dict[str, Any], Sequence[Tensor | None]]:
-        if documents.sources is None:
-            return {}, [None] * len(documents.tokens)
-        source, source_pos, columns = self._pad(documents.sources, side)
-        return {"source": source, "source_pos": source_pos}, columns
-
-    def _pad(self, rows: Sequence[Tensor], side: str) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Tokens and positions (B, T), -1 where nothing is, and the columns of each row."""
-        width = max(map(len, rows)) + SPARE
-        tokens = torch.zeros(len(rows), width, dtype=torch.long, device=self.device)
-        pos = torch.full_like(tokens, -1)
-        columns = []
-        for row, ids in enumerate(rows):
-            columns.append(self._range(len(ids)) + (width - len(ids) if side == "left" else 0))
-            tokens[row, columns[-1]], pos[row, columns[-1]] = ids, self._range(len(ids))
-        return tokens, pos, columns
-
-    def _pack(self, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        """Tokens, positions and numbers of documents (1, T), and the columns of each."""
-        columns = list(torch.split(self._range(sum(map(len, rows))), [len(ids) for ids in rows]))
-        pos = torch.cat([self._range(len(ids)) for ids in rows])
-        numbers = torch.cat([torch.full_like(ids, number) for number, ids in enumerate(rows)])
-        return torch.cat(list(rows))[None], pos[None], numbers[None], columns
 
 
 def _by_head(leaf: str, dimensions: int) -> bool:
@@ -338,14 +323,14 @@ def _by_head(leaf: str, dimensions: int) -> bool:
     return leaf in BY_HEAD and dimensions == 4
 
 
-def _joined(chunk_values: Sequence[list[Values]], cache: Cache) -> list[Values]:
+def _joined(passes: Sequence[list[Values]], cache: Cache) -> list[Values]:
     """Documents read in parts, put together; scores of a part are filled up with what was not read
     yet.
 
     A ring keeps its keys in an order of its own, so that scores over it are left out.
     """
     joined = []
-    for document in zip(*chunk_values, strict=True):
+    for document in zip(*passes, strict=True):
         values: Values = {}
         for path in document[0]:
             pieces = [chunk[path] for chunk in document]
@@ -354,12 +339,10 @@ def _joined(chunk_values: Sequence[list[Values]], cache: Cache) -> list[Values]:
                 if cache.evicts:
                     continue
                 fill = float("-inf") if leaf == "scores" else 0.0
-                longest = pieces[-1].shape[-1]
-                pieces = [
-                    F.pad(piece, (0, longest - piece.shape[-1]), value=fill) for piece in pieces
-                ]
-            across = path.endswith((".cross.k", ".cross.v"))
+                width = pieces[-1].shape[-1]
+                pieces = [F.pad(x, (0, width - x.shape[-1]), value=fill) for x in pieces]
             axis = int(_by_head(leaf, pieces[0].ndim + 1))
+            across = path.endswith((".cross.k", ".cross.v"))
             values[path] = pieces[0] if across else torch.cat(pieces, axis)
         joined.append(values)
     return joined

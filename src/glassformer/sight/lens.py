@@ -9,7 +9,7 @@ D depths, P asked positions, T tokens, C model dim, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,8 @@ from ..core.nn import Model
 from ..core.nn.editing import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
-from . import streams, tables
-from .figures.charts import Chart, Curves, Heat, Prose
+from . import streams
+from .figures.charts import Chart, Curves, Heat, Prose, TableFigure
 from .figures.drawing import Array
 from .figures.shown import Shown
 from .looking import Text
@@ -84,20 +84,19 @@ class Lens(Shown):
         """The likeliest tokens as a map of depths and positions; the tracked ones and KL as lines
         over the depths."""
         yield Prose(self.notes)
-        chance = np.array(self.probability)[::-1, :, 0]
-        words = [[word[0].display for word in row] for row in reversed(self.top_pieces)]
-        heads = self._columns()
-        for low in range(0, len(heads), BESIDE):
+        whole = self._map()
+        for low in range(0, len(self.positions), BESIDE):
             window = slice(low, low + BESIDE)
-            named = (
-                f"positions {self.positions[low]} to {self.positions[window][-1]} of {self.length}"
-            )
-            cells = [row[window] for row in words]
-            yield Heat(
-                named, chance[:, window], self.depths[::-1], heads[window], cells, span=(0.0, 1.0)
+            ends = self.positions[low], self.positions[window][-1]
+            yield replace(
+                whole,
+                title=f"positions {ends[0]} to {ends[1]} of {self.length}",
+                values=whole.values[:, window],
+                columns=whole.columns[window],
+                words=[row[window] for row in whole.words or ()],
             )
         steps = list(range(len(self.depths)))
-        last = f"at {heads[-1]}, by depth (0: {self.depths[0]})"
+        last = f"at {whole.columns[-1]}, by depth (0: {self.depths[0]})"
         if self.tracked:
             lines = {
                 token.piece.display: (steps, [row[-1] for row in token.probability])
@@ -108,9 +107,12 @@ class Lens(Shown):
         lines = {name: (steps, [row[-1] for row in rows]) for name, rows in nats.items()}
         yield Curves(f"nats {last}", lines, "depth")
 
-    def _columns(self) -> list[str]:
+    def _map(self) -> Heat:
+        chance = np.array(self.probability)[::-1, :, 0]
+        words = [[word[0].display for word in row] for row in reversed(self.top_pieces)]
         pairs = zip(self.positions, self.pieces, strict=True)
-        return [f"{position}:{piece.display}" for position, piece in pairs]
+        columns = [f"{position}:{piece.display}" for position, piece in pairs]
+        return Heat("", chance, self.depths[::-1], columns, words, span=(0.0, 1.0))
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each depth, position and likely token; rank 0 are the tracked ones' own."""
@@ -150,14 +152,9 @@ class Lens(Shown):
         return arrays
 
     def facts(self) -> Mapping[str, Any]:
-        named = {
-            name: getattr(self, name)
-            for name in ("lens", "depths", "positions", "tokens", "pieces", "notes")
-        }
-        return {
-            **named,
-            "tracked": [{"token": token.token, "piece": token.piece} for token in self.tracked],
-        }
+        names = ("lens", "depths", "positions", "tokens", "pieces", "notes")
+        tracked = [token.piece for token in self.tracked]
+        return {"tracked": tracked, **{name: vars(self)[name] for name in names}}
 
     def table(self, column: int = -1) -> list[str]:
         """One position's depths as lines, the answer first: the likeliest tokens, entropy, KL,
@@ -178,17 +175,17 @@ class Lens(Shown):
             rows.append((self.depths[depth], *numbers, likely))
         named = [name for token in self.tracked for name in (f"p({token.piece.display})", "rank")]
         heading = ("depth", "entropy", "KL", *named, "likeliest, with their probabilities")
-        return tables.lines(rows, heading, left_columns=(0, len(heading) - 1))
+        return TableFigure("", heading, rows, (0, len(heading) - 1)).lines()
 
     def text(self, width: int | None = None) -> str:
         """For a terminal: the likeliest token of every depth and position, as many columns side by
         side as fit."""
-        likely = zip(self.depths, self.top_pieces, self.probability, strict=True)
-        rows = [
-            (depth, [f"{w[0].display} {p[0]:.2f}" for w, p in zip(words, chances, strict=True)])
-            for depth, words, chances in likely
+        whole = self._map()
+        words = [
+            [f"{word} {chance:.2f}" for word, chance in zip(*row, strict=True)]
+            for row in zip(whole.words or (), whole.values.tolist(), strict=True)
         ]
-        return tables.side_by_side("depth", self._columns(), rows[::-1], width, left=True)
+        return replace(whole, words=words).text("depth", width, left=True)
 
 
 def logit_lens(

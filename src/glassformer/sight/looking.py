@@ -62,18 +62,23 @@ def look(
 
 
 def must_match(patterns: Sequence[str], names: Sequence[str]) -> None:
-    """UserError for a pattern that none of a model's paths matches, with the nearest one and all
-    there are."""
+    """UserError for a pattern that none of a model's paths matches."""
     for pattern in patterns:
-        if not any(fnmatchcase(path, pattern) for path in names):
-            leaf_patterns = {f"*.{path.rpartition('.')[2]}" for path in names}
-            meant = "".join(
-                f' Did you mean "{name}"?'
-                for name in get_close_matches(pattern, [*names, *leaf_patterns], n=1)
-            )
-            raise UserError(
-                f'No value is called "{pattern}".{meant} There are: {", ".join(listing(names))}.'
-            )
+        matching(pattern, names, "value")
+
+
+def matching(pattern: str, names: Sequence[str], kind: str) -> list[str]:
+    """Members of ``names`` that a pattern matches; UserError, with the nearest and all there are,
+    where there are none."""
+    matches = [name for name in names if fnmatchcase(name, pattern)]
+    if not matches:
+        leaf_patterns = {f"*.{path.rpartition('.')[2]}" for path in names}
+        near = get_close_matches(pattern, [*names, *leaf_patterns], n=1, cutoff=0.5)
+        meant = f' Did you mean "{near[0]}"?' if near else ""
+        raise UserError(
+            f'No {kind} is called "{pattern}".{meant} There are: {", ".join(listing(names))}.'
+        )
+    return matches
 
 
 def inputs(

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +23,7 @@ from ..core.nn import Model, Tape
 from ..core.nn.editing import one_token
 from . import streams, tables
 from .figures.progress import Progress
-from .looking import listing
+from .looking import matching
 from .streams import visible
 
 if TYPE_CHECKING:
@@ -164,13 +163,7 @@ class _Neuron:
         path = form["path"]
         numbers = [int(number) for number in form["index"].split(",")]
         shapes = _shapes(model)
-        if path not in shapes:
-            close = get_close_matches(path, shapes, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise UserError(
-                f'No value of each token is called "{path}".{hint} There are: '
-                f"{', '.join(listing(list(shapes)))}."
-            )
+        matching(path, list(shapes), "value of each token")
         sizes = shapes[path]
         have = f"{path} has numbers up to [{','.join(str(size - 1) for size in sizes)}]"
         fits = len(numbers) == len(sizes) and all(

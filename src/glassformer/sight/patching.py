@@ -18,8 +18,8 @@ import numpy as np
 from ..core.errors import need
 from ..core.nn import Model
 from ..core.nn.model import inference
-from . import streams, tables
-from .figures.charts import Chart, Heat, Prose
+from . import streams
+from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.drawing import Array
 from .figures.progress import Progress
 from .figures.shown import Shown
@@ -95,18 +95,14 @@ class PatchGrid(Shown):
         yield Prose(
             [f"clean: {' '.join(self.clean)}", f"corrupted: {' '.join(self.corrupted)}", summary]
         )
-        for grid in self.parts:
-            cells = np.array(grid.effect)[::-1]
-            words = [[f"{effect:z.2f}" for effect in row] for row in cells.tolist()]
-            yield Heat(
-                grid.name,
-                cells,
-                grid.rows()[::-1],
-                self._heads(),
-                words,
-                signed=True,
-                span=(-1.0, 1.0),
-            )
+        yield from map(self._map, self.parts)
+
+    def _map(self, grid: PatchedPart) -> Heat:
+        cells = np.array(grid.effect)[::-1]
+        words = [[f"{effect:z.2f}" for effect in row] for row in cells.tolist()]
+        span = (-1.0, 1.0)
+        rows = grid.rows()[::-1]
+        return Heat(grid.name, cells, rows, self._heads(), words, signed=True, span=span)
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each patch."""
@@ -114,26 +110,19 @@ class PatchGrid(Shown):
         return names.split(), self._rows()
 
     def _rows(self) -> Iterator[Sequence[Any]]:
-        places: list[tuple[int | str, str]] = [*zip(self.positions, self._columns(), strict=True)]
+        places: list[tuple[int | str, str]] = [*zip(self.positions, self._words(), strict=True)]
         places = places or [("all", "")]
         for grid in self.parts:
             for row, path in enumerate(grid.paths):
                 head = grid.heads[row] if grid.heads else ""
-                for column, (position, word) in enumerate(places):
-                    facts = grid.value[row][column], grid.effect[row][column]
-                    yield (grid.name, path, grid.layers[row], head, position, word, *facts)
+                for place, *facts in zip(places, grid.value[row], grid.effect[row], strict=True):
+                    yield (grid.name, path, grid.layers[row], head, *place, *facts)
 
     def tensors(self) -> dict[str, Array]:
         """``PART.value`` and ``PART.effect`` (rows, positions)."""
-        return {
-            f"{grid.name}.{name}": np.array(getattr(grid, name))
-            for grid in self.parts
-            for name in ("value", "effect")
-        }
-
-    def facts(self) -> Mapping[str, Any]:
-        rows = {grid.name: grid.rows() for grid in self.parts}
-        return {**self.fields_except("parts"), "rows": rows}
+        named = [(f"{grid.name}.value", grid.value) for grid in self.parts]
+        named += [(f"{grid.name}.effect", grid.effect) for grid in self.parts]
+        return {name: np.array(numbers) for name, numbers in named}
 
     def table(self, most: int = 10) -> list[str]:
         """The largest effects, a line each."""
@@ -142,24 +131,20 @@ class PatchGrid(Shown):
         for _, path, _, head, position, token, value, effect in best:
             name = path if head == "" else f"{path}[{head}]"
             column = f"{position}:{token}" if self.positions else "all"
-            rows.append((f"{effect:.3f}", f"{value:.4f}", name, column))
-        return tables.lines(rows, ("effect", self.metric, "patched", "at"), left_columns=(2, 3))
+            rows.append((f"{effect:.3f}", value, name, column))
+        heading = ("effect", self.metric, "patched", "at")
+        return TableFigure.of("", heading, rows, (2, 3)).lines()
 
     def text(self, width: int | None = None) -> str:
         """For a terminal: effects to two decimals, the last layer first, as many columns side by
         side as fit."""
-        blocks = []
-        for grid in self.parts:
-            effects = [[f"{effect:z.2f}" for effect in row] for row in grid.effect]
-            rows = [*zip(grid.rows(), effects, strict=True)]
-            blocks.append(tables.side_by_side(grid.name, self._heads(), rows[::-1], width))
-        return "\n\n".join(blocks)
+        return "\n\n".join(self._map(grid).text(grid.name, width) for grid in self.parts)
 
     @property
     def metric(self) -> str:
         return "logit" if self.wrong is None else "logit difference"
 
-    def _columns(self) -> list[str]:
+    def _words(self) -> list[str]:
         """The corrupted text's tokens, and the clean one's where they differ."""
         pairs = [(self.clean[at], self.corrupted[at]) for at in self.positions]
         return [
@@ -167,7 +152,7 @@ class PatchGrid(Shown):
         ]
 
     def _heads(self) -> list[str]:
-        pairs = zip(self.positions, self._columns(), strict=True)
+        pairs = zip(self.positions, self._words(), strict=True)
         return [f"{position}:{token}" for position, token in pairs] or ["all"]
 
 

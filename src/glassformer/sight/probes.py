@@ -105,7 +105,7 @@ def continued(model: Model, documents: Documents, new: int) -> list[Tensor]:
     continuations = []
     for number, start in enumerate(documents.tokens):
         prefix = start
-        source = documents.only(number).sources
+        source = documents.sources and [documents.sources[number]]
         while len(prefix) < len(start) + new:
             try:
                 drafted = _drafted(model, prefix, len(start) + new, source)
@@ -113,9 +113,9 @@ def continued(model: Model, documents: Documents, new: int) -> list[Tensor]:
                 Exception
             ):  # a cache that fails is named by its own checks; any draft will do here
                 drafted = torch.nn.functional.pad(prefix, (0, len(start) + new - len(prefix)))
-            chosen = (
-                DocumentReader(model).alone(Documents([drafted], source))[0]["logits"].argmax(-1)
-            )
+            draft = Documents([drafted], source)
+            logits = DocumentReader(model, draft).read(draft.alone(0))[0]["logits"]
+            chosen = logits.argmax(-1)
             wrong = (chosen[len(prefix) - 1 : -1] != drafted[len(prefix) :]).nonzero()
             right = len(prefix) + int(wrong[0]) if len(wrong) else len(drafted)
             prefix = torch.cat((drafted[:right], chosen[right - 1 : right]))[: len(drafted)]

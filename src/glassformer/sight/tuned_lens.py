@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from ..core.nn import Model, lora
 from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
-from .figures.drawing import Array
 from .figures.progress import Progress
 from .figures.shown import MOST, Shown
 
@@ -90,7 +89,7 @@ class TunedLens(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """All but the translators, as JSON holds it."""
-        return self.fields_except("weight", "bias")
+        return {name: x for name, x in vars(self).items() if name not in ("weight", "bias")}
 
     @property
     def title(self) -> str:
@@ -107,24 +106,12 @@ class TunedLens(Shown):
             "depth",
             ("before", "after"),
         )
-        heading, rows = self.records()
-        yield TableFigure(
-            "", heading, [(name, *(f"{kl:.4f}" for kl in kls)) for name, *kls in rows]
-        )
+        yield TableFigure.of("", *self.records())
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each depth."""
-        return ("depth", "kl_before", "kl_after"), [
-            *zip(self.depths, self.before, self.after, strict=True)
-        ]
-
-    def tensors(self) -> dict[str, Array]:
-        """The translators."""
-        return {"weight": self.weight.numpy(), "bias": self.bias.numpy()}
-
-    def facts(self) -> Mapping[str, Any]:
-        """Metadata that ``load`` reads."""
-        return self.to_dict()
+        rows = zip(self.depths, self.before, self.after, strict=True)
+        return ("depth", "kl_before", "kl_after"), rows
 
     def save(self, path: str | Path, most: int = MOST) -> Path:
         """Write it as .safetensors, for ``load``, or as a picture of the fit (.html, .svg, .png,

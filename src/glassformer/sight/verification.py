@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from ..core.errors import need
 from ..core.nn import Model
@@ -25,7 +24,7 @@ from ..core.nn.finite import must_be_finite
 from ..core.nn.replace import is_packed
 from .agreement import (
     Check,
-    FirstDifference,
+    Status,
     answers,
     differing,
     equal_choices,
@@ -33,7 +32,7 @@ from .agreement import (
     largest,
     tolerance,
 )
-from .counterparts import NotRun
+from .counterparts import NotRun, quiet_compiler
 from .layouts import PinnedRouting
 from .probes import draw
 from .ways import Way, Ways
@@ -85,7 +84,7 @@ class Verification:
         # a fused kernel makes zeros of NaN scores: answers may hide them
         must_be_finite(model, *model.parameters())
         must_be_finite(
-            model, *(value for values in self.ways.plain(False) for value in values.values())
+            model, *(value for values in self.ways.plain.read(False) for value in values.values())
         )
 
     def share(self, dtype: torch.dtype) -> float:
@@ -103,7 +102,8 @@ class Verification:
             for kind, name, make in self.ways.all(Path(folder) / "model", against, compiles):
                 start_time = time.monotonic()
                 try:
-                    check = self.compared(kind, name, make())
+                    with quiet_compiler():
+                        check = self.compared(kind, name, make())
                 except NotRun as reason:
                     check = Check(kind, name, "not run", note=str(reason))
                 except (
@@ -115,62 +115,46 @@ class Verification:
                     )
                 yield replace(check, seconds=round(time.monotonic() - start_time, 3))
 
-    def compared(self, kind: str, name: str, variant: Way) -> Check:
+    def compared(self, kind: str, name: str, way: Way) -> Check:
         """One way beside what it is held to; where they differ too much, where they first do."""
-        texts = variant.texts
-        note = variant.note
-        against = variant.against or (
-            lambda tape, pinned: [self.ways.plain(tape)[text] for text in texts]
-        )
-        share = 0.0 if variant.dtype is None else self.share(variant.dtype)
-        actual = variant.run(False, None)
-        right = against(False, None)
+        notes = [way.note]
+        share = 0.0 if way.dtype is None else self.share(way.dtype)
+        actual, right = way.actual.read(False), way.expected.read(False)
         if not answers(actual, right):  # a cache pools nothing: the hidden states instead
-            right = against(True, None)
-        said = [values[path] for values in (*actual, *right) for path in answers(actual, right)]
-        if not any(bool(value.any()) for value in said):
-            if variant.weights is None:
+            right = way.expected.read(True)
+        paths = answers(actual, right)
+        if not any(bool(values[path].any()) for values in (*actual, *right) for path in paths):
+            if way.weights is None:
                 raise NotRun(ZEROS)
-            note = joined(note, "its weights alone: every answer is 0")
+            notes.append("its weights alone: every answer is 0")
         difference, bound, path = largest(actual, right, share)
         if difference > bound and share and self.mixture:
-            choices = dict(zip(texts, against(True, None), strict=True))
+            choices = dict(zip(way.texts, way.expected.read(True), strict=True))
             # transformers tells none
-            if any(path.endswith(".ffn.chosen") for path in choices[texts[0]]):
+            if any(path.endswith(".ffn.chosen") for path in choices[way.texts[0]]):
                 pinned = PinnedRouting(choices)
-                again = variant.run(False, pinned), against(False, pinned)
+                again = way.actual.read(False, pinned), way.expected.read(False, pinned)
                 # the routers agree: what differs is what was chosen at a near tie
                 if pinned.moved <= share:
                     actual, right = again
-                    tie = "a near tie of experts fell otherwise: they are held to the other's"
-                    note = joined(note, tie)
+                    notes.append(
+                        "a near tie of experts fell otherwise: they are held to the other's"
+                    )
                     difference, bound, path = largest(actual, right, share)
-        first = None if variant.weights is None else _first_weight(*variant.weights)
+        first = None
+        if way.weights is not None:
+            back, weights = way.weights
+            checks = (differing(path, back.get(path), weight) for path, weight in weights.items())
+            first = next(filter(None, checks), None)
         if first is None and difference > bound:
-            first = first_difference(variant.run(True, None), against(True, None), share, texts)
-            first = first or first_difference(actual, right, share, texts)
+            first = first_difference(
+                way.actual.read(True), way.expected.read(True), share, way.texts
+            ) or first_difference(actual, right, share, way.texts)
         equal, tokens = equal_choices(actual, right, self.new, self.labels)
         fails = difference > bound or first is not None
         if not fails and equal != tokens:
-            note = joined(note, "the other choices are ties within the bound")
+            notes.append("the other choices are ties within the bound")
         finite = difference if math.isfinite(difference) else None
-        return Check(
-            kind, name, "FAIL" if fails else "pass", finite, bound, path, equal, tokens, first, note
-        )
-
-
-def joined(note: str, more: str) -> str:
-    """Two remarks as one."""
-    return f"{note}; {more}" if note else more
-
-
-def _first_weight(
-    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> FirstDifference | None:
-    """The first weight that is not the same bits, by name and index."""
-    for name, weight in expected.items():
-        if name not in actual:
-            return FirstDifference(f"{name} (missing)", None, None, 0)
-        if not torch.equal(actual[name], weight):
-            return differing(name, actual[name], weight)
-    return None
+        status: Status = "FAIL" if fails else "pass"
+        note = "; ".join(filter(None, notes))
+        return Check(kind, name, status, finite, bound, path, equal, tokens, first, note)

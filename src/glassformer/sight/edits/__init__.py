@@ -19,10 +19,9 @@ count from the end of the text given.
 from __future__ import annotations
 
 from ...core.nn.editing import apply
-from .attention import set_attention
 from .base import Edit
 from .parsing import parse
-from .parts import attn_off, expert_off, head_off, mlp_off
+from .parts import attn_off, expert_off, head_off, mlp_off, set_attention
 from .tokens import mask_token, swap_token
 from .values import patch, scale, set_value, steer
 

@@ -7,9 +7,8 @@ import ast
 import inspect
 
 from ...core.errors import UserError, nearest
-from .attention import set_attention
 from .base import Edit
-from .parts import attn_off, expert_off, head_off, mlp_off
+from .parts import attn_off, expert_off, head_off, mlp_off, set_attention
 from .tokens import mask_token, swap_token
 from .values import patch, scale, set_value, steer
 

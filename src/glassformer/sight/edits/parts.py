@@ -1,21 +1,23 @@
-"""Parts of a model that add nothing: heads, sublayers, experts."""
+"""Parts of a model that add nothing: heads, sublayers, experts; and who looks at whom."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ...core import config
-from ...core.errors import need
+from ...core.errors import UserError, need
 from ...core.nn.editing import Hook, Last, Reading
 from ...core.nn.hooks import Place
-from . import places
-from .base import Edit, hook_each, setting
-from .places import Choose, Positions, modules_with, put
+from .base import Change, Edit, Positions, counted, lengths, modules_with, of_source, plain
+
+
+def _zeros(path: str, x: Tensor, place: Place, chosen: Tensor | None) -> Tensor:
+    return x.new_zeros(())
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,19 +34,19 @@ class head_off(Edit):
     fill: Literal["zero", "mean"] = "zero"
     positions: Positions = None
 
-    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
+    def paths(self, reading: Reading) -> list[str]:
         need(self.fill in ("zero", "mean"), f'fill is {self.fill!r}; give "zero" or "mean".')
         need(
             self.head is not None,
             f"head is None; give the head's number, or use attn_off({self.path!r}).",
         )
-        hooks: dict[str, Hook] = {}
-        for module in modules_with(reading, self.path, "z", "attention"):
-            path = f"{module}.z"
-            sizes = None if places.of_source(reading, path) else places.lengths(reading, False)
-            change = setting(0.0) if self.fill == "zero" else _Mean(self.head, sizes)
-            hooks |= hook_each(reading, [path], change, self.positions, self.head)
-        return hooks
+        return [f"{module}.z" for module in modules_with(reading, self.path, "z", "attention")]
+
+    def change(self, reading: Reading, path: str) -> Change:
+        if self.fill == "zero":
+            return _zeros
+        sizes = None if of_source(reading, path) else lengths(reading, False)
+        return _Mean(self.head, sizes)
 
 
 class _Mean:
@@ -56,7 +58,7 @@ class _Mean:
         self.sizes = sizes
         self.mean = torch.empty(0)  # (R, 1, D)
 
-    def __call__(self, choose: Choose, path: str, z: Tensor, place: Place) -> Tensor:
+    def __call__(self, path: str, z: Tensor, place: Place, chosen: Tensor | None) -> Tensor:
         pos = place.pos[:, -z.shape[2] :].expand(z.shape[0], -1)
         rows = place.rows
         if bool((pos == 0).any()):
@@ -70,8 +72,7 @@ class _Mean:
             )
             if rows is not None:
                 self.mean[rows] = mean
-        mean = self.mean if rows is None else self.mean[rows]
-        return put(z, mean[:, None], choose(path, z, place))
+        return (self.mean if rows is None else self.mean[rows])[:, None]
 
 
 def _mean(z: Tensor, inside: Tensor, document_ids: Tensor | None) -> Tensor:
@@ -84,33 +85,98 @@ def _mean(z: Tensor, inside: Tensor, document_ids: Tensor | None) -> Tensor:
     return weight @ z.to(weight.dtype) / weight.sum(-1, keepdim=True).clamp(min=1)
 
 
+class _Off(Edit):
+    """A sublayer that writes zeros."""
+
+    kind: ClassVar[str]
+    beside: ClassVar[str]  # a value that tells the sublayer from others
+
+    def paths(self, reading: Reading) -> list[str]:
+        modules = modules_with(reading, self.path, "write", self.kind, self.beside)
+        return [f"{module}.write" for module in modules]
+
+    def change(self, reading: Reading, path: str) -> Change:
+        return _zeros
+
+
 @dataclass(frozen=True, repr=False)
-class attn_off(Edit):
+class attn_off(_Off):
     """A whole attention (``decoder.blocks.3.attn``, ``.cross``) writes zeros; in a sandwich these
     are normed still."""
 
+    kind = "attention"
+    beside = "z"
     path: str
     positions: Positions = None
-
-    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        modules = modules_with(reading, self.path, "write", "attention", beside="z")
-        return hook_each(
-            reading, [f"{module}.write" for module in modules], setting(0.0), self.positions
-        )
 
 
 @dataclass(frozen=True, repr=False)
-class mlp_off(Edit):
+class mlp_off(_Off):
     """A feed-forward layer (``decoder.blocks.3.ffn``), or a mixture's shared one, writes zeros."""
 
+    kind = "feed-forward layer"
+    beside = "hidden"
     path: str
     positions: Positions = None
 
-    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        modules = modules_with(reading, self.path, "write", "feed-forward layer", beside="hidden")
-        return hook_each(
-            reading, [f"{module}.write" for module in modules], setting(0.0), self.positions
+
+@dataclass(frozen=True, repr=False, eq=False)
+class set_attention(Edit):
+    """Whom the tokens at ``query`` look at in an attention (``decoder.blocks.3.attn``, ``.cross``).
+
+    ``weights`` is a weight for each key from position 0 on, the others then 0, or a table of
+    position and weight, the others then as they were; ``renormalise`` divides a row by its sum
+    afterwards. ``query`` and ``head`` None are all. What the mask hides stays hidden, and is
+    refused where ``query`` names the token.
+    """
+
+    path: str
+    head: int | None
+    query: Positions
+    weights: Mapping[int, float] | Sequence[float]
+    renormalise: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "query", plain(self.query))
+        object.__setattr__(self, "positions", self.query)
+
+    def paths(self, reading: Reading) -> list[str]:
+        modules = modules_with(reading, self.path, "pattern", "attention")
+        return [f"{module}.pattern" for module in modules]
+
+    def change(self, reading: Reading, path: str) -> Change:
+        weights = self.weights
+        is_table = isinstance(weights, Mapping)
+        weights = dict(weights) if isinstance(weights, Mapping) else dict(enumerate(weights))
+        need(
+            bool(weights)
+            and all(
+                type(key) is int and isinstance(weight, int | float) and weight >= 0
+                for key, weight in weights.items()
+            ),
+            "weights are numbers of at least 0, one for each key from 0 on, or {position: "
+            "weight}; give such.",
         )
+        source = of_source(reading, path) or path.endswith(".cross.pattern")
+        table = {counted(reading, key, source): float(x) for key, x in weights.items()}
+
+        def change(path: str, x: Tensor, place: Place, chosen: Tensor | None) -> Tensor:
+            assert place.keys is not None
+            visible = place.keys[:, None, None] >= 0 if place.visible is None else place.visible()
+            new = x.clone() if is_table else torch.zeros_like(x)
+            for key, weight in table.items():
+                cells = (place.keys == key)[:, None, None] & visible  # (B or 1, 1, T or 1, S)
+                blind = ~cells.any(-1, keepdim=True)
+                blind = blind if chosen is None else chosen & blind
+                if weight and isinstance(self.query, tuple) and bool(blind.any()):
+                    raise UserError(
+                        f"A token at {self.query} may not look at position {key} in "
+                        f"{path}: leave it out."
+                    )
+                new = torch.where(cells, torch.tensor(weight, dtype=x.dtype, device=x.device), new)
+            return new / new.sum(-1, keepdim=True) if self.renormalise else new
+
+        return change
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,8 +15,7 @@ from ...core.errors import UserError, need
 from ...core.nn.editing import Hook, Reading
 from ...core.nn.hooks import Place
 from ..labels import display_texts
-from . import places
-from .base import Edit
+from .base import Edit, counted, of_source
 
 Side = Literal["text", "source"]
 
@@ -50,12 +49,12 @@ class mask_token(Edit):
                 "cannot be cut"
             )
             need(not isinstance(body, config.Recurrent), f"{recurrent}; use swap_token.")
-        position = places.counted(reading, self.position, source)
+        position = counted(reading, self.position, source)
         hooks: dict[str, Hook] = {}
         for path in reading.shapes:
             module, _, leaf = path.rpartition(".")
             across = module.endswith(".cross")
-            if leaf == "scores" and source == (across or places.of_source(reading, path)):
+            if leaf == "scores" and source == (across or of_source(reading, path)):
                 cut = _Cut(position, across)
                 hooks |= {path: cut.scores, f"{module}.pattern": cut.pattern}
             elif module == ("source_embed.lag" if source else "embed.lag"):
@@ -121,6 +120,9 @@ class swap_token(Edit):
             )
             need(type(self.position) is int and -size <= self.position < size, message)
             row[self.position] = token
+
+    def paths(self, reading: Reading) -> list[str]:
+        return []
 
     def id(self, reading: Reading, source: bool) -> int:
         """The token's id; UserError for a text of several and an id that the model does not

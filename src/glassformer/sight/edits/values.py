@@ -1,20 +1,38 @@
-"""Values by their paths: scaled, set, patched from another run, moved in a direction."""
+"""Values by their paths: scaled, set, patched from another run, moved in a direction.
+
+B batch, T tokens, S keys, R rows of another run, U its tokens, C the last axis.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ...core.errors import need
-from ...core.nn.editing import Hook, Reading
+from ...core.errors import UserError, need
+from ...core.nn.editing import Reading
 from ...core.nn.hooks import Place
-from . import donors, places
-from .base import Edit, hook_each, setting, several
-from .places import Choose, Positions, put
+from ..looking import look
+from .base import (
+    KEYED,
+    Change,
+    Edit,
+    Plain,
+    Positions,
+    along,
+    counted,
+    lengths,
+    of_source,
+    plain,
+    position_axis,
+    positions_of,
+    several,
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,13 +46,9 @@ class scale(Edit):
     head: int | None = None
     index: int | tuple[int, ...] | None = None
 
-    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        def times(choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
-            return put(x, x * self.factor, choose(path, x, place))
-
+    def change(self, reading: Reading, path: str) -> Change:
         need(isinstance(self.factor, int | float), f"factor is {self.factor!r}; give a number.")
-        paths = places.values(reading, self.path)
-        return hook_each(reading, paths, times, self.positions, self.head, several(self.index))
+        return lambda path, x, place, chosen: x * self.factor
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -48,13 +62,28 @@ class set_value(Edit):
     head: int | None = None
     index: int | tuple[int, ...] | None = None
 
-    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        index = several(self.index)
-        hooks = dict[str, Hook]()
-        for path in places.values(reading, self.path):
-            value = donors.filled(reading, path, self.value, index)
-            hooks |= hook_each(reading, [path], setting(value), self.positions, self.head, index)
-        return hooks
+    def change(self, reading: Reading, path: str) -> Change:
+        value = torch.as_tensor(self._filled(reading, path))
+        return lambda path, x, place, chosen: value.to(x.device)
+
+    def _filled(self, reading: Reading, path: str) -> float | Tensor:
+        """The value as it fills the last axis; UserError for too few or too many numbers."""
+        if isinstance(self.value, int | float):
+            return float(self.value)
+        tensor = _as_tensor(self.value, "value")
+        places = several(self.index)
+        size = reading.shapes[path][-1]
+        expected = size if places is None else len(places)
+        need(
+            tensor.shape == (expected,) and not path.endswith(KEYED),
+            f"value has {tuple(tensor.shape)} numbers and {path} takes {expected}; give as "
+            "many, or one number.",
+        )
+        if places is None:
+            return tensor
+        wide = tensor.new_zeros(size)
+        wide[list(places)] = tensor
+        return wide
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -72,17 +101,31 @@ class steer(Edit):
     positions: Positions = None
     head: int | None = None
 
-    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        hooks: dict[str, Hook] = {}
-        for path in places.values(reading, self.path):
-            direction = donors.direction(reading, path, self.vector, self.head)
-            hooks |= hook_each(
-                reading, [path], partial(self._add, direction), self.positions, self.head
-            )
-        return hooks
+    def change(self, reading: Reading, path: str) -> Change:
+        direction = self._direction(reading, path)
+        return lambda path, x, place, chosen: x + self.scale * direction.to(x)
 
-    def _add(self, direction: Tensor, choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
-        return put(x, x + self.scale * direction.to(x), choose(path, x, place))
+    def _direction(self, reading: Reading, path: str) -> Tensor:
+        """A direction in the last axis of a value (C,), or for each head (H, 1, C)."""
+        vector = self.vector
+        if isinstance(vector, Sequence) and any(isinstance(item, str) for item in vector):
+            need(
+                len(vector) == 2 and all(isinstance(item, str) for item in vector),
+                f"vector is {vector!r}; give numbers, or two texts.",
+            )
+            axis = position_axis(path, len(reading.shapes[path]))
+            to, back = (
+                _recorded(reading, path, str(text), None).select(axis, -1)[0] for text in vector
+            )
+            apart = to - back
+            return apart if apart.ndim == 1 else apart.unsqueeze(1 if axis == 2 else 0)
+        tensor = _as_tensor(vector, "vector")
+        size = reading.shapes[path][-1]
+        need(
+            tensor.shape == (size,),
+            f"vector has {tuple(tensor.shape)} numbers and {path} takes {size}; give as many.",
+        )
+        return tensor
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -104,21 +147,132 @@ class patch(Edit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "from_positions", places.plain(self.from_positions))
+        object.__setattr__(self, "from_positions", plain(self.from_positions))
 
-    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        hooks: dict[str, Hook] = {}
-        for path in places.values(reading, self.path):
-            donor = donors.values_of(reading, path, self.values, self.source)
-            taken = donors.taken(reading, path, donor, self.positions, self.from_positions)  # type: ignore[arg-type]
-            hooks |= hook_each(
-                reading, [path], partial(self._patch, taken), self.positions, self.head
+    def change(self, reading: Reading, path: str) -> Change:
+        values = self._values(reading, path)
+        size = values.shape[position_axis(path, values.ndim)]
+        return partial(_taken, values, self._columns(reading, path, size))
+
+    def _values(self, reading: Reading, path: str) -> Tensor:
+        """The value of a path in the other run, (R, .., U, ..); UserError where it has none, or one
+        of another shape."""
+        if isinstance(self.values, str):
+            value: Any = _recorded(reading, path, self.values, self.source)
+        elif isinstance(self.values, Tensor):
+            value = self.values
+        else:
+            try:
+                value = self.values[path]
+            except (KeyError, UserError, TypeError):
+                names = list(self.values) if isinstance(self.values, Mapping) else []
+                near = get_close_matches(path, names, n=1, cutoff=0.3)
+                has = f" It has {near[0]}." if near else ""
+                raise UserError(
+                    f'What is patched from has no value "{path}".{has} Record it with look.'
+                ) from None
+        shape = reading.shapes[path]
+        tensor = _as_tensor(value, path).detach()
+        tensor = tensor[None] if tensor.ndim == len(shape) - 1 else tensor
+        free = {0, position_axis(path, len(shape)), *([3] if path.endswith(KEYED) else [])}
+        expected = ["*" if axis in free else str(size) for axis, size in enumerate(shape)]
+        actual = ["*" if axis in free else str(size) for axis, size in enumerate(tensor.shape)]
+        need(
+            actual == expected,
+            f"{path} is {'x'.join(expected)} here and {'x'.join(map(str, tensor.shape))} in what "
+            "is patched from; give a run of this model.",
+        )
+        rows = reading.rows
+        need(
+            len(tensor) == 1 or rows is None or len(tensor) == len(rows),
+            f"{path} is of {len(tensor)} texts and {len(rows or ())} are read; give one, or as "
+            "many.",
+        )
+        return tensor
+
+    def _columns(self, reading: Reading, path: str, size: int) -> Tensor:
+        """Which of the other run's columns stands for each position, -1 for none (the last position
+        + 1,); UserError where they do not correspond."""
+        source = of_source(reading, path)
+        positions: Plain = self.positions  # type: ignore[assignment]
+        columns = [counted(reading, at, source) for at in positions or () if isinstance(at, int)]
+        donors: Any = self.from_positions
+        if donors is not None:
+            need(
+                isinstance(donors, tuple)
+                and isinstance(positions, tuple)
+                and len(donors) == len(positions),
+                f"from_positions is {donors!r} and positions {positions!r}; give as many numbers "
+                "in both.",
             )
-        return hooks
+        elif positions is None:
+            texts = lengths(reading, source) or [size]
+            need(
+                all(text == size for text in texts),
+                f"What is patched from has {size} tokens and the text has {max(texts)}; give "
+                "positions.",
+            )
+        wrong = [at for at in (columns if donors is None else donors) if not -size <= at < size]
+        need(
+            not wrong,
+            f"There is no position {wrong[:1]} in what is patched from: it has {size} tokens.",
+        )
+        if donors is None:
+            return torch.arange(size)
+        column = torch.full((max(columns, default=0) + 1,), -1)
+        column[columns] = torch.tensor(donors, dtype=torch.long) % size
+        return column
 
-    def _patch(
-        self, taken: donors.Taken, choose: Choose, path: str, x: Tensor, place: Place
-    ) -> Tensor:
-        new, is_patched = taken(path, x, place)
-        chosen = choose(path, x, place)
-        return put(x, new, is_patched if chosen is None else is_patched & chosen)
+
+def _taken(
+    values: Tensor, column: Tensor, path: str, x: Tensor, place: Place, chosen: Tensor | None
+) -> Tensor:
+    """``x`` with the other run's ``values`` (R, .., U, ..) where these have a ``column`` for its
+    position."""
+    axis = position_axis(path, x.ndim)
+    pos = positions_of(path, x, place)  # (B or 1, T)
+    size = len(column)
+    inside = (pos >= 0) & (pos < size)
+    column = torch.where(inside, column.to(pos.device)[pos.clamp(0, size - 1)], -1)
+    values = values.to(x.device).movedim(axis, 1)  # (R, U, ..)
+    if len(values) > 1:
+        rows = torch.arange(len(x), device=x.device) if place.rows is None else place.rows
+        new = values[rows[:, None], column.clamp(min=0)]
+    else:
+        new = values[0, column.clamp(min=0)]
+    new = new.movedim(1, axis)
+    if path.endswith(KEYED):
+        assert place.keys is not None
+        # (B or 1, 1, 1, S)
+        key = torch.where(place.keys < values.shape[-1], place.keys, -1)[:, None, None]
+        shape = (max(len(new), len(key)), *new.shape[1:3], key.shape[-1])
+        new = new.expand(shape[0], -1, -1, -1).gather(3, key.clamp(min=0).expand(shape))
+        new = new.masked_fill(key < 0, float("-inf") if path.endswith(".scores") else 0.0)
+    return torch.where(along(path, column >= 0, x.ndim), new.to(x.dtype), x)
+
+
+def _as_tensor(value: Any, name: str) -> Tensor:
+    """Numbers as a tensor; UserError for anything else."""
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(
+            f"{name} holds no numbers but {type(value).__name__}; give a list of numbers or a "
+            "tensor."
+        ) from None
+
+
+def _recorded(reading: Reading, path: str, text: str, source: Any) -> Tensor:
+    """The value while the model reads another text, beside the same source unless another is
+    given."""
+    need(
+        reading.tokenizer is not None,
+        f"A tokenizer is needed to read {text!r}; give one, or values.",
+    )
+    if reading.is_encoder_decoder and source is None:
+        need(
+            reading.sources is not None and len(reading.sources) == 1,
+            "Give the source of the other run as source.",
+        )
+        source = (reading.sources or [[]])[0]
+    return look(reading.model, reading.tokenizer, text, path, source=source)[path]

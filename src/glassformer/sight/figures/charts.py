@@ -7,12 +7,13 @@ orange with grey at 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from .. import tables
 from .drawing import (
     FAINT,
     FONT_SIZE,
@@ -99,23 +100,31 @@ class Heat:
     def _colours(self) -> Array:
         return colours(self.values, *self._scale(), self.signed)
 
+    def text(self, corner: str, width: int | None = None, left: bool = False) -> str:
+        """For a terminal: the words, as many columns side by side as fit."""
+        rows = [*zip(self.rows, self.words or (), strict=True)]
+        return tables.side_by_side(corner, self.columns, rows, width, left)
+
     def html(self) -> str:
         """Words in cells as a table, each number where a pointer rests; without words, or of many
         cells, a picture."""
         if self.words is None or self.values.size > CELLS:
             return self.drawing().img()
-        painted = self._colours()
         lines = [[html_cell("th", name, "text-align:center") for name in ("", *self.columns)]]
-        for row, name in enumerate(self.rows):
-            cells = [html_cell("th", name)]
-            for column, word in enumerate(self.words[row]):
-                rgb = painted[row, column].tolist()
-                value = float(self.values[row, column])
-                style = f"background:#{bytes(rgb).hex()};color:{ink_on(rgb)}"
-                tooltip = f"{name}, {self.columns[column]}: {number(value)}"
-                cells.append(html_cell("td", word, style, tooltip))
-            lines.append(cells)
+        for name, cells in zip(self.rows, self._cells(), strict=True):
+            line = [html_cell("th", name)]
+            for column, (word, fill, ink, value) in zip(self.columns, cells, strict=True):
+                style = f"background:{fill};color:{ink}"
+                line.append(html_cell("td", word, style, f"{name}, {column}: {value}"))
+            lines.append(line)
         return html_table(self.title, lines) + self._legend().img()
+
+    def _cells(self) -> Iterator[list[tuple[str, str, str, str]]]:
+        """(word, colour, ink, number) of each cell, by rows."""
+        rows = zip(self.words or (), self._colours().tolist(), self.values.tolist(), strict=True)
+        for words, painted, values in rows if self.words else ():
+            fills = [f"#{bytes(rgb).hex()}" for rgb in painted]
+            yield [*zip(words, fills, map(ink_on, painted), map(number, values), strict=True)]
 
     def _legend(self) -> Drawing:
         low, high = self._scale()
@@ -146,28 +155,20 @@ class Heat:
         marks: list[Mark] = [Label(0, 13, self.title)]
         for at, name in enumerate(columns):
             middle = left + width * (at + 0.5)
-            marks.append(
-                Label(middle + 4, top - 5, name, turned=True)
-                if turned
-                else Label(middle, top - 5, name, "middle")
-            )
+            anchor = "start" if turned else "middle"
+            marks.append(Label(middle + 4 * turned, top - 5, name, anchor, turned))
         for at, name in enumerate(rows):
             marks.append(Label(left - 5, top + height * (at + 0.5) + 4, name, "end"))
-        painted = self._colours()
         right = left + width * sides[1]
         foot = top + height * sides[0]
         if self.words is None:
-            marks.append(Raster(left, top, right - left, foot - top, painted))
-        for row, words in enumerate(self.words or ()):
-            for column, word in enumerate(words):
+            marks.append(Raster(left, top, right - left, foot - top, self._colours()))
+        for row, cells in enumerate(self._cells()):
+            y = top + height * row
+            for column, (word, fill, ink, value) in enumerate(cells):
                 x = left + width * column
-                y = top + height * row
-                rgb = painted[row, column].tolist()
-                value = float(self.values[row, column])
-                fill = f"#{bytes(rgb).hex()}"
-                marks.append(Box(x, y, width, height, fill, number(value)))
-                y += height / 2 + 4
-                marks.append(Label(x + width / 2, y, word, "middle", fill=ink_on(rgb)))
+                marks.append(Box(x, y, width, height, fill, value))
+                marks.append(Label(x + width / 2, y + height / 2 + 4, word, "middle", fill=ink))
         legend = self._legend()
         marks += legend.moved(left, foot + 6)
         width = max(right, text_width(self.title), left + legend.width)
@@ -183,6 +184,26 @@ class TableFigure:
     heading: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: Sequence[int] = (0,)
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        heading: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        left: Sequence[int] = (0,),
+        form: str = ".4f",
+    ) -> TableFigure:
+        """Rows of a result, numbers to four places."""
+        cells = [
+            [f"{x:{form}}" if isinstance(x, float) else "" if x is None else str(x) for x in row]
+            for row in rows
+        ]
+        return cls(title, heading, cells, left)
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        return tables.lines(self.rows, self.heading, self.left)
 
     def html(self) -> str:
         lines = []

@@ -52,21 +52,23 @@ class Shown(ABC):
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """Every number as rows, with the names of their columns."""
 
-    @abstractmethod
     def tensors(self) -> dict[str, Array]:
-        """Every number by its name."""
+        """Every number by its name: the columns of the rows that hold numbers."""
+        return {name: np.array(column) for name, column in self._columns(float)}
 
     def facts(self) -> Mapping[str, Any]:
-        """Metadata of a file of tensors, as JSON holds it."""
-        return {"title": self.title}
+        """Metadata of a file of tensors, as JSON holds it: the other columns of the rows."""
+        return {"title": self.title, **dict(self._columns(str, int))}
+
+    def _columns(self, *kinds: type) -> Iterator[tuple[str, Sequence[Any]]]:
+        names, rows = self.records()
+        for name, column in zip(names, zip(*rows, strict=True), strict=True):
+            if all(isinstance(x, kinds) for x in column if x is not None):
+                yield name, column
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, as JSON holds it."""
         return asdict(self)  # type: ignore[call-overload, no-any-return]
-
-    def fields_except(self, *names: str) -> dict[str, Any]:
-        """The fields as ``facts`` of a result, without those that are ``tensors``."""
-        return {name: value for name, value in vars(self).items() if name not in names}
 
     def _repr_html_(self) -> str:
         return fragment(self)
@@ -146,7 +148,7 @@ def as_csv(heading: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(heading)
     for row in rows:
-        writer.writerow(["" if isinstance(x, float) and not math.isfinite(x) else x for x in row])
+        writer.writerow([None if isinstance(x, float) and not math.isfinite(x) else x for x in row])
     return file.getvalue()
 
 

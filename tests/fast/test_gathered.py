@@ -20,7 +20,8 @@ from glassformer.fast.paged import PackedTexts, PagedCache
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.serve.engine import memory
 from glassformer.serve.engine.runner import PagedRunner, Sources
-from glassformer.serve.engine.scheduler import Chunk, TokenSequence
+from glassformer.serve.engine.sequence import Chunk
+from pages import sequence_of
 
 PAGED = [
     name
@@ -123,7 +124,7 @@ def test_nothing_of_a_step_lies_on_another_device(
         return real(*args, **more)
 
     monkeypatch.setattr(varlen, "kernel", lambda: (kernel, grouped))
-    texts = [TokenSequence([5, 3, 9, 2, 7], "a"), TokenSequence([4] * 40, "b")]
+    texts = [sequence_of([5, 3, 9, 2, 7], "a"), sequence_of([4] * 40, "b")]
     model = build_model(cfg, device="meta", dtype=dtype).eval()
     cache = PagedCache(cfg, 64, 8, 4, dtype, **memory.page_kind(model))
     runner = PagedRunner(model, cache, Sources(4))
@@ -133,11 +134,11 @@ def test_nothing_of_a_step_lies_on_another_device(
     for starts, totals in (((0, 0), (5, 38)), ((4, 38), (1, 1))):
         pairs = zip(texts, starts, totals, strict=True)
         chunks = [
-            Chunk(text, start, text.tokens[start : start + count], 0, True)
+            Chunk(text, start, text.ids[start : start + count], 0, True, [0])
             for text, start, count in pairs
         ]
         with asked_nothing():
-            logits = runner.forward(chunks, [[0], [0]])
+            logits = runner.forward(chunks)
         assert logits.shape == (2, tiny.VOCAB) and logits.device.type == "meta"
     runner.copy(0, 5)
     assert bool(called) == (dtype == torch.bfloat16 and name not in tiny.ONE_BY_ONE)
@@ -151,7 +152,7 @@ def test_a_quantised_model_too(bits: int, asked_nothing: Any) -> None:
     runner = PagedRunner(
         model, PagedCache(model.config, 64, 8, **memory.page_kind(model)), Sources(0)
     )
-    text = TokenSequence([5, 3, 9])
+    text = sequence_of([5, 3, 9])
     text.pages = [0]
     with asked_nothing():
-        assert runner.forward([Chunk(text, 0, text.tokens, 0, True)], [[0]]).device.type == "meta"
+        assert runner.forward([Chunk(text, 0, text.ids, 0, True, [0])]).device.type == "meta"

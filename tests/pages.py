@@ -1,9 +1,19 @@
-"""What must be true of the engine's pages between two steps."""
+"""Sequences without an engine, and what must be true of pages between two steps."""
 
 from __future__ import annotations
 
-from glassformer.serve.engine.pages import PagePool
-from glassformer.serve.engine.windows import Windows
+from typing import Any
+
+from glassformer.serve.engine import Request, RequestHandle
+from glassformer.serve.engine.pages import PagePool, Windows
+from glassformer.serve.engine.sequence import Sequence
+
+
+def sequence_of(ids: list[int], client: str = "", **fields: Any) -> Sequence:
+    """A sequence of a request of its own that nobody submitted."""
+    sequence = Sequence(RequestHandle(Request(ids, client=client), lambda handle: None))
+    vars(sequence).update(fields)
+    return sequence
 
 
 def check_pages(pool: PagePool) -> None:

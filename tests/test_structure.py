@@ -62,7 +62,7 @@ TOPICS = {
     "commands": {"bad_input", "commands"},
     "config": {"mixer", "run_file_page"},
     "data": {"published"},
-    "engine": {"laws"},
+    "engine": {"beams", "laws", "windows"},
     "generation": {"slide"},
     "sight": {"two_tokenizers"},
     "nn": {"decode", "eval_mode", "names", "parts"},

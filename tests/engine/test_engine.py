@@ -53,7 +53,7 @@ def request_for(name: str, prompt: list[int], **options: object) -> Request:
     "name", ["gpt2", "llama", "gemma2", "glass", "gru", "vaswani", "t5", "bahdanau"]
 )
 def test_an_engine_says_what_generate_says(name: str, sampling: Sampling) -> None:
-    """Each GeneratedSequence of a RequestState (``create_request_state``) has generate's random numbers."""
+    """Each Sequence of a request has generate's random numbers."""
     with Engine(tiny.model(tiny.ALL[name])) as engine:
         handles = [
             engine.submit(request_for(name, prompt, sampling=sampling, max_new=12, seed=7))
@@ -94,8 +94,8 @@ def test_the_prompt_of_several_continuations_is_read_once(name: str) -> None:
             for place in range(3)
         ]
         plain = engine._worker.runner.forward
-        engine._worker.runner.forward = lambda chunks, expected: (  # type: ignore[method-assign]
-            ids.extend(len(chunk.tokens) for chunk in chunks) or plain(chunks, expected)
+        engine._worker.runner.forward = lambda chunks: (  # type: ignore[method-assign]
+            ids.extend(len(chunk.tokens) for chunk in chunks) or plain(chunks)
         )
         fresh = [token + 1 for token in start.tokens]  # nothing of it is in pages
         again = engine.submit(dataclasses.replace(start, tokens=fresh, n=3)).result().completions
@@ -302,10 +302,10 @@ def test_a_long_prompt_does_not_starve_who_writes() -> None:
     )
     forward, event, steps = engine._worker.runner.forward, threading.Event(), list[dict[int, int]]()
 
-    def counted(chunks: Any, expected: Any) -> torch.Tensor:
+    def counted(chunks: Any) -> torch.Tensor:
         event.wait(60)
-        steps.append({chunk.sequence.owner.request.seed: len(chunk.tokens) for chunk in chunks})
-        return forward(chunks, expected)
+        steps.append({chunk.sequence.request.seed: len(chunk.tokens) for chunk in chunks})
+        return forward(chunks)
 
     engine._worker.runner.forward = counted  # type: ignore[method-assign]
     with engine:

@@ -6,12 +6,10 @@ import random
 
 import pytest
 
-from glassformer.serve.engine.fair_queue import FairQueue
-from glassformer.serve.engine.pages import OutOfPages, PagePool
-from glassformer.serve.engine.prefix import PrefixCache
-from glassformer.serve.engine.scheduler import Scheduler, TokenSequence
-from glassformer.serve.engine.windows import Windows
-from pages import check_pages, check_windows
+from glassformer.serve.engine.pages import OutOfPages, PagePool, PrefixCache, Windows
+from glassformer.serve.engine.scheduler import FairQueue, Scheduler
+from glassformer.serve.engine.sequence import Sequence
+from pages import check_pages, check_windows, sequence_of
 
 SIZE = 4
 
@@ -71,7 +69,7 @@ def test_what_followed_a_forgotten_page_is_not_found_behind_another() -> None:
 
 def test_who_is_preempted_is_the_first_of_its_client_to_go_on() -> None:
     scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, max_num_seqs=1)
-    texts = [TokenSequence([number, 8, 9], "one") for number in range(3)]
+    texts = [sequence_of([number, 8, 9], "one") for number in range(3)]
     for text in texts:
         scheduler.add(text)
     scheduler.plan()
@@ -82,24 +80,24 @@ def test_who_is_preempted_is_the_first_of_its_client_to_go_on() -> None:
 
 def test_who_was_read_makes_room_and_is_not_read_again() -> None:
     scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, max_num_seqs=1)
-    first, token_sequence = TokenSequence([1, 2, 3], "one"), TokenSequence([4, 5], "one")
-    for text in (first, token_sequence):
+    first, second = sequence_of([1, 2, 3], "one"), sequence_of([4, 5], "one")
+    for text in (first, second):
         scheduler.add(text)
     scheduler.done(scheduler.plan()[0])
-    assert [chunk.sequence for chunk in scheduler.plan()] == [token_sequence]
+    assert [chunk.sequence for chunk in scheduler.plan()] == [second]
     assert scheduler.suspended == {first} and not len(scheduler.waiting) and not first.pages
 
 
 def test_clients_take_turns() -> None:
-    turns = FairQueue[TokenSequence]()
+    turns = FairQueue[Sequence]()
     for client, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):
-        turns.add(TokenSequence([number], client))
-    assert [turns.pop().tokens[0] for _ in range(6)] == [1, 4, 5, 2, 6, 3]
+        turns.add(sequence_of([number], client))
+    assert [turns.pop().ids[0] for _ in range(6)] == [1, 4, 5, 2, 6, 3]
 
 
-def grown(text: TokenSequence) -> int:
+def grown(text: Sequence) -> int:
     """The next token of a text, from all before it."""
-    return hash(tuple(text.tokens)) % 3
+    return hash(tuple(text.ids)) % 3
 
 
 def copied(stored: dict[int, tuple[int, int]], source: int, target: int) -> None:
@@ -125,7 +123,7 @@ def play(seed: int) -> None:
     )
     pieces = min(6, (max(budget, most, 3) + (span or 0) - 3 + SIZE) // SIZE + 1) + lot.randint(0, 3)
     windows = Windows(pool, SIZE, span, pieces)
-    released: list[TokenSequence] = []
+    released: list[Sequence] = []
     scheduler = Scheduler(
         pool,
         SIZE,
@@ -144,17 +142,17 @@ def play(seed: int) -> None:
     copy = scheduler.copy
     assert copy is not None
     # texts that go on together, and those of them that were read
-    groups, ids = dict[TokenSequence, list[TokenSequence]](), set[TokenSequence]()
+    groups, ids = dict[Sequence, list[Sequence]](), set[Sequence]()
     # what a careful reader would find in each slot: place and token
     stored: dict[int, tuple[int, int]] = {}
     near: dict[int, tuple[int, int]] = {}  # the same where layers with windows look
-    todo, bounds, live = lot.randint(1, 9), dict[TokenSequence, int](), list[TokenSequence]()
+    todo, bounds, live = lot.randint(1, 9), dict[Sequence, int](), list[Sequence]()
     for step in range(400):
         while todo and lot.random() < 0.6:
             tokens = [place % 3 for place in range(lot.randint(3, longest - 3))][
                 : lot.randint(3, 20)
             ]
-            text = TokenSequence(
+            text = sequence_of(
                 tokens,
                 lot.choice("abc"),
                 cache_key=lot.choice([None, 7]),
@@ -163,8 +161,8 @@ def play(seed: int) -> None:
             running = [item for item in scheduler.running if item.computed and item not in groups]
             if running and lot.random() < 0.3:
                 text.fork_parent = twin = lot.choice(running)
-                text.tokens, text.cache_key = (
-                    twin.tokens[: max(1, lot.randint(3, len(twin.tokens)))],
+                text.ids, text.cache_key = (
+                    twin.ids[: max(1, lot.randint(3, len(twin.ids)))],
                     twin.cache_key,
                 )
             bounds[text] = min(longest, len(tokens) + lot.randint(1, 9))
@@ -172,7 +170,7 @@ def play(seed: int) -> None:
                 groups[text] = [
                     text,
                     *(
-                        TokenSequence([*tokens], text.client, text.cache_key)
+                        sequence_of([*tokens], text.client, cache_key=text.cache_key)
                         for _ in range(lot.randint(0, 3))
                     ),
                 ]
@@ -204,9 +202,9 @@ def play(seed: int) -> None:
                     near[part_of[page] * SIZE + place % SIZE] = (place, token)
             for place in range(chunk.start):  # what was read before is still there
                 page, at = text.pages[place // SIZE], place % SIZE
-                assert stored[page * SIZE + at] == (place, text.tokens[place]), (seed, step)
+                assert stored[page * SIZE + at] == (place, text.ids[place]), (seed, step)
                 if span and place > chunk.start - span:
-                    assert near[part_of[page] * SIZE + at] == (place, text.tokens[place]), (
+                    assert near[part_of[page] * SIZE + at] == (place, text.ids[place]), (
                         seed,
                         step,
                     )
@@ -218,27 +216,28 @@ def play(seed: int) -> None:
                 continue
             if chunk.finishes:
                 guesses = chunk.tokens[len(chunk.tokens) - chunk.drafted :]
-                text.tokens.append(grown(text))
+                text.ids.append(grown(text))
                 while (
                     accepted < chunk.drafted
-                    and guesses[accepted] == text.tokens[-1]
-                    and len(text.tokens) < longest
+                    and guesses[accepted] == text.ids[-1]
+                    and len(text.ids) < longest
                 ):
                     accepted += 1
-                    text.tokens.append(grown(text))
-            if len(text.tokens) >= bounds[text] and chunk.finishes:
+                    text.ids.append(grown(text))
+            if len(text.ids) >= bounds[text] and chunk.finishes:
                 scheduler.drop(text)
                 live.remove(text)
                 continue
-            scheduler.done(chunk, accepted)
+            chunk.accepted = accepted
+            scheduler.done(chunk)
             if chunk.finishes and lot.random() < 0.5:
-                text.draft = [lot.randrange(3) for _ in range(min(3, longest - len(text.tokens)))]
+                text.draft = [lot.randrange(3) for _ in range(min(3, longest - len(text.ids)))]
         for first in [text for text in live if text in groups]:
             group = groups[first]
             if not all(text in ids or text.number < 0 for text in group):
                 continue
             ids.difference_update(group)
-            length = len(first.tokens)
+            length = len(first.ids)
             if length >= bounds[first]:
                 for text in [text for text in group if text.number >= 0]:
                     scheduler.drop(text)
@@ -267,7 +266,7 @@ def test_no_page_leaks_in_ten_thousand_lives(number: int) -> None:
 
 def test_a_long_prompt_does_not_hold_up_what_is_being_written() -> None:
     scheduler = Scheduler(PagePool(100), SIZE, budget=8, max_num_seqs=4)
-    short, long = TokenSequence([1, 2]), TokenSequence([*range(100)])
+    short, long = sequence_of([1, 2]), sequence_of([*range(100)])
     scheduler.add(short)
     scheduler.add(long)
     for _ in range(10):
@@ -275,14 +274,14 @@ def test_a_long_prompt_does_not_hold_up_what_is_being_written() -> None:
         assert short in chunks and len(chunks[long].tokens) >= 6
         for chunk in chunks.values():
             if chunk.finishes:
-                chunk.sequence.tokens.append(0)
+                chunk.sequence.ids.append(0)
             scheduler.done(chunk)
 
 
 def test_prompts_of_two_clients_are_read_in_turns() -> None:
     scheduler = Scheduler(PagePool(200), SIZE, budget=8, max_num_seqs=9)
-    texts = [TokenSequence([*range(40)], "greedy", number) for number in range(5)] + [
-        TokenSequence([*range(40)], "other", 9)
+    texts = [sequence_of([*range(40)], "greedy") for number in range(5)] + [
+        sequence_of([*range(40)], "other")
     ]
     for text in texts:
         scheduler.add(text)

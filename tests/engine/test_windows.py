@@ -16,9 +16,8 @@ from glassformer.core.generation import Sampling, beam
 from glassformer.fast import kernels
 from glassformer.serve.engine import Engine, Request, Result
 from glassformer.serve.engine.memory import Bounds, plan_memory
-from glassformer.serve.engine.pages import PagePool
+from glassformer.serve.engine.pages import PagePool, Windows
 from glassformer.serve.engine.runner import PagedRunner
-from glassformer.serve.engine.windows import Windows
 from glassformer.sight import look
 from glassformer.sight.edits import parse
 from pages import check_pages, check_windows

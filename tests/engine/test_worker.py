@@ -23,20 +23,13 @@ from glassformer.core.config import Embed, extend, serial
 from glassformer.core.generation.sample import Sampling
 from glassformer.core.tokenizer import train
 from glassformer.serve.engine import Engine, Request
-from glassformer.serve.engine.beams import BeamSearch
-from glassformer.serve.engine.generated_sequence import GeneratedSequence
 from glassformer.serve.engine.memory import plan_memory
-from glassformer.serve.engine.request import Encode, RequestHandle
-from glassformer.serve.engine.request_state import RequestState
-from glassformer.serve.engine.scheduler import Chunk, TokenSequence
-from glassformer.serve.engine.worker import ChunkOutput
+from glassformer.serve.engine.request import Encode
+from glassformer.serve.engine.sequence import BeamSearch, Chunk, RequestHandle, Sequence
 from pages import check_pages
 
-ROOMS = (
-    "worker scheduler generated_sequence pages prefix windows fair_queue runner looking scoring beams "
-    "draft draft_model"
-)
-PLACES = [importlib.import_module(f"glassformer.serve.engine.{name}") for name in ROOMS.split()]
+ROOMS = ["worker", "scheduler", "sequence", "pages", "runner", "looking", "draft", "draft_model"]
+PLACES = [importlib.import_module(f"glassformer.serve.engine.{name}") for name in ROOMS]
 APART = {
     "_draw",
     "_propose_by_model",
@@ -57,7 +50,7 @@ APART = {
 }
 """What keeps requests apart, and what runs when all else failed."""
 CROWDS = ("gemma2", "draft", "t5", "gru", "mixer")
-NOT_REACHED = {"Worker._plan", "Worker._encode", "looking.create_looks", "draft_model.check_draft"}
+NOT_REACHED = {"Worker._plan", "Worker._encode", "looking.prepare_looks", "draft_model.check_draft"}
 NOT_REACHED |= {
     "Scheduler.plan",
     "Scheduler._admit",
@@ -75,8 +68,7 @@ RARE = {
     "PagePool.knows",
 }
 RARE |= {"PagedRunner._parts", "PagedRunner._previous", "StateRunner._memory"}
-RARE |= {"CacheRunner.copy", "CacheRunner._memory"}
-GUESSES = {"DraftModel.propose", "DraftModel._guess_count"}
+GUESSES = {"DraftModel.propose", "DraftModel._guess_count", "DraftModel._room"}
 """Where a fault ends nobody, since guesses change no answer."""
 
 
@@ -94,7 +86,8 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", module, name
             methods = (
                 vars(value).items()
-                if isinstance(value, type) and value.__name__ not in ("Runner", "StepItem")
+                if isinstance(value, type)
+                and value.__name__ not in ("Runner", "StepItem", "RequestHandle")
                 else ()
             )
             for inner, method in methods:
@@ -107,21 +100,8 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
 
 def handle_of(value: Any) -> Any:
     """The handle of the request that a value belongs to; None of no single one."""
-    while isinstance(
-        value,
-        ChunkOutput | Chunk | TokenSequence | GeneratedSequence | BeamSearch | RequestState,
-    ):
-        if isinstance(value, GeneratedSequence | RequestState):
-            return value.handle
-        if isinstance(value, BeamSearch):
-            return value.rows[0].handle
-        value = (
-            value.chunk
-            if isinstance(value, ChunkOutput)
-            else value.sequence
-            if isinstance(value, Chunk)
-            else value.owner
-        )
+    if isinstance(value, BeamSearch | Chunk | Sequence):
+        return value.handle
     return value if isinstance(value, RequestHandle) else None
 
 

@@ -8,17 +8,17 @@ import time
 from typing import Any
 
 from glassformer.serve.asgi import limits, listening
-from glassformer.serve.engine import generated_sequence
+from glassformer.serve.engine.sequence import Sequence
 
 limits.HEADERS_SECONDS = 1.0
 limits.BODY_SECONDS = 1.0
 limits.WRITE_SECONDS = 2.0
 FAILS, NO_MEMORY, DIES, SLOW = 666_001, 666_002, 666_003, 666_004
 AFTER = 3  # tokens
-plain, listen = generated_sequence.GeneratedSequence.add, listening._listen
+plain, listen = Sequence.add, listening._listen
 
 
-def add(self: generated_sequence.GeneratedSequence, *args: Any) -> Any:
+def add(self: Sequence, *args: Any) -> Any:
     """One more token, or what a request's seed asks for."""
     event = plain(self, *args)
     seed = self.handle.seed
@@ -33,7 +33,7 @@ def add(self: generated_sequence.GeneratedSequence, *args: Any) -> Any:
     return event
 
 
-generated_sequence.GeneratedSequence.add = add  # type: ignore[method-assign]
+Sequence.add = add  # type: ignore[method-assign]
 
 
 def small(host: str, port: int) -> socket.socket:

@@ -41,7 +41,13 @@ class ByRank(dict[str, int]):
 def make_spec(model: Spec, **components: Any) -> Spec:
     """A tokenizer.json of this model and these components; it has no others."""
     none = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"))
-    empty: Spec = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], **none}
+    empty: Spec = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        **none,
+    }
     return {**empty, **components, "model": model}
 
 

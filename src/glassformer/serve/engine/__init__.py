@@ -11,13 +11,13 @@ from .request import (
     QueueFull,
     RecordedValues,
     Request,
-    RequestHandle,
     RequestTooLarge,
     Result,
+    Stats,
     TokenLogprob,
     Usage,
 )
-from .request_state import Stats
+from .sequence import RequestHandle
 
 __all__ = [
     "Completion",

@@ -7,17 +7,13 @@ shared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
+from collections.abc import Sequence as Seq
 
 from ...core import config
 from ...core.errors import need
 from ...core.nn import Model
-from .draft import PromptLookup
-from .generated_sequence import GeneratedSequence, sample
 from .runner import PagedRunner
-from .scheduler import Chunk, TokenSequence
+from .sequence import Chunk, Sequence, sample
 
 SHARE = 0.3  # of guesses that have to be right, lately, for more of them to pay
 
@@ -29,16 +25,12 @@ class DraftModel:
     def __init__(
         self, runner: PagedRunner, vocab_size: int | None, step_tokens: int, most: int = 4
     ) -> None:
-        self.runner, self.vocab_size, self.step_tokens, self.most = (
-            runner,
-            vocab_size,
-            step_tokens,
-            most,
-        )
-        # how many tokens of each sequence are in its pages
-        self.size, self.computed = 32, dict[TokenSequence, int]()
+        self.runner, self.vocab_size, self.step_tokens = runner, vocab_size, step_tokens
+        self.most, self.size = most, 32
+        # number of tokens of each sequence that are in its pages
+        self.computed = dict[Sequence, int]()
 
-    def released(self, sequence: TokenSequence) -> None:
+    def released(self, sequence: Sequence) -> None:
         """Forgets a sequence whose pages were freed."""
         self.computed.pop(sequence, None)
 
@@ -46,65 +38,49 @@ class DraftModel:
         """Forgets all sequences."""
         self.computed.clear()
 
-    def propose(self, sequences: Sequence[TokenSequence]) -> None:
+    def propose(self, sequences: Seq[Sequence]) -> None:
         """Set ``draft`` of sequences that are about to draw a token, where their pages have
         room."""
         chunks, tokens_left = list[Chunk](), self.step_tokens
         for sequence in sequences:
             start = self.computed.get(sequence, 0)
-            count = min(tokens_left, len(sequence.tokens) - start)
-            if count > 0 and len(sequence.tokens) <= min(
-                len(sequence.pages) * self.size, self.runner.cache.context
-            ):
-                ready = start + count == len(sequence.tokens) and self._guess_count(sequence) > 0
-                chunks.append(
-                    Chunk(sequence, start, sequence.tokens[start : start + count], 0, ready)
-                )
+            count = min(tokens_left, len(sequence.ids) - start)
+            if count > 0 and len(sequence.ids) <= self._room(sequence):
+                ready = start + count == len(sequence.ids) and self._guess_count(sequence) > 0
+                ids = sequence.ids[start : start + count]
+                chunks.append(Chunk(sequence, start, ids, 0, ready, [count - 1]))
                 tokens_left -= count
-        place = 0
+        number = 0
         while chunks:
-            logits = self.runner.forward(chunks, [[len(chunk.tokens) - 1] for chunk in chunks])
-            ready_chunks, rows = (
-                [chunk for chunk in chunks if chunk.finishes],
-                list[GeneratedSequence](),
-            )
-            for chunk in chunks if place == 0 else ():
-                self.computed[chunk.sequence] = chunk.start + len(chunk.tokens)
-            if not ready_chunks:
+            logits = self.runner.forward(chunks)
+            if number == 0:
+                for chunk in chunks:
+                    self.computed[chunk.sequence] = chunk.start + len(chunk.tokens)
+            index = [row for row, chunk in enumerate(chunks) if chunk.finishes]
+            drawing = [chunks[row].sequence for row in index]
+            if not drawing:
                 return
-            rows = [chunk.sequence.owner for chunk in ready_chunks]
-            index = torch.tensor([place for place, chunk in enumerate(chunks) if chunk.finishes])
-            for chunk, token in zip(
-                ready_chunks,
-                sample(rows, logits[index], self.vocab_size, place).tolist(),
-                strict=True,
-            ):
-                chunk.sequence.draft.append(token)
-            place += 1
+            tokens = sample(drawing, logits[index], self.vocab_size, number).tolist()
+            for sequence, token in zip(drawing, tokens, strict=True):
+                sequence.draft.append(token)
             chunks = [
-                Chunk(
-                    chunk.sequence,
-                    len(chunk.sequence.tokens) + place - 1,
-                    chunk.sequence.draft[-1:],
-                    0,
-                    True,
-                )
-                for chunk in ready_chunks
-                if self._guess_count(chunk.sequence) > place
+                Chunk(sequence, len(sequence.ids) + number, sequence.draft[-1:], 0, True, [0])
+                for sequence in drawing
+                if self._guess_count(sequence) > number + 1
             ]
+            number += 1
 
-    def _guess_count(self, sequence: TokenSequence) -> int:
+    def _room(self, sequence: Sequence) -> int:
+        """Number of tokens that its pages and the draft model's context hold."""
+        return min(len(sequence.pages) * self.size, self.runner.cache.context)
+
+    def _guess_count(self, sequence: Sequence) -> int:
         """Number of tokens to guess: as many as fit in pages and answer, fewer where guesses were
         wrong."""
-        row: GeneratedSequence = sequence.owner
-        lookup: PromptLookup | None = row.lookup
-        fits = (
-            min(len(sequence.pages) * self.size, self.runner.cache.context)
-            - len(sequence.tokens)
-            + 1
-        )
+        fits = self._room(sequence) - len(sequence.ids) + 1
+        lookup = sequence.lookup
         most = self.most if lookup is None or lookup.share >= SHARE else 1
-        return min(most, fits, row.max_tokens - len(row.tokens) - 1)
+        return min(most, fits, sequence.max_tokens - len(sequence.tokens) - 1)
 
 
 def check_draft(draft: Model, model: Model) -> None:

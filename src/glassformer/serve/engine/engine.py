@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,21 +18,22 @@ import torch
 from torch import Tensor
 
 from ...core.errors import need
+from ...core.generation.prompt import end_tokens
 from ...core.nn import Model
 from ...core.nn.editing import one_token
-from .create_request import create_request_state
 from .draft_model import check_draft
+from .looking import prepare_looks
 from .memory import MemoryPlan, check_encode, check_request, plan_memory
 from .request import (
     Encode,
     EngineClosed,
     QueueFull,
     Request,
-    RequestHandle,
     RequestTooLarge,
+    Stats,
     TokenLogprob,
 )
-from .request_state import RequestState, Stats
+from .sequence import BeamSearch, RequestHandle, Sequence
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ class Engine:
         self._worker = Worker(
             model, self.memory_plan, self.vocab_size, step_tokens, self.lookup, self._closed
         )
-        self._states: dict[RequestHandle, RequestState] = {}
-        self._arrivals: deque[RequestState] = deque()
+        self._open: dict[RequestHandle, None] = {}  # in the order of arrival
+        self._arrivals: deque[RequestHandle] = deque()
         self._cancelled: set[RequestHandle] = set()
         self._work = threading.Condition()
         self._requests = self._refused = 0
@@ -91,7 +92,7 @@ class Engine:
 
     # ---------------------------------------------------------------------------- from any thread
 
-    def check_size(self, requests: Sequence[Request | Encode]) -> None:
+    def check_size(self, requests: Seq[Request | Encode]) -> None:
         """RequestTooLarge where these, submitted one after the other, could never wait together."""
         size = sum(request.size for request in requests)
         problem = (
@@ -114,32 +115,43 @@ class Engine:
         handle = RequestHandle(
             request, self.cancel, int(torch.randint(2**31, ())) if seed is None else seed
         )
-        state = RequestState(handle)
         if isinstance(request, Request):
-            state = create_request_state(
-                handle,
-                self.model,
-                self.tokenizer,
-                self.max_context,
-                self.step_tokens,
-                lambda: self.shapes,
-            )
+            self._add_sequences(handle, request)
         with self._work:
             if self._closing:
                 raise EngineClosed("The engine is closed; make another one.")
             self._check_queue(request)
-            self._states[handle] = state
-            self._arrivals.append(state)
+            self._open[handle] = None
+            self._arrivals.append(handle)
             self._requests += 1
             self._work.notify()
         return handle
+
+    def _add_sequences(self, handle: RequestHandle, request: Request) -> None:
+        """Creates a sequence for each continuation or beam of a request. Raises UserError for edits
+        and recorded paths that the model does not have."""
+        tokenizer, stop_tokens = self.tokenizer, request.stop_tokens
+        limit = self.max_context - len(request.tokens) + 1
+        limit = limit if request.max_new is None else min(limit, request.max_new)
+        eos = end_tokens(None, tokenizer) if stop_tokens is None else frozenset(stop_tokens)
+        handle.sequences = [
+            Sequence(handle, index, limit, eos, tokenizer) for index in range(request.size)
+        ]
+        if request.beams is not None:
+            handle.search = BeamSearch(handle, tokenizer)
+        else:
+            handle.forks = handle.sequences[1:]
+        if request.prompt_logprobs is not None:
+            handle.sequences[0].recompute_from = request.since
+        if request.want or request.edits:
+            prepare_looks(handle, self.model, tokenizer, self.shapes, self.step_tokens)
 
     def _check_queue(self, request: Request | Encode) -> None:
         """QueueFull where as many wait as may; a client with less than its share of the queue is
         let in."""
         waiting = Counter[str]()
-        for state in self._states.values():
-            waiting[state.client] += 0 if state.started else state.handle.request.size
+        for handle in self._open:
+            waiting[handle.client] += handle.request.size if handle.start_time is None else 0
         waiting[request.client] += request.size
         share = self.max_queue // len(+waiting)
         if waiting.total() > self.max_queue and waiting[request.client] > share:
@@ -152,11 +164,11 @@ class Engine:
     def cancel(self, handle: RequestHandle) -> None:
         """End a request at the next step; harmless for one that has ended."""
         with self._work:
-            if handle in self._states:
+            if handle in self._open:
                 self._cancelled.add(handle)
                 self._work.notify()
 
-    def score(self, tokens: Sequence[int], top: int = 0) -> list[TokenLogprob]:
+    def score(self, tokens: Seq[int], top: int = 0) -> list[TokenLogprob]:
         """The log-probability of each token after those before it, with the ``top`` likeliest
         there."""
         handle = self.submit(Request(tokens, max_new=0, prompt_logprobs=top))
@@ -170,16 +182,22 @@ class Engine:
 
     def stats(self) -> Stats:
         """A copy of the numbers as they are now."""
+        pools = self.memory_plan.pools
         with self._work:
-            running = sum(state.started for state in self._states.values())
-            now = replace(
-                self._worker.stats, requests=self._requests, refused=self._refused, running=running
+            running = sum(handle.start_time is not None for handle in self._open)
+            used = sum(pool.in_use * size for pool, size in pools)
+            return replace(
+                self._worker.stats,
+                requests=self._requests,
+                refused=self._refused,
+                running=running,
+                waiting=len(self._open) - running,
+                preempted=self._worker.scheduler.preempted,
+                pages_used=sum(pool.in_use for pool, _ in pools),
+                pages_cached=sum(pool.cached for pool, _ in pools),
+                pages_free=sum(pool.free for pool, _ in pools),
+                used_share=used / sum(len(pool.users) * size for pool, size in pools),
             )
-            now.waiting, now.preempted = (
-                len(self._states) - running,
-                self._worker.scheduler.preempted,
-            )
-        return now.of_pages(self.memory_plan.pools)
 
     def close(self) -> None:
         """Cancel what is under way and stop; returns when the thread has ended."""
@@ -218,19 +236,19 @@ class Engine:
     def _arrive(self) -> bool:
         """Wait for something to do; False: the engine was closed and nothing is left."""
         with self._work:
-            self._work.wait_for(lambda: self._states or self._closing)
+            self._work.wait_for(lambda: self._open or self._closing)
             arrived = [*self._arrivals]
             self._arrivals.clear()
-            ended = [*self._states] if self._closing else [*self._cancelled]
+            ended = [*self._open] if self._closing else [*self._cancelled]
             self._cancelled.clear()
-        for state in arrived:
-            self._worker.add_request(state)
+        for handle in arrived:
+            self._worker.add_request(handle)
         for handle in ended:
             if handle in self._worker.requests:
-                self._worker.end(self._worker.requests[handle], "cancelled")
-        return bool(self._states) or not self._closing
+                self._worker.end(handle, "cancelled")
+        return bool(self._open) or not self._closing
 
-    def _closed(self, state: RequestState) -> None:
+    def _closed(self, handle: RequestHandle) -> None:
         with self._work:
-            del self._states[state.handle]
-            self._cancelled.discard(state.handle)
+            del self._open[handle]
+            self._cancelled.discard(handle)

@@ -1,28 +1,34 @@
-"""A look inside one request while others run beside it: its tape, and what it has recorded, chunk
-by chunk."""
+"""What is seen of one request while others run beside it, chunk by chunk: the log-probabilities of
+its prompt, and the values that its tape has recorded.
+
+R places of a chunk, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...core import config
 from ...core.errors import UserError, need
+from ...core.generation.sample import likeliest, log_probability
 from ...core.nn import Model, Tape
 from ...core.nn.editing import Reading, as_edit_list, build_hooks
 from ...core.nn.finite import is_finite
 from ...sight.looking import must_match
-from .request import RecordedValues, Request, concatenate, token_axis
-from .scheduler import TokenSequence
+from .request import RecordedValues, Request, TokenLogprob, concatenate, token_axis
+from .sequence import Chunk, RequestHandle, Sequence
 
 
 class Look:
     """Tape of one continuation with the values that nobody took yet; ``next`` is the first place to
     be recorded."""
 
-    def __init__(self, patterns: Sequence[str], edits: Mapping[str, Any], since: int = 0) -> None:
+    def __init__(self, patterns: Seq[str], edits: Mapping[str, Any], since: int = 0) -> None:
         self.tape, self.next = Tape(*patterns, edits=edits), since
         self.pieces: list[RecordedValues] = []
         self.error: Exception | None = None  # of an edit
@@ -40,7 +46,7 @@ class Look:
         self.tape.records.clear()
 
 
-def fork(parent: TokenSequence, sequence: TokenSequence) -> TokenSequence:
+def fork(parent: Sequence, sequence: Sequence) -> Sequence:
     """``sequence``, another continuation of the prompt of ``parent``, with the values recorded so
     far."""
     sequence.fork_parent = parent
@@ -53,7 +59,7 @@ def fork(parent: TokenSequence, sequence: TokenSequence) -> TokenSequence:
     return sequence
 
 
-def edit_error(sequence: TokenSequence, logits: Tensor) -> Exception | None:
+def edit_error(sequence: Sequence, logits: Tensor) -> Exception | None:
     """Error of an edit in the pass that gave these logits: it fails its own sequence, no other in
     the step."""
     look: Look | None = sequence.look
@@ -62,7 +68,7 @@ def edit_error(sequence: TokenSequence, logits: Tensor) -> Exception | None:
     return UserError("The edits make NaN or infinite numbers of the logits; give smaller ones.")
 
 
-def take_records(sequence: TokenSequence) -> RecordedValues | None:
+def take_records(sequence: Sequence) -> RecordedValues | None:
     """Values recorded of a sequence since the last call; None where nothing is recorded."""
     if sequence.look is None or not sequence.look.pieces:
         return None
@@ -70,15 +76,17 @@ def take_records(sequence: TokenSequence) -> RecordedValues | None:
     return concatenate(pieces)
 
 
-def create_looks(
-    request: Request, model: Model, tokenizer: Any, shapes: dict[str, tuple[int, ...]], step: int
-) -> tuple[list[int], int, list[Look]]:
-    """Prompt ids of a request that records or edits, with its edits applied; the number of them
-    that one forward pass must take; and a Look for each continuation.
+def prepare_looks(
+    handle: RequestHandle, model: Model, tokenizer: Any, shapes: Mapping[str, Any], step: int
+) -> None:
+    """Gives each sequence of a request that records or edits a Look, and the handle its prompt with
+    the edits applied.
 
     ``shapes`` are the model's paths, ``step`` the tokens of a step. Raises UserError for a path or
     an edit that the model does not have.
     """
+    request, unsplit = handle.request, 0
+    assert isinstance(request, Request)
     stack = isinstance(getattr(model.config, "decoder", None), config.Stack)
     if not stack or request.source is not None:
         raise UserError(
@@ -88,7 +96,7 @@ def create_looks(
     must_match(request.want, [*shapes])
     reading = Reading.for_generation(model, [request.tokens], None, tokenizer)
     reading.__dict__["shapes"] = shapes  # known already
-    hooks, unsplit = build_hooks(request.edits, reading), 0
+    hooks = build_hooks(request.edits, reading)
     assert reading.rows is not None
     # a mean over the prompt
     if any(getattr(edit, "fill", "") == "mean" for edit in as_edit_list(request.edits)):
@@ -97,8 +105,47 @@ def create_looks(
             unsplit <= step // 2,
             f"A mean over {unsplit} tokens of prompt is more than one step of the engine; {hint}.",
         )
-    return (
-        reading.rows[0],
-        unsplit,
-        [Look(request.want, hooks, request.since) for _ in range(request.n)],
-    )
+    handle.prompt = reading.rows[0]
+    for sequence in handle.sequences:
+        sequence.ids, sequence.recompute_from = [*handle.prompt], request.since
+        sequence.unsplit, sequence.look = unsplit, Look(request.want, hooks, request.since)
+        if request.edits:  # what an edit changes is nobody else's
+            sequence.cache_key = handle
+
+
+def wants_scores(sequence: Sequence) -> bool:
+    """True for the first continuation of a request that asks for prompt log-probabilities."""
+    return sequence.index == 0 and sequence.request.prompt_logprobs is not None
+
+
+def logit_positions(chunk: Chunk) -> Seq[int]:
+    """Places in a chunk whose logits are needed: of a scored prompt all from ``since``, else the
+    last."""
+    length, sequence, request = len(chunk.tokens), chunk.sequence, chunk.sequence.request
+    if sequence.look is not None and sequence.look.tape.watches("logits"):
+        return range(length)
+    if wants_scores(sequence) and chunk.start < len(request.tokens):
+        return range(min(max(0, request.since - chunk.start), length - 1), length)
+    return range(length - 1 - chunk.drafted, length) if chunk.finishes else ()
+
+
+def record_scores(chunk: Chunk, vocab_size: int | None) -> None:
+    """Records log-probabilities of a scored prompt's tokens from a chunk's logits."""
+    handle, request, start = chunk.handle, chunk.sequence.request, chunk.start
+    prompt, since, count = handle.prompt, request.since, request.prompt_logprobs
+    last = len(prompt) - 1 - start  # the place in the chunk that the prompt's last token has
+    if not wants_scores(chunk.sequence) or last < 0:
+        return
+    # rows of logits that are followed by a token of the prompt, by the place in the chunk
+    rows = {p: row for row, p in enumerate(chunk.places) if p < last and start + p >= since}
+    first = next(iter(rows.values()), 0)
+    logits = chunk.logits[first : first + len(rows)]
+    following = torch.tensor([prompt[start + place + 1] for place in rows], device=logits.device)
+    logprobs = log_probability(logits, following.long()).tolist()
+    top = likeliest(logits, vocab_size, count) if count else [() for _ in rows]
+    for place, logprob, likely in zip(rows, logprobs, top, strict=True):
+        at = start + 1 + place
+        handle.scores[at] = TokenLogprob(prompt[at], logprob, tuple(likely))
+    if len(handle.scores) == len(prompt) - 1 - since:
+        scores = (handle.scores[place] for place in sorted(handle.scores))
+        handle.prompt_logprobs = [TokenLogprob(prompt[since], None), *scores]

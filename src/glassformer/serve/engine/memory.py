@@ -20,10 +20,9 @@ from ...fast.fused import fuse
 from ...fast.kernels import PAGE
 from ...fast.paged import PagedCache
 from ...fast.prepacked import prepack
-from .pages import PagePool
+from .pages import PagePool, Windows
 from .request import Encode, Request
-from .runner import CacheRunner, PagedRunner, Runner, Sources, StateRunner
-from .windows import Windows
+from .runner import PagedRunner, Runner, Sources, StateRunner
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
@@ -82,8 +81,7 @@ class MemoryPlan:
         """A runner of the model over these pages."""
         cfg = self.model.config
         if not self.rewinds:
-            stacked = not isinstance(cfg, config.Encoder) and isinstance(cfg.decoder, config.Stack)
-            return CacheRunner(self.model) if stacked else StateRunner(self.model)
+            return StateRunner(self.model)
         assert not isinstance(cfg, config.Encoder)
         page_counts = len(self.pool.users), self.source_pages
         near = None if self.windows is None else len(self.windows.pool.users)

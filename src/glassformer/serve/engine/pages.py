@@ -1,17 +1,33 @@
-"""Which pages of the cache are free, in use, or kept for a prompt that begins alike. Numbers alone:
-no tensors.
+"""Pages of keys and values: which are free, in use, or kept for a prompt that begins alike. Numbers
+alone: no tensors.
 
-free --take--> used (by one sequence or several) --give, the last one--> free, or cached where its
-contents are known
-  ^                          ^                                                   |
-  |                          +---------------- share: found again ---------------+
-  +------------------------------ taken again: the least recently used of them --+
+    free --take--> used (by one sequence or several) --give, the last one--> free, or cached where
+    its contents are known
+      ^                          ^                                                   |
+      |                          +---------------- share: found again ---------------+
+      +------------------------------ taken again: the least recently used of them --+
+
+``PrefixCache`` finds full pages by what they hold, so that prompts which begin alike are read once.
+A page is known by the page before it and its own tokens: a key of the table is (that page's number
+in the chain, the tokens), so a page is found by a hash and believed by comparing its tokens and, by
+induction, all that stand before.
+
+``Windows`` are pages of layers with sliding windows: a sequence keeps those alone that a token to
+come still sees.
+
+    pages          7  2  9  4  5      of layers that see the full sequence
+    window pages   -  -  -  1  0      of layers with windows: the first three were freed
+
+A window page is taken with its page and freed before it. While there is room, unused ones are kept
+for prompts that begin alike, as pages are.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 
 class OutOfPages(Exception):
@@ -110,3 +126,132 @@ class PagePool:
         del self._cached[page]
         self._known.discard(page)
         self._free.append(page)
+
+
+class PrefixCache:
+    """The table; pages that nobody uses any more stay in it until ``pool`` needs them."""
+
+    def __init__(self, pool: PagePool, size: int) -> None:
+        self.pool, self.size = pool, size
+        # -> page, its number in the chain
+        self._links: dict[tuple[Hashable, tuple[int, ...]], tuple[int, int]] = {}
+        self._keys: dict[int, tuple[Hashable, tuple[int, ...]]] = {}  # by page
+        # never used twice: what followed a forgotten page cannot be found
+        self._numbers = itertools.count()
+        pool.forget = self._forget
+
+    def find(self, root: Hashable, tokens: Sequence[int]) -> list[int]:
+        """The pages that hold the beginning of ``tokens`` under ``root`` (what else they depend
+        on); not shared yet."""
+        pages, before = list[int](), root
+        for start in range(0, len(tokens) - self.size + 1, self.size):
+            link = self._links.get((before, tuple(tokens[start : start + self.size])))
+            if link is None:
+                break
+            page, before = link[0], ("page", link[1])
+            pages.append(page)
+        return pages
+
+    def keep(
+        self, root: Hashable, tokens: Sequence[int], pages: Sequence[int], since: int = 0
+    ) -> None:
+        """``pages`` hold the beginning of ``tokens``; what is there already stays, and the first
+        ``since`` are there.
+
+        Where another page holds the same, the chain goes on from that one.
+        """
+        before = root
+        for place in range(min(len(pages), len(tokens) // self.size)):
+            key = (before, tuple(tokens[place * self.size : (place + 1) * self.size]))
+            if key not in self._links and place >= since and pages[place] not in self._keys:
+                self._links[key] = (pages[place], next(self._numbers))
+                self._keys[pages[place]] = key
+                self.pool.know(pages[place])
+            if key not in self._links:
+                return
+            before = ("page", self._links[key][1])
+
+    def clear(self) -> None:
+        """Nothing is found any more."""
+        self._links.clear()
+        self._keys.clear()
+
+    def _forget(self, page: int) -> None:
+        del self._links[self._keys.pop(page)]
+
+
+class Windows:
+    """``count`` window pages for pages of ``size`` tokens of ``pages``; a token sees ``span``
+    tokens at most, itself included.
+
+    Without a ``span`` there are no such layers, and nothing is done.
+    """
+
+    def __init__(self, pages: PagePool, size: int, span: int | None = None, count: int = 0) -> None:
+        self.pages, self.size, self.span = pages, size, span
+        self.pool = PagePool(count, self._forget)
+        self.part_of: dict[int, int] = {}  # by page, in use or cached
+        self._page_of: dict[int, int] = {}  # by window page
+
+    @property
+    def available(self) -> float:
+        """Number of window pages that ``take`` can give."""
+        return math.inf if self.span is None else self.pool.available
+
+    def first(self, computed: int) -> int:
+        """The first page that is seen by the token in this place, and so by any that follow."""
+        return 0 if self.span is None else max(0, computed + 1 - self.span) // self.size
+
+    def take(self, page: int) -> None:
+        """Takes a window page for a page taken just now; one kept of its former contents is
+        dropped."""
+        if self.span is None:
+            return
+        if (old := self.part_of.pop(page, None)) is not None:
+            del self._page_of[old]
+            self.pool.drop(old)
+        self.part_of[page] = window_page = self.pool.take()
+        self._page_of[window_page] = page
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Adds a user to the window pages of these pages, which all have one."""
+        for page in pages if self.span is not None else ():
+            self.pool.share(self.part_of[page])
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Removes a user from the window pages of these pages."""
+        for page in pages if self.span is not None else ():
+            window_page = self.part_of[page]
+            if self.pages.knows(page):
+                self.pool.know(window_page)
+            self.pool.give([window_page])
+            if not self.pool.users[window_page] and not self.pool.knows(window_page):
+                self._forget(window_page)
+
+    def covers(self, pages: Sequence[int], computed: int) -> bool:
+        """True where a sequence whose first ``computed`` tokens are in these pages can go on."""
+        visible = pages[self.first(computed) : -(-computed // self.size)]
+        return self.span is None or all(page in self.part_of for page in visible)
+
+    def fits(self, pages: Sequence[int]) -> int:
+        """Number of these full pages, at most, that a sequence can start with."""
+        return next(n for n in range(len(pages), -1, -1) if self.covers(pages, n * self.size))
+
+    def has_room(self, pages: Sequence[int], computed: int, length: int) -> bool:
+        """True where a sequence that starts with these pages finds window pages up to place
+        ``length``."""
+        if self.span is None:
+            return True
+        idle = sum(
+            self.pool.users[self.part_of[page]] == 0 for page in pages[self.first(computed) :]
+        )
+        return -(-length // self.size) - len(pages) <= self.pool.available - idle
+
+    def clear(self) -> None:
+        """Frees all window pages."""
+        self.pool.clear()
+        self.part_of.clear()
+        self._page_of.clear()
+
+    def _forget(self, window_page: int) -> None:
+        del self.part_of[self._page_of.pop(window_page)]

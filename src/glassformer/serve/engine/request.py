@@ -1,4 +1,4 @@
-"""Requests to an engine, the events of their growth, and a handle on each.
+"""Requests to an engine, and the events and results of their growth.
 
     handle = engine.submit(Request(tokens, max_new=20))        for event in handle: print(event.text)
     handle = engine.submit(Encode(tokens, output="vector"))    handle.result().output
@@ -8,11 +8,7 @@ V vocabulary.
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
@@ -21,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...core.errors import UserError, need
-from ...core.generation.beam import Hypothesis, check_beams
+from ...core.generation.beam import check_beams
 from ...core.generation.loop import Likely
 from ...core.generation.sample import Sampling
 from ...core.nn.editing import ModelEdit
@@ -289,112 +285,31 @@ class Result:
         return self.completions[0].text
 
 
-class RequestHandle:
-    """A request under way: iterate over its events from one thread (``for``) or one task (``async
-    for``).
+@dataclass
+class Stats:
+    """Current numbers of an engine (requests ``running`` and ``waiting``, pages) and totals since
+    its start.
 
-    ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the
-    request; ``prompt`` are the prompt's ids with its edits applied. ``records`` are all recorded
-    values, by continuation and path, once ``result`` has given all: over the T tokens that were
-    read, prompt first, the last one that was drawn never.
+    Pages of layers with windows are counted beside the others; ``used_share`` is of the memory of
+    all.
     """
 
-    def __init__(
-        self, request: Request | Encode, cancel: Callable[[RequestHandle], None], seed: int = 0
-    ) -> None:
-        self.request, self.seed = request, seed
-        self.prompt_logprobs: list[TokenLogprob] | None = None
-        self.output: Tensor | None = None
-        self.prompt: Sequence[int] = request.tokens
-        self.records: dict[int, dict[str, Tensor]] = {}
-        self.hypotheses: list[Hypothesis] = []  # of a search with beams, once it has ended
-        self.start_time: float | None = None  # time.monotonic() when it stopped waiting
-        self._cancel = cancel
-        self._events: deque[Event] = deque()
-        self._condition = threading.Condition()
-        self._wake: Callable[[], None] | None = None  # an event loop that waits
-        self._ended = False  # the last event was read
-
-    def cancel(self) -> None:
-        """End it at the engine's next step; its continuations finish as "cancelled". Harmless when
-        it has ended."""
-        self._cancel(self)
-
-    def put(self, event: Event) -> None:
-        """Queues an event, from the engine's thread."""
-        with self._condition:
-            self._events.append(event)
-            self._condition.notify_all()
-            wake, self._wake = self._wake, None
-        if wake is not None:
-            wake()
-
-    def _take(self, wake: Callable[[], None] | None = None) -> Event | None:
-        """The next event; None where there is none yet, and ``wake`` is called once there is."""
-        if not self._events:
-            self._wake = wake
-            return None
-        event = self._events.popleft()
-        self._ended = event.usage is not None
-        return event
-
-    def __iter__(self) -> Iterator[Event]:
-        while not self._ended:
-            with self._condition:
-                self._condition.wait_for(lambda: self._events)
-                event = self._take()
-            if event is not None:
-                yield event
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        loop = asyncio.get_running_loop()
-        while not self._ended:
-            ready = asyncio.Event()
-
-            def wake(ready: asyncio.Event = ready) -> None:
-                with suppress(RuntimeError):  # the loop has ended meanwhile
-                    loop.call_soon_threadsafe(ready.set)
-
-            with self._condition:
-                event = self._take(wake)
-            if event is None:
-                await ready.wait()
-            else:
-                yield event
-
-    def result(self) -> Result:
-        """Wait for the end and give all at once; raises what made the request fail."""
-        return self.collect(list(self))
-
-    async def wait(self) -> Result:
-        """``result`` for a task."""
-        return self.collect([event async for event in self])
-
-    def collect(self, events: Sequence[Event]) -> Result:
-        """Result of all events; raises what made the request fail."""
-        count = getattr(self.request, "n", 1)
-        completions = [Completion(index) for index in range(count)]
-        usage = Usage(len(self.request.tokens), 0, 0)
-        for event in events:
-            if event.error is not None:
-                raise event.error
-            completion = completions[event.index]
-            completion.text += event.text
-            if event.token is not None and event.logprob is not None:
-                completion.tokens.append(event.token)
-                completion.logprobs.append(event.logprob)
-                completion.top.append(event.top)
-            if event.finish_reason is not None:
-                completion.finish_reason, completion.stopped_by = (
-                    event.finish_reason,
-                    event.stopped_by,
-                )
-            usage = event.usage or usage
-        for index in range(count if getattr(self.request, "want", ()) else 0):
-            pieces = [
-                event.records
-                for event in events
-                if event.index == index and event.records is not None
-            ]
-            self.records[index] = concatenate(pieces).values if pieces else {}
-        return Result(completions, usage, self.prompt_logprobs, self.output)
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    pages_used: int = 0
+    pages_cached: int = 0
+    pages_free: int = 0
+    used_share: float = 0.0
+    requests: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    refused: int = 0
+    preempted: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0

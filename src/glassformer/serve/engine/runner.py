@@ -2,8 +2,12 @@
 through an encoder.
 
     PagedRunner   attention: keys and values in pages, the encoder's output in pages of its own
+<<<<<<< HEAD
     StateRunner   recurrent decoders: a sequence's state is its one page
     CacheRunner   stacks with a mixer of a user's own, or elsewhere than on a CPU: a sequence's cache is its one page
+=======
+    StateRunner   recurrent cells, mixers of a user's own: a sequence's cache is its one page
+>>>>>>> h-serve
 
 N tokens in the row, S sequences, R rows of logits, C model dim, V vocabulary.
 """
@@ -12,8 +16,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+<<<<<<< HEAD
 from collections.abc import Sequence
 from functools import partial
+=======
+from collections.abc import Sequence as Seq
+>>>>>>> h-serve
 from typing import Any, Protocol
 
 import torch
@@ -30,23 +38,21 @@ from ...core.nn.position import Position
 from ...fast.kernels import PAGE
 from ...fast.paged import PackedTape, PackedTexts, PagedCache
 from ...tasks.pool import Pool
-from .pages import PagePool
+from .pages import PagePool, Windows
 from .request import Encode
-from .scheduler import Chunk, TokenSequence
-from .windows import Windows
+from .sequence import Chunk, Sequence
 
 
 class Runner(Protocol):
     """Forward passes over chunks."""
 
-    def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
-        """fp32 logits (R, V) that follow the ``logit_places`` tokens of each chunk, by their places
-        in it."""
+    def forward(self, chunks: Seq[Chunk]) -> Tensor:
+        """fp32 logits (R, V) that follow the tokens in the ``places`` of each chunk."""
 
     def copy(self, source: int, target: int) -> None:
         """Copies one page to another."""
 
-    def released(self, sequence: TokenSequence) -> None:
+    def released(self, sequence: Sequence) -> None:
         """Drops what is kept for a sequence."""
 
     def restart(self) -> None:
@@ -61,9 +67,9 @@ class Sources:
         self.pool = PagePool(pages, self._forget)
         self._pages: dict[tuple[int, ...], list[int]] = {}
         self._of_page: dict[int, tuple[int, ...]] = {}
-        self.open: dict[TokenSequence, list[int]] = {}
+        self.open: dict[Sequence, list[int]] = {}
 
-    def find(self, sequence: TokenSequence) -> bool:
+    def find(self, sequence: Sequence) -> bool:
         """Open a sequence's source; whether its pages have to be filled first."""
         assert sequence.source is not None
         pages = self._pages.get(sequence.source)
@@ -75,7 +81,7 @@ class Sources:
             opened.append(self.pool.take())
         return pages is None
 
-    def keep(self, sequence: TokenSequence) -> None:
+    def keep(self, sequence: Sequence) -> None:
         """A sequence's pages are filled: others of the same source find them."""
         assert sequence.source is not None
         for page in self.open[sequence]:
@@ -83,11 +89,11 @@ class Sources:
             self.pool.know(page)
         self._pages[sequence.source] = self.open[sequence]
 
-    def close(self, sequence: TokenSequence) -> None:
+    def close(self, sequence: Sequence) -> None:
         """Frees a sequence's pages; harmless where it has none."""
         self.pool.give(self.open.pop(sequence, ()))
 
-    def abandon(self, sequence: TokenSequence) -> None:
+    def abandon(self, sequence: Sequence) -> None:
         """Frees what ``find`` took before it failed, counted or not."""
         self.open.pop(sequence, None)
         self.pool.recount(self.open.values())
@@ -112,36 +118,32 @@ class PagedRunner:
         self.device = next(model.parameters()).device
         self.lag = model.config.embed.previous_token_embeddings
 
-    def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
+    def forward(self, chunks: Seq[Chunk]) -> Tensor:
         for chunk in chunks:
             if chunk.sequence.source is not None and chunk.sequence not in self.sources.open:
                 self._open(chunk.sequence)
-        self.cache.texts = self._packed(chunks)
+        texts = self.cache.texts = self._packed(chunks)
         tokens = self._row([token for chunk in chunks for token in chunk.tokens])[None]
-        starts = [first for first, _ in self.cache.texts.spans]
         columns = [
             start + place
-            for start, places in zip(starts, logit_places, strict=True)
-            for place in places
+            for (start, _), chunk in zip(texts.spans, chunks, strict=True)
+            for place in chunk.places
         ]
-        extras = (
-            {"memory": Memory(tokens[:, :0], tokens[:, :0])}
-            if self.cache.texts.sources is not None
-            else {}
-        )
-        tape = self._tape(chunks, logit_places)
+        nothing = tokens[:, :0]
+        extras = {} if texts.sources is None else {"memory": Memory(nothing, nothing)}
+        tape = self._tape(chunks)
         with inference(self.model):
             out: Output = self.model(
                 tokens,
-                pos=self.cache.texts.pos,
+                pos=texts.pos,
                 cache=self.cache,
                 tape=tape,
                 logits=self._row(columns),
                 **extras,
             )
-        for sequence, chunk in enumerate(chunks):
+        for number, chunk in enumerate(chunks if tape is not None else ()):
             if chunk.sequence.look is not None and tape is not None:
-                chunk.sequence.look.error = tape.errors.get(sequence)
+                chunk.sequence.look.error = tape.errors.get(number)
                 chunk.sequence.look.keep(chunk.start, len(chunk.tokens))
         return out.logits[0].float()
 
@@ -152,29 +154,25 @@ class PagedRunner:
             pair = [self._parts([page])[0] if has_window else page for page in (source, target)]
             kv.pages.copy(*(self._row([page]) for page in pair))
 
-    def _tape(self, chunks: Sequence[Chunk], places: Sequence[Sequence[int]]) -> PackedTape | None:
+    def _tape(self, chunks: Seq[Chunk]) -> PackedTape | None:
         """The tapes of the sequences that are recorded or edited."""
         if all(chunk.sequence.look is None for chunk in chunks):
             return None
-        row_ends = [0, *itertools.accumulate(map(len, places))]
-        watched = [
-            sequence for sequence, chunk in enumerate(chunks) if chunk.sequence.look is not None
-        ]
-        tapes = {
-            sequence: (self.cache.texts.spans[sequence], chunks[sequence].sequence.look.tape)
-            for sequence in watched
-        }
-        return PackedTape(
-            tapes, {sequence: (row_ends[sequence], row_ends[sequence + 1]) for sequence in watched}
-        )
+        row_ends = [0, *itertools.accumulate(len(chunk.places) for chunk in chunks)]
+        tapes, rows = {}, {}
+        for number, chunk in enumerate(chunks):
+            if chunk.sequence.look is not None:
+                tapes[number] = self.cache.texts.spans[number], chunk.sequence.look.tape
+                rows[number] = row_ends[number], row_ends[number + 1]
+        return PackedTape(tapes, rows)
 
-    def released(self, sequence: TokenSequence) -> None:
+    def released(self, sequence: Sequence) -> None:
         self.sources.close(sequence)
 
     def restart(self) -> None:
         self.sources.clear()
 
-    def _open(self, sequence: TokenSequence) -> None:
+    def _open(self, sequence: Sequence) -> None:
         """The pages of a sequence's source, filled; where that fails it has none, and nobody finds
         them."""
         try:
@@ -185,10 +183,10 @@ class PagedRunner:
             self.sources.abandon(sequence)
             raise
 
-    def _row(self, numbers: Sequence[int], dtype: torch.dtype = torch.long) -> Tensor:
+    def _row(self, numbers: Seq[int], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(numbers, dtype=dtype).to(self.device, non_blocking=True)
 
-    def _packed(self, chunks: Sequence[Chunk]) -> PackedTexts:
+    def _packed(self, chunks: Seq[Chunk]) -> PackedTexts:
         """Layout of the chunks' tokens in one row."""
         pos, rows, spans = list[int](), list[int](), list[tuple[int, int]]()
         for sequence, chunk in enumerate(chunks):
@@ -206,27 +204,27 @@ class PagedRunner:
         layout = self._row(pos)[None], self._row(rows, torch.int32), tables, spans
         return PackedTexts(*layout, sources, previous, window_tables=windows)
 
-    def _parts(self, pages: Sequence[int]) -> list[int]:
+    def _parts(self, pages: Seq[int]) -> list[int]:
         """Window pages of these pages, 0 where a page has none."""
         assert self.windows is not None
         return [self.windows.part_of.get(page, 0) for page in pages]
 
-    def _tables(self, pages: Sequence[Sequence[int]]) -> Tensor:
+    def _tables(self, pages: Seq[Seq[int]]) -> Tensor:
         longest = max(map(len, pages))
         return self._row([[*row, *[0] * (longest - len(row))] for row in pages], torch.int32)  # type: ignore[misc]
 
-    def _previous(self, chunks: Sequence[Chunk]) -> Tensor:
+    def _previous(self, chunks: Seq[Chunk]) -> Tensor:
         """The tokens before each one (1, N, lag), the nearest first; -1 before the beginning."""
         previous = []
         for chunk in chunks:
             # a draft model goes on from its guesses
-            before = (chunk.sequence.tokens + chunk.sequence.draft)[: chunk.start]
+            before = (chunk.sequence.ids + chunk.sequence.draft)[: chunk.start]
             ids = [-1] * self.lag + before + chunk.tokens
             for place in range(chunk.start + self.lag, len(ids)):
                 previous.append(ids[place - self.lag : place][::-1])
         return self._row(previous)[None]  # type: ignore[arg-type]
 
-    def _encode(self, sequence: TokenSequence) -> None:
+    def _encode(self, sequence: Sequence) -> None:
         """Fill the pages of a sequence's source."""
         assert sequence.source is not None and isinstance(self.model, EncoderDecoder)
         places, pages = (
@@ -242,166 +240,68 @@ class PagedRunner:
 
 
 class StateRunner:
-    """A recurrent decoder: a row a sequence, its state taken from its page and put back."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.device = next(model.parameters()).device
-        self.states: dict[int, dict[int, tuple[Tensor, ...]]] = {}  # page -> layer -> parts (1, C)
-        self.memories: dict[TokenSequence, Memory] = {}
-
-    def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
-        longest = max(len(chunk.tokens) for chunk in chunks)
-        tokens = torch.tensor(
-            [chunk.tokens + [0] * (longest - len(chunk.tokens)) for chunk in chunks]
-        )
-        offsets, lengths = (
-            torch.arange(longest),
-            torch.tensor([[len(chunk.tokens)] for chunk in chunks]),
-        )
-        starts = torch.tensor([[chunk.start] for chunk in chunks])
-        pos = torch.where(offsets < lengths, starts + offsets, -1).to(self.device)
-        rows = [row for row, places in enumerate(logit_places) for _ in places]
-        columns = [place for places in logit_places for place in places]
-        cache = self._cache(chunks)
-        with inference(self.model):
-            extras = (
-                {"memory": self._memory(chunks)} if chunks[0].sequence.source is not None else {}
-            )
-            out: Output = self.model(
-                tokens.to(self.device), pos=pos, cache=cache, logits="none", **extras
-            )
-            logits: Tensor = self.model.head(out.hidden[rows, columns], self.model.embed).float()  # type: ignore[misc]
-        assert cache.carried is not None
-        states = cache.carried.states.items()
-        states_by_row = [
-            {layer: tuple(tensor[row : row + 1] for tensor in state) for layer, state in states}
-            for row in range(len(chunks))
-        ]
-        # last, or not at all
-        self.states.update(
-            zip((chunk.sequence.pages[0] for chunk in chunks), states_by_row, strict=True)
-        )
-        return logits
-
-    def copy(self, source: int, target: int) -> None:
-        self.states[target] = self.states[source]  # nothing is written into them
-
-    def released(self, sequence: TokenSequence) -> None:
-        self.memories.pop(sequence, None)
-
-    def restart(self) -> None:
-        self.memories.clear()
-        self.states.clear()
-
-    def _cache(self, chunks: Sequence[Chunk]) -> Cache:
-        """A cache of the chunks' states; those that begin now have none."""
-        cache = Cache(self.model.config)
-        assert cache.carried is not None
-        chunk_states = [
-            self.states.get(chunk.sequence.pages[0], {}) if chunk.start else {} for chunk in chunks
-        ]
-        template = next((states for states in chunk_states if states), {})
-        for layer, tensors in template.items():
-            empty = tuple(torch.zeros_like(tensor) for tensor in tensors)
-            rows = [states.get(layer, empty) for states in chunk_states]
-            cache.carried.states[layer] = tuple(
-                torch.cat(tensors) for tensors in zip(*rows, strict=True)
-            )
-        lag = self.model.config.embed.previous_token_embeddings
-        if lag:
-            before = [[-1] * lag + chunk.sequence.tokens[: chunk.start] for chunk in chunks]
-            places = [[chunk.start - back for back in range(lag, 0, -1)] for chunk in chunks]
-            tokens = torch.tensor([ids[-lag:] for ids in before], device=self.device)
-            cache.history = (
-                tokens.clamp(min=0),
-                torch.tensor(places, device=self.device).clamp(min=-1),
-            )
-        return cache
-
-    def _memory(self, chunks: Sequence[Chunk]) -> Memory:
-        """Encoder output of each sequence's source, padded on the right (B, S, C)."""
-        assert isinstance(self.model, EncoderDecoder)
-        for chunk in chunks:
-            if chunk.sequence not in self.memories:
-                source = chunk.sequence.source
-                memory = next(
-                    (
-                        cached_memory
-                        for sequence, cached_memory in self.memories.items()
-                        if sequence.source == source
-                    ),
-                    None,
-                )
-                self.memories[chunk.sequence] = memory or self.model.encode(
-                    torch.tensor([source], device=self.device)
-                )
-        hidden_by_chunk = [self.memories[chunk.sequence].hidden[0] for chunk in chunks]
-        hidden = torch.nn.utils.rnn.pad_sequence(hidden_by_chunk, batch_first=True)
-        offsets = torch.arange(hidden.shape[1], device=self.device)
-        lengths = torch.tensor([[len(states)] for states in hidden_by_chunk], device=self.device)
-        return Memory(hidden, torch.where(offsets < lengths, offsets, -1))
-
-
-class CacheRunner:
-    """A decoder with token mixers that keep states: a cache and a pass of its own for each
-    sequence."""
+    """A decoder of recurrent cells, or with token mixers that keep states: a cache and a pass of
+    its own for each sequence."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.device = next(model.parameters()).device
         self.caches: dict[int, Cache] = {}  # by page
-        self.memories: dict[TokenSequence, Memory] = {}
+        self.memories: dict[Sequence, Memory] = {}
 
-    def forward(self, chunks: Sequence[Chunk], logit_places: Sequence[Sequence[int]]) -> Tensor:
-        logits: list[Tensor] = []
-        for chunk, places in zip(chunks, logit_places, strict=True):
-            sequence, page, before = chunk.sequence, chunk.sequence.pages[0], list[int]()
-            # none is kept while it is computed: a pass that fails leaves it unusable
-            cache = self.caches.pop(page, None)
-            if cache is None or cache.length != chunk.start:
-                cache, before = Cache(self.model.config), sequence.tokens[: chunk.start]
-            extras = {"memory": self._memory(sequence)} if sequence.source is not None else {}
-            first = len(before)
-            columns = torch.tensor([first + place for place in places], dtype=torch.long)
-            span, look = (first, first + len(chunk.tokens)), sequence.look
-            tape = (
-                None if look is None else PackedTape({0: (span, look.tape)}, {0: (0, len(places))})
+    def forward(self, chunks: Seq[Chunk]) -> Tensor:
+        return torch.cat([self._forward(chunk) for chunk in chunks])
+
+    def _forward(self, chunk: Chunk) -> Tensor:
+        sequence, page, before = chunk.sequence, chunk.sequence.pages[0], list[int]()
+        # none is kept while it is computed: a pass that fails leaves it unusable
+        cache = self.caches.pop(page, None)
+        if cache is None or cache.length != chunk.start:
+            cache, before = Cache(self.model.config), sequence.ids[: chunk.start]
+        extras = {"memory": self._memory(sequence)} if sequence.source is not None else {}
+        first, look, tape = len(before), sequence.look, None
+        if look is not None:
+            span = (first, first + len(chunk.tokens))
+            tape = PackedTape({0: (span, look.tape)}, {0: (0, len(chunk.places))})
+        columns = torch.tensor([first + place for place in chunk.places], dtype=torch.long)
+        with inference(self.model):
+            out: Output = self.model(
+                torch.tensor([before + chunk.tokens], device=self.device),
+                cache=cache,
+                tape=tape,
+                logits=columns.to(self.device),
+                **extras,
             )
-            with inference(self.model):
-                out: Output = self.model(
-                    torch.tensor([before + chunk.tokens], device=self.device),
-                    cache=cache,
-                    tape=tape,
-                    logits=columns.to(self.device),
-                    **extras,
-                )
-            if look is not None and tape is not None:
-                look.error = tape.errors.get(0)
-                look.keep(chunk.start, len(chunk.tokens))
-            self.caches[page] = cache
-            logits.append(out.logits[0].float())
-        return torch.cat(logits)
+        if look is not None and tape is not None:
+            look.error = tape.errors.get(0)
+            look.keep(chunk.start, len(chunk.tokens))
+        self.caches[page] = cache
+        return out.logits[0].float()
 
     def copy(self, source: int, target: int) -> None:
         self.caches[target] = copy.deepcopy(self.caches[source])
 
-    def released(self, sequence: TokenSequence) -> None:
+    def released(self, sequence: Sequence) -> None:
         self.memories.pop(sequence, None)
 
     def restart(self) -> None:
         self.memories.clear()
         self.caches.clear()
 
-    def _memory(self, sequence: TokenSequence) -> Memory:
+    def _memory(self, sequence: Sequence) -> Memory:
+        """Encoder output of a sequence's source; those of equal sources share it."""
         if sequence not in self.memories:
             assert isinstance(self.model, EncoderDecoder)
+            equal = [
+                memory for item, memory in self.memories.items() if item.source == sequence.source
+            ]
             source = torch.tensor([sequence.source], device=self.device)
             with inference(self.model):
-                self.memories[sequence] = self.model.encode(source)
+                self.memories[sequence] = equal[0] if equal else self.model.encode(source)
         return self.memories[sequence]
 
 
+<<<<<<< HEAD
 class SeparateTexts(ExternalKV):
     """In the cache's place: the texts in ``spans`` of one row, each attended to by itself as if it
     were alone."""
@@ -429,6 +329,9 @@ def _mask_of(module: Attention, length: int, device: torch.device) -> Mask:
 
 
 def encode(model: Model, requests: Sequence[Encode]) -> list[Tensor]:
+=======
+def encode(model: Model, requests: Seq[Encode]) -> list[Tensor]:
+>>>>>>> h-serve
     """Output of each Encode request, all texts side by side in one row, each attending to itself
     alone."""
     device, spans = next(model.parameters()).device, list[tuple[int, int]]()

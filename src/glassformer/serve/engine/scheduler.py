@@ -14,66 +14,71 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from types import MappingProxyType
+from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from .fair_queue import FairQueue
-from .pages import PagePool
-from .prefix import PrefixCache
-from .windows import Windows
+from .pages import PagePool, PrefixCache, Windows
+from .sequence import Chunk, Sequence
 
 
-@dataclass(eq=False)
-class TokenSequence:
-    """A sequence of ``tokens`` (prompt and continuation), of which the first ``computed`` are in
-    ``pages``.
-
-    ``cache_key`` is what its keys depend on beside its tokens. From place ``recompute_from`` on
-    cached pages are not reused (None: the last token alone is computed). The first ``unsplit``
-    tokens go into one forward pass. ``fork_parent`` has the same prompt: its computed tokens, to
-    the middle of a page, are copied while it still runs. Layers with windows have freed the first
-    ``evicted_pages``. ``draft`` are guessed next tokens. ``cached`` tokens were found in the pages
-    of others at admission. ``source`` are the encoder's ids, ``owner`` is the continuation that it
-    is computed for, ``look`` records or edits it.
-    """
-
-    tokens: list[int]
-    client: str = ""
-    cache_key: Hashable = None
-    recompute_from: int | None = None
-    unsplit: int = 0
-    source: tuple[int, ...] | None = None
-    owner: Any = None
-    look: Any = None
-    fork_parent: TokenSequence | None = None
-    number: int = -1  # in the order of arrival
-    computed: int = 0
-    cached: int = 0
-    started: bool = False
-    pages: list[int] = field(default_factory=list)
-    evicted_pages: int = 0
-    draft: list[int] = field(default_factory=list)
+class Queued(Protocol):
+    """Item of a queue."""
 
     @property
-    def remaining(self) -> int:
-        """Number of tokens that are not in pages yet."""
-        return len(self.tokens) - self.computed
+    def client(self) -> str: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """Tokens of one sequence for the next forward pass, from place ``start`` on, the last
-    ``drafted`` of them guesses.
+Q = TypeVar("Q", bound=Queued)
+EVEN: Mapping[str, int] = MappingProxyType({})
 
-    ``finishes``: the next token can be sampled after it.
+
+class FairQueue(Generic[Q]):
+    """A queue in which clients take turns; of one client the oldest item comes first.
+
+    Where ``load`` counts the items that each client has running, the client with the fewest comes
+    first.
     """
 
-    sequence: TokenSequence
-    start: int
-    tokens: list[int]
-    drafted: int
-    finishes: bool
+    def __init__(self) -> None:
+        self._queues: dict[str, deque[Q]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[Q]:
+        return itertools.chain.from_iterable(self._queues.values())
+
+    def add(self, item: Q, first: bool = False) -> None:
+        """Adds an item behind the client's others, or before them."""
+        queue = self._queues.setdefault(item.client, deque())
+        if first:
+            queue.appendleft(item)
+        else:
+            queue.append(item)
+
+    def peek(self, load: Mapping[str, int] = EVEN) -> Q | None:
+        """The next item."""
+        client = min(self._queues, key=lambda client: load.get(client, 0), default=None)
+        return None if client is None else self._queues[client][0]
+
+    def pop(self, load: Mapping[str, int] = EVEN) -> Q:
+        """Removes and returns the next item; its client is the last in the next round."""
+        client = min(self._queues, key=lambda client: load.get(client, 0))
+        queue = self._queues[client]
+        item = queue.popleft()
+        del self._queues[client]
+        if queue:
+            self._queues[client] = queue
+        return item
+
+    def remove(self, item: Q) -> None:
+        """Removes an item, wherever it stands; ValueError where it is not queued."""
+        queue = self._queues.get(item.client, deque())
+        queue.remove(item)
+        if not queue:
+            del self._queues[item.client]
 
 
 P = ParamSpec("P")
@@ -117,36 +122,31 @@ class Scheduler:
         budget: int,
         max_num_seqs: int,
         first: int = 0,
-        released: Callable[[TokenSequence], None] = lambda sequence: None,
+        released: Callable[[Sequence], None] = lambda sequence: None,
         copy: Callable[[int, int], None] | None = None,
         windows: Windows | None = None,
     ) -> None:
-        self.pool, self.size, self.budget, self.max_num_seqs, self.first = (
-            pool,
-            size,
-            max(budget, first, max_num_seqs),
-            max_num_seqs,
-            first,
-        )
+        self.pool, self.size, self.max_num_seqs, self.first = pool, size, max_num_seqs, first
+        self.budget = max(budget, first, max_num_seqs)
         self.released, self.copy, self.windows = released, copy, windows or Windows(pool, size)
         self.prefix = PrefixCache(pool, size)
-        self.waiting = FairQueue[TokenSequence]()
-        self.running: list[TokenSequence] = []  # the oldest first
-        self.suspended: set[TokenSequence] = set()  # those that rest without pages
+        self.waiting = FairQueue[Sequence]()
+        self.running: list[Sequence] = []  # the oldest first
+        self.suspended: set[Sequence] = set()  # those that rest without pages
         self.preempted = 0
         self.broken = False
-        self.subject: TokenSequence | None = None
+        self.subject: Sequence | None = None
         self._numbers = itertools.count()
         self._turn = itertools.count()
 
     @_atomic
-    def add(self, sequence: TokenSequence, first: bool = False) -> None:
+    def add(self, sequence: Sequence, first: bool = False) -> None:
         """Queues a sequence behind those of its client, or before them."""
         sequence.number = next(self._numbers)
         self.waiting.add(sequence, first)
 
     @_atomic
-    def drop(self, sequence: TokenSequence) -> None:
+    def drop(self, sequence: Sequence) -> None:
         """Ends a sequence: its pages are freed, full ones stay in the prefix cache.
 
         Harmless for one that is not scheduled.
@@ -155,7 +155,7 @@ class Scheduler:
             self._release(sequence)
         sequence.number = -1
 
-    def restart(self, without: Collection[TokenSequence]) -> None:
+    def restart(self, without: Collection[Sequence]) -> None:
         """Frees and forgets all pages: sequences will be computed again, except those in
         ``without``.
 
@@ -176,7 +176,7 @@ class Scheduler:
         for sequence in (*self.waiting, *self.suspended):
             self.released(sequence)
 
-    def _take_out(self, sequence: TokenSequence) -> bool:
+    def _take_out(self, sequence: Sequence) -> bool:
         """Removes a sequence from its queue; True where it was running."""
         if sequence in self.running:
             self.running.remove(sequence)
@@ -190,9 +190,9 @@ class Scheduler:
     @_atomic
     def branch(
         self,
-        sequences: Sequence[TokenSequence],
-        parents: Sequence[int],
-        tokens: Sequence[int],
+        sequences: Seq[Sequence],
+        parents: Seq[int],
+        tokens: Seq[int],
         copy: Callable[[int, int], None],
     ) -> None:
         """Sequence i goes on as sequence ``parents[i]`` with one token of ``tokens`` more; all
@@ -202,7 +202,7 @@ class Scheduler:
         go on with it; where there is none to copy to, its tokens are read again.
         """
         before = [
-            (sequence.tokens, sequence.pages, sequence.computed, sequence.evicted_pages)
+            (sequence.ids, sequence.pages, sequence.computed, sequence.evicted_pages)
             for sequence in sequences
         ]
         heirs = set[int]()
@@ -214,10 +214,9 @@ class Scheduler:
             ids, pages, computed, evicted = before[parent]
             shared_pages = len(pages) if parent not in heirs else computed // self.size
             heirs.add(parent)
-            sequence.tokens, sequence.computed = (
-                [*ids, token],
-                computed if shared_pages == len(pages) else shared_pages * self.size,
-            )
+            whole = shared_pages == len(pages)
+            sequence.ids = [*ids, token]
+            sequence.computed = computed if whole else shared_pages * self.size
             self._share(sequence, pages[:shared_pages], evicted)
         for _, pages, _, evicted in before:
             self._give(pages, evicted)
@@ -248,12 +247,12 @@ class Scheduler:
         for sequence in generating:
             draft = sequence.draft[: max(0, spare)]
             self.subject = sequence
-            if self._reserve(sequence, len(sequence.tokens) + len(draft), chunks):
+            if self._reserve(sequence, len(sequence.ids) + len(draft), chunks):
                 chunks.append(
                     Chunk(
                         sequence,
                         sequence.computed,
-                        sequence.tokens[sequence.computed :] + draft,
+                        sequence.ids[sequence.computed :] + draft,
                         len(draft),
                         True,
                     )
@@ -275,7 +274,7 @@ class Scheduler:
                 and sequence in self.running
                 and self._reserve(sequence, sequence.computed + count, chunks)
             ):
-                ids = sequence.tokens[sequence.computed : sequence.computed + count]
+                ids = sequence.ids[sequence.computed : sequence.computed + count]
                 chunks.append(
                     Chunk(sequence, sequence.computed, ids, 0, count == sequence.remaining)
                 )
@@ -283,15 +282,15 @@ class Scheduler:
         return chunks
 
     @_atomic
-    def done(self, chunk: Chunk, accepted: int = 0) -> None:
-        """Records that a chunk was computed and its first ``accepted`` guesses were right."""
+    def done(self, chunk: Chunk) -> None:
+        """Records that a chunk was computed and its ``accepted`` guesses were right."""
         sequence = chunk.sequence
         before = sequence.computed // self.size
-        sequence.computed = chunk.start + len(chunk.tokens) - chunk.drafted + accepted
+        sequence.computed = chunk.start + len(chunk.tokens) - chunk.drafted + chunk.accepted
         sequence.draft = []
         if sequence.computed // self.size > before and self._shares:
             self.prefix.keep(
-                sequence.cache_key, sequence.tokens[: sequence.computed], sequence.pages, before
+                sequence.cache_key, sequence.ids[: sequence.computed], sequence.pages, before
             )
         evicted = self.windows.first(sequence.computed)
         self.windows.give(sequence.pages[sequence.evicted_pages : evicted])
@@ -302,9 +301,9 @@ class Scheduler:
         """True where a page depends on no later token."""
         return self.first <= self.size
 
-    def _round_robin(self, sequences: list[TokenSequence]) -> list[TokenSequence]:
+    def _round_robin(self, sequences: list[Sequence]) -> list[Sequence]:
         """Sequences in turns between clients, beginning with another client every time."""
-        clients: dict[str, deque[TokenSequence]] = {}
+        clients: dict[str, deque[Sequence]] = {}
         for sequence in sequences:
             clients.setdefault(sequence.client, deque()).append(sequence)
         queues = [*clients.values()]
@@ -319,46 +318,16 @@ class Scheduler:
             load = Counter(sequence.client for sequence in self.running)
             self.subject = sequence = self.waiting.peek(load)
             assert sequence is not None
-            if len(self.running) >= self.max_num_seqs:
+            found = self._find_pages(sequence) if len(self.running) < self.max_num_seqs else None
+            if found is None:
                 if self._suspend() or self._preempt_for_fairness(sequence.client, load):
                     continue
                 return
-            limit = (
-                len(sequence.tokens) - 1
-                if sequence.recompute_from is None
-                else min(sequence.recompute_from, len(sequence.tokens) - 1)
-            )
-            pages = (
-                self.prefix.find(sequence.cache_key, sequence.tokens[:limit])
-                if self._shares
-                else []
-            )
-            pages = pages[: self.windows.fits(pages)]
-            computed, fork_parent = len(pages) * self.size, sequence.fork_parent
-            if (
-                fork_parent is not None
-                and fork_parent in self.running
-                and self.copy is not None
-                and fork_parent.computed > computed
-            ):
-                shared = min(limit, fork_parent.computed)
-                if fork_parent.evicted_pages <= self.windows.first(shared):
-                    computed, pages = shared, fork_parent.pages[: shared // self.size]
-            missing = -(-len(sequence.tokens) // self.size) - len(pages)
-            fits = self.windows.has_room(
-                pages, computed, min(len(sequence.tokens), computed + self.budget)
-            )
-            if (
-                missing > self.pool.available - sum(self.pool.users[page] == 0 for page in pages)
-                or not fits
-            ):
-                if self._suspend() or self._preempt_for_fairness(sequence.client, load):
-                    continue
-                return
+            pages, sequence.computed = found
+            fork_parent, sequence.fork_parent = sequence.fork_parent, None
             self.waiting.pop(load)
-            sequence.computed, sequence.fork_parent = computed, None
-            self._share(sequence, pages, self.windows.first(computed))
-            if computed % self.size and fork_parent is not None and self.copy is not None:
+            self._share(sequence, pages, self.windows.first(sequence.computed))
+            if sequence.computed % self.size and fork_parent is not None and self.copy is not None:
                 self._take(sequence)
                 self.copy(fork_parent.pages[len(pages)], sequence.pages[-1])
             if not sequence.started:
@@ -366,7 +335,26 @@ class Scheduler:
             self.running.append(sequence)
             self.running.sort(key=lambda sequence: sequence.number)
 
-    def _reserve(self, sequence: TokenSequence, length: int, chunks: list[Chunk]) -> bool:
+    def _find_pages(self, sequence: Sequence) -> tuple[list[int], int] | None:
+        """Pages that hold the beginning of a sequence, and how much of it is computed; None where
+        there is no room for all its tokens."""
+        limit = len(sequence.ids) - 1
+        if sequence.recompute_from is not None:
+            limit = min(limit, sequence.recompute_from)
+        pages = self.prefix.find(sequence.cache_key, sequence.ids[:limit]) if self._shares else []
+        pages = pages[: self.windows.fits(pages)]
+        computed, parent = len(pages) * self.size, sequence.fork_parent
+        if parent in self.running and self.copy is not None and parent.computed > computed:
+            shared = min(limit, parent.computed)
+            if parent.evicted_pages <= self.windows.first(shared):
+                computed, pages = shared, parent.pages[: shared // self.size]
+        missing = -(-len(sequence.ids) // self.size) - len(pages)
+        available = self.pool.available - sum(self.pool.users[page] == 0 for page in pages)
+        end = min(len(sequence.ids), computed + self.budget)
+        fits = missing <= available and self.windows.has_room(pages, computed, end)
+        return (pages, computed) if fits else None
+
+    def _reserve(self, sequence: Sequence, length: int, chunks: list[Chunk]) -> bool:
         """Takes pages for the first ``length`` tokens, from later sequences that are not planned
         yet; False where that fails for now."""
         busy = {chunk.sequence for chunk in chunks}
@@ -385,7 +373,7 @@ class Scheduler:
                 self.preempt(last)
                 if last is sequence:
                     return False
-                self.subject = sequence
+            self.subject = sequence
             self._take(sequence)
         return True
 
@@ -393,40 +381,35 @@ class Scheduler:
         """Preempts the newest sequence of the client with the most for a client that has at least
         two fewer."""
         greediest = max(load, key=load.__getitem__, default=client)
-        is_fair = load.get(greediest, 0) - load.get(client, 0) < 2
-        if not is_fair:
-            newest = next(
-                sequence for sequence in reversed(self.running) if sequence.client == greediest
-            )
-            subject, self.subject = self.subject, newest
-            self.preempt(newest)
-            self.subject = subject
-        return not is_fair
+        if load.get(greediest, 0) - load.get(client, 0) < 2:
+            return False
+        running = reversed(self.running)
+        self.subject = newest = next(item for item in running if item.client == greediest)
+        self.preempt(newest)
+        return True
 
     def _suspend(self) -> bool:
         """Frees the pages of the newest sequence that rests: it is not computed before its
         ``branch``."""
-        resting = next(
-            (sequence for sequence in reversed(self.running) if sequence.remaining == 0), None
-        )
+        resting = next((item for item in reversed(self.running) if item.remaining == 0), None)
         if resting is not None:
-            subject, self.subject = self.subject, resting
-            self.running.remove(resting)
-            self._release(resting)
-            self.suspended.add(resting)
-            self.preempted += 1
-            self.subject = subject
+            self.subject = resting
+            self.preempt(resting)
         return resting is not None
 
-    def preempt(self, sequence: TokenSequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """Moves a running sequence back to the queue, before its client's others; generated tokens
-        stay, its pages do not."""
+        stay, its pages do not. One that rests is suspended."""
+        rests = sequence.remaining == 0
         self.running.remove(sequence)
         self._release(sequence)
-        self.waiting.add(sequence, first=True)
+        if rests:
+            self.suspended.add(sequence)
+        else:
+            self.waiting.add(sequence, first=True)
         self.preempted += 1
 
-    def _release(self, sequence: TokenSequence) -> None:
+    def _release(self, sequence: Sequence) -> None:
         self._give(sequence.pages, sequence.evicted_pages)
         sequence.pages, sequence.computed, sequence.evicted_pages, sequence.draft = [], 0, 0, []
         self.released(sequence)
@@ -436,11 +419,11 @@ class Scheduler:
         """True where one more page can be taken."""
         return self.pool.available > 0 and self.windows.available > 0
 
-    def _take(self, sequence: TokenSequence) -> None:
+    def _take(self, sequence: Sequence) -> None:
         sequence.pages.append(self.pool.take())
         self.windows.take(sequence.pages[-1])
 
-    def _share(self, sequence: TokenSequence, pages: Sequence[int], evicted: int) -> None:
+    def _share(self, sequence: Sequence, pages: Seq[int], evicted: int) -> None:
         """Gives a sequence pages of others; layers with windows need none of the first
         ``evicted``."""
         sequence.pages, sequence.evicted_pages = [*pages], evicted
@@ -448,7 +431,7 @@ class Scheduler:
             self.pool.share(page)
         self.windows.share(pages[evicted:])
 
-    def _give(self, pages: Sequence[int], evicted: int) -> None:
+    def _give(self, pages: Seq[int], evicted: int) -> None:
         """Frees pages, the last first: a prefix stays cached the longest."""
         self.windows.give(pages[evicted:][::-1])
         self.pool.give(reversed(pages))

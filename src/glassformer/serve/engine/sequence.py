@@ -1,0 +1,404 @@
+"""A request under way: its handle, and a sequence for each of its continuations or beams.
+
+    submit --> RequestHandle --> Sequence, Sequence, ...   the prompt and what follows it, in pages
+                    |                |  a step computes a Chunk of it
+                    |                v
+    client <-- events <-- add <-- sample <-- logits -> bias -> penalties -> guide
+                                                       beams: grow, once all were computed
+
+R rows that sample now, K beams, P places of a chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...core.generation.beam import BeamState, Hypothesis, advance
+from ...core.generation.continuation import Continuation
+from ...core.generation.loop import Likely
+from ...core.generation.sample import (
+    Sampling,
+    choose,
+    likeliest,
+    log_probability,
+    random_generator,
+    token_mask,
+)
+from .draft import PromptLookup
+from .request import (
+    Completion,
+    Encode,
+    Event,
+    FinishReason,
+    Guide,
+    Request,
+    Result,
+    TokenLogprob,
+    Usage,
+    concatenate,
+)
+
+if TYPE_CHECKING:
+    from ...core.tokenizer.tokenizer import Tokenizer
+
+AHEAD = 32  # uniform numbers drawn at once
+NO_LOGITS = torch.empty(0)
+
+
+class RequestHandle:
+    """A request under way: iterate over its events from one thread (``for``) or one task (``async
+    for``).
+
+    ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the
+    request; ``prompt`` are the prompt's ids with its edits applied. ``records`` are all recorded
+    values, by continuation and path, once ``result`` has given all: over the T tokens that were
+    read, prompt first, the last one that was drawn never.
+    """
+
+    def __init__(
+        self, request: Request | Encode, cancel: Callable[[RequestHandle], None], seed: int = 0
+    ) -> None:
+        self.request, self.seed, self.client = request, seed, request.client
+        self.prompt_logprobs: list[TokenLogprob] | None = None
+        self.output: Tensor | None = None
+        self.prompt: Seq[int] = request.tokens
+        self.records: dict[int, dict[str, Tensor]] = {}
+        self.hypotheses: list[Hypothesis] = []  # of a search with beams, once it has ended
+        self.start_time: float | None = None  # time.monotonic() when it stopped waiting
+        # of the engine's thread: a sequence for each continuation or beam
+        self.sequences: list[Sequence] = []
+        self.forks: list[Sequence] = []  # those that start once the prompt is computed
+        self.search: BeamSearch | None = None
+        self.scores: dict[int, TokenLogprob] = {}  # of the prompt, by place
+        self.ended = False
+        self._cancel = cancel
+        self._events: deque[Event] = deque()
+        self._condition = threading.Condition()
+        self._wake: Callable[[], None] | None = None  # an event loop that waits
+        self._ended = False  # the last event was read
+
+    @property
+    def handle(self) -> RequestHandle:
+        """Itself, where a step works for requests rather than chunks."""
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        return not self.ended
+
+    @property
+    def continuations(self) -> list[Sequence]:
+        """The sequences that are answered: of a search as many as its best, of others all."""
+        return self.sequences[: getattr(self.request, "n", 0)]
+
+    @property
+    def usage(self) -> Usage:
+        cached = self.sequences[0].cached if self.sequences else 0
+        generated = sum(len(sequence.tokens) for sequence in self.sequences)
+        return Usage(len(self.request.tokens), cached, generated)
+
+    def cancel(self) -> None:
+        """End it at the engine's next step; its continuations finish as "cancelled". Harmless when
+        it has ended."""
+        self._cancel(self)
+
+    def put(self, event: Event) -> None:
+        """Queues an event, from the engine's thread."""
+        with self._condition:
+            self._events.append(event)
+            self._condition.notify_all()
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+    def _take(self, wake: Callable[[], None] | None = None) -> Event | None:
+        """The next event; None where there is none yet, and ``wake`` is called once there is."""
+        if not self._events:
+            self._wake = wake
+            return None
+        event = self._events.popleft()
+        self._ended = event.usage is not None
+        return event
+
+    def __iter__(self) -> Iterator[Event]:
+        while not self._ended:
+            with self._condition:
+                self._condition.wait_for(lambda: self._events)
+                event = self._take()
+            if event is not None:
+                yield event
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        loop = asyncio.get_running_loop()
+        while not self._ended:
+            ready = asyncio.Event()
+
+            def wake(ready: asyncio.Event = ready) -> None:
+                with suppress(RuntimeError):  # the loop has ended meanwhile
+                    loop.call_soon_threadsafe(ready.set)
+
+            with self._condition:
+                event = self._take(wake)
+            if event is None:
+                await ready.wait()
+            else:
+                yield event
+
+    def result(self) -> Result:
+        """Wait for the end and give all at once; raises what made the request fail."""
+        return self.collect(list(self))
+
+    async def wait(self) -> Result:
+        """``result`` for a task."""
+        return self.collect([event async for event in self])
+
+    def collect(self, events: Seq[Event]) -> Result:
+        """Result of all events; raises what made the request fail."""
+        completions = [Completion(index) for index in range(getattr(self.request, "n", 1))]
+        usage = Usage(len(self.request.tokens), 0, 0)
+        for event in events:
+            if event.error is not None:
+                raise event.error
+            completion = completions[event.index]
+            completion.text += event.text
+            if event.token is not None and event.logprob is not None:
+                completion.tokens.append(event.token)
+                completion.logprobs.append(event.logprob)
+                completion.top.append(event.top)
+            if event.finish_reason is not None:
+                completion.finish_reason = event.finish_reason
+                completion.stopped_by = event.stopped_by
+            usage = event.usage or usage
+        for index in range(len(completions) if getattr(self.request, "want", ()) else 0):
+            pieces = [event.records for event in events if event.index == index and event.records]
+            self.records[index] = concatenate(pieces).values if pieces else {}
+        return Result(completions, usage, self.prompt_logprobs, self.output)
+
+
+class Sequence(Continuation):
+    """One continuation or beam of a request: ``ids`` (prompt and ``tokens``), of which the first
+    ``computed`` are in ``pages``, and everything that decides the next token.
+
+    Random numbers come one for each place: other requests change nothing. What takes time is
+    computed when it is first needed, in the engine's thread: whoever submits a request does not
+    wait for it.
+
+    ``cache_key`` is what its keys depend on beside its ids. From place ``recompute_from`` on cached
+    pages are not reused (None: the last token alone is computed). The first ``unsplit`` tokens go
+    into one forward pass. ``fork_parent`` has the same prompt: its computed tokens, to the middle
+    of a page, are copied while it still runs. Layers with windows have freed the first
+    ``evicted_pages``. ``draft`` are guessed next tokens. ``cached`` tokens were found in the pages
+    of others at admission. ``source`` are the encoder's ids, ``look`` records or edits it.
+    """
+
+    def __init__(
+        self,
+        handle: RequestHandle,
+        index: int = 0,
+        max_tokens: int = 0,
+        eos: frozenset[int] = frozenset(),
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        request = handle.request
+        assert isinstance(request, Request)
+        super().__init__(request.tokens, eos, max_tokens, "length", tokenizer, request.stop)
+        self.handle, self.request, self.index = handle, request, index
+        self.client, self.ids = request.client, [*request.tokens]
+        self.source = None if request.source is None else tuple(request.source)
+        self.cache_key: Hashable = self.source
+        self.recompute_from: int | None = None
+        self.look: Any = None
+        self.fork_parent: Sequence | None = None
+        self.number = -1  # in the order of arrival; -1: not scheduled
+        self.started = False
+        self.unsplit = self.computed = self.cached = self.evicted_pages = 0
+        self.pages: list[int] = []
+        self.draft: list[int] = []
+        self.counts: Counter[int] = Counter()
+        self.lookup: PromptLookup | None = None
+        self._uniform: list[float] = []
+
+    @property
+    def remaining(self) -> int:
+        """Number of ids that are not in pages yet."""
+        return len(self.ids) - self.computed
+
+    @cached_property
+    def guide(self) -> Guide | None:
+        return self.request.guide() if self.request.guide is not None else None
+
+    @cached_property
+    def _rng(self) -> torch.Generator:
+        request = self.request
+        prompt = request.tokens if request.source is None else request.source
+        return random_generator(self.handle.seed, request.first + self.index, prompt)
+
+    def uniform(self, place: int) -> float:
+        """The number in [0, 1) that draws the token in this place."""
+        while len(self._uniform) <= place:
+            self._uniform += torch.rand(AHEAD, generator=self._rng).tolist()
+        return self._uniform[place]
+
+    def adjusted(self, logits: Tensor) -> Tensor:
+        """One row of logits (V,) as bias, penalties and guide change it; the same tensor where
+        nothing is asked."""
+        request = self.request
+        if request.logit_bias:
+            logits = logits.clone()
+            for token, bias in request.logit_bias.items():
+                logits[token] += bias
+        if self.counts and (request.presence_penalty or request.frequency_penalty):
+            logits, ids = logits.clone(), torch.tensor([*self.counts], device=logits.device)
+            counts = torch.tensor([*self.counts.values()], device=logits.device)
+            logits[ids] -= request.presence_penalty + request.frequency_penalty * counts
+        allowed = self.guide(self.tokens) if self.guide is not None else None
+        if allowed is not None:
+            forbidden = torch.ones_like(logits, dtype=torch.bool)
+            forbidden[: len(allowed)] = ~allowed.to(logits.device)[: len(logits)]
+            logits = logits.masked_fill(forbidden, -math.inf)
+        return logits
+
+    def add(self, token: int, logprob: float, top: Likely) -> Event:
+        """Appends a token; ``finish`` is set when it was the last."""
+        self.ids.append(token)
+        self.counts[token] += 1
+        text = self.append(token)
+        reason: Any = "stop" if self.finish == "eos" else self.finish
+        return Event(self.index, token, text, logprob, top, reason, self.stopped_by)
+
+    def end(self, reason: FinishReason) -> Event:
+        """Ends without another token."""
+        self.finish = reason
+        text = self.writer.close() if self.writer else ""
+        return Event(self.index, text=text, finish_reason=reason)
+
+
+@dataclass(eq=False)
+class Chunk:
+    """Tokens of one sequence in a forward pass, from place ``start`` on, the last ``drafted`` of
+    them guesses.
+
+    ``finishes``: the next token can be sampled after it. The ``logits`` (P, V) of ``places`` are
+    needed; ``next_token`` is sampled from them.
+    """
+
+    sequence: Sequence
+    start: int
+    tokens: list[int]
+    drafted: int
+    finishes: bool
+    places: Seq[int] = ()
+    logits: Tensor = NO_LOGITS
+    adjusted: Tensor = NO_LOGITS  # (V,), of the next token as the request changes them
+    next_token: tuple[int, float, Likely] = (0, 0.0, ())
+    accepted: int = 0  # guesses that were right
+    guess_accepted: bool = True  # the last of them was
+
+    @property
+    def handle(self) -> RequestHandle:
+        return self.sequence.handle
+
+    @property
+    def is_open(self) -> bool:
+        """True while its sequence has not ended and its pages were not taken away."""
+        sequence = self.sequence
+        return not sequence.handle.ended and sequence.finish is None and bool(sequence.pages)
+
+    @property
+    def next_logits(self) -> Tensor:
+        """Logits (V,) of the next token, after the accepted guesses."""
+        return self.logits[len(self.logits) - 1 - self.drafted + self.accepted]
+
+
+class BeamSearch:
+    """Beam search of one request beside others: ``logits`` (V,) are of the beams that were
+    computed, by index.
+
+        the prompt's sequence --forward--> logits --grow--> as many sequences as beams --forward-->
+        logits of all --grow--> ... --> hypotheses
+
+    A computed beam rests until all were computed, and then each goes on as the best of them
+    (``Scheduler.branch``), in the pages of the one that it grew from. So a search gives the
+    hypotheses that ``generation.beam`` gives.
+    """
+
+    def __init__(self, handle: RequestHandle, tokenizer: Tokenizer | None) -> None:
+        request, self.sequences = handle.request, handle.sequences
+        assert isinstance(request, Request) and request.beams is not None
+        self.handle, self.tokenizer, self.steps = handle, tokenizer, 0
+        self.state = BeamState(request.beams, self.sequences[0].eos, request.length_penalty)
+        self.logits: dict[int, Tensor] = {}
+
+    @property
+    def ready(self) -> bool:
+        """True once all beams were computed; at the first step they are one."""
+        return len(self.logits) == (len(self.sequences) if self.steps else 1)
+
+    def grow(self, vocab_size: int | None) -> tuple[list[int], list[int]] | None:
+        """The parent of each beam and its next token; None once the search has ended."""
+        rows = [self.logits[place] for place in sorted(self.logits)]
+        logits = torch.stack(rows if self.steps else rows * len(self.sequences))
+        self.steps += 1
+        self.logits.clear()
+        last = self.steps == self.sequences[0].max_tokens
+        (parents,) = advance([self.state], logits, vocab_size, last)
+        return (parents, [beam.tokens[-1] for beam in self.state.beams]) if parents else None
+
+    def finish(self) -> list[Event]:
+        """Events of the best hypotheses, token by token. A continuation without a hypothesis ends
+        at once."""
+        rows, events = self.handle.continuations, list[Event]()
+        hypotheses = self.handle.hypotheses = self.state.best(len(rows), self.tokenizer)
+        for row, hypothesis in zip(rows, hypotheses, strict=False):
+            for token, logprob in zip(hypothesis.tokens, hypothesis.logprobs, strict=True):
+                events.append(row.add(token, logprob, ()))
+        return events + [row.end("length") for row in rows[len(hypotheses) :]]
+
+
+def sample_with_logprobs(
+    rows: Seq[Sequence], logits: Tensor, adjusted: Tensor, vocab_size: int | None
+) -> list[tuple[int, float, Likely]]:
+    """Each row's next token with its log-probability and the likeliest in its place, from fp32
+    logits (R, V)."""
+    tokens = sample(rows, adjusted, vocab_size)
+    logprobs = log_probability(logits, tokens).tolist()
+    most = max((row.request.logprobs or 0 for row in rows), default=0)
+    top = likeliest(logits, vocab_size, most) if most else [[] for _ in rows]
+    cut = [tuple(best[: row.request.logprobs or 0]) for row, best in zip(rows, top, strict=True)]
+    return list(zip(tokens.tolist(), logprobs, cut, strict=True))
+
+
+def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None, ahead: int = 0) -> Tensor:
+    """Sampled token (R,) of each row from logits (R, V), by the random number ``ahead`` places
+    after its next one.
+
+    Only the first ``vocab_size`` ids are drawn; rows of equal Sampling are drawn together.
+    """
+    tokens = torch.zeros(len(rows), dtype=torch.long, device=logits.device)
+    groups: dict[Sampling, list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(row.request.sampling, []).append(place)
+    for sampling, places in groups.items():
+        group = [rows[place] for place in places]
+        index = torch.tensor(places, device=logits.device)
+        uniform = mask = None
+        if not sampling.greedy:
+            random_numbers = [row.uniform(len(row.tokens) + ahead) for row in group]
+            uniform = torch.tensor(random_numbers, device=logits.device)
+        group_logits = logits if len(places) == len(rows) else logits[index]
+        if sampling.repetition_penalty != 1:
+            mask = token_mask([[*row.request.tokens, *row.counts] for row in group], group_logits)
+        tokens[index] = choose(group_logits, uniform, mask, sampling, vocab_size)
+    return tokens

@@ -10,7 +10,7 @@ decoder.depth = 8            tokenizer = "bpe"             optimizer = { type = 
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from ..errors import need
 from . import objective as objectives
@@ -49,6 +49,10 @@ def _check_vocab(vocab: int | None, name: str = "vocab") -> None:
         vocab is None or 0 < vocab <= LARGEST_VOCAB,
         f"data.{name} is {vocab}; give a number from 1 to {LARGEST_VOCAB:,}.",
     )
+
+
+Cut: TypeAlias = Literal["end", "start", "no"]
+"""What a text that is too long loses; "no" refuses it."""
 
 
 @frozen
@@ -113,7 +117,7 @@ class Examples:
     labels: tuple[str, ...] | None = None  # the labels in their order; none: those of train
     prefix: str = ""  # put before each source or text, such as "summarize: "
     # where a part too long loses its rest; "no" refuses it
-    truncate: Literal["end", "start", "no"] = "no"
+    truncate: Cut = "no"
     tokenizer: str | None = None  # as for Data, or "words": split at white space
     vocab: int | None = None  # entries of a tokenizer that is trained; none: the trainer's default
     source_tokenizer: str | None = None  # of the source alone; none: both sides have one tokenizer

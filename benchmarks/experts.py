@@ -29,12 +29,12 @@ import torch
 
 from glassformer import config
 from glassformer.core.config import run
-from glassformer.core.cost import cost
 from glassformer.core.nn import build_model
 from glassformer.core.training import train
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
 from glassformer.core.training.execution import choose_execution
+from glassformer.scale.cost import cost
 
 # layers, heads, width, expert's width, dense blocks among the mixtures, batch, context, steps a
 # turn

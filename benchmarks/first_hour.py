@@ -24,7 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from glassformer.core.data import find as find_corpus
+from glassformer.formats.data import find as find_corpus
 
 HELD_OUT = 40_000
 MIXED = (

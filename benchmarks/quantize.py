@@ -29,14 +29,14 @@ import torch
 from torch.nn import functional as F
 
 import glassformer
-from glassformer.core.data.registry import find
-from glassformer.core.data.tokenising import tokenise
 from glassformer.core.nn.model import inference
 from glassformer.fast import rounding
 from glassformer.fast.quantize import Text, quantize_model
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import gguf
 from glassformer.formats.checkpoint import Checkpoint
+from glassformer.formats.data.registry import find
+from glassformer.formats.data.tokenising import tokenise
 
 FTYPES = {"Q8_0": 7, "Q4_0": 2}
 TABLE = {"Q6_K (its own choice)": None, "Q8_0": 8}  # ggml's number of the type
@@ -87,7 +87,7 @@ def our_formats(args: argparse.Namespace, rows: list[torch.Tensor]) -> Iterator[
     opened = Checkpoint.open(args.model)
     model, tokenizer = opened.model(dtype="bfloat16"), opened.tokenizer()
     assert tokenizer is not None
-    text = Text.of(find(args.calibrate), tokenizer, opened.config, args.tokens, 512)
+    text = Text.of(tokenise(find(args.calibrate), tokenizer), opened.config, args.tokens, 512)
     quantize_model(model, QuantizedLayout(4), text)
     yield {"what": "int4, calibrated", "bytes": size(model), "perplexity": perplexity(model, rows)}
     with tempfile.TemporaryDirectory() as folder:

@@ -28,7 +28,6 @@ import torch
 from glassformer import config as c
 from glassformer.core.config import run
 from glassformer.core.config.parallel import AXES, Parallel
-from glassformer.core.cost import cost
 from glassformer.core.nn import build_model
 from glassformer.core.training import train
 from glassformer.core.training.batches import Batch
@@ -38,6 +37,7 @@ from glassformer.core.training.loop import State
 from glassformer.core.training.memory import peak_memory, reset_peak_memory
 from glassformer.core.training.optimizer import Optimizer
 from glassformer.runs import run_checkpoints
+from glassformer.scale.cost import cost
 from glassformer.scale.layout import Layout
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.shard import draw, shard

@@ -149,7 +149,7 @@ def find_text(path: str | None) -> Path:
     if path:
         return Path(path).resolve()
     from glassformer import UserError
-    from glassformer.core.data import find as find_corpus
+    from glassformer.formats.data import find as find_corpus
 
     try:
         return find_corpus("shakespeare").path.resolve()

@@ -1,4 +1,4 @@
-"""Data for big runs: tokenising by threads and processes, reading rows, order and memory.
+"""Data for big runs: tokenising by threads, reading rows, order and memory.
 
     python benchmarks/streams.py --text FILE [--tokenizer FOLDER --megabytes 48 --rounds 3 --rows
     512 --context 1024]
@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from glassformer.core.data import find, tokenise
 from glassformer.core.training.batches import Batches
 from glassformer.core.training.order import COMPUTED, LISTED, order_of
+from glassformer.formats.data import find, tokenise
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 
@@ -69,19 +69,12 @@ def main() -> None:
         path, content = Path(place) / "text.txt", args.text.read_bytes()
         path.write_bytes(content * -(-args.megabytes * 10**6 // len(content)))
         source = find(path, separator="<|endoftext|>")
-        variants = {
-            "1 thread": (1, 0),
-            "2 threads": (2, 0),
-            "1 process": (1, 1),
-            "2 processes": (2, 2),
-        }
+        variants = {"1 thread": 1, "2 threads": 2}
         result: dict[str, list[float]] = {name: [] for name in variants}
         for turn in range(args.rounds):
-            for name, (workers, processes) in variants.items():
+            for name, workers in variants.items():
                 cache, start = Path(place) / f"{turn} {name}", time.perf_counter()
-                shards = tokenise(
-                    source, tokenizer, cache=cache, workers=workers, processes=processes
-                )
+                shards = tokenise(source, tokenizer, cache=cache, workers=workers)
                 result[name].append(len(shards) / (time.perf_counter() - start) / 1e6)
         print(
             f"{source.size / 1e6:.0f} MB, {len(shards):,} tokens, {tokenizer.backend}, "

@@ -28,9 +28,9 @@ from typing import Any
 import tiktoken
 from tiktoken_ext.openai_public import r50k_pat_str
 
-from glassformer.core.data import Source, tokenise
-from glassformer.core.data import find as find_corpus
 from glassformer.core.tokenizer.tiktoken_backend import TiktokenBackend
+from glassformer.formats.data import Source, tokenise
+from glassformer.formats.data import find as find_corpus
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 SHAKESPEARE = "tinyshakespeare/input.txt"

@@ -182,7 +182,7 @@ class Contender:
 
 def prepare(shape: str, folder: str) -> str:
     """A file of 16-bit ids: Shakespeare in GPT-2's tokens, or in characters."""
-    from glassformer.core.data import find as find_corpus
+    from glassformer.formats.data import find as find_corpus
     from glassformer.formats.tokenizer_files import open as open_tokenizer
 
     os.environ.setdefault("GLASSFORMER_DATA", str(DATA))

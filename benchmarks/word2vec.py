@@ -31,7 +31,7 @@ USUAL = {"dim": 100, "window": 5, "negative": 5, "sample": 1e-3, "rate": 0.025}
 def read_sentences(corpus: Path) -> list[list[str]]:
     """The corpus's sentences in a random order, so that neither profits from reading the texts in
     turn."""
-    from glassformer.core.data import find as find_corpus
+    from glassformer.formats.data import find as find_corpus
     from glassformer.tasks.classics import vocabulary
 
     results = [*vocabulary.sentences(find_corpus(str(corpus)).texts())]

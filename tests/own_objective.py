@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from glassformer import config
 from glassformer.core.config.objective import Objective
-from glassformer.core.data.examples import Example
+from glassformer.tasks.example_table import Example
 from glassformer.tasks.objectives.shared import with_pool
 
 

@@ -19,8 +19,9 @@ from glassformer import families as recipes
 from glassformer.cli import main
 from glassformer.core.config import serial
 from glassformer.core.config.model import shapes
-from glassformer.core.cost import available_memory, cost, gibibytes
+from glassformer.core.memory import available_memory, gibibytes
 from glassformer.core.nn import Cache, build_model
+from glassformer.scale.cost import cost
 from tiny import ALL
 
 PUBLISHED = {  # parameters, bytes of bf16 cache per token

@@ -20,10 +20,10 @@ from torch import Tensor
 from glassformer import config as c
 from glassformer.core.checkpoints import weights
 from glassformer.core.config import serial
-from glassformer.core.cost import cost
 from glassformer.core.nn import Cache, EncoderDecoder, Model, Tape, build_model
 from glassformer.core.nn.engines import ENGINES
 from glassformer.fast import cpu_blocks
+from glassformer.scale.cost import cost
 
 VOCAB, CONTEXT, LENGTH = 30, 32, 17
 # how much further from float64 than the plain pass another way may be; and at least so many

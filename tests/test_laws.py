@@ -15,7 +15,6 @@ import tiny
 from glassformer import config as c
 from glassformer.core.config import serial
 from glassformer.core.config.objective import LoRA
-from glassformer.core.cost import cost
 from glassformer.core.errors import UserError
 from glassformer.core.nn import (
     Cache,
@@ -32,6 +31,7 @@ from glassformer.core.nn import (
 from glassformer.core.nn.engines import ENGINES, AttentionInputs
 from glassformer.fast import cpu_blocks
 from glassformer.formats import lora, store
+from glassformer.scale.cost import cost
 from glassformer.sight.layouts import DocumentReader, Documents, Layout
 from tiny import ALL, DECODERS, tokens
 

@@ -28,12 +28,12 @@ NEEDS: dict[str, set[str]] = {
     "runs": {"core", "families", "formats", "scale", "sight", "tasks"},
     "sight": {"core"},
     "tasks": {"core", "formats"},
-    "learn": {"core", "sight", "families"},
-    "serve": {"core", "sight", "fast", "formats", "tasks"},
+    "learn": {"core", "sight", "families", "scale"},
+    "serve": {"core", "sight", "fast", "formats", "tasks", "scale"},
 }
 """The rooms that a room may import; ``commands``, ``cli`` and the package's own page import all."""
 DOORS = {"cli", "commands", "__main__", "__init__"}
-TORCH_FREE = ("core/config", "core/tokenizer", "core/data", "core/errors", "core/files")
+TORCH_FREE = ("core/config", "core/tokenizer", "formats/data", "core/errors", "core/files")
 TESTS = Path(__file__).parent
 TOPICS = {
     "learn": {"hostile"},

@@ -20,7 +20,7 @@ import torch
 import glassformer
 from glassformer import config
 from glassformer import families as recipes
-from glassformer.core.cost import cost
+from glassformer.scale.cost import cost
 from glassformer.sight.figures.charts import Curves, Heat
 
 ROOT = Path(__file__).parents[2]

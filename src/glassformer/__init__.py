@@ -95,9 +95,10 @@ _HOME = {
 _MODULES = {  # on first use, too
     **{
         name: f".core.{name}"
-        for name in ("checkpoints", "config", "data", "generation", "nn", "tokenizer", "training")
+        for name in ("checkpoints", "config", "generation", "nn", "tokenizer", "training")
     },
     **{name: f".{name}" for name in ("families", "runs", "sight")},
+    "data": ".formats.data",
     "engine": ".serve.engine",
     "evaluation": ".tasks.evaluation",
 }
@@ -110,8 +111,6 @@ registry.MODULES.update(
     stores=["formats.store"],
     objectives=["tasks.objectives"],
     edits=["sight.edits"],
-    tables=["formats.tables"],
-    corpora=["tasks.python_docs"],
     tokenizer_trainers=["formats.tokenizer_trainers"],
 )
 

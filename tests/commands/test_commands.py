@@ -583,9 +583,9 @@ def test_a_run_is_edited_by_the_line_that_python_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import glassformer
-    from glassformer.core.data import find as find_corpus
     from glassformer.core.nn import build_model
     from glassformer.core.tokenizer import train
+    from glassformer.formats.data import find as find_corpus
     from glassformer.sight.edits import head_off, swap_token
 
     tokenizer = train("byte")

@@ -19,7 +19,6 @@ import glassformer
 from glassformer import UserError, config, nn
 from glassformer import families as recipes
 from glassformer.cli import main
-from glassformer.core import cost
 from glassformer.core.config import extend, run, serial
 from glassformer.core.config import objective as objectives
 from glassformer.core.config.mask import parse_rule
@@ -31,6 +30,7 @@ from glassformer.core.training.batches import Batch
 from glassformer.core.training.optimizer import Optimizer
 from glassformer.formats import lora, store
 from glassformer.runs import launch
+from glassformer.scale import cost
 from glassformer.sight import masks
 from tiny import CONTEXT, DIM, VOCAB, WIDE, block, decoder, tokens
 

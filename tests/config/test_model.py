@@ -77,7 +77,7 @@ WRONG = {  # the type, its fields, the sentence that both say
 @pytest.mark.parametrize(("kind", "table", "sentence"), WRONG.values(), ids=WRONG)
 def test_python_refuses_what_a_file_may_not_say_in_the_same_words(kind, table, sentence) -> None:
     with pytest.raises(UserError) as of_file:
-        serial.from_dict(kind, table, kind.__name__)
+        serial.from_dict(kind, table, getattr(kind, "table", kind.__name__))
     hints = {field.name: field for field in dataclasses.fields(kind)}
     result = {"attention": BLOCK.attention, "feedforward": BLOCK.feedforward, "pattern": (BLOCK,)}
     result |= {"qk_norm": c.MLP(4), "rules": (c.Full(), 4)}

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from glassformer.core.config.objective import Contrast
-from glassformer.core.data import corpus, tokenising
-from glassformer.core.data.corpus import PIECE, Source
-from glassformer.core.data.registry import find
-from glassformer.core.data.shards import Shards
-from glassformer.core.data.tokenising import tokenise
 from glassformer.core.errors import UserError
 from glassformer.core.tokenizer.tokenizer import Tokenizer
+from glassformer.core.training.shards import Shards
+from glassformer.formats.data import corpus, tokenising
+from glassformer.formats.data.corpus import PIECE, Source
+from glassformer.formats.data.registry import find
+from glassformer.formats.data.tokenising import tokenise
 from glassformer.tasks import records
 
 

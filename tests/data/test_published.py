@@ -12,7 +12,7 @@ import pytest
 
 from glassformer import UserError
 from glassformer.core import files
-from glassformer.core.data import registry
+from glassformer.formats.data import registry
 
 NAME = "scan/tasks_test_simple.txt"
 

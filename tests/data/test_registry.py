@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.core.data import registry
-from glassformer.core.data.registry import Download, Published, corpora, find
 from glassformer.core.errors import UserError
-from glassformer.tasks import python_docs
+from glassformer.formats.data import python_docs, registry
+from glassformer.formats.data.registry import Download, Published, corpora, find
 
 CONTENT = b"anna\nbob\ncarla\ndora\n"
 

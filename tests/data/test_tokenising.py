@@ -1,27 +1,22 @@
-"""Tokenising in threads or processes, stopped anywhere and gone on with, leaves the same bytes."""
+"""Tokenising in threads, stopped anywhere and gone on with, leaves the same bytes."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from data.test_corpus import Bytes, jsonl, write
-from glassformer.core.data import tokenise, tokenising, workers
-from glassformer.core.data.corpus import Source
-from glassformer.core.data.registry import find
-from glassformer.core.data.workers import WorkerLost
 from glassformer.core.errors import UserError
-from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats.data import tokenise, tokenising
+from glassformer.formats.data.corpus import Source
+from glassformer.formats.data.registry import find
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 
@@ -121,86 +116,18 @@ def test_what_was_done_of_a_broken_corpus_is_removed(tmp_path: Path) -> None:
     ] == []
 
 
-# ---------------------------------------------------------------------------------- processes
-
-KINDS = ["tok-gpt2", "tok-llama2/tokenizer.model", "tok-t5", "tok-bert-uncased"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_processes_write_what_threads_write(tmp_path: Path, shared_data: Path, kind: str) -> None:
-    tokenizer, source = open_tokenizer(shared_data / kind), corpus(tmp_path / "text")
-    tokenise(source, tokenizer, cache=tmp_path / "threads", workers=2, processes=0)
-    tokenise(source, tokenizer, cache=tmp_path / "processes", processes=2)
-    assert cache_files(tmp_path / "threads") == cache_files(tmp_path / "processes")
-
-
-def test_the_number_of_processes_may_stand_in_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, totals = find(write(tmp_path / "a.txt", "some text")), list[int]()
-
-    def noted(tokenizer: Any, characters: int, count: int) -> Any:
-        totals.append(count)
-        return contextlib.nullcontext(workers.encoder_of(tokenizer, characters))
-
-    monkeypatch.setattr(tokenising, "encoder_by_processes", noted)
-    tokenise(source, Bytes(), cache=tmp_path / "0")
-    monkeypatch.setenv("GLASSFORMER_PROCESSES", "3")
-    tokenise(source, Bytes(), cache=tmp_path / "3")
-    assert totals == [3]
-    monkeypatch.setenv("GLASSFORMER_PROCESSES", "many")
-    with pytest.raises(UserError, match="GLASSFORMER_PROCESSES is many"):
-        tokenise(source, Bytes(), cache=tmp_path / "many")
-
-
-def test_what_a_tokenizer_refuses_in_a_process_is_told(tmp_path: Path) -> None:
-
-    tokenizer = train_tokenizer("char", ["only these\n"], None)
-    source = find(write(tmp_path / "a.txt", "only these\n" * 5000 + "ß"))
-    with pytest.raises(UserError, match="ß") as caught:
-        tokenise(source, tokenizer, cache=tmp_path / "cache", processes=2)
-    assert not isinstance(caught.value, WorkerLost)
-
-
-def test_a_worker_that_is_killed_is_told_and_the_work_goes_on(
-    tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, source = open_tokenizer(shared_data / "tok-gpt2"), corpus(tmp_path / "text")
-    tokenise(source, tokenizer, cache=tmp_path / "whole")
-    real, calls = workers._Worker.encode, list[int]()
-
-    def fatal(self: Any, texts: Any, opens: Any) -> Any:
-        calls.append(self.process.pid)
-        if len(calls) == 30:
-            os.kill(self.process.pid, signal.SIGKILL)
-        return real(self, texts, opens)
-
-    monkeypatch.setattr(workers._Worker, "encode", fatal)
-    with pytest.raises(WorkerLost, match="was ended"):
-        tokenise(source, tokenizer, cache=tmp_path / "cache", processes=2)
-    for pid in set(calls):
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)  # none is left behind
-    (work,) = (tmp_path / "cache").glob(".*.work")
-    assert json.loads((work / "journal.json").read_text())["tokens"] > 0
-    tokenise(source, tokenizer, cache=tmp_path / "cache", processes=1)
-    assert cache_files(tmp_path / "cache") == cache_files(tmp_path / "whole")
-
-
 CHILD = """
 import sys
 from pathlib import Path
-from glassformer.core.data import find, tokenise, tokenising
+from glassformer.formats.data import find, tokenise, tokenising
 from glassformer.formats.tokenizer_files import open
 tokenising.BATCH, tokenising.JOURNAL_EVERY = 2000, 0.0
-tokenise(find(Path(sys.argv[1])), open(sys.argv[2]), cache=Path(sys.argv[3]), processes=2)
+tokenise(find(Path(sys.argv[1])), open(sys.argv[2]), cache=Path(sys.argv[3]), workers=2)
 """
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_it_goes_on_and_no_process_is_left(
-    tmp_path: Path, shared_data: Path
-) -> None:
+def test_killed_in_the_middle_it_goes_on(tmp_path: Path, shared_data: Path) -> None:
     source, gpt2 = corpus(tmp_path / "text"), shared_data / "tok-gpt2"
     tokenise(source, open_tokenizer(gpt2), cache=tmp_path / "whole")
     cache = tmp_path / "cache"
@@ -210,16 +137,8 @@ def test_killed_in_the_middle_it_goes_on_and_no_process_is_left(
         until, observed = time.monotonic() + 120, set[str]()
         while len(observed) < journals and child.poll() is None and time.monotonic() < until:
             observed |= {path.read_text() for path in cache.glob(".*.work/journal.json")}
-        family = [
-            int(pid)
-            for pid in Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()
-        ]
         child.kill()
-        assert child.wait() == -signal.SIGKILL and len(family) == 2
-        until = time.monotonic() + 30
-        while any(Path(f"/proc/{pid}").exists() for pid in family) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert not any(Path(f"/proc/{pid}").exists() for pid in family)
+        assert child.wait() == -signal.SIGKILL
     tokenise(source, open_tokenizer(gpt2), cache=cache)
     assert cache_files(cache) == cache_files(tmp_path / "whole")
     assert np.frombuffer(cache_files(cache)["tokens.bin"], np.uint16).size > 10_000

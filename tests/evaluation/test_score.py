@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.core.data import find as find_corpus
-from glassformer.core.data import tokenise
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.formats.data import find as find_corpus
+from glassformer.formats.data import tokenise
 from glassformer.tasks.evaluation import Score, score
 
 CONTEXT = 16

@@ -25,10 +25,10 @@ from glassformer import UserError, config
 from glassformer import families as recipes
 from glassformer.cli import main
 from glassformer.core.config import serial
-from glassformer.core.cost import cost
 from glassformer.core.nn import Cache, build_model
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
+from glassformer.scale.cost import cost
 
 YARN = {
     "rope_type": "yarn",

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from glassformer import UserError, config
 from glassformer import families as recipes
-from glassformer.core.cost import cost
 from glassformer.core.nn import build_model
 from glassformer.formats import store
+from glassformer.scale.cost import cost
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()

@@ -245,7 +245,7 @@ def test_a_pattern_of_equal_blocks_is_one_block() -> None:
 
 def test_small_glass_is_small_enough() -> None:
     """The recipe's name promises at most 0.85 million parameters beside the vocabulary."""
-    from glassformer.core.cost import cost
+    from glassformer.scale.cost import cost
 
     spent = cost(recipes.find("glass/1m"))
     assert spent.total - spent.parameters["embedding"] <= 850_000

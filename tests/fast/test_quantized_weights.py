@@ -193,7 +193,7 @@ def test_the_memory_that_is_asked_for_is_that_of_few_bits(
 ) -> None:
     """A model fits in 8 bits where it does not fit whole; one that is drawn stands there whole
     first, and says so."""
-    from glassformer.core import cost
+    from glassformer.core import memory
 
     model = tiny.model(tiny.DECODERS["llama"])
     glassformer.save(model, tmp_path / "plain")
@@ -202,7 +202,7 @@ def test_the_memory_that_is_asked_for_is_that_of_few_bits(
     few = sum(weight.nbytes for weight in model.parameters())
     assert few < total / 2
     for have in (few, few - 1):
-        monkeypatch.setattr(cost, "available_memory", lambda *_, have=have: have)
+        monkeypatch.setattr(memory, "available_memory", lambda *_, have=have: have)
         with pytest.raises(UserError, match="float32"):
             Checkpoint.open(tmp_path / "plain").model()
         if have == few:
@@ -212,10 +212,10 @@ def test_the_memory_that_is_asked_for_is_that_of_few_bits(
             )
         else:
             with pytest.raises(
-                UserError, match=f"take {re.escape(cost.gibibytes(few))} in 8 bits and cpu has"
+                UserError, match=f"take {re.escape(memory.gibibytes(few))} in 8 bits and cpu has"
             ):
                 Checkpoint.open(tmp_path / "plain").model(bits=8)
-    monkeypatch.setattr(cost, "available_memory", lambda *_: 40 << 30)
+    monkeypatch.setattr(memory, "available_memory", lambda *_: 40 << 30)
     with pytest.raises(
         UserError,
         match=r"take 69\.\d+ GiB in 8 bits \(262\.\d+ GiB in float32 "

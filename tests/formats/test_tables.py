@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from data.test_corpus import Bytes, jsonl, write
-from glassformer.core.data import tokenise
-from glassformer.core.data.compression import unpacked
-from glassformer.core.data.registry import find
 from glassformer.core.errors import UserError
+from glassformer.formats.data import tokenise
+from glassformer.formats.data.compression import unpacked
+from glassformer.formats.data.registry import find
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tiny
 from glassformer import config as c
 from glassformer.cli import main
-from glassformer.core import cost
 from glassformer.core.config import serial
 from glassformer.core.config.mask import parse_rule, rules
 from glassformer.core.config.mask_arrays import count_pairs
@@ -26,6 +25,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import Cache, Mask
 from glassformer.core.nn.engines import ENGINES, AttentionInputs, attend, choose
 from glassformer.fast import block_mask, cpu_blocks
+from glassformer.scale import cost
 from glassformer.sight import masks
 from tiny import tokens
 

@@ -11,7 +11,6 @@ import torch
 
 import tiny
 from glassformer import config
-from glassformer.core.data.corpus import open_path
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape
 from glassformer.core.nn.model import inference
@@ -19,6 +18,8 @@ from glassformer.core.tokenizer import train
 from glassformer.fast.quantize import calibration
 from glassformer.fast.quantize.calibration import Text, grams
 from glassformer.fast.quantized import QuantizedLayout
+from glassformer.formats.data import tokenise
+from glassformer.formats.data.corpus import open_path
 
 
 def sums(name: str, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -102,9 +103,9 @@ def test_rows_are_spread_and_held_out_apart(tmp_path: Path) -> None:
     source, tokenizer = open_path(path), train("byte", [], specials=[])
     cfg = tiny.DECODERS["llama"]
     with pytest.raises(UserError, match="which this model does not"):
-        Text.of(source, tokenizer, cfg, 100, 100)
+        Text.of(tokenise(source, tokenizer), cfg, 100, 100)
     path.write_text("\x01\x02\x03\x04" * 400)
-    text = Text.of(open_path(path), tokenizer, cfg, 300, 64)
+    text = Text.of(tokenise(open_path(path), tokenizer), cfg, 300, 64)
     assert (
         len(text.rows) == 5
         and len(text.held_out) == 1
@@ -113,12 +114,12 @@ def test_rows_are_spread_and_held_out_apart(tmp_path: Path) -> None:
     )
     draw = random.Random(0)
     path.write_text("".join(chr(draw.randrange(1, 50)) for _ in range(1600)))
-    text = Text.of(open_path(path), tokenizer, cfg, 10_000, 10_000)
+    text = Text.of(tokenise(open_path(path), tokenizer), cfg, 10_000, 10_000)
     assert (len(text.rows), len(text.held_out)) == (20, 5)
     assert not any(torch.equal(row, stored) for row, _ in text.rows for stored, _ in text.held_out)
     path.write_text("\x01\x02\x03\x04" * 70)
     with pytest.raises(UserError, match="give 320 or more"):
-        Text.of(open_path(path), tokenizer, cfg, 300, 64)
+        Text.of(tokenise(open_path(path), tokenizer), cfg, 300, 64)
 
 
 def test_two_vocabularies_need_pairs(tmp_path: Path) -> None:
@@ -126,8 +127,8 @@ def test_two_vocabularies_need_pairs(tmp_path: Path) -> None:
     path.write_text("\x01\x02\x03\x04" * 400)
     tokenizer = train("byte", [], specials=[])
     with pytest.raises(UserError, match=r"a vocabulary of its own.*--target"):
-        Text.of(open_path(path), tokenizer, tiny.ALL["two vocabularies"], 300, 64)
-    text = Text.of(open_path(path), tokenizer, tiny.ALL["t5"], 300, 64)
+        Text.of(tokenise(open_path(path), tokenizer), tiny.ALL["two vocabularies"], 300, 64)
+    text = Text.of(tokenise(open_path(path), tokenizer), tiny.ALL["t5"], 300, 64)
     assert all(source is tokens for tokens, source in text.rows)
     with pytest.raises(UserError, match="4 pairs of texts are too few; give 5"):
         Text.of_pairs([([1], [2])] * 4, 10, 10)

@@ -16,7 +16,6 @@ from glassformer import UserError, config, runs
 from glassformer.cli import main
 from glassformer.core.config import run
 from glassformer.core.config.objective import Frozen, LoRA
-from glassformer.core.data.examples import Example, Table, encode_words
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training.batches import Batch
@@ -28,6 +27,7 @@ from glassformer.tasks import evaluation, predictions
 from glassformer.tasks.encoded import encode
 from glassformer.tasks.entities import agreement, are_bio, entities
 from glassformer.tasks.example_batches import each_once
+from glassformer.tasks.example_table import Example, Table, encode_words
 from glassformer.tasks.examples import read_examples, training_and_validation
 from glassformer.tasks.objectives import Classify, Tag
 

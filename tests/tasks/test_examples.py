@@ -17,7 +17,6 @@ import tiny
 from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.config import run
-from glassformer.core.data.examples import Example, Table
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.framing import question
@@ -27,6 +26,7 @@ from glassformer.core.training.loss import gradients
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.tasks.encoded import Encoded, encode
 from glassformer.tasks.example_batches import ExampleBatches, each_once, in_order, pack
+from glassformer.tasks.example_table import Example, Table
 from glassformer.tasks.examples import read_examples, training_and_validation
 from glassformer.tasks.objectives import Classify, Contrast, Seq2Seq
 

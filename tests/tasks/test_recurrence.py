@@ -14,11 +14,11 @@ from glassformer import config as c
 from glassformer import generation
 from glassformer import sight as inspection
 from glassformer.core.config import serial
-from glassformer.core.cost import cost
 from glassformer.core.errors import UserError
 from glassformer.core.generation import generate
 from glassformer.core.nn import Cache, EncoderDecoder, Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.scale.cost import cost
 from tiny import ALL, tokens
 
 PAIRS = ["cho", "bahdanau", "additive-lstm"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import regex
 
-from glassformer.core.data import find as find_corpus
-from glassformer.core.data import text_streams, tokenise
 from glassformer.formats import byte_level
+from glassformer.formats.data import find as find_corpus
+from glassformer.formats.data import text_streams, tokenise
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from glassformer import UserError
-from glassformer.core.data import find as find_corpus
 from glassformer.core.tokenizer import Tokenizer, library
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import pretrained
 from glassformer.formats import tokenizer_files as formats
+from glassformer.formats.data import find as find_corpus
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_bad import MODEL, field, piece, spec
 from tokenizer.test_tokenizer import NASTY
@@ -81,7 +81,7 @@ def test_ctrl_c_is_heard_while_a_text_is_encoded(kind: str, tmp_path: Path) -> N
     code = (
         # in case a shell ignores it
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from glassformer.core.data import tokenise, find as find_corpus\n"
+        "from glassformer.formats.data import tokenise, find as find_corpus\n"
         "import pathlib, sys; from glassformer.formats import tokenizer_files as t; folder = "
         f"pathlib.Path({str(tmp_path)!r})\n"
         "tokenizer = t.open(folder / 'tokenizer.json'); tokenizer.encode('a'); print('ready', "

@@ -15,14 +15,14 @@ import torch
 
 from glassformer import runs, training
 from glassformer.core.config import run
-from glassformer.core.data import find as find_corpus
-from glassformer.core.data import tokenise
 from glassformer.core.errors import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training import train
 from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loop import Stuck
 from glassformer.formats import resolve
+from glassformer.formats.data import find as find_corpus
+from glassformer.formats.data import tokenise
 from glassformer.runs import hooks, launch, run_checkpoints
 from glassformer.runs.hooks import Save
 from runs.test_launch import attend, corpus, settings, start  # noqa: F401  (corpus is a fixture)

@@ -14,8 +14,6 @@ import torch
 
 from glassformer import config
 from glassformer.core.config import run
-from glassformer.core.data import find as find_corpus
-from glassformer.core.data import tokenise
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -25,6 +23,8 @@ from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loss import cross_entropy, forward
 from glassformer.core.training.optimizer import Optimizer, factor, factor_in_extended_run
 from glassformer.formats import store
+from glassformer.formats.data import find as find_corpus
+from glassformer.formats.data import tokenise
 from glassformer.runs import run_checkpoints
 from runs.test_run_checkpoints import go, new_state
 from training.test_loop import Random, tiny

@@ -47,7 +47,7 @@ class CommandOutput:
 
 def find_corpus(name: str, field: str = "text", separator: str | None = None) -> Any:
     """Returns the corpus of this name; notes what its files may mean otherwise."""
-    from ..core.data import find
+    from ..formats.data import find
 
     corpus = find(name, field, separator)
     note_all(corpus.notes)

@@ -106,7 +106,7 @@ def run(
 def check_test_set(settings: Any, test: str | None, target: str | None, bag: bool) -> None:
     """Refuse, before anything is trained, a test set or a bag of words that does not fit the runs
     or cannot be read."""
-    from ..core.data import registry
+    from ..formats.data import registry
     from ..tasks import examples
     from ..tasks.evaluation import metrics
     from ..tasks.objectives import Classify, Tag

@@ -43,8 +43,8 @@ def run(
     context N: tokens in a row (the model's context)
     processes N: a run file on so many processes: what each holds and receives
     """
-    from ..core.cost import cost
     from ..runs import run_file
+    from ..scale.cost import cost
 
     name, changes = split_settings(settings)
     if name is None:
@@ -78,7 +78,7 @@ def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
     """The run on so many processes, in fp32 and in bf16."""
     from ..core.config.parallel import AXES
     from ..core.config.run import Muon
-    from ..core.cost import cost
+    from ..scale.cost import cost
     from ..scale.layout import Layout, pieces_for
 
     train, parallel = plan.settings.train, plan.settings.parallel.of(processes)

@@ -15,7 +15,7 @@ def example_sets() -> list[dict[str, Any]]:
     """The sets of published files that are known by name, and what run files want that a person has
     to bring."""
     from ..core import files
-    from ..core.data import registry
+    from ..formats.data import registry
     from ..runs import run_file
 
     sets: list[dict[str, Any]] = []
@@ -65,7 +65,7 @@ def run(
 
     name NAME: a named corpus, a file, a folder, or - for standard input; none lists the names
     """
-    from ..core.data import registry
+    from ..formats.data import registry
 
     if name is None:
         corpora, sets = registry.corpora(), example_sets()

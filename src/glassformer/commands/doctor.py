@@ -35,7 +35,7 @@ def system_info() -> dict[str, Any]:
 
     import torch
 
-    from ..core.cost import available_memory
+    from ..core.memory import available_memory
     from ..core.nn import device
     from ..fast import kernels
     from ..fast.kernels import library

@@ -17,7 +17,7 @@ from .options import Columns, Edits, ModelOptions, Separator, file_or_input
 from .signature import Count, Whole
 
 if TYPE_CHECKING:
-    from ..core.data.examples import Example
+    from ..tasks.example_table import Example
 
 EXAMPLES = (
     "glassformer eval out/mine --data held-out.txt",

@@ -135,9 +135,9 @@ def _read(
     from ..fast.quantize import Text
 
     if target is None:
-        from ..core.data.registry import find
+        from ..formats.data import find, tokenise
 
-        return Text.of(find(data), tokenizer, cfg, tokens, measure)
+        return Text.of(tokenise(find(data), tokenizer), cfg, tokens, measure)
     from ..tasks import examples
     from ..tasks.encoded import encode
     from ..tasks.objectives import Seq2Seq

@@ -11,7 +11,7 @@ EXAMPLES = ("glassformer recipes --json",)
 def run(*, use: Words = ()) -> CommandOutput:
     """Lists the families and their sizes."""
     from .. import families as book
-    from ..core import cost as costs
+    from ..scale import cost as costs
 
     records, lines = [], []
     for page in book.all():

@@ -110,7 +110,7 @@ def _kind(kind: str | None, kinds: Sequence[str]) -> str:
 
 def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[str]:
     """The text of files, folders and named corpora."""
-    from ..core.data import find as find_corpus
+    from ..formats.data import find as find_corpus
 
     need(
         bool(names),

@@ -57,7 +57,7 @@ def train(
     least N: how often a word must occur
     seed N: where chance begins (0)
     """
-    from ..core.data import find
+    from ..formats.data import find
     from ..tasks.classics import vectors, vocabulary, word2vec
 
     try:
@@ -196,7 +196,7 @@ def bag(
     lines = []
     if among is not None:
         need(bool(text), "There is nothing to look for; give a text.")
-        from ..core.data import find
+        from ..formats.data import find
 
         texts = [
             line for piece in find(among).texts() for line in piece.splitlines() if line.strip()

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from ..core.cost import available_memory
 from ..core.generation.session import Session
+from ..core.memory import available_memory
 from ..core.nn import Cache
 from .fused import FusedStack, fuse, supports_model
 from .page_pool import PagePool

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.config import run
-from ..core.data import find as find_corpus
 from ..core.errors import UserError
 from ..core.tokenizer.trainers import written_specials
+from ..formats.data import find as find_corpus
 from . import run_file
 from .plan import base_model
 

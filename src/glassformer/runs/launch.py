@@ -19,13 +19,14 @@ from typing import Any
 from ..core import config, files
 from ..core.config import serial
 from ..core.config.run import Run, Train
-from ..core.cost import FP32, available_memory, gibibytes
 from ..core.errors import UserError, need, note
+from ..core.memory import available_memory, gibibytes
 from ..core.nn import device as devices
 from ..core.nn.experts import MoE
 from ..core.training.execution import ExecutionSettings, choose_by_table, choose_execution
 from ..core.training.loop import State, Stuck, TrainStep, train
 from ..core.training.prefetch import read_ahead
+from ..scale.cost import FP32
 from ..scale.mesh import Mesh, started
 from ..scale.shard import draw as draw_weights
 from ..scale.shard import gathered, shard

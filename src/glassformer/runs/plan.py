@@ -17,16 +17,16 @@ from ..core.config import serial
 from ..core.config.context_length import longer_hint
 from ..core.config.objective import Full
 from ..core.config.run import Data, Examples, Run
-from ..core.cost import FP32, TRAIN, Cost, cost
-from ..core.data import find as find_corpus
-from ..core.data.examples import Table
 from ..core.errors import UserError, nearest, need, note
 from ..core.tokenizer import Tokenizer
 from ..core.tokenizer import train as train_tokenizer
 from ..core.tokenizer.trainers import DEFAULT_SIZE, END
 from ..formats import checkpoint, pretrained, resolve
 from ..formats.checkpoint import Checkpoint
+from ..formats.data import find as find_corpus
 from ..formats.tokenizer_files import open as open_tokenizer
+from ..scale.cost import FP32, TRAIN, Cost, cost
+from ..tasks.example_table import Table
 from ..tasks.examples import training_and_validation
 from .run_file import model_changes
 

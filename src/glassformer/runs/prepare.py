@@ -14,15 +14,15 @@ import torch
 
 from ..core.config.objective import Full
 from ..core.config.run import Data, Run, Train
-from ..core.cost import gibibytes
-from ..core.data import Shards, shards_under, tokenise
-from ..core.data import find as find_corpus
 from ..core.errors import UserError, need, note
+from ..core.memory import gibibytes
 from ..core.nn import build_model
 from ..core.training.batches import Batch, Batches, every_token_once
 from ..core.training.prepared import Prepared, prepared_alike
 from ..formats import lora, resolve
 from ..formats.checkpoint import Checkpoint
+from ..formats.data import Shards, shards_under, tokenise
+from ..formats.data import find as find_corpus
 from ..scale.mesh import ALONE, Mesh
 from ..tasks.encoded import encode
 from ..tasks.example_batches import ExampleBatches, each_once

@@ -14,7 +14,8 @@ from typing import Any
 
 from ..core import config
 from ..core.config.parallel import AXES, Parallel, stage_of
-from ..core.cost import FP32, TRAIN, Cost, gibibytes
+from ..core.memory import gibibytes
+from .cost import FP32, TRAIN, Cost
 
 HALF = 2  # bytes a number in bf16
 LOGITS = 1 << 26  # that a loss holds at once (core/training/loss.py)

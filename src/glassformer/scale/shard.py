@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import config
-from ..core.cost import available_memory
+from ..core.memory import available_memory
 from ..core.nn import build_model
 from ..core.nn.build import build
 from . import experts, pipeline, tensor

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ..core import config, cost
+from ..core import config
+from ..core.config.model import shapes
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -108,7 +110,11 @@ def card(cfg: config.Model) -> dict[str, Any]:
         "attention": any(isinstance(node, config.Attention) for node in nodes),
         "attribution": head and not recurrent,
     }
-    sizes = {"parameters": cost.cost(cfg).total, "context": cfg.context, "vocab": cfg.embed.vocab}
+    sizes = {
+        "parameters": sum(map(math.prod, shapes(cfg).values())),
+        "context": cfg.context,
+        "vocab": cfg.embed.vocab,
+    }
     return {"kind": kind, **sizes, "abilities": can}
 
 

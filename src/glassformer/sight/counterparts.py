@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core import config, files, registry
-from ..core.cost import available_memory
+from ..core.memory import available_memory
 from ..core.nn import Model, lora
 from ..core.nn.attention import Attention
 from ..core.nn.build import compiled

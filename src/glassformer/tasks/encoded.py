@@ -12,11 +12,12 @@ import numpy as np
 
 from ..core import config
 from ..core.config.objective import Objective
-from ..core.data.examples import Cut, Example, Table, encode_words
+from ..core.config.run import Cut
 from ..core.errors import need
 from ..core.tokenizer.framing import Framing
 from ..core.tokenizer.tokenizer import Tokenizer
 from ..core.training.batches import Array
+from .example_table import Example, Table, encode_words
 
 Item: TypeAlias = dict[str, list[int]]  # column -> what stands in it
 Layout: TypeAlias = Callable[[Example, Any, list[int] | None], list[Item]]

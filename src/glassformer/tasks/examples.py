@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.data.examples import SHORT, Table
 from ..core.errors import UserError, nearest, need
+from .example_table import SHORT, Table
 from .records import Record, records
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from ..core import config
-from ..core.data.examples import encode_words
 from ..core.errors import UserError, need, note
 from ..core.nn import Encoder, Flow, Model
 from ..core.nn.editing import ModelEdit, Reading, tape_of
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
+from .example_table import encode_words
 from .pool import Pool
 
 if TYPE_CHECKING:

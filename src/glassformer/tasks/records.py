@@ -19,12 +19,12 @@ from typing import Any
 
 from ..core.config.objective import Objective
 from ..core.config.serial import members
-from ..core.data.compression import damage, plain_suffix, unpacked
-from ..core.data.corpus import nearest_name
-from ..core.data.examples import SHORT
-from ..core.data.registry import locate
-from ..core.data.text_streams import binary, json_line, unreadable
 from ..core.errors import UserError, nearest, need
+from ..formats.data.compression import damage, plain_suffix, unpacked
+from ..formats.data.corpus import nearest_name
+from ..formats.data.registry import locate
+from ..formats.data.text_streams import binary, json_line, unreadable
+from .example_table import SHORT
 
 Record = dict[str, Any]  # part -> what stands there
 Records = Iterator[tuple[int, Record]]  # each with its line, from 1

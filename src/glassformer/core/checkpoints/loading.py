@@ -122,7 +122,7 @@ def must_fit(
     Those of a ``layout`` take what few bits take, but where they are ``drawn`` they stand there in
     ``dtype`` first.
     """
-    from ..cost import available_memory, gibibytes
+    from ..memory import available_memory, gibibytes
 
     target_device = torch.device(device) if device is not None else torch.get_default_device()
     numbers = sum(torch.Size(shape).numel() for shape in weights.shapes(cfg).values())

@@ -10,7 +10,7 @@ decoder.depth = 8            tokenizer = "bpe"             optimizer = { type = 
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from ..errors import need
 from . import objective as objectives
@@ -27,7 +27,7 @@ from .optimizer import (
     WarmupStableDecay,
 )
 from .parallel import Parallel
-from .serial import frozen
+from .serial import PositiveFloat, PositiveInt, Range, Share, frozen
 
 # -------------------------------------------------------------------------------------- the run
 
@@ -44,11 +44,17 @@ LARGEST_VOCAB = 1 << 20
 a text."""
 
 
-def _check_vocab(vocab: int | None, name: str = "vocab") -> None:
-    need(
-        vocab is None or 0 < vocab <= LARGEST_VOCAB,
-        f"data.{name} is {vocab}; give a number from 1 to {LARGEST_VOCAB:,}.",
-    )
+Vocab: TypeAlias = Annotated[
+    int, Range(lambda x: 0 < x <= LARGEST_VOCAB, f"a number from 1 to {LARGEST_VOCAB:,}")
+]
+HELD_OUT = Range(
+    lambda x: not isinstance(x, float) or 0 < x < 1,
+    "a share between 0 and 1, or the path of a file",
+)
+Interval: TypeAlias = Annotated[int, Range(lambda x: x >= 0, "steps, or 0 for never")]
+Seed: TypeAlias = Annotated[int, Range(lambda x: 0 <= x < 2**63, "an integer from 0 to 2**63 - 1")]
+Cut: TypeAlias = Literal["end", "start", "no"]
+"""What a text that is too long loses; "no" refuses it."""
 
 
 @frozen
@@ -61,25 +67,22 @@ class Data:
     folder that has one, a run's too.
     """
 
+    table: ClassVar[str] = "data"
+
     # a corpus, file or folder; several {name = weight}
     train: str | tuple[str, ...] | dict[str, float] = "python-docs"
-    valid: float | str = 0.1  # share of train to hold out, between 0 and 1, or another corpus
+    # share of train to hold out, between 0 and 1, or another corpus
+    valid: Annotated[float | str, HELD_OUT] = 0.1
     # what is held out: the end of train, or of each tenth of it
     split: Literal["end", "spread"] = "end"
     # trained (char, byte, bpe), or a name, file, folder; none: the model's, else bpe
     tokenizer: str | None = None
-    vocab: int | None = None  # entries of a BPE that is trained; none: the trainer's default
+    vocab: Vocab | None = None  # entries of a BPE that is trained; none: the trainer's default
     field: str = "text"  # the field of JSONL that holds the text
     separator: str | None = None  # what parts a plain file into documents; none: it is one document
 
     def __post_init__(self) -> None:
         need(bool(self.train), "data.train is empty; name a corpus, a file or a folder.")
-        share = not isinstance(self.valid, float) or 0 < self.valid < 1
-        need(
-            share,
-            f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.",
-        )
-        _check_vocab(self.vocab)
 
     def sources(self) -> dict[str, float]:
         """Each corpus of ``train`` with its weight."""
@@ -106,28 +109,26 @@ class Examples:
     for both sides.
     """
 
+    table: ClassVar[str] = "data"
+
     train: str | dict[str, str]  # a file, or {source = FILE, target = FILE} for parallel ones
-    valid: float | str | dict[str, str] = 0.1  # share of train to hold out, or files as for train
+    # share of train to hold out, or files as for train
+    valid: Annotated[float | str | dict[str, str], HELD_OUT] = 0.1
     # {part = column's name, or its number from 0}
     columns: dict[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None  # the labels in their order; none: those of train
     prefix: str = ""  # put before each source or text, such as "summarize: "
     # where a part too long loses its rest; "no" refuses it
-    truncate: Literal["end", "start", "no"] = "no"
+    truncate: Cut = "no"
     tokenizer: str | None = None  # as for Data, or "words": split at white space
-    vocab: int | None = None  # entries of a tokenizer that is trained; none: the trainer's default
+    # entries of a tokenizer that is trained; none: the trainer's default
+    vocab: Vocab | None = None
     source_tokenizer: str | None = None  # of the source alone; none: both sides have one tokenizer
-    source_vocab: int | None = None  # entries of a source tokenizer that is trained; none: as vocab
+    # entries of a source tokenizer that is trained; none: as vocab
+    source_vocab: Vocab | None = None
 
     def __post_init__(self) -> None:
         need(bool(self.train), "data.train is empty; name a file, or a file for each part.")
-        share = not isinstance(self.valid, float) or 0 < self.valid < 1
-        need(
-            share,
-            f"data.valid is {self.valid}; give a share between 0 and 1, or the path of a file.",
-        )
-        _check_vocab(self.vocab)
-        _check_vocab(self.source_vocab, "source_vocab")
         alone = self.source_vocab is not None and self.source_tokenizer is None
         need(
             not alone,
@@ -140,18 +141,20 @@ class Train:
     """Settings of a training. ``batch`` rows of ``context`` tokens make a step, worked through in
     ``accumulate`` pieces."""
 
+    table: ClassVar[str] = "train"
+
     objective: Objective = field(default_factory=objectives.default)  # what is learned
     tune: Tune = Full()  # how much of the model trains
     # draw embeddings and head anew, for another tokenizer than the checkpoint's
     new_embeddings: bool = False
-    steps: int = 1000  # optimizer steps
-    batch: int = 16  # rows a step
-    accumulate: int = 1  # pieces that a step's rows are worked through in
-    context: int | None = None  # tokens a row; none: the model's context
+    steps: PositiveInt = 1000  # optimizer steps
+    batch: PositiveInt = 16  # rows a step
+    accumulate: PositiveInt = 1  # pieces that a step's rows are worked through in
+    context: PositiveInt | None = None  # tokens a row; none: the model's context
     optimizer: Optimizer = Muon()  # how gradients become updates
     schedule: Schedule = WarmupStableDecay()  # how the rate rises and falls
-    clip: float | None = 1.0  # the most that the gradient's norm may be; none: no bound
-    label_smoothing: float = 0.0  # share of the target's probability spread over all tokens
+    clip: PositiveFloat | None = 1.0  # the most that the gradient's norm may be; none: no bound
+    label_smoothing: Share = 0.0  # share of the target's probability spread over all tokens
     device: str | None = None  # cpu, cuda, cuda:1 or mps; none: the GPU where there is one
     # of activations and products; auto: by auto_by
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -161,55 +164,23 @@ class Train:
     compile: Literal["auto", "yes", "blocks", "no"] = "auto"
     # what decides auto: a table by machine, or trying
     auto_by: Literal["table", "measure"] = "table"
-    seed: int = 0  # of random weights, order and dropout
+    seed: Seed = 0  # of random weights, order and dropout
     # steps in a row without a finite loss and gradient that stop the run
-    max_skipped_steps: int = 5
-    early_stop: int = 0  # evaluations without a better one that end the run, 0: never
-    evaluate_every: int = 100  # steps between validations, 0: never
-    evaluate_batches: int = 20  # the most batches of a validation on running text
-    save_every: int = 500  # steps between checkpoints, 0: only at the end
-    keep: int = 2  # newest checkpoints that are kept, beside the best
-    sample_every: int = 200  # steps between samples, 0: never
+    max_skipped_steps: PositiveInt = 5
+    early_stop: Interval = 0  # evaluations without a better one that end the run, 0: never
+    evaluate_every: Interval = 100  # steps between validations, 0: never
+    evaluate_batches: PositiveInt = 20  # the most batches of a validation on running text
+    save_every: Interval = 500  # steps between checkpoints, 0: only at the end
+    keep: PositiveInt = 2  # newest checkpoints that are kept, beside the best
+    sample_every: Interval = 200  # steps between samples, 0: never
     tensorboard: bool | None = None  # write TensorBoard's files; none: where it is installed
 
     def __post_init__(self) -> None:
-        positive_fields = (
-            "steps",
-            "batch",
-            "accumulate",
-            "max_skipped_steps",
-            "evaluate_batches",
-            "keep",
-        )
-        for name in positive_fields:
-            need(
-                getattr(self, name) > 0,
-                f"train.{name} is {getattr(self, name)}; give a number above 0.",
-            )
-        for name in ("early_stop", "evaluate_every", "save_every", "sample_every"):
-            need(
-                getattr(self, name) >= 0,
-                f"train.{name} is {getattr(self, name)}; give steps, or 0 for never.",
-            )
-        need(
-            0 <= self.seed < 2**63,
-            f"train.seed is {self.seed}; give an integer from 0 to 2**63 - 1.",
-        )
         pieces = (
             f"train.accumulate {self.accumulate} is more than the {self.batch} rows of "
             "train.batch; lower it."
         )
         need(self.accumulate <= self.batch, pieces)
-        need(
-            self.context is None or self.context > 0,
-            f"train.context is {self.context}; give tokens above 0.",
-        )
-        need(
-            self.clip is None or self.clip > 0,
-            f"train.clip is {self.clip}; give a norm above 0, or none.",
-        )
-        smooth = f"train.label_smoothing is {self.label_smoothing}; give a share from 0 to below 1."
-        need(0 <= self.label_smoothing < 1, smooth)
 
 
 MAY_CHANGE_ON_RESUME: tuple[str, ...] = (

@@ -28,8 +28,7 @@ T = TypeVar("T")
 # ------------------------------------------------------------------------------------ dataclasses
 
 
-@dataclasses.dataclass(frozen=True)
-class Range:
+class Range(typing.NamedTuple):
     """Which numbers a field takes, and how an error asks for one; it stands in the field's type."""
 
     fits: Callable[[Any], bool]
@@ -52,21 +51,14 @@ def frozen(kind: type[T]) -> type[T]:
     number is held to the ``Range`` in its type (``PositiveInt``, ``Share``). Raises UserError.
     """
     judge = getattr(kind, "__post_init__", None)
+    title = getattr(kind, "table", kind.__name__)
 
     def check(self: Any) -> None:
-        for name, (kinds, words, hint, within) in _fields(kind).items():  # type: ignore[arg-type]
-            value = getattr(self, name)
-            of = type(value)
-            clear = (
-                value in words
-                if of is str
-                else of in kinds and (of not in (int, float) or -SIZE < value < SIZE)
-            )
-            if not clear:  # what most values are, told at once; the reader knows the rest
-                object.__setattr__(self, name, from_dict(hint, value, f"{kind.__name__}.{name}"))
-                value = getattr(self, name)
+        for name, (hint, within) in _fields(kind).items():  # type: ignore[arg-type]
+            value = from_dict(hint, getattr(self, name), f"{title}.{name}")
+            object.__setattr__(self, name, value)
             if within is not None and value is not None and not within.fits(value):
-                raise UserError(f"{kind.__name__}.{name} is {value}; give {within.description}.")
+                raise UserError(f"{title}.{name} is {value}; give {within.description}.")
         if judge is not None:
             judge(self)
 
@@ -93,30 +85,19 @@ SIZE = 1 << 63  # integers stay below it
 
 
 @functools.cache
-def _fields(kind: type) -> dict[str, tuple[set[type], set[str], Any, Range | None]]:
-    """For each field: types of which every value will do, words that will do, the whole type, and a
-    number's range."""
-    fields = {}
-    full = typing.get_type_hints(kind, include_extras=True)
-    for name, hint in _hints(kind).items():
-        annotations = (full[name], *typing.get_args(full[name]))
-        within = (
-            note
-            for annotation in annotations
-            for note in getattr(annotation, "__metadata__", ())
-            if isinstance(note, Range)
-        )
-        options = (
-            typing.get_args(hint)
-            if typing.get_origin(hint) in (typing.Union, types.UnionType)
-            else (hint,)
-        )
-        literals = (
-            set(typing.get_args(o)) for o in options if typing.get_origin(o) is typing.Literal
-        )
-        kinds = {o for o in options if isinstance(o, type)}
-        fields[name] = kinds, set[str]().union(*literals), hint, next(within, None)
-    return fields
+def _fields(kind: type) -> dict[str, tuple[Any, Range | None]]:
+    """The type of each field, and the range of a number."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    plain = typing.get_type_hints(kind)
+
+    def within(hint: Any) -> Range | None:
+        notes = [getattr(h, "__metadata__", ()) for h in (hint, *typing.get_args(hint))]
+        return next((note for group in notes for note in group if isinstance(note, Range)), None)
+
+    return {
+        field.name: (plain[field.name], within(hints[field.name]))
+        for field in dataclasses.fields(kind)
+    }
 
 
 # of a slot's types: the further ones, by name
@@ -302,7 +283,7 @@ def _from_table(kind: type, raw: Any, path: str) -> Any:
     if isinstance(raw, kind):
         return raw
     _require(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", path)
-    hints = _hints(kind)
+    hints = _fields(kind)
     table = {key: value for key, value in raw.items() if key != "type" or "type" in hints}
     if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
         sentence = (
@@ -328,7 +309,7 @@ def _from_table(kind: type, raw: Any, path: str) -> Any:
     for name in needed:
         need(name in table, f'{_path_prefix(path)}{kind.__name__} needs "{name}"; add it.')
     inside = {
-        key: from_dict(hints[key], value, f"{path}.{key}" if path else key)
+        key: from_dict(hints[key][0], value, f"{path}.{key}" if path else key)
         for key, value in table.items()
     }
     return kind(**inside)
@@ -355,12 +336,6 @@ def _plain(kind: Any, raw: Any, path: str) -> Any:
     _require(fits, raw, names.get(kind, f"a {kind.__name__}"), path)
     _require(not isinstance(raw, float) or math.isfinite(raw), str(raw), "a finite number", path)
     return raw
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _path_prefix(path: str) -> str:
@@ -402,26 +377,16 @@ def change(config: T, changes: Mapping[str, Any], root: str = "") -> T:
     if not changes:
         return config
     tree = to_dict(config)
-    for path, value in _order_types_first(changes).items():
+    # a new type comes before the fields below it, which are the new type's
+    for path in sorted(
+        changes, key=lambda path: path.count(".") if path.endswith(".type") else math.inf
+    ):
+        value = changes[path]
         tree = _replace(
             tree, path.split("."), _parse(value) if isinstance(value, str) else value, path
         )
     changed: T = from_dict(type(config), tree, root)
     return changed
-
-
-def _order_types_first(changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The changes with each ``PATH.type`` before the fields below PATH, which are the new
-    type's."""
-    order = list(changes)
-    for path in [path for path in order if path.endswith(".type")]:
-        below = (
-            at
-            for at, path_before in enumerate(order)
-            if path_before.startswith(path.removesuffix("type"))
-        )
-        order.insert(next(below), order.pop(order.index(path)))
-    return {path: changes[path] for path in order}
 
 
 def _replace(node: Any, keys: list[str], value: Any, path: str) -> Any:

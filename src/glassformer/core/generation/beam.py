@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import config
-from ..data.examples import Cut
+from ..config.run import Cut
 from ..errors import need
 from ..nn import Model
 from ..nn.editing import ModelEdit, Reading, tape_of

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.shards import CorpusRows, Shards
 from ..errors import UserError
 from ..nn.flow import document_starts
 from .order import COMPUTED, LISTED, order_kind_for, order_of
+from .shards import CorpusRows, Shards
 
 Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..cost import available_memory
+from ..memory import available_memory
 from .batches import Batch, next_pieces
 
 

@@ -1,7 +1,7 @@
 """Few bits with their error: rounding by what a text needs, and a report of what it costs, matrix
 by matrix.
 
-text = Text.of(corpus, tokenizer, model.config, tokens=16384, measured=2048)
+text = Text.of(shards, model.config, tokens=16384, measured=2048)
 report = quantize_model(model, Layout(bits=4), text)
 """
 

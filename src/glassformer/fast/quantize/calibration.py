@@ -19,12 +19,10 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...core import config
-from ...core.data.corpus import Source
-from ...core.data.tokenising import tokenise
 from ...core.errors import need
 from ...core.nn import Model
 from ...core.nn.model import inference
-from ...core.tokenizer import Tokenizer
+from ...core.training.shards import Shards
 
 ROW = 256  # tokens that are read together
 MEMORY = 1 << 30  # bytes of sums that are held at a time; more matrices are more readings
@@ -45,9 +43,7 @@ class Text:
     held_out: Sequence[Sides]
 
     @classmethod
-    def of(
-        cls, source: Source, tokenizer: Tokenizer, model: config.Model, tokens: int, measured: int
-    ) -> Text:
+    def of(cls, shards: Shards, model: config.Model, tokens: int, measured: int) -> Text:
         """Rows spread evenly over a corpus: ``tokens`` to calibrate with, ``measured`` ones;
         UserError for too few.
 
@@ -56,14 +52,13 @@ class Text:
         """
         pair = isinstance(model, config.EncoderDecoder)
         two = (
-            f"This model reads its source by a vocabulary of its own, so {source.name} is half "
+            f"This model reads its source by a vocabulary of its own, so {shards.name} is half "
             "of what it needs"
         )
         need(
             config.source_embed(model) is model.embed,
             f"{two}; give sources and targets: --calibrate FILE --target FILE.",
         )
-        shards = tokenise(source, tokenizer)
         length = min(ROW, model.context)
         row_count = len(shards) // length
         need(

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ...core import config as c
-from ...core.cost import cost
 from ...core.nn.hooks import Tape
 from ...families import find
+from ...scale.cost import cost
 from .. import models
 from .shipped import AT, TEXT, cache_bytes, shipped_pass, value_of
 

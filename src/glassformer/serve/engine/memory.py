@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...core import config
-from ...core.cost import available_memory, gibibytes
 from ...core.errors import UserError, need
 from ...core.generation.prompt import check
+from ...core.memory import available_memory, gibibytes
 from ...core.nn import Model
 from ...core.nn.finite import check_now
 from ...fast import kernels

@@ -2,12 +2,7 @@
 through an encoder.
 
     PagedRunner   attention: keys and values in pages, the encoder's output in pages of its own
-<<<<<<< HEAD
-    StateRunner   recurrent decoders: a sequence's state is its one page
-    CacheRunner   stacks with a mixer of a user's own, or elsewhere than on a CPU: a sequence's cache is its one page
-=======
-    StateRunner   recurrent cells, mixers of a user's own: a sequence's cache is its one page
->>>>>>> h-serve
+    StateRunner   recurrent cells, mixers of a user's own, or elsewhere than on a CPU: a cache a sequence, its one page
 
 N tokens in the row, S sequences, R rows of logits, C model dim, V vocabulary.
 """
@@ -16,12 +11,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-<<<<<<< HEAD
-from collections.abc import Sequence
-from functools import partial
-=======
 from collections.abc import Sequence as Seq
->>>>>>> h-serve
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -301,12 +292,11 @@ class StateRunner:
         return self.memories[sequence]
 
 
-<<<<<<< HEAD
 class SeparateTexts(ExternalKV):
     """In the cache's place: the texts in ``spans`` of one row, each attended to by itself as if it
     were alone."""
 
-    def __init__(self, spans: Sequence[tuple[int, int]], blocks: int) -> None:
+    def __init__(self, spans: Seq[tuple[int, int]], blocks: int) -> None:
         self.spans, self.layers = spans, [(self, None)] * blocks
 
     def attention(self, module: Attention, x: Tensor, flow: Flow, position: Position) -> Tensor:
@@ -329,9 +319,6 @@ def _mask_of(module: Attention, length: int, device: torch.device) -> Mask:
 
 
 def encode(model: Model, requests: Sequence[Encode]) -> list[Tensor]:
-=======
-def encode(model: Model, requests: Seq[Encode]) -> list[Tensor]:
->>>>>>> h-serve
     """Output of each Encode request, all texts side by side in one row, each attending to itself
     alone."""
     device, spans = next(model.parameters()).device, list[tuple[int, int]]()

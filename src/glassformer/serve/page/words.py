@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...core import cost
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
+from ...scale import cost
 from ...sight import labels
 from ..asgi.replies import CancelCheck, HttpError, not_found
 from .models import Loaded, Models

@@ -23,9 +23,6 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ...core import config
-from ...core.data.corpus import Source
-from ...core.data.shards import Shards
-from ...core.data.tokenising import tokenise
 from ...core.errors import UserError, need
 from ...core.nn import Model, Tape
 from ...core.nn.editing import ModelEdit, Reading, tape_of
@@ -33,6 +30,9 @@ from ...core.nn.finite import must_be_finite
 from ...core.nn.model import inference
 from ...core.tokenizer.framing import document_start, text_start
 from ...core.tokenizer.tokenizer import Tokenizer
+from ...core.training.shards import Shards
+from ...formats.data.corpus import Source
+from ...formats.data.tokenising import tokenise
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int], None]  # tokens scored so far

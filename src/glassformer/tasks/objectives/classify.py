@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ...core.config import Decoder, Encoder, Model, bodies
 from ...core.config.objective import Objective, Tune
 from ...core.config.serial import frozen
-from ...core.data.examples import Example
 from ...core.errors import need
 from ..correlation import correlations, matthews
+from ..example_table import Example
 from ..examples import Row
 from .shared import ENCODER_SPECIALS, with_pool
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...core.config import Decoder, Encoder, Model
 from ...core.config.objective import Objective
 from ...core.config.serial import frozen
-from ...core.data.examples import Example
 from ...core.errors import above_zero
+from ..example_table import Example
 from ..examples import Row
 from .shared import ENCODER_SPECIALS, with_pool
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...core.config import Decoder, EncoderDecoder
 from ...core.config.serial import frozen
-from ...core.data.examples import Example
+from ..example_table import Example
 from ..examples import Row
 from .shared import SomeTokens
 

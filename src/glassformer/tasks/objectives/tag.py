@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...core.config import Decoder, Encoder, EncoderDecoder, Model, TokenHead, bodies
 from ...core.config.objective import Objective
 from ...core.config.serial import frozen
-from ...core.data.examples import Example
 from ...core.errors import need
+from ..example_table import Example
 from ..examples import Row
 from .shared import ENCODER_SPECIALS, without_head
 

@@ -21,7 +21,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ..errors import UserError, need
 from ..tokenizer.framing import document_start
 from ..tokenizer.tokenizer import Tokenizer
-from .corpus import Source
 
 Array = np.ndarray[Any, Any]
 
@@ -30,7 +29,7 @@ Array = np.ndarray[Any, Any]
 class TokenizedCorpus:
     """A tokenised corpus, shared by its splits."""
 
-    source: Source
+    source: Any  # its name, and its pieces: (text, whether a document ends, ...)
     tokenizer: Tokenizer
     key: str
     marks: Array  # (pieces + 1, 2): tokens before, bytes before
@@ -98,7 +97,7 @@ class Shards:
     @property
     def name(self) -> str:
         """The corpus's name."""
-        return self.corpus.source.name
+        return str(self.corpus.source.name)
 
     @property
     def key(self) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..files import lazily
+from ...core.files import lazily
 
 if TYPE_CHECKING:
+    from ...core.training.shards import Shards
     from .corpus import Source
     from .registry import corpora, find
-    from .shards import Shards
     from .tokenising import shards_under, tokenise
 
 _HOME = {
-    "Shards": ".shards",
+    "Shards": "...core.training.shards",
     "Source": ".corpus",
     "corpora": ".registry",
     "find": ".registry",

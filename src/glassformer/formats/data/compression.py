@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ..errors import UserError
+from ...core.errors import UserError
 
 PACKED = (".gz", ".zst")
 SLICE = 1 << 9  # packed bytes unpacked at a time: few, as each may become thousands

@@ -14,8 +14,9 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import files, registry
-from ..errors import UserError, nearest
+from ...core import files
+from ...core.errors import UserError, nearest
+from . import python_docs
 from .corpus import CorpusFile, Source, open_path
 
 
@@ -110,8 +111,7 @@ def find(name_or_path: str | Path, field: str = "text", separator: str | None = 
             raise UserError(f'There is no file, folder or named corpus "{name_or_path}".{hint}')
         return open_path(path, field, separator)
     if not corpus.files:
-        makers = (module for module in registry.load("corpora") if corpus.name == module.NAME)
-        corpus_files: tuple[CorpusFile, ...] = (CorpusFile(next(makers).documents(), field="text"),)
+        corpus_files: tuple[CorpusFile, ...] = (CorpusFile(python_docs.documents(), field="text"),)
     else:
         paths = [
             _mixed(corpus, path) if corpus.mixed else path for path in _placed(corpus, corpus.files)

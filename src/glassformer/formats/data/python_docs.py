@@ -13,9 +13,9 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..core import files
-from ..core.data.corpus import cache_lock
-from ..core.errors import need
+from ...core import files
+from ...core.errors import need
+from .corpus import cache_lock
 
 NAME = "python-docs"
 _LEFT_OUT = {"test", "tests", "idlelib", "idle_test", "turtledemo", "lib2to3", "ensurepip"}

@@ -6,18 +6,16 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import UserError
+from ..core.errors import UserError
 
 if TYPE_CHECKING:
-    from ..tokenizer.tokenizer import Tokenizer
+    from ..core.tokenizer.tokenizer import Tokenizer
 
 SHORT = 60  # characters of a name or label that a message quotes
-Cut: TypeAlias = Literal["no", "end", "start"]
-"""What a text that is too long loses; "no" refuses it."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import UserError
+from ...core.errors import UserError
 
 PIECE = 1 << 16  # characters of a piece: long enough to tokenise well, short enough to share out
 _LINE_BORDER = re.compile(r"\S\n(?=\w)")

@@ -15,10 +15,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from .. import files, registry
-from ..errors import UserError, nearest, need
+from ...core import files
+from ...core.errors import UserError, nearest, need
+from .. import tables
 from . import text_streams
 from .compression import damage, plain_suffix, unpacked
 from .text_streams import PIECE, unreadable
@@ -62,17 +63,13 @@ class CorpusFile:
 
     def _kind(self) -> list[str]:
         """File kinds added later, so that older cache keys stay valid."""
-        return (
-            [self.path.suffix]
-            if self.path.suffix == ".zst" or _table_reader(self.path.suffix)
-            else []
-        )
+        return [self.path.suffix] if self.path.suffix in (".zst", *tables.SUFFIXES) else []
 
     def pieces(self) -> Iterator[TextPiece]:
         """The documents in order, long ones in several pieces; UserError where the file is not
         readable text."""
-        if self.field is not None and (reader := _table_reader(self.path.suffix)):
-            for text, bytes_read in reader.columns(self.path, self.field):
+        if self.field is not None and self.path.suffix in tables.SUFFIXES:
+            for text, bytes_read in tables.columns(self.path, self.field):
                 yield TextPiece(text, True, bytes_read)
             return
         documents = 0
@@ -217,11 +214,10 @@ def _separator_note(path: Path) -> tuple[str, ...]:
 def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
     corpus_files, notes = list[CorpusFile](), list[str]()
     paths = sorted(p for p in folder.rglob("*") if p.is_file())
-    for reader in registry.load("tables"):
-        tables, notes = reader.tables(folder, paths)
-        if tables:
-            corpus_files = [CorpusFile(path, field=field) for path in tables]
-            return Source(folder.resolve().name, folder, tuple(corpus_files), tuple(notes))
+    rows, notes = tables.tables(folder, paths)
+    if rows:
+        corpus_files = [CorpusFile(path, field=field) for path in rows]
+        return Source(folder.resolve().name, folder, tuple(corpus_files), tuple(notes))
     for path in paths:
         inside = path.relative_to(folder)
         if any(name.startswith(".") for name in inside.parts):
@@ -237,14 +233,8 @@ def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
 
 
 def _corpus_file(path: Path, field: str, separator: str | None) -> CorpusFile:
-    rows = plain_suffix(path) in (".jsonl", ".ndjson") or _table_reader(plain_suffix(path))
+    rows = plain_suffix(path) in (".jsonl", ".ndjson", *tables.SUFFIXES)
     return CorpusFile(path, field=field) if rows else CorpusFile(path, separator or None)
-
-
-def _table_reader(suffix: str) -> Any:
-    """The module that reads texts out of tables of this suffix; None for other files."""
-    readers = registry.load("tables")
-    return next((reader for reader in readers if suffix in reader.SUFFIXES), None)
 
 
 def _looks_like_text(path: Path) -> bool:

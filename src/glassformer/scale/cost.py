@@ -7,18 +7,14 @@ B batch, T tokens of context, H heads, K key-value heads, D head dim, C model di
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import config
-from .config.model import shapes
-from .config.shapes import Shape, Unmultiplied, shapes_of
-
-if TYPE_CHECKING:
-    import torch
+from ..core import config
+from ..core.config.model import shapes
+from ..core.config.shapes import Shape, Unmultiplied, shapes_of
+from ..core.memory import gibibytes
 
 BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0, "int4": 0.5}
 GROUP = 64  # quantised weights that share one two-byte scale
@@ -126,7 +122,7 @@ class Cost:
         if not isinstance(mask_rule, config.Full | config.Window):
             import numpy as np
 
-            from .config.mask_arrays import count_pairs
+            from ..core.config.mask_arrays import count_pairs
 
             rows = np.linspace(0, T - 1, min(T, 1024)).astype(int)
             return count_pairs(mask_rule, T, causal, rows) / len(rows)
@@ -345,55 +341,3 @@ def _saved_activations(sublayer: Any, dim: int, *place: Any) -> int:
         return int(sublayer.saved_activations(dim))
     sizes = shapes_of(sublayer, dim, *place).items()
     return 2 * sum(shape[-2] for name, shape in sizes if _is_matrix(name, shape))
-
-
-def gibibytes(count: float) -> str:
-    """A number of bytes in the unit that suits it: 14.96 GiB."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.2f} {unit}"
-        count /= 1024
-    return f"{count:,.2f} TiB"
-
-
-def available_memory(device: torch.device | str = "cpu") -> int | None:
-    """Bytes still free on a device, None where it cannot be told; a container's limit counts."""
-    import torch
-
-    target = torch.device(device)
-    if target.type == "cuda":
-        return torch.cuda.mem_get_info(target)[0]
-    if target.type != "cpu":
-        return None
-    free = [limit for limit in (_free_on_machine(), _free_in_container()) if limit is not None]
-    return min(free, default=None)
-
-
-def _free_on_machine() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
-        )
-    except (OSError, StopIteration):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
-
-
-def _free_in_container() -> int | None:
-    home = Path("/sys/fs/cgroup")
-    for limit, usage, statistics in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
-        try:
-            most, now = int((home / limit).read_text()), int((home / usage).read_text())
-            lines = (home / statistics).read_text().splitlines()
-        except (OSError, ValueError):
-            continue
-        pages = {name: int(value) for name, value in (line.split() for line in lines)}
-        return most - now + pages.get("inactive_file", 0)  # the cache of files gives way
-    return None

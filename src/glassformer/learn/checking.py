@@ -20,7 +20,7 @@ from typing import Any, Self
 from ..core.errors import UserError, need
 from .exercise import Exercise, find
 from .starting import LearnerSource, read_source
-from .worker import GRACE, LONGEST, READY, WALL
+from .worker import GRACE, LONGEST, READY, WALL, verdict
 
 COMMAND = (sys.executable, "-m", "glassformer.learn.worker")
 EXTRA_SECONDS = 60  # seconds beyond a job's own limit, on a busy machine
@@ -140,23 +140,23 @@ class Checker:
                 "exercise": str(exercise.path),
                 "seed": seed,
                 "shown": source.path.name,
-            }
-            job |= {
                 "seconds": seconds or exercise.seconds,
                 "folder": str(source.path.resolve().parent),
             }
             answer = self._ask(job)
-        line = answer.pop("line", None)
-        texts: dict[str, Any] = {
-            name: one_line(answer.get(name, "")) for name in ("message", "look", "code")
-        }
-        texts |= {"printed": printable(answer.get("printed", "")), "where": source.location(line)}
-        fields = {
-            "state": answer["state"],
-            "good": list(map(one_line, answer["good"])),
-            "seconds": answer.get("seconds", 0.0),
-        }
-        return Verdict(exercise.name, str(source.path), **fields, **texts, seed=seed)
+        return Verdict(
+            exercise.name,
+            str(source.path),
+            answer["state"],
+            one_line(answer["message"]),
+            source.location(answer["line"]),
+            one_line(answer["code"]),
+            one_line(answer["look"]),
+            list(map(one_line, answer.get("good", ()))),
+            printable(answer.get("printed", "")),
+            answer.get("seconds", 0.0),
+            seed,
+        )
 
     def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
         """The worker's answer; where the learner's code ended or stopped the worker, a verdict that
@@ -170,11 +170,11 @@ class Checker:
             )
         except WorkerExited:
             self._end()
-            message = (
+            return verdict(
+                "error",
                 "Your code ended or stopped the process that runs the checks; leave other "
-                "processes alone"
+                "processes alone",
             )
-            return {"state": "error", "message": message, "good": []}
         except BaseException:
             self._end()
             raise

@@ -176,12 +176,3 @@ def quoted(value: Any) -> str:
     """A value in a sentence, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:76]} ..."
-
-
-def close(actual: Any, expected: Any, tolerance: float = 1e-4) -> bool:
-    """True where ``Report.equal`` would pass."""
-    return not difference("", actual, expected, tolerance)
-
-
-Part: TypeAlias = Callable[..., Any]
-"""A function that the learner wrote."""

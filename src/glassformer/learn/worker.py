@@ -51,7 +51,6 @@ LONGEST = 1 << 20  # bytes of a verdict
 WALL = 5
 GRACE = 3.0  # seconds between the clock that names the line and the end of the process
 LOOK = 0.2  # seconds between two looks at what the processes of a job take
-READY = "ready"
 STATES = ("passed", "failed", "todo", "error", "stopped")
 
 
@@ -404,7 +403,7 @@ def main() -> None:
 
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    print(READY, file=channel, flush=True)
+    print("ready", file=channel, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         try:

@@ -233,23 +233,15 @@ def family(of: Any) -> Any:
     model: Any = build_model(
         c.Decoder(WIDTH, LENGTH, c.Embed(VOCAB), stack, c.Head(tied=True, bias=True)), seed=0
     )
-    with torch.no_grad():
-        model.embed.token.weight.copy_(of.embed.weight)
-        model.head.proj.bias.copy_(of.head.bias)
-        for block, layer in zip(model.decoder.blocks, of.blocks, strict=True):
-            names = ("weight", "bias")
-            for name in names:
-                chunks = getattr(layer.self_attn, f"in_proj_{name}").chunk(3)
-                pairs = [*zip((block.attn.q, block.attn.k, block.attn.v), chunks, strict=True)]
-                pairs += [(block.attn.out, getattr(layer.self_attn.out_proj, name))]
-                pairs += [
-                    (block.attn_norm, getattr(layer.norm1, name)),
-                    (block.ffn_norm, getattr(layer.norm2, name)),
-                ]
-                pairs += [
-                    (block.ffn.up, getattr(layer.linear1, name)),
-                    (block.ffn.down, getattr(layer.linear2, name)),
-                ]
-                for module, value in pairs:
-                    getattr(module, name).copy_(value)
+    names = {"attn.out": "self_attn.out_proj", "attn_norm": "norm1", "ffn_norm": "norm2"}
+    names |= {"ffn.up": "linear1", "ffn.down": "linear2"}
+    weights = {"embed.token.weight": of.embed.weight, "head.proj.bias": of.head.bias}
+    for block, layer in enumerate(of.blocks):
+        layer = layer.state_dict()
+        for kind in ("weight", "bias"):
+            parts = {ours: layer[f"{theirs}.{kind}"] for ours, theirs in names.items()}
+            chunks = layer[f"self_attn.in_proj_{kind}"].chunk(3)
+            parts |= zip(("attn.q", "attn.k", "attn.v"), chunks, strict=True)
+            weights |= {f"decoder.blocks.{block}.{name}.{kind}": w for name, w in parts.items()}
+    model.load_state_dict(weights, strict=False)
     return model.eval()

@@ -28,6 +28,8 @@ class Glossary(SphinxDirective):
     on the road."""
 
     def run(self) -> list[nodes.Node]:
+        from glossary_numbers import LIVE
+
         from glassformer.learn import exercise, glossary
 
         pages = sorted(one for one in self.env.found_docs if re.match(r"learn/\d\d-", one))
@@ -39,7 +41,7 @@ class Glossary(SphinxDirective):
             section += nodes.paragraph("", term.sentence + also)
             if term.formula:
                 section += nodes.literal_block(term.formula, term.formula, language="text")
-            section += nodes.paragraph("", "", nodes.Text(glossary.live(term)), classes=["value"])
+            section += nodes.paragraph("", "", nodes.Text(LIVE[term.key]()), classes=["value"])
             where = nodes.paragraph(
                 "", "", sources.link(self.env.app, self.env.docname, term.code.path, term.code.line)
             )

@@ -58,7 +58,7 @@ GROUPS = {
         "learn": "Exercises that check themselves: a file with TODOs, a check in seconds, hints, "
         "the solution.",
         "define": "A term of the field: a sentence, the formula, the line of code, a number of a "
-        "model, computed now.",
+        "model.",
         "docs": "The site: the course, how to do each task, the reference; opened offline.",
     },
     "this machine": {

@@ -13,11 +13,10 @@ EXAMPLES = (
 )
 
 
-def run(term: Words = (), *, no_number: bool = False) -> CommandOutput:
+def run(term: Words = ()) -> CommandOutput:
     """Defines a term of the field.
 
     term TERM: a term, or another of its names; none lists them all
-    no_number: without the number that is computed, so without loading a model
     """
     from ..learn import glossary
 
@@ -29,13 +28,12 @@ def run(term: Words = (), *, no_number: bool = False) -> CommandOutput:
             tables.lines(listed, left_columns=(0, 1, 2)),
         )
     entry = glossary.find(" ".join(term))
-    number = None if no_number else glossary.live(entry)
     also = f" (also {', '.join(entry.also)})" if entry.also else ""
     code = f"{entry.code.path}, line {entry.code.line}: {entry.code.text}"
     rows = [
         ("formula", entry.formula),
         ("code", code),
-        ("now", number),
+        ("now", entry.live),
         ("road", f"{entry.road} {entry.page}"),
         ("see", ", ".join(entry.related)),
     ]
@@ -44,7 +42,7 @@ def run(term: Words = (), *, no_number: bool = False) -> CommandOutput:
         left_columns=(0, 1),
     )
     return CommandOutput(
-        entry.to_dict() | ({} if number is None else {"live": number}),
+        entry.to_dict(),
         [f"{entry.name}{also}\n  {entry.sentence}\n", *table],
         ending=f"Write it yourself: glassformer learn start {entry.exercise}"
         if entry.exercise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, nearest, need, note
 from .common import CommandOutput, count_noun, progress_counter, tables
@@ -105,7 +105,7 @@ def _list(folder: Path, others: Path | None) -> CommandOutput:
     from ..learn.exercise import catalogue
 
     record, exercises = progress.read_progress(folder), catalogue(others)
-    entries = [
+    entries: list[dict[str, Any]] = [
         {
             "name": exercise.name,
             "title": exercise.title,
@@ -115,15 +115,7 @@ def _list(folder: Path, others: Path | None) -> CommandOutput:
         }
         for exercise in exercises
     ]
-    rows = [
-        (
-            exercise.name,
-            progress.state(exercise, record),
-            exercise.title,
-            f"{exercise.road:g} {exercise.page}",
-        )
-        for exercise in exercises
-    ]
+    rows = [(e["name"], e["state"], e["title"], f"{e['road']:g} {e['page']}") for e in entries]
     todo = [entry["name"] for entry in entries if entry["state"] != "done"]
     ending = f"{len(entries) - len(todo)} of {len(entries)} done."
     if todo:
@@ -203,25 +195,22 @@ def _check_class(folder: Path, exercises: Path | None, seconds: float | None) ->
     """Checks each learner's files; a row for each."""
     from ..learn.checking import Checker, class_folder
 
-    reports, count = [], progress_counter("files checked")
+    reports, rows, count = [], [], progress_counter("files checked")
     with Checker(exercises) as checker:
         for report in class_folder(folder, checker, seconds):
-            reports.append(report)
+            reports.append(report.to_dict())
             count(len(reports))
-    rows = []
-    for report in reports:
-        verdict = report.verdict
-        if verdict is None:
-            rows.append((report.learner, "", "refused", report.refused[:100]))
-            continue
-        place = f"{verdict.where}: " if verdict.where else ""
-        message = f"{place}{verdict.message}"[:100]
-        rows.append((report.learner, verdict.exercise, verdict.state, message))
+            verdict = report.verdict
+            row, message = ("", "refused"), report.refused
+            if verdict is not None:
+                place = f"{verdict.where}: " if verdict.where else ""
+                row, message = (verdict.exercise, verdict.state), f"{place}{verdict.message}"
+            rows.append((report.learner, *row, message[:100]))
     passed = sum(row[2] == "passed" for row in rows)
     learners = count_noun(len({row[0] for row in rows}), "learner")
     heading = ("learner", "exercise", "state", "what")
     return CommandOutput(
-        [report.to_dict() for report in reports],
+        reports,
         tables.lines(rows, heading, (0, 1, 2, 3)),
         ending=f"{learners}, {count_noun(len(rows), 'file')}, {passed} passed.",
     )
@@ -232,18 +221,15 @@ def _hint(exercise: Exercise, folder: Path, all_hints: bool) -> CommandOutput:
     from ..learn import progress
 
     count = len(exercise.hints)
-    need(
-        count > 0,
-        f"{exercise.name} has no hints; glassformer learn solution {exercise.name} shows it solved.",
-    )
-    record = progress.read_progress(folder)
-    taken = int(record.get(exercise.name, {}).get("hints", 0))
-    last = count if all_hints else min(taken + 1, count)
+    solution = f"glassformer learn solution {exercise.name}"
+    need(count > 0, f"{exercise.name} has no hints; {solution} shows it solved.")
+    record = progress.read_progress(folder).get(exercise.name, {})
+    last = count if all_hints else min(int(record.get("hints", 0)) + 1, count)
     hints = exercise.hints[0 if all_hints else last - 1 : last]
-    state = progress.state(exercise, record)
-    state = "started" if state == progress.NEW else state
-    progress.update_progress(folder, exercise.name, state=state, hints=last)
+    progress.update_progress(
+        folder, exercise.name, state=record.get("state", "started"), hints=last
+    )
     more = f"{count_noun(count - last, 'more hint')}: ask again"
     if last == count:
-        more = f"the last; glassformer learn solution {exercise.name}"
+        more = f"the last; {solution}"
     return CommandOutput(list(hints), hints, ending=f"({more})")

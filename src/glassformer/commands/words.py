@@ -147,35 +147,30 @@ def score(
     )
     table = _read(vectors)
     results: list[dict[str, Any]] = []
-    rows = []
+    figures = []
     for name in similarity or ():
         pairs = word_vectors.read_pairs(Path(name))
         need(bool(pairs), f"{name} is empty; give lines of two words and a number.")
-        covered = [
-            pair
-            for pair in pairs
-            if table.find(pair[0]) is not None and table.find(pair[1]) is not None
-        ]
+        covered = [pair for pair in pairs if None not in map(table.find, pair[:2])]
         need(
             len(covered) > 1,
             f"The vectors know too few of the words in {name} to be scored; train on more text.",
         )
-        spearman = metrics.of_numbers(
-            [table.cosine(a, b) for a, b, _ in covered], [right for *_, right in covered]
-        )["spearman"]
+        cosines = [table.cosine(a, b) for a, b, _ in covered]
+        spearman = metrics.of_numbers(cosines, [right for *_, right in covered])["spearman"]
         coverage = {"asked": len(covered), "of": len(pairs)}
         results.append({"file": Path(name).name, "spearman": spearman, **coverage})
-        rows.append(f"Spearman {spearman:.4f}")
+        figures.append(f"Spearman {spearman:.4f}")
     for name in analogies or ():
         questions = word_vectors.read_analogies(Path(name))
-        right, in_vocabulary = word_vectors.right_analogies(table, questions)
-        share = 100 * right / in_vocabulary if in_vocabulary else None
-        coverage = {"asked": in_vocabulary, "of": len(questions)}
+        right, count = word_vectors.right_analogies(table, questions)
+        share = 100 * right / count if count else None
+        coverage = {"asked": count, "of": len(questions)}
         results.append({"file": Path(name).name, "accuracy": share, **coverage})
-        rows.append("-" if share is None else f"{share:.1f} % right")
+        figures.append("-" if share is None else f"{share:.1f} % right")
     lines = [
         (result["file"], figure, f"{result['asked']:,} of {result['of']:,} known")
-        for result, figure in zip(results, rows, strict=True)
+        for result, figure in zip(results, figures, strict=True)
     ]
     return CommandOutput(results, tables.lines(lines, left_columns=(0, 1, 2)))
 

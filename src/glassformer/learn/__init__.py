@@ -4,8 +4,8 @@
 
     for exercise in catalogue():             # Exercise: name, title, task, road, hints, starter, solution
         print(exercise.name, exercise.title)
-    for term in glossary.terms():            # Term: name, sentence, formula, code, road, related
-        print(term.name, glossary.live(term))  # a number of the shipped model, computed now (needs torch)
+    for term in glossary.terms():            # Term: name, sentence, formula, code, live, road, related
+        print(term.name, term.live)          # a number of the shipped model
 
 exercise   one Python file that is an exercise: task, hints, starter, solution; the catalogue in the order of the road
 exercises/ ours
@@ -15,7 +15,7 @@ checking   asks the worker for verdicts, of a file or of a class; needs no torch
 worker     runs a learner's code in a process of its own, with limits
 report     what a check says: equal or not, where, what to look at
 models     the real model, and the places in it where a learner's part goes
-glossary   the terms, from glossary.toml; numbers/: their live numbers
+glossary   the terms, from glossary.toml
 """
 
 from ..core.files import lazily

@@ -11,7 +11,6 @@ import select
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any, Self
 from ..core.errors import UserError, need
 from .exercise import Exercise, find
 from .starting import LearnerSource, read_source
-from .worker import GRACE, LONGEST, READY, WALL
+from .worker import GRACE, WALL, verdict
 
 COMMAND = (sys.executable, "-m", "glassformer.learn.worker")
 EXTRA_SECONDS = 60  # seconds beyond a job's own limit, on a busy machine
@@ -58,9 +57,8 @@ class Verdict:
         if self.state == "passed":
             return [*lines, f"{self.exercise}: passed."]
         location = f"{self.where}: " if self.where else ""
-        lines.append(
-            f"  - {location}{self.message}{'' if self.message.endswith(('.', '?')) else '.'}"
-        )
+        end = "" if self.message.endswith((".", "?")) else "."
+        lines.append(f"  - {location}{self.message}{end}")
         lines += [f"        {self.code}"] if self.code else []
         lines += [f"    Look at: {self.look}"] if self.look else []
         return [*lines, f"{self.exercise}: {STATE_PHRASES[self.state]}."]
@@ -89,17 +87,12 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", " ").replace("\t", " ")
 
 
-class WorkerExited(Exception):
-    """The worker is gone, or hears nothing any more."""
-
-
 class Checker:
     """A worker that is kept for as many checks as there are; use it as a context."""
 
     def __init__(self, exercises: str | Path | None = None) -> None:
         self.exercises = exercises
-        self._worker: subprocess.Popen[bytes] | None = None
-        self._unread = b""
+        self._worker: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -140,95 +133,63 @@ class Checker:
                 "exercise": str(exercise.path),
                 "seed": seed,
                 "shown": source.path.name,
-            }
-            job |= {
                 "seconds": seconds or exercise.seconds,
                 "folder": str(source.path.resolve().parent),
+                "job": secrets.token_hex(16),
             }
             answer = self._ask(job)
-        line = answer.pop("line", None)
-        texts: dict[str, Any] = {
-            name: one_line(answer.get(name, "")) for name in ("message", "look", "code")
-        }
-        texts |= {"printed": printable(answer.get("printed", "")), "where": source.location(line)}
-        fields = {
-            "state": answer["state"],
-            "good": list(map(one_line, answer["good"])),
-            "seconds": answer.get("seconds", 0.0),
-        }
-        return Verdict(exercise.name, str(source.path), **fields, **texts, seed=seed)
+        return Verdict(
+            exercise.name,
+            str(source.path),
+            answer["state"],
+            one_line(answer["message"]),
+            source.location(answer["line"]),
+            one_line(answer["code"]),
+            one_line(answer["look"]),
+            list(map(one_line, answer.get("good", ()))),
+            printable(answer.get("printed", "")),
+            answer.get("seconds", 0.0),
+            seed,
+        )
 
     def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
         """The worker's answer; where the learner's code ended or stopped the worker, a verdict that
         says so."""
-        if self._worker is None:
-            self._start()
-        job |= {"job": secrets.token_hex(16)}
         try:
-            return self._answer(
-                job, time.monotonic() + WALL * job["seconds"] + GRACE + EXTRA_SECONDS
-            )
-        except WorkerExited:
+            worker = self._worker or self._start()
+            print(json.dumps(job), file=worker.stdin, flush=True)
+            line = _read_line(worker, WALL * job["seconds"] + GRACE + EXTRA_SECONDS)
+            answer: dict[str, Any] = json.loads(line)
+            if answer.pop("job") != job["job"]:  # a learner's code wrote into the worker's pipe
+                raise ConnectionError
+        except (OSError, ValueError, KeyError, RecursionError):
             self._end()
-            message = (
+            return verdict(
+                "error",
                 "Your code ended or stopped the process that runs the checks; leave other "
-                "processes alone"
+                "processes alone",
             )
-            return {"state": "error", "message": message, "good": []}
         except BaseException:
             self._end()
             raise
+        return answer
 
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[str]:
         path = os.pathsep.join(
             [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        self._unread = b""
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
         # Ctrl-C comes to us alone
         self._worker = subprocess.Popen(COMMAND, env=env, start_new_session=True, **pipes)
         try:
-            ready = self._line(time.monotonic() + 10 * EXTRA_SECONDS)
-        except WorkerExited:
-            ready = b""
-        if ready.strip() != READY.encode():
-            self._end()
+            _read_line(self._worker, 10 * EXTRA_SECONDS)
+        except OSError:
             raise UserError(
                 "The process that runs the checks has ended; run glassformer doctor, "
                 "then check again."
-            )
-
-    def _answer(self, job: dict[str, Any], deadline: float) -> dict[str, Any]:
-        assert self._worker is not None and self._worker.stdin is not None
-        try:
-            self._worker.stdin.write(json.dumps(job).encode() + b"\n")
-        except OSError:
-            raise WorkerExited from None
-        while True:
-            try:
-                answer = json.loads(self._line(deadline))
-            except (ValueError, RecursionError):  # a learner's code wrote into the worker's pipe
-                continue
-            if isinstance(answer, dict) and answer.pop("job", None) == job["job"]:
-                return answer
-
-    def _line(self, deadline: float) -> bytes:
-        assert self._worker is not None and self._worker.stdout is not None
-        while b"\n" not in self._unread:
-            remaining = deadline - time.monotonic()
-            if (
-                remaining <= 0
-                or len(self._unread) > 8 * LONGEST
-                or not select.select([self._worker.stdout], [], [], remaining)[0]
-            ):
-                raise WorkerExited
-            data = os.read(self._worker.stdout.fileno(), 1 << 16)
-            if not data:
-                raise WorkerExited
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
+            ) from None
+        return self._worker
 
     def _end(self) -> None:
         """End the worker, and with it the job under way."""
@@ -247,6 +208,17 @@ class Checker:
         self._worker = None
 
 
+def _read_line(worker: subprocess.Popen[str], seconds: float) -> str:
+    """The worker's next line; OSError where it is gone, or does not answer in time."""
+    assert worker.stdout is not None
+    if not select.select([worker.stdout], [], [], seconds)[0]:
+        raise TimeoutError
+    line = worker.stdout.readline()
+    if not line.endswith("\n"):
+        raise ConnectionError
+    return line
+
+
 @dataclass(frozen=True)
 class Submission:
     """A learner's file in a class's folder, with the verdict; of a file that is of no exercise only
@@ -254,20 +226,14 @@ class Submission:
 
     learner: str
     file: str
-    verdict: Verdict | None
+    verdict: Verdict | None = None
     refused: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        record = {"learner": self.learner, "file": self.file}
-        return (
-            record
-            | (
-                self.verdict.to_dict()
-                if self.verdict
-                else {"state": "refused", "message": self.refused}
-            )
-            | record
-        )
+        record = {"state": "refused", "message": self.refused}
+        if self.verdict is not None:
+            record = self.verdict.to_dict()
+        return {"learner": self.learner} | record | {"file": self.file}
 
 
 def class_folder(
@@ -286,30 +252,31 @@ def class_folder(
     paths = [
         Path(at) / name for at, _, names in os.walk(home, onerror=closed.append) for name in names
     ]
-    files = [path for path in paths if path.suffix in (".py", ".ipynb") and path.is_file()]
-    files = [path for path in files if not set(path.parts) & set(IGNORED_FOLDERS)]
-    lost = {
-        Path(error.filename): f"{error.filename} cannot be read ({error.strerror}); open it."
-        for error in closed
+    files = {
+        path: ""
+        for path in paths
+        if path.suffix in (".py", ".ipynb")
+        and path.is_file()
+        and not set(path.parts) & set(IGNORED_FOLDERS)
     }
-    need(home not in lost, lost.get(home, ""))
+    for error in closed:
+        problem = f"{error.filename} cannot be read ({error.strerror}); open it."
+        need(Path(error.filename) != home, problem)
+        files[Path(error.filename)] = problem
     empty = f"{folder} holds no .py file and no notebook; give the folder of the learners' files."
-    need(bool(files or lost), empty)
-    for path in sorted([*files, *lost]):
+    need(bool(files), empty)
+    for path, problem in sorted(files.items()):
         relative_path = path.relative_to(home)
-        learner, file = (
-            one_line(relative_path.parts[0] if len(relative_path.parts) > 1 else path.stem),
-            one_line(str(relative_path)),
-        )
+        first = relative_path.parts[0] if len(relative_path.parts) > 1 else path.stem
+        learner, file = one_line(first), one_line(str(relative_path))
         try:
-            need(path not in lost, lost.get(path, ""))
-            handed = Submission(learner, file, checker.check(path, seed, seconds))
+            need(not problem, problem)
+            yield Submission(learner, file, checker.check(path, seed, seconds))
         except UserError as error:
-            handed = Submission(learner, file, None, str(error))
+            yield Submission(learner, file, refused=str(error))
         except Exception as error:  # whatever a file does to us, the next learner's turn comes
-            refused = UserError(
+            refused = (
                 f"{file} could not be checked ({type(error).__name__}: {error}); "
                 "look at it yourself."
             )
-            handed = Submission(learner, file, None, str(refused))
-        yield handed
+            yield Submission(learner, file, refused=refused)

@@ -117,15 +117,15 @@ def read_exercise(path: Path) -> Exercise:
         raise UserError(
             f"{path} has {todos} TODO and {end_count} END; each TODO needs an END after it; {FORMAT}."
         )
-    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     need(
-        "check" in functions,
+        any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body),
         f"{path} is no exercise: it has no function check(learner, report); {FORMAT}.",
     )
-    constants = {name: _constant(tree, name, path) for name in ("ROAD", "HINTS", "SECONDS")}
+    constants: dict[str, Any] = {"ROAD": 0, "HINTS": (), "SECONDS": 20}
+    constants |= _constants(tree, path)
     try:
-        road, seconds = float(constants["ROAD"] or 0), float(constants["SECONDS"] or 20)
-        hints = tuple(str(hint) for hint in constants["HINTS"] or ())
+        road, seconds = float(constants["ROAD"]), float(constants["SECONDS"])
+        hints = tuple(map(str, constants["HINTS"]))
     except (TypeError, ValueError):
         raise UserError(
             f"{path}: ROAD and SECONDS are numbers, HINTS texts in brackets; {FORMAT}."
@@ -136,19 +136,19 @@ def read_exercise(path: Path) -> Exercise:
     )
 
 
-def _constant(tree: ast.Module, name: str, path: Path) -> Any:
-    """Value of a module-level constant, read without running the file; None where it is missing."""
+def _constants(tree: ast.Module, path: Path) -> dict[str, Any]:
+    """The values of ROAD, HINTS and SECONDS where they are set, read without running the file."""
+    constants: dict[str, Any] = {}
     for node in tree.body:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(to, ast.Name) and to.id == name for to in node.targets
-        ):
-            try:
-                return ast.literal_eval(node.value)
-            except ValueError:
-                raise UserError(
-                    f"{path}, line {node.lineno}: {name} is computed; write it out."
-                ) from None
-    return None
+        match node:
+            case ast.Assign(targets=[ast.Name("ROAD" | "HINTS" | "SECONDS" as name)], value=value):
+                try:
+                    constants[name] = ast.literal_eval(value)
+                except ValueError:
+                    raise UserError(
+                        f"{path}, line {node.lineno}: {name} is computed; write it out."
+                    ) from None
+    return constants
 
 
 def catalogue(folder: str | Path | None = None) -> list[Exercise]:
@@ -157,17 +157,19 @@ def catalogue(folder: str | Path | None = None) -> list[Exercise]:
 
     Raises UserError for a folder that is none, or has no exercise, or one that cannot be read.
     """
-    files = [path for path in sorted(BUNDLED.glob("*.py")) if path.stem != "__init__"]
+    files = _sources(BUNDLED)
     if folder is not None:
         home = Path(folder).expanduser()
         need(home.is_dir(), f"{folder} is not a folder; give one with exercises in it.")
-        teacher_files = [
-            path for path in sorted(home.glob("*.py")) if not path.stem.startswith("_")
-        ]
+        teacher_files = _sources(home)
         need(bool(teacher_files), f"{folder} holds no exercise; {FORMAT}.")
         files += teacher_files
     exercises = {exercise.name: exercise for exercise in map(read_exercise, files)}
     return sorted(exercises.values(), key=lambda exercise: (exercise.road, exercise.name))
+
+
+def _sources(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")]
 
 
 def find(name: str, folder: str | Path | None = None) -> Exercise:

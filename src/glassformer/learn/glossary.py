@@ -1,11 +1,10 @@
 """The glossary: each term in a sentence, with its formula, its line of code and a number of a
-model, computed now.
+model.
 
 from glassformer.learn import glossary
 
 glossary.terms()                 # every Term, in the order of the road; needs no torch
 glossary.find("MQA")             # by its name or another of its names
-glossary.live(term)              # a sentence with a number, computed on the shipped model (needs torch)
 glossary.names()                 # what is linked in a text -> the term: {"causal mask": ..., "look-ahead mask": ...}
 """
 
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,16 +51,20 @@ class Code:
 
 @dataclass(frozen=True)
 class Term:
-    """One word of the field; ``road`` is its page of the road, ``exercise`` the one that writes it
-    by hand, or ""."""
+    """One word of the field.
+
+    ``road`` is its page of the road, ``exercise`` the one that writes it by hand, or "". ``live`` is
+    a sentence with a number of a real model, the shipped one or a small one of the family.
+    """
 
     name: str
     sentence: str
     formula: str
     code: Code
     road: int
-    also: tuple[str, ...] = ()
-    related: tuple[str, ...] = ()
+    live: str
+    also: Sequence[str] = ()
+    related: Sequence[str] = ()
     exercise: str = ""
 
     @property
@@ -74,38 +78,15 @@ class Term:
         return ROAD[self.road - 1]
 
     def to_dict(self) -> dict[str, Any]:
-        code = {
-            "module": self.code.module,
-            "path": self.code.path,
-            "line": self.code.line,
-            "text": self.code.text,
-        }
-        record = {
-            "name": self.name,
-            "also": list(self.also),
-            "sentence": self.sentence,
-            "formula": self.formula,
-        }
-        return (
-            record
-            | {"code": code, "road": self.road, "page": self.page}
-            | {
-                "related": list(self.related),
-                "exercise": self.exercise,
-            }
-        )
+        code = {"path": self.code.path, "line": self.code.line}
+        return dict(vars(self)) | {"code": vars(self.code) | code, "page": self.page}
 
 
 @functools.lru_cache(maxsize=1)
 def terms() -> tuple[Term, ...]:
     """Every term, in the order of the road."""
-    glossary: list[Term] = []
-    for entry in read_toml(Path(__file__).parent / "glossary.toml")["term"]:
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in entry.items()
-        }
-        glossary.append(Term(**(fields | {"code": Code(*entry["code"])})))
+    entries: list[dict[str, Any]] = read_toml(Path(__file__).parent / "glossary.toml")["term"]
+    glossary = [Term(**entry | {"code": Code(*entry["code"])}) for entry in entries]
     return tuple(sorted(glossary, key=lambda term: term.road))
 
 
@@ -130,12 +111,3 @@ def find(name: str) -> Term:
 
 def _plain(name: str) -> str:
     return " ".join(re.sub(r"[-_]", " ", name.lower()).split())
-
-
-def live(term: Term) -> str:
-    """A sentence with a number of a real model, computed now: the shipped one, or a small one of
-    the family."""
-    from .numbers import LIVE
-
-    sentence: str = LIVE[term.key]()
-    return sentence

@@ -4,7 +4,8 @@ at."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -85,6 +86,17 @@ class CheckReport:
                     break
             raise Wrong(message, look)
 
+    def pair(self, result: Any, message: str) -> None:
+        """Go on if the result is a tuple of two."""
+        self.true(isinstance(result, tuple) and len(result) == 2, message)
+
+    @contextmanager
+    def same(self, name: str, compute: Callable[[], Any], tolerance: float = 1e-4) -> Iterator[Any]:
+        """Compute before and after the block, which puts the learner's part in, and compare."""
+        before = compute()
+        yield before
+        self.equal(name, compute(), before, tolerance=tolerance)
+
 
 def difference(name: str, actual: Any, expected: Any, tolerance: float = 1e-4) -> str:
     """The first difference between ``actual`` and ``expected``, as a sentence; "" where they agree."""
@@ -164,12 +176,3 @@ def quoted(value: Any) -> str:
     """A value in a sentence, cut where it is long."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:76]} ..."
-
-
-def close(actual: Any, expected: Any, tolerance: float = 1e-4) -> bool:
-    """True where ``Report.equal`` would pass."""
-    return not difference("", actual, expected, tolerance)
-
-
-Part: TypeAlias = Callable[..., Any]
-"""A function that the learner wrote."""

@@ -46,16 +46,12 @@ def python(exercise: Exercise) -> str:
     task = textwrap.dedent(exercise.task)
     check = f"Check it:  {ALOUD} check {exercise.file}\nStuck?     {ALOUD} hint {exercise.name}"
     head = f'"""{exercise.title}\n\n{task}\n\n{check}\n"""\n\n# exercise: {exercise.name}\n\n'
+    text = head.replace("\\", "\\\\") + exercise.starter
+    if not exercise.hints:
+        return text
     hints = "\n".join(_comment(f"{at}. {hint}") for at, hint in enumerate(exercise.hints, 1))
-    foot = (
-        f"\n\n# {'-' * 30} hints, from vague to plain: read on only when you are "
-        f"stuck\n#\n{hints}\n"
-    )
-    return (
-        (head.replace("\\", "\\\\") if "\\" in task else head)
-        + exercise.starter
-        + (foot if hints else "")
-    )
+    rule = "-" * 30
+    return f"{text}\n\n# {rule} hints, from vague to plain: read on only when you are stuck\n#\n{hints}\n"
 
 
 def _comment(text: str) -> str:
@@ -66,37 +62,29 @@ def _comment(text: str) -> str:
 
 def notebook(exercise: Exercise) -> str:
     """The same as a notebook (nbformat 4.5)."""
-    check = (
-        f"When it is written, save and run the last cell, or `{ALOUD} check "
-        f"{Path(exercise.file).stem}.ipynb`."
-    )
+    check = f"{ALOUD} check {Path(exercise.file).stem}.ipynb"
+    ending = f"When it is written, save and run the last cell, or `{check}`."
     hints = "\n\n".join(
         f"<details><summary>Hint {at}</summary>\n\n{hint}\n\n</details>"
         for at, hint in enumerate(exercise.hints, 1)
     )
+    texts = [
+        ("markdown", f"# {exercise.title}\n\n{textwrap.dedent(exercise.task)}\n\n{ending}"),
+        ("code", f"# exercise: {exercise.name}\n{exercise.starter.strip()}"),
+        ("markdown", hints),
+        ("code", f"!{check}"),
+    ]
+    outputs: dict[str, Any] = {"execution_count": None, "outputs": []}
     cells = [
-        _cell("markdown", f"# {exercise.title}\n\n{textwrap.dedent(exercise.task)}\n\n{check}"),
-        _cell("code", f"# exercise: {exercise.name}\n{exercise.starter.strip()}"),
-        _cell("markdown", hints) if hints else None,
-        _cell("code", f"!{ALOUD} check {Path(exercise.file).stem}.ipynb"),
+        {"cell_type": kind, "metadata": {}, "source": text.splitlines(keepends=True)}
+        | (outputs if kind == "code" else {})
+        for kind, text in texts
+        if text
     ]
-    metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    numbered_cells = [
-        cell | {"id": f"{exercise.name}-{at}"} for at, cell in enumerate(filter(None, cells))
-    ]
-    return (
-        json.dumps(
-            {"cells": numbered_cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5},
-            indent=1,
-        )
-        + "\n"
-    )
-
-
-def _cell(kind: str, text: str) -> dict[str, Any]:
-    lines = text.splitlines(keepends=True)
-    more: dict[str, Any] = {"execution_count": None, "outputs": []} if kind == "code" else {}
-    return {"cell_type": kind, "metadata": {}, "source": lines, **more}
+    cells = [cell | {"id": f"{exercise.name}-{at}"} for at, cell in enumerate(cells)]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    content = {"cells": cells, "metadata": {"kernelspec": kernel}}
+    return json.dumps(content | {"nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
 
 
 def write(exercise: Exercise, folder: Path, as_notebook: bool = False) -> Path:
@@ -148,16 +136,17 @@ def _code_of(text: str, path: Path) -> tuple[str, tuple[tuple[int, int], ...]]:
     """A notebook's code as one text, what is meant for Jupyter alone left out, and where each line
     stands."""
     cells = files.json_object(text, str(path), "save the notebook again").get("cells")
-    lines, places, count = list[str](), list[tuple[int, int]](), 0
-    for cell in cells if isinstance(cells, list) else []:
-        if not isinstance(cell, dict) or cell.get("cell_type") != "code":
-            continue
-        count += 1
-        source = cell.get("source", "")
-        code = source if isinstance(source, str) else "".join(map(str, source))
+    codes = [
+        source if isinstance(source, str) else "".join(map(str, source))
+        for cell in (cells if isinstance(cells, list) else [])
+        if isinstance(cell, dict) and cell.get("cell_type") == "code"
+        for source in [cell.get("source", "")]
+    ]
+    lines, places = list[str](), list[tuple[int, int]]()
+    for number, code in enumerate(codes, 1):
         cell_lines = _python_of(code)
         lines += cell_lines
-        places += [(count, at) for at in range(1, len(cell_lines) + 1)]
+        places += [(number, at) for at in range(1, len(cell_lines) + 1)]
     return "\n".join(lines) + "\n", tuple(places) or ((1, 1),)
 
 

@@ -19,9 +19,10 @@ import os
 import random
 import re
 import resource
-import selectors
+import select
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -29,6 +30,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
+from ..core.errors import nearest
 from .processes import (
     ADOPT_ORPHANS,
     DIE_WITH_PARENT,
@@ -38,7 +40,7 @@ from .processes import (
     set_process_option,
 )
 
-SLOW = ("torch._dynamo",)  # PyTorch's optimizers import it when they are first used: seconds
+OPTIMIZER = "torch._dynamo"  # PyTorch's optimizers import it when they are first used: seconds
 MOST = 10_000  # bytes of printing that are kept
 MEMORY = 2 << 30  # bytes that a learner's code may take beyond what is loaded
 FILE = 64 << 20  # bytes that it may write into one file
@@ -49,7 +51,7 @@ LONGEST = 1 << 20  # bytes of a verdict
 WALL = 5
 GRACE = 3.0  # seconds between the clock that names the line and the end of the process
 LOOK = 0.2  # seconds between two looks at what the processes of a job take
-READY = "ready"
+STATES = ("passed", "failed", "todo", "error", "stopped")
 
 
 class Missing(Exception):
@@ -68,8 +70,6 @@ class LearnerModule:
             defined = [
                 attribute for attribute in vars(self._module) if not attribute.startswith("_")
             ]
-            from ..core.errors import nearest
-
             raise Missing(
                 f'Your file defines no "{name}", which the exercise asks for.{nearest(name, defined)}'
             )
@@ -108,12 +108,17 @@ def load(path: str, name: str) -> ModuleType:
     return module
 
 
-def check(file: str, exercise: str, seed: int, display_name: str | None = None) -> dict[str, Any]:
-    """The verdict on a learner's file: state, message, look, line and code, and what is good.
+def verdict(
+    state: str, message: str = "", look: str = "", line: int | None = None, code: str = ""
+) -> dict[str, Any]:
+    """A verdict as it travels: one of STATES, what is wrong, what to look at, the line and its
+    code."""
+    return {"state": state, "message": message, "look": look, "line": line, "code": code}
 
-    ``state`` is passed, failed (wrong), todo (not written yet) or error (theirs). ``shown`` is how
-    its file is called.
-    """
+
+def check(file: str, exercise: str, seed: int, name: str) -> dict[str, Any]:
+    """The verdict on a learner's file, which the learner knows as ``name``, and what is good in
+    it."""
     import torch
 
     from .report import CheckReport, Wrong
@@ -125,35 +130,23 @@ def check(file: str, exercise: str, seed: int, display_name: str | None = None) 
     learner_seed = seed + (1 << 32)
     torch.manual_seed(learner_seed)
     random.seed(learner_seed)
-    verdict: dict[str, Any] = {
-        "state": "passed",
-        "message": "",
-        "look": "",
-        "line": None,
-        "code": "",
-    }
-    name = display_name or Path(file).name
+    result = verdict("passed")
     try:
         load(exercise, "exercise").check(LearnerModule(load(file, "theirs")), report)
     except Wrong as wrong:
-        verdict |= {"state": "failed", "message": str(wrong), "look": wrong.look}
+        result = verdict("failed", str(wrong), wrong.look)
     except Missing as missing:
-        verdict |= {"state": "failed", "message": str(missing)}
+        result = verdict("failed", str(missing))
     except SyntaxError as error:
         if error.filename != file:
             raise
-        code = (error.text or "").strip()
-        verdict |= {
-            "state": "error",
-            "message": f"{error.msg}: Python cannot read your file",
-            "line": error.lineno,
-        }
-        verdict |= {"code": code}
+        message, code = f"{error.msg}: Python cannot read your file", (error.text or "").strip()
+        result = verdict("error", message, line=error.lineno, code=code)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a learner's file that calls exit()
-        verdict |= explained(error, file, name)
-    return verdict | {"good": report.good}
+        result = explained(error, file, name)
+    return result | {"good": report.good}
 
 
 def explained(error: BaseException, file: str, name: str) -> dict[str, Any]:
@@ -161,43 +154,32 @@ def explained(error: BaseException, file: str, name: str) -> dict[str, Any]:
     lines led to it."""
     steps = steps_of(error, file)
     description = " ".join(f"{type(error).__name__}: {error}".split())[:600].removesuffix(":")
-    if isinstance(error, NotImplementedError) and steps:
-        message = f"{steps[-1].name} is not written yet"
-        return {
-            "state": "todo",
-            "message": message,
-            "line": steps[-1].lineno,
-            "code": _todo(file, steps[-1].lineno),
-        }
     if "allocate memory" in description or isinstance(error, MemoryError):
         description += f" (a check may take {MEMORY >> 30} GiB)"
     if steps:
-        location = "" if steps[-1].name == "<module>" else f" in {steps[-1].name}"
-        verdict = {
-            "message": f"Your code raised an error{location}: {description}",
-            "line": steps[-1].lineno,
-        }
-        return verdict | {"state": "error", "code": (steps[-1].line or "").strip()}
-    if isinstance(error, TypeError) and (
-        call := re.search(r"(\w+)\(\) (takes|got|missing)", str(error))
-    ):
-        return {
-            "state": "error",
-            "message": f"{call[1]} cannot be called as the exercise asks: {description}",
-        }
-    at = "".join(
-        f", line {step.lineno}" for step in steps_of(error, sys.modules["exercise"].__file__)[-1:]
+        step = steps[-1]
+        if isinstance(error, NotImplementedError):
+            message, todo = f"{step.name} is not written yet", _todo(file, step.lineno)
+            return verdict("todo", message, line=step.lineno, code=todo)
+        place = "" if step.name == "<module>" else f" in {step.name}"
+        message = f"Your code raised an error{place}: {description}"
+        return verdict("error", message, line=step.lineno, code=(step.line or "").strip())
+    call = re.search(r"(\w+)\(\) (takes|got|missing)", str(error))
+    if isinstance(error, TypeError) and call:
+        return verdict("error", f"{call[1]} cannot be called as the exercise asks: {description}")
+    path = sys.modules["exercise"].__file__ or ""
+    at = "".join(f", line {step.lineno}" for step in steps_of(error, path)[-1:])
+    message = (
+        f"The check ({Path(path).name}{at}) could not go on with what {name} gave it: {description}"
     )
-    check = f"{Path(sys.modules['exercise'].__file__ or '').name}{at}"
-    message = f"The check ({check}) could not go on with what {name} gave it: {description}"
     look = (
         "the kind of what you return; if it is the kind that is asked for, the check itself "
         "is at fault"
     )
-    return {"state": "error", "message": message, "look": look}
+    return verdict("error", message, look)
 
 
-def steps_of(error: BaseException, file: str | None) -> list[traceback.FrameSummary]:
+def steps_of(error: BaseException, file: str) -> list[traceback.FrameSummary]:
     """The lines of a file that led to an error, the last one last."""
     return [step for step in traceback.extract_tb(error.__traceback__) if step.filename == file]
 
@@ -216,18 +198,14 @@ def _todo(file: str, line: int | None) -> str:
     return " ".join(words)
 
 
-# ---------------------------------------------------------------------------------- the process of
-# its own
-
-
 def run_job(job: dict[str, Any], verdict_fd: int) -> NoReturn:
-    """In the fork: check, write the verdict to the descriptor ``said``, end."""
+    """In the fork: check, write the verdict to its descriptor, end."""
 
-    def answer(verdict: dict[str, Any]) -> NoReturn:
+    def answer(result: dict[str, Any]) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        data = json.dumps(verdict).encode()
+        data = json.dumps(result).encode()
         while data:
             data = data[os.write(verdict_fd, data) :]
         os._exit(0)
@@ -236,61 +214,43 @@ def run_job(job: dict[str, Any], verdict_fd: int) -> NoReturn:
         while frame is not None and frame.f_code.co_filename != job["file"]:
             frame = frame.f_back
         line = None if frame is None else frame.f_lineno
-        timeout = stopped(job, None if number == signal.SIGPROF else time.process_time() - start)
+        waited = number == signal.SIGALRM
+        timeout = stopped(job, time.process_time() - start if waited else None)
         answer(timeout | {"line": line, "code": _line(job["file"], line)})
 
     start = time.process_time()
-    if str(job.get("shown")).endswith(".ipynb"):  # what Jupyter gives every cell
+    if job["shown"].endswith(".ipynb"):  # what Jupyter gives every cell
         builtins.display = print  # type: ignore[attr-defined]
     try:
         limit(job["seconds"])
-        for clock, number, seconds in (
-            (signal.ITIMER_PROF, signal.SIGPROF, job["seconds"]),
-            (signal.ITIMER_REAL, signal.SIGALRM, WALL * job["seconds"]),
-        ):
-            signal.signal(number, time_is_up)
-            signal.setitimer(clock, seconds)
+        signal.signal(signal.SIGPROF, time_is_up)
+        signal.signal(signal.SIGALRM, time_is_up)
+        signal.setitimer(signal.ITIMER_PROF, job["seconds"])
+        signal.setitimer(signal.ITIMER_REAL, WALL * job["seconds"])
         sys.path.insert(0, job["folder"])  # where the learner's other files are
         os.chdir(job["folder"])
-        verdict = check(job["file"], job["exercise"], job["seed"], job.get("shown"))
-        answer(verdict | {"slow": [name for name in SLOW if name in sys.modules]})
+        answer(check(job["file"], job["exercise"], job["seed"], job["shown"]))
     except BaseException as error:
-        answer(
-            {
-                "state": "error",
-                "message": f"The check itself failed: {type(error).__name__}: {error}",
-                "good": [],
-            }
-        )
+        answer(verdict("error", f"The check itself failed: {type(error).__name__}: {error}"))
 
 
 def stopped(job: dict[str, Any], computed: float | None = None) -> dict[str, Any]:
     """The verdict on code that does not end: too long a computing, or a wait that ``computed`` few
     seconds."""
-    message = (
-        f"Your code was still running after {job['seconds']:g} seconds of computing and was stopped"
-    )
-    look = (
-        "A loop that never ends? A while whose condition never changes, or a step that moves "
-        "nothing."
-    )
-    if computed is not None:
-        message = f"Your code had not ended after {job['seconds']:g} seconds of computing or "
-        message += (
-            f"{WALL * job['seconds']:g} by the clock: it computed {computed:.1f} and was stopped"
+    if computed is None:
+        return verdict(
+            "stopped",
+            f"Your code was still running after {job['seconds']:g} seconds of computing and was "
+            "stopped",
+            "A loop that never ends? A while whose condition never changes, or a step that moves "
+            "nothing.",
         )
-        look = (
-            "What does it wait for? A sleep, a lock that is held, a process or a pipe that "
-            "never ends."
-        )
-    return {
-        "state": "stopped",
-        "message": message,
-        "look": look,
-        "good": [],
-        "line": None,
-        "code": "",
-    }
+    return verdict(
+        "stopped",
+        f"Your code had not ended after {job['seconds']:g} seconds of computing or "
+        f"{WALL * job['seconds']:g} by the clock: it computed {computed:.1f} and was stopped",
+        "What does it wait for? A sleep, a lock that is held, a process or a pipe that never ends.",
+    )
 
 
 def _line(file: str, line: int | None) -> str:
@@ -301,15 +261,18 @@ def _line(file: str, line: int | None) -> str:
 
 def limit(seconds: float) -> None:
     """Bound what this process may take; RLIMIT_DATA is held by Linux alone."""
-    with contextlib.suppress(OSError, ValueError):
+    data = MEMORY
+    with contextlib.suppress(OSError):
         match = re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())
-        most = MEMORY + (int(match[1]) << 10 if match else 0)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (FILE, FILE))
-    with contextlib.suppress(OSError, ValueError):  # where nobody is left to stop it
-        most = int(WALL * seconds + GRACE + 60)
-        resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+        data += int(match[1]) << 10 if match else 0
+    processor = int(WALL * seconds + GRACE + 60)  # where nobody is left to stop it
+    for kind, most in (
+        (resource.RLIMIT_DATA, data),
+        (resource.RLIMIT_FSIZE, FILE),
+        (resource.RLIMIT_CPU, processor),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (most, most))
 
 
 def excess(job: dict[str, Any], child: int) -> dict[str, Any] | None:
@@ -322,16 +285,17 @@ def excess(job: dict[str, Any], child: int) -> dict[str, Any] | None:
     if computed > job["seconds"] and len(processes) > 1:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGPROF)  # it names the line, as it does when it computes alone
-    loaded = anonymous_memory(os.getpid())  # a fork holds what is loaded here
-    message = ""
-    if sum(max(0, anonymous_memory(pid) - loaded) for pid in processes) > MEMORY:
-        message = (
-            f"Your code and the processes that it started took more than {MEMORY >> 20:,} "
-            "MiB and were stopped"
-        )
     if len(processes) > PROCESSES:
         message = f"Your code had more than {PROCESSES} processes at a time and was stopped"
-    return {"state": "error", "message": message, "good": []} if message else None
+        return verdict("error", message)
+    loaded = anonymous_memory(os.getpid())  # a fork holds what is loaded here
+    if sum(max(0, anonymous_memory(pid) - loaded) for pid in processes) <= MEMORY:
+        return None
+    return verdict(
+        "error",
+        "Your code and the processes that it started took more than "
+        f"{MEMORY >> 20:,} MiB and were stopped",
+    )
 
 
 def parsed(data: bytes | bytearray) -> dict[str, Any] | None:
@@ -341,106 +305,86 @@ def parsed(data: bytes | bytearray) -> dict[str, Any] | None:
         answer = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(answer, dict) or answer.get("state") not in (
-        "passed",
-        "failed",
-        "todo",
-        "error",
-        "stopped",
-    ):
+    if not isinstance(answer, dict) or answer.get("state") not in STATES:
         return None
-    verdict: dict[str, Any] = {"state": answer["state"]}
-    verdict |= {name: str(answer.get(name) or "") for name in ("message", "look", "code")}
-    good, line, slow = answer.get("good"), answer.get("line"), answer.get("slow")
-    verdict["good"] = [str(text) for text in good] if isinstance(good, list) else []
-    verdict["line"] = line if type(line) is int and line > 0 else None
-    return verdict | {"slow": [name for name in SLOW if isinstance(slow, list) and name in slow]}
+    texts = {name: str(answer.get(name) or "") for name in ("state", "message", "look", "code")}
+    line, good = answer.get("line"), answer.get("good")
+    return texts | {
+        "line": line if type(line) is int and line > 0 else None,
+        "good": list(map(str, good)) if isinstance(good, list) else [],
+    }
+
+
+def isolate(worker: int, out: int, verdict_fd: int) -> None:
+    """In the fork: a session of its own, no input, printing into ``out``, and none of the worker's
+    pipes."""
+    os.setsid()
+    set_process_option(DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != worker:
+        os._exit(1)
+    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (out, 2)):
+        os.dup2(source, target)
+    for end in [int(path.name) for path in Path("/dev/fd").iterdir()]:
+        with contextlib.suppress(OSError):
+            if end > 2 and end != verdict_fd:
+                os.close(end)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    sys.stdout, sys.stderr = (
+        open(end, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+        for end in (1, 2)
+    )
+
+
+def collect(end: int, printed: bytearray) -> None:
+    """Read a pipe to its end; the beginning is kept."""
+    while data := os.read(end, 1 << 16):
+        printed += data[: MOST + 1 - len(printed)]
 
 
 def supervise(job: dict[str, Any]) -> dict[str, Any]:
     """Fork for one job, catch what it prints, end it in time; its verdict."""
     start = time.monotonic()
-    (printed, out), (verdict_reader, verdict_writer) = os.pipe(), os.pipe()
+    (printed_end, out), (reader, writer) = os.pipe(), os.pipe()
     sys.stdout.flush()
     worker, child = os.getpid(), os.fork()
     if child == 0:
-        os.setsid()
-        set_process_option(DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != worker:
-            os._exit(1)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((nothing, 0), (out, 1), (out, 2)):
-            os.dup2(source, target)
-        # the worker's own pipes among them
-        for end in [int(path.name) for path in Path("/dev/fd").iterdir()]:
-            with contextlib.suppress(OSError):
-                if end > 2 and end != verdict_writer:
-                    os.close(end)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
-        sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-        run_job(job, verdict_writer)
+        isolate(worker, out, writer)
+        run_job(job, writer)
     os.close(out)
-    os.close(verdict_writer)
-    buffers: dict[int, bytearray] = {printed: bytearray(), verdict_reader: bytearray()}
-    more, violation = False, None
+    os.close(writer)
+    printed, data = bytearray(), bytearray()
+    collector = threading.Thread(target=collect, args=(printed_end, printed), daemon=True)
+    collector.start()
+    result, deadline = None, start + WALL * job["seconds"] + GRACE
     try:
-        with selectors.DefaultSelector() as watching:
-            for end in buffers:
-                watching.register(end, selectors.EVENT_READ)
-            deadline, look = start + WALL * job["seconds"] + GRACE, start + LOOK
-            while (
-                verdict_reader in watching.get_map()
-                and violation is None
-                and (now := time.monotonic()) < deadline
-            ):
-                if parsed(buffers[verdict_reader]) is not None:  # its forks hold the pipe open
+        while result is None and time.monotonic() < deadline:
+            if select.select([reader], [], [], LOOK)[0]:
+                chunk = os.read(reader, 1 << 16)
+                if not chunk or len(data) > LONGEST:
                     break
-                more |= _read(watching, buffers, min(look, deadline) - now, verdict_reader)
-                if time.monotonic() >= look:
-                    violation, look = excess(job, child), time.monotonic() + LOOK
-            end_all(child)
-            while watching.get_map() and _read(watching, buffers, 0.2, verdict_reader):
-                pass
+                data += chunk
+                result = parsed(data)
+            else:
+                result = excess(job, child)
     finally:
         end_all(child)
-        os.close(printed)
-        os.close(verdict_reader)
+        collector.join(1)
+        os.close(printed_end)
+        os.close(reader)
     seconds = time.monotonic() - start
-    verdict = violation or parsed(buffers[verdict_reader])
-    if verdict is None and buffers[verdict_reader]:
-        message = (
+    if result is None and data:
+        result = verdict(
+            "error",
             "Your code wrote to a file descriptor that is the check's; write to files that "
-            "it opened itself"
+            "it opened itself",
         )
-        verdict = {"state": "error", "message": message, "good": []}
-    elif verdict is None:
-        late = seconds >= job["seconds"]
-        ended = {
-            "state": "error",
-            "message": "Your code ended the process before the check was over",
-            "good": [],
-        }
-        verdict = stopped(job) if late else ended
-    text = bytes(buffers[printed][:MOST]).decode("utf-8", "replace")
-    return verdict | {"printed": text + ("\n..." if more else ""), "seconds": round(seconds, 2)}
-
-
-def _read(
-    watching: selectors.BaseSelector, buffers: dict[int, bytearray], wait: float, heard: int
-) -> bool:
-    """Take what has come; whether more was printed than is kept, or anything came at all."""
-    beyond = False
-    for key, _ in watching.select(wait):
-        data = os.read(key.fd, 1 << 16)
-        if not data:
-            watching.unregister(key.fd)
-        elif len(buffers[key.fd]) <= (LONGEST if key.fd == heard else MOST):
-            buffers[key.fd] += data
-        else:
-            beyond = True
-    return beyond
+    elif result is None and seconds >= job["seconds"]:
+        result = stopped(job)
+    elif result is None:
+        result = verdict("error", "Your code ended the process before the check was over")
+    text = printed[:MOST].decode("utf-8", "replace") + ("\n..." if len(printed) > MOST else "")
+    return result | {"printed": text, "seconds": round(seconds, 2)}
 
 
 def main() -> None:
@@ -459,20 +403,16 @@ def main() -> None:
 
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    print(READY, file=channel, flush=True)
+    print("ready", file=channel, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         try:
-            verdict = supervise(job)
+            if "torch.optim" in Path(job["exercise"]).read_text(encoding="utf-8"):
+                importlib.import_module(OPTIMIZER)
+            result = supervise(job)
         except OSError as error:
-            verdict = {
-                "state": "error",
-                "message": f"The check could not be started: {error}",
-                "good": [],
-            }
-        for name in verdict.pop("slow", ()):  # what this one had to import, the next one finds
-            importlib.import_module(name)
-        print(json.dumps(verdict | {"job": job["job"]}), file=channel, flush=True)
+            result = verdict("error", f"The check could not be started: {error}")
+        print(json.dumps(result | {"job": job["job"]}), file=channel, flush=True)
 
 
 if __name__ == "__main__":

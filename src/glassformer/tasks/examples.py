@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, nearest, need
-from .example_table import SHORT, Table
+from .example_table import SHORT, Example, Table
 from .records import Record, records
 
 if TYPE_CHECKING:
@@ -47,17 +47,38 @@ def read_examples(
     running = f"{type(objective).__name__} learns from running text, not from examples"
     need(bool(objective.example_fields), f'{running}; give a corpus ([data] type = "Data").')
     name, rows = records(source, objective, columns or {})
-    label_set = _Labels(name, labels)
+    numbers = {label: number for number, label in enumerate(labels or ())}
     examples, empty = [], 0
     for line, record in rows:
-        example = objective.example(Row(name, line, record, before, label_set))
+        row = Row(name, line, record, before, numbers, labels is not None)
+        example = objective.example(row)
         if example.first.strip(" \t") and (example.second is None or example.second.strip()):
             examples.append(example)
         else:
             empty += 1
     need(bool(examples), f"{name} holds no examples; give a file with some.")
     notes = (f"{name}: left out for an empty text: {empty}",) if empty else ()
-    return label_set.numbered(Table(name, tuple(examples), notes=notes))
+    if labels is None:
+        examples, numbers = _sorted_labels(examples, numbers)
+    return Table(name, tuple(examples), tuple(numbers) or None, notes)
+
+
+def _sorted_labels(
+    examples: list[Example], numbers: dict[str, int]
+) -> tuple[list[Example], dict[str, int]]:
+    """Labels that were numbered as they appeared, numbered in sorted order: as numbers where they
+    all are."""
+    whole = all(label.removeprefix("-").isdecimal() for label in numbers)
+    order = sorted(numbers, key=int if whole else str)
+    number: dict[Any, int] = {numbers[label]: place for place, label in enumerate(order)}
+    if not order:
+        return examples, {}
+    return [
+        replace(example, tags=tuple(number[tag] for tag in example.tags))
+        if example.tags
+        else replace(example, label=number[example.label])
+        for example in examples
+    ], {label: place for place, label in enumerate(order)}
 
 
 @dataclass(frozen=True)
@@ -65,15 +86,16 @@ class Row:
     """One record of a file, from which an objective makes its example: parts as texts, words or
     labels.
 
-    ``before`` stands before each source or text. All raise UserError with the line for what is not
-    what they read.
+    ``before`` stands before each source or text. ``numbers`` of labels are a ``fixed`` set, or grow
+    as labels appear. All raise UserError with the line for what is not what they read.
     """
 
     name: str
     line: int
     record: Record
     before: str
-    labels: _Labels
+    numbers: dict[str, int]
+    fixed: bool
 
     def __contains__(self, field: str) -> bool:
         return field in self.record
@@ -95,19 +117,13 @@ class Row:
     def texts(self, field: str) -> tuple[str, ...]:
         """A text, or each of a list."""
         value = self.record[field]
-        return (
-            tuple(map(self._text, value))
-            if isinstance(value, list) and value
-            else (self._text(value),)
-        )
+        return tuple(map(self._text, value if isinstance(value, list) and value else [value]))
 
     def list(self, field: str) -> list[Any]:
         """A list."""
         value = self.record[field]
         if not isinstance(value, list):
-            raise UserError(
-                f"{self.location} holds {json.dumps(value)[:SHORT]} for its {field}; give a list."
-            )
+            raise self._holds(value, f"for its {field}; give a list")
         return value
 
     def words(self, field: str) -> tuple[str, ...]:
@@ -115,19 +131,22 @@ class Row:
         words = self.list(field)
         for word in words:
             if not isinstance(word, str) or not word.strip():
-                quoted = json.dumps(word)[:SHORT]
-                raise UserError(
-                    f"{self.location} holds {quoted} where a word belongs; fix that line."
-                )
+                raise self._holds(word, "where a word belongs; fix that line")
         return tuple(words)
 
-    def label(self, field: str) -> int:
-        """The number of a label in the set."""
-        return self.labels.number(self.line, self.record[field])
+    def label(self, value: Any) -> int:
+        """The number of a label: of a set that is not known yet, in the order of appearance."""
+        word = self._word(value)
+        if self.fixed and word not in self.numbers:
+            sentence = (
+                f'{self.location} has the label "{word[:SHORT]}", which is not one of the set.'
+            )
+            raise UserError(sentence + nearest(word, self.numbers))
+        return self.numbers.setdefault(word, len(self.numbers))
 
-    def number(self, field: str) -> float:
+    def number(self, value: Any) -> float:
         """A finite number."""
-        word = self.labels.word(self.line, self.record[field])
+        word = self._word(value)
         with contextlib.suppress(ValueError):
             if math.isfinite(number := float(word)):
                 return number
@@ -135,66 +154,19 @@ class Row:
             f'{self.location} has the label "{word[:SHORT]}", which is not a number; fix it.'
         )
 
+    def _word(self, value: Any) -> str:
+        """A label as it is written."""
+        word = json.dumps(value) if isinstance(value, bool | int | float) else value
+        if not isinstance(word, str) or not word.strip():
+            raise UserError(f"{self.location} has no label; fix or remove that line.")
+        return word.strip()
+
     def _text(self, value: Any) -> str:
         if isinstance(value, list) and all(isinstance(sentence, str) for sentence in value):
             value = " ".join(value)
         if not isinstance(value, str):
-            raise UserError(
-                f"{self.location} holds {json.dumps(value)[:SHORT]} where a text "
-                "belongs; fix that line."
-            )
+            raise self._holds(value, "where a text belongs; fix that line")
         return value
 
-
-class _Labels:
-    """Labels as numbers: of a set that is given, or of the set that is found."""
-
-    def __init__(self, name: str, labels: Sequence[str] | None) -> None:
-        self.name = name
-        self.known = (
-            None if labels is None else {label: number for number, label in enumerate(labels)}
-        )
-        self.found: dict[str, int] = {}  # label -> its number in the order of appearance
-
-    def word(self, line: int, value: Any) -> str:
-        """A label as it is written."""
-        word = json.dumps(value) if isinstance(value, bool | int | float) else value
-        if not isinstance(word, str) or not word.strip():
-            raise UserError(f"{self.name} line {line} has no label; fix or remove that line.")
-        return word.strip()
-
-    def number(self, line: int, value: Any) -> int:
-        """The number of a label; of a set that is not known yet, its number in the order of
-        appearance."""
-        word = self.word(line, value)
-        number = self.found.setdefault(word, len(self.found))
-        if self.known is None:
-            return number
-        if word not in self.known:
-            sentence = (
-                f'{self.name} line {line} has the label "{word[:SHORT]}", which is not '
-                "one of the set."
-            )
-            raise UserError(sentence + nearest(word, self.known))
-        return self.known[word]
-
-    def numbered(self, table: Table) -> Table:
-        """The table with the set of its labels, found ones in sorted order: as numbers where they
-        all are."""
-        if not self.found:
-            return table
-        if self.known is not None:
-            return replace(table, labels=tuple(self.known))
-        order = sorted(self.found, key=int) if all(map(_whole, self.found)) else sorted(self.found)
-        number = {self.found[word]: place for place, word in enumerate(order)}
-        examples = tuple(
-            replace(example, tags=tuple(number[tag] for tag in example.tags))
-            if example.tags
-            else replace(example, label=number[int(example.label or 0)])
-            for example in table
-        )
-        return replace(table, examples=examples, labels=tuple(order))
-
-
-def _whole(word: str) -> bool:
-    return word.removeprefix("-").isdecimal()
+    def _holds(self, value: Any, fix: str) -> UserError:
+        return UserError(f"{self.location} holds {json.dumps(value)[:SHORT]} {fix}.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..core import config
 from ..core.errors import UserError, need, note
@@ -132,12 +133,11 @@ def worded(
     UserError for a sentence of more than ``most`` tokens.
     """
     words = list(encode_words(tokenizer, sentences))
-    rows = [tokenizer.framed([[id for word in sentence for id in word]]) for sentence in words]
-    longest = max(range(len(rows)), key=lambda place: len(rows[place][0]))
-    length = len(rows[longest][0])
+    rows = [tokenizer.framed([[*itertools.chain(*sentence)]]) for sentence in words]
+    length, longest = max((len(ids), -place) for place, (ids, _) in enumerate(rows))
     need(
         length <= most,
-        f"Sentence {longest + 1} has {length} tokens and the model reads {most}; cut it in two.",
+        f"Sentence {1 - longest} has {length} tokens and the model reads {most}; cut it in two.",
     )
     opened = tokenizer.framed([[-1]])[0].index(-1)
     return rows, [
@@ -157,8 +157,8 @@ def _rows(
     """The ids of each text or pair and their segments; UserError where there are none, or more than
     the model reads."""
     need(bool(texts), "There is no text; give at least one.")
-    if any(not text for group in texts for text in ((group,) if isinstance(group, str) else group)):
-        raise UserError("A text is empty; give some text.")
+    parts = [(text,) if isinstance(text, str) else text for text in texts]
+    need(all(map(all, parts)), "A text is empty; give some text.")
     most, rows = int(min(model.config.context, model.limit)), tokenizer.encode_pairs(texts)
     long = [place for place, (ids, _) in enumerate(rows) if len(ids) > most]
     if long:
@@ -193,17 +193,12 @@ def _map_rows(
     device, results = next(model.parameters()).device, dict[int, Tensor]()
     order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
     for places in _groups(rows, order, batch, AT_ONCE if device.type == "cpu" else None):
+        group = [rows[place] for place in places]
+        columns = ([ids for ids, _ in group], 0), ([kinds for _, kinds in group], 0)
         tokens, segments, pos = (
-            torch.full((len(places), len(rows[places[-1]][0])), fill) for fill in (0, 0, -1)
+            pad_sequence([*map(torch.tensor, values)], True, fill).to(device)
+            for values, fill in (*columns, ([range(len(ids)) for ids, _ in group], -1))
         )
-        for row, place in enumerate(places):
-            ids, kinds = rows[place]
-            tokens[row, : len(ids)], segments[row, : len(ids)] = (
-                torch.tensor(ids),
-                torch.tensor(kinds),
-            )
-            pos[row, : len(ids)] = torch.arange(len(ids))
-        tokens, segments, pos = (x.to(device) for x in (tokens, segments, pos))
         wrong = tokens.max() >= model.config.embed.vocab
         need(
             not wrong,
@@ -340,11 +335,9 @@ class Filling:
             return
         grown = {}
         for (total, ids, open), row in zip(self._beams, logprobs, strict=True):
-            number = (
-                open[0]
-                if self.order == "left"
-                else max(open, key=lambda blank: float(row[blank].max()))
-            )
+            number = open[0]
+            if self.order == "sure":
+                number = max(open, key=lambda blank: float(row[blank].max()))
             remaining = tuple(blank for blank in open if blank != number)
             for value, token in zip(*(x.tolist() for x in row[number].topk(count)), strict=True):
                 longer = [*ids]
@@ -352,11 +345,11 @@ class Filling:
                 grown[tuple(longer), remaining] = (total + value, longer, remaining)
         self._beams = sorted(grown.values(), key=lambda state: -state[0])[: self.top]
         if not self._beams[0][2]:
-            finished = (
-                (total, [ids[place] for place in self.blanks]) for total, ids, _ in self._beams
-            )
             self.results = [
-                [self._filled(dict(enumerate(tokens)), total) for total, tokens in finished]
+                [
+                    self._filled({n: ids[place] for n, place in enumerate(self.blanks)}, total)
+                    for total, ids, _ in self._beams
+                ]
             ]
 
     def _filled(self, chosen: dict[int, int], logprob: float) -> Filled:

@@ -27,8 +27,8 @@ import numpy as np
 from ...core import files
 from ...core.errors import UserError, need, note
 from ...core.threads import cores
-from ...core.tokenizer.library import pool
 from ...core.tokenizer.framing import document_start
+from ...core.tokenizer.library import pool
 from ...core.tokenizer.tokenizer import Tokenizer
 from ...core.training.shards import Shards, TokenizedCorpus
 from .corpus import Source, TextPiece, cache_lock

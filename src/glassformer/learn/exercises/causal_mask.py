@@ -65,17 +65,14 @@ def check(learner: Any, report: CheckReport) -> None:
     )
 
     model, tokenizer = models.real()
-    expected = models.greedy(model, tokenizer)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         mask = learner.causal_mask(q.shape[1], k.shape[1])
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
-    report.equal(
-        "the text that our model writes with your mask",
-        models.greedy(models.attend_with(model, attend), tokenizer),
-        expected,
-    )
+    name = "the text that our model writes with your mask"
+    with report.same(name, lambda: models.greedy(model, tokenizer)):
+        models.attend_with(model, attend)
     ids = torch.tensor([tokenizer.encode("The cat sat on the mat because it was tired")])
     cut = int(report.randint(2, ids.shape[1] - 1, (1,)))
     full, prefix = models.logits(model, ids), models.logits(model, ids[:, :cut])

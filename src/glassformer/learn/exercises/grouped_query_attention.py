@@ -43,31 +43,20 @@ def check(learner: Any, report: CheckReport) -> None:
     T, S, d = 3, 5, 4
     allowed = torch.arange(S)[None] <= torch.arange(S - T, S)[:, None]
 
-    def right(
-        q: Tensor, k: Tensor, v: Tensor, woven: bool = False, scale: float = d**-0.5
-    ) -> Tensor:
-        H, K = len(q), len(k)
-        heads = [h % K if woven else h // (H // K) for h in range(H)]
-        rows = [
-            (q[h] @ k[at].T * scale).masked_fill(~allowed, float("-inf")).softmax(-1) @ v[at]
-            for h, at in enumerate(heads)
-        ]
-        return torch.stack(rows)
-
     for H, K in ((8, 2), (6, 3), (4, 1), (4, 4)):
         q, k, v = report.randn(H, T, d), report.randn(K, S, d), report.randn(K, S, d)
         slips = {
             "the groups: neighbours share, head h reads h // (H / K), not h % K "
-            "(repeat_interleave, not repeat)": right(q, k, v, True),
-            "the scale: the square root of one head's width": right(q, k, v, scale=1.0),
-            "the mask: it hides what is not allowed": torch.nn.functional.scaled_dot_product_attention(
-                q, k.repeat_interleave(H // K, 0), v.repeat_interleave(H // K, 0)
+            "(repeat_interleave, not repeat)": grouped(
+                q, k.repeat(H // K, 1, 1), v.repeat(H // K, 1, 1), allowed
             ),
+            "the scale: the square root of one head's width": grouped(q * d**0.5, k, v, allowed),
+            "the mask: it hides what is not allowed": grouped(q, k, v, allowed | True),
         }
         report.equal(
             f"grouped(q of {H} heads, k and v of {K})",
             learner.grouped(q, k, v, allowed),
-            right(q, k, v),
+            grouped(q, k, v, allowed),
             slips=slips,
         )
     report.say(
@@ -75,36 +64,24 @@ def check(learner: Any, report: CheckReport) -> None:
     )
 
     stories = models.stories()
-    if stories is not None:
-        model, tokenizer = stories
-        expected = models.greedy(model, tokenizer)
-        report.equal(
-            "the story that stories260K tells with your attention",
-            models.greedy(models.attend_with(model, learner.grouped), tokenizer),
-            expected,
-        )
-        report.say(f"in stories260K, 8 heads over 4, the same story: {expected!r}")
-        return
-    model, tokenizer = models.real()
-    # as a trained model is converted: the mean of a group's heads
-    for module in models.attentions(model):
+    model, tokenizer = stories or models.real()
+    for module in models.attentions(model) if stories is None else ():
+        # as a trained model is converted: the mean of a group's heads
 
         def shared(weight: Tensor, d: int = module.head_dim) -> Any:
             return nn.Parameter(
                 weight.detach().view(2, -1, d, weight.shape[1]).mean(1).flatten(0, 1)
             )
 
-        module.k.weight, module.v.weight, module.kv_heads = (
-            shared(module.k.weight),
-            shared(module.v.weight),
-            2,
-        )
-    expected = models.greedy(model, tokenizer)
-    report.equal(
-        "the text with your attention",
-        models.greedy(models.attend_with(model, learner.grouped), tokenizer),
-        expected,
-    )
+        module.k.weight, module.v.weight = shared(module.k.weight), shared(module.v.weight)
+        module.kv_heads = 2
+    name = "the text with your attention"
+    if stories is not None:
+        name = "the story that stories260K tells with your attention"
+    with report.same(name, lambda: models.greedy(model, tokenizer)) as text:
+        models.attend_with(model, learner.grouped)
     report.say(
-        f"in the real model, its 4 key-value heads made 2 by their means, the same text: {expected!r}"
+        f"in the real model, its 4 key-value heads made 2 by their means, the same text: {text!r}"
+        if stories is None
+        else f"in stories260K, 8 heads over 4, the same story: {text!r}"
     )

@@ -61,22 +61,8 @@ def check(learner: Any, report: CheckReport) -> None:
     special = torch.zeros(B, T, dtype=torch.bool)
     special[:, 0], special[:, 30:] = True, True
 
-    def luck() -> Tensor:
-        return report.rand(B, T)
-
-    choose, fate, rate = luck(), luck(), 0.3
-    inputs, targets = tokens.clone(), torch.full_like(tokens, -1)
-    for b in range(B):
-        for t in range(T):
-            if choose[b, t] < rate and not special[b, t]:
-                targets[b, t] = tokens[b, t]
-                inputs[b, t] = (
-                    mask
-                    if fate[b, t] < 0.8
-                    else replacement[b, t]
-                    if fate[b, t] >= 0.9
-                    else tokens[b, t]
-                )
+    choose, fate, rate = report.rand(B, T), report.rand(B, T), 0.3
+    inputs, targets = hide(tokens, special, choose, fate, replacement, mask, rate)
     chosen = targets >= 0
     original = tokens.clone()
     result = learner.hide(tokens, special, choose, fate, replacement, mask, rate)
@@ -85,10 +71,7 @@ def check(learner: Any, report: CheckReport) -> None:
         "hide changes the tokens that it was given: change a copy.",
         "tokens.clone()",
     )
-    report.true(
-        isinstance(result, tuple) and len(result) == 2,
-        "hide gives back two things: what is shown, the targets.",
-    )
+    report.pair(result, "hide gives back two things: what is shown, the targets.")
     everywhere = choose < rate
     slips: Any = {
         "the special tokens: they are never chosen": torch.where(everywhere, tokens, -1),

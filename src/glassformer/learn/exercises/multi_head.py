@@ -62,35 +62,20 @@ def check(learner: Any, report: CheckReport) -> None:
     T, C, heads = 5, 12, 3
     x, (w_q, w_k, w_v, w_out) = report.randn(T, C), (report.randn(C, C) * 0.3 for _ in range(4))
 
-    def right(mixed: bool = True, woven: bool = False, turned: bool = False) -> Tensor:
-        def split(y: Tensor) -> Tensor:  # (H, T, D)
-            return (
-                y.view(T, C // heads, heads).permute(2, 0, 1)
-                if woven
-                else y.view(T, heads, -1).transpose(0, 1)
-            )
-
-        q, k, v = (split(x @ (w if turned else w.T)) for w in (w_q, w_k, w_v))
-        z = torch.stack([causal(q[h], k[h], v[h]) for h in range(heads)])
-        joined = z.permute(1, 2, 0).flatten(1) if woven else z.transpose(0, 1).flatten(1)
-        return joined @ (w_out if turned else w_out.T) if mixed else joined
-
+    args = x, w_q, w_k, w_v
+    apart = multi_head(*args, torch.eye(C), heads, causal)  # the heads' answers side by side
+    order = torch.arange(C).view(-1, heads).T.flatten()
+    right = apart @ w_out.T
     slips = {
-        "the end: the heads' answers still have to go through w_out": lambda: right(mixed=False),
-        "the cut: head 0 has the first C / heads columns, not every heads-th one": lambda: right(
-            woven=True
+        "the end: the heads' answers still have to go through w_out": apart,
+        "the cut: head 0 has the first C / heads columns, not every heads-th one": multi_head(
+            x, w_q[order], w_k[order], w_v[order], w_out[:, order], heads, causal
         ),
-        "the matrices: they are (outputs, inputs), so x @ w.T": lambda: right(turned=True),
+        "the matrices: they are (outputs, inputs), so x @ w.T": multi_head(
+            x, w_q.T, w_k.T, w_v.T, w_out.T, heads, causal
+        ),
         "the joining: put each token's answers side by side (heads before width), without mixing "
-        "up tokens": lambda: (
-            torch.stack(
-                [
-                    causal(*((x @ w.T).view(T, heads, -1)[:, h] for w in (w_q, w_k, w_v)))
-                    for h in range(heads)
-                ]
-            ).reshape(T, C)
-            @ w_out.T
-        ),
+        "up tokens": apart.view(T, heads, -1).transpose(0, 1).reshape(T, C) @ w_out.T,
     }
     shapes: list[tuple[int, ...]] = []
 
@@ -98,7 +83,7 @@ def check(learner: Any, report: CheckReport) -> None:
         shapes.append(tuple(q.shape))
         return causal(q, k, v)
 
-    out = learner.multi_head(x, w_q, w_k, w_v, w_out, heads, watched)
+    out = learner.multi_head(*args, w_out, heads, watched)
     want = [(T, C // heads)] * heads
     calls = (
         f"attend was called {len(shapes)} times, with q of "
@@ -109,16 +94,13 @@ def check(learner: Any, report: CheckReport) -> None:
         f"{calls}; it should be {heads} times with {want[0]}.",
         "one call for each head",
     )
-    report.equal("multi_head(x, ...)", out, right(), slips=slips)
+    report.equal("multi_head(x, ...)", out, right, slips=slips)
     report.say(f"{heads} heads of width {C // heads}: every number is right")
 
     model, tokenizer = models.real()
-    expected = models.greedy(model, tokenizer)
-    for module in models.attentions(model):
 
-        def forward(
-            x: Tensor, flow: Any, position: Any, kv: Any = None, module: Any = module
-        ) -> Tensor:
+    def by_learner(module: Any) -> Any:
+        def forward(x: Tensor, flow: Any, position: Any, kv: Any = None) -> Tensor:
             def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 q, k = (norm(y[None, None]) for norm, y in ((module.q_norm, q), (module.k_norm, k)))
                 return causal(position.rotate(q, flow)[0, 0], position.rotate(k, flow)[0, 0], v)
@@ -126,8 +108,10 @@ def check(learner: Any, report: CheckReport) -> None:
             weights = (module.q.weight, module.k.weight, module.v.weight, module.out.weight)
             return learner.multi_head(x[0], *weights, module.heads, attend)[None]
 
-        module.forward = forward
-    report.equal(
-        "the text that our model writes with your heads", models.greedy(model, tokenizer), expected
-    )
-    report.say(f"in the real model, 4 blocks of 4 heads, the same text: {expected!r}")
+        return forward
+
+    name = "the text that our model writes with your heads"
+    with report.same(name, lambda: models.greedy(model, tokenizer)) as text:
+        for module in models.attentions(model):
+            module.forward = by_learner(module)
+    report.say(f"in the real model, 4 blocks of 4 heads, the same text: {text!r}")

@@ -52,25 +52,24 @@ def check(learner: Any, report: CheckReport) -> None:
     x, gamma, beta = report.randn(2, 3, 6) * 2 + 1, report.randn(6), report.randn(6)
     eps = 0.1  # large: whoever leaves it out is seen
     mean, var = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
-    slips: Any = {
-        "eps: it is added to the variance, under the root": (x - mean) / var.sqrt() * gamma + beta,
-        "eps: it stands under the root, not beside it": (x - mean) / (var.sqrt() + eps) * gamma
-        + beta,
-        "the variance: divide by n, not by n - 1 (torch's var has correction=1)": (x - mean)
-        / (x.var(-1, keepdim=True) + eps).sqrt()
+    centred = x - mean
+    slips = {
+        "eps: it is added to the variance, under the root": layer_norm(x, gamma, beta, 0),
+        "eps: it stands under the root, not beside it": centred / (var.sqrt() + eps) * gamma + beta,
+        "the variance: divide by n, not by n - 1 (torch's var has correction=1)": centred
+        / (var * 6 / 5 + eps).sqrt()
         * gamma
         + beta,
         "the mean: it is taken away first": x / (var + eps).sqrt() * gamma + beta,
-        "beta: it is added at the end": (x - mean) / (var + eps).sqrt() * gamma,
-        "gamma and beta: scale first, then shift": ((x - mean) / (var + eps).sqrt() + beta) * gamma,
-        "the dimension: each vector by itself, along the last one; not the whole batch": (
-            x - x.mean()
+        "beta: it is added at the end": layer_norm(x, gamma, 0 * beta, eps),
+        "gamma and beta: scale first, then shift": layer_norm(x, gamma, beta * gamma, eps),
+        "the dimension: each vector by itself, along the last one; not the whole batch": F.layer_norm(
+            x, x.shape, None, None, eps
         )
-        / (x.var(correction=0) + eps).sqrt()
         * gamma
         + beta,
     }
-    right = F.layer_norm(x, (6,), gamma, beta, eps)
+    right = layer_norm(x, gamma, beta, eps)
     look = (
         "mean and variance of each vector by itself (the last dimension), variance by n; eps "
         "under the root"
@@ -82,16 +81,16 @@ def check(learner: Any, report: CheckReport) -> None:
         slips=slips,
         look=look,
     )
-    square = x.square().mean(-1, keepdim=True)
+    root = x.square().mean(-1, keepdim=True).sqrt()
     slips = {
-        "eps: it is added to the mean square, under the root": x / square.sqrt() * gamma,
-        "eps: it stands under the root, not beside it": x / (square.sqrt() + eps) * gamma,
-        "the mean: RMSNorm takes none away": F.layer_norm(x, (6,), gamma, None, eps),
+        "eps: it is added to the mean square, under the root": rms_norm(x, gamma, 0),
+        "eps: it stands under the root, not beside it": x / (root + eps) * gamma,
+        "the mean: RMSNorm takes none away": layer_norm(x, gamma, 0 * beta, eps),
         "the size: the mean of the squares, not their sum": x
-        / (x.square().sum(-1, keepdim=True) + eps).sqrt()
+        / (root.square() * 6 + eps).sqrt()
         * gamma,
     }
-    right = F.rms_norm(x, (6,), gamma, eps)
+    right = rms_norm(x, gamma, eps)
     look = "the mean of the squares of each vector, not their sum; plus eps, under the root"
     report.equal(
         "rms_norm(x, gamma, eps)", learner.rms_norm(x, gamma, eps), right, slips=slips, look=look
@@ -105,34 +104,23 @@ def check(learner: Any, report: CheckReport) -> None:
     from glassformer.core.nn.layers import LayerNorm, RMSNorm
 
     model, tokenizer = models.real()
-    expected = models.greedy(model, tokenizer)
 
     def rms(of: Any) -> Any:
         gain = torch.ones(of.shape) if of.weight is None else of.weight.detach()
         return models.FunctionModule(lambda x: learner.rms_norm(x, gain, of.eps))
 
-    count = models.replace(model, RMSNorm, rms)
-    report.equal(
-        "the text that our model writes with your rms_norm",
-        models.greedy(model, tokenizer),
-        expected,
-    )
-    report.say(
-        f"in the real model, all {count} norms by your function, the same text: {expected!r}"
-    )
+    name = "the text that our model writes with your rms_norm"
+    with report.same(name, lambda: models.greedy(model, tokenizer)) as text:
+        count = models.replace(model, RMSNorm, rms)
+    report.say(f"in the real model, all {count} norms by your function, the same text: {text!r}")
     model = models.translator()
     tokens = report.randint(0, 50, (2, 7))
-    before = models.logits(model, tokens, tokens)
-    count = models.replace(
-        model,
-        LayerNorm,
-        lambda of: models.FunctionModule(
-            lambda x: learner.layer_norm(x, of.weight.detach(), of.bias.detach(), of.eps)
-        ),
-    )
-    report.equal(
-        "the logits of the 2017 model with your layer_norm",
-        models.logits(model, tokens, tokens),
-        before,
-    )
+
+    def layer(of: Any) -> Any:
+        weights = of.weight.detach(), of.bias.detach()
+        return models.FunctionModule(lambda x: learner.layer_norm(x, *weights, of.eps))
+
+    name = "the logits of the 2017 model with your layer_norm"
+    with report.same(name, lambda: models.logits(model, tokens, tokens)):
+        count = models.replace(model, LayerNorm, layer)
     report.say(f"and the {count} LayerNorms of the 2017 encoder-decoder: the same logits")

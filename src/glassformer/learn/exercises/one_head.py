@@ -80,33 +80,35 @@ def check(learner: Any, report: CheckReport) -> None:
     q, k, v = report.randn(4, 8), report.randn(6, 8), report.randn(6, 8)
     allowed = report.randn(4, 6) > -0.5
     allowed[:, 0] = True
-
-    def right(scale: float, mask: Tensor = allowed) -> Tensor:
-        return (q @ k.T * scale).masked_fill(~mask, float("-inf")).softmax(-1) @ v
-
+    scores = q @ k.T * 8**-0.5
     slips = {
-        "the scale: these are the numbers without it; divide the scores by sqrt(d_head)": lambda: (
-            right(1.0)
+        "the scale: these are the numbers without it; divide the scores by sqrt(d_head)": attention(
+            q * 8**0.5, k, v, allowed
         ),
-        "the scale: you divide by d_head, not by its square root": lambda: right(1 / 8),
+        "the scale: you divide by d_head, not by its square root": attention(
+            q * 8**-0.5, k, v, allowed
+        ),
         "the scale: you divide by the square root of the number of keys; it is that of one "
-        "head's width": lambda: right(6**-0.5),
-        "the mask: you see all keys; where allowed is False the score is minus infinity": lambda: (
-            right(8**-0.5, allowed | True)
+        "head's width": attention(q * (8 / 6) ** 0.5, k, v, allowed),
+        "the mask: you see all keys; where allowed is False the score is minus infinity": attention(
+            q, k, v, allowed | True
         ),
-        "the mask: it is turned round; True means that the key may be seen": lambda: right(
-            8**-0.5, ~allowed
+        "the mask: it is turned round; True means that the key may be seen": attention(
+            q, k, v, ~allowed
         ),
         "the mask: minus infinity in the scores; 0 after the softmax leaves weights that do not "
-        "sum to 1": lambda: ((q @ k.T * 8**-0.5).softmax(-1) * allowed) @ v,
-        "the softmax: it goes along the keys, the last dimension": lambda: (
-            (q @ k.T * 8**-0.5).masked_fill(~allowed, float("-inf")).softmax(0).nan_to_num() @ v
-        ),
+        "sum to 1": (scores.softmax(-1) * allowed) @ v,
+        "the softmax: it goes along the keys, the last dimension": scores.masked_fill(
+            ~allowed, float("-inf")
+        )
+        .softmax(0)
+        .nan_to_num()
+        @ v,
     }
     report.equal(
         "attention(q, k, v, allowed)",
         learner.attention(q, k, v, allowed),
-        right(8**-0.5),
+        attention(q, k, v, allowed),
         slips=slips,
     )
     report.say("4 queries over 6 keys: every number is right")
@@ -114,33 +116,26 @@ def check(learner: Any, report: CheckReport) -> None:
     # Scores so low that a number which is merely small would be the largest of its row.
     low, keys = -100 * report.rand(4, 8) - 20, report.rand(6, 8) + 0.5
 
-    def masked(fill: float) -> Tensor:
-        return (low @ keys.T / 8**0.5).masked_fill(~allowed, fill).softmax(-1) @ v
-
+    filled = (low @ keys.T / 8**0.5).masked_fill(~allowed, -20.0)
     slips = {
         "the mask: a number such as -20 is larger than these scores; only minus infinity is "
-        "below all": lambda: masked(-20.0)
+        "below all": filled.softmax(-1) @ v
     }
     look = "the mask: where allowed is False the score is minus infinity"
-    answer, expected = learner.attention(low, keys, v, allowed), masked(float("-inf"))
+    answer, expected = learner.attention(low, keys, v, allowed), attention(low, keys, v, allowed)
     report.equal("attention of low scores", answer, expected, slips=slips, look=look)
     report.say(
         "a key that may not be seen has the weight 0 however low the scores of the others are"
     )
 
     model, tokenizer = models.real()
-    expected_text = models.greedy(model, tokenizer)
-    model = models.attend_with(
-        model,
-        lambda q, k, v, allowed: torch.stack(
-            [learner.attention(q[h], k[h], v[h], allowed) for h in range(len(q))]
-        ),
-    )
-    report.equal(
-        "the text that our model writes with your attention in it",
-        models.greedy(model, tokenizer),
-        expected_text,
-    )
-    report.say(
-        f"in the real model, all 16 heads by your function, the same text: {expected_text!r}"
-    )
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
+        return torch.stack(
+            [learner.attention(*head, allowed) for head in zip(q, k, v, strict=True)]
+        )
+
+    name = "the text that our model writes with your attention in it"
+    with report.same(name, lambda: models.greedy(model, tokenizer)) as text:
+        models.attend_with(model, attend)
+    report.say(f"in the real model, all 16 heads by your function, the same text: {text!r}")

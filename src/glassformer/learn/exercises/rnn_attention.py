@@ -64,12 +64,10 @@ def check(learner: Any, report: CheckReport) -> None:
         report.randn(A),
     )
     is_word = torch.arange(S) < 4
-    scores = torch.stack(
-        [torch.tanh(w_state.mv(state) + bias + w_source.mv(h)) @ w for h in source]
-    )
-    right = torch.cat((scores[:4].softmax(0), torch.zeros(S - 4)))
-    linear = torch.stack([(w_state.mv(state) + bias + w_source.mv(h)) @ w for h in source])
-    no_bias = torch.stack([torch.tanh(w_state.mv(state) + w_source.mv(h)) @ w for h in source])
+    sums = state @ w_state.T + bias + source @ w_source.T
+    scores, linear = sums.tanh() @ w, sums @ w
+    args = state, source, is_word, w_state, bias, w_source, w
+    right, context = attend(*args)
     slips = {
         "the padding: where no word is there the weight is 0": scores.softmax(0),
         "the mask: minus infinity before the softmax, so that the others sum to 1": scores.softmax(
@@ -82,21 +80,20 @@ def check(learner: Any, report: CheckReport) -> None:
         "tanh: the sum goes through it before the product with w": linear.masked_fill(
             ~is_word, float("-inf")
         ).softmax(0),
-        "the bias: it belongs to W_s s": no_bias.masked_fill(~is_word, float("-inf")).softmax(0),
+        "the bias: it belongs to W_s s": attend(
+            state, source, is_word, w_state, 0 * bias, w_source, w
+        )[0],
         "the weights: the scores have to go through softmax": scores.masked_fill(
             ~is_word, float("-inf")
         ),
     }
-    result = learner.attend(state, source, is_word, w_state, bias, w_source, w)
-    report.true(
-        isinstance(result, tuple) and len(result) == 2,
-        "attend gives back two things: the weights and the context.",
-    )
+    result = learner.attend(*args)
+    report.pair(result, "attend gives back two things: the weights and the context.")
     report.equal("the weights", result[0], right, slips=slips)
     report.equal(
         "the context",
         result[1],
-        right @ source,
+        context,
         look="the sum of the source's states, each times its weight",
     )
     report.say("the weights of 4 words and 2 places of padding, and the context, are right")
@@ -105,23 +102,24 @@ def check(learner: Any, report: CheckReport) -> None:
     tokens, target = report.randint(0, 50, (2, 7)), report.randint(0, 50, (2, 5))
     pos = torch.arange(7).repeat(2, 1)
     pos[1, 4:] = -1  # the second source is shorter
-    with torch.no_grad():
-        before = model(target, tokens, source_pos=pos).logits
-        cross = model.decoder.cross
+    cross = model.decoder.cross
 
-        def pattern(h: Tensor, source: Any) -> Tensor:
-            valid = (
-                torch.ones(source.values.shape[:2], dtype=torch.bool)
-                if source.valid is None
-                else source.valid
-            )
-            weights = (cross.q.weight, cross.q.bias, cross.k.weight, cross.score.weight[0])
-            rows = [
-                learner.attend(h[i], source.values[i], valid[i], *weights)[0] for i in range(len(h))
-            ]
-            return torch.stack(rows)
+    def pattern(h: Tensor, source: Any) -> Tensor:
+        valid = (
+            torch.ones(source.values.shape[:2], dtype=torch.bool)
+            if source.valid is None
+            else source.valid
+        )
+        weights = (cross.q.weight, cross.q.bias, cross.k.weight, cross.score.weight[0])
+        rows = [
+            learner.attend(h[i], source.values[i], valid[i], *weights)[0] for i in range(len(h))
+        ]
+        return torch.stack(rows)
 
+    @torch.no_grad()
+    def logits() -> Tensor:
+        return model(target, tokens, source_pos=pos).logits
+
+    with report.same("the logits of a GRU translator with your attention", logits):
         cross.pattern = pattern
-        after = model(target, tokens, source_pos=pos).logits
-    report.equal("the logits of a GRU translator with your attention", after, before)
     report.say("in a translator of GRUs, at each of its steps: the same logits, padding and all")

@@ -47,44 +47,35 @@ def rotate(x: Tensor, places: Tensor, theta: float) -> Tensor:
 # %% check
 
 
-def turned(x: Tensor, places: Tensor, theta: float, sign: int = 1, step: int = 2) -> Tensor:
-    d = x.shape[-1]
-    angle = sign * places[:, None].double() * theta ** (-torch.arange(d // 2).double() * step / d)
-    z = torch.complex(*(half.double() for half in x.chunk(2, -1))) * torch.polar(
-        torch.ones_like(angle), angle
-    )
-    return torch.cat((z.real, z.imag), -1).float()
-
-
 def check(learner: Any, report: CheckReport) -> None:
     H, T, d, theta = 2, 6, 8, 10000.0
     x, places = report.randn(H, T, d), report.randint(0, 60, (T,)).sort().values + 1
     order = torch.arange(d).view(-1, 2).T.flatten()  # neighbours first to halves
     back = order.argsort()
     slips: Any = {
-        "the pairs: number i goes with number i + d / 2 here; yours pairs neighbours (2i, 2i + 1)": lambda: (
-            turned(x[..., order], places, theta)[..., back]
+        "the pairs: number i goes with number i + d / 2 here; yours pairs neighbours (2i, 2i + 1)": rotate(
+            x[..., order], places, theta
+        )[..., back],
+        "the direction: a cos - b sin and b cos + a sin; yours turns the other way": rotate(
+            x, -places, theta
         ),
-        "the direction: a cos - b sin and b cos + a sin; yours turns the other way": lambda: turned(
-            x, places, theta, -1
-        ),
-        "the speeds: theta^(-2 i / d); the 2 is missing": lambda: turned(x, places, theta, 1, 1),
-        "the places: use those that are given; they need not be 0, 1, 2": lambda: turned(
+        "the speeds: theta^(-2 i / d); the 2 is missing": rotate(x, places, theta**0.5),
+        "the places: use those that are given; they need not be 0, 1, 2": rotate(
             x, torch.arange(T), theta
         ),
-        "theta: it is an argument, and need not be 10,000": lambda: turned(x, places, 10000.0),
+        "theta: it is an argument, and need not be 10,000": rotate(x, places, 10000.0),
     }
     report.equal(
         "rotate(x, places, 10000)",
         learner.rotate(x, places, theta),
-        turned(x, places, theta),
+        rotate(x, places, theta),
         slips=slips,
     )
     other_theta = float(report.randint(100, 900, (1,)))
     report.equal(
         f"rotate(x, places, {other_theta:g})",
         learner.rotate(x, places, other_theta),
-        turned(x, places, other_theta),
+        rotate(x, places, other_theta),
         slips=slips,
     )
     q, k = report.randn(1, 1, d), report.randn(1, 1, d)
@@ -109,14 +100,10 @@ def check(learner: Any, report: CheckReport) -> None:
     )
 
     model, tokenizer = models.real()
-    expected = models.greedy(model, tokenizer)
     position = model.decoder.position
-    position.rotate = lambda x, flow: learner.rotate(x[0], flow.pos[0], position.theta)[None]
-    report.equal(
-        "the text that our model writes with your rotation",
-        models.greedy(model, tokenizer),
-        expected,
-    )
+    name = "the text that our model writes with your rotation"
+    with report.same(name, lambda: models.greedy(model, tokenizer)) as text:
+        position.rotate = lambda x, flow: learner.rotate(x[0], flow.pos[0], position.theta)[None]
     report.say(
-        f"in the real model, queries and keys of 4 blocks turned by you, the same text: {expected!r}"
+        f"in the real model, queries and keys of 4 blocks turned by you, the same text: {text!r}"
     )

@@ -63,14 +63,11 @@ def mixture(
 def check(learner: Any, report: CheckReport) -> None:
     N, C, E, k = 7, 6, 5, 3
     x, w_router = report.randn(N, C), report.randn(E, C)
-    chance = (x @ w_router.T).softmax(-1)
-    best, chosen = chance.topk(k)
-    weights = best / best.sum(-1, keepdim=True)
+    weights, chosen = route(x, w_router, k)
+    scores = x @ w_router.T
+    chance = scores.softmax(-1)
     result = learner.route(x, w_router, k)
-    report.true(
-        isinstance(result, tuple) and len(result) == 2,
-        "route gives back two things: the weights and the chosen.",
-    )
+    report.pair(result, "route gives back two things: the weights and the chosen.")
     slips: Any = {
         "the number: the k best of each token": chance.topk(1).indices,
         "the order: the largest first": chosen.flip(1),
@@ -78,10 +75,10 @@ def check(learner: Any, report: CheckReport) -> None:
     look = "the softmax goes over the experts, the last dimension; then the k largest of each token"
     report.equal("the chosen experts", result[1], chosen, slips=slips, look=look)
     slips = {
-        "the sum: the k weights of a token are divided by their sum, so that they sum to 1": best,
-        "the softmax: probabilities first; these are the bare scores": (x @ w_router.T)
-        .topk(k)
-        .values,
+        "the sum: the k weights of a token are divided by their sum, so that they sum to 1": chance.topk(
+            k
+        ).values,
+        "the softmax: probabilities first; these are the bare scores": scores.topk(k).values,
     }
     look = "softmax over the experts first, then the k largest, then divided by their sum"
     report.equal("the weights", result[0], weights, slips=slips, look=look)
@@ -94,21 +91,21 @@ def check(learner: Any, report: CheckReport) -> None:
 
         return answer
 
-    answers = torch.tanh(torch.einsum("nc,ecd->ned", x, matrices))
-    rows = torch.arange(N)[:, None]
-    right = (answers[rows, chosen] * weights[..., None]).sum(1)
+    answers = torch.stack(
+        [torch.tanh(row @ matrices[at]) for row, at in zip(x, chosen, strict=True)]
+    )
+    weighed = answers * weights[..., None]
     slips = {
-        "the weights: each answer is multiplied by its own": answers[rows, chosen].sum(1),
-        "the sum: over all k chosen experts, not the best one alone": answers[rows, chosen][:, 0]
-        * weights[:, :1],
-        "overwriting: add to what other experts have given (+=), do not put in its place": lambda: (
-            overwritten(answers, weights, chosen)
-        ),
+        "the weights: each answer is multiplied by its own": answers.sum(1),
+        "the sum: over all k chosen experts, not the best one alone": weighed[:, 0],
+        "overwriting: add to what other experts have given (+=), do not put in its place": weighed[
+            torch.arange(N), chosen.argmax(1)
+        ],
     }
     report.equal(
         "mixture(x, weights, chosen, experts)",
         learner.mixture(x, weights, chosen, [expert(e) for e in range(E)]),
-        right,
+        weighed.sum(1),
         slips=slips,
         look="each chosen expert's answer times its weight, added to what the others gave (+=, "
         "not =)",
@@ -129,31 +126,24 @@ def check(learner: Any, report: CheckReport) -> None:
 
     model = models.decoder(c.MoE(4, 2, c.GatedMLP(32)))
     tokens = report.randint(0, 50, (2, 9))
-    before, loads = models.logits(model, tokens), torch.zeros(4)
-    for module in (m for m in model.modules() if isinstance(m, MoE)):
+    loads = torch.zeros(4)
 
-        def forward(x: Tensor, flow: Any, module: Any = module) -> Tensor:
+    def routed(module: MoE) -> Any:
+        def forward(x: Tensor, flow: Any) -> Tensor:
             flat = x.flatten(0, 1)
             weights, chosen = learner.route(flat, module.router.weight.detach(), 2)
             loads.add_(torch.bincount(chosen.flatten(), minlength=4))
             experts = [lambda rows, e=e: module.expert_output(e, rows) for e in range(4)]
             return learner.mixture(flat, weights, chosen, experts).view_as(x)
 
-        module.forward = forward
-    report.equal(
-        "the logits of a Mixtral of 4 experts with your router",
-        models.logits(model, tokens),
-        before,
-    )
+        return forward
+
+    name = "the logits of a Mixtral of 4 experts with your router"
+    with report.same(name, lambda: models.logits(model, tokens)):
+        for module in model.modules():
+            if isinstance(module, MoE):
+                module.forward = routed(module)
     report.say(
         "in a small Mixtral (2 blocks, 2 of 4 experts): the same logits; loads "
         f"{', '.join(f'{n:.0f}' for n in loads)}"
     )
-
-
-def overwritten(answers: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-    out = torch.zeros_like(answers[:, 0])
-    for number in range(answers.shape[1]):
-        tokens, places = (chosen == number).nonzero(as_tuple=True)
-        out[tokens] = weights[tokens, places][:, None] * answers[tokens, number]
-    return out

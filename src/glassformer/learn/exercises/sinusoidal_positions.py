@@ -44,40 +44,24 @@ def positions(length: int, dim: int) -> Tensor:
 # %% check
 
 
-def table(
-    length: int,
-    dim: int,
-    step: float = 2.0,
-    first: int = 0,
-    halves: bool = False,
-    swap: bool = False,
-) -> Tensor:
-    angle = (torch.arange(length).double() + first)[:, None] / 10000 ** (
-        torch.arange(dim // 2).double() * step / dim
-    )
-    pair = (angle.cos(), angle.sin()) if swap else (angle.sin(), angle.cos())
-    return (torch.cat(pair, -1) if halves else torch.stack(pair, -1).flatten(1)).float()
-
-
 def check(learner: Any, report: CheckReport) -> None:
     length, dim = int(report.randint(7, 40, (1,))), 2 * int(report.randint(3, 9, (1,)))
-    slips: Any = {
-        "the columns: sine and cosine take turns; yours has all sines first": lambda: table(
-            length, dim, halves=True
-        ),
-        "the order: sine in the even columns, cosine in the odd ones": lambda: table(
-            length, dim, swap=True
-        ),
-        "the exponent: 2i / C for the pair i; the 2 is missing": lambda: table(length, dim, 1.0),
-        "the exponent: it grows by 2 / C a pair; yours counts twice": lambda: table(
-            length, dim, 4.0
-        ),
-        "the first place: it is 0, not 1": lambda: table(length, dim, first=1),
+    right = positions(length, dim)
+    pairs = right.unflatten(1, (-1, 2))
+    angle = torch.arange(length)[:, None] * 10000 ** (-torch.arange(0, dim, 2) * 2 / dim)
+    slips = {
+        "the columns: sine and cosine take turns; yours has all sines first": pairs.mT.flatten(1),
+        "the order: sine in the even columns, cosine in the odd ones": pairs.flip(2).flatten(1),
+        "the exponent: 2i / C for the pair i; the 2 is missing": positions(length, 2 * dim)[
+            :, :dim
+        ],
+        "the exponent: it grows by 2 / C a pair; yours counts twice": torch.stack(
+            (angle.sin(), angle.cos()), -1
+        ).flatten(1),
+        "the first place: it is 0, not 1": positions(length + 1, dim)[1:],
     }
     actual = learner.positions(length, dim)
-    report.equal(
-        f"positions({length}, {dim})", actual, table(length, dim), tolerance=1e-3, slips=slips
-    )
+    report.equal(f"positions({length}, {dim})", actual, right, tolerance=1e-3, slips=slips)
     angle = 3 / 10000 ** (torch.arange(dim // 2) * 2 / dim)
     shift = torch.block_diag(
         *(torch.tensor([[a.cos(), a.sin()], [-a.sin(), a.cos()]]) for a in angle)
@@ -89,14 +73,10 @@ def check(learner: Any, report: CheckReport) -> None:
 
     model = models.translator()
     source, target = report.randint(0, 50, (2, 9)), report.randint(0, 50, (2, 6))
-    before = models.logits(model, source, target)
-    for stack in (model.encoder, model.decoder):
-        stack.position.embed = lambda x, flow: x + learner.positions(x.shape[1], x.shape[2])
-    report.equal(
-        "the logits of the 2017 encoder-decoder with your positions",
-        models.logits(model, source, target),
-        before,
-    )
+    name = "the logits of the 2017 encoder-decoder with your positions"
+    with report.same(name, lambda: models.logits(model, source, target)) as before:
+        for stack in (model.encoder, model.decoder):
+            stack.position.embed = lambda x, flow: x + learner.positions(x.shape[1], x.shape[2])
     swapped = models.logits(model, source.flip(1), target)
     report.true(
         float((swapped - before).abs().max()) > 1e-3,

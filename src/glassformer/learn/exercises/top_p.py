@@ -41,62 +41,35 @@ def top_p(logits: Tensor, p: float) -> Tensor:
 # %% check
 
 
-def nucleus(logits: Tensor, p: float, last: bool = True, normed: bool = True) -> Tensor:
-    chance = logits.softmax(-1).tolist()
-    nucleus_ids, total = set[int](), 0.0
-    for at in sorted(range(len(chance)), key=lambda at: -chance[at]):
-        if total >= p:
-            break
-        total += chance[at]
-        if last or total < p:
-            nucleus_ids.add(at)
-    return torch.tensor(
-        [float(x) if at in nucleus_ids else float("-inf") for at, x in enumerate(logits)]
-    )
-
-
 def check(learner: Any, report: CheckReport) -> None:
     clear = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
-    for p, ids in ((0.4, [1]), (0.7, [1, 3]), (0.99, [0, 1, 2, 3])):
-        result = learner.top_p(clear, p)
-        actual = [at for at in range(4) if float(result[at]) > float("-inf")]
-        look = "the token that brings the sum to p or above is the last one that is kept"
-        report.equal(
-            f"the tokens kept of probabilities 0.1, 0.5, 0.15, 0.25 at p = {p}",
-            actual,
-            ids,
-            look=look,
-        )
-    for p in (0.0, 1e-12):
-        ids = [
-            at for at, logit in enumerate(learner.top_p(clear, p).tolist()) if logit > float("-inf")
-        ]
-        look = (
-            "p = 0: the sum before the likeliest token is 0, and 0 < 0 is false; keep that "
-            "token whatever p is"
-        )
+    last = "the token that brings the sum to p or above is the last one that is kept"
+    zero = (
+        "p = 0: the sum before the likeliest token is 0, and 0 < 0 is false; keep that token "
+        "whatever p is"
+    )
+    for p, ids in ((0.4, [1]), (0.7, [1, 3]), (0.99, [0, 1, 2, 3]), (0.0, [1]), (1e-12, [1])):
+        logits = learner.top_p(clear, p).tolist()
         report.equal(
             f"the tokens kept of probabilities 0.1, 0.5, 0.15, 0.25 at p = {p:g}",
+            [at for at in range(4) if logits[at] > float("-inf")],
             ids,
-            [1],
-            look=look,
+            look=last if p > 0.1 else zero,
         )
     for _ in range(5):
         logits, p = report.randn(40) * 2, 0.2 + 0.7 * report.random.random()
+        right = top_p(logits, p)
+        smallest = right[right > float("-inf")].min()
         slips = {
-            "the last one: the token that reaches p belongs to the nucleus too": lambda logits=logits, p=p: (
-                nucleus(logits, p, False)
+            "the last one: the token that reaches p belongs to the nucleus too": right.masked_fill(
+                right == smallest, float("-inf")
             ),
-            "the order: tokens must stand at their own places in the vocabulary again": lambda logits=logits, p=p: (
-                nucleus(logits, p).sort(descending=True).values
-            ),
-            "what is asked for: logits, not probabilities": lambda logits=logits, p=p: nucleus(
-                logits, p
-            ).softmax(-1),
+            "the order: tokens must stand at their own places in the vocabulary again": right.sort(
+                descending=True
+            ).values,
+            "what is asked for: logits, not probabilities": right.softmax(-1),
         }
-        report.equal(
-            f"top_p(logits, {p:.3f})", learner.top_p(logits, p), nucleus(logits, p), slips=slips
-        )
+        report.equal(f"top_p(logits, {p:.3f})", learner.top_p(logits, p), right, slips=slips)
     report.say("the right tokens on clear and on drawn logits")
 
     from glassformer.core.generation import generate, sample
@@ -114,11 +87,12 @@ def check(learner: Any, report: CheckReport) -> None:
         nucleus_sizes.append(int((cut > float("-inf")).sum()))
         return cut
 
-    expected = text()
-    sample.top_p = rows  # this process is yours alone
-    report.equal(f"the text that our model draws with your top_p (--seed {seed})", text(), expected)
+    with report.same(
+        f"the text that our model draws with your top_p (--seed {seed})", text
+    ) as drawn:
+        sample.top_p = rows  # this process is yours alone
     report.say(
         f"in the real model (--top-p 0.9 --seed {seed}) your nucleus held {min(nucleus_sizes)} to "
         f"{max(nucleus_sizes)} tokens of 1,024"
     )
-    report.say(f"and the text is the same: {expected!r}")
+    report.say(f"and the text is the same: {drawn!r}")

@@ -83,24 +83,20 @@ def static_cosines(vectors: Vectors, pairs: Sequence[Pair]) -> Array:
     cosines = []
     for pair in pairs:
         first, second = (text[start:end].lower() for text, start, end in (pair.first, pair.second))
-        in_vocabulary = vectors.find(first) is not None and vectors.find(second) is not None
+        unknown = None in (vectors.find(first), vectors.find(second))
         cosines.append(
-            1.0 if first == second else vectors.cosine(first, second) if in_vocabulary else 0.0
+            1.0 if first == second else 0.0 if unknown else vectors.cosine(first, second)
         )
     return np.array(cosines)[:, None]
 
 
 def threshold(cosines: Array, labels: Array) -> float:
     """The cosine from which "the same" is said so that most answers (N,) are right."""
-    order = np.argsort(-cosines, kind="stable")
-    # better than saying "other" throughout, by so many
-    right = np.cumsum(np.where(labels[order], 1, -1))
-    is_last = np.append(np.diff(cosines[order]) != 0, True)  # equal cosines get one answer
-    best = int(np.where(is_last, right, -len(order)).argmax())
-    if right[best] <= 0:
-        return float(np.inf)
-    after = cosines[order][best + 1] if best + 1 < len(order) else -1.0
-    return float((cosines[order][best] + after) / 2)
+    values = np.unique(cosines)
+    # from the highest on: "other" throughout, between two that follow each other, "the same"
+    borders = np.array([np.inf, *(values[1:] + values[:-1])[::-1] / 2, (values[0] - 1) / 2])
+    right = [accuracy(cosines, labels, border) for border in borders]
+    return float(borders[np.argmax(right)])
 
 
 def accuracy(cosines: Array, labels: Array, border: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import mmap
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,22 +198,31 @@ def _read(content: mmap.mmap, path: Path) -> Vectors:
         "restore it."
     )
     need(2 * count * width <= len(content), promised)  # before room is made for them
-    text = _is_text(content, start)
+    take = _text_vector if _is_text(content, start) else _binary_vector
     words: list[str] = []
-    table = np.empty((count, width), np.float32)
-    for word, vector in (_lines if text else _records)(content, start, count, width, path):
-        table[len(words)] = vector
+    table, at = np.empty((count, width), np.float32), start
+    for number in range(count):
+        taken = take(content, at, width, f"{path} line {number + 2}")
+        if taken is None:
+            raise UserError(f"{path} ends after {number:,} of {count:,} vectors; restore the file.")
+        word, table[number], at = taken
         try:
             words.append(word.decode())
         except UnicodeDecodeError:
-            problem = f"{path}: word {len(words) + 1} ({word[:20]!r}) is not UTF-8 text"
             raise UserError(
-                f"{problem}, or the first line tells another width than the file's; restore it."
+                f"{path}: word {number + 1} ({word[:20]!r}) is not UTF-8 text, or the first line "
+                "tells another width than the file's; restore it."
             ) from None
-    if not np.isfinite(table).all():
-        row = int(np.flatnonzero(~np.isfinite(table).all(1))[0])
+    need(
+        not content[at:].strip(),
+        f"{path} goes on after its {count:,} vectors of {width} numbers, so another width or number "
+        "is meant; fix its first line or restore it.",
+    )
+    wrong = np.flatnonzero(~np.isfinite(table).all(1))
+    if len(wrong):
         raise UserError(
-            f'{path}: the vector of "{words[row]}" holds what is not a number; restore the file.'
+            f'{path}: the vector of "{words[wrong[0]]}" holds what is not a number; restore the '
+            "file."
         )
     return Vectors(tuple(words), table)
 
@@ -227,56 +236,36 @@ def _is_text(content: mmap.mmap, start: int) -> bool:
         return False
 
 
-def _lines(
-    content: mmap.mmap, start: int, count: int, width: int, path: Path
-) -> Iterator[tuple[bytes, Array]]:
-    content.seek(start)
-    for number in range(count):
-        line = content.readline()
-        if not line:
-            raise UserError(f"{path} ends after {number:,} of {count:,} vectors; restore the file.")
-        if not line.endswith(b"\n"):
-            raise UserError(
-                f"{path} ends within line {number + 2}; restore the file, or end "
-                "that line if it is whole."
-            )
-        word, *numbers = line.split() or (b"",)
-        if len(numbers) != width:
-            problem = (
-                f"{path} line {number + 2} has {len(numbers)} numbers and the first line "
-                f"says {width}"
-            )
-            raise UserError(f"{problem}; fix or restore the file.")
-        try:
-            yield word, np.array(numbers, np.float32)
-        except ValueError:
-            raise UserError(
-                f"{path} line {number + 2} holds what is not a number; fix or restore the file."
-            ) from None
-    tail = content.read().strip()
+def _text_vector(
+    content: mmap.mmap, at: int, width: int, line: str
+) -> tuple[bytes, Array, int] | None:
+    """A word, its vector and where the next line begins; None at the end."""
+    content.seek(at)
+    text = content.readline()
+    if not text:
+        return None
     need(
-        not tail,
-        f"{path} goes on after its {count:,} vectors ({tail[:20]!r}); fix its first "
-        "line or restore it.",
+        text.endswith(b"\n"),
+        f"The file ends within {line}; restore it, or end that line if it is whole.",
     )
+    word, *numbers = text.split() or (b"",)
+    need(
+        len(numbers) == width,
+        f"{line} has {len(numbers)} numbers and the first line says {width}; fix or restore the "
+        "file.",
+    )
+    try:
+        return word, np.array(numbers, np.float32), content.tell()
+    except ValueError:
+        raise UserError(f"{line} holds what is not a number; fix or restore the file.") from None
 
 
-def _records(
-    content: mmap.mmap, start: int, count: int, width: int, path: Path
-) -> Iterator[tuple[bytes, Array]]:
-    at, size = start, 4 * width
-    for number in range(count):
-        space = content.find(b" ", at, at + FIRST)
-        if space < 0 or space + 1 + size > len(content):
-            raise UserError(f"{path} ends after {number:,} of {count:,} vectors; restore the file.")
-        yield (
-            content[at:space].lstrip(b"\n"),
-            np.frombuffer(content[space + 1 : space + 1 + size], "<f4"),
-        )
-        at = space + 1 + size
-    if content[at:].strip(b"\n"):
-        sentence = (
-            f"{path} goes on after its {count:,} vectors of {width} numbers, so another "
-            "width or number is meant"
-        )
-        raise UserError(f"{sentence}; restore the file.")
+def _binary_vector(
+    content: mmap.mmap, at: int, width: int, line: str
+) -> tuple[bytes, Array, int] | None:
+    space = content.find(b" ", at, at + FIRST)
+    end = space + 1 + 4 * width
+    if space < 0 or end > len(content):
+        return None
+    vector = np.frombuffer(content[space + 1 : end], "<f4")
+    return content[at:space].lstrip(b"\n"), vector, end

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,8 +61,7 @@ class Score:
         return {name: value if math.isfinite(value) else None for name, value in vars(self).items()}
 
 
-@dataclass(frozen=True)
-class ScoredDocument:
+class ScoredDocument(NamedTuple):
     """Tokens that see each other: ``tokens`` after the token that opens them, where that is not
     their own first.
 
@@ -71,18 +70,8 @@ class ScoredDocument:
     """
 
     tokens: Array
-    opening: int | None
+    opening: int | None = None
     lost: int = 0
-
-    def __len__(self) -> int:
-        return len(self.tokens) + (self.opening is not None)
-
-    def cut(self, start: int, end: int) -> Array:
-        """Tokens begin..end-1, the opening counted."""
-        if self.opening is None:
-            return np.asarray(self.tokens[start:end], dtype=np.int64)
-        inside = np.asarray(self.tokens[max(start - 1, 0) : end - 1], dtype=np.int64)
-        return np.concatenate(([self.opening], inside)) if start == 0 else inside
 
 
 @dataclass(frozen=True)
@@ -198,7 +187,7 @@ def _documents(shards: Shards, tokenizer: Tokenizer, closing: bool) -> Iterator[
         if shards.shared_border and is_complete:
             yield ScoredDocument(tokens, tokenizer.eos)
         elif has_opening and is_complete:
-            yield ScoredDocument(tokens, None)
+            yield ScoredDocument(tokens)
         elif low == 0:
             before = shards.corpus.bytes_before
             yield ScoredDocument(tokens, None, before(shards.first + 1) - before(shards.first))
@@ -207,11 +196,16 @@ def _documents(shards: Shards, tokenizer: Tokenizer, closing: bool) -> Iterator[
 
 
 def _windows(document: ScoredDocument, context: int, stride: int) -> Iterator[ScoreWindow]:
-    last, new = len(document) - 1, 1
+    opening = [] if document.opening is None else [document.opening]
+    opened = len(opening)
+    last, new = len(document.tokens) + opened - 1, 1
     while new <= last:
         end = min(context if new == 1 else new - 1 + stride, last)  # the last target
         start = max(end - context, 0)
-        yield ScoreWindow(document.cut(start, end + 1), new - start)
+        tokens = document.tokens[max(start - opened, 0) : end + 1 - opened].astype(np.int64)
+        if opened and start == 0:
+            tokens = np.concatenate((opening, tokens))
+        yield ScoreWindow(tokens, new - start)
         new = end + 1
 
 

@@ -73,7 +73,7 @@ class Classify(Objective):
     def example(self, row: Row) -> Example:
         """A text, perhaps a second one, and a label or a number."""
         text, second = row.prefixed_text("text"), row.text("second") if "second" in row else None
-        label = row.number("label") if self.regression else row.label("label")
+        label = (row.number if self.regression else row.label)(row.record["label"])
         return Example(text, second, label, row.line)
 
     def layout(self, framing: Framing, fit: Fit) -> Layout:

@@ -54,7 +54,7 @@ class Tag(Objective):
             "give one for each word."
         )
         need(len(words) == len(labels), mismatch)
-        tags = tuple(row.labels.number(row.line, label) for label in labels)
+        tags = tuple(map(row.label, labels))
         return Example(" ".join(words), line=row.line, words=words, tags=tags)
 
     def layout(self, framing: Framing, fit: Fit) -> Layout:

@@ -6,9 +6,10 @@ import math
 
 import torch
 
-from ...core.nn.hooks import Tape
-from ...families import find
-from .. import models
+from glassformer.core.nn.hooks import Tape
+from glassformer.families import find
+from glassformer.learn import models
+
 from .shipped import TEXT, shipped_pass, value_of
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from ...core import config as c
-from ...core.nn.hooks import Tape
-from ...families import find
-from ...scale.cost import cost
-from .. import models
+from glassformer.core import config as c
+from glassformer.scale.cost import cost
+from glassformer.core.nn.hooks import Tape
+from glassformer.families import find
+from glassformer.learn import models
+
 from .shipped import AT, TEXT, cache_bytes, shipped_pass, value_of
 
 
@@ -36,7 +37,7 @@ def grouped_query_attention() -> str:
 
 
 def sparse_attention() -> str:
-    from ...sight import masks
+    from glassformer.sight import masks
 
     picture: Any = masks.picture("window(64)", 1024).to_dict()
     return (
@@ -94,7 +95,7 @@ def logit_lens() -> str:
 
 
 def activation_patching() -> str:
-    from ...sight import patch_grid
+    from glassformer.sight import patch_grid
 
     p = shipped_pass()
     best = int(p.chance.argmax())
@@ -114,7 +115,7 @@ def activation_patching() -> str:
 
 
 def _heads() -> Any:
-    from ...sight import head_scores
+    from glassformer.sight import head_scores
 
     return head_scores(shipped_pass().model, shipped_pass().tokenizer, draws=2, length=16).heads
 
@@ -138,7 +139,7 @@ def attention_sink() -> str:
 
 
 def quantization() -> str:
-    from ...fast import rounding
+    from glassformer.fast import rounding
 
     weight = shipped_pass().model.decoder.blocks[0].ffn.up.weight.detach()
     errors = []
@@ -153,7 +154,7 @@ def quantization() -> str:
 
 
 def speculative_decoding() -> str:
-    from ...serve.engine.draft import PromptLookup
+    from glassformer.serve.engine.draft import PromptLookup
 
     ids = shipped_pass().ids
     guessed = PromptLookup().propose([*ids, *ids[:3]], 4)

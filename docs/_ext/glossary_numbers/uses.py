@@ -6,11 +6,12 @@ import math
 
 import torch
 
-from ...core import config as c
-from ...core.nn import build_model
-from ...core.nn.hooks import Tape
-from ...families import find
-from .. import models
+from glassformer.core import config as c
+from glassformer.core.nn import build_model
+from glassformer.core.nn.hooks import Tape
+from glassformer.families import find
+from glassformer.learn import models
+
 from .shipped import TEXT, cache_bytes, shipped_pass, value_of
 
 
@@ -64,7 +65,7 @@ def top_p() -> str:
 
 
 def beam_search() -> str:
-    from ...core.generation.beam import beam
+    from glassformer.core.generation.beam import beam
 
     p = shipped_pass()
     scores = [
@@ -113,7 +114,7 @@ def prefix_lm() -> str:
 def span_corruption() -> str:
     import numpy as np
 
-    from ...tasks.objectives.span import cut_out
+    from glassformer.tasks.objectives.span import cut_out
 
     source, target = cut_out(
         np.arange(100), np.random.default_rng(0), 0.15, 3.0, np.arange(1000, 1100)

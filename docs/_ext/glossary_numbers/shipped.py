@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...core import config as c
-from ...core.nn.hooks import Tape
-from .. import models
+from glassformer.core import config as c
+from glassformer.core.nn.hooks import Tape
+from glassformer.learn import models
 
 TEXT = "The cat sat on the mat because it was tired"
 AT = 7  # the token of it that activation patching changes

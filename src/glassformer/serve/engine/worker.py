@@ -79,7 +79,7 @@ class ChunkOutput:
     @property
     def is_open(self) -> bool:
         """True while its continuation has not ended and its pages were not taken away."""
-        return not self.state.ended and self.row.finish is None and bool(self.chunk.sequence.pages)
+        return not self.state.ended and bool(self.chunk.sequence.pages)
 
     @property
     def next_logits(self) -> Tensor:

@@ -173,7 +173,7 @@ def test_a_token_that_the_model_does_not_know(home, refused):
         (["--top-p", "2"], "top_p is 2.0; give a share above 0, at most 1"),
         (["--top-k", "0"], "top_k is 0; give 1 or more"),
         (["--min-p", "-1"], "min_p is -1.0; give a share"),
-        (["--repetition-penalty", "0"], "repetition_penalty is 0.0; give a number above 0"),
+        (["--repetition-penalty", "0"], "repetition_penalty is 0.0; give 1e-9 or more"),
         (["--samples", "0"], "samples is 0; give 1 or more"),
         (["--stop", ""], "A stop string is empty"),
         (["--dtype", "float31"], 'There is no dtype "float31"'),

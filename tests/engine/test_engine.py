@@ -179,6 +179,27 @@ def test_a_cancelled_request_ends_and_says_so() -> None:
         assert engine.submit(Request([1], max_new=3)).result().usage.generated == 3
 
 
+def test_what_has_ended_is_not_cancelled_too() -> None:
+    """Of two continuations one ends at its stop token; then the request is cancelled."""
+    started: list[int] = []
+
+    def guide() -> object:
+        started.append(len(started))
+        allowed = torch.zeros(10, dtype=torch.bool)
+        allowed[9 if started[-1] == 0 else 3] = True
+        return lambda tokens: allowed
+
+    with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
+        handle = engine.submit(Request([1], max_new=60, n=2, guide=guide, stop_tokens=[9]))  # type: ignore[arg-type]
+        events = []
+        for event in handle:
+            events.append(event)
+            if event.finish_reason == "stop":
+                handle.cancel()
+    reasons = [event.finish_reason for event in events if event.finish_reason]
+    assert reasons == ["stop", "cancelled"]
+
+
 def test_events_come_to_a_task_too() -> None:
     with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
 

@@ -84,6 +84,17 @@ def test_the_order_is_theirs() -> None:
     )
 
 
+@pytest.mark.parametrize("tiny", [{"temperature": 1e-40}, {"top_p": 1e-46}, {"min_p": 1e-320}])
+def test_settings_that_fp32_rounds_to_zero_draw_tokens_all_the_same(tiny: dict[str, float]) -> None:
+    logits = 3 + logits_of()
+    logits[:, 96] = -math.inf
+    tokens = choose(logits, torch.full((6,), 0.5), None, Sampling(**tiny))  # type: ignore[arg-type]
+    greedy = logits.argmax(-1)
+    assert torch.equal(tokens, greedy) or ("min_p" in tiny and 96 not in tokens)
+    with pytest.raises(UserError, match="give 1e-9 or more"):
+        Sampling(repetition_penalty=1e-40)
+
+
 def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([[2.0, -math.inf, 0.5, 1.0, -1.0]])
     many = 200_000

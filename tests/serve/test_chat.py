@@ -233,7 +233,7 @@ def test_a_grammar_that_fails_between_two_tokens_is_a_sentence() -> None:
 
     class Matcher:
         def consume_token(self, token: int) -> bool:
-            return True
+            return token != 3
 
         def compute_bitmask(self) -> bytes:
             return b"\xff\xff"
@@ -242,12 +242,15 @@ def test_a_grammar_that_fails_between_two_tokens_is_a_sentence() -> None:
             return failed
 
         def get_error(self) -> str:
-            return "too many states"
+            return "too many states\n<state>\nTokens: x"
 
     failed = False
     assert Constraint(Matcher(), 12)([1, 2]).tolist() == [True] * 12
+    reason = r"too large on the way: too many states\.$"
+    with pytest.raises(UserError, match=reason):
+        Constraint(Matcher(), 12)([1, 3])
     failed = True
-    with pytest.raises(UserError, match="too many states"):
+    with pytest.raises(UserError, match=reason):
         Constraint(Matcher(), 12)([1, 2])
 
 

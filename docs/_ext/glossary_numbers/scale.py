@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from glassformer.core import config as c
-from glassformer.scale.cost import cost
 from glassformer.core.nn.hooks import Tape
 from glassformer.families import find
 from glassformer.learn import models
+from glassformer.scale.cost import cost
 
 from .shipped import AT, TEXT, cache_bytes, shipped_pass, value_of
 

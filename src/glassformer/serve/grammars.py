@@ -71,7 +71,7 @@ def _kind_name(kind: str) -> str:
 
 
 def _one_line(message: str) -> str:
-    return " ".join(message.split())[:300].rstrip(".") + "."
+    return " ".join(message.split("<state>")[0].split())[:300].rstrip(".") + "."
 
 
 def _grammar(kind: str, source: Any) -> str:
@@ -142,14 +142,10 @@ class Constraint:
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
         """Boolean mask (V,) of the tokens allowed next."""
-        for token in tokens[self.consumed :]:
-            need(
-                self.matcher.consume_token(token),
-                f"The grammar does not take token {token}, and let it through.",
-            )
+        consumed = all(map(self.matcher.consume_token, tokens[self.consumed :]))
         self.consumed = len(tokens)
         packed = torch.frombuffer(bytearray(self.matcher.compute_bitmask()), dtype=torch.uint8)
-        if self.matcher.is_error():
+        if self.matcher.is_error() or not consumed:
             raise UserError(
                 f"The grammar became too large on the way: {_one_line(self.matcher.get_error())}"
             )

@@ -55,14 +55,14 @@ class Sampling:
             f"min_p is {self.min_p}; give a share from 0 to 1.",
         )
         need(
-            0 < penalty < math.inf,
-            f"repetition_penalty is {penalty}; give a number above 0 (1 changes nothing).",
+            1e-9 <= penalty < math.inf,
+            f"repetition_penalty is {penalty}; give 1e-9 or more (1 changes nothing).",
         )
 
     @property
     def greedy(self) -> bool:
         """True when the likeliest token is taken, whatever the rest says."""
-        return self.temperature == 0
+        return self.temperature < 1e-9  # logits divided by less can be infinite
 
 
 def choose(
@@ -91,9 +91,7 @@ def random_generator(seed: int, number: int, prompt: Sequence[int]) -> torch.Gen
     among the prompt's continuations: other requests change nothing."""
     name = f"{seed} {number} {tuple(prompt)}".encode()
     # 63 bits
-    return torch.Generator().manual_seed(
-        int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
-    )
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name).digest()[:8]) >> 1)
 
 
 def token_mask(rows: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
@@ -136,7 +134,8 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     # needs sorting. An accelerator sorts them sooner than it could tell us how many they are.
     most = int((chance * vocab >= 1 - p).sum(-1).max()) if logits.device.type == "cpu" else vocab
     likeliest = chance.topk(most).values
-    count = (likeliest.cumsum(-1) - likeliest < p).sum(-1, keepdim=True)
+    # a p that fp32 rounds to 0 keeps the likeliest too
+    count = (likeliest.cumsum(-1) - likeliest < p).sum(-1, keepdim=True).clamp(min=1)
     return logits.masked_fill(~greatest(chance, likeliest.gather(-1, count - 1), count), -math.inf)
 
 
@@ -170,7 +169,7 @@ def greatest(values: Tensor, least: Tensor, count: Tensor) -> Tensor:
     """
     above, equal = values > least, values == least
     missing = count - above.sum(-1, keepdim=True)
-    if values.device.type == "cpu" and bool((equal.sum(-1, keepdim=True) == missing).all()):
+    if values.device.type == "cpu" and (equal.sum(-1, keepdim=True) == missing).all():
         return above | equal  # nothing is equal to the last, as nearly always
     return above | (equal & (equal.cumsum(-1) <= missing))
 

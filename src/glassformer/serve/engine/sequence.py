@@ -314,7 +314,7 @@ class Chunk:
     def is_open(self) -> bool:
         """True while its sequence has not ended and its pages were not taken away."""
         sequence = self.sequence
-        return not sequence.handle.ended and sequence.finish is None and bool(sequence.pages)
+        return not sequence.handle.ended and bool(sequence.pages)
 
     @property
     def next_logits(self) -> Tensor:

@@ -318,7 +318,7 @@ def _mask_of(module: Attention, length: int, device: torch.device) -> Mask:
     return Mask(pos, pos, module.causal, module.mask, contiguous=True)
 
 
-def encode(model: Model, requests: Sequence[Encode]) -> list[Tensor]:
+def encode(model: Model, requests: Seq[Encode]) -> list[Tensor]:
     """Output of each Encode request, all texts side by side in one row, each attending to itself
     alone."""
     device, spans = next(model.parameters()).device, list[tuple[int, int]]()

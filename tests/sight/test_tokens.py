@@ -99,8 +99,8 @@ def test_rank_files_count_their_ranks(data: Path) -> None:
         " token",
         "ized",
     ]
-    assert compare.habits(gpt4)["digits"] == "by threes from the left: 123|456|7"
-    assert compare.habits(gpt4)["tabs"] == "1 in 1 token, 2 in 2 tokens, 3 in 2 tokens"
+    assert compare.habits(gpt4)["digits"] == "123|456|7"
+    assert compare.habits(gpt4)["tabs"] == "x|⇥y x|⇥|⇥y x|⇥⇥|⇥y"
 
 
 def test_qwen_counts_its_ranks(data: Path) -> None:
@@ -112,38 +112,22 @@ def test_qwen_counts_its_ranks(data: Path) -> None:
 def test_qwen_is_opened_by_its_name(data: Path) -> None:
     qwen = pretrained.find("qwen")
     stored = compare.count(qwen)
-    assert (stored.base, stored.special) == (151_643, 3) and compare.habits(qwen)[
-        "digits"
-    ].startswith("one by one")
+    assert (stored.base, stored.special) == (151_643, 3)
+    assert compare.habits(qwen)["digits"] == "1|2|3|4|5|6|7"
 
 
 def test_what_each_does_with_each_kind_of_text(data: Path) -> None:
     names = ("gpt2", "bert-cased", "bert-uncased", "t5", "phi3", "starcoder")
     does = {name: compare.habits(pretrained.find(name)) for name in names}
-    topics = [
-        "capitals",
-        "spaces",
-        "tabs",
-        "newlines",
-        "digits",
-        "emoji",
-        "other scripts",
-        "code",
-        "unknown",
-    ]
-    assert all(list(item) == topics for item in does.values())
-    assert does["bert-uncased"]["capitals"] == "become small letters"
-    assert does["bert-cased"]["tabs"].startswith("1 become one space")
-    assert does["gpt2"]["tabs"] == "1 in 1 token, 2 in 2 tokens, 3 in 3 tokens"
-    assert does["starcoder"]["tabs"].endswith("3 in 2 tokens") and does["starcoder"][
-        "digits"
-    ].startswith("one by one")
-    assert does["t5"]["emoji"] == "<unk>" and does["bert-cased"]["unknown"] == "𓂀 [UNK]"
-    assert (
-        does["phi3"]["emoji"] == "4 tokens of bytes"
-        and does["gpt2"]["emoji"] == "3 tokens of bytes"
-    )
-    assert does["starcoder"]["code"] == "8 of 8 are one token" and "el|if" in does["gpt2"]["code"]
+    assert all(list(item) == list(compare.EXAMPLES) for item in does.values())
+    assert does["bert-uncased"]["capitals"] == "london london london"
+    assert does["bert-cased"]["tabs"] == "x|y x|y x|y"
+    assert does["gpt2"]["tabs"] == "x|⇥|y x|⇥|⇥|y x|⇥|⇥|⇥|y"
+    assert does["starcoder"]["tabs"].endswith("x|⇥⇥|⇥|y")
+    assert does["starcoder"]["digits"] == "1|2|3|4|5|6|7"
+    assert "<unk>" in does["t5"]["emoji"] and does["bert-cased"]["unknown"] == "[UNK]"
+    assert does["phi3"]["emoji"].count("<0x") == 4 and does["gpt2"]["emoji"].count("<0x") == 3
+    assert "|" not in does["starcoder"]["code"] and "el|if" in does["gpt2"]["code"]
 
 
 def test_tokens_are_shown_with_what_they_are(data: Path) -> None:
@@ -339,4 +323,5 @@ def test_a_broken_gguf_vocabulary_is_refused(data: Path, tmp_path: Path) -> None
 
 def test_what_a_tokenizer_refuses_is_a_habit_too() -> None:
     """One that knows "London" and no other letters is still shown."""
-    assert compare.habits(train_tokenizer("char", ["London"]))["capitals"] == "refused"
+    habits = compare.habits(train_tokenizer("char", ["London"]))
+    assert habits["capitals"] == "(refused) L|o|n|d|o|n (refused)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -89,95 +88,6 @@ def test_an_unknown_class_is_refused_by_its_name(tmp_path: Path) -> None:
     assert open_tokenizer(tmp_path / "wp").encode("Hello") == [4]
     with pytest.raises(UserError, match="of fairseq, by its name"):
         open_tokenizer(put(tmp_path / "bare", sentencepiece__bpe__model=MODEL))
-
-
-def test_xlm_rs_files_have_fairseqs_ids(tmp_path: Path) -> None:
-    sentencepiece, transformers = (
-        pytest.importorskip("sentencepiece"),
-        pytest.importorskip("transformers"),
-    )
-    chance, buffer = random.Random(0), io.BytesIO()
-    words = [word for sentence in {*STORY} for word in sentence.split()]
-    lines = [" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=buffer,
-        vocab_size=80,
-        normalization_rule_name="identity",
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    config = {"tokenizer_class": "XLMRobertaTokenizer"}
-    actual = open_tokenizer(
-        put(tmp_path, sentencepiece__bpe__model=buffer.getvalue(), tokenizer_config__json=config)
-    )
-    original = sentencepiece.SentencePieceProcessor(model_proto=buffer.getvalue())
-    pieces = [
-        (original.id_to_piece(id), original.get_score(id))
-        for id in range(3, original.get_piece_size())
-    ]
-    special = [(name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
-    xlm_roberta_tokenizer = transformers.XLMRobertaTokenizer(
-        vocab=[*special[:4], *pieces, special[4]]
-    )
-    for sample in [*STORY[:1], *lines[:40], "", " a  b ", "日本"]:
-        fairseq = [id + 1 if id else 3 for id in original.encode(sample)]
-        assert (
-            actual.encode(sample)
-            == fairseq
-            == xlm_roberta_tokenizer.encode(sample, add_special_tokens=False)
-        ), repr(sample)
-        assert (
-            actual.encode_pair(sample)[0]
-            == xlm_roberta_tokenizer.encode(sample)
-            == [0, *fairseq, 2]
-        )
-    assert actual.encode_pair("a", "b")[0] == xlm_roberta_tokenizer("a", "b").input_ids
-    masked = "glass <mask> house"
-    assert actual.encode(masked, special=True).count(actual.mask or -1) == 1
-    assert actual.encode(masked, special=True) == xlm_roberta_tokenizer.encode(
-        masked, add_special_tokens=False
-    )
-    second_pieces = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
-    assert all(
-        getattr(actual, second_piece) == getattr(xlm_roberta_tokenizer, f"{second_piece}_token_id")
-        for second_piece in second_pieces
-    )
-    assert actual.size == len(xlm_roberta_tokenizer) == original.get_piece_size() + 2
-    assert (
-        open_tokenizer(tmp_path / "sentencepiece.bpe.model", kind="xlm-roberta").fingerprint
-        == actual.fingerprint
-    )
-
-
-def test_clips_files(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    vocabulary, merges = pair_of_files("</w>", ("<|startoftext|>", "<|endoftext|>"))
-    folder = put(tmp_path / "clip", vocab__json=vocabulary, merges__txt=merges)
-    with pytest.raises(UserError, match="by no merge"):
-        open_tokenizer(folder)
-    put(
-        folder,
-        tokenizer_config__json={"tokenizer_class": "CLIPTokenizer"},
-        config__json={"model_type": "clip"},
-    )
-    pairs = [tuple(line.split()) for line in merges.decode().splitlines()[1:]]
-    actual, clip_tokenizer = (
-        open_tokenizer(folder),
-        transformers.CLIPTokenizer(vocab=vocabulary, merges=pairs),
-    )
-    for sample in [*NASTY, STORY[0], "The GLASS stands.", "two  words\n\nand 12 numbers"]:
-        ids = actual.encode(sample)
-        assert ids == clip_tokenizer.encode(sample, add_special_tokens=False), repr(sample)
-        assert actual.encode_pair(sample)[0] == clip_tokenizer.encode(sample)
-        assert actual.decode(ids).strip() == clip_tokenizer.decode(ids) and streamed(
-            actual, ids
-        ) == actual.decode(ids)
-    assert (actual.bos, actual.eos, actual.unk) == (
-        len(vocabulary) - 2,
-        len(vocabulary) - 1,
-        len(vocabulary) - 1,
-    )
 
 
 def test_a_space_in_front_is_put_there_where_the_config_says_so(tmp_path: Path) -> None:

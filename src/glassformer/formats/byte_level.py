@@ -1,5 +1,5 @@
 """Byte-level BPE as it is published: tiktoken's rank files, and vocab.json with merges.txt (GPT-2,
-RoBERTa, Qwen, CLIP)."""
+RoBERTa, Qwen)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from ..core.tokenizer.tiktoken_backend import WORDS
 from ..core.tokenizer.tokenizer_json import (
     MOST_IDS,
     ByRank,
-    Roles,
     Spec,
     added_token,
-    around,
     bpe,
     letters_as_bytes,
     make_spec,
@@ -39,11 +37,6 @@ CASED_WORDS = (
 
 
 FILES = {"vocab.json": "merges.txt", "encoder.json": "vocab.bpe"}
-CLIP = "clip"
-END = "</w>"  # CLIP's mark of a word's end
-WORDS_OF_CLIP = (
-    r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-)
 SPECIAL = re.compile(r"<.+>|\[.+\]|madeupword\d+")  # how special tokens look
 
 
@@ -203,7 +196,7 @@ def read_vocabulary(
     named: Collection[str],
     config: dict[str, Any],
     source: Path,
-) -> tuple[Spec, Roles]:
+) -> Spec:
     """The tokenizer of a vocabulary (of the file ``source``) and the text of its merges.
 
     What neither is a byte nor made by a merge is a special token, if it is among those ``named`` or
@@ -225,8 +218,7 @@ def read_vocabulary(
                 f"{source}; restore both files."
             )
         pairs.append(pair)
-    ends = ("", END) if kind == CLIP else ("",)
-    letters = {letter + end for letter in byte_alphabet().values() for end in ends}
+    letters = {*byte_alphabet().values()}
     if not letters <= ids.keys():
         raise UserError(
             f"{source} lacks some of the 256 single bytes; only byte-level "
@@ -242,38 +234,10 @@ def read_vocabulary(
             f"restore both files."
         )
     plain = {name: id for name, id in ids.items() if name in merged}
-    if kind == CLIP:
-        return _clip(ids, pairs, specials)
     chosen = kind_of(kind or "gpt2")
     if kind is not None:
         specials = chosen.specials | specials
     spec = byte_level(plain, pairs, RankEncoding(chosen.pattern, specials, compose=chosen.compose))
     if chosen.pattern is None:
         spec["pre_tokenizer"]["add_prefix_space"] = flag(config, "add_prefix_space", False)
-    return spec, {}
-
-
-def _clip(
-    ids: dict[str, int], pairs: list[list[str]], specials: dict[str, int]
-) -> tuple[Spec, Roles]:
-    """CLIP's: small letters, words without the space before them, a mark at their end."""
-    first, last = "<|startoftext|>", "<|endoftext|>"
-    if not {first, last} <= specials.keys():
-        raise UserError(
-            f"This vocabulary lacks {first} or {last} and so is not CLIP's; restore it."
-        )
-    spec = byte_level(ids, pairs, RankEncoding(None, {}))
-    words = split(WORDS_OF_CLIP, "Removed", invert=True)
-    replaced = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
-    spec["added_tokens"] = [added_token(id, name) for name, id in specials.items()]
-    spec["normalizer"] = {
-        "type": "Sequence",
-        "normalizers": [{"type": "NFC"}, replaced, {"type": "Lowercase"}],
-    }
-    spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [words, spec["pre_tokenizer"]]}
-    spec["model"] |= {"end_of_word_suffix": END, "unk_token": last}
-    ended = {"type": "Replace", "pattern": {"String": END}, "content": " "}
-    spec["decoder"] = {"type": "Sequence", "decoders": [spec["decoder"], ended]}
-    names = {id: name for name, id in ids.items()}
-    spec["post_processor"] = around("Roberta", ids[first], ids[last], names)
-    return spec, {"bos": first, "eos": last, "unk": last, "pad": last}
+    return spec

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core import files
 from ..core.errors import UserError, nearest, need
-from ..core.tokenizer.tokenizer import Tokenizer
+from ..core.tokenizer.tokenizer import EXTRA, Tokenizer
 from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, added_token, ids_of
 from . import byte_level, sentencepiece, wordpiece
 from . import gguf_tokenizer as gguf
@@ -27,15 +27,8 @@ SENTENCEPIECE_T5 = "d60acb128cf7b7f2536e8f38a5b18a05535c9e14c7a355904270e15b0945
 SENTINELS_T5 = 100
 MERGES_OF = byte_level.FILES
 CASES = ("bert-cased", "bert-uncased")
-PAIRED = (*byte_level.KINDS, byte_level.CLIP)
-PIECES = ("t5", sentencepiece.FAIRSEQ)
-KINDS = (*PAIRED, *CASES, *PIECES)
-CLASSES: dict[str, str | None] = {
-    "Qwen2Tokenizer": "qwen",
-    "T5Tokenizer": "t5",
-    "CLIPTokenizer": byte_level.CLIP,
-    "XLMRobertaTokenizer": sentencepiece.FAIRSEQ,
-}
+KINDS = (*byte_level.KINDS, *CASES, "t5")
+CLASSES = {"Qwen2Tokenizer": "qwen", "T5Tokenizer": "t5"}
 """The classes of `transformers` whose files mean something else than what they say alone, and what
 that is."""
 PLAIN = """
@@ -52,9 +45,8 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
 
     Formats: tokenizer.json; vocab.json with merges.txt, encoder.json with vocab.bpe; tiktoken ranks
     (also as tokenizer.model); SentencePiece .model; WordPiece vocab.txt; the vocabulary in a GGUF
-    file. ``kind`` (gpt2, cl100k, o200k, llama3, qwen, clip, bert-cased, bert-uncased, t5,
-    xlm-roberta) decides where the file does not say; a tokenizer.json says everything. Raises
-    UserError.
+    file. ``kind`` (gpt2, cl100k, o200k, llama3, qwen, bert-cased, bert-uncased, t5) decides where
+    the file does not say; a tokenizer.json says everything. Raises UserError.
     """
     path = Path(path).expanduser()
     if kind is not None and kind not in KINDS:
@@ -97,42 +89,44 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
     if _content(path, len(gguf.MAGIC)) == gguf.MAGIC:  # perhaps a whole model, which is not read
         return gguf.read_tokenizer(path)
     data = _content(path)
-    beside = {merges: vocab for vocab, merges in MERGES_OF.items()}
-    if path.name in beside:
-        return _vocab_and_merges(path.with_name(beside[path.name]), path, kind, config)
+    vocab_of = {merges: vocab for vocab, merges in MERGES_OF.items()}
+    vocab = path.with_name(vocab_of.get(path.name, path.name))
     start = data[:4096]
-    if start.lstrip()[:1] == b"{":
+    is_json = start.lstrip()[:1] == b"{" and vocab == path
+    if is_json:
         raw = files.json_object(data, source, FIX)
         if isinstance(raw.get("model"), dict):
-            stored = raw.pop("glassformer", None)
+            stored = raw.pop(EXTRA, None)
             return raw, dict(stored) if isinstance(stored, dict) else {}
-        if path.name in MERGES_OF:
-            return _vocab_and_merges(path, path.with_name(MERGES_OF[path.name]), kind, config)
+    if vocab.name in MERGES_OF:
+        file_kind = _kind(kind, byte_level.KINDS, config, vocab)
+        ids = files.json_object(_content(vocab), str(vocab), FIX)
+        merges = vocab.with_name(MERGES_OF[vocab.name])
+        named = {token["content"] for token in _listed(vocab.parent, config).values()}
+        for settings in (config, _settings(vocab.with_name("special_tokens_map.json"))):
+            named |= {name for name in _roles(settings).values() if name}
+        text = _text(_content(merges), str(merges))
+        return byte_level.read_vocabulary(ids, text, file_kind, named, config, vocab), {}
+    if is_json:
         raise UserError(
             f'{source} is JSON with no "model" and so is not a tokenizer.json; choose another file.'
         )
     if re.match(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n", start):
-        return byte_level.read_ranks(data, _kind(kind, byte_level.KINDS, config, path), source), {}
+        file_kind = _kind(kind, byte_level.KINDS, config, path)
+        return byte_level.read_ranks(data, file_kind, source), {}
     if path.suffix == ".model" or start[:1] == b"\n":
-        file_kind = _kind(kind, PIECES, config, path)
-        if file_kind is None and hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5:
-            file_kind = "t5"
-        sentinels = config.get("extra_ids", SENTINELS_T5) if file_kind == "t5" else 0
+        is_t5 = hashlib.sha256(data).hexdigest() == SENTENCEPIECE_T5
+        is_t5 |= _kind(kind, ("t5",), config, path) == "t5"
+        sentinels = config.get("extra_ids", SENTINELS_T5) if is_t5 else 0
         if type(sentinels) is not int or not 0 <= sentinels <= 10000:
             raise UserError(
                 f'"extra_ids" in {path.with_name("tokenizer_config.json")} is not a count; fix it.'
             )
-        return sentencepiece.read_tokenizer(
-            data, source, sentinels, fairseq=file_kind == sentencepiece.FAIRSEQ
-        )
+        return sentencepiece.read_tokenizer(data, source, sentinels)
     if path.suffix == ".txt":
         file_kind = _kind(kind, CASES, config, path)
-        return wordpiece.read_tokenizer(
-            _text(data, source),
-            None if file_kind is None else file_kind == CASES[1],
-            config,
-            source,
-        ), {}
+        lower = None if file_kind is None else file_kind == CASES[1]
+        return wordpiece.read_tokenizer(_text(data, source), lower, config, source), {}
     raise UserError(
         f"{source} is not a tokenizer of a known format; give a tokenizer.json or "
         "another published file."
@@ -155,22 +149,19 @@ def _kind(
                 f"{', '.join(possible)} or leave it out."
             )
         return kind
-    class_name = config.get("tokenizer_class") or _settings(path.with_name("config.json")).get(
-        "tokenizer_class"
-    )
-    name = str(class_name).removesuffix("Fast")
-    if class_name is None and path.name.startswith("sentencepiece.bpe"):
+    beside = _settings(path.with_name("config.json"))
+    name = config.get("tokenizer_class") or beside.get("tokenizer_class")
+    if name is None and path.name.startswith("sentencepiece.bpe"):
         name = "of fairseq, by its name,"
-    elif class_name is None or name in PLAIN.split():
+    plain_name = str(name).removesuffix("Fast")
+    if name is None or plain_name in PLAIN.split():
         return None
-    if CLASSES.get(name) in possible:
-        return CLASSES[name]
-    if name in CLASSES and path.suffix == ".tiktoken":
-        return None
+    implied = CLASSES.get(plain_name)
+    if implied in possible or (implied is not None and path.suffix == ".tiktoken"):
+        return implied if implied in possible else None
     raise UserError(
-        f"{path} is for the class {ascii(name)[1:-1][:100]}, whose ids are not the file's alone; "
-        "give its "
-        f"tokenizer.json, or say what it is by kind= ({', '.join(possible)})."
+        f"{path} is for the class {ascii(plain_name)[1:-1][:100]}, whose ids are not the file's "
+        f"alone; give its tokenizer.json, or say what it is by kind= ({', '.join(possible)})."
     )
 
 
@@ -203,21 +194,6 @@ def _text(data: bytes, source: str) -> str:
         ) from None
 
 
-def _vocab_and_merges(
-    vocab: Path, merges: Path, kind: str | None, config: dict[str, Any]
-) -> tuple[Spec, Roles]:
-    ids = files.json_object(_content(vocab), str(vocab), FIX)
-    text = _text(_content(merges), str(merges))
-    named = {token["content"] for token in _listed(vocab.parent, config).values()} | {
-        *_roles(config).values()
-    }
-    named |= {*_roles(_settings(vocab.with_name("special_tokens_map.json"))).values()}
-    file_kind = _kind(kind, PAIRED, config, vocab)
-    return byte_level.read_vocabulary(
-        ids, text, file_kind, {name for name in named if name}, config, vocab
-    )
-
-
 # ------------------------------------------------------------------------ tokenizer_config.json
 
 
@@ -232,37 +208,27 @@ def _roles(config: dict[str, Any]) -> Roles:
     roles: Roles = {}
     for role in USUAL:
         alias = {"bos": "cls", "eos": "sep"}.get(role, role)
-        for key in (f"{role}_token", f"{alias}_token"):
+        for key in (f"{alias}_token", f"{role}_token"):
             token = config.get(key)
             token = token.get("content") if isinstance(token, dict) else token
-            if (
-                key in config
-                and (token is None or isinstance(token, str))
-                and roles.get(role) is None
-            ):
-                roles[role] = token
+            if isinstance(token, str) or (token is None and key in config):
+                roles[role] = token or roles.get(role)
     return roles
 
 
-def _listed(folder: Path, config: dict[str, Any]) -> dict[int, dict[str, Any]]:
+def _listed(folder: Path, config: dict[str, Any]) -> dict[int, Spec]:
     """The tokens that a folder lists beside its vocabulary, by their ids."""
-    listed: dict[int, dict[str, Any]] = {}
-    for text, id in _settings(folder / "added_tokens.json").items():
-        if type(id) is int:
-            listed[id] = added_token(id, text, special=False)
-    table = config.get("added_tokens_decoder", {})
+    added = _settings(folder / "added_tokens.json").items()
+    listed = {id: added_token(id, text, special=False) for text, id in added if type(id) is int}
+    table = config.get("added_tokens_decoder")
     for key, token in table.items() if isinstance(table, dict) else ():
-        if (
-            re.fullmatch("[0-9]{1,18}", key)
-            and isinstance(token, dict)
-            and isinstance(token.get("content"), str)
-        ):
+        name = token.get("content") if isinstance(token, dict) else None
+        if re.fullmatch("[0-9]{1,18}", key) and isinstance(name, str):
+            usual = added_token(int(key), name, special=False)
             rules = {
-                rule: flag(token, rule, False)
-                for rule in added_token(0, "")
-                if rule not in ("id", "content")
+                rule: flag(token, rule, False) for rule, value in usual.items() if value is False
             }
-            listed[int(key)] = {"id": int(key), "content": token["content"], **rules}
+            listed[int(key)] = usual | rules
     return listed
 
 
@@ -274,13 +240,11 @@ def _extend(spec: Spec, folder: Path, config: dict[str, Any]) -> None:
         size = max(ids.values(), default=-1) + 1
     except (TypeError, ValueError, AttributeError, KeyError):
         return  # the Tokenizer says what is wrong
-    for id, token in sorted(listed.items()):
-        if token["content"] in ids:
-            continue
-        if id != size:
+    new = [token for _, token in sorted(listed.items()) if token["content"] not in ids]
+    for id, token in enumerate(new, size):
+        if token["id"] != id:
             raise UserError(
-                f'{folder} adds "{token["content"]}" at {id}, and the next free id '
-                f"is {size}; fix it."
+                f'{folder} adds "{token["content"]}" at {token["id"]}, and the next free id '
+                f"is {id}; fix it."
             )
-        spec["added_tokens"] = [*(spec.get("added_tokens") or []), token]
-        size += 1
+    spec["added_tokens"] = [*(spec.get("added_tokens") or []), *new]

@@ -52,7 +52,7 @@ def wordpiece(names: list[str], special: Sequence[str], lower: bool | None = Fal
         added_tokens=[added_token(ids[name], name) for name in special],
         normalizer={**cleaned, "lowercase": lower},
         pre_tokenizer={"type": "BertPreTokenizer"},
-        post_processor=around("Bert", ids["[CLS]"], ids["[SEP]"], names),
+        post_processor=around(ids["[CLS]"], ids["[SEP]"], names),
         decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
     )
 

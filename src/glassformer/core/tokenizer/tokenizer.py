@@ -345,7 +345,7 @@ class Tokenizer(Vocabulary):
         spec, bos = self._spec, self.roles["bos"]
         framed = bool(spec.get("post_processor"))
         if not framed and self.cls is not None and self.sep is not None:
-            processor = tokenizer_json.around("Bert", self.cls, self.sep, self._names)
+            processor = tokenizer_json.around(self.cls, self.sep, self._names)
             spec = {**spec, "post_processor": processor}
         elif not framed and self.bos not in (None, self.eos):
             opening = {"SpecialToken": {"id": bos, "type_id": 0}}

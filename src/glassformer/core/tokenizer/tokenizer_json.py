@@ -76,12 +76,11 @@ def letters_as_bytes(words: bool = False) -> Spec:
     return {"type": "ByteLevel", **usual, "use_regex": words}
 
 
-def around(kind: str, opens: int, closes: int, names: Mapping[int, str] | list[str]) -> Spec:
-    """The post-processor of "Bert": ``opens`` before a text, ``closes`` behind it, and a second
-    text is of segment 1; of "Roberta": ``closes`` twice between two texts, all of segment 0."""
+def around(opens: int, closes: int, names: list[str]) -> Spec:
+    """BERT's post-processor: ``opens`` before a text, ``closes`` behind it, and a second text is of
+    segment 1."""
     spec = {"cls": [names[opens], opens], "sep": [names[closes], closes]}
-    unused = {"trim_offsets": True, "add_prefix_space": False} if kind == "Roberta" else {}
-    return {"type": f"{kind}Processing", **spec, **unused}
+    return {"type": "BertProcessing", **spec}
 
 
 # --------------------------------------------------------------------------------------- read

@@ -3,21 +3,30 @@ spaces, digits, ..."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...core.errors import UserError, need
 from ...core.tokenizer.decoders import BYTE_TOKEN
 from ...core.tokenizer.tokenizer import Tokenizer
+from ..labels import visible
 
 SAMPLE = (
     "Glass and GLASS\n🎵 鸟\ndef look(x): return None if x >= 10 elif False\n"
     'two tabs:"\t\t" three tabs:"\t\t\t"\n12.5*40+3=503'
 )
 """What is shown where no text is given: a bit of everything that tokenizers differ in."""
-KEYWORDS = ("def", "return", "elif", "None", "False", "import", "==", ">=")
-RARE = "𓂀"  # an Egyptian hieroglyph: in nobody's vocabulary
+EXAMPLES = {
+    "capitals": ("london", "London", "LONDON"),
+    "spaces": ("x  y", "x    y", "x        y"),
+    "tabs": ("x\ty", "x\t\ty", "x\t\t\ty"),
+    "newlines": ("x\ny", "x\n\ny"),
+    "digits": ("1234567",),
+    "emoji": ("🎵",),
+    "other scripts": ("鸟", "Привет", "नमस्ते"),
+    "code": ("def", "return", "elif", "None", "False", "import", "==", ">="),
+    "unknown": ("𓂀",),  # an Egyptian hieroglyph: in nobody's vocabulary
+}
 PIECE, BYTES, UNKNOWN = "piece", "bytes", "unknown"
 
 
@@ -161,96 +170,14 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
     return results
 
 
-# ------------------------------------------------------------------------------------------ habits
-
-
 def habits(tokenizer: Tokenizer) -> dict[str, str]:
-    """Treatment of each kind of text, probed by examples."""
-
-    def probe(habit: Callable[..., str], *texts: str) -> str:
-        try:
-            return habit(tokenizer, *texts)
-        except UserError as error:
-            return "refused" if "does not know" in str(error) else f"refused: {error}"
-
-    return {
-        "capitals": probe(_capitals),
-        "spaces": probe(_blanks, " " * 2, " " * 4, " " * 8),
-        "tabs": probe(_blanks, "\t", "\t" * 2, "\t" * 3),
-        "newlines": probe(_blanks, "\n", "\n" * 2),
-        "digits": probe(_digits),
-        "emoji": probe(_fate, "🎵"),
-        "other scripts": ", ".join(
-            f"{word} {probe(_fate, word)}" for word in ("鸟", "Привет", "नमस्ते")
-        ),
-        "code": probe(_code),
-        "unknown": f"{RARE} {probe(_fate, RARE)}",
-    }
+    """How each kind of text is cut: the tokens of its examples, with bars between them."""
+    return {topic: " ".join(cut(tokenizer, text) for text in EXAMPLES[topic]) for topic in EXAMPLES}
 
 
-def pieces(tokenizer: Tokenizer, text: str) -> str:
-    """The tokens of a text with bars between them."""
-    return "|".join(token.shown.replace(" ", "·") for token in tokens(tokenizer, text))
-
-
-def _capitals(tokenizer: Tokenizer) -> str:
-    if tokenizer.decode(tokenizer.encode("London")).strip() == "london":
-        return "become small letters"
-    return " ".join(pieces(tokenizer, word) for word in ("london", "London", "LONDON"))
-
-
-def _blanks(tokenizer: Tokenizer, *runs: str) -> str:
-    """Treatment of white space between two letters."""
-    outcomes = []
-    for run in runs:
-        inside = tokens(tokenizer, f"x{run}y")
-        lost = [token.name for token in inside if token.kind == UNKNOWN]
-        between = tokenizer.decode([token.id for token in inside]).strip()[1:-1]
-        if lost:
-            outcomes.append(f"{len(run)}: {lost[0]}")
-        elif between == run:
-            within = sum(token.start < 1 + len(run) and token.end > 1 for token in inside)
-            outcomes.append(f"{len(run)} in {counted(within)}")
-        else:
-            blank = {" ": "one space", "": "nothing"}.get(between, "other")
-            outcomes.append(f"{len(run)} become {blank}")
-    return ", ".join(outcomes)
-
-
-def _digits(tokenizer: Tokenizer) -> str:
-    digits = [token for token in tokens(tokenizer, "1234567") if token.shown.strip()]
-    if any(token.kind == UNKNOWN for token in digits):
-        return _fate(tokenizer, "1234567")
-    lengths = [len(token.shown.removeprefix("##").strip()) for token in digits]
-    grouping = "by threes from the left" if lengths == [3, 3, 1] else "as learnt"
-    grouping = "one by one" if set(lengths) == {1} else grouping
-    return f"{grouping}: {pieces(tokenizer, '1234567')}"
-
-
-def _code(tokenizer: Tokenizer) -> str:
-    cut = []
-    for word in KEYWORDS:
-        behind = [token for token in tokens(tokenizer, f"x {word}") if token.end > 2]
-        parts = [token.shown.strip() for token in behind if token.shown.strip()]
-        if len(parts) != 1 or behind[-1].kind != PIECE:
-            cut.append("|".join(parts))
-    summary = f"{len(KEYWORDS) - len(cut)} of {len(KEYWORDS)} are one token"
-    return f"{summary}; {' '.join(cut)}" if cut else summary
-
-
-def _fate(tokenizer: Tokenizer, text: str) -> str:
-    """Treatment of a text that may be unknown."""
-    # not the space that SentencePiece puts before a text
-    visible = [token for token in tokens(tokenizer, text) if token.shown.strip()]
-    lost = [token.name for token in visible if token.kind == UNKNOWN]
-    raw = sum(token.kind == BYTES for token in visible)
-    if lost:
-        return lost[0]
-    if raw == len(visible):
-        return f"{counted(raw)} of bytes"
-    return counted(len(visible)) + (f", {raw} of bytes" if raw else "")
-
-
-def counted(number: int) -> str:
-    """``1 token``, ``2 tokens``."""
-    return f"{number} token{'' if number == 1 else 's'}"
+def cut(tokenizer: Tokenizer, text: str) -> str:
+    """The tokens of a text with bars between them, or that it is refused."""
+    try:
+        return "|".join(visible(token.shown) for token in tokens(tokenizer, text))
+    except UserError as error:
+        return "(refused)" if "does not know" in str(error) else f"(refused: {error})"

@@ -243,25 +243,26 @@ def table(model: Encoder) -> Table:
         NameRule(f"{_WORDS}.decoder.weight", "head.proj.weight"),
         NameRule(bias, "head.proj.bias"),
     )
-    unused = ["bert.embeddings.position_ids"]
-    if model.pool is None or model.pool.transform is None:
-        unused += weight_and_bias(_POOLER)
-    if model.pool is None or not model.pool.labels:
-        unused += weight_and_bias(_NEXT)
-    if model.head is None:
-        unused += [
-            *weight_and_bias(
-                f"{_WORDS}.transform.dense", f"{_WORDS}.transform.LayerNorm", f"{_WORDS}.decoder"
-            ),
-            bias,
-        ]
-    elif not model.head.tied:
-        unused += [copy]  # a leftover that transformers writes and never reads
+    unused = weight_and_bias(
+        _POOLER,
+        _NEXT,
+        f"{_WORDS}.transform.dense",
+        f"{_WORDS}.transform.LayerNorm",
+        f"{_WORDS}.decoder",
+    )
+    # of an untied head, a leftover that transformers writes and never reads
+    unused += ("bert.embeddings.position_ids", f"{_WORDS}.bias")
     older = [("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
     if model.head is None and model.pool is not None and model.pool.labels:
         older += zip(weight_and_bias(_NEXT), weight_and_bias(labels), strict=True)
     copies = ((f"{_WORDS}.decoder.weight", "bert.embeddings.word_embeddings.weight"), (copy, bias))
-    return Table(all_rules, tuple(unused), copies, prefix="bert.", renamed=tuple(older))
+    return Table(
+        all_rules,
+        unused,
+        copies if model.head is not None and model.head.tied else (),
+        prefix="bert.",
+        renamed=tuple(older),
+    )
 
 
 BERT = Recipe(

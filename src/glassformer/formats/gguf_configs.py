@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..core import config
-from ..core.checkpoints.names import NameRule, Table, rules
+from ..core.checkpoints.names import Table
 from ..core.config.scaling import Llama3Scaling
 from ..core.errors import UserError, need
+from ..families import RECIPES
 from ..families import read_config as read_published
 from ..families import write_config as write_published
+from ..families.decoders import write_scaling
 
 ROTARY = {  # words of a config.json by those of the fields
     "hidden_size": "embedding_length",
@@ -121,15 +124,7 @@ def _scaling(factors: list[float], raw: Fields, source: str) -> Fields:
         if len(expected) == len(factors) and all(
             abs(a / b - 1) < 1e-3 for a, b in zip(factors, expected, strict=True)
         ):
-            sizes = {
-                "factor": scaling.factor,
-                "original_max_position_embeddings": scaling.original_context,
-            }
-            bands = {
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-            }
-            return {"rope_type": "llama3", **sizes, **bands}
+            return write_scaling(scaling) or {}
     raise UserError(
         f"{source} divides rotary frequencies by factors of its own ({FACTORS}), not by Llama "
         "3's; fetch hf."
@@ -166,10 +161,9 @@ def write_fields(model: config.Model) -> tuple[Fields, list[float] | None]:
         raw.get("sliding_window") is None,
         "llama.cpp's layout for this model has no sliding window; save it as hf.",
     )
-    scaling = raw.get("rope_scaling")
-    llama3 = scaling is None or scaling.get("rope_type") == "llama3"
+    scaling = getattr(config.stacks(model)["decoder"].position, "scaling", None)
     need(
-        llama3,
+        scaling is None or isinstance(scaling, Llama3Scaling),
         "Only Llama 3's scaling of rotary frequencies is written to GGUF here; save it as hf.",
     )
     words = LEARNT if kind == "gpt2" else ROTARY
@@ -180,65 +174,25 @@ def write_fields(model: config.Model) -> tuple[Fields, list[float] | None]:
         return fields, None
     width = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
     fields |= {f"{kind}.rope.dimension_count": width, f"{kind}.attention.value_length": width}
-    if scaling is None:
-        return fields, None
-    bands = (
-        scaling["low_freq_factor"],
-        scaling["high_freq_factor"],
-        scaling["original_max_position_embeddings"],
-    )
-    return fields, llama3_factors(
-        Llama3Scaling(scaling["factor"], *bands), width, raw["rope_theta"]
-    )
+    factors = scaling and llama3_factors(scaling, width, raw["rope_theta"])
+    return fields, factors
 
 
 def table(model: config.Model, kind: str) -> Table:
-    """The names of the tensors of an architecture, and how queries and keys lie in them."""
-    param_prefix, file_prefix = "decoder.blocks.{i}", "blk.{i}"
-    shared_rules = (
-        NameRule("token_embd.weight", "embed.token.weight"),
-        NameRule("output.weight", "head.proj.weight"),
-        *rules({"output_norm": "decoder.last_norm"}),
-        *rules(
-            {
-                f"{file_prefix}.attn_norm": f"{param_prefix}.attn_norm",
-                f"{file_prefix}.ffn_norm": f"{param_prefix}.ffn_norm",
-            }
-        ),
-        *rules({f"{file_prefix}.attn_output": f"{param_prefix}.attn.out"}),
-        *rules(
-            {
-                f"{file_prefix}.ffn_{layer}": f"{param_prefix}.ffn.{layer}"
-                for layer in ("gate", "up", "down")
-            }
-        ),
-        *rules(
-            {
-                f"{file_prefix}.attn_q_norm": f"{param_prefix}.attn.q_norm",
-                f"{file_prefix}.attn_k_norm": f"{param_prefix}.attn.k_norm",
-            }
-        ),
-    )
-    copies = (("output.weight", "token_embd.weight"),)
-    if kind == "gpt2":
-        fused = [
-            NameRule(
-                f"{file_prefix}.attn_qkv.{end}",
-                tuple(f"{param_prefix}.attn.{x}.{end}" for x in "qkv"),
-            )
-            for end in ("weight", "bias")
-        ]
-        return Table(
-            (*shared_rules, NameRule("position_embd.weight", "decoder.position.weight"), *fused),
-            copies=copies,
-        )
+    """The names of the tensors of an architecture, and how queries and keys lie in them: the
+    family's own table by llama.cpp's names for what is published."""
+    from gguf import MODEL_ARCH, get_tensor_name_map
+
     attention = config.stacks(model)["decoder"].pattern[0].attention
-    assert attention is not None
-    heads = {"q": attention.heads, "k": attention.kv_heads or attention.heads, "v": 1}
-    attn_rules = []
-    for letter, count in heads.items():
-        paired = kind == "llama" and letter != "v"
-        for end, axes in (("weight", "(h d 2) c -> (h 2 d) c"), ("bias", "(h d 2) -> (h 2 d)")):
-            names = f"{file_prefix}.attn_{letter}.{end}", f"{param_prefix}.attn.{letter}.{end}"
-            attn_rules.append(NameRule(*names, axes=axes if paired else "", heads=count))
-    return Table((*shared_rules, *attn_rules), ignore=(FACTORS,), copies=copies)
+    heads = {"attn_q": attention.heads, "attn_k": attention.kv_heads or attention.heads}
+    names = get_tensor_name_map(MODEL_ARCH[kind.upper()], 1)
+    renamed = []
+    for rule in RECIPES[kind].table(model).rules:
+        published, _, end = rule.file_name.replace("{i}", "0").rpartition(".")
+        name = str(names.get_name(published)).replace("blk.0.", "blk.{i}.")
+        axes = {"weight": "(h d 2) c -> (h 2 d) c", "bias": "(h d 2) -> (h 2 d)"}[end]
+        count = heads.get(name.rpartition(".")[2]) if kind == "llama" else None
+        rule = replace(rule, file_name=f"{name}.{end}", transpose=False)
+        renamed.append(replace(rule, axes=axes, heads=count) if count else rule)
+    copies = (("output.weight", "token_embd.weight"),)
+    return Table(tuple(renamed), ignore=(FACTORS,), copies=copies)

@@ -132,50 +132,36 @@ def contents_of(
     if labels:
         named["id2label"] = {str(i): name for i, name in enumerate(labels)}
         named["label2id"] = {name: i for i, name in enumerate(labels)}
-    _must_load(model.config, None if base is not None else _state(model))
-    page = None if base is not None else quantized.page_of(model)
-    if page is not None:
-        unpublished = (
-            "No published layout holds our quantised weights; save it in our own (layout "
-            "glassformer), or save"
-        )
-        need(layout != "hf", f"{unpublished} the model that it was made of.")
-        beside = not lora.adapted(model)
-        alone = (
-            "An adapter beside quantised weights is saved alone, as in its run's folder, "
-            "which loads as any model"
-        )
-        need(beside, f"{alone} (in Python give base, its name).")
-    published = layout != "glassformer" and base is None and page is None
-    contents = _published(model, tokenizer, layout, named) if published else None
+    state = None if base is not None else _state(model)
+    _must_load(model.config, state)
+    page = None if state is None else quantized.page_of(model)
+    need(
+        page is None or layout != "hf",
+        "No published layout holds our quantised weights; save it in our own (layout glassformer), "
+        "or save the model that it was made of.",
+    )
+    need(
+        page is None or not lora.adapted(model),
+        "An adapter beside quantised weights is saved alone, as in its run's folder, which loads "
+        "as any model (in Python give base, its name).",
+    )
+    contents: Contents | None = None
+    if layout != "glassformer" and state is not None and page is None:
+        contents = _published(model, state, tokenizer, layout, named)
     if contents is None:
-        book = {
-            "glassformer": FORMAT,
-            "model": serial.to_dict(model.config),
-            **_token_ids(tokenizer),
-            **named,
-        }
-        if base is not None:
-            contents = {
-                **adapters.contents(model, base),
-                "config.json": _json({**book, "base": base}),
-            }
+        book = {"glassformer": FORMAT, "model": serial.to_dict(model.config)}
+        book |= {**_token_ids(tokenizer), **named}
+        if state is None:
+            book["base"] = base
+            contents = adapters.contents(model, str(base))
         elif page is not None:
             book[quantized.KEY] = vars(page)
-            contents = {
-                **quantized.contents(model, page, _state(model)),
-                "config.json": _json(book),
-            }
+            contents = quantized.contents(model, page, state)
         else:
-            contents = {
-                **tensorfiles.contents(tensorfiles.plain(_state(model))),
-                "config.json": _json(book),
-            }
-    if (
-        source_tokenizer is None
-        and tokenizer is not None
-        and getattr(model.config, "source_embed", None) is not None
-    ):
+            contents = tensorfiles.contents(tensorfiles.plain(state))
+        contents = {**contents, "config.json": _json(book)}
+    two_sided = getattr(model.config, "source_embed", None) is not None
+    if source_tokenizer is None and tokenizer is not None and two_sided:
         source_tokenizer = tokenizer.source_tokenizer
     if source_tokenizer is not None:
         contents[SOURCE] = source_tokenizer.to_json()
@@ -196,19 +182,24 @@ def _must_load(cfg: config.Model, state: Mapping[str, torch.Tensor] | None) -> N
         "Nothing is saved, since this config is read back as another one; give its "
         "types plain values.",
     )
-    shapes = {name: tuple(weight.shape) for name, weight in (state or {}).items()}
-    described = weights.shapes(cfg) if state is not None else {}
-    odd = next(
-        (name for name in {**shapes, **described} if shapes.get(name) != described.get(name)), None
+    if state is None:
+        return
+    shapes, described = {name: tuple(t.shape) for name, t in state.items()}, weights.shapes(cfg)
+    names = (name for name in {**shapes, **described} if shapes.get(name) != described.get(name))
+    odd = next(names, None)
+    need(
+        odd is None,
+        f"Nothing is saved, since model.config does not describe {odd} as it is; a part of your "
+        "own is a type in the config (config.member).",
     )
-    sentence = (
-        f"Nothing is saved, since model.config does not describe {odd} as it is; a part of your own"
-    )
-    need(odd is None, f"{sentence} is a type in the config (config.member).")
 
 
 def _published(
-    model: Model, tokenizer: Tokenizer | None, layout: Layout | None, named: Mapping[str, Any]
+    model: Model,
+    state: Mapping[str, torch.Tensor],
+    tokenizer: Tokenizer | None,
+    layout: Layout | None,
+    named: Mapping[str, Any],
 ) -> Contents | None:
     """The files of the published layout; None where there is no such layout and none was asked
     for."""
@@ -218,21 +209,21 @@ def _published(
         if layout is None:
             return None
         raise
-    state = _state(model)
-    dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
-    ids = _token_ids(tokenizer, spell_out=True)
+    ids: dict[str, Any] = _token_ids(tokenizer, spell_out=True)
     # as generation begins
     if isinstance(model.config, config.EncoderDecoder) and tokenizer is not None:
         ids["decoder_start_token_id"] = target_start(tokenizer)
     raw = {**raw, **ids} if tokenizer is not None else {**ids, **raw}
-    raw = {**raw, "torch_dtype": dtype, **named}
+    raw["torch_dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")
     beside = raw.pop(sentences.KEY, None)
+    table, published = recipe.names(model.config)
     bare = raw["architectures"][0] in recipe.bare
-    pieces = weights.pieces(
-        recipe.table(model.config), state, weights.shapes(recipe.layout(model.config)), bare
-    )
-    sentence_files = sentences.files_of(beside, model.config.dim) if beside else {}
-    return {**tensorfiles.contents(pieces), **sentence_files, "config.json": _json(raw)}
+    pieces = weights.pieces(table, state, weights.shapes(published), bare)
+    return {
+        **tensorfiles.contents(pieces),
+        **(sentences.files_of(beside, model.config.dim) if beside else {}),
+        "config.json": _json({**raw, **named}),
+    }
 
 
 def _state(model: Model) -> dict[str, torch.Tensor]:

@@ -273,11 +273,9 @@ def _is_ignored(table: Table, name: str) -> bool:
 
 
 def _may_remain(table: Table, name: str, files: Files) -> bool:
-    if _is_ignored(table, name):
-        return True
     original = dict(table.copies).get(name)
     if original is None or original not in files.entries:
-        return False
+        return _is_ignored(table, name)
     need(
         files.equal(name, original),
         f"{files.folder}: config.json ties {name} to {original}, but the files hold two different "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from .common import CommandOutput, tables
-from .options import Edits, ModelOptions, Text, edits_suffix
+from .common import CommandOutput
+from .options import Edits, ModelOptions, Text
 from .signature import Count
 
 EXAMPLES = (
@@ -63,24 +63,9 @@ def run(
             piece=_label(labels, attribution.token),
             against_piece=_label(labels, attribution.against),
         )
-    against_text = (
-        ""
-        if attribution.against_piece is None
-        else f" less that of {attribution.against_piece.display}"
-    )
     capped = "" if attribution.capped is None else f" ({attribution.capped:.4f} after the cap)"
-    place = "" if attribution.position is None else f" at position {attribution.position}"
-    title = (
-        f"The logit of {attribution.piece.display}{against_text}{place}{edits_suffix(edit)}: "
-        f"{attribution.logit:.4f}{capped}\n"
-    )
-    blocks = attribution.by_block()
-    kinds = list(dict.fromkeys(kind for _, sums in blocks for kind in sums))
-    rows = [
-        (name, *(f"{sums[kind]:+.4f}" if kind in sums else "" for kind in kinds))
-        for name, sums in blocks
-    ]
-    lines = [title, *attribution.table(top), "", *tables.lines(rows, ("", *kinds))]
+    title = f"The {attribution.answer}: {attribution.logit:.4f}{capped}\n"
+    lines = [title, *attribution.table(top), "", *attribution.block_table()]
     return CommandOutput(attribution.to_dict, lines, attribution.notes)
 
 

@@ -72,11 +72,5 @@ def run(
         source=(source[0], source[1]) if len(source) == 2 else source[0] if source else None,
     )
     options.note_untrained()
-    metric = f"{grid.metric} of {grid.answer}"
-    if grid.wrong is not None:
-        metric += f" less {grid.wrong}"
-    values = f"{grid.clean_value:.4f} clean, {grid.corrupted_value:.4f} corrupted"
-    lines = [grid.text()]
-    if top:
-        lines += ["", *grid.table(top)]
-    return CommandOutput(grid.to_dict, lines, [f"{metric} at {grid.at}: {values}; 0 to 1 between."])
+    lines = [grid.text(), *(["", *grid.table(top)] if top else [])]
+    return CommandOutput(grid.to_dict, lines, [f"{grid.measured}: {grid.scale}."])

@@ -53,9 +53,8 @@ def run(
         f"Integrated gradients begin at {saliency.baseline} and go through {saliency.steps} points of "
         "Gauss and Legendre.",
     )
-    place = "" if saliency.position is None else f" at position {saliency.position}"
-    quantity = f"{saliency.of} of {saliency.piece.display}{place}{edits_suffix(edit)}"
-    title = f"The {quantity}: {saliency.value:.4f}, at the baseline {saliency.at_baseline:.4f}\n"
+    values = f"{saliency.value:.4f}, at the baseline {saliency.at_baseline:.4f}"
+    title = f"The {saliency.answer}{edits_suffix(edit)}: {values}\n"
     change = abs(saliency.value - saliency.at_baseline)
     share = f", {abs(saliency.gap) / change:.2%} of the change" if change else ""
     total = f"\nsum of the integrated gradients {saliency.sum:.4f}, gap {saliency.gap:+.2e}{share}"

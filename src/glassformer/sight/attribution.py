@@ -67,11 +67,16 @@ class Attribution(Shown):
         return [("ends" if at < 0 else f"block {at}", sums[at]) for at in sorted(sums)]
 
     @property
-    def title(self) -> str:
-        less = "" if self.against_piece is None else f" less {self.against_piece.display}"
-        place = "" if self.position is None else f" at {self.position}"
+    def answer(self) -> str:
+        """The logit that is taken apart."""
+        less = "" if self.against_piece is None else f" less that of {self.against_piece.display}"
+        place = "" if self.position is None else f" at position {self.position}"
         edited = f", with {' and '.join(self.edits)}" if self.edits else ""
-        return f"Attribution: the logit of {self.piece.display}{less}{place}{edited}"
+        return f"logit of {self.piece.display}{less}{place}{edited}"
+
+    @property
+    def title(self) -> str:
+        return f"Attribution: the {self.answer}"
 
     def charts(self) -> Iterator[Chart]:
         """Contributions by block and kind, then each head of it, then the parts that added
@@ -82,19 +87,13 @@ class Attribution(Shown):
                 *self.notes,
             ]
         )
-        blocks = self.by_block()
-        kinds = list(dict.fromkeys(kind for _, sums in blocks for kind in sums))
-        yield _added(
-            "added by",
-            [[sums.get(kind) for kind in kinds] for _, sums in blocks],
-            [n for n, _ in blocks],
-            kinds,
-        )
+        kinds, rows = self._blocks()
+        yield _added("added by", [cells for _, *cells in rows], [name for name, *_ in rows], kinds)
         heads = {(part.block, part.index): part.value for part in self.parts if part.kind == "head"}
         if heads:
-            rows, columns = (sorted({place[side] or 0 for place in heads}) for side in (0, 1))
-            cells = [[heads.get((row, column)) for column in columns] for row in rows]
-            names = [f"L{row}" for row in rows], [f"h{column}" for column in columns]
+            blocks, columns = (sorted({place[side] or 0 for place in heads}) for side in (0, 1))
+            cells = [[heads.get((block, column)) for column in columns] for block in blocks]
+            names = [f"L{block}" for block in blocks], [f"h{column}" for column in columns]
             yield _added("added by each head", cells, *names)
         yield self._table(20)
 
@@ -102,6 +101,17 @@ class Attribution(Shown):
         """A row for each part."""
         rows = (tuple(vars(part).values()) for part in self.parts)
         return tuple(Contribution.__dataclass_fields__), rows
+
+    def _blocks(self) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Kinds of parts, and for each block its name and the sum of each kind."""
+        blocks = self.by_block()
+        kinds = list(dict.fromkeys(kind for _, sums in blocks for kind in sums))
+        return kinds, [(name, *map(sums.get, kinds)) for name, sums in blocks]
+
+    def block_table(self) -> list[str]:
+        """A line for each block, the sums of its parts by kind."""
+        kinds, rows = self._blocks()
+        return TableFigure.of("", ("", *kinds), rows, form="+.4f").lines()
 
     def table(self, top: int = 20) -> list[str]:
         """The parts that added or took most, as lines, rounded to four places; then the sum beside

@@ -81,73 +81,53 @@ def word_in_contexts(
     An encoder-decoder's encoder reads them. Raises UserError for a word that a text does not have,
     and for a text that the model cannot read.
     """
-    pair = [_Seen.of(model, tokenizer, word, text) for text in (first, second)]
-    depths = list(pair[0].states)
+    spans = [must_have(text, word) for text in (first, second)]
+    texts = [(first, *spans[0][0]), (second, *spans[1][0])]
+    (ids, states, others, places), (ids2, states2, others2, places2) = (
+        _read_word(model, tokenizer, place) for place in texts
+    )
+    need(
+        bool(others or others2),
+        "The texts have no other word to compare with; give longer ones.",
+    )
     cosine = []
     baselines = []
-    for path in depths:
-        first_states, two = (occurrence.states[path] for occurrence in pair)
-        first_vector = first_states[pair[0].places].mean(0)
-        its = two[pair[1].places].mean(0)
-        cosine.append(_cosine(first_vector, its[None]).item())
-        away = torch.cat(
-            (_cosine(first_vector, two[pair[1].others]), _cosine(its, first_states[pair[0].others]))
-        )
-        need(len(away) > 0, "The texts have no other word to compare with; give longer ones.")
+    for x, y in zip(states.values(), states2.values(), strict=True):
+        first_vector, second_vector = x[places].mean(0), y[places2].mean(0)
+        cosine.append(_cosine(first_vector, second_vector[None]).item())
+        away = torch.cat((_cosine(first_vector, y[others2]), _cosine(second_vector, x[others])))
         baselines.append(away.mean().item())
     notes = []
-    if any(len(occurrence.places) > 1 for occurrence in pair):
+    if len(places) > 1 or len(places2) > 1:
         notes.append(f'"{word}" is several tokens; its vector is their mean.')
-    if any(occurrence.times > 1 for occurrence in pair):
+    if any(len(times) > 1 for times in spans):
         notes.append(f'"{word}" stands in a text more than once; the first place counts.')
     if model.config.main_body == "decoder" and not model.config.has_source:
         notes.append(
             "A decoder's word has seen only what stands before it; words after it change nothing."
         )
+    pieces = [streams.pieces(_reads(model, tokenizer), row) for row in (ids, ids2)]
     return Contexts(
         word,
         [first, second],
-        [occurrence.places for occurrence in pair],
-        [
-            streams.pieces(
-                _reads(model, tokenizer), [occurrence.ids[at] for at in occurrence.places]
-            )
-            for occurrence in pair
-        ],
-        depths,
+        [places, places2],
+        [[pieces[0][at] for at in places], [pieces[1][at] for at in places2]],
+        list(states),
         cosine,
         baselines,
         notes,
     )
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """One text: ids, states (T, C) by depth, where the word is and where others are, how often the
-    word is there."""
-
-    ids: list[int]
-    states: dict[str, Tensor]
-    places: list[int]
-    others: list[int]
-    times: int
-
-    @classmethod
-    def of(cls, model: Model, tokenizer: Tokenizer, word: str, text: str) -> _Seen:
-        """A text as the model reads it."""
-        word_spans = must_have(text, word)
-        tokens = token_ids(model, tokenizer, text)
-        every, inside = _places(
-            _reads(model, tokenizer), tokens[0].tolist(), (text, *word_spans[0])
-        )
-        states = {path: value[0] for path, value in _states(model, tokens).items()}
-        return cls(
-            tokens[0].tolist(),
-            states,
-            inside,
-            [at for at in every if at not in inside],
-            len(word_spans),
-        )
+def _read_word(
+    model: Model, tokenizer: Tokenizer, place: Place
+) -> tuple[list[int], dict[str, Tensor], list[int], list[int]]:
+    """Ids of one text, its states (T, C) by depth, where other words are, and where the word is."""
+    tokens = token_ids(model, tokenizer, place[0])
+    ids: list[int] = tokens[0].tolist()
+    every, inside = _places(_reads(model, tokenizer), ids, place)
+    states = {path: value[0] for path, value in _states(model, tokens).items()}
+    return ids, states, [at for at in every if at not in inside], inside
 
 
 def word_vectors(
@@ -162,14 +142,12 @@ def word_vectors(
     order = sorted(range(len(places)), key=lambda number: len(places[number][0]))
     vectors: dict[int, Tensor] = {}
     for low in range(0, len(order), batch):
-        batch_ids = order[low : low + batch]
-        rows = [
-            token_ids(model, tokenizer, places[number][0], truncate=True)[0] for number in batch_ids
-        ]
-        states = torch.stack(
-            list(_states(model, *streams.padded(rows)).values()), 2
-        )  # (N, T, D, C)
-        for row, number in enumerate(batch_ids):
+        numbers = order[low : low + batch]
+        texts = [places[number][0] for number in numbers]
+        rows = [token_ids(model, tokenizer, text, truncate=True)[0] for text in texts]
+        by_depth = _states(model, *streams.padded(rows)).values()
+        states = torch.stack(list(by_depth), 2)  # (N, T, D, C)
+        for row, number in enumerate(numbers):
             _, inside = _places(_reads(model, tokenizer), rows[row].tolist(), places[number])
             vectors[number] = states[row, inside].mean(0)
     return torch.stack([vectors[number] for number in range(len(places))])

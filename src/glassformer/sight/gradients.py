@@ -78,9 +78,14 @@ class Saliency(Shown):
     source: list[TokenAttribution]
 
     @property
+    def answer(self) -> str:
+        """The number that is followed back."""
+        place = "" if self.position is None else f" at position {self.position}"
+        return f"{self.of} of {self.piece.display}{place}"
+
+    @property
     def title(self) -> str:
-        place = "" if self.position is None else f" at {self.position}"
-        return f"Saliency: what the {self.of} of {self.piece.display}{place} owes to each token"
+        return f"Saliency: what the {self.answer} owes to each token"
 
     def charts(self) -> Iterator[Chart]:
         """The integrated gradients of each token as a map, zero in the middle; then all numbers."""
@@ -154,30 +159,28 @@ def saliency(
     )
     inputs = streams.prepare(model, tokenizer, text, source, edits)
     target = _Answer(model, tokenizer, inputs, _kind(model, of), position)
-    word = label if target.of == "label" else token
-    target.chosen, piece = streams.choice(
-        model, tokenizer, target.answers, word, target.of == "label"
-    )
-    baseline_inputs, start = target.baseline(baseline)
+    is_label = target.of == "label"
+    word = label if is_label else token
+    target.chosen, piece = streams.choice(model, tokenizer, target.answers, word, is_label)
+    name, start = target.baseline(baseline)
     (value,), at_input = target.gradients(start, torch.ones(1))
     (empty,), _ = target.gradients(start, torch.zeros(1))
     walked = {path: torch.zeros_like(streams.fp64(grad[0])) for path, grad in at_input.items()}
     points, weights = (
         torch.from_numpy(nodes) / 2 for nodes in np.polynomial.legendre.leggauss(steps)
     )
-    batch_size = max(1, TOKENS // sum(ids.shape[1] for ids in target.given))
+    batch_size = max(1, TOKENS // sum(ids.shape[1] for ids in inputs.inputs))
     with Progress("integrated gradients", progress) as report:
         for low in range(0, steps, batch_size):
-            _, grads = target.gradients(start, points[low : low + batch_size] + 0.5)
+            batch = slice(low, low + batch_size)
+            _, grads = target.gradients(start, points[batch] + 0.5)
             for path, grad in grads.items():
-                share = weights[low : low + batch_size].to(walked[path].device)
+                share = weights[batch].to(walked[path].device)
                 walked[path] += torch.tensordot(share, streams.fp64(grad), 1)
             report(min(low + batch_size, steps), steps)
     numbers = {}
     for path, x in target.vectors.items():
-        grad, vector, away = (
-            streams.fp64(tensor[0]) for tensor in (at_input[path], x, x - start[path])
-        )
+        grad, vector, away = map(streams.fp64, (at_input[path][0], x[0], x[0] - start[path]))
         numbers[path] = torch.stack(
             (grad.square().sum(-1), (grad * vector).sum(-1), (walked[path] * away).sum(-1))
         )
@@ -186,9 +189,9 @@ def saliency(
         target.of,
         target.chosen,
         piece,
-        None if target.of == "label" else target.position,
+        None if is_label else target.position,
         value.item(),
-        baseline_inputs,
+        name,
         empty.item(),
         steps,
         total,
@@ -206,19 +209,18 @@ class _Answer:
         self,
         model: Model,
         tokenizer: Tokenizer | None,
-        model_inputs: streams.Read,
+        inputs: streams.Read,
         of: Of,
         position: int | None,
     ) -> None:
         self.model = model
-        self.tokenizer = tokenizer
+        self.tokenizers = {"embed": tokenizer, "source_embed": tokenizer and tokenizer.for_source}
         self.of = of
-        self.given = model_inputs.inputs
-        self.edits = model_inputs.edits
-        self.position = streams.place(position, model_inputs.tokens, tokenizer)
+        self.inputs = inputs
+        self.position = streams.place(position, inputs.tokens, tokenizer)
         self.chosen = 0
-        inputs = ("embed.token", "embed.lag.*", "source_embed.token", "source_embed.lag.*")
-        tape = Tape(*inputs, edits=self.edits)
+        watched = ("embed.token", "embed.lag.*", "source_embed.token", "source_embed.lag.*")
+        tape = Tape(*watched, edits=inputs.edits)
         with inference(model):
             self.answers = self.run(tape, 1)[0]  # (V), or labels
             must_be_finite(model, self.answers)
@@ -226,13 +228,13 @@ class _Answer:
 
     def run(self, tape: Tape, rows: int) -> Tensor:
         """The logits of all tokens at the asked place, or of all labels: (B, V)."""
-        output = self.model(*(ids.expand(rows, -1) for ids in self.given), tape=tape, logits="none")
+        inputs = (ids.expand(rows, -1) for ids in self.inputs.inputs)
+        output = self.model(*inputs, tape=tape, logits="none")
         if self.of == "label":
             return streams.wide(output.pooled)
         head: Any = self.model.head
-        return streams.wide(
-            head(output.hidden[:, self.position : self.position + 1], self.model.embed)[:, 0]
-        )
+        hidden = output.hidden[:, self.position : self.position + 1]
+        return streams.wide(head(hidden, self.model.embed)[:, 0])
 
     def baseline(self, kind: Baseline) -> tuple[str, dict[str, Tensor]]:
         """In words and as vectors (C): where the walk begins."""
@@ -241,37 +243,31 @@ class _Answer:
         for path, x in self.vectors.items():
             side, name, *index = path.split(".")
             embed: Any = getattr(self.model, side, None) or self.model.embed
-            table = embed.token if name == "token" else embed.lag[int(index[0])]
-            if kind == "pad" and name == "token":
+            table = (embed.token if name == "token" else embed.lag[int(index[0])]).weight
+            if kind == "mean":
+                start[path] = streams.wide(table).mean(0).to(x.dtype)
+            elif kind == "zero":
+                start[path] = torch.zeros_like(x[0, 0])
+            elif name == "token":
                 pad = self.pad(side)
-                reads = self.reads(side)
-                start[path], description = table.weight[pad], streams.pieces(reads, [pad])[0]
+                start[path] = table[pad]
+                description = streams.pieces(self.tokenizers[side], [pad])[0]
             else:  # the last row of an earlier token's table is for none
-                row = {
-                    "mean": streams.wide(table.weight).mean(0).to(x.dtype),
-                    "pad": table.weight[-1],
-                }
-                start[path] = row.get(kind, torch.zeros_like(x[0, 0]))
+                start[path] = table[-1]
         return description, start
-
-    def reads(self, side: str) -> Tokenizer | None:
-        """The tokenizer of one side."""
-        return self.tokenizer and (
-            self.tokenizer.for_source if side == "source_embed" else self.tokenizer
-        )
 
     def pad(self, side: str) -> int:
         """The token that stands for nothing: an encoder's mask token, else the padding."""
+        reads = self.tokenizers[side]
         encoder = self.model.config.main_body == "encoder"
-        reads = self.reads(side)
-        mask, pad = (None, None) if reads is None else (reads.mask, reads.pad)
-        pad_id = mask if encoder and mask is not None else pad
-        if pad_id is None:
+        if reads is not None and encoder and reads.mask is not None:
+            return reads.mask
+        if reads is None or reads.pad is None:
             raise UserError(
                 "This tokenizer has no pad or mask token to begin from; take the "
                 "baseline mean or zero."
             )
-        return pad_id
+        return reads.pad
 
     def gradients(
         self, start: dict[str, Tensor], share: Tensor
@@ -281,11 +277,11 @@ class _Answer:
         leaves = {}
         for path, x in self.vectors.items():
             alpha = share.to(x.device, x.dtype)[:, None, None]
-            interpolated = torch.where(
-                alpha == 1, x, start[path] + alpha * (x - start[path])
-            )  # the very bits at the end
-            leaves[path] = interpolated.detach().requires_grad_()
-        tape = Tape(edits={**self.edits, **{path: _instead(leaf) for path, leaf in leaves.items()}})
+            between = start[path] + alpha * (x - start[path])
+            # the very bits at the end
+            leaves[path] = torch.where(alpha == 1, x, between).detach().requires_grad_()
+        instead = {path: _instead(leaf) for path, leaf in leaves.items()}
+        tape = Tape(edits={**self.inputs.edits, **instead})
         with inference(self.model), torch.enable_grad(), streams.frozen(self.model):
             answers = self.run(tape, len(share))
             answers = answers.log_softmax(-1) if self.of == "logprob" else answers
@@ -295,21 +291,19 @@ class _Answer:
 
     def shares(self, side: str, numbers: dict[str, Tensor]) -> list[TokenAttribution]:
         """Each token's numbers on one side; a vector for the token before counts for that token."""
-        ids = (self.given[0] if side == "embed" else self.given[-1])[0].tolist()
         if f"{side}.token" not in numbers:
             return []
+        ids = self.inputs.inputs[0 if side == "embed" else -1][0].tolist()
         total = numbers[f"{side}.token"].clone()  # (3, T)
         for path, more in numbers.items():
             if path.startswith(f"{side}.lag."):
                 back = int(path.rpartition(".")[2]) + 1
                 total[:, : max(0, len(ids) - back)] += more[:, back:]
-        pieces = streams.pieces(self.reads(side), ids)
-        rows = total.T.tolist()
+        pieces = streams.pieces(self.tokenizers[side], ids)
+        rows = enumerate(zip(ids, pieces, *total.tolist(), strict=True))
         return [
             TokenAttribution(at, id, piece, math.sqrt(square), product, walked)
-            for at, (id, piece, (square, product, walked)) in enumerate(
-                zip(ids, pieces, rows, strict=True)
-            )
+            for at, (id, piece, square, product, walked) in rows
         ]
 
 

@@ -178,13 +178,10 @@ class RunPair:
         return start if start >= self.ahead else 0
 
     def batches(self, jobs: Sequence[Job]) -> Iterator[list[Job]]:
-        """Patches that begin at one block and at about one position, as many as are computed at
-        once."""
-
-        def order(job: Job) -> tuple[bool, int, int]:
-            return self.acts(job), job.start, -self.begins(job)
-
-        for (_, _), group in groupby(sorted(jobs, key=order), key=lambda job: order(job)[:2]):
+        """Patches that can change anything, together where they begin at one block and at about
+        one position, as many as are computed at once."""
+        acting = sorted(filter(self.acts, jobs), key=lambda job: (job.start, -self.begins(job)))
+        for _, group in groupby(acting, key=lambda job: job.start):
             batch: list[Job] = []
             for job in group:
                 size = self.length - self.begins(job)

@@ -82,19 +82,23 @@ class PatchGrid(Shown):
 
     @property
     def title(self) -> str:
+        return f"Activation patching: the {self.measured}"
+
+    @property
+    def measured(self) -> str:
         less = "" if self.wrong is None else f" less {self.wrong}"
-        return f"Activation patching: the logit of {self.answer}{less} at position {self.at}"
+        return f"{self.metric} of {self.answer}{less} at {self.at}"
+
+    @property
+    def scale(self) -> str:
+        """The values that an effect of 1 and one of 0 stand for."""
+        return f"{self.clean_value:.4f} clean, {self.corrupted_value:.4f} corrupted; 0 to 1 between"
 
     def charts(self) -> Iterator[Chart]:
         """The effects of each part as a map, the last layer first, zero in the middle of the
         colours."""
-        summary = (
-            f"{self.metric} {self.clean_value:.4f} clean, {self.corrupted_value:.4f} "
-            "corrupted; 0 to 1 between"
-        )
-        yield Prose(
-            [f"clean: {' '.join(self.clean)}", f"corrupted: {' '.join(self.corrupted)}", summary]
-        )
+        texts = (f"clean: {' '.join(self.clean)}", f"corrupted: {' '.join(self.corrupted)}")
+        yield Prose([*texts, f"{self.metric} {self.scale}"])
         yield from map(self._map, self.parts)
 
     def _map(self, grid: PatchedPart) -> Heat:
@@ -195,9 +199,9 @@ def patch_grid(
             f"Both texts give {values[0]:.4f}: nothing tells them apart in this answer.",
         )
         for batch in run.batches(jobs):
-            patched = run.patched(batch, ids) if run.acts(batch[0]) else [values[1]] * len(batch)
-            values_by_job.update(zip(batch, patched, strict=True))
+            values_by_job.update(zip(batch, run.patched(batch, ids), strict=True))
             report(len(values_by_job), len(jobs))
+        report(len(jobs), len(jobs))
     columns = run.columns(positions)
     reads = tokenizer and (tokenizer.for_source if isinstance(source, tuple) else tokenizer)
     clean_words, corrupted_words = (
@@ -227,12 +231,12 @@ def _part(
     values: tuple[float, float],
 ) -> PatchedPart:
     """The cells of one part as rows and columns."""
+    clean, corrupted = values
     order = list(dict.fromkeys((job.layer, job.head) for job in jobs if job.component == name))
     table = [
-        [values_by_job[Job(name, layer, head, column)] for column in columns]
+        [values_by_job.get(Job(name, layer, head, column), corrupted) for column in columns]
         for layer, head in order
     ]
-    clean, corrupted = values
     effect = [[(value - corrupted) / (clean - corrupted) for value in row] for row in table]
     layers = [layer for layer, _ in order]
     heads = [head for _, head in order if head is not None]

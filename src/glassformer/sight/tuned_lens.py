@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core import files
 from ..core.config import serial
 from ..core.errors import UserError, need
 from ..core.nn import Model, lora
@@ -32,7 +31,7 @@ from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
 from .figures.progress import Progress
-from .figures.shown import MOST, Shown
+from .figures.shown import Shown
 
 FORMAT = "glassformer tuned lens 1"
 NUMBERS = 1 << 23  # logits made at a time
@@ -113,20 +112,12 @@ class TunedLens(Shown):
         rows = zip(self.depths, self.before, self.after, strict=True)
         return ("depth", "kl_before", "kl_after"), rows
 
-    def save(self, path: str | Path, most: int = MOST) -> Path:
-        """Write it as .safetensors, for ``load``, or as a picture of the fit (.html, .svg, .png,
-        .csv)."""
-        if Path(path).suffix.lower() != ".safetensors" and Path(path).suffix:
-            return super().save(path, most)
-        from safetensors.torch import save
+    def tensors(self) -> dict[str, Any]:
+        return {"weight": self.weight.numpy(), "bias": self.bias.numpy()}
 
-        metadata = {
-            "format": FORMAT,
-            **{name: json.dumps(value) for name, value in self.to_dict().items()},
-        }
-        tensors = {"weight": self.weight.contiguous(), "bias": self.bias.contiguous()}
-        files.write(Path(path), save(tensors, metadata=metadata))
-        return Path(path)
+    def facts(self) -> Mapping[str, Any]:
+        """Metadata that ``load`` reads."""
+        return {"format": FORMAT, **self.to_dict()}
 
     @classmethod
     def load(cls, path: str | Path) -> TunedLens:
@@ -137,7 +128,7 @@ class TunedLens(Shown):
             with safe_open(str(path), "pt") as file:
                 metadata = file.metadata() or {}
                 need(
-                    metadata.pop("format", None) == FORMAT,
+                    metadata.pop("format", None) == json.dumps(FORMAT),
                     f"{path} is no tuned lens; make one: glassformer lens --fit.",
                 )
                 tensors = {name: file.get_tensor(name) for name in ("weight", "bias")}

@@ -19,7 +19,7 @@ from glassformer.fast.kernels import PAGE, Pages, paged_attention
 from glassformer.fast.paged import PackedTexts, PagedCache
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.serve.engine import memory
-from glassformer.serve.engine.runner import PagedRunner, Sources
+from glassformer.serve.engine.runner import PagedRunner
 from glassformer.serve.engine.sequence import Chunk
 from pages import sequence_of
 
@@ -127,7 +127,7 @@ def test_nothing_of_a_step_lies_on_another_device(
     texts = [sequence_of([5, 3, 9, 2, 7], "a"), sequence_of([4] * 40, "b")]
     model = build_model(cfg, device="meta", dtype=dtype).eval()
     cache = PagedCache(cfg, 64, 8, 4, dtype, **memory.page_kind(model))
-    runner = PagedRunner(model, cache, Sources(4))
+    runner = PagedRunner(model, cache, 4)
     for number, text in enumerate(texts):
         text.pages = [2 * number, 2 * number + 1]
         text.source = (3, 4) if isinstance(cfg, c.EncoderDecoder) else None
@@ -149,9 +149,7 @@ def test_a_quantised_model_too(bits: int, asked_nothing: Any) -> None:
     model = tiny.model(tiny.DECODERS["llama"])
     quantize_weights(model, QuantizedLayout(bits=bits))
     model = model.to("meta")
-    runner = PagedRunner(
-        model, PagedCache(model.config, 64, 8, **memory.page_kind(model)), Sources(0)
-    )
+    runner = PagedRunner(model, PagedCache(model.config, 64, 8, **memory.page_kind(model)))
     text = sequence_of([5, 3, 9])
     text.pages = [0]
     with asked_nothing():

@@ -154,10 +154,10 @@ def test_what_is_not_there_is_refused() -> None:
         with pytest.raises(UserError):
             engine.submit(Request([1], edits=[head_off("decoder.blocks.9.attn", 1)]))
     with (
-        Engine(tiny.model(tiny.ALL["gru"])) as engine,
-        pytest.raises(UserError, match="decoders with attention alone"),
+        Engine(tiny.model(tiny.ALL["vaswani"])) as engine,
+        pytest.raises(UserError, match="looks inside decoders alone"),
     ):
-        engine.submit(Request([1], want=["*"]))
+        engine.submit(Request([1], [2], want=["*"]))
 
 
 def test_what_is_read_again_is_recorded_once() -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from glassformer.serve import app, generating, registry
+from glassformer.serve import app, generating, registry, tracking
 from glassformer.serve.metrics import Metrics
-from glassformer.serve.tracking import RequestTracker
 
 ERRORS = [
     KeyError("k"),
@@ -87,7 +86,7 @@ def check(answer: Any, error: Exception, log: str) -> None:
 def test_what_computes(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any, path: str, error: Exception
 ) -> None:
-    monkeypatch.setattr(RequestTracker, "submit", failing(error))
+    monkeypatch.setattr(tracking, "submit", failing(error))
     check(client.post(path, json=COMPUTED[path]), error, capsys.readouterr().err)
 
 
@@ -156,7 +155,7 @@ def test_a_body_cannot_forge_a_line(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     error = RuntimeError('no\n{"status": 200, "forged": true}\x1b[31m')
-    monkeypatch.setattr(RequestTracker, "submit", failing(error))
+    monkeypatch.setattr(tracking, "submit", failing(error))
     client.post("/v1/completions", json=COMPUTED["/v1/completions"])
     text = capsys.readouterr().err
     assert "\x1b" not in text and not any(
@@ -169,13 +168,13 @@ def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(
 ) -> None:
     """Two clients behind one address have a share each, one with two addresses has one; no key is
     passed on."""
-    clients, submit = list[str](), RequestTracker.submit
+    clients, submit = list[str](), tracking.submit
 
-    def submitted(self: RequestTracker, served: Any, requests: Any) -> Any:
+    def submitted(engine: Any, requests: Any) -> Any:
         clients.extend(request.client for request in requests)
-        return submit(self, served, requests)
+        return submit(engine, requests)
 
-    monkeypatch.setattr(RequestTracker, "submit", submitted)
+    monkeypatch.setattr(tracking, "submit", submitted)
     models = registry.open_models([str(chat_model)], registry.EngineLimits(), dtype="float32")
     outer, _ = app.application(models, "0", hosts=None, keys=["secret-1", "secret-2"])
     try:

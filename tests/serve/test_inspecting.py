@@ -330,8 +330,7 @@ def test_translations_with_a_look_inside(server: Server, other_models: dict[str,
 
 
 def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """By a pass of its own, alone and in completions, whole and as streams; edits of a completion
-    are refused."""
+    """Alone and in completions, whole and as streams, and after an edit."""
     home = tmp_path_factory.mktemp("recurrent")
     served.saved("gru", home / "gru")
     model, tokenizer = opened(home / "gru")
@@ -349,7 +348,7 @@ def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert item["text"] == plain["text"] and len(item["inspect"]["tokens"]) == len(ids) + 4
         second_ids = item["inspect"]["tokens"]
         individual = glassformer.look(model, None, second_ids, *names)
-        of_look(item["inspect"]["values"], individual, [*range(len(second_ids))], CELLS)
+        of_look(item["inspect"]["values"], individual, None, CELLS)
         inspects = [
             chunk["choices"][0]["inspect"]
             for chunk in events(server.post(TEXT, {**look, "stream": True}))
@@ -357,12 +356,18 @@ def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert [token for piece in inspects for token in piece["tokens"]] == second_ids
         for piece in inspects:
             rows = [*range(piece["start"], piece["start"] + len(piece["tokens"]))]
-            if rows:
+            if rows:  # null positions: all of this part
+                for value in piece["values"].values():
+                    assert value["positions"] is None
+                    value["positions"] = rows
                 of_look(piece["values"], individual, rows, CELLS)
                 assert [row["position"] for row in piece["top_tokens"]] == rows
-        assert "Edits of a completion" in refused(
-            server.post(TEXT, {**look, "edits": ["scale('logits', 2.0)"]})
+        edit = "scale('logits', 2.0)"
+        (item,) = server.post(TEXT, {**look, "edits": [edit]}).json()["choices"]
+        edited = glassformer.look(
+            model, None, item["inspect"]["tokens"], *names, edits=[edits.parse(edit)]
         )
+        of_look(item["inspect"]["values"], edited, None, CELLS)
         assert "No value" in refused(server.post(TEXT, {**query, "inspect": ["*.pattern"]}))
         lens = server.post(INSPECT, {"prompt": "the cat", "inspect": ["lens"]}).json()["lens"]
         assert lens["top"] == inspection.logit_lens(model, tokenizer, ids).top and lens["notes"]

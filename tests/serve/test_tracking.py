@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,68 +12,47 @@ import tiny
 from glassformer.serve.engine import Engine, QueueFull, Request
 from glassformer.serve.metrics import Metrics
 from glassformer.serve.registry import Registry
-from glassformer.serve.tracking import RequestStats, RequestTracker
-
-
-class Served:
-    """Stub of a served model for request tracking."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.id, self.engine = "tiny", engine
-
-
-def followers(engine: Engine) -> tuple[RequestTracker, Served]:
-    registry, served = Registry([]), Served(engine)
-    registry.entries["tiny"] = served  # type: ignore[assignment]
-    return RequestTracker(registry, Metrics(registry)), served
-
+from glassformer.serve.tracking import Context, RequestStats, cancel, submit
 
 LONG = Request([1, 2], max_new=60, stop_tokens=())
 
 
-def test_what_is_dropped_is_cancelled_and_forgotten() -> None:
+def context_of(engine: Engine) -> Context:
+    """A request of nobody to this engine."""
+    http: Any = SimpleNamespace(state=SimpleNamespace(tally=RequestStats()))
+    served: Any = SimpleNamespace(id="tiny", engine=engine)
+    return Context(http, served, Metrics(Registry([])))
+
+
+def test_what_is_given_up_is_cancelled() -> None:
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        actual, served = followers(engine)
-        handles = actual.submit(served, [LONG] * 20)  # type: ignore[arg-type]
-        assert {*actual.open} == {*handles}
-        actual.drop(handles)
+        handles = submit(engine, [LONG] * 20)
+        cancel(handles)
         reasons = {handle.result().completions[0].finish_reason for handle in handles}
-        assert "cancelled" in reasons and not actual.open
-        actual.drop(handles)
+        assert "cancelled" in reasons
+        cancel(handles)
 
 
 def test_all_are_submitted_or_none() -> None:
     with Engine(tiny.model(tiny.DECODERS["llama"]), max_queue=2, max_sequences=1) as engine:
-        actual, served = followers(engine)
-        first = actual.submit(served, [LONG])  # type: ignore[arg-type]
+        first = submit(engine, [LONG])
         with pytest.raises(QueueFull):
             for _ in range(50):
-                actual.submit(served, [LONG] * 2)  # type: ignore[arg-type]
-        actual.drop([*actual.open])
-        assert not actual.open and first
+                submit(engine, [LONG] * 2)
+        cancel(first)
 
 
-def test_a_reader_that_stops_early_cancels() -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_reader_that_stops_early_cancels(count: int) -> None:
     async def read_some() -> None:
-        (handle,) = actual.submit(served, [LONG])  # type: ignore[arg-type]
-        events = actual.events(handle, RequestStats())
+        handles = submit(engine, [LONG] * count)
+        events = context.merge_events(handles)
         await anext(events)
         await events.aclose()
-        assert not actual.open
+        for handle in handles:
+            assert [event async for event in handle][-1].finish_reason == "cancelled"
 
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        actual, served = followers(engine)
+        context = context_of(engine)
         asyncio.run(read_some())
-        assert b'finished_reason="abort"' in actual.metrics.text()
-
-
-def test_a_reader_of_several_that_stops_early_ends_quietly() -> None:
-    async def read_some() -> None:
-        events = actual.merge_events(actual.submit(served, [LONG] * 3), RequestStats())  # type: ignore[arg-type]
-        await anext(events)
-        await events.aclose()
-        assert not actual.open
-
-    with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        actual, served = followers(engine)
-        asyncio.run(read_some())
+        assert b'finished_reason="abort"' in context.metrics.text()

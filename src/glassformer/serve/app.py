@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, NotRequired
 
@@ -45,7 +43,7 @@ from .schemas import (
     TokenizeRequest,
     TranslateRequest,
 )
-from .tracking import Context, RequestTracker
+from .tracking import Context
 
 ERRORS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 HINT = "use its IP address, 127.0.0.1 or localhost, or start it with --allow-host NAME"
@@ -177,11 +175,10 @@ STREAMED = (complete, chat)
 
 
 class Api:
-    """The server's routes, with the registry, metrics and request tracker that they share."""
+    """The server's routes, with the registry and metrics that they share."""
 
     def __init__(self, registry: Registry, version: str) -> None:
         self.registry, self.metrics, self.release = registry, Metrics(registry), version
-        self.tracker = RequestTracker(registry, self.metrics)
         self.ending = False
         self.description = openapi(version, self.gets())
 
@@ -266,7 +263,7 @@ class Api:
     async def _compute(self, post: Post, request: Request) -> Any:
         content = await read_body(request)
         body = await to_thread.run_sync(parse_body, post.body, content)
-        context = Context(request, self.registry[body.model], self.tracker)
+        context = Context(request, self.registry[body.model], self.metrics)
         return await post.handler(context, body)
 
 
@@ -391,17 +388,9 @@ def application(
     """
     api = Api(registry, version)
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        watching = asyncio.ensure_future(api.tracker.watch())
-        yield
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
-
     kinds = (UserError, HTTPException, Exception)
     handlers: Any = dict.fromkeys(kinds, handle_error)
-    app: Any = Starlette(routes=api.routes(), exception_handlers=handlers, lifespan=lifespan)
+    app: Any = Starlette(routes=api.routes(), exception_handlers=handlers)
     if hosts is not None:
         app = Guard(app, hosts, addresses=addresses, hint=HINT)
     return RequestMiddleware(app, keys, api.metrics, log), api

@@ -247,7 +247,7 @@ class AnswerWriter:
         options, context = self.body.stream_options, self.context
         usages, with_usage = list[Usage](), options is not None and options.include_usage
         head = self._head(self.chunk_type)
-        merged = context.tracker.merge_events(self.handles, context.tally)
+        merged = context.merge_events(self.handles)
         async with aclosing(merged) as events:
             async for number, event in events:
                 choice = self.choices[number][event.index]

@@ -1,10 +1,9 @@
 """POST /v1/inspect, and ``"inspect": [...]`` on a completion: what the served weights compute for a
 text.
 
-Decoders with attention are looked into by the engine, in the steps in which the text is read and
-continued: what its pages hold is not computed again, and nobody else's answer changes by a bit.
-Other models (encoders, encoder-decoders, recurrent ones) make a pass of their own on the same
-weights, in a thread, one at a time. A wish is
+Decoders are looked into by the engine, in the steps in which the text is read and continued: what
+its pages hold is not computed again, and nobody else's answer changes by a bit. Encoders and
+encoder-decoders make a pass of their own on the same weights, in a thread, one at a time. A wish is
 
     lens             what each depth would say (the logit lens) at the positions
     top_tokens       for each token its log-probability and the likeliest tokens after it
@@ -41,7 +40,7 @@ V = TypeVar("V")
 MAX_COMPUTED = 1 << 26  # numbers that a pass may keep
 MAX_RETURNED = 1 << 18  # numbers of an answer
 SUMMARIES = ("lens", "top_tokens")
-LENS_VALUES = ["decoder.embed", "decoder.blocks.*.resid", "decoder.out"]  # what it is read from
+LENS_VALUES = [*streams.depths("decoder"), "decoder.out"]  # what it is read from
 
 
 class NamedValue(TypedDict):
@@ -88,15 +87,12 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
     else:
         refuse(not pair, "Only an encoder-decoder has a source; leave it out.", "source")
         source = await _encode_pair(served, single_text(body.source, "source"), False, "source")
-    if pair:
-        ids = await _encode_pair(served, text, True, "prompt")
-    elif isinstance(served.config, config.Decoder):
-        (ids,) = await encode_prompts(served, [text])
-    else:
-        ids = await _encode_input(served, text)
-    if not paged(served):
+    if not isinstance(served.config, config.Decoder):
+        encoded = _encode_pair(served, text, True, "prompt") if pair else None
+        ids = await (encoded or _encode_input(served, text))
         context.tally.model, context.tally.prompt = served.id, len(ids)
         return await context.run_exclusively(partial(run_inspection, served, ids, body, source))
+    (ids,) = await encode_prompts(served, [text])
     body = body.model_copy(update={"positions": _positions(body.positions, len(ids))})
     request = Request(ids, max_new=0, client=context.client)
     handles = await context.submit([with_inspection(served, body, request)])
@@ -268,13 +264,6 @@ def _check_sent(total: int) -> None:
 # ------------------------------------------------------------------------------------ by the engine
 
 
-def paged(served: ServedModel) -> bool:
-    """True if the engine can capture values of this model: a decoder with a paged KV cache."""
-    return isinstance(served.config, config.Decoder) and isinstance(
-        served.config.decoder, config.Stack
-    )
-
-
 def inspected_positions(body: InspectOptions, prompt: int) -> tuple[int, list[int] | None]:
     """First position to inspect, and the list of positions (None: all from there on)."""
     positions = getattr(body, "positions", None)
@@ -289,11 +278,6 @@ def with_inspection(served: ServedModel, body: InspectOptions, request: Request)
     names and for too many values."""
     if body.inspect is None and not body.edits:
         return request
-    message = (
-        "Edits of a completion need a decoder with attention; POST /v1/inspect edits what "
-        f'"{served.id}" reads.'
-    )
-    refuse(bool(body.edits) and not paged(served), message, "edits")
     outputs, patterns, length = body.inspect or (), value_patterns(body), len(request.tokens)
     since, positions = inspected_positions(body, length)
     max_new = served.context - length + 1 if request.max_new is None else request.max_new
@@ -302,19 +286,13 @@ def with_inspection(served: ServedModel, body: InspectOptions, request: Request)
     message = f"Position {missing} is not there; at most {end} tokens are read, 0 to {end - 1}."
     refuse(missing is not None, message, "positions")
     shapes, count = served.engine.shapes, end - since if positions is None else len(positions)
-    _check_size(request.n * _size(shapes, patterns, end - since, end))
     _check_sent(request.n * _size(shapes, patterns, count, end))
-    if "lens" in outputs:
-        streams.needs_head(served.model, "it has no lens.")
     for word in body.track:
         streams.word_id(served.model, served.tokenizer, word)
-    if not paged(served):
-        looking.must_match(patterns, [*shapes])
-        return request  # Inspector makes a pass of its own
     if "lens" in outputs:
-        patterns += LENS_VALUES
-        depth = served.config.decoder.depth  # type: ignore[union-attr]
-        _check_size(request.n * (end - since) * served.config.dim * (depth + 2))
+        streams.needs_head(served.model, "it has no lens.")
+        patterns += [name for name in LENS_VALUES if matching(shapes, [name])]
+    _check_size(request.n * _size(shapes, patterns, end - since, end))
     if "top_tokens" in outputs:
         request = replace(
             request,
@@ -332,10 +310,8 @@ class Inspector:
     def __init__(self, served: ServedModel, body: InspectOptions, handle: RequestHandle) -> None:
         self.served, self.body, self.handle = served, body, handle
         self.tokens, self.drained = [*handle.prompt], 0
-        self.pending, self.captures = (
-            list[int](),
-            list[RecordedValues](),
-        )  # pending: drawn and not read
+        self.pending = list[int]()  # drawn and not read
+        self.captures = list[RecordedValues]()
         # by position
         self.logprobs = dict[int, float | None]()
         self.top_logprobs = dict[int, Sequence[tuple[int, float]]]()
@@ -363,16 +339,13 @@ class Inspector:
             if requested is None or position in requested
         ]
         self.drained = end
-        if not paged(self.served):
-            return self._separate_pass(start, positions)
         outputs, patterns = self.body.inspect or (), value_patterns(self.body)
         inspection = _head(
             self.served, self.body, "the engine's own steps", start, self.tokens[start:]
         )
-        capture, self.captures = (
-            concatenate(self.captures) if self.captures else RecordedValues(start, {}),
-            [],
-        )
+        nothing = RecordedValues(start, {})
+        capture = concatenate(self.captures) if self.captures else nothing
+        self.captures = []
         if patterns:
             rows = torch.tensor(positions, dtype=torch.long) - capture.start
             selected = {}
@@ -397,20 +370,12 @@ class Inspector:
             if position > since:
                 self.top_logprobs.setdefault(position - 1, entry.top)
 
-    def _separate_pass(self, start: int, positions: list[int]) -> Inspection:
-        """Inspection by a separate forward pass over all tokens, for models that the engine cannot
-        capture."""
-        body = self.body.model_copy(
-            update={"positions": positions} if positions else {"inspect": []}
-        )
-        inspection = run_inspection(self.served, self.tokens, body)
-        head = _head(self.served, body, inspection["by"], start, self.tokens[start:])
-        return {**inspection, **head}
-
     def _lens(self, capture: RecordedValues, positions: Sequence[int]) -> JsonObject:
         rows = [position - capture.start for position in positions]
         states = {path: x[0, rows] for path, x in matching(capture.values, LENS_VALUES).items()}
-        out = states.pop(LENS_VALUES[-1])
+        # of a recurrent model the last cell's state is what the head reads
+        out = states.pop(LENS_VALUES[-1], None)
+        out = states[[*states][-1]] if out is None else out
         model, tokenizer = self.served.model, self.served.tokenizer
         track = [streams.word_id(model, tokenizer, word) for word in self.body.track]
         ids, end = [self.tokens[position] for position in positions], len(self.tokens)

@@ -27,6 +27,7 @@ from .memory import MemoryPlan, check_encode, check_request, plan_memory
 from .request import (
     Encode,
     EngineClosed,
+    Event,
     QueueFull,
     Request,
     RequestTooLarge,
@@ -38,6 +39,8 @@ from .worker import Worker
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
+
+ENDED = "The engine has ended; try another one, or later."
 
 
 class Engine:
@@ -119,7 +122,7 @@ class Engine:
             self._add_sequences(handle, request)
         with self._work:
             if self._closing:
-                raise EngineClosed("The engine is closed; make another one.")
+                raise EngineClosed(ENDED)
             self._check_queue(request)
             self._open[handle] = None
             self._arrivals.append(handle)
@@ -225,13 +228,20 @@ class Engine:
         return {path: tuple(value.shape) for path, value in one_token(self.model).items()}
 
     def _loop(self) -> None:
-        while self._arrive():
-            try:
-                self._worker.step()
-            except (
-                Exception
-            ) as error:  # of no request and no text: there is nobody whom it could spare
-                self._worker.end_all(error)
+        try:
+            while self._arrive():
+                try:
+                    self._worker.step()
+                # of no request and no text: there is nobody whom it could spare
+                except Exception as error:
+                    self._worker.end_all(error)
+        finally:  # whatever ended the thread, nobody waits for it
+            with self._work:
+                self._closing = True
+                for handle in self._open:
+                    ended = Event(0, finish_reason="error", error=EngineClosed(ENDED))
+                    handle.put(replace(ended, usage=handle.usage))
+                self._open.clear()
 
     def _arrive(self) -> bool:
         """Wait for something to do; False: the engine was closed and nothing is left."""

@@ -87,12 +87,10 @@ def prepare_looks(
     """
     request, unsplit = handle.request, 0
     assert isinstance(request, Request)
-    stack = isinstance(getattr(model.config, "decoder", None), config.Stack)
-    if not stack or request.source is not None:
-        raise UserError(
-            "An engine looks inside decoders with attention alone; use "
-            "glassformer.look for this model."
-        )
+    need(
+        isinstance(model.config, config.Decoder),
+        "An engine looks inside decoders alone; use glassformer.look for this model.",
+    )
     must_match(request.want, [*shapes])
     reading = Reading.for_generation(model, [request.tokens], None, tokenizer)
     reading.__dict__["shapes"] = shapes  # known already

@@ -22,7 +22,7 @@ from ...fast.paged import PagedCache
 from ...fast.prepacked import prepack
 from .pages import PagePool, Windows
 from .request import Encode, Request
-from .runner import PagedRunner, Runner, Sources, StateRunner
+from .runner import PagedRunner, Runner, StateRunner
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
@@ -79,29 +79,23 @@ class MemoryPlan:
 
     def runner(self) -> Runner:
         """A runner of the model over these pages."""
-        cfg = self.model.config
         if not self.rewinds:
             return StateRunner(self.model)
-        assert not isinstance(cfg, config.Encoder)
-        page_counts = len(self.pool.users), self.source_pages
         near = None if self.windows is None else len(self.windows.pool.users)
-        cache = PagedCache(cfg, self.context, *page_counts, page_dtype(self.model), near)
-        return PagedRunner(self.model, cache, Sources(self.source_pages), self.windows)
+        cache = self._cache(self.model, self.context, near)
+        return PagedRunner(self.model, cache, self.source_pages, self.windows)
 
     def drafter(self) -> PagedRunner | None:
         """A runner of the draft model over pages of the same numbers."""
         if self.draft is None or not self.rewinds:
             return None
-        assert isinstance(self.draft.config, config.Decoder)
         context = int(min(self.context, self.draft.config.context, self.draft.limit))
-        page_counts = len(self.pool.users), 0
-        cache = PagedCache(
-            self.draft.config,
-            context,
-            *page_counts,
-            page_dtype(self.draft),
-        )
-        return PagedRunner(self.draft, cache, Sources(0))
+        return PagedRunner(self.draft, self._cache(self.draft, context))
+
+    def _cache(self, model: Model, context: int, near: int | None = None) -> PagedCache:
+        assert not isinstance(model.config, config.Encoder)
+        pages = len(self.pool.users), self.source_pages
+        return PagedCache(model.config, context, *pages, page_dtype(model), near)
 
 
 def by_kernels(model: Model) -> bool:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 
@@ -103,15 +103,6 @@ class PagePool:
                     self._cached[page] = None
                 else:
                     self._free.append(page)
-
-    def recount(self, holders: Iterable[Sequence[int]]) -> None:
-        """Frees pages of which more users are counted than ``holders`` list: an error came between
-        the count and the list."""
-        users = Counter(page for pages in holders for page in pages)
-        for page, count in enumerate(self.users):
-            if count > users[page]:
-                self.users[page] = users[page] + 1
-                self.give([page])
 
     def know(self, page: int) -> None:
         """Marks a page in use whose contents can be found again: it will be cached rather than

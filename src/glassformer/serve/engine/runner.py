@@ -29,7 +29,7 @@ from ...core.nn.position import Position
 from ...fast.kernels import PAGE
 from ...fast.paged import PackedTape, PackedTexts, PagedCache
 from ...tasks.pool import Pool
-from .pages import PagePool, Windows
+from .pages import Windows
 from .request import Encode
 from .sequence import Chunk, Sequence
 
@@ -50,69 +50,25 @@ class Runner(Protocol):
         """Drops what is kept for all sequences."""
 
 
-class Sources:
-    """The pages of what encoders read, by the ids: sequences of one source share them, and they are
-    kept while there is room."""
-
-    def __init__(self, pages: int) -> None:
-        self.pool = PagePool(pages, self._forget)
-        self._pages: dict[tuple[int, ...], list[int]] = {}
-        self._of_page: dict[int, tuple[int, ...]] = {}
-        self.open: dict[Sequence, list[int]] = {}
-
-    def find(self, sequence: Sequence) -> bool:
-        """Open a sequence's source; whether its pages have to be filled first."""
-        assert sequence.source is not None
-        pages = self._pages.get(sequence.source)
-        self.open[sequence] = opened = []
-        for page in pages or ():
-            self.pool.share(page)
-            opened.append(page)
-        while pages is None and len(opened) * PAGE < len(sequence.source):
-            opened.append(self.pool.take())
-        return pages is None
-
-    def keep(self, sequence: Sequence) -> None:
-        """A sequence's pages are filled: others of the same source find them."""
-        assert sequence.source is not None
-        for page in self.open[sequence]:
-            self._of_page[page] = sequence.source
-            self.pool.know(page)
-        self._pages[sequence.source] = self.open[sequence]
-
-    def close(self, sequence: Sequence) -> None:
-        """Frees a sequence's pages; harmless where it has none."""
-        self.pool.give(self.open.pop(sequence, ()))
-
-    def abandon(self, sequence: Sequence) -> None:
-        """Frees what ``find`` took before it failed, counted or not."""
-        self.open.pop(sequence, None)
-        self.pool.recount(self.open.values())
-
-    def clear(self) -> None:
-        """Frees all pages."""
-        self.pool.clear()
-        for table in (self._pages, self._of_page, self.open):
-            table.clear()
-
-    def _forget(self, page: int) -> None:
-        self._pages.pop(self._of_page.pop(page), None)
-
-
 class PagedRunner:
-    """One pass of the model over the tokens of all chunks, side by side."""
+    """One pass of the model over the tokens of all chunks, side by side.
+
+    Of ``source_pages`` each source that is read has its pages, which sequences of equal ids share.
+    """
 
     def __init__(
-        self, model: Model, cache: PagedCache, sources: Sources, windows: Windows | None = None
+        self, model: Model, cache: PagedCache, source_pages: int = 0, windows: Windows | None = None
     ) -> None:
-        self.model, self.cache, self.sources, self.windows = model, cache, sources, windows
+        self.model, self.cache, self.windows = model, cache, windows
+        self.source_pages, self.sources = source_pages, dict[tuple[int, ...], list[int]]()
+        self.readers: set[Sequence] = set()  # of sources that are in pages
         self.device = next(model.parameters()).device
         self.lag = model.config.embed.previous_token_embeddings
 
     def forward(self, chunks: Seq[Chunk]) -> Tensor:
         for chunk in chunks:
-            if chunk.sequence.source is not None and chunk.sequence not in self.sources.open:
-                self._open(chunk.sequence)
+            if chunk.sequence.source is not None and chunk.sequence not in self.readers:
+                self._read_source(chunk.sequence, chunk.sequence.source)
         texts = self.cache.texts = self._packed(chunks)
         tokens = self._row([token for chunk in chunks for token in chunk.tokens])[None]
         columns = [
@@ -158,21 +114,24 @@ class PagedRunner:
         return PackedTape(tapes, rows)
 
     def released(self, sequence: Sequence) -> None:
-        self.sources.close(sequence)
+        self.readers.discard(sequence)
+        if not any(reader.source == sequence.source for reader in self.readers):
+            self.sources.pop(sequence.source or (), None)
 
     def restart(self) -> None:
+        self.readers.clear()
         self.sources.clear()
 
-    def _open(self, sequence: Sequence) -> None:
-        """The pages of a sequence's source, filled; where that fails it has none, and nobody finds
-        them."""
-        try:
-            if self.sources.find(sequence):
-                self._encode(sequence)
-                self.sources.keep(sequence)
-        except BaseException:
-            self.sources.abandon(sequence)
-            raise
+    def _read_source(self, sequence: Sequence, source: tuple[int, ...]) -> None:
+        """Fills the pages of a sequence's source, if no other one has; they are listed once they
+        are filled, so that a pass that fails takes none."""
+        if source not in self.sources:
+            used = set(itertools.chain.from_iterable(self.sources.values()))
+            free = (page for page in range(self.source_pages) if page not in used)
+            pages = [*itertools.islice(free, -(-len(source) // PAGE))]
+            self._encode(source, pages)
+            self.sources[source] = pages
+        self.readers.add(sequence)
 
     def _row(self, numbers: Seq[int], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(numbers, dtype=dtype).to(self.device, non_blocking=True)
@@ -180,20 +139,24 @@ class PagedRunner:
     def _packed(self, chunks: Seq[Chunk]) -> PackedTexts:
         """Layout of the chunks' tokens in one row."""
         pos, rows, spans = list[int](), list[int](), list[tuple[int, int]]()
-        for sequence, chunk in enumerate(chunks):
+        for number, chunk in enumerate(chunks):
             spans.append((len(pos), len(pos) + len(chunk.tokens)))
             pos += range(chunk.start, chunk.start + len(chunk.tokens))
-            rows += [sequence] * len(chunk.tokens)
+            rows += [number] * len(chunk.tokens)
         pages, sources = [chunk.sequence.pages for chunk in chunks], None
-        tables = self._tables(pages)
-        windows = None if self.windows is None else self._tables([*map(self._parts, pages)])
         lengths = [len(chunk.sequence.source or ()) for chunk in chunks]
         if chunks[0].sequence.source is not None:
-            open_pages = [self.sources.open[chunk.sequence] for chunk in chunks]
-            sources = self._tables(open_pages), self._row(lengths, torch.int32)
-        previous = self._previous(chunks) if self.lag else None
-        layout = self._row(pos)[None], self._row(rows, torch.int32), tables, spans
-        return PackedTexts(*layout, sources, previous, window_tables=windows)
+            filled = [self.sources[chunk.sequence.source or ()] for chunk in chunks]
+            sources = self._tables(filled), self._row(lengths, torch.int32)
+        return PackedTexts(
+            self._row(pos)[None],
+            self._row(rows, torch.int32),
+            self._tables(pages),
+            spans,
+            sources,
+            self._previous(chunks) if self.lag else None,
+            window_tables=self._tables([*map(self._parts, pages)]) if self.windows else None,
+        )
 
     def _parts(self, pages: Seq[int]) -> list[int]:
         """Window pages of these pages, 0 where a page has none."""
@@ -215,16 +178,13 @@ class PagedRunner:
                 previous.append(ids[place - self.lag : place][::-1])
         return self._row(previous)[None]  # type: ignore[arg-type]
 
-    def _encode(self, sequence: Sequence) -> None:
-        """Fill the pages of a sequence's source."""
-        assert sequence.source is not None and isinstance(self.model, EncoderDecoder)
-        places, pages = (
-            torch.arange(len(sequence.source), device=self.device),
-            self._row(self.sources.open[sequence]),
-        )
-        slots = pages[places // PAGE] * PAGE + places % PAGE
+    def _encode(self, source: Seq[int], pages: Seq[int]) -> None:
+        """Fill the pages of a source."""
+        assert isinstance(self.model, EncoderDecoder)
+        places = torch.arange(len(source), device=self.device)
+        slots = self._row(pages)[places // PAGE] * PAGE + places % PAGE
         with inference(self.model):
-            hidden = self.model.encode(self._row(sequence.source)[None]).hidden
+            hidden = self.model.encode(self._row(source)[None]).hidden
             for block, (_, across) in zip(self.model.decoder.blocks, self.cache.pages, strict=True):
                 k, v = block.cross.memory_keys(hidden)
                 across.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), slots)  # type: ignore[union-attr]

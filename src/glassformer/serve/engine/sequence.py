@@ -87,7 +87,7 @@ class RequestHandle:
         self._events: deque[Event] = deque()
         self._condition = threading.Condition()
         self._wake: Callable[[], None] | None = None  # an event loop that waits
-        self._ended = False  # the last event was read
+        self.exhausted = False  # its last event was read
 
     @property
     def handle(self) -> RequestHandle:
@@ -129,11 +129,11 @@ class RequestHandle:
             self._wake = wake
             return None
         event = self._events.popleft()
-        self._ended = event.usage is not None
+        self.exhausted = event.usage is not None
         return event
 
     def __iter__(self) -> Iterator[Event]:
-        while not self._ended:
+        while not self.exhausted:
             with self._condition:
                 self._condition.wait_for(lambda: self._events)
                 event = self._take()
@@ -142,7 +142,7 @@ class RequestHandle:
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         loop = asyncio.get_running_loop()
-        while not self._ended:
+        while not self.exhausted:
             ready = asyncio.Event()
 
             def wake(ready: asyncio.Event = ready) -> None:

@@ -28,7 +28,7 @@ def columns(path: Path, field: str) -> Iterator[tuple[str, int]]:
 
     Raises UserError, with the row, for a damaged file, a missing column and one that holds no text.
     """
-    arrow, row = _pyarrow(path), 0
+    arrow, row = open_pyarrow(path), 0
     try:
         for table, bytes_read in (
             _parquet(path, field) if path.suffix == ".parquet" else _stream(path)
@@ -87,7 +87,8 @@ def _lacks(path: Path, field: str, names: list[str]) -> str:
     return f'{path} has no column "{field}" (there: {", ".join(names) or "none"}); {_SAY}'
 
 
-def _pyarrow(path: Path) -> Any:
+def open_pyarrow(path: Path) -> Any:
+    """The package that reads the file; UserError where it is missing."""
     try:
         import pyarrow
         import pyarrow.types

@@ -162,13 +162,12 @@ def compare(
     def write() -> None:
         files.write(out / "comparison.json", json.dumps(comparison, indent=1) + "\n")
 
-    shared = comparison.setdefault(
-        "precision", None if comparison["runs"] else shared_precision(arms)
-    )
-    if shared is not None:  # a comparison begun by an older version has none
-        note(f"Where nothing else is said, all are trained in {shared['dtype']}: {shared['why']}.")
+    if "precision" not in comparison:
+        comparison["precision"] = shared_precision(arms)
+    shared = comparison["precision"]
+    note(f"Where nothing else is said, all are trained in {shared['dtype']}: {shared['why']}.")
     for arm in arms:
-        settings = arm.settings if shared is None else with_precision(arm.settings, shared["dtype"])
+        settings = with_precision(arm.settings, shared["dtype"])
         steps = None
         for seed in range(settings.train.seed, settings.train.seed + seeds):
             name = arm.name if seeds == 1 else f"{arm.name}.seed-{seed}"
@@ -266,8 +265,6 @@ def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
         return {"budget": budget, "runs": {}}
     fix = "remove it to train what is not finished, or choose another --out"
     comparison = files.read_json(path, fix)
-    if "plan" in comparison:  # as it was called
-        comparison["precision"] = comparison.pop("plan")
     before: Any = comparison.get("budget")
     need(
         isinstance(before, dict) and isinstance(comparison.get("runs"), dict),

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 import math
-import random
+import operator
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from ..core import files
 from ..core.checkpoints import tensors as tensorfiles
@@ -34,6 +32,9 @@ from ..scale.shard import cuts_of, place_in
 from ..scale.shared import mesh_of
 
 STEP = re.compile(r"step-(\d{6,})")
+NUMBERS = ("step", "tokens", "skipped_in_a_row", "best_step", "frozen_digest")
+"""Fields of ``State`` that state.json holds as they are."""
+_json_value = operator.methodcaller("tolist")  # numpy's numbers and arrays as JSON holds them
 LEFTOVERS = re.compile(rf"\.({STEP.pattern}|last|best|(run|log|curves)\.\w+)\.(.+\.)?(part|old)")
 
 
@@ -67,19 +68,9 @@ def save(folder: Path, state: State, tokenizer: Any = None, source_tokenizer: An
                 contents = store.contents_of(state.model, tokenizer, "glassformer", **named)
                 shares.write(beside, filled(contents), mesh)
             tensors: dict[str, Any] = state.optimizer.state()
-            numbers = {name: getattr(state, name) for name in ("step", "tokens", "best_step")}
-            # as older checkpoints have them
-            numbers |= {"bad": state.skipped_in_a_row, "content": state.frozen_digest}
+            numbers = {name: getattr(state, name) for name in NUMBERS}
             numbers["best"] = state.best if math.isfinite(state.best) else None
             numbers["batches"] = state.batches.state()
-            if not state.draws_by_piece:
-                tensors["random:torch"] = torch.get_rng_state()
-                if torch.cuda.is_available():
-                    tensors |= {
-                        f"random:cuda:{i}": rng_state
-                        for i, rng_state in enumerate(torch.cuda.get_rng_state_all())
-                    }
-                numbers["random"] = {"python": random.getstate(), "numpy": np.random.get_state()}
             if lora.adapted(state.model):  # an adapter's own file names its tensors as others do
                 cuts = cuts_of(state.model)
                 for name, weight in lora.trained(state.model):
@@ -141,17 +132,13 @@ def restore(path: Path, state: State) -> dict[str, Any]:
         f"{path} is a checkpoint of another model: {differs}; give the same config "
         "or another folder.",
     )
-    unchanged = saved_state.get("content") == state.frozen_digest
     need(
-        unchanged,
+        saved_state.get("frozen_digest") == state.frozen_digest,
         f"{state.base_model} has other weights than when {path} was made; put back those "
         "it began with.",
     )
     state_file = tensorfiles.open_file(path / "state.safetensors")
-    names = [name for name in state_file.entries if not name.startswith(("random:", "weight:"))]
-    randoms = {
-        name: state_file.load(name) for name in state_file.entries if name.startswith("random:")
-    }
+    names = [name for name in state_file.entries if not name.startswith("weight:")]
     weights = {
         name[7:]: (state_file, name) for name in state_file.entries if name.startswith("weight:")
     }
@@ -181,23 +168,11 @@ def restore(path: Path, state: State) -> dict[str, Any]:
     state.optimizer.restore(
         {name: shares.read_share(state_file, name, state.optimizer.place(name)) for name in names}
     )
-    state.draws_by_piece = "random:torch" not in randoms
     try:
-        state.step, state.tokens, state.skipped_in_a_row = (
-            saved_state["step"],
-            saved_state["tokens"],
-            saved_state["bad"],
-        )
+        for name in NUMBERS:
+            setattr(state, name, saved_state[name])
         state.best = math.inf if saved_state["best"] is None else saved_state["best"]
-        state.best_step = saved_state.get("best_step")
         state.batches.restore(saved_state["batches"])
-        if randoms:  # of a run that was begun when there was one stream of random numbers
-            version, inner, gauss = saved_state["random"]["python"]
-            random.setstate((version, tuple(inner), gauss))
-            np.random.set_state(tuple(saved_state["random"]["numpy"]))
-            torch.set_rng_state(randoms.pop("random:torch"))
-            for name, stood in randoms.items():
-                torch.cuda.set_rng_state(stood, int(name.rpartition(":")[2]))
     except (KeyError, TypeError) as error:
         raise UserError(
             f"{path / 'state.json'} lacks {error}; it is damaged, use another checkpoint."
@@ -288,13 +263,6 @@ def _short(value: Any) -> str:
     )
 
 
-def _json_value(value: Any) -> Any:
-    """numpy's numbers and arrays as JSON holds them."""
-    if isinstance(value, np.generic | np.ndarray | Tensor):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} cannot be kept in state.json")
-
-
 def _name(step: int) -> str:
     return f"step-{step:06d}"
 
@@ -302,12 +270,9 @@ def _name(step: int) -> str:
 def verified(path: Path) -> dict[str, Any]:
     """The numbers in a checkpoint's state.json; UserError unless each of its files is what was
     written."""
-    numbers = read_json(path / "state.json")
-    if not (path / SUMS).is_file():  # older versions wrote none, and no best_step
-        need("best_step" not in numbers, f"{path / SUMS} is missing; {ANOTHER}.")
-        return numbers
+    need((path / SUMS).is_file(), f"{path / SUMS} is missing; {ANOTHER}.")
     verify(path)
-    return numbers
+    return read_json(path / "state.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -20,10 +20,16 @@ from typing import Any
 from ..core.config.objective import Objective
 from ..core.config.serial import members
 from ..core.errors import UserError, nearest, need
-from ..formats.data.compression import damage, plain_suffix, unpacked
 from ..formats.data.corpus import nearest_name
 from ..formats.data.registry import locate
-from ..formats.data.text_streams import binary, json_line, unreadable
+from ..formats.data.text_streams import (
+    DAMAGE,
+    binary,
+    json_line,
+    plain_suffix,
+    unpacked,
+    unreadable,
+)
 from .example_table import SHORT
 
 Record = dict[str, Any]  # part -> what stands there
@@ -111,7 +117,7 @@ def _content(path: Path) -> str:
     try:
         with path.open("rb") as raw:
             data = unpacked(raw, path).read()
-    except damage(path) as error:
+    except DAMAGE as error:
         raise unreadable(path, error) from None
     if b"\0" in data:
         raise binary(path, data.index(0))

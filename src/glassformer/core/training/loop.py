@@ -41,9 +41,7 @@ class State:
     ``bf16_replica``, a copy of the model. Where only a change of another model is trained,
     ``base_model`` is its name and ``frozen_digest`` tells its weights; ``labels`` are the names of
     what is chosen from. ``earlier_ends`` are the steps at which the run had ended before more were
-    asked for. ``draws_by_piece`` is false in a run that was begun when random numbers still came
-    from one stream, whose state its checkpoints keep; ``gradients`` computes a step's where several
-    processes share the run.
+    asked for. ``gradients`` computes a step's where several processes share the run.
     """
 
     model: Model
@@ -58,7 +56,6 @@ class State:
     frozen_digest: str | None = None
     labels: tuple[str, ...] = ()
     earlier_ends: tuple[int, ...] = ()
-    draws_by_piece: bool = True
     gradients: Callable[..., Sums] | None = field(default=None, repr=False)
     bf16_replica: Bf16Replica | None = field(default=None, repr=False)
 
@@ -148,11 +145,7 @@ def train(
             model.train()
         if replica is not None:
             replica.follow()
-        draws = (
-            functools.partial(seed_piece, settings.seed, state.step)
-            if state.draws_by_piece
-            else None
-        )
+        draws = functools.partial(seed_piece, settings.seed, state.step)
         # fp32 products in TF32, where that was asked for
         with execution.products() if execution.tf32 else nullcontext():
             if state.gradients is not None:

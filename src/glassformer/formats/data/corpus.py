@@ -21,8 +21,7 @@ from ...core import files
 from ...core.errors import UserError, nearest, need
 from .. import tables
 from . import text_streams
-from .compression import damage, plain_suffix, unpacked
-from .text_streams import PIECE, unreadable
+from .text_streams import DAMAGE, PIECE, plain_suffix, unpacked, unreadable
 
 MARK = "<|endoftext|>"  # between the documents of many published corpora
 _HEAD = 8192  # bytes that tell whether a file of a folder is text
@@ -75,7 +74,8 @@ class CorpusFile:
         documents = 0
         try:
             with self.path.open("rb") as raw:
-                blocks = text_streams.decoded(unpacked(raw, self.path), self.path)
+                stream = unpacked(raw, self.path)  # closes the file when nobody holds it
+                blocks = text_streams.decoded(stream, self.path)
                 ended: Iterator[tuple[str, bool]]
                 if self.field is not None:
                     ended = (
@@ -95,7 +95,7 @@ class CorpusFile:
                     documents += last
                     if text:
                         yield TextPiece(text, last, raw.tell())
-        except damage(self.path) as error:
+        except DAMAGE as error:
             raise unreadable(
                 self.path, error, f", after {documents} documents" if documents else ""
             ) from None
@@ -245,7 +245,7 @@ def _looks_like_text(path: Path) -> bool:
     except UnicodeDecodeError as error:
         cut_through = error.reason == "unexpected end of data" and len(head) == _HEAD
         return cut_through and b"\0" not in head
-    except damage(path):
+    except DAMAGE:
         return False
     return b"\0" not in head
 

@@ -1,19 +1,40 @@
-"""A file's bytes as text: blocks decoded, split at separators, cut into pieces, or the field of
-each line."""
+"""A file's bytes as text: unpacked, decoded in blocks, split at separators, cut into pieces, or the
+field of each line."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from ...core.errors import UserError
+from ..tables import open_pyarrow
 
 PIECE = 1 << 16  # characters of a piece: long enough to tokenise well, short enough to share out
 _LINE_BORDER = re.compile(r"\S\n(?=\w)")
 _WORD_BORDER = re.compile(r"\S(?= \w)")
+
+PACKED = (".gz", ".zst")
+DAMAGE = (OSError, EOFError, zlib.error)
+"""The exceptions that reading a damaged file may raise."""
+
+
+def plain_suffix(path: Path) -> str:
+    """The suffix of a file without its compression suffix: .jsonl of a.jsonl.gz."""
+    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
+
+
+def unpacked(raw: BinaryIO, path: Path) -> BinaryIO:
+    """The stream of what is packed in a file; UserError where a package for it is missing."""
+    if path.suffix == ".gz":
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+    if path.suffix == ".zst":
+        return cast(BinaryIO, open_pyarrow(path).CompressedInputStream(raw, "zstd"))
+    return raw
 
 
 def decoded(stream: BinaryIO, path: Path) -> Iterator[str]:

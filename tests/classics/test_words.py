@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from glassformer import UserError, cli
+from glassformer.commands.words import CONTEXTS
 from glassformer.formats import store
 from glassformer.sight.contexts import Place, must_have, pair_cosines, word_vectors
-from glassformer.tasks.classics import average, bag, contexts, vectors, vocabulary, word2vec
+from glassformer.tasks.classics import average, bag, vectors, vocabulary, word2vec
 from glassformer.tasks.classics.vectors import Vectors
 from glassformer.tasks.classics.word2vec import Settings, Word2Vec
 
@@ -468,14 +469,14 @@ def place(text: str, word: str) -> Place:
 
 
 def test_a_words_vectors_move_apart_in_an_encoder(minilm: tuple[Any, Any]) -> None:
-    for word, first, second in contexts.EXAMPLES:
+    for word, first, second in CONTEXTS:
         item, neighbour = place(first, word), place(second, word)
         cosines, repeated = pair_cosines(*minilm, [(item, neighbour), (item, item)]).tolist()
         assert (
             len(cosines) == 7 and cosines[0] == pytest.approx(1.0, abs=1e-5) and cosines[-1] < 0.95
         )
         assert repeated[-1] == pytest.approx(1.0, abs=1e-5)
-    money, river = (place(text, "bank") for text in contexts.EXAMPLES[0][1:])
+    money, river = (place(text, "bank") for text in CONTEXTS[0][1:])
     loan = place("He asked the bank for a loan.", "bank")
     near, far = pair_cosines(*minilm, [(money, loan), (river, loan)])[:, -1].tolist()
     assert near > far
@@ -503,35 +504,6 @@ def test_layers_are_those_that_transformers_gives(minilm: tuple[Any, Any]) -> No
             hidden = model(**second_tokenizer, output_hidden_states=True).hidden_states
         for layer in range(1, 7):
             assert torch.allclose(result[layer], hidden[layer][0, ordered].mean(0), atol=1e-4)
-
-
-def test_words_in_context(minilm: tuple[Any, Any], shared_data: Path) -> None:
-    pairs = contexts.read_wic(shared_data / "wic", "train")
-    assert len(pairs) == 5428 and sum(pair.same_sense for pair in pairs) == 2714
-    text, start, end = pairs[0].second
-    assert text[start:end] == "carries" and pairs[0].same_sense is False
-    group = pairs[:150]
-    cosines = pair_cosines(*minilm, [(pair.first, pair.second) for pair in group]).numpy()
-    repeated = np.array([pair.same_sense for pair in group])
-    assert cosines.shape == (150, 7)
-    # the last layer tells senses apart
-    assert cosines[repeated, -1].mean() > cosines[~repeated, -1].mean() + 0.03
-    table = Vectors(("carry", "carries"), np.eye(2, dtype=np.float32))
-    # break, broke: unknown
-    assert contexts.static_cosines(table, pairs[:3])[:, 0].tolist() == [0.0, 1.0, 0.0]
-
-
-def test_the_border_is_the_best_on_what_it_is_chosen_on() -> None:
-    draw = np.random.default_rng(0)
-    for _ in range(20):
-        cosines, repeated = draw.integers(0, 8, 30) / 8, draw.random(30) < 0.5
-        best = max(
-            contexts.accuracy(cosines, repeated, border)
-            for border in [*np.arange(-1, 17) / 16, np.inf]
-        )
-        assert contexts.accuracy(
-            cosines, repeated, contexts.threshold(cosines, repeated)
-        ) == pytest.approx(best)
 
 
 # -------------------------------------------------------------------------------- the commands
@@ -621,8 +593,6 @@ def test_slips_are_said(few: Vectors, tmp_path: Path, capsys: pytest.CaptureFixt
         (["contexts", "x", "bank", "a bank"], "two sentences"),
         (["contexts", "x", "bank", "a bank", "a river"], 'does not stand in "a river"'),
         (["contexts", "glass/1m", "bank", "a bank", "the bank"], "glass/1m"),
-        (["wic", str(tmp_path)], "give --model, --vectors or both"),
-        (["wic", str(tmp_path), "--vectors", str(file)], "train.data.txt does not exist"),
     ):
         assert cli.main(["words", *words]) == 2
         assert output in capsys.readouterr().err, words

@@ -11,7 +11,7 @@ from typing import Any
 from ..core.errors import UserError, need, note
 from . import common
 from .common import CommandOutput, count_noun, tables
-from .options import Columns, DeviceOptions, ModelOptions, Separator, file_or_input
+from .options import Columns, ModelOptions, Separator, file_or_input
 from .signature import Words
 
 EXAMPLES = (
@@ -23,8 +23,27 @@ EXAMPLES = (
     "glassformer words classify train.tsv valid.tsv",
     "glassformer words average vectors.bin --out out/average",
     'glassformer words contexts out/encoder bank "by the river bank" "at the bank"',
-    "glassformer words wic WiC --vectors vectors.bin",
 )
+CONTEXTS = (
+    ("bank", "She put her money in the bank.", "They had a picnic on the bank of the river."),
+    (
+        "it",
+        "The animal didn't cross the street because it was too tired.",
+        "The animal didn't cross the street because it was too wide.",
+    ),
+    (
+        "it",
+        "The cat lay on the mat because it was tired.",
+        "The cat lay on the mat because it was soft.",
+    ),
+    (
+        "it",
+        "The chicken didn't cross the road because it was too tired.",
+        "The chicken didn't cross the road because it was too wide.",
+    ),
+)
+"""A word whose meaning, or whose referent, is another in the second sentence (after Vaswani and
+Uszkoreit 2017)."""
 
 
 def train(
@@ -303,13 +322,12 @@ def contexts(
     vectors FILE: word2vec beside it: a file in word2vec's text or binary format
     """
     from ..sight.contexts import must_have, pair_cosines
-    from ..tasks.classics import contexts
 
     need(
         word is None or len(text) == 2,
         "A word needs two sentences that have it; give both.",
     )
-    entries = contexts.EXAMPLES if word is None else ((word, *text),)
+    entries = CONTEXTS if word is None else ((word, *text),)
     pairs = [
         tuple((sentence, *must_have(sentence, term)[0]) for sentence in sentences)
         for term, *sentences in entries
@@ -337,64 +355,6 @@ def contexts(
     return CommandOutput(results, lines)
 
 
-def wic(
-    folder: str,
-    options: DeviceOptions,
-    *,
-    model: str | None = None,
-    vectors: str | None = None,
-    first: int | None = None,
-) -> CommandOutput:
-    """Words in Context: does a word mean the same in two texts? By the cosine of its two vectors.
-
-    folder FOLDER: the folder of its files (train.data.txt ...)
-    first N: so many pairs of each part alone
-    """
-    import numpy as np
-
-    from ..sight.contexts import pair_cosines
-    from ..tasks.classics import contexts
-
-    need(
-        bool(model or vectors),
-        "There is nothing to measure; give --model, --vectors or both.",
-    )
-    splits = {
-        name: contexts.read_wic(Path(folder), name)[:first] for name in ("train", "dev", "test")
-    }
-    labels = {name: np.array([pair.same_sense for pair in pairs]) for name, pairs in splits.items()}
-    measured: list[tuple[str, dict[str, Any]]] = []
-    if vectors:
-        table = _read(vectors)
-        static = {name: contexts.static_cosines(table, pairs) for name, pairs in splits.items()}
-        measured.append(("word2vec", static))
-    if model:
-        loaded = ModelOptions(
-            model, device=options.device, dtype=options.dtype
-        ).load_with_tokenizer()
-        layers = {
-            name: pair_cosines(*loaded, [(pair.first, pair.second) for pair in pairs]).numpy()
-            for name, pairs in splits.items()
-        }
-        measured.append(("layer", layers))
-    results: list[dict[str, Any]] = []
-    rows = []
-    for kind, cosines in measured:
-        for layer in range(cosines["train"].shape[1]):
-            name = kind if kind == "word2vec" else f"layer {layer}"
-            border = contexts.threshold(cosines["train"][:, layer], labels["train"])
-            right = {
-                split: contexts.accuracy(cosines[split][:, layer], labels[split], border)
-                for split in splits
-            }
-            finite = border if np.isfinite(border) else None
-            results.append({"vectors": name, "from": finite, **right})
-            title = "embedding" if name == "layer 0" else name
-            rows.append((title, f"{border:.4f}", *(f"{share:.2f}" for share in right.values())))
-    note("In % right; the border is chosen on train.")
-    return CommandOutput(results, tables.lines(rows, ("vectors", "same from", *splits)))
-
-
 TASKS = {
     "train": train,
     "near": near,
@@ -404,5 +364,4 @@ TASKS = {
     "classify": classify,
     "average": average,
     "contexts": contexts,
-    "wic": wic,
 }

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from ..core import config as c
-from ..core.files import data_home
 from ..core.nn import Model, build_model
 from ..core.nn.attention import Attention
 from ..formats import store
@@ -43,15 +42,6 @@ def real() -> tuple[Any, Any]:
     model."""
     model, tokenizer = _real()
     return copy.deepcopy(model).eval(), tokenizer
-
-
-def stories() -> tuple[Any, Any] | None:
-    """The published stories260K, whose heads share keys, where the data folder has it."""
-    home = data_home()
-    if home is None or not (home / "stories260K").is_dir():
-        return None
-    model, tokenizer = store.load(str(home / "stories260K"), dtype="float32")
-    return model.eval(), tokenizer
 
 
 @torch.no_grad()

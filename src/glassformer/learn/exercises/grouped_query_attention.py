@@ -63,25 +63,18 @@ def check(learner: Any, report: CheckReport) -> None:
         "8 heads over 2, 6 over 3, 4 over 1 (multi-query) and 4 over 4 (multi-head): all right"
     )
 
-    stories = models.stories()
-    model, tokenizer = stories or models.real()
-    for module in models.attentions(model) if stories is None else ():
-        # as a trained model is converted: the mean of a group's heads
-
-        def shared(weight: Tensor, d: int = module.head_dim) -> Any:
-            return nn.Parameter(
-                weight.detach().view(2, -1, d, weight.shape[1]).mean(1).flatten(0, 1)
-            )
-
-        module.k.weight, module.v.weight = shared(module.k.weight), shared(module.v.weight)
+    model, tokenizer = models.real()
+    # as a trained model is converted: the mean of a group's heads
+    for module in models.attentions(model):
+        d = module.head_dim
+        for linear in (module.k, module.v):
+            heads = linear.weight.detach().view(2, -1, d, linear.weight.shape[1])
+            linear.weight = nn.Parameter(heads.mean(1).flatten(0, 1))
         module.kv_heads = 2
-    name = "the text with your attention"
-    if stories is not None:
-        name = "the story that stories260K tells with your attention"
-    with report.same(name, lambda: models.greedy(model, tokenizer)) as text:
+    with report.same(
+        "the text with your attention", lambda: models.greedy(model, tokenizer)
+    ) as text:
         models.attend_with(model, learner.grouped)
     report.say(
         f"in the real model, its 4 key-value heads made 2 by their means, the same text: {text!r}"
-        if stories is None
-        else f"in stories260K, 8 heads over 4, the same story: {text!r}"
     )

@@ -120,34 +120,31 @@ def check(learner: Any, report: CheckReport) -> None:
             torch.nn.functional.cross_entropy(models.logits(model, ids[:, :-1])[0], ids[0, 1:])
         )
 
-    before, text, count, size = loss(), models.greedy(model, tokenizer), 0, 0
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, Linear):
-                codes, scales = learner.quantize(module.weight.detach())
-                again = learner.dequantize(codes.clone(), scales.clone()).float()
-                meant = codes.float() * scales[:, None]
-                report.true(
-                    bool(((again - meant).abs() <= 1e-5 * meant.abs()).all()),
-                    "dequantize is not code times scale.",
-                )
-                scale = module.weight.abs().amax(-1, keepdim=True) / 127
-                report.true(
-                    bool(((again - module.weight).abs() <= 0.51 * scale).all()),
-                    "A matrix of the real model is off by more than half a scale.",
-                )
-                module.weight.copy_(again)
-                count, size = count + 1, size + codes.numel()
-    after = loss()
+    before, text = loss(), models.greedy(model, tokenizer)
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    for module in layers:
+        weight = module.weight.detach()
+        codes, scales = learner.quantize(weight)
+        again = learner.dequantize(codes.clone(), scales.clone()).float()
+        report.true(
+            torch.allclose(again, dequantize(codes.float(), scales), rtol=1e-5, atol=0),
+            "dequantize is not code times scale.",
+        )
+        report.true(
+            bool(((again - weight).abs() <= 0.51 * quantize(weight)[1][:, None]).all()),
+            "A matrix of the real model is off by more than half a scale.",
+        )
+        weight.copy_(again)
+    size = sum(module.weight.numel() for module in layers)
+    after, quantized_text = loss(), models.greedy(model, tokenizer)
     report.true(
         after < before + 0.05,
         f"The loss of the real model goes from {before:.4f} to {after:.4f} with your codes.",
     )
     report.say(
-        f"in the real model {count} matrices: {4 * size:,} bytes become {size:,}, loss "
+        f"in the real model {len(layers)} matrices: {4 * size:,} bytes become {size:,}, loss "
         f"{before:.4f} becomes {after:.4f}"
     )
-    quantized_text = models.greedy(model, tokenizer)
     report.say(
         f"it writes {'the same' if quantized_text == text else 'another'} text: {quantized_text!r}"
     )

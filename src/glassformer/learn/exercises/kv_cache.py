@@ -11,6 +11,7 @@ spare and write into it in place; when it is full, make one twice as large. The 
 often your keys were laid anew.
 """
 
+from itertools import pairwise
 from typing import Any
 
 from glassformer.learn import models
@@ -69,47 +70,39 @@ def check(learner: Any, report: CheckReport) -> None:
     from glassformer.core.nn import Cache
     from glassformer.core.nn.cache import KV
 
-    first, second = learner.Cache(), learner.Cache()
+    def extend(cache: Any, k: Tensor, v: Tensor, at: int, end: int) -> Any:
+        result = cache.extend(k[:, at:end].clone(), v[:, at:end].clone())
+        report.pair(result, "extend gives back two things: all keys, all values.")
+        return result
+
+    first = learner.Cache()
     k, v = report.randn(2, 150, 4), report.randn(2, 150, 4)
-    sizes, at = [5, 1, 1, 60, 1, 82], 0
-    for size in sizes:
-        new = slice(at, at + size)
-        result = first.extend(k[:, new].clone(), v[:, new].clone())
-        at += size
-        report.true(
-            isinstance(result, tuple) and len(result) == 2,
-            "extend gives back two things: all keys, all values.",
-        )
+    ends = [0, 5, 6, 7, 67, 68, 150]
+    for at, end in pairwise(ends):
+        keys, values = extend(first, k, v, at, end)
         slips = {
-            "the old ones: they come first, then the new ones": k[:, new],
-            "keys and values: they are exchanged": v[:, :at],
+            "the old ones: they come first, then the new ones": k[:, at:end],
+            "keys and values: they are exchanged": v[:, :end],
         }
-        report.equal(f"the keys after {at} places", result[0], k[:, :at], slips=slips)
-        report.equal(
-            f"the values after {at} places",
-            result[1],
-            v[:, :at],
-            slips={"the values: these are the keys": k[:, :at]},
-        )
-    result = second.extend(k[:, :2].clone(), v[:, :2].clone())
+        report.equal(f"the keys after {end} places", keys, k[:, :end], slips=slips)
+        slips = {"the values: these are the keys": k[:, :end]}
+        report.equal(f"the values after {end} places", values, v[:, :end], slips=slips)
     look = (
         "what is kept belongs to the object (self), not to the class: every layer has its own cache"
     )
-    report.equal("the keys of a second cache", result[0], k[:, :2], look=look)
+    keys, _ = extend(learner.Cache(), k, v, 0, 2)
+    report.equal("the keys of a second cache", keys, k[:, :2], look=look)
     report.say(
-        f"{at} places in pieces of {', '.join(map(str, sizes))}: every key and value, "
-        "each cache by itself"
+        "150 places in pieces of 5, 1, 1, 60, 1, 82: every key and value, each cache by itself"
     )
-    long = learner.Cache()
-    k = report.randn(1, 1100, 4)
-    grown, _ = long.extend(k[:, :1000].clone(), k[:, :1000].clone())
-    for at in range(1000, 1100, 20):
-        grown, _ = long.extend(k[:, at : at + 20].clone(), k[:, at : at + 20].clone())
-    report.equal("the keys of a cache that grew beyond 1,000 places", grown, k)
+    long, k = learner.Cache(), report.randn(1, 1100, 4)
+    for at, end in pairwise([0, *range(1000, 1101, 20)]):
+        keys, _ = extend(long, k, k, at, end)
+    report.equal("the keys of a cache that grew beyond 1,000 places", keys, k)
 
-    single, outputs = learner.Cache(), list[Tensor]()
-    for at in range(200):  # all are held, so that no address is given twice
-        outputs.append(single.extend(k[:, at : at + 1].clone(), k[:, at : at + 1].clone())[0])
+    single = learner.Cache()
+    # all are held, so that no address is given twice
+    outputs = [extend(single, k, k, at, at + 1)[0] for at in range(200)]
     laid = len({torch.as_tensor(keys).data_ptr() for keys in outputs})
     report.true(
         laid <= 20,
@@ -131,44 +124,39 @@ def check(learner: Any, report: CheckReport) -> None:
             keys, values = self.own.extend(k[0], v[0])
             return keys[None], values[None]
 
+    def yours() -> Cache:
+        cache = Cache(model.config)
+        cache.layers = [(Yours(kv.slots), cross) for kv, cross in cache.layers]
+        return cache
+
     prompt = tokenizer.encode(". ".join(models.texts()))[:150]
     count = 40
 
     @torch.no_grad()
-    def write(kind: str) -> tuple[str, float]:
+    def write(make: Any) -> tuple[str, float]:
         """The text after a long prompt, and the seconds of this processor without those for the
         prompt."""
-        cache = None if kind == "none" else Cache(model.config)
-        if cache is not None and kind == "yours":
-            cache.layers = [(Yours(kv.slots), cross) for kv, cross in cache.layers]
-        ids = new = prompt
-        start = 0.0
+        cache, ids, new, start = make(), prompt, prompt, 0.0
         for step in range(count + 1):
-            inputs = ids if cache is None else new
-            new = [
-                int(
-                    model(torch.tensor([inputs]), cache=cache, logits="last").logits[0, -1].argmax()
-                )
-            ]
+            inputs = torch.tensor([ids if cache is None else new])
+            new = [int(model(inputs, cache=cache, logits="last").logits[0, -1].argmax())]
             ids, start = ids + new, start if step else time.process_time()
         return tokenizer.decode(ids[len(prompt) :]), time.process_time() - start
 
-    kinds = ("none", "yours", "ours")
+    kinds = (lambda: None, yours, lambda: Cache(model.config))
     texts, seconds = zip(*map(write, kinds), strict=True)
     report.equal("the text that our model writes with your cache", texts[1], texts[0])
     for _ in range(3):  # the quickest of several, on a busy machine
-        if seconds[1] < 0.7 * seconds[0]:
-            break
-        seconds = tuple(min(old, write(kind)[1]) for old, kind in zip(seconds, kinds, strict=True))
-    rates = [f"{count / elapsed:,.0f}" for elapsed in seconds]
+        if seconds[1] >= 0.7 * seconds[0]:
+            seconds = tuple(map(min, seconds, (write(kind)[1] for kind in kinds)))
+    without, own, ours = (f"{count / elapsed:,.0f}" for elapsed in seconds)
     report.true(
         seconds[1] < 0.7 * seconds[0],
-        f"With your cache the model writes {rates[1]} tokens a second, without any {rates[0]}, "
-        f"with ours {rates[2]}.",
+        f"With your cache the model writes {own} tokens a second, without any {without}, "
+        f"with ours {ours}.",
         "what extend does for each token: it should write the new ones in place, and return views",
     )
     report.say(f"in the real model the same {count} tokens as without a cache")
     report.say(
-        f"tokens a second, after {len(prompt)}: {rates[0]} without, {rates[1]} with "
-        f"yours, {rates[2]} with ours"
+        f"tokens a second, after {len(prompt)}: {without} without, {own} with yours, {ours} with ours"
     )

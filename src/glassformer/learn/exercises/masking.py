@@ -85,18 +85,15 @@ def check(learner: Any, report: CheckReport) -> None:
         ),
     }
     report.equal("the targets", result[1], targets, slips=slips)
-    swapped = torch.where(
-        chosen & (fate < 0.9) & (fate >= 0.8),
-        replacement,
-        torch.where(chosen & (fate < 0.8), mask, tokens),
-    )
     slips = {
         "the 80 %: only four in five of the chosen become the mask": torch.where(
             chosen, mask, tokens
         ),
-        "the last tenth: another token where fate is 0.9 or above, the same between 0.8 and 0.9": swapped,
+        "the last tenth: another token where fate is 0.9 or above, the same between 0.8 and 0.9": torch.where(
+            chosen & (fate < 0.8), mask, torch.where(chosen & (fate < 0.9), replacement, tokens)
+        ),
         "the middle: between 0.8 and 0.9 the token stays": torch.where(
-            chosen & (fate >= 0.9), replacement, torch.where(chosen, mask, tokens)
+            chosen & (fate < 0.9), mask, inputs
         ),
     }
     report.equal("what is shown", result[0], inputs, slips=slips)
@@ -119,7 +116,7 @@ def check(learner: Any, report: CheckReport) -> None:
     model = models.encoder(len(words)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     pos = torch.arange(longest).expand_as(rows).where(~padding, torch.tensor(-1))
-    fell = []
+    losses = []
     for _ in range(60):
         draws = report.rand(2, *rows.shape)
         replacements = report.randint(2, len(words), tuple(rows.shape))
@@ -131,8 +128,8 @@ def check(learner: Any, report: CheckReport) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        fell.append(float(loss.detach()))
-    first, last = sum(fell[:5]) / 5, sum(fell[-10:]) / 10
+        losses.append(float(loss.detach()))
+    first, last = sum(losses[:5]) / 5, sum(losses[-10:]) / 10
     report.true(
         last < 0.8 * first,
         f"A small BERT learns nothing from it: its loss goes from {first:.2f} to {last:.2f}.",

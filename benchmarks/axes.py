@@ -29,7 +29,7 @@ from glassformer import config as c
 from glassformer.core.nn import build_model
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.loss import forward, token_loss
-from glassformer.core.training.memory import peak_memory, reset_peak_memory
+from glassformer.fast.training.allocator import peak_memory, reset_peak_memory
 from glassformer.scale import experts, tensor
 from glassformer.scale.ring import Ring
 

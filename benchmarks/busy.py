@@ -41,11 +41,13 @@ TRAINING = """
 try:
     from glassformer.core.config import run
     from glassformer.families import find
+    from glassformer.fast.training.execution import choose_execution
 except ImportError:  # a tree from before core and rooms
     from glassformer.config import run
     from glassformer.recipes import find
+    choose_execution = training.choose_execution
 
-Batch, Causal, choose_execution = training.Batch, training.Causal, training.choose_execution
+Batch, Causal = training.Batch, training.Causal
 draw = torch.Generator().manual_seed(0)
 feed = (Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in
         iter(lambda: torch.randint(256, (32, 129), generator=draw), None))

@@ -33,7 +33,7 @@ from glassformer.core.nn import build_model
 from glassformer.core.training import train
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
-from glassformer.core.training.execution import choose_execution
+from glassformer.fast.training.execution import choose_execution
 from glassformer.scale.cost import cost
 
 # layers, heads, width, expert's width, dense blocks among the mixtures, batch, context, steps a

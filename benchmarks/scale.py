@@ -34,8 +34,8 @@ from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
 from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loop import State
-from glassformer.core.training.memory import peak_memory, reset_peak_memory
 from glassformer.core.training.optimizer import Optimizer
+from glassformer.fast.training.allocator import peak_memory, reset_peak_memory
 from glassformer.runs import run_checkpoints
 from glassformer.scale.cost import cost
 from glassformer.scale.layout import Layout

@@ -60,7 +60,7 @@ def our_training(shape: str, batches: Iterator[Any], dtype: str) -> Iterator[flo
     from glassformer.core.training import train
     from glassformer.core.training.batches import Batch
     from glassformer.core.training.causal import Causal
-    from glassformer.core.training.execution import choose_execution
+    from glassformer.fast.training.execution import choose_execution
 
     depth, heads, dim, vocab, context, batch, _ = SHAPES[shape]
     norm = config.LayerNorm(bias=False)

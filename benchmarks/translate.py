@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glassformer.core.training import train
-from glassformer.core.training.execution import choose_execution
+from glassformer.fast.training.execution import choose_execution
 from glassformer.runs import prepare, run_file
 from glassformer.runs.plan import RunPlan, plan_run
 from glassformer.tasks.encoded import Encoded

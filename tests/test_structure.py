@@ -25,7 +25,7 @@ NEEDS: dict[str, set[str]] = {
     "fast": {"core"},
     "formats": {"core", "families", "fast"},
     "scale": {"core", "fast"},
-    "runs": {"core", "families", "formats", "scale", "sight", "tasks"},
+    "runs": {"core", "families", "fast", "formats", "scale", "sight", "tasks"},
     "sight": {"core"},
     "tasks": {"core", "formats"},
     "learn": {"core", "sight", "families", "scale"},

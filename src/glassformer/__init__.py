@@ -108,6 +108,7 @@ registry.MODULES.update(
     nn=["fast.quantized", "formats.lora", "tasks.pool", "tasks.recurrence"],
     engines=["fast.attention_engines"],
     acceleration=["fast.acceleration"],
+    execution=["fast.training.execution"],
     stores=["formats.store"],
     objectives=["tasks.objectives"],
     edits=["sight.edits"],

@@ -21,7 +21,7 @@ from glassformer.cli import main
 from glassformer.commands import compare
 from glassformer.core.config import run, serial
 from glassformer.core.files import lock
-from glassformer.core.training.memory import keep_freed_memory, peak_memory, reset_peak_memory
+from glassformer.fast.training.allocator import keep_freed_memory, peak_memory, reset_peak_memory
 from glassformer.runs import compare as training
 from glassformer.runs import run_file
 from glassformer.runs.hooks import read_log
@@ -431,7 +431,7 @@ def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data:
 def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """A narrow and a wide arm, each of which would have its own plan on a Zen 5, both train in
     fp32."""
-    from glassformer.core.training import execution
+    from glassformer.fast.training import execution
 
     monkeypatch.setattr(execution, "machine", lambda device: "AMD CPU with AVX512-BF16")
     plans = [run_file.read_run(None, {"dim": dim}) for dim in ("64", "256")]

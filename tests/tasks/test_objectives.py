@@ -24,7 +24,7 @@ from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loop import train
 from glassformer.core.training.loss import forward, gradients
 from glassformer.core.training.pieces import Pieces
-from glassformer.core.training.precision import Bf16Replica
+from glassformer.fast.training.bf16_replica import Bf16Replica
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.runs import hooks, launch, plan

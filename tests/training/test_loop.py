@@ -17,16 +17,18 @@ from glassformer import config
 from glassformer.core.config import run
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
-from glassformer.core.training import execution, loss, train
+from glassformer.core.training import loss, train
 from glassformer.core.training import optimizer as muon
 from glassformer.core.training.batches import Batch
-from glassformer.core.training.blockwise import blockwise
 from glassformer.core.training.causal import Causal
-from glassformer.core.training.execution import ExecutionSettings, choose_execution
+from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loop import State
 from glassformer.core.training.loss import cross_entropy, gradients, split
 from glassformer.core.training.optimizer import Optimizer, factor
-from glassformer.core.training.precision import Bf16Replica
+from glassformer.fast.training import execution
+from glassformer.fast.training.bf16_replica import Bf16Replica
+from glassformer.fast.training.blockwise import blockwise
+from glassformer.fast.training.execution import choose_execution
 
 PLAIN = ExecutionSettings()
 
@@ -562,12 +564,11 @@ def test_a_batch_without_targets_is_skipped():
     assert "no targets" in step.skipped
 
 
-@pytest.mark.parametrize("options", ["table", "measure"])
-def test_the_plan_leaves_everything_as_it_was(options):
+def test_the_plan_leaves_everything_as_it_was():
     model = build_model(tiny(dropout=0.5), seed=1).eval()
     weights, drawn = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
     plan = choose_execution(
-        model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by=options)
+        model, next(Random()), Causal(), run.Train(steps=10, batch=4)
     )
     assert (
         plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "no torch.compile" in plan.why
@@ -579,7 +580,7 @@ def test_the_plan_leaves_everything_as_it_was(options):
         model,
         next(Random()),
         Causal(),
-        run.Train(dtype="bfloat16", batch=4, compile="yes", auto_by=options),
+        run.Train(dtype="bfloat16", batch=4, compile="yes"),
     )
     assert query.dtype == "bfloat16" and query.compile
 
@@ -622,55 +623,37 @@ def test_the_table_decides(kind, width, dtype):
 def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkeypatch):
     """Whatever a stopwatch says: one that finds bf16 a thousand times faster, and one that finds it
     slower."""
-    result = {}
-    for name in ("table", "measure"):
-        for ratio in (1e-3, 1e3):
-            seconds = {"float32": 1.0, "bfloat16": ratio}
-            monkeypatch.setattr(
-                execution,
-                "_step_seconds",
-                lambda m, b, o, s, dtype, seconds=seconds: seconds[dtype],
-            )
-            peaks = {torch.float32: 1e9, torch.bfloat16: 1e9 / ratio}
-            monkeypatch.setattr(
-                execution, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype]
-            )
-            model = build_model(tiny(dropout=0.1), seed=3)
-            list(train(model, Random(), settings=run.Train(steps=4, batch=4, auto_by=name)))
-            result[name, ratio] = [p.detach() for p in model.parameters()]
-    equal = {
-        name: all(map(torch.equal, result[name, 1e-3], result[name, 1e3]))
-        for name in ("table", "measure")
-    }
-    # the second shows that the stopwatches would have been heard
-    assert equal == {"table": True, "measure": False}
+    results = []
+    for ratio in (1e-3, 1e3):
+        seconds = {"float32": 1.0, "bfloat16": ratio}
+        monkeypatch.setattr(
+            execution,
+            "_step_seconds",
+            lambda m, b, o, s, dtype, seconds=seconds: seconds[dtype],
+        )
+        peaks = {torch.float32: 1e9, torch.bfloat16: 1e9 / ratio}
+        monkeypatch.setattr(
+            execution, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype]
+        )
+        model = build_model(tiny(dropout=0.1), seed=3)
+        list(train(model, Random(), settings=run.Train(steps=4, batch=4)))
+        results.append([p.detach() for p in model.parameters()])
+    assert all(map(torch.equal, *results))
 
 
-def test_a_plan_for_a_big_step_tries_a_part_of_it_in_bf16_only(monkeypatch):
-    monkeypatch.setattr(
-        execution, "matmul_peak", lambda dtype, device: 4e11 if dtype is torch.bfloat16 else 1e11
-    )
-    monkeypatch.setattr(execution, "COMPILE_AFTER", 0)
-    tried = []
-    run_it = execution.gradients
+def test_a_plan_for_a_big_step_times_a_part_of_it(monkeypatch):
+    run_it, rows = execution.gradients, []
     monkeypatch.setattr(
         execution,
         "gradients",
-        lambda m, piece, *args: tried.append(len(piece.tokens)) or run_it(m, piece, *args),
+        lambda m, piece, *args: rows.append(len(piece.tokens)) or run_it(m, piece, *args),
     )
     model = build_model(tiny(), seed=1)
-    plan = choose_execution(
-        model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by="measure")
-    )
-    assert (
-        set(tried) == {4} and "float32" in plan.why and "bfloat16" in plan.why and not plan.compile
-    )
-    tried.clear()
-    monkeypatch.setattr(execution, "TRIAL", 1.0)
-    plan = choose_execution(
-        model, next(Random()), Causal(), run.Train(steps=10, batch=4, auto_by="measure")
-    )
-    assert set(tried) == {1} and plan.dtype == "bfloat16" and "float32" not in plan.why
+    for trial, expected in ((execution.TRIAL, 4), (1.0, 1)):
+        monkeypatch.setattr(execution, "TRIAL", trial)
+        choose_execution(model, next(Random()), Causal(), run.Train(steps=10, batch=4))
+        assert set(rows) == {expected}
+        rows.clear()
 
 
 def test_bf16_trains_too():
@@ -737,7 +720,7 @@ def test_adamw_is_fused_over_two_groups():
 
 FAULTS = """
 import resource, torch
-from glassformer.core.training.memory import keep_freed_memory
+from glassformer.fast.training.allocator import keep_freed_memory
 if {kept}:
     assert keep_freed_memory()
 for index in range(8):

@@ -155,7 +155,7 @@ def test_evaluation(
 
 def bag_of_words(data: Any, test: str | None) -> dict[str, Any]:
     """A bag of words that learned the same labels, as a row like the others', without a curve."""
-    from ..core.training.memory import peak_memory, reset_peak_memory
+    from ..fast.training.allocator import peak_memory, reset_peak_memory
 
     reset_peak_memory()
     valid, *tests = (

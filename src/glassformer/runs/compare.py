@@ -22,8 +22,8 @@ from ..core.config import serial
 from ..core.config.run import Run
 from ..core.errors import need, note
 from ..core.nn import device as devices
-from ..core.training import execution
-from ..core.training.memory import peak_memory, reset_peak_memory
+from ..fast.training import execution
+from ..fast.training.allocator import peak_memory, reset_peak_memory
 from ..scale.cost import cost
 from . import run_file
 from .hooks import read_log

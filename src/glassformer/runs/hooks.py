@@ -26,10 +26,10 @@ from ..core.nn.model import inference
 from ..core.training.batches import Batch
 from ..core.training.loop import TrainStep
 from ..core.training.loss import Loss, mean_metrics
-from ..core.training.routing import RouteCounts, count_routes
 from ..scale.mesh import ALONE, Mesh
 from ..scale.shard import reshard
 from ..scale.shared import columns, in_order, mesh_of, shared_out
+from ..sight.routing import RouteCounts, count_routes
 from . import run_checkpoints
 from .history import read_log as read_log
 

@@ -23,11 +23,12 @@ from ..core.errors import UserError, need, note
 from ..core.memory import available_memory, gibibytes
 from ..core.nn import device as devices
 from ..core.nn.experts import MoE
-from ..core.training.execution import ExecutionSettings, choose_by_table, choose_execution
+from ..core.training.execution import ExecutionSettings
 from ..core.training.loop import State, Stuck, TrainStep, train
-from ..core.training.prefetch import read_ahead
+from ..fast.training.execution import choose_by_table, choose_execution
 from ..scale.cost import FP32
 from ..scale.mesh import Mesh, started
+from ..scale.prefetch import read_ahead
 from ..scale.shard import draw as draw_weights
 from ..scale.shard import gathered, shard
 from ..scale.shared import mesh_of, shared_state

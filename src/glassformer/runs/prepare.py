@@ -18,7 +18,6 @@ from ..core.errors import UserError, need, note
 from ..core.memory import gibibytes
 from ..core.nn import build_model
 from ..core.training.batches import Batch, Batches, every_token_once
-from ..core.training.prepared import Prepared, prepared_alike
 from ..formats import lora, resolve
 from ..formats.checkpoint import Checkpoint
 from ..formats.data import Shards, shards_under, tokenise
@@ -27,6 +26,7 @@ from ..scale.mesh import ALONE, Mesh
 from ..tasks.encoded import encode
 from ..tasks.example_batches import ExampleBatches, each_once
 from .plan import RunPlan
+from .prepared import Prepared, prepared_alike
 
 MAX_PIECES = 10  # of a text whose validation is spread, each at least PIECE_ROWS contexts long
 PIECE_ROWS = 16

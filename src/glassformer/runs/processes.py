@@ -19,7 +19,7 @@ from ..core.config.run import Muon, Run, Train
 from ..core.errors import UserError, mute, need, note
 from ..core.tokenizer import Tokenizer
 from ..core.training.causal import Causal
-from ..core.training.execution import matmul_peak
+from ..fast.training.execution import matmul_peak
 from ..scale import experts, pipeline, ring, tensor
 from ..scale.layout import Layout, pieces_for
 from ..scale.mesh import Mesh, has_agent, is_peer_loss, restarts

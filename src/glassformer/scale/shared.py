@@ -27,10 +27,10 @@ from ..core.training.loop import State
 from ..core.training.loss import Loss, Sums, backward, backward_from, sums
 from ..core.training.optimizer import Optimizer
 from ..core.training.pieces import Pieces
-from ..core.training.prefetch import Prefetched
 from .collectives import summed
 from .mesh import ALONE, Mesh
 from .optimizer import ShardedOptimizer
+from .prefetch import Prefetched
 from .ring import Ring
 from .shard import begin_round, in_shards
 

@@ -156,14 +156,12 @@ class Train:
     clip: PositiveFloat | None = 1.0  # the most that the gradient's norm may be; none: no bound
     label_smoothing: Share = 0.0  # share of the target's probability spread over all tokens
     device: str | None = None  # cpu, cuda, cuda:1 or mps; none: the GPU where there is one
-    # of activations and products; auto: by auto_by
+    # of activations and products; auto: by a table of machines
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     # products of fp32 in TF32 on a GPU: faster, with 10 bits of each factor's fraction
     tf32: bool = False
-    # by torch.compile; blocks: one by one; auto: by auto_by
+    # by torch.compile; blocks: one by one; auto: no
     compile: Literal["auto", "yes", "blocks", "no"] = "auto"
-    # what decides auto: a table by machine, or trying
-    auto_by: Literal["table", "measure"] = "table"
     seed: Seed = 0  # of random weights, order and dropout
     # steps in a row without a finite loss and gradient that stop the run
     max_skipped_steps: PositiveInt = 5
@@ -185,7 +183,6 @@ class Train:
 
 MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
     "device",
-    "auto_by",
     "early_stop",
     "evaluate_every",
     "save_every",

@@ -1,9 +1,9 @@
 """Training: a generator of steps.
 
-    loop optimizer precision loss                  one step
+    loop optimizer loss                            one step
     causal                                         what is learned: the next token
-    batches prepared order prefetch                batches
-    execution memory routing                       number format, compiling, time and memory
+    batches order shards                           batches
+    execution                                      number format and compiling, which fast/training chooses
 
 Names are imported on first use: torch is slow.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..config.objective import Objective
     from .batches import Batch, Batches, every_token_once
     from .causal import Causal
-    from .execution import ExecutionSettings, choose_execution
+    from .execution import ExecutionSettings
     from .loop import State, TrainStep, train
     from .loss import Loss
     from .optimizer import Optimizer, factor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _HOME = {
     ".batches": "Batch Batches every_token_once",
     ".causal": "Causal",
-    ".execution": "ExecutionSettings choose_execution",
+    ".execution": "ExecutionSettings",
     ".loop": "State TrainStep train",
     ".loss": "Loss",
     "..config.objective": "Objective",

@@ -18,19 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import registry
 from ..config import run
 from ..config.objective import Objective
 from ..errors import UserError
 from ..nn import Model
 from .batches import Batch
-from .blockwise import compiled_with_loss
 from .causal import Causal
-from .execution import ExecutionSettings, choose_execution
+from .execution import ExecutionSettings
 from .loss import Sums, gradients
-from .memory import keep_freed_memory
 from .optimizer import Optimizer, factor_in_extended_run
-from .precision import Bf16Replica
-from .routing import Routes
 
 
 @dataclass
@@ -57,7 +54,7 @@ class State:
     labels: tuple[str, ...] = ()
     earlier_ends: tuple[int, ...] = ()
     gradients: Callable[..., Sums] | None = field(default=None, repr=False)
-    bf16_replica: Bf16Replica | None = field(default=None, repr=False)
+    bf16_replica: Any = field(default=None, repr=False)
 
     def eval_model(self) -> Any:
         """The model in the number format it is trained in, its weights those of now."""
@@ -96,7 +93,7 @@ class TrainStep:
     valid_loss: float | None = None
     lrs: dict[str, float] = field(default_factory=dict, repr=False)
     metrics: dict[str, Any] = field(default_factory=dict, repr=False)
-    routes: dict[str, Routes] = field(default_factory=dict, repr=False)
+    routes: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def last(self) -> bool:
@@ -125,19 +122,14 @@ def train(
     settings = settings or run.Train()
     objective = objective or Causal()
     state = state or State(model, Optimizer(model, settings.optimizer), batches)
-    if next(model.parameters()).device.type == "cpu":
-        keep_freed_memory(several=state.gradients is not None)
-    first = None
-    if execution is None:
-        execution = choose_execution(model, first := next(batches), objective, settings)
+    first, runner, replica = None, model, None
+    for room in registry.load("execution"):  # fast/training/execution.py
+        if execution is None:
+            execution = room.choose_execution(model, first := next(batches), objective, settings)
+        runner, replica = room.prepare(model, execution, state.gradients is not None)
+    execution, state.bf16_replica = execution or ExecutionSettings(), replica
     if state.step == 0:
         seed(settings.seed)
-    # several processes gather their shards in bf16
-    low = execution.dtype == "bfloat16" and state.gradients is None
-    replica = state.bf16_replica = Bf16Replica(model) if low else None
-    runner: Any = model if replica is None else replica.model
-    if execution.compile:
-        runner = compiled_with_loss(runner, execution.blocks)
     base_lr = max(group["base_lr"] for group in state.optimizer.groups())
     while state.step < settings.steps:
         start = time.perf_counter()

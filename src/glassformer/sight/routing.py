@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..nn import Model, Tape
-from ..nn.experts import MoE
+from ..core.nn import Model, Tape
+from ..core.nn.experts import MoE
 
 TOP_TOKENS = 8  # tokens of an expert in the log
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..config.objective import Objective
-from .batches import Batch
+from ..core.config.objective import Objective
+from ..core.training.batches import Batch
 
 
 class Prepared(Iterator[Batch]):

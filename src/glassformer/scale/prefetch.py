@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ..memory import available_memory
-from .batches import Batch, next_pieces
+from ..core.memory import available_memory
+from ..core.training.batches import Batch, next_pieces
 
 
 class Prefetched(Iterator[Any]):

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn.build import compiled
-from ..nn.flow import Flow
-from ..nn.replace import replace_modules
-from .loss import cross_entropy
+from ...core.nn.build import compiled
+from ...core.nn.flow import Flow
+from ...core.nn.replace import replace_modules
+from ...core.training.loss import cross_entropy
 
 
 def blockwise(model: Any) -> Any:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer.core.training import prefetch
 from glassformer.core.training.batches import Batches
-from glassformer.core.training.prefetch import Prefetched, read_ahead
-from glassformer.core.training.prepared import Prepared
+from glassformer.runs.prepared import Prepared
+from glassformer.scale import prefetch
+from glassformer.scale.prefetch import Prefetched, read_ahead
 from glassformer.tasks.objectives import Prefix
 from training.test_batches import corpus, equal
 

@@ -13,9 +13,9 @@ import tiny
 from glassformer import config as c
 from glassformer import runs
 from glassformer.core.nn import Tape, build_model
-from glassformer.core.training.routing import Routes, count_routes
 from glassformer.runs import hooks, run_file
 from glassformer.runs.hooks import read_log
+from glassformer.sight.routing import Routes, count_routes
 
 MOE = c.MoE(4, 2, c.MLP(32, "gelu"))
 

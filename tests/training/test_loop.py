@@ -567,9 +567,7 @@ def test_a_batch_without_targets_is_skipped():
 def test_the_plan_leaves_everything_as_it_was():
     model = build_model(tiny(dropout=0.5), seed=1).eval()
     weights, drawn = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
-    plan = choose_execution(
-        model, next(Random()), Causal(), run.Train(steps=10, batch=4)
-    )
+    plan = choose_execution(model, next(Random()), Causal(), run.Train(steps=10, batch=4))
     assert (
         plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "no torch.compile" in plan.why
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,25 @@ def logits(model: Model, *tokens: Tensor) -> Tensor:
     """The logits of one pass (B, T, V)."""
     output: Tensor = model(*tokens).logits
     return output
+
+
+def next_token_loss(model: Model, ids: Tensor) -> Tensor:
+    """The mean loss of a text's tokens (1, T), each after those before it."""
+    return nn.functional.cross_entropy(model(ids[:, :-1]).logits[0], ids[0, 1:])
+
+
+def optimise(
+    weights: Iterable[nn.Parameter], loss: Callable[[], Tensor], steps: int, lr: float
+) -> list[float]:
+    """Steps of Adam; the loss before each."""
+    optimizer, losses = torch.optim.Adam(weights, lr=lr), list[float]()
+    for _ in range(steps):
+        value = loss()
+        optimizer.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(value.item())
+    return losses
 
 
 def attentions(model: nn.Module) -> list[Any]:

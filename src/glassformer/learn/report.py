@@ -86,6 +86,25 @@ class CheckReport:
                     break
             raise Wrong(message, look)
 
+    def call(
+        self,
+        function: Callable[..., Any],
+        solution: Callable[..., Any],
+        *args: Any,
+        name: str = "",
+        **options: Any,
+    ) -> None:
+        """``equal`` of what the learner's function and the solution give for these arguments.
+
+        The name is the solution's with its parameters, where none is given.
+        """
+        code = solution.__code__
+        parameters = ", ".join(code.co_varnames[: code.co_argcount])
+        expected = solution(*args)
+        self.equal(
+            name or f"{solution.__name__}({parameters})", function(*args), expected, **options
+        )
+
     def pair(self, result: Any, message: str) -> None:
         """Go on if the result is a tuple of two."""
         self.true(isinstance(result, tuple) and len(result) == 2, message)

@@ -27,9 +27,9 @@ from torch.nn import functional as F
 from ..core import config
 from ..core.errors import UserError
 from ..core.nn.build import build, builds, uncompiled
-from ..core.nn.cache import Cache, RecurrentCache
+from ..core.nn.cache import Cache, CrossKV, MixerState
 from ..core.nn.dropout import dropout_module
-from ..core.nn.flow import Flow, Memory, TracedModule
+from ..core.nn.flow import Flow, Memory, TracedModule, document_starts
 from ..core.nn.hooks import Place
 from ..core.nn.layers import linear
 
@@ -41,6 +41,7 @@ class DocumentOrder:
     """Tokens sorted by step, within a step by document, the longest first: what PackedSequence
     holds."""
 
+    shape: tuple[int, int]  # (B, T)
     index: Tensor  # (N,) their places among the B * T
     sizes: list[int]  # documents alive at each step
     rows: Tensor  # (D,) the row of each document
@@ -56,39 +57,27 @@ class DocumentOrder:
         if flow.contiguous:
             rows = torch.arange(B, device=pos.device)
             index = torch.arange(B * T, device=pos.device).view(B, T).T.flatten()
-            return cls(
-                index,
-                [B] * T,
-                rows,
-                None,
-                pos[:, 0] == 0,
-                torch.ones_like(rows, dtype=torch.bool),
-                True,
-            )
+            last = torch.ones_like(rows, dtype=torch.bool)
+            return cls((B, T), index, [B] * T, rows, None, pos[:, 0] == 0, last, True)
         places = (pos.flatten() >= 0).nonzero()[:, 0]
-        row, first = places // T, pos.flatten()[places] == 0
-        border = row[1:] != row[:-1]
-        number = None if document_ids is None else document_ids.flatten()[places]
-        first[:1] = True
-        first[1:] |= border if number is None else border | (number[1:] != number[:-1])
-        starts = first.nonzero()[:, 0]
+        starts = document_starts(pos).flatten()[places].nonzero()[:, 0]
         stops = torch.cat((starts[1:], starts.new_tensor([len(places)])))
         lengths, longest = (stops - starts).sort(descending=True, stable=True)
-        chosen, steps = (
-            starts[longest],
-            torch.arange(int(lengths[:1].sum()), device=pos.device)[:, None],
-        )
+        first = places[starts]  # of each document, as of the B * T
+        row = first // T
+        final = torch.cat((row[1:] != row[:-1], torch.ones_like(row[:1], dtype=torch.bool)))
+        steps = torch.arange(int(lengths[:1].sum()), device=pos.device)[:, None]
         running = lengths > steps  # (steps, D)
-        by_step = (chosen + steps)[running]  # as pack_sequence does it, without a tensor a document
-        final = torch.cat((row[starts][1:] != row[starts][:-1], first[:1]))
-        fresh = pos.flatten()[places][chosen] == 0
-        numbers = None if number is None else number[chosen]
+        # as pack_sequence does it, without a tensor a document
+        by_step = (starts[longest] + steps)[running]
+        first = first[longest]
         return cls(
+            (B, T),
             places[by_step],
             running.sum(1).tolist(),
-            row[chosen],
-            numbers,
-            fresh,
+            row[longest],
+            None if document_ids is None else document_ids.flatten()[first],
+            pos.flatten()[first] == 0,
             final[longest],
             False,
         )
@@ -115,12 +104,17 @@ class DocumentOrder:
         """x (B, T, C) -> (N, C)."""
         return x.flatten(0, 1)[self.index]
 
-    def scatter(self, x: Tensor, template: Tensor) -> Tensor:
-        """x (N, ...) -> (B, T, ...) of ``like``'s first two, 0 at padding."""
-        B, T = template.shape[:2]
-        return (
-            x.new_zeros(B * T, *x.shape[1:]).index_copy(0, self.index, x).view(B, T, *x.shape[1:])
-        )
+    def scatter(self, x: Tensor) -> Tensor:
+        """x (N, ...) -> (B, T, ...), 0 at padding."""
+        B, T = self.shape
+        rows = x.new_zeros(B * T, *x.shape[1:]).index_copy(0, self.index, x)
+        return rows.view(B, T, *x.shape[1:])
+
+    def look(self, flow: Flow, module: TracedModule, name: str, x: Tensor) -> Tensor:
+        """x (N, C), seen by a tape as (B, T, C)."""
+        if not flow.watches(module, name):
+            return x
+        return self.gather(flow.look(module, name, self.scatter(x)))
 
 
 class Cell(TracedModule):
@@ -288,6 +282,22 @@ class Additive(Summary):
         return scores.softmax(-1)
 
 
+Layers: TypeAlias = list[tuple[MixerState, CrossKV]] | None
+"""A cache's layers: each one's state, and at the first the encoder's keys."""
+
+
+def keep_last(kept: MixerState, state: State, order: DocumentOrder) -> None:
+    """Keep the states (D, C) of each row's last document; a row without one keeps its earlier
+    state."""
+    if not order.aligned:
+        old = kept.tensors or tuple(
+            tensor.new_zeros(order.shape[0], tensor.shape[1]) for tensor in state
+        )
+        rows, last = order.rows[order.last], order.last
+        state = tuple(a.index_copy(0, rows, b[last]) for a, b in zip(old, state, strict=True))
+    kept.tensors = state
+
+
 @builds(config.Recurrent)
 class Recurrent(TracedModule):
     """Embeddings in, hidden states out, as a Stack does it; one way, or both ways with half of the
@@ -321,38 +331,38 @@ class Recurrent(TracedModule):
         order = DocumentOrder.of(flow, *x.shape[:2])
         if not order.sizes:  # nothing but padding
             return flow.look(self, "out", torch.zeros_like(x))
-        carried = None if cache is None else cache.carried
+        layers: Layers = None if cache is None else cache.layers
         hidden = embedded = order.gather(x)  # (N, C)
-        source, initial = self.source(flow, order, carried)
+        source, initial = self.source(flow, order, layers)
         context = embedded
         for number, cell in enumerate(self.cells):
-            state = self.start(cell, order, initial, carried, number)
+            state = self.start(cell, order, initial, layers[number][0] if layers else None)
             if number == 0 and source is not None:
                 if self.cross.attends:
-                    hidden, context, state = self.attend(hidden, order, state, source, flow, x)
+                    hidden, context, state = self.attend(hidden, order, state, source, flow)
                 else:
                     context = initial[order.ranks]
                     hidden, state = cell.run(
                         torch.cat((hidden, context), -1), order, state, flow.engine
                     )
-                context = self.look(flow, self.cross, "write", context, order, x)
+                context = order.look(flow, self.cross, "write", context)
             else:
                 outputs, state = cell.run(hidden, order, state, flow.engine)
                 if len(self.back):
                     back_cell = self.back[number]
-                    start = self.start(back_cell, order, initial, None, number)
+                    start = self.start(back_cell, order, initial, None)
                     again, _ = back_cell.run(hidden[order.mirror], order, start, flow.engine)
                     outputs = torch.cat((outputs, again[order.mirror]), -1)
                 hidden = outputs
-            if carried is not None:
-                carried.store(number, order.rows, order.last, state, x.shape[0], order.aligned)
-            hidden = self.drop(self.look(flow, cell, "state", hidden, order, x))
+            if layers is not None:
+                keep_last(layers[number][0], state, order)
+            hidden = self.drop(order.look(flow, cell, "state", hidden))
         if self.cross is not None:
             hidden = torch.tanh(self.merge(torch.cat((hidden, context, embedded), -1)))
-        return flow.look(self, "out", order.scatter(hidden, x))
+        return flow.look(self, "out", order.scatter(hidden))
 
     def source(
-        self, flow: Flow, order: DocumentOrder, carried: RecurrentCache | None
+        self, flow: Flow, order: DocumentOrder, layers: Layers
     ) -> tuple[EncoderStates | None, Any]:
         """Encoder states that the documents attend to, and the vector in which they begin (D, C);
         the keys are computed once."""
@@ -361,11 +371,11 @@ class Recurrent(TracedModule):
         assert flow.memory is not None
         source = EncoderStates.of(flow.memory, order)
         if self.cross.attends:
-            if carried is None:
+            if layers is None:
                 source.keys = self.cross.k(source.values)
             else:
                 states = flow.memory.hidden
-                keys, _ = carried.cross.cached(lambda: (self.cross.k(states), states))
+                keys, _ = layers[0][1].cached(lambda: (self.cross.k(states), states))
                 source.keys = (
                     keys if source.columns is None else keys[order.rows[:, None], source.columns]
                 )
@@ -376,16 +386,14 @@ class Recurrent(TracedModule):
         cell: Cell,
         order: DocumentOrder,
         initial: Any,
-        carried: RecurrentCache | None,
-        number: int,
+        kept: MixerState | None,
     ) -> State:
         """The state in which each document goes on, (D, C)."""
         D, weight = len(order.rows), cell.state.weight
         fresh = cell.initial(weight.new_zeros(D, cell.width) if initial is None else initial)
-        before = None if carried is None else carried.states.get(number)
-        if before is None:
+        if kept is None or not kept.tensors:
             return fresh
-        old = (tensor[order.rows] for tensor in before)
+        old = (tensor[order.rows] for tensor in kept.tensors)
         return tuple(
             torch.where(order.fresh[:, None], a, b) for a, b in zip(fresh, old, strict=True)
         )
@@ -397,7 +405,6 @@ class Recurrent(TracedModule):
         state: State,
         source: EncoderStates,
         flow: Flow,
-        template: Tensor,
     ) -> tuple[Tensor, Tensor, State]:
         """The first layer, which looks at the source at each word: states, contexts (N, C), last
         states (D, C)."""
@@ -406,7 +413,7 @@ class Recurrent(TracedModule):
         contexts, patterns = list[Tensor](), list[Tensor]()
         path = f"{cross.path}.pattern"
         tape, edited = flow.tape, flow.changes(cross, "pattern")
-        places = self.places(order, source, flow, template) if edited else iter(())
+        places = self.places(order, source, flow) if edited else iter(())
 
         def step(gate_input: Tensor, state: State) -> State:
             pattern = cross.pattern(state[0], source)  # (n, S)
@@ -426,33 +433,15 @@ class Recurrent(TracedModule):
             if source.columns is not None and flow.memory is not None:
                 wide = pattern.new_zeros(len(pattern), flow.memory.hidden.shape[1])
                 pattern = wide.scatter(1, source.columns[order.ranks], pattern)
-            tape.record(path, order.scatter(pattern, template)[:, None])  # (B, 1, T, S)
+            tape.record(path, order.scatter(pattern)[:, None])  # (B, 1, T, S)
         return outputs, torch.cat(contexts), last
 
-    def places(
-        self, order: DocumentOrder, source: EncoderStates, flow: Flow, template: Tensor
-    ) -> Iterator[Place]:
+    def places(self, order: DocumentOrder, source: EncoderStates, flow: Flow) -> Iterator[Place]:
         """Positions of each step's words (n, 1), and of their keys (n, S)."""
         assert flow.memory is not None and flow.tape is not None
-        pos, tape = flow.pos.expand(template.shape[:2]).flatten()[order.index], flow.tape
+        pos, tape = flow.pos.expand(order.shape).flatten()[order.index], flow.tape
         keys = flow.memory.pos.expand(flow.memory.hidden.shape[:2])[order.rows]
         keys = keys if source.columns is None else keys.gather(1, source.columns)
         rows = order.rows if tape.rows is None else tape.rows[order.rows]
         for step_pos in torch.split(pos, order.sizes):
             yield Place(step_pos[:, None], rows=rows[: len(step_pos)], keys=keys[: len(step_pos)])
-
-    def look(
-        self,
-        flow: Flow,
-        module: TracedModule,
-        name: str,
-        x: Tensor,
-        order: DocumentOrder,
-        template: Tensor,
-    ) -> Tensor:
-        """x (N, C), seen by a tape as (B, T, C)."""
-        return (
-            order.gather(flow.look(module, name, order.scatter(x, template)))
-            if flow.watches(module, name)
-            else x
-        )

@@ -5,11 +5,12 @@ import pkgutil
 
 from .build import build, builds, makers
 from .cache import KV, Cache, CrossKV
+from .encoders import Encoder, EncoderDecoder
 from .flow import Flow, Memory, TracedModule
 from .hooks import Tape
 from .init import build_model
 from .mask import Mask
-from .model import Decoder, Encoder, EncoderDecoder, Model, Output
+from .model import Decoder, Model, Output
 
 __all__ = [
     "KV",

@@ -184,46 +184,6 @@ class ExternalKV:
         raise NotImplementedError
 
 
-class RecurrentCache:
-    """A recurrent decoder's cache: each layer's state (B, C), its parts side by side, and the
-    encoder's keys."""
-
-    def __init__(self) -> None:
-        self.states: dict[int, tuple[Tensor, ...]] = {}
-        self.cross = CrossKV()
-
-    def store(
-        self,
-        layer: int,
-        rows: Tensor,
-        last: Tensor,
-        state: tuple[Tensor, ...],
-        batch: int,
-        aligned: bool,
-    ) -> None:
-        """Store the final state of each row's last document.
-
-        ``state`` (D, C) is that of documents which lie in ``rows`` (D,); ``last`` (D,) is true for
-        the last of a row. A row without a document keeps its earlier state; ``still``: each row is
-        one document, taken as it is.
-        """
-        if not aligned:
-            old = self.states.get(layer) or tuple(
-                tensor.new_zeros(batch, tensor.shape[1]) for tensor in state
-            )
-            state = tuple(
-                was.index_copy(0, rows[last], now[last])
-                for was, now in zip(old, state, strict=True)
-            )
-        self.states[layer] = state
-
-    def select(self, rows: RowSelection) -> None:
-        self.states = {
-            layer: tuple(tensor[rows.index] for tensor in state)
-            for layer, state in self.states.items()
-        }
-
-
 class Cache:
     """Keys and values of the tokens that a decoder has processed; one cache for each batch of
     sequences.
@@ -237,10 +197,9 @@ class Cache:
         mixers = (
             [body.block(i).attention for i in range(body.depth)]
             if isinstance(body, config.Stack)
-            else []
+            else [None] * body.depth  # recurrent layers
         )
         masks = [mixer.mask for mixer in mixers if isinstance(mixer, config.Attention)]
-        self.carried = RecurrentCache() if isinstance(body, config.Recurrent) else None
         lookback = [mask.lookback for mask in masks]
         if max((size for size in lookback if size is not None), default=0) > min(
             cfg.context, LONGEST_RING
@@ -311,10 +270,8 @@ class Cache:
     def evicts(self) -> bool:
         """True where older tokens are lost: a window's ring overwrites them, a state merges
         them."""
-        return (
-            self.carried is not None
-            or any(isinstance(kept, MixerState) for kept, _ in self.layers)
-            or any(slots.ring is not None for slots in self.slots.values())
+        return any(isinstance(kept, MixerState) for kept, _ in self.layers) or any(
+            slots.ring is not None for slots in self.slots.values()
         )
 
     def trim(self, count: int) -> None:
@@ -357,13 +314,11 @@ class Cache:
         source that change places.
         """
         rows = RowSelection(index)
-        entries: list[Slots | KV | MixerState | CrossKV | RecurrentCache] = [
+        entries: list[Slots | KV | MixerState | CrossKV] = [
             *self.slots.values(),
             *(kv for kv, _ in self.layers),
         ]
         entries += [cross_kv for _, cross_kv in self.layers if cross]
-        if self.carried is not None:
-            entries += [self.carried, self.carried.cross] if cross else [self.carried]
         for entry in entries:
             entry.select(rows)
         if self.history is not None:
@@ -373,11 +328,8 @@ class Cache:
 
     def fork(self, times: int) -> None:
         """Each row ``times`` times, side by side: several continuations of one reading."""
-        if self.carried is not None:
-            first_tensor = self.carried.states[0][0]
-        else:
-            kept = self.layers[0][0]
-            first_tensor = kept.tensors[0] if isinstance(kept, MixerState) else kept.k
+        kept = self.layers[0][0]
+        first_tensor = kept.tensors[0] if isinstance(kept, MixerState) else kept.k
         self.select(
             torch.arange(len(first_tensor), device=first_tensor.device).repeat_interleave(times)
         )

@@ -53,12 +53,8 @@ def check(learner: Any, report: CheckReport) -> None:
             "the scale: the square root of one head's width": grouped(q * d**0.5, k, v, allowed),
             "the mask: it hides what is not allowed": grouped(q, k, v, allowed | True),
         }
-        report.equal(
-            f"grouped(q of {H} heads, k and v of {K})",
-            learner.grouped(q, k, v, allowed),
-            grouped(q, k, v, allowed),
-            slips=slips,
-        )
+        args, name = (q, k, v, allowed), f"grouped(q of {H} heads, k and v of {K})"
+        report.call(learner.grouped, grouped, *args, name=name, slips=slips)
     report.say(
         "8 heads over 2, 6 over 3, 4 over 1 (multi-query) and 4 over 4 (multi-head): all right"
     )

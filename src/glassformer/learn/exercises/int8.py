@@ -92,21 +92,11 @@ def check(learner: Any, report: CheckReport) -> None:
     }
     report.equal("the codes (row 4 is all zeros)", codes, want, slips=slips)
     example = report.randint(-127, 128, (3, 4)).to(torch.int8), report.rand(3) + 0.1
-    report.equal(
-        "dequantize(codes, scales)",
-        learner.dequantize(*example),
-        dequantize(*example),
-        look="code times scale",
-    )
-    error = largest_error(w)
-    report.equal(
-        "largest_error(w)",
-        learner.largest_error(w),
-        error,
-        look="the largest |difference| / scale; and a row of zeros, which must not become 0 / 0",
-    )
+    report.call(learner.dequantize, dequantize, *example, look="code times scale")
+    look = "the largest |difference| / scale; and a row of zeros, which must not become 0 / 0"
+    report.call(learner.largest_error, largest_error, w, look=look)
     report.say(
-        f"codes, scales and error are right; no number is further off than {error:.3f} of "
+        f"codes, scales and error are right; no number is further off than {largest_error(w):.3f} of "
         "its row's scale"
     )
 
@@ -114,13 +104,7 @@ def check(learner: Any, report: CheckReport) -> None:
 
     model, tokenizer = models.real()
     ids = torch.tensor([tokenizer.encode(". ".join(models.texts()))])
-
-    def loss() -> float:
-        return float(
-            torch.nn.functional.cross_entropy(models.logits(model, ids[:, :-1])[0], ids[0, 1:])
-        )
-
-    before, text = loss(), models.greedy(model, tokenizer)
+    before, text = models.next_token_loss(model, ids).item(), models.greedy(model, tokenizer)
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     for module in layers:
         weight = module.weight.detach()
@@ -136,7 +120,10 @@ def check(learner: Any, report: CheckReport) -> None:
         )
         weight.copy_(again)
     size = sum(module.weight.numel() for module in layers)
-    after, quantized_text = loss(), models.greedy(model, tokenizer)
+    after, quantized_text = (
+        models.next_token_loss(model, ids).item(),
+        models.greedy(model, tokenizer),
+    )
     report.true(
         after < before + 0.05,
         f"The loss of the real model goes from {before:.4f} to {after:.4f} with your codes.",

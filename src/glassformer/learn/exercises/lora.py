@@ -130,16 +130,8 @@ def check(learner: Any, report: CheckReport) -> None:
         for path, layer in layers.items():
             model.set_submodule(path, Beside(layer))
     trainable = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.Adam(trainable, lr=0.02)
     ids = torch.tensor([tokenizer.encode(". ".join(models.texts()))])
-    fell = []
-    for _ in range(12):
-        logits = model(ids[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits[0], ids[0, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        fell.append(float(loss.detach()))
+    fell = models.optimise(trainable, lambda: models.next_token_loss(model, ids), 12, 0.02)
     report.true(
         fell[-1] < 0.9 * fell[0],
         f"12 steps on a few sentences: the loss goes from {fell[0]:.3f} to {fell[-1]:.3f}.",

@@ -114,21 +114,16 @@ def check(learner: Any, report: CheckReport) -> None:
     )
     padding = rows == 1
     model = models.encoder(len(words)).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     pos = torch.arange(longest).expand_as(rows).where(~padding, torch.tensor(-1))
-    losses = []
-    for _ in range(60):
+
+    def loss() -> Tensor:
         draws = report.rand(2, *rows.shape)
         replacements = report.randint(2, len(words), tuple(rows.shape))
-        inputs, targets = learner.hide(rows, padding, draws[0], draws[1], replacements, 0, 0.3)
-        logits = model(inputs, pos=pos).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1), targets.flatten(), ignore_index=-1
-        )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+        inputs, targets = learner.hide(rows, padding, *draws, replacements, 0, 0.3)
+        logits = model(inputs, pos=pos).logits.flatten(0, 1)
+        return torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-1)
+
+    losses = models.optimise(model.parameters(), loss, 60, 3e-3)
     first, last = sum(losses[:5]) / 5, sum(losses[-10:]) / 10
     report.true(
         last < 0.8 * first,

@@ -69,18 +69,11 @@ def check(learner: Any, report: CheckReport) -> None:
         * gamma
         + beta,
     }
-    right = layer_norm(x, gamma, beta, eps)
     look = (
         "mean and variance of each vector by itself (the last dimension), variance by n; eps "
         "under the root"
     )
-    report.equal(
-        "layer_norm(x, gamma, beta, eps)",
-        learner.layer_norm(x, gamma, beta, eps),
-        right,
-        slips=slips,
-        look=look,
-    )
+    report.call(learner.layer_norm, layer_norm, x, gamma, beta, eps, slips=slips, look=look)
     root = x.square().mean(-1, keepdim=True).sqrt()
     slips = {
         "eps: it is added to the mean square, under the root": rms_norm(x, gamma, 0),
@@ -90,15 +83,10 @@ def check(learner: Any, report: CheckReport) -> None:
         / (root.square() * 6 + eps).sqrt()
         * gamma,
     }
-    right = rms_norm(x, gamma, eps)
     look = "the mean of the squares of each vector, not their sum; plus eps, under the root"
-    report.equal(
-        "rms_norm(x, gamma, eps)", learner.rms_norm(x, gamma, eps), right, slips=slips, look=look
-    )
-    zeros = torch.zeros(1, 6)
-    report.equal(
-        "rms_norm of zeros", learner.rms_norm(zeros, gamma, 1e-5), zeros, look="eps under the root"
-    )
+    report.call(learner.rms_norm, rms_norm, x, gamma, eps, slips=slips, look=look)
+    args, look = (torch.zeros(1, 6), gamma, 1e-5), "eps under the root"
+    report.call(learner.rms_norm, rms_norm, *args, name="rms_norm of zeros", look=look)
     report.say("both norms are right, with eps, and a vector of zeros stays one")
 
     from glassformer.core.nn.layers import LayerNorm, RMSNorm

@@ -68,13 +68,15 @@ def check(learner: Any, report: CheckReport) -> None:
         "take the largest number of the row away before exp: the result is the same, and exp "
         "stays finite"
     )
-    report.equal("softmax of numbers near 1000", learner.softmax(x), x.softmax(-1), look=look)
+    name = "softmax of numbers near 1000"
+    report.call(learner.softmax, softmax, x, name=name, look=look)
     far = torch.tensor([[1000.0, 999.0], [1.0, 0.0]])
     look = (
         "each row has a largest number of its own: amax(-1, keepdim=True), not that of the "
         "whole table"
     )
-    report.equal("softmax([[1000, 999], [1, 0]])", learner.softmax(far), far.softmax(-1), look=look)
+    name = "softmax([[1000, 999], [1, 0]])"
+    report.call(learner.softmax, softmax, far, name=name, look=look)
     report.say("softmax([2, 1, 0]) is [0.6652, 0.2447, 0.0900], and large numbers are no trouble")
 
     q, k, v = report.randn(4, 8), report.randn(6, 8), report.randn(6, 8)
@@ -105,12 +107,7 @@ def check(learner: Any, report: CheckReport) -> None:
         .nan_to_num()
         @ v,
     }
-    report.equal(
-        "attention(q, k, v, allowed)",
-        learner.attention(q, k, v, allowed),
-        attention(q, k, v, allowed),
-        slips=slips,
-    )
+    report.call(learner.attention, attention, q, k, v, allowed, slips=slips)
     report.say("4 queries over 6 keys: every number is right")
 
     # Scores so low that a number which is merely small would be the largest of its row.
@@ -122,8 +119,8 @@ def check(learner: Any, report: CheckReport) -> None:
         "below all": filled.softmax(-1) @ v
     }
     look = "the mask: where allowed is False the score is minus infinity"
-    answer, expected = learner.attention(low, keys, v, allowed), attention(low, keys, v, allowed)
-    report.equal("attention of low scores", answer, expected, slips=slips, look=look)
+    args, name = (low, keys, v, allowed), "attention of low scores"
+    report.call(learner.attention, attention, *args, name=name, slips=slips, look=look)
     report.say(
         "a key that may not be seen has the weight 0 however low the scores of the others are"
     )

@@ -65,19 +65,9 @@ def check(learner: Any, report: CheckReport) -> None:
         ),
         "theta: it is an argument, and need not be 10,000": rotate(x, places, 10000.0),
     }
-    report.equal(
-        "rotate(x, places, 10000)",
-        learner.rotate(x, places, theta),
-        rotate(x, places, theta),
-        slips=slips,
-    )
-    other_theta = float(report.randint(100, 900, (1,)))
-    report.equal(
-        f"rotate(x, places, {other_theta:g})",
-        learner.rotate(x, places, other_theta),
-        rotate(x, places, other_theta),
-        slips=slips,
-    )
+    for value in (theta, float(report.randint(100, 900, (1,)))):
+        name = f"rotate(x, places, {value:g})"
+        report.call(learner.rotate, rotate, x, places, value, name=name, slips=slips)
     q, k = report.randn(1, 1, d), report.randn(1, 1, d)
     scores = [
         float(

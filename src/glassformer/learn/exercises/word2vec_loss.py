@@ -60,15 +60,11 @@ def check(learner: Any, report: CheckReport) -> None:
             F.logsigmoid(right) + F.logsigmoid(-wrong).sum(-1)
         ).mean(),
     }
-    report.equal("loss(centre, company, noise)", learner.loss(u, v, n), loss(u, v, n), slips=slips)
+    report.call(learner.loss, loss, u, v, n, slips=slips)
     far = torch.full((1, D), 20.0)
     look = "sigmoid(-2400) is 0 and its log minus infinity: F.logsigmoid does both at once"
-    report.equal(
-        "the loss of a pair that fits very badly",
-        learner.loss(far, -far, far[None]),
-        loss(far, -far, far[None]),
-        look=look,
-    )
+    args, name = (far, -far, far[None]), "the loss of a pair that fits very badly"
+    report.call(learner.loss, loss, *args, name=name, look=look)
     report.say("right on drawn vectors, and finite where a pair fits very badly")
 
     lines = [line.split() for line in models.texts()]

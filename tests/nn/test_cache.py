@@ -14,7 +14,6 @@ from torch import Tensor
 import tiny
 from glassformer import config as c
 from glassformer.core.nn import KV, Cache, Model
-from glassformer.core.nn.cache import SPARE
 from tiny import DECODERS, tokens
 
 
@@ -79,18 +78,6 @@ class Walk:
         ]
         self.forward(stored, explicit_pos=False)
 
-    def trim(self) -> None:
-        smallest = min(sum(column[: len(column) - 7]) for column in self.columns)
-        # a prefix is read in one go
-        if self.cache.evicts or smallest < self.cache.prefix_length or self.cache.length < 7:
-            return
-        count = self.draw.randint(1, 7)
-        self.cache.trim(count)
-        for number, column in enumerate(self.columns):
-            lost = sum(column[len(column) - count :])
-            self.rows[number] = self.rows[number][: len(self.rows[number]) - lost]
-            self.columns[number] = column[: len(column) - count]
-
     def mix(self) -> None:
         order = [self.draw.randrange(3) for _ in range(3)]
         self.cache.select(torch.tensor(order))
@@ -111,9 +98,7 @@ def test_any_way_of_reading_is_reading_alone(name: str, seed: int) -> None:
         walk.chunk(least=walk.cache.prefix_length)
     for _ in range(14):
         if max(walk.last_positions()) < tiny.CONTEXT - 10:
-            walk.draw.choice(
-                (walk.chunk, walk.chunk, walk.onward, walk.onward, walk.trim, walk.trim, walk.mix)
-            )()
+            walk.draw.choice((walk.chunk, walk.chunk, walk.onward, walk.onward, walk.mix))()
 
 
 def test_a_ring_of_gaps_keeps_what_its_positions_say() -> None:
@@ -145,27 +130,6 @@ def test_a_batch_gets_smaller_within_its_own_memory(name: str, order: list[int])
         new = tokens(len(order), 70, seed=2)[row, :3]
         alone = torch.cat((second_tokens[old, : lengths[old]], new, new))[None]
         torch.testing.assert_close(logits[row], model(alone).logits[0, -3:], rtol=0, atol=2e-5)
-
-
-def test_a_trim_that_goes_too_far_is_refused() -> None:
-    model = tiny.model(
-        replace(DECODERS["glass"], decoder=replace(DECODERS["glass"].decoder, position=c.Rotary()))
-    )
-    cache = Cache(model.config)
-    joined = torch.cat((tokens(2, 50), tokens(2, 50, seed=1)), 1)
-    model(joined, cache=cache)
-    with pytest.raises(ValueError, match=f"at most {SPARE}"):
-        cache.trim(SPARE + 1)
-    assert cache.length == 100  # nothing half forgotten
-    cache.trim(SPARE)
-    with pytest.raises(ValueError, match=f"at most {SPARE}"):
-        cache.trim(1)  # what the next tokens look back at is gone
-    logits = model(joined[:, 36:40], cache=cache).logits
-    torch.testing.assert_close(logits, model(joined[:, :40]).logits[:, 36:], rtol=0, atol=1e-5)
-    cache = Cache(DECODERS["llama"])
-    cache.advance(joined[:, :5], None)
-    with pytest.raises(ValueError, match="cannot forget 6"):
-        cache.trim(6)
 
 
 @pytest.mark.parametrize("name", ["gru", "lstm"])

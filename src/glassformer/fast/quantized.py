@@ -2,7 +2,6 @@
 it.
 
     quantize_weights(model, Layout(bits=4))   the model's matrices become QuantizedWeights
-    dequantize_weights(model)                 and plain ones again, the numbers that the codes stand for
 
     F.linear(x, weight)                       x to int8; sums of a group in integers; groups in their order
     F.embedding(tokens, weight)               the rows of a table
@@ -379,9 +378,3 @@ def quantize_weights(
     chosen = layout.plan(model)
     layout.quantize(model, chosen, rounder)
     return chosen
-
-
-def dequantize_weights(model: nn.Module) -> None:
-    """Plain weights in the place of quantised ones: the numbers that their codes stand for."""
-    for path, weight in quantized(model).items():
-        replace_parameter(model, path, nn.Parameter(weight.decoded()))

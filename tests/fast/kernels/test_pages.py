@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from glassformer.fast.kernels import PAGE, Pages, paged_attention, reference
+import kernel_reference as reference
+from glassformer.fast.kernels import PAGE, Pages, paged_attention
 
 
 def filled(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import kernel_reference as reference
 from glassformer.fast.kernels import (
     matmul,
     pack_bf16,
@@ -12,7 +13,6 @@ from glassformer.fast.kernels import (
     pack_int4,
     pack_int8,
     products,
-    reference,
     use,
 )
 

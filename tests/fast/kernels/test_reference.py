@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from glassformer.fast.kernels import reference
+import kernel_reference as reference
 
 
 def nearest(exact: Fraction) -> float:

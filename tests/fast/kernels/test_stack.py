@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import kernel_reference as reference
 from glassformer.core.nn.layers import ACTIVATIONS
-from glassformer.fast.kernels import reference, stack
+from glassformer.fast.kernels import stack
 from glassformer.fast.kernels.library import has
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .. import config
 from ..errors import UserError
@@ -26,7 +25,6 @@ from .flow import Flow
 
 # tokens of a window, above which its layers keep what comes as full attention does
 LONGEST_RING = 1 << 16
-SPARE = 64  # tokens that a trim may take back from a model that embeds previous tokens
 
 
 class RowSelection:
@@ -253,17 +251,16 @@ class Cache:
         if self._previous:
             old = self.history or (tokens[:, :0], pos[:, :0].expand(len(tokens), 0))
             later = torch.cat((old[1], pos.expand_as(tokens)), 1)
-            self._remember(torch.cat((old[0], tokens), 1), later, self._previous + SPARE)
+            self._remember(torch.cat((old[0], tokens), 1), later)
         self.length += tokens.shape[1]
         return pos
 
     def prepare(self, flow: Flow) -> None:
         """Set what a flow takes from its cache; called before each forward pass."""
 
-    def _remember(self, tokens: Tensor, pos: Tensor, most: int) -> None:
-        """Keep the latest tokens of each row, padding left out: enough to look back after a trim of
-        up to SPARE."""
-        latest, columns = pos.topk(min(most, pos.shape[1]), dim=1)
+    def _remember(self, tokens: Tensor, pos: Tensor) -> None:
+        """Keep the latest tokens of each row, padding left out."""
+        latest, columns = pos.topk(min(self._previous, pos.shape[1]), dim=1)
         self.history = (tokens.gather(1, columns.flip(1)), latest.flip(1))
 
     @property
@@ -273,36 +270,6 @@ class Cache:
         return any(isinstance(kept, MixerState) for kept, _ in self.layers) or any(
             slots.ring is not None for slots in self.slots.values()
         )
-
-    def trim(self, count: int) -> None:
-        """Forget the last ``count`` columns; ValueError where what would come back is gone: see
-        ``evicts``."""
-        if self.evicts:
-            raise ValueError(
-                "a cache with windows or a recurrent state cannot be trimmed: it "
-                "let go of older tokens"
-            )
-        remaining = self.length - count
-        if remaining < 0:
-            raise ValueError(f"a cache of {self.length} tokens cannot forget {count}")
-        if self.history is not None and self.history[0].shape[1] - count < min(
-            self._previous, remaining
-        ):
-            raise ValueError(
-                f"a cache with previous-token embeddings forgets at most {SPARE} tokens at once"
-            )
-        self.length = remaining
-        for slots in self.slots.values():
-            slots.filled = remaining
-        if self._last is not None:
-            old_pos = next(iter(self.slots.values())).pos[:, :remaining]
-            self._last = (
-                F.pad(old_pos, (1, 0), value=-1).amax(1, keepdim=True).expand_as(self._last).clone()
-            )
-        if self.history is not None:
-            tokens, pos = self.history
-            in_range = pos < remaining if self._last is None else pos <= self._last
-            self._remember(tokens, pos.where(in_range, -1), pos.shape[1] - count)
 
     def select(self, index: Tensor, cross: bool = True) -> None:
         """Row i becomes what row ``index[i]`` was (beams); ``index`` may be longer or shorter than

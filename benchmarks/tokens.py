@@ -30,7 +30,7 @@ from tiktoken_ext.openai_public import r50k_pat_str
 
 from glassformer.core.data import Source, tokenise
 from glassformer.core.data import find as find_corpus
-from glassformer.core.tokenizer.tiktoken_backend import TiktokenBackend
+from glassformer.formats import tiktoken_backend
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 SHAKESPEARE = "tinyshakespeare/input.txt"
@@ -89,7 +89,7 @@ def one_text(data: Path, repeats: int, threads: int) -> None:
     for name, work in rows:
         print(f"| {name} | {size / seconds(work, repeats):.1f} |")
     result = (
-        seconds(lambda: TiktokenBackend.of(actual._spec, library), repeats),
+        seconds(lambda: tiktoken_backend.of(actual._spec, library), repeats),
         seconds(lambda: peer(data), repeats),
     )
     print(

@@ -112,6 +112,7 @@ registry.MODULES.update(
     tables=["formats.tables"],
     corpora=["tasks.python_docs"],
     tokenizer_trainers=["formats.tokenizer_trainers"],
+    tokenizer_backends=["formats.tiktoken_backend"],
 )
 
 # here, since every door leads through the package: commands, their processes, notebooks

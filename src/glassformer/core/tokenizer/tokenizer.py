@@ -2,7 +2,7 @@
 
 Ids are those of the `tokenizers` library. Long texts, and all texts of a tokenizer read from
 tiktoken's ranks, are encoded by tiktoken, where its ids are proven to be the same
-(``tiktoken_backend``).
+(``formats/tiktoken_backend.py``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import files
+from .. import files, registry
 from ..errors import UserError, need
 from ..threads import cores
 from . import library, tokenizer_json
 from .decoders import byte_decoder
 from .library import Place
-from .tiktoken_backend import TiktokenBackend
 from .tokenizer_json import ByRank, Roles, Spec
 from .vocabulary import Vocabulary
 
@@ -159,8 +158,14 @@ class Tokenizer(Vocabulary):
         return "tokenizers" if self._tiktoken is None else "tiktoken"
 
     @functools.cached_property
-    def _tiktoken(self) -> TiktokenBackend | None:
-        return TiktokenBackend.of(self._tables, None if self._by_rank else self._plain)
+    def _tiktoken(self) -> Any:
+        """An encoder whose ids are proven to be the library's, from outside the core; None where
+        there is none."""
+        plain = None if self._by_rank else self._plain
+        backends = (
+            module.of(self._tables, plain) for module in registry.load("tokenizer_backends")
+        )
+        return next((backend for backend in backends if backend is not None), None)
 
     def _by_tiktoken(self, texts: Sequence[str]) -> list[Any]:
         """The ids of each text by tiktoken, and by the library where tiktoken's are not proven to

@@ -57,25 +57,6 @@ def added_token(id: int, content: str, special: bool = True) -> Spec:
     return {"id": id, "content": content, **rules, "special": special}
 
 
-def bpe(vocabulary: dict[str, int], merges: Any, **settings: Any) -> Spec:
-    """A BPE model, with the settings that are not the usual ones."""
-    none = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    false = dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
-    usual = {"type": "BPE", **dict.fromkeys(none), **false}
-    return {**usual, **settings, "vocab": vocabulary, "merges": merges}
-
-
-def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> Spec:
-    """The step of a pre-tokenizer that cuts a text by a regular expression."""
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
-
-
-def letters_as_bytes(words: bool = False) -> Spec:
-    """The step that writes bytes as GPT-2's letters; ``words``: and splits into words as GPT-2."""
-    usual = {"add_prefix_space": False, "trim_offsets": False}
-    return {"type": "ByteLevel", **usual, "use_regex": words}
-
-
 def around(opens: int, closes: int, names: list[str]) -> Spec:
     """BERT's post-processor: ``opens`` before a text, ``closes`` behind it, and a second text is of
     segment 1."""

@@ -108,12 +108,13 @@ def canonical(spec: Spec, roles: Roles) -> Spec:
     """The specification with no truncation or padding, merges as pairs, and every role's token
     marked special."""
     model = {"type": _model_type(spec["model"]), **spec["model"]}
+    listed = [token for token in spec.get("added_tokens") or [] if token["content"]]
     if model["type"] == "BPE":
         model["dropout"] = None  # a text has one way to be written
         _normalise_merges(model, '{"String": " "}' in json.dumps(spec.get("normalizer")))
-    _fix_added_ids(spec, model)
-    ids = ids_of({**spec, "model": model})
-    added = {token["content"]: dict(token) for token in spec.get("added_tokens") or []}
+    added = {token["content"]: dict(token) for token in listed}
+    _fix_added_ids({name: int(token["id"]) for name, token in added.items()}, model)
+    ids = ids_of({"added_tokens": listed, "model": model})
     for role, name in list(roles.items()):
         if name is not None and name not in ids:
             if role in NEEDED:
@@ -169,7 +170,7 @@ def _pair(merge: Any, vocabulary: dict[str, int]) -> list[str]:
     return next((cut for cut in cuts if {*cut, "".join(cut)} <= vocabulary.keys()), halves)
 
 
-def _fix_added_ids(spec: Spec, model: Spec) -> None:
+def _fix_added_ids(stated: dict[str, int], model: Spec) -> None:
     """Give added tokens the ids that the file gives them: the library would count on from the
     model's entries.
 
@@ -177,8 +178,6 @@ def _fix_added_ids(spec: Spec, model: Spec) -> None:
     another id.
     """
     ids = ids_of({"model": model})
-    added = spec.get("added_tokens") or []
-    stated = {token["content"]: int(token["id"]) for token in added if token["content"]}
     new = {name: id for name, id in stated.items() if name not in ids}
     taken = {*ids.values()}.intersection(new.values())
     wrong = [
@@ -234,7 +233,7 @@ def without_specials(spec: Spec) -> Spec:
     model = dict(spec["model"])
     vocabulary = model["vocab"]
     special = {token["content"] for token in spec["added_tokens"] if token["special"]}
-    names = {name: f"\0 {name}" for name in special & ids_of({"model": model}).keys() - {""}}
+    names = {name: f"\0 {name}" for name in special & ids_of({"model": model}).keys()}
     if model["type"] == "BPE":
         model["merges"] = [
             pair for pair in model["merges"] if names.keys().isdisjoint((*pair, pair[0] + pair[1]))

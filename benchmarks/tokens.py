@@ -28,7 +28,7 @@ from typing import Any
 import tiktoken
 from tiktoken_ext.openai_public import r50k_pat_str
 
-from glassformer.core.tokenizer.tiktoken_backend import TiktokenBackend
+from glassformer.formats import tiktoken_backend
 from glassformer.formats.data import Source, tokenise
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.tokenizer_files import open as open_tokenizer
@@ -89,7 +89,7 @@ def one_text(data: Path, repeats: int, threads: int) -> None:
     for name, work in rows:
         print(f"| {name} | {size / seconds(work, repeats):.1f} |")
     result = (
-        seconds(lambda: TiktokenBackend.of(actual._spec, library), repeats),
+        seconds(lambda: tiktoken_backend.of(actual._spec, library), repeats),
         seconds(lambda: peer(data), repeats),
     )
     print(

@@ -113,6 +113,7 @@ registry.MODULES.update(
     objectives=["tasks.objectives"],
     edits=["sight.edits"],
     tokenizer_trainers=["formats.tokenizer_trainers"],
+    tokenizer_backends=["formats.tiktoken_backend"],
 )
 
 # here, since every door leads through the package: commands, their processes, notebooks

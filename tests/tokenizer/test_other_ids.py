@@ -156,6 +156,7 @@ def test_batches_of_any_kind() -> None:
 
 @pytest.mark.parametrize("kind", ["BPE", "WordLevel", "WordPiece"])
 def test_added_tokens_have_the_ids_that_the_file_gives_them(kind: str) -> None:
+    """``canonical`` puts them among the model's entries where they leave gaps."""
     raw: dict[str, Any] = {
         "BPE": {
             "type": "BPE",

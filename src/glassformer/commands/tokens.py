@@ -24,7 +24,7 @@ EXAMPLES = (
 )
 USAGE = """glassformer tokens ["TEXT"] [--with NAME|PATH ...] [--ids] [--trace [WORD]] [--html FILE] [--json]
        glassformer tokens train FILE ... --kind KIND [--size N] --out DIR
-       glassformer tokens sizes FILE ... [--kind KIND] [--sizes N ...] [--dim N] [--out FILE]"""
+       glassformer tokens sizes FILE ... [--kind KIND] [--sizes N ...] [--dim N]"""
 EPILOG = (
     'The words "train" and "sizes" themselves are tokenised by --text train; - reads '
     "standard input."
@@ -75,7 +75,7 @@ def run(
     separator TEXT: what parts a plain file's documents (nothing)
     sizes N: sizes: entries in all, several
     dim N: sizes: width of the embedding (512)
-    out PATH: train: a folder; sizes: a .png or .svg file
+    out DIR: train: a folder
     """
     verb, *names = words or [""]
     if text is None and verb in ("train", "sizes"):
@@ -85,7 +85,8 @@ def run(
         _refuse_options(verb, **look_options, trace=trace, html=html)
         if verb == "train":
             return vocabularies.train(names, kind, size, out, special, separator)
-        return vocabularies.sizes(names, kind, sizes, out, dim, separator)
+        _refuse_options(verb, size=size, out=out, special=special)
+        return vocabularies.sizes(names, kind, sizes, dim, separator)
     _refuse_options(
         "looking at a text",
         kind=kind,

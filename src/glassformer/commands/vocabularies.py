@@ -75,30 +75,18 @@ def sizes(
     names: Sequence[str],
     kind: str | None,
     entries: Sequence[int] | None,
-    out: Path | None,
     dim: int | None,
     separator: str | None,
 ) -> CommandOutput:
     """Measures vocabulary size against tokens for each word and parameters of the embedding."""
-    from ..core import files
     from ..core.tokenizer import trainers
     from ..sight.tokens import vocabulary_size
 
-    kind = _kind(kind, trainers.SIZED)
-    if out is not None and out.suffix.lower() not in (".png", ".svg"):
-        raise UserError(
-            f"--out {out} is neither .png nor .svg; give a name that ends in one of them."
-        )
-    dim = 512 if dim is None else dim
+    kind, dim = _kind(kind, trainers.SIZED), 512 if dim is None else dim
     texts = _texts(names, "sizes", separator)
     measured = vocabulary_size.sizes(kind, texts, entries or vocabulary_size.USUAL, dim)
-    lines = _table(measured, dim)
-    if out is not None:
-        form = out.suffix.lower()[1:]
-        files.write(out, lambda beside: _picture(measured, kind, dim, beside, form))
-        lines.append(str(out))
     record = {"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured]}
-    return CommandOutput(record, lines)
+    return CommandOutput(record, _table(measured, dim))
 
 
 def _kind(kind: str | None, kinds: Sequence[str]) -> str:
@@ -134,36 +122,3 @@ def _table(sizes: Sequence[Size], dim: int) -> list[str]:
     heading = ("entries", "tokens/word", "chars/token", "unknown", f"entries x {dim}", "")
     ending = "Trained on the first nine tenths of the text, counted on the last."
     return [*tables.lines(rows, heading, (5,)), ending]
-
-
-def _picture(sizes: Sequence[Size], kind: str, dim: int, path: Path, form: str) -> None:
-    """Both curves over the size, on two axes."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("Pictures need matplotlib; pip install matplotlib.") from None
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    right = axes.twinx()
-    across = [size.entries for size in sizes]
-    axes.plot(
-        across,
-        [size.tokens_per_word for size in sizes],
-        "o-",
-        color="#0072b2",
-        label="tokens for each word",
-    )
-    right.plot(
-        across, [size.parameters / 1e6 for size in sizes], "s--", color="#d55e00", label="embedding"
-    )
-    axes.set(
-        xscale="log",
-        xlabel=f"entries of the vocabulary ({kind})",
-        ylabel="tokens for each word (solid)",
-    )
-    axes.set_xticks(across, [f"{entries:,}" for entries in across])
-    axes.minorticks_off()
-    right.set(ylabel="million parameters (dashed)", title=f"an embedding {dim} wide")
-    axes.set_ylim(bottom=0)
-    right.set_ylim(bottom=0)
-    figure.savefig(path, format=form, dpi=150)

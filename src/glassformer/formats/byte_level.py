@@ -12,18 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, nearest, need
-from ..core.tokenizer.tiktoken_backend import WORDS
 from ..core.tokenizer.tokenizer_json import (
     MOST_IDS,
     ByRank,
     Spec,
     added_token,
-    bpe,
-    letters_as_bytes,
     make_spec,
-    split,
 )
 from ..core.tokenizer.vocabulary import byte_alphabet
+from .tiktoken_backend import WORDS
 from .wordpiece import flag
 
 LONGEST = 1024  # bytes of one token; the longest published ones have a few hundred
@@ -103,6 +100,25 @@ def kind_of(name: str) -> RankEncoding:
     if name not in KINDS:
         raise UserError(f'There is no byte-level kind "{name}".{nearest(name, KINDS)}')
     return KINDS[name]
+
+
+def bpe(vocabulary: dict[str, int], merges: Any, **settings: Any) -> Spec:
+    """A BPE model, with the settings that are not the usual ones."""
+    none = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    false = dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+    usual = {"type": "BPE", **dict.fromkeys(none), **false}
+    return {**usual, **settings, "vocab": vocabulary, "merges": merges}
+
+
+def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> Spec:
+    """The step of a pre-tokenizer that cuts a text by a regular expression."""
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
+
+
+def letters_as_bytes(words: bool = False) -> Spec:
+    """The step that writes bytes as GPT-2's letters; ``words``: and splits into words as GPT-2."""
+    usual = {"add_prefix_space": False, "trim_offsets": False}
+    return {"type": "ByteLevel", **usual, "use_regex": words}
 
 
 def byte_level(

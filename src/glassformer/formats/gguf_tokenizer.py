@@ -8,14 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.tokenizer.tiktoken_backend import WORDS
-from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, added_token, letters_as_bytes
-from ..core.tokenizer.tokenizer_json import split as cut
+from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, added_token
 from . import sentencepiece
-from .byte_level import CASED_WORDS, LONGEST, LOWER, UPPER, RankEncoding, byte_level
+from .byte_level import (
+    CASED_WORDS,
+    LONGEST,
+    LOWER,
+    UPPER,
+    RankEncoding,
+    byte_level,
+    letters_as_bytes,
+)
+from .byte_level import split as cut
 from .gguf_file import MAGIC as MAGIC
 from .gguf_file import read_fields
 from .sentencepiece import BPE, CONTROL, MARK, UNIGRAM, UNKNOWN, UNUSED, USER, VocabularyEntry
+from .tiktoken_backend import WORDS
 from .wordpiece import wordpiece
 
 PARTS = {

@@ -13,12 +13,10 @@ from ..core.tokenizer.tokenizer_json import (
     Roles,
     Spec,
     added_token,
-    bpe,
     make_spec,
     merges_by_rank,
-    split,
 )
-from .byte_level import LONGEST
+from .byte_level import LONGEST, bpe, split
 
 MARK = "▁"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

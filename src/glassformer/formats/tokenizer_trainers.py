@@ -10,15 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..core.errors import UserError, need
 from ..core.tokenizer.library import library_errors, load, reason
-from ..core.tokenizer.tokenizer_json import Spec, added_token, make_spec, split
+from ..core.tokenizer.tokenizer_json import Spec, added_token, make_spec
 from ..core.tokenizer.trainers import DEFAULT_SIZE
 from ..core.tokenizer.vocabulary import byte_alphabet, bytes_by_letter
 from . import sentencepiece, wordpiece
-from .byte_level import RankEncoding, byte_level
+from .byte_level import RankEncoding, byte_level, split
 
 if TYPE_CHECKING:
     import tokenizers
@@ -120,39 +118,27 @@ def _wordpiece(texts: Iterator[str], size: int | None, specials: list[str]) -> S
     size = size or DEFAULT_SIZE
     library = load(wordpiece.wordpiece(["a", *specials], specials), "The tokenizer")
     parts = list(_between(specials, texts))
-    letters, inner_letters = _word_letters(library, parts)
+    letters = _word_letters(library, parts)
     need(bool(letters), "There is no word in this text; give one that has some.")
-    inner = [f"##{letter}" for letter in inner_letters]  # given first, else in a random order
-    _fits(len({*inner, *letters, *specials}), size, "WordPiece")
+    _fits(len({*letters, *specials}), size, "WordPiece")
+    inner = [letter for letter in letters if letter.startswith("##")]
     trainer = trainers.WordPieceTrainer(
         vocab_size=size - len(specials), special_tokens=inner, show_progress=False
     )
-    names = [
-        name for name in _trained(library, trainer, iter(parts))["vocab"] if name not in specials
-    ]
+    entries = _trained(library, trainer, iter(parts))["vocab"]
+    names = [name for name in entries if name not in specials]
     return wordpiece.wordpiece([*names, *specials], specials)
 
 
-def _word_letters(
-    library: tokenizers.Tokenizer, texts: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """The characters of all words, and those that stand inside one, each in order.
+def _word_letters(library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[str]:
+    """The characters that words begin with or hold, in order: ``##`` before those inside one.
 
-    BERT's split asks of each character alone whether it stays with its neighbours, so every
-    character is tried once, and all neighbours are looked at in one pass: splitting the texts to
-    see their words would take as long as training.
+    The trainer lists those inside in a random order, unless it is given them.
     """
-    # 0: not tried, 1: with its neighbours, 2: white space, 3: a word of its own
-    stays = np.zeros(0x110000, np.int8)
-    inside = np.zeros(0x110000, bool)
-    for text in texts:
-        codes = np.frombuffer(library.normalizer.normalize_str(text).encode("utf-32-le"), "<u4")
-        for code in np.unique(codes[stays[codes] == 0]):
-            stays[code] = len(library.pre_tokenizer.pre_tokenize_str(f"a{chr(code)}a"))
-        joined = stays[codes] == 1
-        inside[codes[1:][joined[1:] & joined[:-1]]] = True
-    letters = np.flatnonzero(stays % 2)
-    return [*map(chr, letters)], [*map(chr, np.flatnonzero(inside))]
+    from tokenizers import trainers
+
+    trainer = trainers.WordPieceTrainer(vocab_size=0, show_progress=False)
+    return sorted(_trained(library, trainer, iter(texts))["vocab"])
 
 
 def _trained(library: tokenizers.Tokenizer, trainer: Any, texts: Iterator[str]) -> Spec:

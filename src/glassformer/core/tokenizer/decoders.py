@@ -32,8 +32,12 @@ def byte_decoder(spec: Spec, library: Callable[[], tokenizers.decoders.Decoder])
         raise UserError(
             f'The tokenizer decodes by "{kind}", which is not supported; use another tokenizer.'
         )
+    # found whole in a text, and written so, where nothing puts spaces between tokens
+    added = set[str]()
+    if chain and kinds != {"WordPiece"}:
+        added = {token["content"] for token in spec["added_tokens"]}
     if kinds == {"ByteLevel"}:
-        return byte_level
+        return lambda name, first: name.encode() if name in added else byte_level(name, first)
     if not chain:
         return lambda name, first: (name if first else " " + name).encode()
     decoder = library()
@@ -49,6 +53,8 @@ def byte_decoder(spec: Spec, library: Callable[[], tokenizers.decoders.Decoder])
             return decoder.decode([*names])
 
     def decode(name: str, first: bool) -> bytes:
+        if name in added:
+            return name.encode()
         text = (
             decode_texts(name) if first else decode_texts(AHEAD, name)[len(decode_texts(AHEAD)) :]
         )

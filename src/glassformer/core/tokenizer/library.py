@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import UserError
-from .tokenizer_json import Spec, make_spec, steps
+from .tokenizer_json import Spec, ids_of, make_spec, steps
 from .vocabulary import byte_alphabet
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ def marking_lost(spec: Spec) -> Spec:
     affixed = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
     if letters and letters <= model["vocab"].keys() and not affixed:
         return spec
-    added = {token["content"]: token["id"] for token in spec["added_tokens"] if token["content"]}
-    ids = {**model["vocab"], **added}
+    ids = ids_of(spec)
     ids[LOST] = max(ids.values(), default=-1) + 1
     return {**spec, "model": {**model, "vocab": ids, "unk_token": LOST, "fuse_unk": False}}
 

@@ -2,7 +2,7 @@
 
 Ids are those of the `tokenizers` library. Long texts, and all texts of a tokenizer read from
 tiktoken's ranks, are encoded by tiktoken, where its ids are proven to be the same
-(``tiktoken_backend``).
+(``formats/tiktoken_backend.py``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import files
+from .. import files, registry
 from ..errors import UserError, need
 from ..threads import cores
 from . import library, tokenizer_json
 from .decoders import byte_decoder
 from .library import Place
-from .tiktoken_backend import TiktokenBackend
 from .tokenizer_json import ByRank, Roles, Spec
 from .vocabulary import Vocabulary
 
@@ -61,7 +60,6 @@ class Tokenizer(Vocabulary):
             decode_token = byte_decoder(self._tables, lambda: self._plain.decoder)
             if not self._by_rank:  # a file of ranks is checked already
                 self._plain  # noqa: B018 - says what is wrong with the file
-            added = [token for token in self._tables["added_tokens"] if token["content"]]
         except UserError:
             raise
         except DAMAGE as error:
@@ -69,7 +67,7 @@ class Tokenizer(Vocabulary):
                 f"{source} lacks what a tokenizer.json must hold "
                 f"({library.reason(error)}); restore the file."
             ) from None
-        ids = tokenizer_json.ids_of({**self._tables, "added_tokens": added})
+        ids = tokenizer_json.ids_of(self._tables)
         self.size: int = max(ids.values(), default=-1) + 1
         need(self.size > 0, f"{source} has no vocabulary; restore the file.")
         need(
@@ -77,19 +75,16 @@ class Tokenizer(Vocabulary):
             f"{source} has ids up to {self.size - 1}, more than any vocabulary needs; "
             "restore the file.",
         )
+        added = self._tables["added_tokens"]
         special = [token["content"] for token in added if token["special"]]
         self.specials = {name: ids[name] for name in special}
-        decoders = {step.get("type") for step in tokenizer_json.steps(self._tables.get("decoder"))}
-        # decoded as their name, where nothing puts spaces between tokens
-        literal = [] if decoders <= {"WordPiece"} else [ids[token["content"]] for token in added]
-        super().__init__(ids, {*literal}, frozenset(self.specials.values()), decode_token)
+        super().__init__(ids, frozenset(self.specials.values()), decode_token)
         self.bos, self.eos, self.pad, self.unk, self.cls, self.sep, self.mask = (
             None if name is None else ids[name]
             for name in map(self.roles.get, (*ENDS, "cls", "sep", "mask"))
         )
         marks = ((SENTINEL.fullmatch(name), id) for name, id in self.specials.items())
-        numbers = {int(match[1]): id for match, id in marks if match}
-        self.sentinels: list[int] = [numbers[number] for number in sorted(numbers)]
+        self.sentinels = [id for _, id in sorted((int(m[1]), id) for m, id in marks if m)]
 
     @property
     def for_source(self) -> Tokenizer:
@@ -159,8 +154,14 @@ class Tokenizer(Vocabulary):
         return "tokenizers" if self._tiktoken is None else "tiktoken"
 
     @functools.cached_property
-    def _tiktoken(self) -> TiktokenBackend | None:
-        return TiktokenBackend.of(self._tables, None if self._by_rank else self._plain)
+    def _tiktoken(self) -> Any:
+        """An encoder whose ids are proven to be the library's, from outside the core; None where
+        there is none."""
+        plain = None if self._by_rank else self._plain
+        backends = (
+            module.of(self._tables, plain) for module in registry.load("tokenizer_backends")
+        )
+        return next((backend for backend in backends if backend is not None), None)
 
     def _by_tiktoken(self, texts: Sequence[str]) -> list[Any]:
         """The ids of each text by tiktoken, and by the library where tiktoken's are not proven to

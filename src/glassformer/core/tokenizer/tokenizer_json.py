@@ -57,25 +57,6 @@ def added_token(id: int, content: str, special: bool = True) -> Spec:
     return {"id": id, "content": content, **rules, "special": special}
 
 
-def bpe(vocabulary: dict[str, int], merges: Any, **settings: Any) -> Spec:
-    """A BPE model, with the settings that are not the usual ones."""
-    none = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    false = dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
-    usual = {"type": "BPE", **dict.fromkeys(none), **false}
-    return {**usual, **settings, "vocab": vocabulary, "merges": merges}
-
-
-def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> Spec:
-    """The step of a pre-tokenizer that cuts a text by a regular expression."""
-    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
-
-
-def letters_as_bytes(words: bool = False) -> Spec:
-    """The step that writes bytes as GPT-2's letters; ``words``: and splits into words as GPT-2."""
-    usual = {"add_prefix_space": False, "trim_offsets": False}
-    return {"type": "ByteLevel", **usual, "use_regex": words}
-
-
 def around(opens: int, closes: int, names: list[str]) -> Spec:
     """BERT's post-processor: ``opens`` before a text, ``closes`` behind it, and a second text is of
     segment 1."""
@@ -127,12 +108,13 @@ def canonical(spec: Spec, roles: Roles) -> Spec:
     """The specification with no truncation or padding, merges as pairs, and every role's token
     marked special."""
     model = {"type": _model_type(spec["model"]), **spec["model"]}
+    listed = [token for token in spec.get("added_tokens") or [] if token["content"]]
     if model["type"] == "BPE":
         model["dropout"] = None  # a text has one way to be written
         _normalise_merges(model, '{"String": " "}' in json.dumps(spec.get("normalizer")))
-    _fix_added_ids(spec, model)
-    ids = ids_of({**spec, "model": model})
-    added = {token["content"]: dict(token) for token in spec.get("added_tokens") or []}
+    added = {token["content"]: dict(token) for token in listed}
+    _fix_added_ids({name: int(token["id"]) for name, token in added.items()}, model)
+    ids = ids_of({"added_tokens": listed, "model": model})
     for role, name in list(roles.items()):
         if name is not None and name not in ids:
             if role in NEEDED:
@@ -188,7 +170,7 @@ def _pair(merge: Any, vocabulary: dict[str, int]) -> list[str]:
     return next((cut for cut in cuts if {*cut, "".join(cut)} <= vocabulary.keys()), halves)
 
 
-def _fix_added_ids(spec: Spec, model: Spec) -> None:
+def _fix_added_ids(stated: dict[str, int], model: Spec) -> None:
     """Give added tokens the ids that the file gives them: the library would count on from the
     model's entries.
 
@@ -196,8 +178,6 @@ def _fix_added_ids(spec: Spec, model: Spec) -> None:
     another id.
     """
     ids = ids_of({"model": model})
-    added = spec.get("added_tokens") or []
-    stated = {token["content"]: int(token["id"]) for token in added if token["content"]}
     new = {name: id for name, id in stated.items() if name not in ids}
     taken = {*ids.values()}.intersection(new.values())
     wrong = [
@@ -253,7 +233,7 @@ def without_specials(spec: Spec) -> Spec:
     model = dict(spec["model"])
     vocabulary = model["vocab"]
     special = {token["content"] for token in spec["added_tokens"] if token["special"]}
-    names = {name: f"\0 {name}" for name in special & ids_of({"model": model}).keys() - {""}}
+    names = {name: f"\0 {name}" for name in special & ids_of({"model": model}).keys()}
     if model["type"] == "BPE":
         model["merges"] = [
             pair for pair in model["merges"] if names.keys().isdisjoint((*pair, pair[0] + pair[1]))

@@ -7,7 +7,7 @@ import codecs
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import UserError
 
@@ -39,23 +39,17 @@ def byte_level(name: str, first: bool) -> bytes:
 
 
 class Vocabulary:
-    """Ids and the text they stand for.
-
-    Args: ``literal`` ids decode as their name, ``hidden`` ones are special tokens, all others decode by
-    ``decode_token``.
-    """
+    """Ids and the text they stand for, by ``decode_token``; ``hidden`` ids are special tokens."""
 
     size: int
 
     def __init__(
         self,
         ids: Mapping[str, int],
-        literal: Collection[int],
         hidden: frozenset[int],
         decode_token: ByteDecoder,
     ) -> None:
-        self._ids, self._literal, self._hidden = ids, literal, hidden
-        self._decode_token = decode_token
+        self._ids, self._hidden, self._decode_token = ids, hidden, decode_token
         self._names = [""] * self.size
         for name, id in ids.items():
             self._names[id] = name
@@ -85,14 +79,10 @@ class Vocabulary:
         """The UTF-8 bytes, perhaps a part of a character, that an id stands for; ``first`` in the
         text or later."""
         if first:
-            name = self.token(id)
-            return name.encode() if id in self._literal else self._decode_token(name, True)
+            return self._decode_token(self.token(id), True)
         piece = self._later[id] if isinstance(id, int) and 0 <= id < self.size else None
         if piece is None:
-            name = self.token(id)
-            piece = self._later[id] = (
-                name.encode() if id in self._literal else self._decode_token(name, False)
-            )
+            piece = self._later[id] = self._decode_token(self.token(id), False)
         return piece
 
     def hides(self, id: int) -> bool:

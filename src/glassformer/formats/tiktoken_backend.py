@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .tokenizer_json import Spec, merges_by_rank, steps
-from .vocabulary import bytes_by_letter
+from ..core.tokenizer.tokenizer_json import Spec, merges_by_rank, steps
+from ..core.tokenizer.vocabulary import bytes_by_letter
 
 if TYPE_CHECKING:
     import tiktoken
@@ -52,27 +52,11 @@ _status[[ord(FOLDED), *range(0xD800, 0xE000)]] = STRANGE
 
 
 class TiktokenBackend:
-    """tiktoken with one tokenizer's entries; ``of`` makes one where its ids are provably the
-    same."""
+    """tiktoken with one tokenizer's entries."""
 
     def __init__(self, ranks: dict[bytes, int], pattern: str, composes: bool) -> None:
         self.encoding = _encoding(ranks, f"(?:{pattern.removesuffix(SPACES)}){SPACES}")
         self.composes = composes
-
-    @classmethod
-    def of(cls, spec: Spec, library: tokenizers.Tokenizer | None) -> TiktokenBackend | None:
-        """The backend of a tokenizer, None where nothing is proven.
-
-        ``library`` is the tokenizer that finds no special token in a text; None where the merges go
-        by rank.
-        """
-        pattern, normalizer = _pattern(spec), spec.get("normalizer")
-        composes = normalizer == {"type": "NFC"}
-        ordinary = all(token["special"] for token in spec["added_tokens"])
-        if pattern not in KNOWN or not (composes or normalizer is None) or not ordinary:
-            return None
-        ranks = _ranks(spec, library)
-        return None if ranks is None else cls(ranks, pattern, composes)
 
     def encode(self, text: str) -> np.ndarray[Any, Any] | None:
         """The text's ids (uint32); None for a text that is left to the library."""
@@ -85,6 +69,21 @@ class TiktokenBackend:
             raise
         except BaseException:  # its panics are not Exceptions
             return None
+
+
+def of(spec: Spec, library: tokenizers.Tokenizer | None) -> TiktokenBackend | None:
+    """The backend of a tokenizer, None where nothing is proven.
+
+    ``library`` is the tokenizer that finds no special token in a text; None where the merges go
+    by rank.
+    """
+    pattern, normalizer = _pattern(spec), spec.get("normalizer")
+    composes = normalizer == {"type": "NFC"}
+    ordinary = all(token["special"] for token in spec["added_tokens"])
+    if pattern not in KNOWN or not (composes or normalizer is None) or not ordinary:
+        return None
+    ranks = _ranks(spec, library)
+    return None if ranks is None else TiktokenBackend(ranks, pattern, composes)
 
 
 def comparable(text: str) -> bool:

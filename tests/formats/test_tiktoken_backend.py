@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from glassformer.core.tokenizer import Tokenizer
-from glassformer.core.tokenizer import tiktoken_backend as backend
 from glassformer.core.tokenizer import tokenizer as face
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.vocabulary import byte_alphabet
+from glassformer.formats import tiktoken_backend as backend
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_tokenizer import NASTY, SPECIAL
 

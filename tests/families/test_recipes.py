@@ -16,7 +16,6 @@ from glassformer.core.config import serial
 
 STORIES = recipes.find("llama/stories260k")
 LLAMA = recipes.write_config(STORIES)[1]
-GPT2 = recipes.write_config(recipes.find("gpt2/124m"))[1]
 
 
 @pytest.mark.parametrize("name", recipes.names())

@@ -68,7 +68,7 @@ TOPICS = {
     "nn": {"decode", "eval_mode", "names", "parts"},
     "page": {"example", "texts"},
     "scale": {"accidents", "laws"},
-    "families": {"outside", "parity", "parity_decoders", "parity_encoders", "recipes"},
+    "families": {"outside", "parity_decoders", "parity_encoders", "recipes"},
     "serve": {"bad_input", "checks", "clients", "deploy", "process"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs"},
     "tasks": {"objectives"},

@@ -30,6 +30,7 @@ import tiny
 from glassformer import UserError, generation
 from glassformer.core.config.objective import LoRA
 from glassformer.core.nn import build_model
+from glassformer.core.nn.finite import must_be_finite
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import lora, store
 from glassformer.formats.checkpoint import Checkpoint
@@ -298,7 +299,7 @@ def use(folder: Path) -> str:
     else:
         with torch.no_grad():
             hidden = model(torch.tensor([ids])).hidden
-        generation.predictions.must_be_finite(model, hidden)
+        must_be_finite(model, hidden)
     if tokenizer is not None:
         tokenizer.decode(tokenizer.encode("the cat"))
     return "answered"

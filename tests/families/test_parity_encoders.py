@@ -12,39 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from glassformer import UserError, config
 from glassformer import families as recipes
 from glassformer.core.nn import build_model
 from glassformer.formats import store
 from glassformer.scale.cost import cost
 
-transformers = pytest.importorskip("transformers")
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
-
-TOLERANCE = 1e-5
-VOCAB = 61
-
-
-def shaken(model: Any, seed: int = 0) -> Any:
-    """The model with every parameter random: published code starts biases at zero and norms at
-    one."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.requires_grad:
-                weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
-    return model.eval()
-
 
 def tokens(length: int = 24, seed: int = 1) -> Tensor:
     return torch.randint(2, VOCAB, (3, length), generator=torch.Generator().manual_seed(seed))
-
-
-def files(folder: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")
 
 
 def close(a: Tensor, b: Tensor) -> None:

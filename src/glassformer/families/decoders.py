@@ -240,16 +240,16 @@ def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:
     positions = raw.integer("max_position_embeddings", most=MOST_POSITIONS)
     length = raw.integer("original_max_position_embeddings", positions, most=MOST_POSITIONS)
     length = rope.integer("original_max_position_embeddings", length, most=MOST_POSITIONS)
-    lists = [rope.value(key) for key in ("short_factor", "long_factor")]
-    for key, values in zip(("short_factor", "long_factor"), lists, strict=True):
-        numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
-        fits = numbers and len(values) > 0 and all(1e-3 <= value <= 1e6 for value in values)
-        rope.must(fits, key, "a list of numbers, one for each wave")
-    short, long = (tuple(map(float, values)) for values in lists)
+    factor = rope.number("factor", positions / length, least=1e-3)
     size = rope.number("attention_factor", None, least=1e-3, most=1e3)
-    return LongRopeScaling(
-        short, long, length, rope.number("factor", positions / length, least=1e-3), size
-    )
+    for key in ("short_factor", "long_factor"):
+        factors = rope.value(key)
+        bounds = type(factors) is list and all(
+            type(value) in (int, float) and 1e-3 <= value <= 1e6 for value in factors
+        )
+        rope.must(bounds, key, "a list of numbers, one for each wave")
+    short, long = rope.value("short_factor"), rope.value("long_factor")
+    return LongRopeScaling(short, long, length, factor, size)
 
 
 def read_fraction(raw: ConfigReader, unsaid: float, full_only: bool) -> float:
@@ -268,21 +268,16 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
         return LinearScaling(factor)
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-        rope.must(low < high, "low_freq_factor", f"below high_freq_factor ({high:g})")
     length = rope.integer("original_max_position_embeddings", most=MOST_POSITIONS)
     if kind == "llama3":
         return Llama3Scaling(factor, low, high, length)
     rope.only("truncate", True, "the blend here ends at an integer number of waves")
     for key in ("mscale", "mscale_all_dim"):
         rope.only(key, None, 'the size here is "attention_factor"')
-    fast, slow = (
-        rope.number("beta_fast", 32.0, least=1e-3),
-        rope.number("beta_slow", 1.0, least=1e-3),
-    )
+    fast = rope.number("beta_fast", 32.0, least=1e-3)
+    slow = rope.number("beta_slow", 1.0, least=1e-3)
     rope.must(slow < fast, "beta_slow", f"below beta_fast ({fast:g})")
-    size = rope.number("attention_factor", None, most=1e3)
-    rope.must(size is None or size > 0, "attention_factor", "above 0")
-    return YarnScaling(factor, length, fast, slow, size)
+    return YarnScaling(factor, length, fast, slow, rope.number("attention_factor", None, most=1e3))
 
 
 # --------------------------------------------------------------------------------- config.json, out

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.errors import UserError, need
 from ..core.tokenizer.tokenizer import Tokenizer
-from ..core.tokenizer.tokenizer_json import Spec
+from ..core.tokenizer.tokenizer_json import Spec, steps
 from .gguf_tokenizer import SPLITS, WHOLE_WORDS, from_fields
 from .sentencepiece import BYTE, CONTROL, MARK, NORMAL, UNKNOWN, UNUSED, USER
 
@@ -32,14 +32,20 @@ def fields_of(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     )
     pieces = isinstance(model.get("merges"), list) and model.get("byte_fallback")
     need(model.get("type") == "BPE", f"{refused} (a {model.get('type')} vocabulary).")
-    model_fields = _pieces(spec, tokenizer) if pieces else _byte_level(spec)
+    model_fields = _pieces(spec) if pieces else _byte_level(spec)
     need(model_fields is not None, f"{refused}.")
     assert model_fields is not None
-    names = [tokenizer.token(id) or f"[UNUSED{id}]" for id in range(tokenizer.size)]
-    names += [f"[UNUSED{id}]" for id in range(tokenizer.size, rows)]
+    texts = [
+        tokenizer.token(id) if id < tokenizer.size else ""
+        for id in range(max(rows, tokenizer.size))
+    ]
+    names = [text or f"[UNUSED{id}]" for id, text in enumerate(texts)]
     fields = {f"{PREFIX}{key}": value for key, value in model_fields.items()}
     fields[f"{PREFIX}tokens"] = names
-    fields[f"{PREFIX}token_type"] = [_kind(tokenizer, id, bool(pieces)) for id in range(len(names))]
+    added = {token["content"] for token in spec["added_tokens"]}
+    fields[f"{PREFIX}token_type"] = [
+        _kind(tokenizer, id, text, text in added, bool(pieces)) for id, text in enumerate(texts)
+    ]
     if pieces:
         fields[f"{PREFIX}scores"] = _scores(spec, names)
     for role, name in ROLES.items():
@@ -56,57 +62,39 @@ def fields_of(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     return fields
 
 
-def _kind(tokenizer: Tokenizer, id: int, pieces: bool) -> int:
-    if id >= tokenizer.size or not tokenizer.token(id):
+def _kind(tokenizer: Tokenizer, id: int, text: str | None, added: bool, pieces: bool) -> int:
+    if not text:
         return UNUSED
-    name = tokenizer.token(id)
-    if pieces and name == tokenizer.roles.get("unk"):
+    if pieces and text == tokenizer.roles.get("unk"):
         return UNKNOWN
     if tokenizer.hides(id):
         return CONTROL
-    if pieces and re.fullmatch("<0x[0-9A-F]{2}>", name):
+    if pieces and re.fullmatch("<0x[0-9A-F]{2}>", text):
         return BYTE
-    added = {token["content"] for token in tokenizer._spec["added_tokens"]}
-    return USER if name in added else NORMAL
+    return USER if added else NORMAL
 
 
 def _byte_level(spec: Spec) -> dict[str, Any] | None:
     """GPT-2's kind, with llama.cpp's name for the split; None where it has none."""
-    before = _steps(spec.get("pre_tokenizer"))
-    ignore_merges = bool(spec["model"].get("ignore_merges"))
-    names = [name for name, steps in SPLITS.items() if list(map(_told, steps)) == before]
-    name = next((name for name in names if (name in WHOLE_WORDS) == ignore_merges), None)
-    merges = spec["model"].get("merges")
-    if name is None or not isinstance(merges, list):
-        return None
-    return {"model": "gpt2", "pre": name, "merges": [" ".join(pair) for pair in merges]}
+    merges, whole = spec["model"].get("merges"), bool(spec["model"].get("ignore_merges"))
+    before = [_deciding(step) for step in steps(spec.get("pre_tokenizer"))]
+    for name, split in SPLITS.items() if isinstance(merges, list) else ():
+        if (name in WHOLE_WORDS) == whole and [_deciding(step) for step in split] == before:
+            return {"model": "gpt2", "pre": name, "merges": [" ".join(pair) for pair in merges]}
+    return None
 
 
-def _steps(step: Any) -> list[Any]:
-    """The steps of a pre-tokenizer, each told by what decides ids."""
-    if not step:
-        return []
-    return [
-        _told(inner)
-        for inner in (step["pretokenizers"] if step.get("type") == "Sequence" else [step])
-    ]
-
-
-def _told(step: Spec) -> dict[str, Any]:
-    usual = (
-        {"add_prefix_space": False, "use_regex": True} if step.get("type") == "ByteLevel" else {}
-    )
+def _deciding(step: Spec) -> dict[str, Any]:
+    """Settings of a pre-tokenizer's step that decide ids."""
+    usual = {"add_prefix_space": False, "use_regex": True} if step["type"] == "ByteLevel" else {}
     return {**usual, **{key: value for key, value in step.items() if key != "trim_offsets"}}
 
 
-def _pieces(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
+def _pieces(spec: Spec) -> dict[str, Any]:
     """SentencePiece's kind."""
-    normal = spec.get("normalizer") or {}
-    steps = normal.get("normalizers", [normal] if normal else [])
-    trims = any(
-        step.get("type") == "Replace" and "Regex" in step.get("pattern", {}) for step in steps
-    )
-    prepends = any(step.get("type") == "Prepend" and step.get("prepend") == MARK for step in steps)
+    normal = list(steps(spec.get("normalizer")))
+    trims = any(step["type"] == "Replace" and "Regex" in step.get("pattern", {}) for step in normal)
+    prepends = any(step["type"] == "Prepend" and step.get("prepend") == MARK for step in normal)
     return {"model": "llama", "add_space_prefix": prepends, "remove_extra_whitespaces": trims}
 
 

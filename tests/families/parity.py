@@ -1,0 +1,42 @@
+"""What the comparisons with transformers share: random weights, tokens, tolerances, their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+TOLERANCE = 1e-5
+VOCAB = 61
+
+
+def shaken(model: Any, seed: int = 0) -> Any:
+    """The model with every parameter random: published code starts biases at zero and norms at
+    one."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
+    return model.eval()
+
+
+def files(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return {
+        name: tensor
+        for path in folder.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
+
+
+def equal_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -201,6 +201,8 @@ def test_what_a_token_is_made_of_stays_text(chart: Any) -> None:
         n for n in parsed.attributes if n.startswith("on")
     ]
     assert all(source.startswith("data:image/svg+xml;base64,") for source in parsed.sources)
+    if isinstance(chart, TableFigure):
+        return
     drawn = ElementTree.fromstring(chart.drawing().svg())
     message = "".join(drawn.itertext())
     assert (

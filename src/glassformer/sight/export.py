@@ -12,9 +12,11 @@ import gzip
 import hashlib
 import html
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,8 +26,9 @@ import torch
 from ..core import files
 from ..core.errors import UserError, need
 from . import answers, streams, wire
-from .figures.charts import Heat, TableFigure
+from .figures.charts import TableFigure
 from .figures.shown import BOX, document
+from .seen import Seen
 
 MOST = 2_000_000  # bytes of the file
 CELLS = 400  # cells whose arithmetic is computed beforehand, at most
@@ -73,82 +76,67 @@ def container(
     run_record = answers.run(trace, answers.spans(trace.tokenizer, ids, text), source)
     id = run_id(trace)
     name = name or str(run_record["kind"])
+    abilities = run_record["abilities"]
+    able = {key: can and key in HELD for key, can in abilities.items()}
     run_record |= {
         "run": id,
         "model": name,
         "digest": "",
         "edits": [],
+        "abilities": able,
         "check": {"captured_vs_fast_max_abs": trace.check()},
     }
-    unsaved = [key for key, can in run_record["abilities"].items() if can and key not in HELD]
-    able = {key: can and key in HELD for key, can in run_record["abilities"].items()}
     card = {
         **answers.card(trace.model.config),
         "name": name,
         "title": name,
         "dtype": run_record["dtype"],
         "loaded": True,
+        "abilities": able,
+        "unsaved": [key for key, can in abilities.items() if can and key not in HELD],
+        "labels": [],
     }
-    card |= {"abilities": able, "unsaved": unsaved, "labels": []}
-    run_record["abilities"] = able
     query = {"model": name, "text": text} | ({} if source is None else {"source": source})
-    tensors: dict[str, wire.Array] = {}
-    kept_bytes = 0
-    words = (
-        ""
-        if trace.tokenizer is None
-        else base64.b64encode(answers.vocabulary(trace.tokenizer)).decode()
-    )
-    spent = len(gzip.compress(words.encode()))
-    if spent > most * WORDS:
-        words = ""
-        spent = 0
-    routed = answers.experts(trace) if able["experts"] else None
-    room = most - len(gzip.compress(json.dumps([run_record, routed]).encode())) - spent - 4096
-    sizes = _sizes(trace)
-    kind = "f32" if sum(sizes.values()) * 4 * 0.95 < room * 0.9 else "f16"
-    for address in order(trace):
-        size = sizes[address] * wire.KINDS[kind]
-        if kept_bytes + size * 0.95 > room * 0.95:
-            continue
-        values = wire.TracePart(trace, address).to_array()
-        tensors[address], _ = wire.coded(values, kind)
-        kept_bytes += len(zlib.compress(tensors[address].tobytes(), 6))
-    missing = len(sizes) - len(tensors)
-    note = f"{missing} of {len(sizes)} values are left out" if missing else ""
-    if kind == "f16":
-        note += (" and the" if note else "The") + " numbers have 11 bits (f16)"
-    run_record["cut"] = (
-        f"{note[0].upper()}{note[1:]}; “glassformer page” has them all." if note else None
-    )
-    run_record["saved"] = {"as": kind, "left_out": missing}
     beside: dict[str, Any] = {
         "GET api/models": [card],
         f"POST api/runs {canonical(query)}": run_record,
         f"GET api/runs/{id}": run_record,
     }
-    if routed is not None:
-        beside[f"GET api/runs/{id}/experts"] = routed
-    if words:
-        beside[f"GET api/vocab/{quote(name, safe=UNQUOTED)}"] = {"base64": words}
+    room = most - 4096 - _size(run_record)
+    if able["experts"]:
+        beside[f"GET api/runs/{id}/experts"] = routed = answers.experts(trace)
+        room -= _size(routed)
+    if trace.tokenizer is not None:
+        words = {"base64": base64.b64encode(answers.vocabulary(trace.tokenizer)).decode()}
+        if _size(words) <= most * WORDS:
+            beside[f"GET api/vocab/{quote(name, safe=UNQUOTED)}"] = words
+            room -= _size(words)
+    sizes = {op.id: math.prod(op.shape) for op in trace.plan}
+    kind = "f32" if sum(sizes.values()) * 4 * 0.95 < room * 0.9 else "f16"
+    tensors: dict[str, wire.Array] = {}
+    kept_bytes = 0
+    for address in order(trace):
+        size = sizes[address] * wire.KINDS[kind]
+        if kept_bytes + size * 0.95 <= room * 0.95:
+            values = wire.TracePart(trace, address).to_array()
+            tensors[address], _ = wire.coded(values, kind)
+            kept_bytes += len(zlib.compress(tensors[address].tobytes(), 6))
+    missing = len(sizes) - len(tensors)
+    note = f"{missing} of {len(sizes)} values are left out" if missing else ""
+    if kind == "f16":
+        note += (" and the" if note else "The") + " numbers have 11 bits (f16)"
+    run_record["cut"] = f"{note}; “glassformer page” has them all." if note else None
+    run_record["saved"] = {"as": kind, "left_out": missing}
     explained: dict[str, Any] = {}
-    for address, terms in (
-        *((cell, ASKED) for cell in cells),
-        *((cell, TERMS) for cell in _pinned(trace)),
-    ):
+    for address, terms in chain(product(cells, (ASKED,)), product(_pinned(trace), (TERMS,))):
         if len(explained) >= CELLS:
             break
         answer = answers.cell(trace, address, terms)
         explained.setdefault(answer["address"], answer)
+    facts = {"answers": beside, "start": {"model": name, **query}, "run": id}
     while True:
-        facts = {
-            "answers": beside,
-            "cells": explained,
-            "start": {"model": name, **query},
-            "run": id,
-        }
-        data = wire.packed(tensors, {key: dumped(record) for key, record in facts.items()})
-        packed = gzip.compress(data, 9, mtime=0)
+        records = {key: dumped(record) for key, record in ({**facts, "cells": explained}).items()}
+        packed = gzip.compress(wire.packed(tensors, records), 9, mtime=0)
         if len(packed) <= most:
             return packed
         need(
@@ -165,14 +153,8 @@ def _decoded(tokenizer: Any, ids: list[int]) -> str:
     return "" if tokenizer is None else str(tokenizer.decode(ids))
 
 
-def _sizes(trace: Any) -> dict[str, int]:
-    sizes = {}
-    for op in trace.plan:
-        count = 1
-        for size in op.shape:
-            count *= size
-        sizes[op.id] = count
-    return sizes
+def _size(record: Any) -> int:
+    return len(gzip.compress(json.dumps(record).encode()))
 
 
 def order(trace: Any) -> Iterator[str]:
@@ -330,20 +312,12 @@ def summary(trace: Any) -> str:
         op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")
     ]
     if patterns:
-        mean = wire.TracePart(trace, patterns[-1]).to_array((64, 64)).mean(0)
-        rows, columns = (
-            streams.display_texts(
-                trace.reads(patterns[-1], axis), trace.side(patterns[-1], axis)[0].tolist()
-            )
-            for axis in ("T", "S")
-        )
-        if mean.shape != (len(rows), len(columns)):  # pooled
-            rows, columns = ([""] * side for side in mean.shape)
-        lines.append(
-            Heat(
-                f"{patterns[-1]}, the mean of its heads", mean, rows, columns, span=(0.0, 1.0)
-            ).html()
-        )
+        heads = torch.from_numpy(wire.TracePart(trace, patterns[-1]).to_array((64, 64)))
+        texts = [streams.display_texts(tokenizer, ids)]
+        if trace.source is not None:
+            reads = tokenizer and tokenizer.for_source
+            texts.append(streams.display_texts(reads, trace.source[0].tolist()))
+        lines.append(next(Seen({patterns[-1]: heads[None]}, *texts).charts()).html())
     text = "" if tokenizer is None else f": {html.escape(tokenizer.decode(ids[:64]))}"
     inside = f'<div style="{BOX}">{"".join(lines)}</div>'
     return f"<details><summary>{len(ids)} tokens{text}</summary>{inside}</details>"

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -127,18 +128,18 @@ def top_activations(
             streams.read_texts(model, tokens, None if whole else pos, tape)
             real = is_token & ~torch.isin(tokens, specials.to(tokens.device))
             for request in requests:
-                request.see(tape.records, rows, real, number, around, reads)
+                request.see(tape.records, rows, real, number)
             tokens_read = tokens_read + sum(map(len, rows))
             number = number + len(rows)
             report(tokens_read, limit or 0)
     need(tokens_read > 0, "The texts are empty; give some with words in them.")
-    return [request.result(tokens_read) for request in requests]
+    return [request.result(tokens_read, around, reads) for request in requests]
 
 
 @dataclass
 class _Neuron:
-    """One neuron while the corpus is read: its place, and a heap of the best (sign * value, -row,
-    hit)."""
+    """One neuron while the corpus is read: its place, and the best (sign * value, -row, position,
+    ids of the row)."""
 
     name: str
     path: str
@@ -146,7 +147,7 @@ class _Neuron:
     expert: int | None
     top: int
     sign: float
-    best: list[tuple[float, int, Hit]] = field(default_factory=list)
+    best: list[tuple[float, int, int, Tensor]] = field(default_factory=list)
     tokens: int = 0
     total: float = 0.0
     above: int = 0
@@ -187,8 +188,6 @@ class _Neuron:
         rows: Sequence[Tensor],
         real: Tensor,
         number: int,
-        around: int,
-        tokenizer: Tokenizer,
     ) -> None:
         """The values of some rows, the first of them ``number``; ``real`` (B, T) is true for tokens
         of the text."""
@@ -200,32 +199,27 @@ class _Neuron:
         self.tokens += int(real.sum())
         self.total += streams.fp64(torch.where(real, values, 0.0)).sum().item()
         self.above += int((real & (values > 0)).sum())
-        keys = torch.where(real, self.sign * values, float("-inf")).max(-1)
-        for row, (key, at) in enumerate(
-            zip(keys.values.tolist(), keys.indices.tolist(), strict=True)
-        ):
-            if key == float("-inf") or (len(self.best) == self.top and key <= self.best[0][0]):
-                continue
-            ids = rows[row].tolist()
-            sides = (ids[max(0, at - around) : at], ids[at : at + 1], ids[at + 1 : at + 1 + around])
-            before, piece, after = (_spelled(tokenizer, side) for side in sides)
-            hit = Hit(self.sign * key, number + row, at, ids[at], piece, before, after)
-            heapq.heappush(self.best, (key, -(number + row), hit))
-            if len(self.best) > self.top:
-                heapq.heappop(self.best)
+        keys = torch.where(real, self.sign * values, -math.inf).max(-1)
+        greatest = keys.values.tolist(), count(-number, -1), keys.indices.tolist(), rows
+        entries = [entry for entry in zip(*greatest, strict=False) if entry[0] > -math.inf]
+        self.best = heapq.nlargest(self.top, [*self.best, *entries])
 
-    def result(self, tokens_read: int) -> Neuron:
+    def result(self, tokens_read: int, around: int, tokenizer: Tokenizer) -> Neuron:
         """The result after so many tokens."""
-        best = sorted(self.best, key=lambda entry: entry[:2], reverse=True)
-        count = max(self.tokens, 1)
+        hits = []
+        for key, row, at, ids in self.best:
+            sides = ids[max(0, at - around) : at], ids[at : at + 1], ids[at + 1 : at + 1 + around]
+            before, piece, after = (_spelled(tokenizer, side.tolist()) for side in sides)
+            hits.append(Hit(self.sign * key, -row, at, int(ids[at]), piece, before, after))
+        tokens = max(self.tokens, 1)
         return Neuron(
             self.name,
             "router probability" if self.router else "activation",
-            [hit for _, _, hit in best],
+            hits,
             self.tokens,
             tokens_read,
-            self.total / count,
-            self.above / count,
+            self.total / tokens,
+            self.above / tokens,
         )
 
 

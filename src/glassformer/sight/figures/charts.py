@@ -38,7 +38,6 @@ NONE = (221, 221, 221)  # the colour of what is not a number, or masked
 CELLS = 800  # of a heat map that is a table in HTML; larger ones are a picture
 LABELLED = 64  # rows or columns with their names
 CELL = 18  # pixels of a side of a cell
-LONGEST = 120  # characters of a table's cell in a drawing
 WIDTH = 640  # pixels of a side without names
 CURVES_SIZE = (620, 220)
 
@@ -213,21 +212,6 @@ class TableFigure:
             lines.append([html_cell(tag, *pair) for pair in zip(row, styles, strict=True)])
         return html_table(self.title, lines)
 
-    def drawing(self) -> Drawing:
-        lines = [
-            [" ".join(text.split())[:LONGEST] for text in row] for row in (self.heading, *self.rows)
-        ]
-        marks: list[Mark] = [Label(0, 13, self.title)]
-        x = 0.0
-        for column in range(len(self.heading)):
-            texts = {y: row[column] for y, row in enumerate(lines) if column < len(row)}
-            width = widest([*texts.values()])
-            anchor, place = ("start", x) if column in self.left else ("end", x + width)
-            for y, text in texts.items():
-                marks.append(Label(place, 36 + 18 * y, text, anchor, fill=INK if y else FAINT))
-            x += width + 16
-        return Drawing(max(x, text_width(self.title)), 28 + 18 * len(lines), self.title, marks)
-
 
 @dataclass(frozen=True)
 class Curves:
@@ -294,19 +278,13 @@ class Prose:
         style = f"margin:4px 0;color:{GREY}"
         return "".join(f'<p style="{style}">{written(line)}</p>' for line in self.lines)
 
-    def drawing(self) -> Drawing:
-        marks: list[Mark] = [
-            Label(0, 14 + 18 * at, line, fill=GREY) for at, line in enumerate(self.lines)
-        ]
-        return Drawing(widest(self.lines) or 1, 18 * len(self.lines) or 1, "", marks)
-
 
 @dataclass(frozen=True)
 class Folded:
     """Charts that are opened by a click on their title; in a drawing they stand side by side."""
 
     title: str
-    charts: Sequence[Heat | TableFigure | Curves | Prose]
+    charts: Sequence[Heat | TableFigure | Curves]
 
     def html(self) -> str:
         """Closed."""
@@ -316,11 +294,17 @@ class Folded:
 
     def drawing(self) -> Drawing:
         """All of them."""
-        columns = math.ceil(math.sqrt(len(self.charts)))
-        return together([chart.drawing() for chart in self.charts], columns)
+        return together(drawings(self.charts), math.ceil(math.sqrt(len(self.charts))))
 
 
 Chart: TypeAlias = Heat | TableFigure | Curves | Prose | Folded
+
+
+def drawings(charts: Iterable[Chart]) -> list[Drawing]:
+    """The charts that are pictures; tables and sentences are on the page alone."""
+    return [chart.drawing() for chart in charts if not isinstance(chart, TableFigure | Prose)]
+
+
 BESIDE = "display:inline-block;vertical-align:top;margin:6px 14px 0 0"
 TABLE = "border-collapse:collapse;margin:2px 0 6px 0;font-size:12px;border:none"
 ROW = "background:#ffffff;border:none"

@@ -23,7 +23,7 @@ import numpy as np
 
 from ...core import files
 from ...core.errors import UserError
-from .charts import BESIDE, Chart, Heat
+from .charts import BESIDE, Chart, Heat, drawings
 from .drawing import Array, Drawing, together
 
 MOST = 2_000_000  # bytes of a page, and of what a notebook shows
@@ -127,8 +127,8 @@ def fragment(result: Shown, most: int = MOST - 100_000) -> str:
 
 
 def drawing_of(result: Shown) -> Drawing:
-    """All charts as one drawing, one below the other."""
-    return together([chart.drawing() for chart in result.charts()])
+    """All pictures as one drawing, one below the other."""
+    return together(drawings(result.charts()))
 
 
 def document(title: str, body: str, policy: str = POLICY, head: str = "") -> str:

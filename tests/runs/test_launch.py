@@ -25,7 +25,7 @@ from glassformer.core.config.run import PAUSED
 from glassformer.core.errors import UserError
 from glassformer.formats import resolve, store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import hooks, progress, run_file
+from glassformer.runs import hooks, progress, report, run_file
 
 SETTINGS = {
     "dim": "16",
@@ -654,7 +654,9 @@ def test_a_log_cut_short_by_a_crash_is_still_read(tmp_path):
 
 def test_the_curves(finished_run, tmp_path):
     pytest.importorskip("matplotlib")
-    assert "curves are in" in hooks.draw(finished_run / "log.jsonl", tmp_path / "curves.png")
+    assert "curves are in" in report.draw(
+        runs.training_log(finished_run).charts(), tmp_path / "curves.png"
+    )
     assert (tmp_path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from glassformer.core.config.run import PAUSED
 from glassformer.core.errors import UserError
 from glassformer.formats import resolve, store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import hooks, progress, run_file
+from glassformer.runs import hooks, progress, report, run_file
 
 SETTINGS = {
     "dim": "16",
@@ -581,44 +582,27 @@ def test_models_that_do_not_fit(corpus, tmp_path):
 # ------------------------------------------------------------------------------------ the view
 
 
-def test_the_panel_and_the_plain_line():
-    view = progress.Live(flops=1e6, peak=1e11, terminal=False)
-    view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0], 1.5, 20_000.0, 0
-    step = training.TrainStep(3, 10, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
-    numbers = view.numbers(step)
-    assert (
-        numbers["loss"] == "1.0000"
-        and numbers["validation"] == "1.5000"
-        and numbers["tokens/s"] == "20,000"
-    )
-    assert numbers["of this machine's peak"] == "20%"
-    from rich.console import Console
-
-    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    view.text = "once upon a time"
-    console.print(view.panel(step))
-    drawn = console.export_text()
-    assert "step 3 of 10" in drawn and "once upon a time" in drawn and "█" in drawn
-
-
 @pytest.mark.parametrize("width", [60, 80, 160])
-def test_every_number_of_the_panel_stands_under_its_whole_name(width):
-    view = progress.Live(flops=1e6, peak=1e11, terminal=False)
-    view.losses, view.valid, view.speed, view.first = [3.0, 2.0, 1.0] * 100, 1.5, 20_000.0, 0
-    view.metrics, view.text = {"valid_accuracy": 0.25}, "a line of a verse\n" * 50
-    step = training.TrainStep(300, 1000, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
+def test_the_bar_shows_every_number_beside_its_name(width):
     from rich.console import Console
 
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
-    console.print(view.panel(step))
-    lines = console.file.getvalue().splitlines()
-    assert len(lines) < 24 and max(map(len, lines)) <= min(width, 100)
-    for name, value in view.numbers(step).items():
-        row = next(i for i, line in enumerate(lines) if name in line)
-        column = lines[row].index(name)
-        assert lines[row + 1][column:].startswith(value), (name, value)
-    bar = next(line for line in lines if "━" in line)
-    assert not any(letter.isalpha() for letter in bar)
+    view = progress.Live(flops=1e6, peak=1e11, terminal=False)
+    view.losses, view.valid, view.first = [3.0, 2.0, 1.0], 1.5, 0
+    view.tokens, view.seconds, view.metrics = 200_000, 10.0, {"valid_accuracy": 0.25}
+    step = training.TrainStep(300, 1000, 1.0, 1e-3, 0.5, 64, 0.01, 0, state=None)
+    view.screen = view.bar(console)
+    view.screen.start()
+    view.show(step)
+    numbers = view.numbers(step)
+    assert numbers["loss"] == "1.0000" and numbers["validation"] == "1.5000"
+    assert numbers["tokens/s"] == "20,000" and numbers["of this machine's peak"] == "20%"
+    lines = re.sub(r"\x1b\[[?\d]*\w", "", console.file.getvalue()).splitlines()
+    view.screen.stop()
+    assert len(lines) < 24 and max(map(len, lines)) <= width
+    drawn = " ".join(" ".join(lines).split())
+    assert "step 300 of 1,000" in drawn and "━" in drawn
+    assert all(word in drawn for name, value in numbers.items() for word in (*name.split(), value))
 
 
 @pytest.mark.parametrize(
@@ -630,12 +614,7 @@ def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines(monkeypatch, kind, 
     assert progress.Live().terminal is screen
 
 
-def test_lines_of_bars_and_spans_of_time():
-    assert progress.sparkline([4.0, 3.0, 2.0, 1.0], 4) == "█▆▃▁" and progress.sparkline([], 9) == ""
-    assert (
-        len(progress.sparkline([float(i) for i in range(1000)], 60)) == 60
-        and progress.sparkline([1.0, 1.0], 9) == "▁▁"
-    )
+def test_spans_of_time():
     assert [progress.duration(s) for s in (5, 90, 600, 10_000)] == [
         "5 s",
         "90 s",
@@ -654,7 +633,9 @@ def test_a_log_cut_short_by_a_crash_is_still_read(tmp_path):
 
 def test_the_curves(finished_run, tmp_path):
     pytest.importorskip("matplotlib")
-    assert "curves are in" in hooks.draw(finished_run / "log.jsonl", tmp_path / "curves.png")
+    assert "curves are in" in report.draw(
+        runs.training_log(finished_run).charts(), tmp_path / "curves.png"
+    )
     assert (tmp_path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 

@@ -7,10 +7,10 @@ DIR/  NAME/ (a run folder each)   comparison.json   comparison.png
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import need
 from .common import CommandOutput, tables
@@ -19,6 +19,9 @@ from .options import DeviceOptions, ModelOptions
 from .signature import Count, Words
 from .train import write_sample
 from .words import learn_labels
+
+if TYPE_CHECKING:
+    from ..sight.figures.charts import Curves
 
 EXAMPLES = ("glassformer compare a.toml b.toml --minutes 5",)
 EPILOG = "The runs are trained one after the other; what is finished is not done again."
@@ -71,6 +74,7 @@ def run(
         "--target goes with --test; name the file of the sources.",
     )
     from ..runs import compare as training
+    from ..runs.report import draw
 
     device = {
         name: value
@@ -99,7 +103,7 @@ def run(
         runs[0] if len(runs) == 1 else training.over_seeds(name, runs)
         for name, runs in results.items()
     ] + bags
-    picture = draw_curves(rows, Path(out) / "comparison.png")
+    picture = draw(curves(rows), Path(out) / "comparison.png")
     return CommandOutput(rows, table_lines(rows), ending=picture)
 
 
@@ -226,47 +230,30 @@ def format_cell(
     return figure if spread is None else f"{figure} ±{show(spread * factor)}"
 
 
-def draw_curves(results: Sequence[Mapping[str, Any]], picture: Path) -> str:
-    """Validation by tokens and by seconds, and the test's figure by length; one sentence on what
-    became of it."""
-    try:
-        import matplotlib
-    except ImportError:
-        return "No picture of the curves: pip install matplotlib."
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+def curves(results: Sequence[Mapping[str, Any]]) -> Iterator[Curves]:
+    """Validation, and training since the validation before, by tokens and by seconds; the test's
+    figure by length."""
+    from ..sight.figures.charts import Curves
 
-    from ..core import files
-
-    lengths = [result for result in results if "by length" in result.get("test", {})]
-    figure, panels = pyplot.subplots(
-        1, 3 if lengths else 2, figsize=(14 if lengths else 10, 4.5), layout="tight"
-    )
-    for colour, result in enumerate(result for result in results if result["curve"]):
-        for seed, run in enumerate(result.get("seeds", [result])):
-            tokens, seconds, valid, train = zip(*run["curve"], strict=True)
-            look: dict[str, Any] = {"color": f"C{colour}", "linewidth": 1, "markersize": 3}
-            for axes, x, label in ((panels[0], tokens, "tokens"), (panels[1], seconds, "seconds")):
-                axes.plot(x, valid, "o-", label=None if seed else result["name"], **look)
-                axes.plot(
-                    x,
-                    [math.nan if loss is None else loss for loss in train],
-                    ".:",
-                    alpha=0.6,
-                    **look,
-                )
-                axes.set(xlabel=label, ylabel="loss (nats): validation, and dotted training")
-    for result in lengths:
-        groups = result["test"]["by length"]
-        panels[2].plot(
-            list(groups),
-            [figures["bleu"] for figures in groups.values()],
-            "o-",
-            label=result["name"],
-        )
-        panels[2].set(xlabel="words of the source", ylabel="BLEU")
-    if panels[0].lines:
-        panels[0].legend()
-    files.write(picture, lambda beside: figure.savefig(beside, format="png", dpi=120))
-    pyplot.close(figure)
-    return f"The curves are in {picture}."
+    trained = [
+        (result["name"] + (f" {seed}" if seed else ""), run["curve"])
+        for result in results
+        for seed, run in enumerate(result.get("seeds", [result]))
+        if run["curve"]
+    ]
+    for loss, column in (("validation", 2), ("training", 3)):
+        for x, unit in enumerate(("tokens", "seconds")):
+            lines = {
+                name: ([row[x] for row in curve], [row[column] for row in curve])
+                for name, curve in trained
+                if all(row[column] is not None for row in curve)
+            }
+            yield Curves(f"{loss} loss, nats", lines, unit, tuple(lines))
+    lengths = {
+        result["name"]: [group["bleu"] for group in result["test"]["by length"].values()]
+        for result in results
+        if "by length" in result.get("test", {})
+    }
+    if lengths:
+        lines = {name: (list(range(1, len(bleu) + 1)), bleu) for name, bleu in lengths.items()}
+        yield Curves("BLEU", lines, "group of source lengths, from the shortest", tuple(lines))

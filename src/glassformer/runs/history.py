@@ -62,31 +62,18 @@ class TrainingLog(Shown):
         names = self.columns()
         last = [(name, f"{self.column(name)[1][-1]:,.6g}") for name in names if name != "step"]
         skipped = [line["step"] for line in self.lines if line.get("skipped")]
-        last += (
-            [
-                (
-                    "steps skipped",
-                    ", ".join(map(str, skipped[:10])) + (", .." if skipped[10:] else ""),
-                )
-            ]
-            if skipped
-            else []
-        )
+        if skipped:
+            more = ", .." if skipped[10:] else ""
+            last.append(("steps skipped", ", ".join(map(str, skipped[:10])) + more))
         yield TableFigure("the last of each", ("", "value"), last)
         other_charts = [
             Curves(name, {name: self.column(name)}) for name in names if name not in APART
         ]
         if {"tokens", "seconds"} <= set(names):
-            steps, tokens = self.column("tokens")
-            seconds = dict(zip(*self.column("seconds"), strict=True))
-            speed = [
-                (s, n / seconds[s]) for s, n in zip(steps, tokens, strict=True) if seconds.get(s)
-            ]
-            other_charts.append(
-                Curves(
-                    "tokens a second", {"tokens/s": ([s for s, _ in speed], [v for _, v in speed])}
-                )
-            )
+            timed = [line for line in self.lines if line.get("seconds") and "tokens" in line]
+            speed = [line["tokens"] / line["seconds"] for line in timed]
+            steps = [line["step"] for line in timed]
+            other_charts.append(Curves("tokens a second", {"tokens/s": (steps, speed)}))
         if other_charts:
             yield Folded(", ".join(chart.title for chart in other_charts), other_charts)
         if self.samples:
@@ -96,36 +83,38 @@ class TrainingLog(Shown):
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each step."""
         names = self.columns()
-        return names, (
-            [line.get(name, "") if _is_number(line.get(name)) else "" for name in names]
-            for line in self.lines
-        )
+        return names, ([self._cell(line, name, "") for name in names] for line in self.lines)
 
     def tensors(self) -> dict[str, Array]:
         """Each number (steps), NaN where none was written."""
         return {
-            name: np.array(
-                [
-                    float(line[name]) if _is_number(line.get(name)) else math.nan
-                    for line in self.lines
-                ]
-            )
+            name: np.array([self._cell(line, name, math.nan) for line in self.lines], float)
             for name in self.columns()
         }
+
+    @staticmethod
+    def _cell(line: dict[str, Any], name: str, absent: Any) -> Any:
+        """A line's number; ``absent`` where it has none."""
+        return line[name] if _is_number(line.get(name)) else absent
 
     def facts(self) -> Mapping[str, Any]:
         """The run's settings."""
         return {"folder": str(self.folder), "settings": self.settings}
 
 
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a log; a last one cut short by a crash is left out."""
+def read_log(path: Path, *texts: str) -> list[dict[str, Any]]:
+    """The whole lines of a log, each with its step and these ``texts``; a last one cut short by a
+    crash is left out."""
     entries = []
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
-                if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+                if (
+                    isinstance(entry, dict)
+                    and isinstance(entry.get("step"), int)
+                    and all(isinstance(entry.get(name), str) for name in texts)
+                ):
                     entries.append(entry)
     return entries
 
@@ -145,20 +134,7 @@ def training_log(folder: str | Path) -> TrainingLog:
         raise UserError(
             f"{path} holds no log.jsonl; give the folder that a training writes to.{hint}"
         )
-    settings: dict[str, Any] = {}
-    if files.path_kind(path / "run.json") == "file":
-        settings = files.read_json(path / "run.json")
-    samples = []
-    with contextlib.suppress(OSError):
-        for line in (
-            (path / "samples.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
-        ):
-            with contextlib.suppress(ValueError):
-                entry = json.loads(line)
-                if (
-                    isinstance(entry, dict)
-                    and isinstance(entry.get("text"), str)
-                    and isinstance(entry.get("step"), int)
-                ):
-                    samples.append(entry)
+    run_json = path / "run.json"
+    settings = files.read_json(run_json) if files.path_kind(run_json) == "file" else {}
+    samples = read_log(path / "samples.jsonl", "text")
     return TrainingLog(path, read_log(path / "log.jsonl"), samples, settings)

@@ -296,34 +296,3 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
             yield from _numbers(f"{name}/{place}", item)
     elif isinstance(value, float):
         yield name, value
-
-
-def draw(log: Path, picture: Path) -> str:
-    """Draw the log's curves into ``picture``; one sentence that says what became of it."""
-    try:
-        import matplotlib
-    except ImportError:
-        return "No picture of the curves: pip install matplotlib, or look at log.jsonl."
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    lines = read_log(log)
-    figure, (losses, rates) = pyplot.subplots(
-        2, 1, sharex=True, height_ratios=(3, 1), figsize=(8, 6), layout="tight"
-    )
-    for axes, name, style in (
-        (losses, "loss", "-"),
-        (losses, "valid_loss", "o-"),
-        (rates, "lr", "-"),
-    ):
-        drawn = [(line["step"], line[name]) for line in lines if name in line]
-        if drawn:
-            label = {"loss": "training", "valid_loss": "validation"}.get(name)
-            axes.plot(*zip(*drawn, strict=True), style, label=label, linewidth=0.8, markersize=3)
-    losses.set_ylabel("loss (nats)")
-    losses.legend()
-    rates.set_ylabel("learning rate")
-    rates.set_xlabel("step")
-    files.write(picture, lambda beside: figure.savefig(beside, format="png", dpi=120))
-    pyplot.close(figure)
-    return f"The curves are in {picture}."

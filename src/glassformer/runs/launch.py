@@ -33,7 +33,8 @@ from ..scale.shard import draw as draw_weights
 from ..scale.shard import gathered, shard
 from ..scale.shared import mesh_of, shared_state
 from . import run_checkpoints
-from .hooks import Evaluate, Hook, Log, PeerSample, Rank0Hooks, Routing, Save, TensorBoard, draw
+from .history import training_log
+from .hooks import Evaluate, Hook, Log, PeerSample, Rank0Hooks, Routing, Save, TensorBoard
 from .plan import RunPlan, plan_run
 from .prepare import RunData, base_of, build, digest, run_data
 from .processes import (
@@ -46,7 +47,7 @@ from .processes import (
     with_tokenizer,
 )
 from .progress import Live
-from .report import duration
+from .report import draw, duration
 from .resume import is_stale, must_be_same, restore_newest
 from .signals import Signals
 
@@ -320,7 +321,7 @@ def _conclude(state: State, train_config: Train, data: RunData, out: Path) -> No
         note(f"The best checkpoint is that of step {state.best_step}: {best}. It is used.")
     note(
         f"Trained {state.step} steps; the model is in {out}. "
-        f"{draw(out / 'log.jsonl', out / 'curves.png')}"
+        f"{draw(training_log(out).charts(), out / 'curves.png')}"
     )
     if (out / "routing.jsonl").exists():
         note(f"Which tokens go to which expert is in {out / 'routing.jsonl'}.")

@@ -1,10 +1,9 @@
-"""Training as a person sees it: a small panel in a terminal, plain lines elsewhere; always on
-standard error."""
+"""Training as a person sees it: a bar in a terminal, plain lines elsewhere; always on standard
+error."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -20,9 +19,7 @@ from ..core.training.loop import TrainStep
 from .hooks import evaluating
 from .report import duration
 
-BARS = "▁▂▃▄▅▆▇█"
-BAR_WIDTH = 56  # columns of the bar and of the row of losses: they fit a terminal of 60
-LINES = 8  # of a sample, at most: the panel fits a terminal of 24
+BAR_WIDTH = 24  # columns
 
 
 class Live:
@@ -58,16 +55,14 @@ class Live:
         self.speed = 0.0
         self.valid = math.nan
         self.metrics: dict[str, float] = {}  # what else is known of what is held out
-        self.text = ""
         self.screen: Any = None
         self.contention, self.machine = Contention(), ""
 
     def __enter__(self) -> Live:
         if self.terminal:
             from rich.console import Console
-            from rich.live import Live as Screen
 
-            self.screen = Screen(console=Console(stderr=True), auto_refresh=False)
+            self.screen = self.bar(Console(stderr=True))
             self.screen.start()
         return self
 
@@ -92,15 +87,14 @@ class Live:
             }
         if self.sample is not None and step.due(self.sample_every):
             with evaluating(step.state.model):
-                self.text = self.sample(step.state.model)
+                text = self.sample(step.state.model)
             if self.written is not None:
                 with (
                     contextlib.suppress(OSError),
                     self.written.open("a", encoding="utf-8") as opened,
                 ):
-                    opened.write(json.dumps({"step": step.index, "text": self.text}) + "\n")
-            if self.screen is None:
-                note(f"  sample: {self.text!r}")
+                    opened.write(json.dumps({"step": step.index, "text": text}) + "\n")
+            note(f"  sample: {text!r}")
         waited = time.monotonic() - self.shown
         if (
             step.last
@@ -110,21 +104,21 @@ class Live:
             self.show(step)
 
     def show(self, step: TrainStep) -> None:
-        """Draw the panel, or print a line."""
+        """Draw the bar, or print a line."""
         self.speed = self.tokens / self.seconds if self.seconds else 0.0
         self.tokens, self.seconds, self.shown = 0, 0.0, time.monotonic()
         self.machine = self.contention.describe()
+        numbers = "  ".join(f"{name} {value}" for name, value in self.numbers(step).items())
         if self.screen is None:
-            note(
-                f"step {step.index}/{step.steps}  "
-                + "  ".join(f"{k} {v}" for k, v in self.numbers(step).items())
-            )
+            note(f"step {step.index}/{step.steps}  {numbers}")
         else:
             with contextlib.suppress(OSError):
-                self.screen.update(self.panel(step), refresh=True)
+                self.screen.update(
+                    0, total=step.steps, completed=step.index, description=numbers, refresh=True
+                )
 
     def numbers(self, step: TrainStep) -> dict[str, str]:
-        """The panel's numbers by name, formatted: loss, validation, tokens/s, time left, a machine
+        """The numbers by name, formatted: loss, validation, tokens/s, time left, a machine
         that is shared."""
         done = step.index - (self.first or 0)
         remaining = (time.monotonic() - self.began) / max(1, done) * (step.steps - step.index)
@@ -146,42 +140,16 @@ class Live:
             | ({"machine": self.machine} if self.machine else {})
         )
 
-    def panel(self, step: TrainStep) -> Any:
-        """The terminal's picture: a bar, the numbers, the loss as a row of bars, the last
-        sample."""
-        from rich.columns import Columns
-        from rich.console import Group
-        from rich.constrain import Constrain
-        from rich.panel import Panel
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
+    def bar(self, console: Any) -> Any:
+        """rich's bar, with the numbers beside it in as many lines as the terminal is narrow."""
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
 
-        bar = Table.grid()  # the bar alone ends no line: what follows would be drawn over it
-        bar.add_row(ProgressBar(total=step.steps, completed=step.index, width=BAR_WIDTH))
-        # each number under its name, in as many rows as the terminal is narrow
-        numbers = [
-            Text.assemble((name, "dim"), "\n", (value, "bold"))
-            for name, value in self.numbers(step).items()
-        ]
-        losses = Text(sparkline(self.losses, BAR_WIDTH), style="cyan", no_wrap=True)
-        lines: list[Any] = [bar, Columns(numbers, padding=(0, 2)), losses]
-        if self.text:
-            lines.append(
-                Text("\n".join(self.text.splitlines()[:LINES]), style="italic", overflow="fold")
-            )
-        framed = Panel(Group(*lines), title=f"step {step.index:,} of {step.steps:,}", expand=False)
-        return Constrain(framed, 100)
-
-
-def sparkline(values: list[float], width: int) -> str:
-    """The values as one line of bars, each the mean of a stretch."""
-    if not values:
-        return ""
-    width = min(width, len(values))
-    cuts = [round(i * len(values) / width) for i in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
-    low, high = min(means), max(means)
-    return "".join(
-        BARS[round((mean - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for mean in means
-    )
+        columns = (
+            TextColumn("step {task.completed:,.0f} of {task.total:,.0f}"),
+            BarColumn(BAR_WIDTH),
+            TextColumn("{task.description}", markup=False, table_column=Column()),
+        )
+        bar = Progress(*columns, console=console, auto_refresh=False)
+        bar.add_task("", total=1)
+        return bar

@@ -1,6 +1,14 @@
-"""What a run says of itself, in lines on standard error. No torch here."""
+"""What a run says of itself, in lines on standard error, and its picture. No torch here."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..core import files
+from ..core.errors import UserError
+from ..sight.figures.charts import Chart
+from ..sight.figures.drawing import together
 
 
 def duration(seconds: float) -> str:
@@ -8,3 +16,12 @@ def duration(seconds: float) -> str:
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def draw(charts: Iterable[Chart], picture: Path) -> str:
+    """Draw the charts into a PNG, one below the other; a sentence on what became of it."""
+    try:
+        files.write(picture, together([chart.drawing() for chart in charts]).png())
+    except UserError as error:
+        return f"No picture of the curves: {error}"
+    return f"The curves are in {picture}."

@@ -51,19 +51,22 @@ MODEL = [
 ]
 
 
+SECTIONS: tuple[tuple[str, tuple[type, ...]], ...] = (
+    ("", (run.Train,)),
+    ("data.", (run.Data, run.Examples)),
+    ("", typing.get_args(config.Model)),
+    ("parallel.", (run.Parallel,)),
+)
+"""The classes of a run file's tables, and what stands before their settings."""
+
+
 def all_settings() -> Iterator[Setting]:
     """The settings of a run file in its order, as the command line writes them; a class at each of
     its places."""
-    for kind, prefix in (
-        (run.Train, ""),
-        (run.Data, "data."),
-        (run.Examples, "data."),
-        (run.Parallel, "parallel."),
-    ):
-        yield from _nested_fields(kind, prefix, ())
+    for prefix, kinds in SECTIONS:
+        for kind in kinds:
+            yield from _nested_fields(kind, prefix, ())
     yield from MODEL
-    for model in typing.get_args(config.Model):
-        yield from _nested_fields(model, "", ())
 
 
 def types() -> dict[str, Type]:
@@ -73,26 +76,19 @@ def types() -> dict[str, Type]:
     Where two have one name, the slot comes before it: "mask Prefix", "objective Prefix".
     """
     by_type: dict[type, Type] = {}
-    sections: tuple[tuple[str, tuple[type, ...]], ...] = (
-        ("", (run.Train,)),
-        ("data.", (run.Data, run.Examples)),
-        ("", typing.get_args(config.Model)),
-        ("parallel.", (run.Parallel,)),
-    )
-    for prefix, kinds in sections:
+    for prefix, kinds in SECTIONS:
         waiting = [(kind, prefix, "") for kind in kinds]
         # grows: what a class holds comes after the classes beside it
         for kind, path, slot in waiting:
             if kind not in by_type:
                 by_type[kind] = Type(kind, slot, list(_fields(kind, path)))
                 hints = typing.get_type_hints(kind)
-                names = [field.name for field in dataclasses.fields(kind)]
                 waiting += [
-                    (inner, f"{path}{name}.", name)
-                    for name in names
-                    for inner in _nested_classes(hints[name])
+                    (inner, f"{path}{field.name}.", field.name)
+                    for field in dataclasses.fields(kind)
+                    for inner in _nested_classes(hints[field.name])
                 ]
-        if kinds == (run.Data, run.Examples):
+        if run.Data in kinds:
             by_type[run.Run] = Type(run.Run, "", MODEL)
     count = collections.Counter(kind.__name__ for kind in by_type)
     named = ((kind.__name__, entry) for kind, entry in by_type.items())

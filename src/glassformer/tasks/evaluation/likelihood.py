@@ -6,7 +6,7 @@ B rows, T tokens, C model dim, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,45 +71,38 @@ def likelihoods(
         )
     # rows of like length together
     order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
-    results: list[Likelihood] = [Likelihood(0.0, True)] * len(pairs)
+    results: dict[int, Likelihood] = {}
     tape = tape_of(edits, Reading(model, None))
     with inference(model):
         for start in range(0, len(order), batch):
             places = order[start : start + batch]
-            _answer(model, [pairs[place] for place in places], places, results, tape)
+            answers = _answer(model, [pairs[place] for place in places], tape)
+            results.update(zip(places, answers, strict=True))
             if progress:
-                progress(min(start + batch, len(order)))
-    return results
+                progress(len(results))
+    return [results[place] for place in range(len(pairs))]
 
 
 def _answer(
-    model: Model,
-    pairs: Sequence[tuple[Ids, Ids]],
-    places: Ids,
-    results: list[Likelihood],
-    tape: Tape | None,
-) -> None:
-    """Put the answers for one batch under their ``places``."""
+    model: Model, pairs: Sequence[tuple[Ids, Ids]], tape: Tape | None
+) -> Iterator[Likelihood]:
+    """The answers for one batch."""
     rows = []
     for context, continuation in pairs:
         ids = np.array((*context, *continuation)[-model.config.context - 1 :])
         rows.append([ScoreWindow(ids, len(ids) - len(continuation))])
     tokens, targets, pos, document_ids = collate(rows)
-    logprobs: list[torch.Tensor] = []
-    likeliest: list[torch.Tensor] = []
-    for logits, row_targets in predicted(
-        model, tokens, targets, pos, document_ids, tape
-    ):  # (N, V), (N,)
-        logprobs.append(logits.log_softmax(-1).gather(1, row_targets[:, None])[:, 0])
-        likeliest.append(logits.argmax(-1) == row_targets)
+    pieces = [  # logits (N, V), targets (N,)
+        (logits.log_softmax(-1).gather(1, t[:, None])[:, 0], logits.argmax(-1) == t)
+        for logits, t in predicted(model, tokens, targets, pos, document_ids, tape)
+    ]
     lengths: list[int] = (targets >= 0).sum(1).tolist()
-    token_logprobs, greedy = torch.cat(logprobs).cpu().double(), torch.cat(likeliest).cpu()
-    for place, its, is_greedy in zip(
-        places, torch.split(token_logprobs, lengths), torch.split(greedy, lengths), strict=True
-    ):
+    logprobs, greedy = (torch.cat(column).cpu() for column in zip(*pieces, strict=True))
+    columns = torch.split(logprobs.double(), lengths), torch.split(greedy, lengths)
+    for its, is_greedy in zip(*columns, strict=True):
         total = its.sum().item()
         need(
             not math.isnan(total),
             "The model's logits are not numbers (NaN); load another checkpoint.",
         )
-        results[place] = Likelihood(total, bool(is_greedy.all()))
+        yield Likelihood(total, bool(is_greedy.all()))

@@ -37,6 +37,7 @@ TORCH_FREE = ("core/config", "core/tokenizer", "core/data", "core/errors", "core
 TESTS = Path(__file__).parent
 TOPICS = {
     "learn": {"hostile"},
+    "kernels": {"bounds"},
     "browser": {
         "heap",
         "looks",

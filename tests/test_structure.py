@@ -37,6 +37,7 @@ TORCH_FREE = ("core/config", "core/tokenizer", "formats/data", "core/errors", "c
 TESTS = Path(__file__).parent
 TOPICS = {
     "learn": {"hostile"},
+    "kernels": {"bounds"},
     "browser": {
         "heap",
         "looks",

@@ -34,6 +34,9 @@ def test_fma_rounds_once() -> None:
     # its square is 1 + 2^-11 + 2^-24: half a last place, which the least of c decides
     tie = 1 + 2.0**-12
     hard = [(tie, tie, s * 2.0**e) for s in (1, -1) for e in (-80, -60, -30)]
+    # a product of half a last place of c, less or more by 2^-64 and 2^-60
+    hard += [(2.0**-24 * (1 + 2.0**-20), 1 - 2.0**-20, 1 + 2.0**-23)]
+    hard += [(2.0**-24 * tie, 1 - 2.0**-12 + 2.0**-24, 1.0)]
     a, b, c = (
         torch.cat([old, item * torch.tensor(new)])
         for old, new in zip((a, b, c), zip(*hard, strict=True), strict=True)

@@ -33,6 +33,7 @@ def test_floats_come_back(build: str) -> None:
 def test_bits_a_weight(build: str) -> None:
     weight, scales = torch.zeros(64, 128, dtype=torch.int8), torch.ones(64, 4)
     assert pack_int8(weight, scales).nbytes * 8 == 8.5 * weight.numel()
+    assert pack_fp32(weight.float()).nbytes == 4 * weight.numel()
     if build != "torch":  # which leaves a byte to each
         assert pack_int4(weight, scales).nbytes * 8 == 4.5 * weight.numel()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..core import files
 from ..core.errors import UserError
-from ..sight.figures.charts import Chart
+from ..sight.figures.charts import Chart, drawings
 from ..sight.figures.drawing import together
 
 
@@ -21,7 +21,7 @@ def duration(seconds: float) -> str:
 def draw(charts: Iterable[Chart], picture: Path) -> str:
     """Draw the charts into a PNG, one below the other; a sentence on what became of it."""
     try:
-        files.write(picture, together([chart.drawing() for chart in charts]).png())
+        files.write(picture, together(drawings(charts)).png())
     except UserError as error:
         return f"No picture of the curves: {error}"
     return f"The curves are in {picture}."

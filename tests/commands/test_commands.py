@@ -631,11 +631,10 @@ def test_edits_change_what_is_classified_embedded_and_translated(
 ) -> None:
     """Edits act as in Python; an edit of a path that the model lacks is refused."""
     import glassformer
-    from glassformer import generation
     from glassformer.core.nn import build_model
     from glassformer.core.tokenizer import train
     from glassformer.sight.edits import head_off, mlp_off
-    from glassformer.tasks import predictions
+    from glassformer.tasks import predictions, translation
 
     tokenizer = train("byte")
     block, loud = c.Block(c.Attention(4), c.MLP(32)), c.Init(std=0.4)
@@ -671,10 +670,10 @@ def test_edits_change_what_is_classified_embedded_and_translated(
     )
     rows = [json.loads(line)["best"][0] for line in capsys.readouterr().out.splitlines()]
     for row, (best, *_) in zip(
-        rows, generation.search(pair, tokenizer, texts, edits=edits, **options), strict=True
+        rows, translation.search(pair, tokenizer, texts, edits=edits, **options), strict=True
     ):
         assert row["tokens"] == best.tokens and math.isclose(row["score"], best.score, rel_tol=1e-4)
-    scores = [best.score for best, *_ in generation.search(pair, tokenizer, texts, **options)]
+    scores = [best.score for best, *_ in translation.search(pair, tokenizer, texts, **options)]
     assert not np.allclose([row["score"] for row in rows], scores, atol=1e-3)
 
     for command, model in (

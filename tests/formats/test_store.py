@@ -26,6 +26,7 @@ from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
+from glassformer.tasks import translation
 
 TINY: Any = serial.change(recipes.find("glass/1m"), {"decoder.depth": 2, "dim": 32})
 LLAMA: Any = serial.change(recipes.find("llama/stories260k"), {"decoder.depth": 2})
@@ -120,7 +121,7 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(
         generation.beam(
             back, tokenizer, "ein hund sitzt da", beams=2, max_new=5, source_tokenizer=source
         )[0],
-        generation.search(
+        translation.search(
             back, tokenizer, ["ein hund sitzt da"], beams=2, max_new=5, source_tokenizer=source
         )[0],
     ):

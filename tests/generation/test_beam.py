@@ -12,10 +12,11 @@ import torch
 import tiny
 from glassformer import UserError
 from glassformer import config as c
-from glassformer.core.generation import beam, generate, search
+from glassformer.core.generation import beam, generate
 from glassformer.core.generation.beam import _likeliest
 from glassformer.core.nn import EncoderDecoder, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
+from glassformer.tasks.translation import search
 
 
 def model(name: str) -> object:

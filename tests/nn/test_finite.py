@@ -22,7 +22,7 @@ from glassformer.core.nn.finite import is_finite, must_be_finite
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.formats import store
 from glassformer.formats.tokenizer_files import open as open_tokenizer
-from glassformer.tasks import evaluation, predictions
+from glassformer.tasks import evaluation, predictions, translation
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "sat", "on", "mat", "."]
 
@@ -59,7 +59,7 @@ ANSWERS: dict[str, tuple[c.Model, str, Callable[[Any, Any], Any]]] = {
     "translate": (
         PAIR,
         "encoder.blocks.0.ffn.up.weight",
-        lambda m, t: generation.search(m, t, [CAT]),
+        lambda m, t: translation.search(m, t, [CAT]),
     ),
     "classify": (LABELS, "pool.proj.weight", lambda m, t: predictions.classify(m, t, [CAT])),
     "embed": (

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import glassformer
-from glassformer import generation
-from glassformer.tasks import predictions
+from glassformer.tasks import predictions, translation
 
 from .conftest import Server
 from .test_bad_input import refused
@@ -185,7 +184,7 @@ def test_fill(server: Server, other_models: dict[str, Path], order: Any) -> None
 
 def test_translate(server: Server, other_models: dict[str, Path]) -> None:
     model, tokenizer = opened(other_models["translator"])
-    results = generation.search(model, tokenizer, TEXTS, beams=3, best=2, max_new=8)
+    results = translation.search(model, tokenizer, TEXTS, beams=3, best=2, max_new=8)
     body = {"model": "translator", "input": TEXTS, "beams": 3, "best": 2, "max_new": 8}
     output = server.post("/v1/translate", body).json()["data"]
     assert [[item["tokens"] for item in group["best"]] for group in output] == [

@@ -136,8 +136,8 @@ class Evaluation:
 
     def score_targets(self, model: Any, tokenizer: Any) -> CommandOutput:
         """Returns the figures of the model's hypotheses against the targets."""
-        from ..core import files, generation
-        from ..tasks import evaluation
+        from ..core import files
+        from ..tasks import evaluation, translation
         from ..tasks.objectives import Seq2Seq
 
         examples = self.examples(Seq2Seq())
@@ -145,7 +145,7 @@ class Evaluation:
             f"{count_noun(len(examples), 'text')}, {self.beams} beams each, up to {self.max_new} "
             "tokens long."
         )
-        hypotheses = generation.search(
+        hypotheses = translation.search(
             model,
             tokenizer,
             [example.first for example in examples],

@@ -46,6 +46,7 @@ def run(
     json: tokens, log-probabilities and scores as JSON, a text a line
     """
     from ..core import config, generation
+    from ..tasks import translation
 
     sources = [*text, *prompts]
     need(all(source.strip() for source in sources), "A text is empty; give one on each line.")
@@ -65,7 +66,7 @@ def run(
             "generate`, or train it with the objective Seq2Seq."
         )
     count = len(sources)
-    outputs = generation.search(
+    outputs = translation.search(
         model,
         tokenizer,
         sources,

@@ -10,9 +10,10 @@ import torch
 from anyio import to_thread
 from typing_extensions import TypedDict
 
-from ..core.generation.beam import check_beams, source_ids
+from ..core.generation.beam import check_beams
 from ..core.generation.prompt import first_tokens
 from ..tasks.predictions import Filling
+from ..tasks.translation import source_ids
 from .asgi.replies import refuse
 from .encoding import ListAnswer, list_answer
 from .engine import Encode, Request

@@ -1,7 +1,7 @@
 """Generation: what a model says: texts, token by token or by beams; vectors, labels and words for
 blanks."""
 
-from .beam import Hypothesis, beam, check_beams, search
+from .beam import Hypothesis, beam, check_beams
 from .continuation import Finish
 from .loop import Generation, Row, Step, check_settings, generate
 from .prompt import Prompt
@@ -19,5 +19,4 @@ __all__ = [
     "check_beams",
     "check_settings",
     "generate",
-    "search",
 ]

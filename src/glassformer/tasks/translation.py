@@ -1,0 +1,87 @@
+"""Source texts to target texts, many at a time, by beam search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+from ..core import config
+from ..core.config.run import Cut
+from ..core.errors import need
+from ..core.generation.beam import Hypothesis, beam
+from ..core.generation.prompt import Start
+from ..core.nn import Model
+from ..core.nn.editing import ModelEdit
+from ..core.tokenizer.framing import question, source
+
+if TYPE_CHECKING:
+    from ..core.tokenizer.tokenizer import Tokenizer
+
+
+def _source(cfg: config.Model, tokenizer: Tokenizer, ids: list[int], cut: Cut) -> list[int]:
+    """A source's ids with what closes it, cut to the context where that is allowed."""
+    close = question if isinstance(cfg, config.Decoder) else source
+    room = cfg.context - (len(close(tokenizer, ids)) - len(ids))
+    if cut != "no" and len(ids) > room > 0:
+        ids = ids[:room] if cut == "end" else ids[-room:]
+    return close(tokenizer, ids)
+
+
+def source_ids(
+    cfg: config.Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    cut: Cut = "no",
+    source_tokenizer: Tokenizer | None = None,
+) -> list[list[int]]:
+    """Source texts as the model reads them in ``search``."""
+    pair = isinstance(cfg, config.EncoderDecoder)
+    reads = (source_tokenizer or tokenizer.for_source) if pair else tokenizer
+    return [_source(cfg, reads, ids, cut) for ids in reads.encode_batch(texts)]
+
+
+def search(
+    model: Model,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    batch: int = 32,
+    progress: Callable[[int], None] | None = None,
+    beams: int = 4,
+    best: int = 1,
+    length_penalty: float = 1.0,
+    max_new: int = 256,
+    cut: Cut = "no",
+    start: Start = None,
+    source_tokenizer: Tokenizer | None = None,
+    edits: Sequence[ModelEdit | str] = (),
+) -> list[list[Hypothesis]]:
+    """``beam`` for many source texts, ``batch`` at once; the results in the order given.
+    ``progress`` counts them.
+
+    A decoder reads a source as one that was trained on Seq2Seq has learned it: closed by sep, or by
+    its start token. A source too long for the model loses its "end" or "start" where ``cut`` says
+    so; "no" refuses it.
+    """
+    need(batch >= 1, f"batch is {batch}; give 1 or more.")
+    need(cut in get_args(Cut), f'cut is "{cut}"; give one of {", ".join(get_args(Cut))}.')
+    order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+    options: dict[str, Any] = {
+        "beams": beams,
+        "best": best,
+        "length_penalty": length_penalty,
+        "max_new": max_new,
+    }
+    results: list[list[Hypothesis]] = [[] for _ in texts]
+    for first in range(0, len(order), batch):
+        places = order[first : first + batch]
+        ids = source_ids(
+            model.config, tokenizer, [texts[place] for place in places], cut, source_tokenizer
+        )
+        for place, hypotheses in zip(
+            places, beam(model, tokenizer, ids, start=start, edits=edits, **options), strict=True
+        ):
+            results[place] = hypotheses
+        if progress is not None:
+            progress(first + len(places))
+    return results

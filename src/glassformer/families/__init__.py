@@ -12,7 +12,7 @@ from typing import Any
 from ..core import config
 from ..core.checkpoints.names import NameRule, Table
 from ..core.config import context_length, serial
-from ..core.config.differences import differences
+from .differences import differences
 from ..core.errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT

@@ -21,7 +21,7 @@ import torch
 from ..core import files
 from ..core.checkpoints import tensors as tensorfiles
 from ..core.config import serial
-from ..core.config.differences import differences
+from ..families.differences import differences
 from ..core.errors import UserError, need
 from ..core.training.loop import State
 from ..formats import lora, store

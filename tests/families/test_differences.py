@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from glassformer.core.config.differences import differences
+from glassformer.families.differences import differences
 
 SIDES: list[tuple[Any, Any, list[tuple[str, Any, Any]]]] = [
     ({"a": 1, "b": [1, {"c": 2}]}, {"a": 1, "b": [1, {"c": 2}]}, []),

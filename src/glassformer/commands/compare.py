@@ -93,10 +93,10 @@ def run(
         if ended.signal:
             return 128 + ended.signal
         # the test set's figures, unless the run's record has them
-        asked = f"{evaluation} {device}"
-        if evaluation is not None and ended.record.get("asked") != asked:
+        request = f"{evaluation} {device}"
+        if evaluation is not None and ended.record.get("asked") != request:
             model = ModelOptions(str(ended.folder), **device)
-            ended.record.update(test=evaluation.measure(model).value, asked=asked)
+            ended.record.update(test=evaluation.measure(model).value, asked=request)
         row = {"name": ended.name, **training.figures(ended.folder), **ended.record}
         results.setdefault(ended.arm.name, []).append(row)
     rows = [

@@ -99,8 +99,8 @@ def run(
                 "adds one."
             )
         numbers = (numbers or "F16").upper()
-        counts = gguf.save(net, path, numbers, fitting, _gguf_name(model, opened)).most_common()
-        tensors = ", ".join(f"{count} of {kind}" for kind, count in counts)
+        tallies = gguf.save(net, path, numbers, fitting, _gguf_name(model, opened)).most_common()
+        tensors = ", ".join(f"{count} of {kind}" for kind, count in tallies)
         note(f"Tensors by their numbers: {tensors}.")
     else:
         folder_layout: Any = layout or (None if quantized(net) else "hf")

@@ -85,9 +85,9 @@ def argument_settings(parameter: inspect.Parameter, hint: Any) -> dict[str, Any]
 def read_docstring(text: str) -> tuple[str, dict[str, tuple[str, str | None, str]]]:
     """Returns the first paragraph, and by parameter the title of its group, the name of its value
     and its help."""
-    paragraph, _, rest = inspect.cleandoc(text).partition("\n\n")
+    paragraph, _, remainder = inspect.cleandoc(text).partition("\n\n")
     explained, group = {}, ""
-    for line in re.sub(r"\n +", " ", rest).splitlines():
+    for line in re.sub(r"\n +", " ", remainder).splitlines():
         if match := EXPLAINED.fullmatch(line):
             explained[match[1]] = (group, match[2], match[3])
         elif line:

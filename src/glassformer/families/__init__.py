@@ -12,10 +12,10 @@ from typing import Any
 from ..core import config
 from ..core.checkpoints.names import NameRule, Table
 from ..core.config import context_length, serial
-from .differences import differences
 from ..core.errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT
+from .differences import differences
 from .electra import ELECTRA
 from .gemma import GEMMA, GEMMA2
 from .glass import GLASS

@@ -229,11 +229,11 @@ def _parted(matrix: AdapterMatrix, down: Tensor, up: Tensor, scale: float) -> di
     """The changes of our layers in one matrix, each without the ranks that are zero in it."""
     if len(matrix.layers) == 1:
         return {matrix.layers[0][0]: (down, up, scale)}
-    parts = torch.split(up, [size for _, size in matrix.layers])
-    ranks = [part.ne(0).any(0) for part in parts]
+    pieces = torch.split(up, [size for _, size in matrix.layers])
+    ranks = [piece.ne(0).any(0) for piece in pieces]
     return {
-        path: (down[rank], part[:, rank], scale)
-        for (path, _), part, rank in zip(matrix.layers, parts, ranks, strict=True)
+        path: (down[rank], piece[:, rank], scale)
+        for (path, _), piece, rank in zip(matrix.layers, pieces, ranks, strict=True)
         if rank.any()
     }
 

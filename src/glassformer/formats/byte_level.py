@@ -158,7 +158,7 @@ def read_ranks(data: bytes, name: str | None, source: str) -> Spec:
     data = data.replace(b"\r", b"")
     if name is None:
         digest = hashlib.sha256(data).hexdigest()
-        name = next((known for known, kind in KINDS.items() if kind.sha256 == digest), None)
+        name = next((label for label, kind in KINDS.items() if kind.sha256 == digest), None)
     if name is None:
         raise UserError(
             f"{source} has ranks of no known kind, or is damaged; say which with kind= "
@@ -240,7 +240,7 @@ def read_vocabulary(
             f"{source} lacks some of the 256 single bytes; only byte-level "
             "vocabularies have this format."
         )
-    merged = letters | {left + right for left, right in pairs}
+    merged = letters | {left_edge + right for left_edge, right in pairs}
     specials = {name: id for name, id in ids.items() if name not in merged}
     strange = [name for name in specials if name not in named and not SPECIAL.fullmatch(name)]
     if strange:

@@ -229,7 +229,7 @@ def _read_lens(tensors: Tensors, stated: Settings, source: str) -> tuple[Model, 
 
 
 def _lens_table(heads: int) -> Table:
-    theirs, parts = "blocks.{i}", [("W", "weight"), ("b", "bias")]
+    theirs, pieces = "blocks.{i}", [("W", "weight"), ("b", "bias")]
     norms = {f"{theirs}.ln1": f"{OURS}.attn_norm", f"{theirs}.ln2": f"{OURS}.ffn_norm"}
     norms["ln_final"] = "decoder.last_norm"
     axes = {"W": "h c d -> (h d) c", "b": "h d -> (h d)"}
@@ -245,7 +245,7 @@ def _lens_table(heads: int) -> Table:
                     heads=heads,
                 )
                 for head in "QKV"
-                for x, end in parts
+                for x, end in pieces
             ),
             NameRule(
                 f"{theirs}.attn.W_O",
@@ -257,12 +257,12 @@ def _lens_table(heads: int) -> Table:
             *(
                 NameRule(f"{a}.{end[0]}", f"{b}.{end}")
                 for a, b in norms.items()
-                for _, end in parts
+                for _, end in pieces
             ),
             *(
                 NameRule(f"{theirs}.mlp.{x}_{a}", f"{OURS}.ffn.{b}.{end}", transpose=x == "W")
                 for a, b in (("in", "up"), ("out", "down"))
-                for x, end in parts
+                for x, end in pieces
             ),
             NameRule("unembed.W_U", "head.proj.weight", transpose=True),
             NameRule("unembed.b_U", "head.proj.bias"),

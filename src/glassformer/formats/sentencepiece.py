@@ -80,7 +80,7 @@ def parse(data: bytes, source: str) -> SentencePieceModel:
 
 
 def _problem(pieces: list[VocabularyEntry], model: Any) -> str | None:
-    """What is missing or wrong in a file that can be read."""
+    """Returns the fault of a file that can be read, None where it has none."""
     texts = {piece.text for piece in pieces}
     if not pieces:
         return "it has no vocabulary"
@@ -89,8 +89,8 @@ def _problem(pieces: list[VocabularyEntry], model: Any) -> str | None:
         return "it ends before it says how it splits a text"
     if len(texts) != len(pieces):
         return "two entries have the same text"
-    whole = all(type(text) is str and 0 < len(text) <= LONGEST for text in texts)
-    if not whole or not all(math.isfinite(piece.score) for piece in pieces):
+    full = all(type(text) is str and 0 < len(text) <= LONGEST for text in texts)
+    if not full or not all(math.isfinite(piece.score) for piece in pieces):
         return "an entry has no text, an endless text or no score"
     if [piece.kind for piece in pieces].count(UNKNOWN) != 1:
         return "it must have one entry for unknown characters"

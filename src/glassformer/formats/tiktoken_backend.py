@@ -109,7 +109,7 @@ def strange_characters(letters: str) -> set[str]:
 
 @functools.cache
 def _engines() -> list[tuple[tiktoken.Encoding, tokenizers.normalizers.Normalizer]]:
-    """What leaves of a text the characters of each class, in either engine."""
+    """Pairs of filters, one of each engine, that keep the characters of a class alone."""
     from tokenizers import Regex, normalizers
 
     return [

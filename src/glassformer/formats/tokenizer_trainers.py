@@ -117,15 +117,15 @@ def _wordpiece(texts: Iterator[str], size: int | None, specials: list[str]) -> S
         )
     size = size or DEFAULT_SIZE
     library = load(wordpiece.wordpiece(["a", *specials], specials), "The tokenizer")
-    parts = list(_between(specials, texts))
-    letters = _word_letters(library, parts)
+    pieces = list(_between(specials, texts))
+    letters = _word_letters(library, pieces)
     need(bool(letters), "There is no word in this text; give one that has some.")
     _fits(len({*letters, *specials}), size, "WordPiece")
     inner = [letter for letter in letters if letter.startswith("##")]
     trainer = trainers.WordPieceTrainer(
         vocab_size=size - len(specials), special_tokens=inner, show_progress=False
     )
-    entries = _trained(library, trainer, iter(parts))["vocab"]
+    entries = _trained(library, trainer, iter(pieces))["vocab"]
     names = [name for name in entries if name not in specials]
     return wordpiece.wordpiece([*names, *specials], specials)
 

@@ -21,9 +21,9 @@ import torch
 from ..core import files
 from ..core.checkpoints import tensors as tensorfiles
 from ..core.config import serial
-from ..families.differences import differences
 from ..core.errors import UserError, need
 from ..core.training.loop import State
+from ..families.differences import differences
 from ..formats import lora, store
 from ..formats.checkpoint import ANOTHER, SUMS, Checkpoint, verify
 from ..scale import shares

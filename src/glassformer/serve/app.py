@@ -248,11 +248,11 @@ class Api:
 
     def routes(self) -> list[Route]:
         """Route table of the API."""
-        gets = {path: read for path, (read, _) in self.gets().items()}
-        gets = {path.replace("{name}", "{name:path}"): read for path, read in gets.items()}
+        gets = {path: reader for path, (reader, _) in self.gets().items()}
+        gets = {path.replace("{name}", "{name:path}"): reader for path, reader in gets.items()}
         gets["/openapi.json"] = self.openapi
         return [
-            *(Route(path, answer_with(read), methods=["GET"]) for path, read in gets.items()),
+            *(Route(path, answer_with(reader), methods=["GET"]) for path, reader in gets.items()),
             *(
                 Route(path, answer_with(partial(self._compute, post)), methods=["POST"])
                 for post in POSTS

@@ -61,9 +61,9 @@ class Attribution(Shown):
         """The sums of each block by kind, from the embedding on, and of what stands outside of
         blocks."""
         sums: dict[int, dict[str, float]] = {}
-        for part in self.parts:
-            kinds = sums.setdefault(-1 if part.block is None else part.block, {})
-            kinds[part.kind] = kinds.get(part.kind, 0.0) + part.value
+        for piece in self.parts:
+            kinds = sums.setdefault(-1 if piece.block is None else piece.block, {})
+            kinds[piece.kind] = kinds.get(piece.kind, 0.0) + piece.value
         return [("ends" if at < 0 else f"block {at}", sums[at]) for at in sorted(sums)]
 
     @property
@@ -89,7 +89,9 @@ class Attribution(Shown):
         )
         kinds, rows = self._blocks()
         yield _added("added by", [cells for _, *cells in rows], [name for name, *_ in rows], kinds)
-        heads = {(part.block, part.index): part.value for part in self.parts if part.kind == "head"}
+        heads = {
+            (piece.block, piece.index): piece.value for piece in self.parts if piece.kind == "head"
+        }
         if heads:
             blocks, columns = (sorted({place[side] or 0 for place in heads}) for side in (0, 1))
             cells = [[heads.get((block, column)) for column in columns] for block in blocks]
@@ -99,7 +101,7 @@ class Attribution(Shown):
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each part."""
-        rows = (tuple(vars(part).values()) for part in self.parts)
+        rows = (tuple(vars(piece).values()) for piece in self.parts)
         return tuple(Contribution.__dataclass_fields__), rows
 
     def _blocks(self) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -124,12 +126,12 @@ class Attribution(Shown):
         if remainder := [part.value for part in ordered[top:]]:
             rows.append((f"{len(remainder):,} more", "", math.fsum(remainder)))
         run_name = "the edited run's own" if self.edits else "the model's own"
-        ends = [
+        endings = [
             ("sum", f"of {len(self.parts):,} parts", self.sum),
             ("logit", run_name, self.logit),
             ("difference", "", f"{self.difference:.1e}"),
         ]
-        return TableFigure.of("", ("part", "address", "added"), [*rows, *ends], (0, 1), "+.4f")
+        return TableFigure.of("", ("part", "address", "added"), [*rows, *endings], (0, 1), "+.4f")
 
 
 def _added(
@@ -190,40 +192,40 @@ def attribute(
             logits = fp64(head.proj(head.prepare(last_hidden), head.table(model.embed))[0, 0])
     must_be_finite(model, logits)
     chosen, piece = streams.choice(model, tokenizer, logits, token, of_labels)
-    other, other_piece = (
+    peer, other_piece = (
         (None, None)
         if against is None
         else streams.choice(model, tokenizer, logits, against, of_labels)
     )
     need(
-        other != chosen,
+        peer != chosen,
         f"The two {'labels' if of_labels else 'tokens'} are the same one, and their difference is "
         "nothing; give another.",
     )
     hidden = fp64(output.hidden[0])
     with torch.no_grad():
         if of_labels:
-            parts, notes = _through_pool(model, tape, hidden, chosen, other)
+            pieces, notes = _through_pool(model, tape, hidden, chosen, peer)
         else:
             assert isinstance(tape, AtOnePlace)
             sweep = Sweep(model, tape)
-            sweep.carry_back(hidden[position], chosen, other)
-            parts = sweep.parts
+            sweep.carry_back(hidden[position], chosen, peer)
+            pieces = sweep.parts
             notes = sweep.notes
 
     def score(logits: Tensor) -> float:
-        return (logits[chosen] - (0.0 if other is None else logits[other])).item()
+        return (logits[chosen] - (0.0 if peer is None else logits[peer])).item()
 
-    total = math.fsum(part.value for part in parts)
+    total = math.fsum(part.value for part in pieces)
     logit = score(logits)
     cap = None if of_labels else head.softcap
     return Attribution(
         chosen,
         piece,
-        other,
+        peer,
         other_piece,
         position,
-        parts[::-1],
+        pieces[::-1],
         total,
         logit,
         abs(total - logit),

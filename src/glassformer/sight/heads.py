@@ -349,9 +349,9 @@ def _heads(path: str, measured: Sequence[Measured]) -> list[HeadReport]:
     heads = []
     for head in range(len(means["first"])):
         scores = {name: float(means[name][head]) if name in means else None for name in SCORES}
-        own = {name: values[:, head] for name, values in baselines.items()}
-        baseline = {name: float(values.mean()) for name, values in own.items()}
-        deviation = {name: float(values.std(correction=0)) for name, values in own.items()}
+        self_side = {name: values[:, head] for name, values in baselines.items()}
+        baseline = {name: float(values.mean()) for name, values in self_side.items()}
+        deviation = {name: float(values.std(correction=0)) for name, values in self_side.items()}
         above = {name: (scores[name] or 0.0) - baseline[name] for name in baselines}
         clear = [name for name in baselines if above[name] > DEVIATIONS * deviation[name]]
         labels = [name for name in clear if (scores[name] or 0.0) > first.even[name]]

@@ -86,9 +86,9 @@ class Documents:
     def padded(self, side: str) -> Layout:
         """All in one batch, filled up on the left or on the right; the sources on the other
         side."""
-        other = "right" if side == "left" else "left"
-        own, across = (partial(rows, side=side, spare=SPARE) for side in (side, other))
-        return [self._batch(range(len(self.tokens)), own, across)]
+        peer = "right" if side == "left" else "left"
+        self_side, across = (partial(rows, side=side, spare=SPARE) for side in (side, peer))
+        return [self._batch(range(len(self.tokens)), self_side, across)]
 
     def packed(self) -> Layout:
         """All in one row, told apart by their ids; their sources the same."""
@@ -114,8 +114,10 @@ class Documents:
         arrange = partial(rows, side=side, spare=SPARE)
         passes = [arrange(lengths)]
         for step in range(steps):
-            ends = {number: length + step for number, length in lengths.items()}
-            spans = [DocumentSpan(number, number, 0, end, end + 1) for number, end in ends.items()]
+            endings = {number: length + step for number, length in lengths.items()}
+            spans = [
+                DocumentSpan(number, number, 0, end, end + 1) for number, end in endings.items()
+            ]
             passes.append(TokenTable(1, spans))
         return [DocumentBatch(passes, self._source(tuple(lengths), arrange), cached=True)]
 

@@ -157,8 +157,8 @@ def _rows(
     """The ids of each text or pair and their segments; UserError where there are none, or more than
     the model reads."""
     need(bool(texts), "There is no text; give at least one.")
-    parts = [(text,) if isinstance(text, str) else text for text in texts]
-    need(all(map(all, parts)), "A text is empty; give some text.")
+    pieces = [(text,) if isinstance(text, str) else text for text in texts]
+    need(all(map(all, pieces)), "A text is empty; give some text.")
     most, rows = int(min(model.config.context, model.limit)), tokenizer.encode_pairs(texts)
     long = [place for place, (ids, _) in enumerate(rows) if len(ids) > most]
     if long:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
@@ -37,7 +38,7 @@ def byte_decoder(spec: Spec, library: Callable[[], tokenizers.decoders.Decoder])
     if chain and kinds != {"WordPiece"}:
         added = {token["content"] for token in spec["added_tokens"]}
     if kinds == {"ByteLevel"}:
-        return lambda name, first: name.encode() if name in added else byte_level(name, first)
+        return partial(byte_level, added=frozenset(added))
     if not chain:
         return lambda name, first: (name if first else " " + name).encode()
     decoder = library()

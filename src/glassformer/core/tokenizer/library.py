@@ -112,7 +112,7 @@ def marking_lost(spec: Spec) -> Spec:
 
 
 def places(spec: Spec, source: str, pair: bool) -> list[Place]:
-    """What the post-processor puts around a text or a pair."""
+    """The tokens that the post-processor puts around a text or a pair."""
     import tokenizers
 
     words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}

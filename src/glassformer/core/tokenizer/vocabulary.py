@@ -7,7 +7,7 @@ import codecs
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ..errors import UserError
 
@@ -30,7 +30,10 @@ def bytes_by_letter() -> dict[str, int]:
     return {letter: byte for byte, letter in byte_alphabet().items()}
 
 
-def byte_level(name: str, first: bool) -> bytes:
+def byte_level(name: str, first: bool, added: Collection[str] = ()) -> bytes:
+    """The bytes of a name in the byte alphabet; ``added`` names stand for themselves."""
+    if name in added:
+        return name.encode()
     table = bytes_by_letter()
     try:
         return bytes([table[letter] for letter in name])

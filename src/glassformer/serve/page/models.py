@@ -78,8 +78,8 @@ def digest(model: Any, tokenizer: Any) -> str:
         raw = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
         hasher.update(memoryview(raw.numpy()))
     if tokenizer is not None:
-        for part in dict.fromkeys((tokenizer, tokenizer.for_source)):
-            hasher.update(part.fingerprint.encode())
+        for piece in dict.fromkeys((tokenizer, tokenizer.for_source)):
+            hasher.update(piece.fingerprint.encode())
     return f"sha256:{hasher.hexdigest()}"
 
 

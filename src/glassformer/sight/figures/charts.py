@@ -128,14 +128,14 @@ class Heat:
     def _legend(self) -> Drawing:
         low, high = self._scale()
         names = number(low), number(high)
-        left = text_width(names[0]) + 6
+        left_edge = text_width(names[0]) + 6
         steps = colours(np.linspace(low, high, 64)[None], low, high, self.signed)
         marks: list[Mark] = [
             Label(0, 12, names[0], fill=FAINT),
-            Raster(left, 3, 120, 10, steps),
-            Label(left + 126, 12, names[1], fill=FAINT),
+            Raster(left_edge, 3, 120, 10, steps),
+            Label(left_edge + 126, 12, names[1], fill=FAINT),
         ]
-        width = left + 132 + text_width(names[1])
+        width = left_edge + 132 + text_width(names[1])
         return Drawing(width, 17, f"scale from {names[0]} to {names[1]}", marks)
 
     def drawing(self) -> Drawing:
@@ -148,29 +148,29 @@ class Heat:
         height, width = (CELL if side <= LABELLED else max(1.0, WIDTH / side) for side in sides)
         if self.words is not None:
             width = max(width, 12 + widest([word for row in self.words for word in row]))
-        left = 10 + widest(rows) if rows else 0.0
+        left_edge = 10 + widest(rows) if rows else 0.0
         turned = widest(columns) > width - 4
         top = 30.0 + (widest(columns) if turned else FONT_SIZE) if columns else 22.0
         marks: list[Mark] = [Label(0, 13, self.title)]
         for at, name in enumerate(columns):
-            middle = left + width * (at + 0.5)
+            middle = left_edge + width * (at + 0.5)
             anchor = "start" if turned else "middle"
             marks.append(Label(middle + 4 * turned, top - 5, name, anchor, turned))
         for at, name in enumerate(rows):
-            marks.append(Label(left - 5, top + height * (at + 0.5) + 4, name, "end"))
-        right = left + width * sides[1]
+            marks.append(Label(left_edge - 5, top + height * (at + 0.5) + 4, name, "end"))
+        right = left_edge + width * sides[1]
         foot = top + height * sides[0]
         if self.words is None:
-            marks.append(Raster(left, top, right - left, foot - top, self._colours()))
+            marks.append(Raster(left_edge, top, right - left_edge, foot - top, self._colours()))
         for row, cells in enumerate(self._cells()):
             y = top + height * row
             for column, (word, fill, ink, value) in enumerate(cells):
-                x = left + width * column
+                x = left_edge + width * column
                 marks.append(Box(x, y, width, height, fill, value))
                 marks.append(Label(x + width / 2, y + height / 2 + 4, word, "middle", fill=ink))
         legend = self._legend()
-        marks += legend.moved(left, foot + 6)
-        width = max(right, text_width(self.title), left + legend.width)
+        marks += legend.moved(left_edge, foot + 6)
+        width = max(right, text_width(self.title), left_edge + legend.width)
         return Drawing(width, foot + 6 + legend.height, self.title, marks)
 
 
@@ -238,23 +238,23 @@ class Curves:
         (x0, x1), (y0, y1) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
         x1 = x1 if x1 > x0 else x0 + 1
         y1 = y1 if y1 > y0 else y0 + (abs(y0) or 1)
-        left = 64.0
+        left_edge = 64.0
         top = 24.0
         right = width - 16.0
         foot = height - 40.0
 
         def place(x: float, y: float) -> tuple[float, float]:
             share = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
-            return left + share[0] * (right - left), foot - share[1] * (foot - top)
+            return left_edge + share[0] * (right - left_edge), foot - share[1] * (foot - top)
 
         for tick in ticks(y0, y1):
             _, y = place(x0, tick)
-            marks.append(Polyline(left, y, [(0, 0), (right - left, 0)], GRID))
-            marks.append(Label(left - 6, y + 4, number(tick), "end", fill=FAINT))
+            marks.append(Polyline(left_edge, y, [(0, 0), (right - left_edge, 0)], GRID))
+            marks.append(Label(left_edge - 6, y + 4, number(tick), "end", fill=FAINT))
         for tick in ticks(x0, x1):
             x, _ = place(tick, y0)
             marks.append(Label(x, foot + 16, f"{tick:,.6g}", "middle", fill=FAINT))
-        marks.append(Label((left + right) / 2, foot + 33, self.x, "middle", fill=FAINT))
+        marks.append(Label((left_edge + right) / 2, foot + 33, self.x, "middle", fill=FAINT))
         beside = right
         for at, (name, line) in enumerate(lines.items()):
             colour = CATEGORIES[at % len(CATEGORIES)]
@@ -345,8 +345,8 @@ def thinned(x: Sequence[float], y: Sequence[float], most: int = 300) -> list[tup
     if len(points) <= most:
         return points
     size = len(points) / (most // 2)
-    kept: list[tuple[float, float]] = []
+    stored: list[tuple[float, float]] = []
     for at in range(most // 2):
         stretch = sorted(points[int(at * size) : int((at + 1) * size)], key=lambda point: point[1])
-        kept += sorted({stretch[0], stretch[-1]})
-    return kept
+        stored += sorted({stretch[0], stretch[-1]})
+    return stored

@@ -90,8 +90,8 @@ class Sheet:
     @property
     def numbers(self) -> tuple[int, ...]:
         """The counts that are shown: entries, of these base, special and added, then tokens."""
-        counts = self.vocabulary
-        return counts.entries, counts.base, counts.special, counts.added, len(self.tokens)
+        tallies = self.vocabulary
+        return tallies.entries, tallies.base, tallies.special, tallies.added, len(self.tokens)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "characters_per_token": round(self.characters_per_token, 4)}
@@ -155,23 +155,23 @@ def tokens(tokenizer: Tokenizer, text: str) -> list[Token]:
     results = []
     for id, (start, end) in zip(tokenizer.encode(text), tokenizer.offsets(text), strict=True):
         name, kind = tokenizer.token(id), PIECE
-        shown = name.replace("▁", " ")
+        visible = name.replace("▁", " ")
         if id == tokenizer.unk:
             kind = UNKNOWN
         elif BYTE_TOKEN.fullmatch(name):
-            shown, kind = name, BYTES
+            visible, kind = name, BYTES
         elif _decoder(tokenizer) == "ByteLevel":
             raw = tokenizer.bytes_of(id)
             try:
-                shown = raw.decode()
+                visible = raw.decode()
             except UnicodeDecodeError:
-                shown, kind = f"<0x{raw.hex().upper()}>", BYTES
-        results.append(Token(id, name, shown, kind, start, end))
+                visible, kind = f"<0x{raw.hex().upper()}>", BYTES
+        results.append(Token(id, name, visible, kind, start, end))
     return results
 
 
 def habits(tokenizer: Tokenizer) -> dict[str, str]:
-    """How each kind of text is cut: the tokens of its examples, with bars between them."""
+    """Returns the tokens of each kind of text, by its examples, with bars between them."""
     return {topic: " ".join(cut(tokenizer, text) for text in EXAMPLES[topic]) for topic in EXAMPLES}
 
 

@@ -129,9 +129,9 @@ class Tracer:
             start, steps = list(word), self._paths(word)
         ids = [token.id for token in self.tokenizer._plain.model.tokenize(word)]
         pieces = map(self.tokenizer.token, ids)
-        whole = self.ranks_only and word in self.ids
+        full = self.ranks_only and word in self.ids
         return WordTrace(
-            word, self.algorithm, tuple(start), tuple(steps), tuple(pieces), tuple(ids), whole
+            word, self.algorithm, tuple(start), tuple(steps), tuple(pieces), tuple(ids), full
         )
 
     # ------------------------------------------------------------------------------ the algorithms
@@ -157,14 +157,14 @@ class Tracer:
         """Take the longest entry that the rest begins with; a word with a rest that begins with
         none is unknown."""
         steps: list[Step] = []
-        rest = word if len(word) <= self.model["max_input_chars_per_word"] else ""
-        while rest:
+        remainder = word if len(word) <= self.model["max_input_chars_per_word"] else ""
+        while remainder:
             prefix: str = self.model["continuing_subword_prefix"] if steps else ""
-            names = [prefix + rest[:end] for end in range(len(rest), 0, -1)]
+            names = [prefix + remainder[:end] for end in range(len(remainder), 0, -1)]
             piece = next((name for name in names if name in self.ids), None)
             tried = len(names) if piece is None else names.index(piece) + 1
-            steps.append(Match(rest, tried, piece))
-            rest = "" if piece is None else rest[len(piece) - len(prefix) :]
+            steps.append(Match(remainder, tried, piece))
+            remainder = "" if piece is None else remainder[len(piece) - len(prefix) :]
         return steps
 
     def _paths(self, word: str) -> list[Step]:
@@ -182,5 +182,5 @@ class Tracer:
         return [*best[-1]] if word else []
 
     def _score(self, piece: str) -> float | None:
-        """Of an entry, or of one unknown character."""
+        """The score of an entry, or of one unknown character."""
         return self.scores.get(piece, self.unknown_score if len(piece) == 1 else None)

@@ -69,7 +69,7 @@ TOPICS = {
     "page": {"example", "texts"},
     "scale": {"accidents", "laws"},
     "families": {"outside", "parity", "parity_decoders", "parity_encoders", "recipes"},
-    "serve": {"bad_input", "checks", "clients", "deploy", "process"},
+    "serve": {"bad_input", "chat", "checks", "errors", "clients", "deploy", "process"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs"},
     "tasks": {"objectives"},
     "training": {"accidents", "mutants", "tune"},

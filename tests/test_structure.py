@@ -70,7 +70,7 @@ TOPICS = {
     "page": {"example", "texts"},
     "scale": {"accidents", "laws"},
     "families": {"outside", "parity_decoders", "parity_encoders", "recipes"},
-    "serve": {"bad_input", "checks", "clients", "deploy", "process"},
+    "serve": {"bad_input", "chat", "checks", "clients", "deploy", "errors", "process"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs"},
     "tasks": {"objectives"},
     "training": {"accidents", "mutants", "tune"},

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from glassformer.serve import app, generating, registry, tracking
+from glassformer.serve import app, completions, registry, tracking
 from glassformer.serve.metrics import Metrics
 
 ERRORS = [
@@ -127,13 +127,13 @@ def test_the_middle_of_a_stream(
 ) -> None:
     """Before the first piece it is a 500, afterwards an event; the stream ends as every stream
     does."""
-    push, pieces = generating.Choice.push, list[object]()
+    push, pieces = completions.Choice.push, list[object]()
 
     def pushed(*arguments: Any) -> Any:
         pieces.append(1)
         return (push if len(pieces) <= after else failing(error))(*arguments)
 
-    monkeypatch.setattr(generating.Choice, "push", pushed)
+    monkeypatch.setattr(completions.Choice, "push", pushed)
     answer = client.post(path, json={**COMPUTED[path], "stream": True, "ignore_eos": True})
     if not after:
         check(answer, error, capsys.readouterr().err)

@@ -514,7 +514,7 @@ def test_whole_headers_stop_their_clock(monkeypatch: pytest.MonkeyPatch) -> None
     """An answer may take longer than headers may; half a request leaves the clock running."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    from glassformer.serve.protocol import TimedProtocol
+    from glassformer.serve.server import TimedProtocol
 
     class Clock:
         cancelled = False

@@ -25,6 +25,7 @@ from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import lora, store
 from glassformer.sight import counterparts, layouts, probes
 from glassformer.sight.agreement import Check, differing, tolerance
+from glassformer.tasks import recurrence
 
 
 @pytest.fixture(autouse=True)
@@ -120,16 +121,8 @@ def shifted(self: Any, x: Any, was: Any = PACKED.product) -> Any:
     return was(self, x) + 0.1
 
 
-def stateless(
-    self: Any,
-    layer: int,
-    rows: Any,
-    last: Any,
-    state: Any,
-    *args: Any,
-    was: Any = cache.RecurrentCache.store,
-) -> None:
-    was(self, layer, rows, last, tuple(torch.zeros_like(piece) for piece in state), *args)
+def stateless(kept: Any, state: Any, order: Any, was: Any = recurrence.keep_last) -> None:
+    was(kept, tuple(torch.zeros_like(piece) for piece in state), order)
 
 
 def blind_across(self: Any, flow: Any, was: Any = ATTENTION.cross_mask) -> Any:
@@ -149,8 +142,8 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
     ),
     "state": (
         "gru",
-        cache.RecurrentCache,
-        "store",
+        recurrence,
+        "keep_last",
         stateless,
         {"cache"},
         r"decoder\.cells\.0\.state\[\d+,\d+\]",

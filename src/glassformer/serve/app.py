@@ -21,9 +21,8 @@ from . import encoding, searching
 from .asgi.limits import LONGEST_NAME
 from .asgi.replies import HttpError, from_json, handle_error, json_response, read_body, to_json
 from .asgi.security import Guard
-from .chat import ChatAnswer, chat, encode_messages
-from .completions import CompletionAnswer, complete
-from .errors import validation_error
+from .completions import ChatAnswer, CompletionAnswer, chat, complete, encode_messages
+from .fields import validation_error
 from .inspecting import Inspection, inspect
 from .metrics import Metrics
 from .middleware import RequestMiddleware

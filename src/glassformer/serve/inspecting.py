@@ -276,8 +276,6 @@ def inspected_positions(body: InspectOptions, prompt: int) -> tuple[int, list[in
 def with_inspection(served: ServedModel, body: InspectOptions, request: Request) -> Request:
     """Adds the values to capture and the edits to an engine request. Raises HttpError for unknown
     names and for too many values."""
-    if body.inspect is None and not body.edits:
-        return request
     outputs, patterns, length = body.inspect or (), value_patterns(body), len(request.tokens)
     since, positions = inspected_positions(body, length)
     max_new = served.context - length + 1 if request.max_new is None else request.max_new

@@ -129,7 +129,8 @@ class Registry(Models):
 
     def __getitem__(self, id: str | None) -> ServedModel:
         """The model of that id; None is the first. Raises HttpError 404."""
-        return super().__getitem__(next(iter(self.entries)) if id is None else id)  # type: ignore[return-value]
+        name = next(iter(self.entries)) if id is None else id
+        return self.entries[name] if name in self.entries else super().__getitem__(name)  # type: ignore[return-value]
 
     def close(self) -> None:
         """Ends every engine."""

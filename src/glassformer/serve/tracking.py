@@ -14,7 +14,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request as HttpRequest
 from torch import Tensor
 
-from .asgi.replies import refuse, until_disconnect
+from .asgi.replies import HttpError, until_disconnect
 from .engine import Encode, Engine, EngineClosed, Event, Request, RequestHandle
 from .metrics import Metrics
 from .registry import ServedModel
@@ -75,8 +75,10 @@ class Context:
 
     def require(self, able: bool, ability: str) -> None:
         """Refuses what the model cannot do."""
-        names = ", ".join(self.served.abilities()) or "nothing else"
-        refuse(not able, f'"{self.served.id}" does not {ability}; it answers {names}.', "model")
+        if not able:
+            names = ", ".join(self.served.abilities()) or "nothing else"
+            message = f'"{self.served.id}" does not {ability}; it answers {names}.'
+            raise HttpError(400, message, "model")
 
     async def until_disconnect(self, work: Awaitable[T]) -> T:
         return await until_disconnect(self.http, work)

@@ -271,7 +271,7 @@ def format_event(data: Any, name: str | None = None, id: str | None = None) -> b
 
 
 class EventStream(Response):
-    """Server-sent events, closed by ``end``.
+    """Server-sent events after ``first``, closed by ``end``.
 
     The stream stops when the client disconnects. An exception on the way becomes an event with an
     ``error``.
@@ -279,10 +279,10 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], end: bytes = b"") -> None:
+    def __init__(self, events: AsyncGenerator[bytes], end: bytes = b"", first: bytes = b"") -> None:
         super().__init__(None, 200, {"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self.events, self.end = events, end
+        self.events, self.end, self.first = events, end, first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         disconnect = asyncio.ensure_future(disconnected(Request(scope, receive)))
@@ -304,6 +304,8 @@ class EventStream(Response):
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
         try:
+            if self.first:
+                await write(self.first)
             async for event in self.events:
                 await write(event)
         except (ClientDisconnected, asyncio.CancelledError):

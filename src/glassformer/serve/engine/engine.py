@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core.errors import need
-from ...core.generation.prompt import end_tokens
+from ...core import config
+from ...core.errors import UserError, need
+from ...core.generation.prompt import check, end_tokens
 from ...core.nn import Model
 from ...core.nn.editing import one_token
 from .draft_model import check_draft
 from .looking import prepare_looks
-from .memory import MemoryPlan, check_encode, check_request, plan_memory
+from .memory import MemoryPlan, plan_memory
 from .request import (
     Encode,
     EngineClosed,
@@ -262,3 +263,79 @@ class Engine:
         with self._work:
             del self._open[handle]
             self._cancelled.discard(handle)
+
+
+def check_request(
+    request: Request, model: Model, tokenizer: Tokenizer | None, context: int, first: int
+) -> None:
+    """UserError for what this model cannot continue."""
+    cfg = model.config
+    _check_length(request.tokens, model, context)
+    if isinstance(cfg, config.Encoder) or cfg.head is None:
+        raise UserError("This model cannot continue a text; use it to encode texts.")
+    problem = f"this model reads its first {first} tokens in one go; give that many to begin with."
+    need(len(request.tokens) >= first, problem)
+    two = isinstance(cfg, config.EncoderDecoder)
+    need(
+        two == (request.source is not None),
+        f"This model {'needs a' if two else 'takes no'} source.",
+    )
+    if request.source is not None:
+        check(request.source, config.source_embed(cfg).vocab)
+        length = len(request.source)
+        need(
+            length <= context,
+            f"{length} tokens of source are more than the {context} allowed; shorten them.",
+        )
+    need(
+        not request.stop or tokenizer is not None,
+        "Stop strings need a tokenizer; give the engine one.",
+    )
+    wrong = next((token for token in request.logit_bias if not 0 <= token < cfg.embed.vocab), None)
+    need(
+        wrong is None,
+        f"logit_bias names token {wrong}; this model knows 0 to {cfg.embed.vocab - 1}.",
+    )
+    has_output = request.prompt_logprobs is not None or bool(request.want)
+    need(
+        request.max_new != 0 or has_output,
+        "max_new is 0; ask for prompt_logprobs or want something then.",
+    )
+
+
+def check_encode(request: Encode, model: Model, context: int) -> None:
+    """UserError for what this model cannot say of a text."""
+    cfg = model.config
+    _check_length(request.tokens, model, context)
+    need(
+        not isinstance(cfg, config.EncoderDecoder),
+        "An encoder-decoder has no vector for a text; use another.",
+    )
+    labelled = cfg.pool is not None and bool(cfg.pool.labels)
+    need(
+        request.output != "labels" or labelled,
+        "This model has no labels for texts; train it with Classify.",
+    )
+    need(
+        request.output != "tags" or model.token_head is not None,
+        "This model has no labels for tokens; train with Tag.",
+    )
+    need(request.output != "logits" or cfg.head is not None, "This model has no head over tokens.")
+    segments = cfg.embed.segments
+    need(
+        request.segments is None or bool(segments),
+        "This model reads one text, not pairs; leave out segments.",
+    )
+    wrong = next(
+        (segment for segment in request.segments or () if not 0 <= segment < segments), None
+    )
+    need(
+        wrong is None,
+        f"Segment {wrong} is not one of this model's {segments}; give 0 to {segments - 1}.",
+    )
+
+
+def _check_length(tokens: object, model: Model, context: int) -> None:
+    check(tokens, model.config.embed.vocab)  # type: ignore[arg-type]
+    length = len(tokens)  # type: ignore[arg-type]
+    need(length <= context, f"{length} tokens are more than the {context} allowed; shorten them.")

@@ -1,16 +1,13 @@
-"""Memory that an engine for a model needs and may take, checked before anything is computed; and
-checks of requests against the model."""
+"""Memory that an engine for a model needs and may take, checked before anything is computed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
 
 from ...core import config
-from ...core.errors import UserError, need
-from ...core.generation.prompt import check
+from ...core.errors import need
 from ...core.memory import available_memory, gibibytes
 from ...core.nn import Model
 from ...core.nn.finite import check_now
@@ -21,11 +18,7 @@ from ...fast.kernels import PAGE
 from ...fast.paged import PagedCache
 from ...fast.prepacked import prepack
 from .pages import PagePool, Windows
-from .request import Encode, Request
 from .runner import PagedRunner, Runner, StateRunner
-
-if TYPE_CHECKING:
-    from ...core.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass
@@ -163,28 +156,21 @@ def plan_memory(
     need(context is None or 1 <= context <= most, f"max_context is {context}; give 1 to {most}.")
     context = context or most
     model, copied = prepacked_view(model)
+    stack = None if isinstance(cfg, config.Encoder) else cfg.decoder
+    attentions = stack.attentions if isinstance(stack, config.Stack) else []
+    first = max((attention.mask.prefix_length for attention in attentions), default=0)
     if not _has_pages(model):
-        stack = None if isinstance(cfg, config.Encoder) else cfg.decoder
-        attentions = stack.attentions if isinstance(stack, config.Stack) else []
-        first = max((attention.mask.prefix_length for attention in attentions), default=0)
-        return MemoryPlan(
-            model, context, sequences, PagePool(sequences), 0, context + 1, 0, first, copied
-        )
+        pool = PagePool(sequences)
+        return MemoryPlan(model, context, sequences, pool, 0, context + 1, 0, first, copied)
     need(
         draft is None or _has_pages(draft),
         "A draft model keeps pages of keys and values alone; give one whose blocks are attention.",
     )
-    assert not isinstance(cfg, config.Encoder) and isinstance(cfg.decoder, config.Stack)
-    blocks = [cfg.decoder.block(index) for index in range(cfg.decoder.depth)]
-    attentions = [
-        attention
-        for block in blocks
-        for attention in (block.attention, block.cross)
-        if attention is not None
-    ]
-    even = all(config.head_dim(attention, cfg.dim) % 2 == 0 for attention in attentions)
+    assert isinstance(stack, config.Stack)
+    crosses = [block.cross for block in stack.pattern if block.cross is not None]
+    dims = [config.head_dim(attention, cfg.dim) for attention in (*attentions, *crosses)]
     need(
-        even,
+        not any(dim % 2 for dim in dims),
         "An engine takes heads of an even number of dimensions; use glassformer.generate "
         "for this model.",
     )
@@ -193,46 +179,31 @@ def plan_memory(
         full_bytes += sum(page_bytes(draft))
         draft, more = prepacked_view(draft)
         copied += more
-    first = max(block.attention.mask.prefix_length for block in blocks)
-    span = max((block.attention.mask.lookback or 0 for block in blocks), default=0)
+    span = max((attention.mask.lookback or 0 for attention in attentions), default=0)
     bounds = Bounds.of(context, sequences, span, max(step_tokens, first, sequences))
-    if not window_bytes or bounds.window_per_sequence == bounds.per_sequence:
-        full_bytes, window_bytes, span = full_bytes + window_bytes, 0, 0
-    sequence_pages, window_pages = (
-        bounds.per_sequence,
-        bounds.window_per_sequence if window_bytes else 0,
-    )
+    least, least_parts = bounds.per_sequence, bounds.window_per_sequence
+    if not window_bytes or least_parts == least:
+        full_bytes, window_bytes, least_parts = full_bytes + window_bytes, 0, 0
     if memory is None:
         free = available_memory(device)
-        wanted_bytes = (
-            full_bytes * sequence_pages * sequences
-            + window_bytes * bounds.all
-            + cross_bytes * sequence_pages * sequences
-        )
-        memory = wanted_bytes if free is None else free // 2
-    sources = (
-        sequence_pages * min(sequences, max(1, memory // 2 // (cross_bytes * sequence_pages)))
-        if cross_bytes
-        else 0
-    )
-    pages, window_parts = bounds.fit(full_bytes, window_bytes, memory - sources * cross_bytes)
-    least = gibibytes((full_bytes + cross_bytes) * sequence_pages + window_bytes * window_pages)
+        wanted = (full_bytes + cross_bytes) * least * sequences + window_bytes * bounds.all
+        memory = wanted if free is None else free // 2
+    sources = 0
+    if cross_bytes:
+        sequences = min(sequences, max(1, memory // 2 // (cross_bytes * least)))
+        sources = least * sequences
+    pages, parts = bounds.fit(full_bytes, window_bytes, memory - sources * cross_bytes)
     need(
-        pages >= sequence_pages and window_parts >= window_pages,
-        f"One text of {context:,} tokens needs {least}, and {gibibytes(memory)} are there for it; "
-        "give a smaller max_context, or more memory.",
+        pages >= least and parts >= least_parts,
+        f"One text of {context:,} tokens needs "
+        f"{gibibytes((full_bytes + cross_bytes) * least + window_bytes * least_parts)}, "
+        f"and {gibibytes(memory)} are there for it; give a smaller max_context, or more memory.",
     )
-    sequences = min(sequences, sources // sequence_pages) if cross_bytes else sequences
-    taken, pool = (
-        pages * full_bytes + window_parts * window_bytes + sources * cross_bytes,
-        PagePool(pages),
-    )
-    room = MemoryPlan(model, context, sequences, pool, sources, PAGE, taken, first, copied, draft)
-    room.windows, room.page_bytes = (
-        Windows(pool, PAGE, span, window_parts) if window_bytes else None,
-        (full_bytes, window_bytes),
-    )
-    return room
+    pool, nbytes = PagePool(pages), (full_bytes, window_bytes)
+    taken = pages * full_bytes + parts * window_bytes + sources * cross_bytes
+    windows = Windows(pool, PAGE, span, parts) if window_bytes else None
+    plan = MemoryPlan(model, context, sequences, pool, sources, PAGE, taken, first, copied)
+    return replace(plan, draft=draft, windows=windows, page_bytes=nbytes)
 
 
 def _has_pages(model: Model) -> bool:
@@ -291,79 +262,3 @@ class Bounds:
         return min(
             self.per_sequence * self.sequences, (memory - part_count * part_nbytes) // page_nbytes
         ), part_count
-
-
-def check_request(
-    request: Request, model: Model, tokenizer: Tokenizer | None, context: int, first: int
-) -> None:
-    """UserError for what this model cannot continue."""
-    cfg = model.config
-    _check_length(request.tokens, model, context)
-    if isinstance(cfg, config.Encoder) or cfg.head is None:
-        raise UserError("This model cannot continue a text; use it to encode texts.")
-    problem = f"this model reads its first {first} tokens in one go; give that many to begin with."
-    need(len(request.tokens) >= first, problem)
-    two = isinstance(cfg, config.EncoderDecoder)
-    need(
-        two == (request.source is not None),
-        f"This model {'needs a' if two else 'takes no'} source.",
-    )
-    if request.source is not None:
-        check(request.source, config.source_embed(cfg).vocab)
-        length = len(request.source)
-        need(
-            length <= context,
-            f"{length} tokens of source are more than the {context} allowed; shorten them.",
-        )
-    need(
-        not request.stop or tokenizer is not None,
-        "Stop strings need a tokenizer; give the engine one.",
-    )
-    wrong = next((token for token in request.logit_bias if not 0 <= token < cfg.embed.vocab), None)
-    need(
-        wrong is None,
-        f"logit_bias names token {wrong}; this model knows 0 to {cfg.embed.vocab - 1}.",
-    )
-    has_output = request.prompt_logprobs is not None or bool(request.want)
-    need(
-        request.max_new != 0 or has_output,
-        "max_new is 0; ask for prompt_logprobs or want something then.",
-    )
-
-
-def check_encode(request: Encode, model: Model, context: int) -> None:
-    """UserError for what this model cannot say of a text."""
-    cfg = model.config
-    _check_length(request.tokens, model, context)
-    need(
-        not isinstance(cfg, config.EncoderDecoder),
-        "An encoder-decoder has no vector for a text; use another.",
-    )
-    labelled = cfg.pool is not None and bool(cfg.pool.labels)
-    need(
-        request.output != "labels" or labelled,
-        "This model has no labels for texts; train it with Classify.",
-    )
-    need(
-        request.output != "tags" or model.token_head is not None,
-        "This model has no labels for tokens; train with Tag.",
-    )
-    need(request.output != "logits" or cfg.head is not None, "This model has no head over tokens.")
-    segments = cfg.embed.segments
-    need(
-        request.segments is None or bool(segments),
-        "This model reads one text, not pairs; leave out segments.",
-    )
-    wrong = next(
-        (segment for segment in request.segments or () if not 0 <= segment < segments), None
-    )
-    need(
-        wrong is None,
-        f"Segment {wrong} is not one of this model's {segments}; give 0 to {segments - 1}.",
-    )
-
-
-def _check_length(tokens: object, model: Model, context: int) -> None:
-    check(tokens, model.config.embed.vocab)  # type: ignore[arg-type]
-    length = len(tokens)  # type: ignore[arg-type]
-    need(length <= context, f"{length} tokens are more than the {context} allowed; shorten them.")

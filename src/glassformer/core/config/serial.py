@@ -213,70 +213,55 @@ def from_dict(kind: Any, raw: Any, path: str = "") -> Any:
 
 
 def _from_union(kind: Any, raw: Any, path: str) -> Any:
-    options, classes = typing.get_args(kind) or (kind,), members(kind)
-    empty = raw is None or (isinstance(raw, str) and raw.lower() == "none" and str not in options)
-    if empty and type(None) in options:
+    options, classes, where = typing.get_args(kind) or (kind,), members(kind), _path_prefix(path)
+    word = raw if isinstance(raw, str) else None
+    if type(None) in options and (
+        raw is None or (word is not None and word.lower() == "none" and str not in options)
+    ):
         return None
     if classes and isinstance(raw, tuple(classes.values())):
         return raw
-    # of a class that somebody wrote, not what a file may hold
-    is_instance = not isinstance(raw, type) and (
-        dataclasses.is_dataclass(raw)
-        or (type(type(raw)) is type and type(raw).__module__ not in ("builtins", "numpy"))
-    )
-    if classes and (is_instance or isinstance(raw, Mapping)):
-        only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
-        name = type(raw).__name__ if is_instance else raw.get("type", only)
-        if (
-            is_instance
-            and not type(raw).__module__.startswith("glassformer.")
-            and name not in added_types(raw)
-        ):
-            raise UserError(
-                f"{_path_prefix(path)}{name} is no type of this slot; write "
-                "@config.member(SLOT) above its class."
+    if word in classes:  # a type with nothing to set, by name alone
+        return _from_table(classes[word], {}, path)
+    module = type(raw).__module__
+    if classes and (isinstance(raw, Mapping) or module not in ("builtins", "numpy")):
+        if isinstance(raw, Mapping):
+            only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
+            name = raw.get("type", only)
+            if isinstance(name, str) and name in classes:
+                return _from_table(classes[name], raw, path)
+        else:
+            name = type(raw).__name__
+            need(
+                module.startswith("glassformer."),
+                f"{where}{name} is no type of this slot; write @config.member(SLOT) above its "
+                "class.",
             )
-        if is_instance or not isinstance(name, str) or name not in classes:
-            problem = '"type" is missing' if name is None else f'"type" is {_show(name)}'
-            raise UserError(
-                f"{_path_prefix(path)}{problem}; give one of {choices(name, classes, table=True)}"
-            )
-        return _from_table(classes[name], raw, path)
-    # a type with nothing to set, by name alone
-    if classes and isinstance(raw, str) and raw in classes:
-        return _from_table(classes[raw], {}, path)
-    written = EXPRESSIONS.get(frozenset(options) - {type(None)}) if isinstance(raw, str) else None
-    if written is not None:
+        problem = '"type" is missing' if name is None else f'"type" is {_show(name)}'
+        raise UserError(f"{where}{problem}; give one of {choices(name, classes, table=True)}")
+    written = EXPRESSIONS.get(frozenset(options) - {type(None)})
+    if written is not None and word is not None:
         try:
-            if (value := written(raw)) is not None:
+            if (value := written(word)) is not None:
                 return value
         except UserError as error:
-            raise UserError(f"{_path_prefix(path)}{error}") from None
+            raise UserError(f"{where}{error}") from None
     plain = [
-        o
-        for o in options
-        if o is not type(None) and not dataclasses.is_dataclass(o) and not _named_package(o)
+        o for o in options if o not in (type(None), *classes.values()) and not _named_package(o)
     ]
-    if not plain:
-        options_text = choices(raw, classes)
-        if isinstance(raw, str):
-            hint = (
-                ' Write a table as {type = "NAME", key = value}, closed.'
-                if raw.startswith("{")
-                else ""
-            )
-            raise UserError(
-                f"{_path_prefix(path)}there is no {_show(raw)}; give one of {options_text}{hint}"
-            )
-        raise UserError(
-            f"{_path_prefix(path)}{_show(raw)} is not a table with a type; give one of {options_text}"
-        )
     for option in plain:
         try:
             return from_dict(option, raw, path)
         except UserError as error:
             last = error
-    raise last
+    if plain:
+        raise last
+    if word is None:
+        problem, hint = f"{_show(raw)} is not a table with a type", ""
+    else:
+        problem = f"there is no {_show(raw)}"
+        hint = ' Write a table as {type = "NAME", key = value}, closed.' * word.startswith("{")
+    raise UserError(f"{where}{problem}; give one of {choices(raw, classes)}{hint}")
 
 
 def _from_table(kind: type, raw: Any, path: str) -> Any:

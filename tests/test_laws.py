@@ -117,15 +117,8 @@ def test_ends_without_words_keep_the_laws(name: str, tmp_path: Path) -> None:
     again = model(second_tokens, tape=tape)
     near(tape["token_head.write" if full_model.tagged is not None else "pool.write"], bounds[0])
     assert torch.equal((again.pooled if full_model.tagged is None else again.tagged), bounds[0])
-    rows = [row[:length] for row, length in zip(second_tokens, (5, 11, 20), strict=True)]
-    stored, pos = padded(rows, "left")
-    together = model(stored, pos=pos)
-    for index, row in enumerate(rows):
-        alone = model(row[None])
-        if full_model.tagged is not None:
-            near(together.tagged[index][pos[index] >= 0], alone.tagged[0])
-        if full_model.pooled is not None:
-            near(together.pooled[index], alone.pooled[0])
+    for layout in ("left", "right", "packed"):
+        compare_layout(model, layout, 1e-5)
     assert serial.loads(c.Model, serial.dumps(cfg)) == cfg
     assert cost(cfg).total == sum(weight.numel() for weight in model.parameters())
     store.save(model, tmp_path / "m", layout="glassformer")
@@ -191,17 +184,6 @@ def test_every_engine_equals_eager(
     assert output.std() > 0.3, "weights too small for this test to see anything"
     model.engine = "eager"
     near(output, forward(model, tokens()))
-
-
-def padded(
-    rows: list[torch.Tensor], side: str, extra: int = 3
-) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(map(len, rows)) + extra
-    zeros, pos = torch.zeros(len(rows), width, dtype=torch.long), torch.full((len(rows), width), -1)
-    for index, row in enumerate(rows):
-        place = slice(width - len(row), width) if side == "left" else slice(0, len(row))
-        zeros[index, place], pos[index, place] = row, torch.arange(len(row))
-    return zeros, pos
 
 
 def chunked(*sizes: int) -> Callable[[Documents, int], Layout]:

@@ -181,17 +181,13 @@ def head_scores(
     for _ in range(draws):
         texts, sources = _texts(model, tokenizer, length, generator)
         tape = Tape(*watched)
-        device = next(model.parameters()).device
-        source = None if sources is None else sources.to(device)
-        streams.Read(texts.to(device), source, {}).run(model, tape)
+        streams.Read(texts, sources, {}).run(model, tape)
+        shared = sources is None or getattr(cfg, "source_embed", None) is None
         for path, attention in modules.items():
             pattern = tape[f"{path}.pattern"].double()
-            v = tape[f"{path}.v"].double()
-            shared = sources is None or getattr(cfg, "source_embed", None) is None
-            size = _sizes(attention, v)
-            draws_by_path[path].append(
-                measure(pattern, length, _kind(model, attention), size, shared)
-            )
+            size = _sizes(attention, tape[f"{path}.v"].double())
+            kind = _kind(model, attention)
+            draws_by_path[path].append(measure(pattern, length, kind, size, shared))
     heads = [head for path, measured in draws_by_path.items() for head in _heads(path, measured)]
     return HeadScores(heads, draws, length, seed)
 
@@ -223,9 +219,8 @@ def _texts(
     first = drawn[:1] if opening is None else torch.tensor([opening])
     shuffled = drawn[1:][_shuffle(length, draw)]
     texts = torch.stack([torch.cat((first, drawn[1:], again)) for again in (drawn[1:], shuffled)])
-    return texts, torch.cat((drawn[:1], drawn[1:]))[None].expand(
-        2, -1
-    ).contiguous() if two else None
+    device = next(model.parameters()).device
+    return texts.to(device), drawn.repeat(2, 1).to(device) if two else None
 
 
 def _shuffle(length: int, draw: torch.Generator) -> Tensor:
@@ -349,12 +344,15 @@ def _heads(path: str, measured: Sequence[Measured]) -> list[HeadReport]:
     heads = []
     for head in range(len(means["first"])):
         scores = {name: float(means[name][head]) if name in means else None for name in SCORES}
-        self_side = {name: values[:, head] for name, values in baselines.items()}
-        baseline = {name: float(values.mean()) for name, values in self_side.items()}
-        deviation = {name: float(values.std(correction=0)) for name, values in self_side.items()}
-        above = {name: (scores[name] or 0.0) - baseline[name] for name in baselines}
-        clear = [name for name in baselines if above[name] > DEVIATIONS * deviation[name]]
-        labels = [name for name in clear if (scores[name] or 0.0) > first.even[name]]
-        labels.sort(key=lambda name: -above[name])
+        baseline = {name: float(values[:, head].mean()) for name, values in baselines.items()}
+        deviation = {
+            name: float(values[:, head].std(correction=0)) for name, values in baselines.items()
+        }
+        above = {name: float(means[name][head]) - baseline[name] for name in baselines}
+        labels = [
+            name
+            for name in sorted(above, key=lambda name: -above[name])
+            if above[name] > DEVIATIONS * deviation[name] and means[name][head] > first.even[name]
+        ]
         heads.append(HeadReport(path, head, scores, baseline, deviation, first.even, tuple(labels)))
     return heads

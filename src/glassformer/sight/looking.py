@@ -27,6 +27,7 @@ from .seen import Seen
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
 
+STATISTICS = ("mean", "std", "min", "max")
 Text: TypeAlias = str | Sequence[int] | Tensor
 
 
@@ -212,13 +213,12 @@ def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, An
 
 def describe(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
     """``summarise`` as a table to print, its heading first."""
-    names = ("mean", "std", "min", "max")
     rows = []
     for entry in summarise(values, first):
         shape = "x".join(map(str, entry["shape"])) or "-"
-        numbers = (_short(entry[name]) for name in names)
+        numbers = (_short(entry[name]) for name in STATISTICS)
         rows.append((entry["path"], shape, *numbers, " ".join(map(_short, entry["first"]))))
-    heading = ("path", "shape", *names, "first values")
+    heading = ("path", "shape", *STATISTICS, "first values")
     return tables.lines(rows, heading, left_columns=(0, len(heading) - 1))
 
 
@@ -243,16 +243,16 @@ def _name(value: Tensor) -> str:
 def _numbers(value: Tensor, first: int) -> dict[str, Any]:
     flat = value.detach().double().flatten().cpu()
     finite = flat[flat.isfinite()]
-    is_any = finite.numel() > 0
+    stats: dict[str, float | None] = dict.fromkeys(STATISTICS)
+    if len(finite):
+        numbers = (finite.mean(), finite.std(correction=0), finite.min(), finite.max())
+        stats = dict(zip(STATISTICS, map(float, numbers), strict=True))
     return {
         "shape": list(value.shape),
         "dtype": _name(value),
-        "mean": finite.mean().item() if is_any else None,
-        "std": finite.std(correction=0).item() if is_any else None,
-        "min": finite.min().item() if is_any else None,
-        "max": finite.max().item() if is_any else None,
-        "infinite": flat.numel() - finite.numel(),
-        "first": [number if math.isfinite(number) else None for number in flat[:first].tolist()],
+        **stats,
+        "infinite": len(flat) - len(finite),
+        "first": _plain(flat[:first].tolist()),
     }
 
 

@@ -94,22 +94,13 @@ class Seen(dict[str, Tensor], Shown):
                 path, ("value",), [(" ".join(f"{x:.4g}" for x in value.flatten()[:16].tolist()),)]
             )
             return
-        # a row for each token
-        flat = value.movedim(-2, 0).flatten(1).numpy() if value.ndim > 2 else value.numpy()
+        flat = value.movedim(-2, 0).flatten(1).numpy()  # a row for each token
         pooled = wire.pooled(flat, (64, ACROSS))
-        small = pooled.shape == flat.shape
-        words = self._sides(path, len(flat), 0)[0]
-        rows = (
-            words if pooled.shape[0] == len(words) else [str(at) for at in range(pooled.shape[0])]
-        )
-        of = (
-            ""
-            if small
-            else (f", of each tile of {'x'.join(map(str, flat.shape))} what is furthest from 0")
-        )
-        yield Heat(
-            f"{path}{of}", pooled, rows, [str(at) for at in range(pooled.shape[1])], signed=True
-        )
+        shape = "x".join(map(str, flat.shape))
+        of = f", of each tile of {shape} what is furthest from 0"
+        title = path if pooled.shape == flat.shape else path + of
+        rows, _ = self._sides(path, len(pooled), 0)
+        yield Heat(title, pooled, rows, [*map(str, range(pooled.shape[1]))], signed=True)
 
     def _sides(self, path: str, queries: int, keys: int) -> tuple[list[str], list[str]]:
         """The words of both sides of a value, or numbers where they do not fit."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Collection, Iterable, Sequence
-from itertools import pairwise
 
 
 def lines(
@@ -47,19 +46,17 @@ def side_by_side(
     ``width`` is that of the terminal where it is None; ``left`` aligns the cells there.
     """
     width = width or shutil.get_terminal_size((100, 24)).columns
-    names = [name for name, _ in rows]
-    first = max(map(len, names)) + 2
-    borders = [0]
-    line_width = first
-    for at, column in enumerate(zip(columns, *(cells for _, cells in rows), strict=True)):
-        size = max(map(len, column)) + 2
-        if line_width + size > width and at > borders[-1]:
-            borders.append(at)
-            line_width = first
-        line_width += size
+    table = zip(columns, *(cells for _, cells in rows), strict=True)
+    sizes = [max(map(len, column)) + 2 for column in table]
+    first = max(len(name) for name, _ in rows) + 2
     blocks = []
-    for low, high in pairwise([*borders, len(columns)]):
+    low = 0
+    while low < len(columns):
+        high = low + 1
+        while high < len(columns) and first + sum(sizes[low : high + 1]) <= width:
+            high += 1
         block = [(name, *cells[low:high]) for name, cells in rows]
         left_columns = range(high - low + 1) if left else (0,)
         blocks.append("\n".join(lines(block, (corner, *columns[low:high]), left_columns)))
+        low = high
     return "\n\n".join(blocks)

@@ -99,8 +99,10 @@ def run(
                 "adds one."
             )
         numbers = (numbers or "F16").upper()
-        tallies = gguf.save(net, path, numbers, fitting, _gguf_name(model, opened)).most_common()
-        tensors = ", ".join(f"{count} of {kind}" for kind, count in tallies)
+        tensor_counts = gguf.save(
+            net, path, numbers, fitting, _gguf_name(model, opened)
+        ).most_common()
+        tensors = ", ".join(f"{count} of {kind}" for kind, count in tensor_counts)
         note(f"Tensors by their numbers: {tensors}.")
     else:
         folder_layout: Any = layout or (None if quantized(net) else "hf")

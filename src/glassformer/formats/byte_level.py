@@ -240,7 +240,7 @@ def read_vocabulary(
             f"{source} lacks some of the 256 single bytes; only byte-level "
             "vocabularies have this format."
         )
-    merged = letters | {left_edge + right for left_edge, right in pairs}
+    merged = letters | {first + second for first, second in pairs}
     specials = {name: id for name, id in ids.items() if name not in merged}
     strange = [name for name in specials if name not in named and not SPECIAL.fullmatch(name)]
     if strange:

@@ -76,10 +76,10 @@ def _kind(tokenizer: Tokenizer, id: int, text: str | None, added: bool, pieces: 
 
 def _byte_level(spec: Spec) -> dict[str, Any] | None:
     """GPT-2's kind, with llama.cpp's name for the split; None where it has none."""
-    merges, full = spec["model"].get("merges"), bool(spec["model"].get("ignore_merges"))
+    merges, words = spec["model"].get("merges"), bool(spec["model"].get("ignore_merges"))
     before = [_deciding(step) for step in steps(spec.get("pre_tokenizer"))]
     for name, split in SPLITS.items() if isinstance(merges, list) else ():
-        if (name in WHOLE_WORDS) == full and [_deciding(step) for step in split] == before:
+        if (name in WHOLE_WORDS) == words and [_deciding(step) for step in split] == before:
             return {"model": "gpt2", "pre": name, "merges": [" ".join(pair) for pair in merges]}
     return None
 

@@ -89,8 +89,8 @@ def _problem(pieces: list[VocabularyEntry], model: Any) -> str | None:
         return "it ends before it says how it splits a text"
     if len(texts) != len(pieces):
         return "two entries have the same text"
-    full = all(type(text) is str and 0 < len(text) <= LONGEST for text in texts)
-    if not full or not all(math.isfinite(piece.score) for piece in pieces):
+    readable = all(type(text) is str and 0 < len(text) <= LONGEST for text in texts)
+    if not readable or not all(math.isfinite(piece.score) for piece in pieces):
         return "an entry has no text, an endless text or no score"
     if [piece.kind for piece in pieces].count(UNKNOWN) != 1:
         return "it must have one entry for unknown characters"

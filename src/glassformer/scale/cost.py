@@ -111,9 +111,9 @@ class Cost:
         for stack, attention, crosses in _attention_layers(self.model):
             width = attention.heads * config.head_dim(attention, self.model.dim)
             flops += 4 * width * self._keys(attention, stack.causal and not crosses)
-        peers: list[Any] = [*config.recurrent(self.model).values()]
-        peers += [mixer for _, mixer in _other_mixers(self.model) if hasattr(mixer, "flops")]
-        return sum((peer.flops(self.model.dim, self.context) for peer in peers), flops)
+        mixers: list[Any] = [*config.recurrent(self.model).values()]
+        mixers += [mixer for _, mixer in _other_mixers(self.model) if hasattr(mixer, "flops")]
+        return sum((mixer.flops(self.model.dim, self.context) for mixer in mixers), flops)
 
     def _keys(self, attention: config.Attention, causal: bool) -> float:
         """Number of keys that a query attends to, the mean over the context's positions."""

@@ -247,11 +247,11 @@ class Api:
 
     def routes(self) -> list[Route]:
         """Route table of the API."""
-        gets = {path: reader for path, (reader, _) in self.gets().items()}
-        gets = {path.replace("{name}", "{name:path}"): reader for path, reader in gets.items()}
+        gets = {path: handler for path, (handler, _) in self.gets().items()}
+        gets = {path.replace("{name}", "{name:path}"): handler for path, handler in gets.items()}
         gets["/openapi.json"] = self.openapi
         return [
-            *(Route(path, answer_with(reader), methods=["GET"]) for path, reader in gets.items()),
+            *(Route(path, answer_with(handler), methods=["GET"]) for path, handler in gets.items()),
             *(
                 Route(path, answer_with(partial(self._compute, post)), methods=["POST"])
                 for post in POSTS

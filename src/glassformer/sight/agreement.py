@@ -179,9 +179,9 @@ def first_difference(
     """
     for path in right[0]:
         for a, b, text in zip(actual, right, texts, strict=True):
-            match = path in a and path in b and differing(path, a[path], b[path], share, text)
-            if match:
-                return match
+            difference = path in a and path in b and differing(path, a[path], b[path], share, text)
+            if difference:
+                return difference
     return None
 
 

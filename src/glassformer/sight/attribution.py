@@ -61,9 +61,9 @@ class Attribution(Shown):
         """The sums of each block by kind, from the embedding on, and of what stands outside of
         blocks."""
         sums: dict[int, dict[str, float]] = {}
-        for piece in self.parts:
-            kinds = sums.setdefault(-1 if piece.block is None else piece.block, {})
-            kinds[piece.kind] = kinds.get(piece.kind, 0.0) + piece.value
+        for share in self.parts:
+            kinds = sums.setdefault(-1 if share.block is None else share.block, {})
+            kinds[share.kind] = kinds.get(share.kind, 0.0) + share.value
         return [("ends" if at < 0 else f"block {at}", sums[at]) for at in sorted(sums)]
 
     @property
@@ -90,7 +90,7 @@ class Attribution(Shown):
         kinds, rows = self._blocks()
         yield _added("added by", [cells for _, *cells in rows], [name for name, *_ in rows], kinds)
         heads = {
-            (piece.block, piece.index): piece.value for piece in self.parts if piece.kind == "head"
+            (share.block, share.index): share.value for share in self.parts if share.kind == "head"
         }
         if heads:
             blocks, columns = (sorted({place[side] or 0 for place in heads}) for side in (0, 1))
@@ -101,7 +101,7 @@ class Attribution(Shown):
 
     def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
         """A row for each part."""
-        rows = (tuple(vars(piece).values()) for piece in self.parts)
+        rows = (tuple(vars(share).values()) for share in self.parts)
         return tuple(Contribution.__dataclass_fields__), rows
 
     def _blocks(self) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -126,12 +126,12 @@ class Attribution(Shown):
         if remainder := [part.value for part in ordered[top:]]:
             rows.append((f"{len(remainder):,} more", "", math.fsum(remainder)))
         run_name = "the edited run's own" if self.edits else "the model's own"
-        endings = [
+        totals = [
             ("sum", f"of {len(self.parts):,} parts", self.sum),
             ("logit", run_name, self.logit),
             ("difference", "", f"{self.difference:.1e}"),
         ]
-        return TableFigure.of("", ("part", "address", "added"), [*rows, *endings], (0, 1), "+.4f")
+        return TableFigure.of("", ("part", "address", "added"), [*rows, *totals], (0, 1), "+.4f")
 
 
 def _added(
@@ -192,40 +192,40 @@ def attribute(
             logits = fp64(head.proj(head.prepare(last_hidden), head.table(model.embed))[0, 0])
     must_be_finite(model, logits)
     chosen, piece = streams.choice(model, tokenizer, logits, token, of_labels)
-    peer, other_piece = (
+    rival, rival_piece = (
         (None, None)
         if against is None
         else streams.choice(model, tokenizer, logits, against, of_labels)
     )
     need(
-        peer != chosen,
+        rival != chosen,
         f"The two {'labels' if of_labels else 'tokens'} are the same one, and their difference is "
         "nothing; give another.",
     )
     hidden = fp64(output.hidden[0])
     with torch.no_grad():
         if of_labels:
-            pieces, notes = _through_pool(model, tape, hidden, chosen, peer)
+            shares, notes = _through_pool(model, tape, hidden, chosen, rival)
         else:
             assert isinstance(tape, AtOnePlace)
             sweep = Sweep(model, tape)
-            sweep.carry_back(hidden[position], chosen, peer)
-            pieces = sweep.parts
+            sweep.carry_back(hidden[position], chosen, rival)
+            shares = sweep.parts
             notes = sweep.notes
 
     def score(logits: Tensor) -> float:
-        return (logits[chosen] - (0.0 if peer is None else logits[peer])).item()
+        return (logits[chosen] - (0.0 if rival is None else logits[rival])).item()
 
-    total = math.fsum(part.value for part in pieces)
+    total = math.fsum(part.value for part in shares)
     logit = score(logits)
     cap = None if of_labels else head.softcap
     return Attribution(
         chosen,
         piece,
-        peer,
-        other_piece,
+        rival,
+        rival_piece,
         position,
-        pieces[::-1],
+        shares[::-1],
         total,
         logit,
         abs(total - logit),

@@ -83,11 +83,11 @@ def word_in_contexts(
     """
     spans = [must_have(text, word) for text in (first, second)]
     texts = [(first, *spans[0][0]), (second, *spans[1][0])]
-    (ids, states, peers, places), (ids2, states2, others2, places2) = (
+    (ids, states, context, places), (ids2, states2, context2, places2) = (
         _read_word(model, tokenizer, place) for place in texts
     )
     need(
-        bool(peers or others2),
+        bool(context or context2),
         "The texts have no other word to compare with; give longer ones.",
     )
     cosine = []
@@ -95,7 +95,7 @@ def word_in_contexts(
     for x, y in zip(states.values(), states2.values(), strict=True):
         first_vector, second_vector = x[places].mean(0), y[places2].mean(0)
         cosine.append(_cosine(first_vector, second_vector[None]).item())
-        away = torch.cat((_cosine(first_vector, y[others2]), _cosine(second_vector, x[peers])))
+        away = torch.cat((_cosine(first_vector, y[context2]), _cosine(second_vector, x[context])))
         baselines.append(away.mean().item())
     notes = []
     if len(places) > 1 or len(places2) > 1:

@@ -52,7 +52,7 @@ def with_engine(model: Model, name: str) -> Model:
 
 def engines_of(model: Model, documents: Documents) -> Counter[str]:
     """Counts of attentions by the engine that computes them while the model reads two tokens."""
-    tallies = Counter[str]()
+    engine_counts = Counter[str]()
 
     def ask(attention: Any, args: tuple[Any, ...]) -> None:
         x, flow, position = args[:3]
@@ -62,7 +62,7 @@ def engines_of(model: Model, documents: Documents) -> Counter[str]:
         q = scalar.expand(B, attention.heads, T, D)
         k = scalar.expand(B, attention.kv_heads, S, D)
         inputs = AttentionInputs(q, k, k, mask, bias, attention.scale, attention.softcap)
-        tallies[choose(inputs, model.engine).name] += 1
+        engine_counts[choose(inputs, model.engine).name] += 1
 
     short = Documents(*([ids[0][:2]] if ids else None for ids in vars(documents).values()))  # type: ignore[arg-type]
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
@@ -72,7 +72,7 @@ def engines_of(model: Model, documents: Documents) -> Counter[str]:
     finally:
         for handle in handles:
             handle.remove()
-    return tallies
+    return engine_counts
 
 
 # ------------------------------------------------------------------------------------------ formats
@@ -215,10 +215,10 @@ def compiled_copy(model: Model) -> Model:
 
     on_cpu = next(model.parameters()).device.type == "cpu"
     try:
-        match = get_cpp_compiler() if on_cpu else has_triton()
+        compiler = get_cpp_compiler() if on_cpu else has_triton()
     except Exception as error:
         raise NotRun(f"torch.compile finds no compiler ({str(error).splitlines()[0]})") from None
-    if not match:
+    if not compiler:
         raise NotRun("torch.compile finds no Triton for this device")
     copied: Model = compiled(copy.deepcopy(model))
     return copied

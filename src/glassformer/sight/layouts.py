@@ -86,9 +86,9 @@ class Documents:
     def padded(self, side: str) -> Layout:
         """All in one batch, filled up on the left or on the right; the sources on the other
         side."""
-        peer = "right" if side == "left" else "left"
-        self_side, across = (partial(rows, side=side, spare=SPARE) for side in (side, peer))
-        return [self._batch(range(len(self.tokens)), self_side, across)]
+        opposite = "right" if side == "left" else "left"
+        text_rows, source_rows = (partial(rows, side=s, spare=SPARE) for s in (side, opposite))
+        return [self._batch(range(len(self.tokens)), text_rows, source_rows)]
 
     def packed(self) -> Layout:
         """All in one row, told apart by their ids; their sources the same."""
@@ -114,9 +114,9 @@ class Documents:
         arrange = partial(rows, side=side, spare=SPARE)
         passes = [arrange(lengths)]
         for step in range(steps):
-            endings = {number: length + step for number, length in lengths.items()}
+            places = {number: length + step for number, length in lengths.items()}
             spans = [
-                DocumentSpan(number, number, 0, end, end + 1) for number, end in endings.items()
+                DocumentSpan(number, number, 0, end, end + 1) for number, end in places.items()
             ]
             passes.append(TokenTable(1, spans))
         return [DocumentBatch(passes, self._source(tuple(lengths), arrange), cached=True)]

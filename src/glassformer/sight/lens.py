@@ -180,12 +180,12 @@ class Lens(Shown):
     def text(self, width: int | None = None) -> str:
         """For a terminal: the likeliest token of every depth and position, as many columns side by
         side as fit."""
-        full = self._map()
+        chances = self._map()
         words = [
             [f"{word} {chance:.2f}" for word, chance in zip(*row, strict=True)]
-            for row in zip(full.words or (), full.values.tolist(), strict=True)
+            for row in zip(chances.words or (), chances.values.tolist(), strict=True)
         ]
-        return replace(full, words=words).text("depth", width, left=True)
+        return replace(chances, words=words).text("depth", width, left=True)
 
 
 def logit_lens(

@@ -123,9 +123,9 @@ def top_activations(
         for rows in _batches(streams.windows(model, tokenizer, texts, context), limit):
             tokens, pos = streams.padded(rows)
             is_token = pos >= 0
-            full = bool(is_token.all())
+            unpadded = bool(is_token.all())
             tape = _Columns(requests)
-            streams.read_texts(model, tokens, None if full else pos, tape)
+            streams.read_texts(model, tokens, None if unpadded else pos, tape)
             real = is_token & ~torch.isin(tokens, specials.to(tokens.device))
             for request in requests:
                 request.see(tape.records, rows, real, number)

@@ -153,8 +153,8 @@ class Ways:
                 counts = counterparts.engines_of(view, self.documents)
                 if not counts[name]:
                     raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
-                peers = [f"{n} by {engine}" for engine, n in counts.items() if engine != name]
-                note = ", ".join([f"{counts[name]} attentions", *peers]) if peers else ""
+                fallbacks = [f"{n} by {engine}" for engine, n in counts.items() if engine != name]
+                note = ", ".join([f"{counts[name]} attentions", *fallbacks]) if fallbacks else ""
             return Way(
                 ModelReading(view, self.documents, layout), eager, self.dtype, note, (0, *TEXTS)
             )

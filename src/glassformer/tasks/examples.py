@@ -68,8 +68,8 @@ def _sorted_labels(
 ) -> tuple[list[Example], dict[str, int]]:
     """Labels that were numbered as they appeared, numbered in sorted order: as numbers where they
     all are."""
-    full = all(label.removeprefix("-").isdecimal() for label in numbers)
-    order = sorted(numbers, key=int if full else str)
+    numeric = all(label.removeprefix("-").isdecimal() for label in numbers)
+    order = sorted(numbers, key=int if numeric else str)
     number: dict[Any, int] = {numbers[label]: place for place, label in enumerate(order)}
     if not order:
         return examples, {}

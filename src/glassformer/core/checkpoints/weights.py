@@ -144,7 +144,7 @@ def _rearrange(tensor: Tensor, source: str, target: str, heads: int) -> Tensor:
         sizes |= {name: int(name) for name in group if name.isdigit()}
         for name in group:  # at most one has a size that nobody says
             if name not in sizes:
-                sizes[name] = size // math.prod(sizes.get(peer, 1) for peer in group)
+                sizes[name] = size // math.prod(sizes.get(axis, 1) for axis in group)
     names = [name for group in before for name in group]
     order = [names.index(name) for group in after for name in group]
     turned = tensor.reshape([sizes[name] for name in names]).permute(order)

@@ -267,7 +267,7 @@ class Cache:
     def evicts(self) -> bool:
         """True where older tokens are lost: a window's ring overwrites them, a state merges
         them."""
-        return any(isinstance(stored, MixerState) for stored, _ in self.layers) or any(
+        return any(isinstance(state, MixerState) for state, _ in self.layers) or any(
             slots.ring is not None for slots in self.slots.values()
         )
 
@@ -295,8 +295,8 @@ class Cache:
 
     def fork(self, times: int) -> None:
         """Each row ``times`` times, side by side: several continuations of one reading."""
-        stored = self.layers[0][0]
-        first_tensor = stored.tensors[0] if isinstance(stored, MixerState) else stored.k
+        state = self.layers[0][0]
+        first_tensor = state.tensors[0] if isinstance(state, MixerState) else state.k
         self.select(
             torch.arange(len(first_tensor), device=first_tensor.device).repeat_interleave(times)
         )

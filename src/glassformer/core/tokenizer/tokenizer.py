@@ -246,8 +246,8 @@ class Tokenizer(Vocabulary):
         bos = None if self.bos == self.eos else self.bos
         opens = bos if self.cls is None else self.cls
         closes = self.eos if self.sep is None else self.sep
-        pair = [(None, opens, 0), (0, 0, 0), (None, closes, 0), (1, 0, 1), (None, closes, 1)]
-        double = [(text, id, segment) for text, id, segment in pair if id is not None]
+        frame = [(None, opens, 0), (0, 0, 0), (None, closes, 0), (1, 0, 1), (None, closes, 1)]
+        double = [(text, id, segment) for text, id, segment in frame if id is not None]
         return [place for place in double if place[2] == 0], double
 
     def offsets(self, text: str, *, special: bool = False) -> list[tuple[int, int]]:

@@ -77,8 +77,8 @@ def check(learner: Any, report: CheckReport) -> None:
 
     first = learner.Cache()
     k, v = report.randn(2, 150, 4), report.randn(2, 150, 4)
-    endings = [0, 5, 6, 7, 67, 68, 150]
-    for at, end in pairwise(endings):
+    lengths = [0, 5, 6, 7, 67, 68, 150]
+    for at, end in pairwise(lengths):
         keys, values = extend(first, k, v, at, end)
         slips = {
             "the old ones: they come first, then the new ones": k[:, at:end],

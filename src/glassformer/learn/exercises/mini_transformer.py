@@ -239,9 +239,9 @@ def family(of: Any) -> Any:
     for block, layer in enumerate(of.blocks):
         layer = layer.state_dict()
         for kind in ("weight", "bias"):
-            pieces = {local_side: layer[f"{theirs}.{kind}"] for local_side, theirs in names.items()}
+            tensors = {name: layer[f"{torch_name}.{kind}"] for name, torch_name in names.items()}
             chunks = layer[f"self_attn.in_proj_{kind}"].chunk(3)
-            pieces |= zip(("attn.q", "attn.k", "attn.v"), chunks, strict=True)
-            weights |= {f"decoder.blocks.{block}.{name}.{kind}": w for name, w in pieces.items()}
+            tensors |= zip(("attn.q", "attn.k", "attn.v"), chunks, strict=True)
+            weights |= {f"decoder.blocks.{block}.{name}.{kind}": w for name, w in tensors.items()}
     model.load_state_dict(weights, strict=False)
     return model.eval()

@@ -214,9 +214,9 @@ class Scheduler:
             ids, pages, computed, evicted = before[parent]
             shared_pages = len(pages) if parent not in heirs else computed // self.size
             heirs.add(parent)
-            full = shared_pages == len(pages)
+            all_shared = shared_pages == len(pages)
             sequence.ids = [*ids, token]
-            sequence.computed = computed if full else shared_pages * self.size
+            sequence.computed = computed if all_shared else shared_pages * self.size
             self._share(sequence, pages[:shared_pages], evicted)
         for _, pages, _, evicted in before:
             self._give(pages, evicted)
@@ -318,12 +318,14 @@ class Scheduler:
             load = Counter(sequence.client for sequence in self.running)
             self.subject = sequence = self.waiting.peek(load)
             assert sequence is not None
-            match = self._find_pages(sequence) if len(self.running) < self.max_num_seqs else None
-            if match is None:
+            allocation = (
+                self._find_pages(sequence) if len(self.running) < self.max_num_seqs else None
+            )
+            if allocation is None:
                 if self._suspend() or self._preempt_for_fairness(sequence.client, load):
                     continue
                 return
-            pages, sequence.computed = match
+            pages, sequence.computed = allocation
             fork_parent, sequence.fork_parent = sequence.fork_parent, None
             self.waiting.pop(load)
             self._share(sequence, pages, self.windows.first(sequence.computed))

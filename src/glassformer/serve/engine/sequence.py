@@ -261,8 +261,8 @@ class Sequence(Continuation):
                 logits[token] += bias
         if self.counts and (request.presence_penalty or request.frequency_penalty):
             logits, ids = logits.clone(), torch.tensor([*self.counts], device=logits.device)
-            tallies = torch.tensor([*self.counts.values()], device=logits.device)
-            logits[ids] -= request.presence_penalty + request.frequency_penalty * tallies
+            repeats = torch.tensor([*self.counts.values()], device=logits.device)
+            logits[ids] -= request.presence_penalty + request.frequency_penalty * repeats
         allowed = self.guide(self.tokens) if self.guide is not None else None
         if allowed is not None:
             forbidden = torch.ones_like(logits, dtype=torch.bool)

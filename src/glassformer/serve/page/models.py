@@ -78,8 +78,8 @@ def digest(model: Any, tokenizer: Any) -> str:
         raw = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
         hasher.update(memoryview(raw.numpy()))
     if tokenizer is not None:
-        for piece in dict.fromkeys((tokenizer, tokenizer.for_source)):
-            hasher.update(piece.fingerprint.encode())
+        for side in dict.fromkeys((tokenizer, tokenizer.for_source)):
+            hasher.update(side.fingerprint.encode())
     return f"sha256:{hasher.hexdigest()}"
 
 

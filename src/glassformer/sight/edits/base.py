@@ -86,8 +86,8 @@ def _shown(value: Any) -> str:
         return f"({inside}{',' * (len(value) == 1)})" if isinstance(value, tuple) else f"[{inside}]"
     if isinstance(value, Mapping) and all(isinstance(key, int) for key in value):
         return f"{{{', '.join(f'{key}: {_shown(item)}' for key, item in value.items())}}}"
-    is_known = isinstance(value, int | float) or value is None
-    return repr(value) if is_known else f"<{type(value).__name__}>"
+    is_number = isinstance(value, int | float) or value is None
+    return repr(value) if is_number else f"<{type(value).__name__}>"
 
 
 def _changed(change: Change, choose: Choose, path: str, x: Tensor, place: Place) -> Tensor:
@@ -188,8 +188,8 @@ def counted(reading: Reading, position: int, source: bool = False, border: bool 
             f"Position {position} counts from the end of one text; these are several: count from "
             "0.",
         )
-    is_known = sizes is not None and (position < 0 or source or not reading.grows)
-    size = max(sizes) if is_known and sizes else reading.model.config.context
+    bounded = sizes is not None and (position < 0 or source or not reading.grows)
+    size = max(sizes) if bounded and sizes else reading.model.config.context
     need(
         -size <= position and (border or position < size),
         f"There is no position {position}: the {'source' if source else 'text'} has at most "

@@ -345,8 +345,8 @@ def thinned(x: Sequence[float], y: Sequence[float], most: int = 300) -> list[tup
     if len(points) <= most:
         return points
     size = len(points) / (most // 2)
-    stored: list[tuple[float, float]] = []
+    extremes: list[tuple[float, float]] = []
     for at in range(most // 2):
         stretch = sorted(points[int(at * size) : int((at + 1) * size)], key=lambda point: point[1])
-        stored += sorted({stretch[0], stretch[-1]})
-    return stored
+        extremes += sorted({stretch[0], stretch[-1]})
+    return extremes

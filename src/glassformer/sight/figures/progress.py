@@ -75,8 +75,10 @@ class Progress:
                 self.last = now
                 self._display()
         elif self.board is not None:
-            subject = f"{self.what} {said}" if said else self.what
-            self.board.update(self.task, completed=done, total=total or None, description=subject)
+            description = f"{self.what} {said}" if said else self.what
+            self.board.update(
+                self.task, completed=done, total=total or None, description=description
+            )
 
     def _display(self, ended: str = "") -> None:
         """Show it below the cell, in the place where it was shown before."""

@@ -90,8 +90,14 @@ class Sheet:
     @property
     def numbers(self) -> tuple[int, ...]:
         """The counts that are shown: entries, of these base, special and added, then tokens."""
-        tallies = self.vocabulary
-        return tallies.entries, tallies.base, tallies.special, tallies.added, len(self.tokens)
+        vocabulary = self.vocabulary
+        return (
+            vocabulary.entries,
+            vocabulary.base,
+            vocabulary.special,
+            vocabulary.added,
+            len(self.tokens),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "characters_per_token": round(self.characters_per_token, 4)}

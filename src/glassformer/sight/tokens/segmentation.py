@@ -129,9 +129,9 @@ class Tracer:
             start, steps = list(word), self._paths(word)
         ids = [token.id for token in self.tokenizer._plain.model.tokenize(word)]
         pieces = map(self.tokenizer.token, ids)
-        full = self.ranks_only and word in self.ids
+        is_entry = self.ranks_only and word in self.ids
         return WordTrace(
-            word, self.algorithm, tuple(start), tuple(steps), tuple(pieces), tuple(ids), full
+            word, self.algorithm, tuple(start), tuple(steps), tuple(pieces), tuple(ids), is_entry
         )
 
     # ------------------------------------------------------------------------------ the algorithms

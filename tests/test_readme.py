@@ -3,6 +3,8 @@ somewhere."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import re
 import shlex
 import subprocess
@@ -163,3 +165,27 @@ def test_the_file_of_ones_own_runs_as_pasted(tmp_path: Path) -> None:
     assert done.returncode == 2 and '"ScaleNorm"' in done.stderr and "--use FILE" in done.stderr, (
         done.stderr
     )
+
+
+def exists(module: str, name: str) -> bool:
+    with contextlib.suppress(ImportError):
+        if hasattr(importlib.import_module(module), name):
+            return True
+        importlib.import_module(f"{module}.{name}")
+        return True
+    return False
+
+
+def test_what_the_pages_import_is_there() -> None:
+    """The site is built rarely, so that a name which moved would be missed for long."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("notebooks/*.ipynb")]
+    imports = re.compile(r'(?:^ *|")from (glassformer[\w.]*) import ([\w, ]+)', re.M)
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
+    missing = [
+        f"{page.relative_to(ROOT)}: {module} has no {name}"
+        for page, text in texts.items()
+        for module, names in imports.findall(text)
+        for name in (each.split(" as ")[0].strip() for each in names.split(","))
+        if not exists(module, name)
+    ]
+    assert not missing, missing

@@ -96,10 +96,10 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path
     cell is told."""
     (tmp_path / "source").mkdir()
     codes = [
-        "norm.RMSNorm",
-        "norm.LayerNorm",
+        "layers.RMSNorm",
+        "layers.LayerNorm",
         "model.Block",
-        "norm.RMSNorm",
+        "layers.RMSNorm",
         "mask.Mask",
         "model.Stack",
     ]

@@ -7,6 +7,7 @@ added later.
 from __future__ import annotations
 
 import hashlib
+import operator
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -237,7 +238,7 @@ def _extend(spec: Spec, folder: Path, config: dict[str, Any]) -> None:
     listed = _listed(folder, config)
     try:
         ids = ids_of(spec)
-        size = max(ids.values(), default=-1) + 1
+        size = operator.index(max(ids.values(), default=-1)) + 1
     except (TypeError, ValueError, AttributeError, KeyError):
         return  # the Tokenizer says what is wrong
     new = [token for _, token in sorted(listed.items()) if token["content"] not in ids]

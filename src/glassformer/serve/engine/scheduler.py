@@ -386,8 +386,10 @@ class Scheduler:
         if load.get(greediest, 0) - load.get(client, 0) < 2:
             return False
         running = reversed(self.running)
-        self.subject = newest = next(item for item in running if item.client == greediest)
+        newest = next(item for item in running if item.client == greediest)
+        subject, self.subject = self.subject, newest  # a fault meanwhile is its own
         self.preempt(newest)
+        self.subject = subject
         return True
 
     def _suspend(self) -> bool:
@@ -395,8 +397,9 @@ class Scheduler:
         ``branch``."""
         resting = next((item for item in reversed(self.running) if item.remaining == 0), None)
         if resting is not None:
-            self.subject = resting
+            subject, self.subject = self.subject, resting
             self.preempt(resting)
+            self.subject = subject
         return resting is not None
 
     def preempt(self, sequence: Sequence) -> None:

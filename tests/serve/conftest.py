@@ -73,6 +73,17 @@ class Server:
             json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")
         ]
 
+    def line(self, identifier: str) -> dict[str, Any]:
+        """The log's line of a request: it is written once the answer went, so it may take a moment."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with contextlib.suppress(json.JSONDecodeError):  # a line that is being written
+                for line in self.lines():
+                    if line.get("id") == identifier:
+                        return line
+            time.sleep(0.02)
+        raise AssertionError(f"no line of request {identifier!r} in the log")
+
 
 @contextlib.contextmanager
 def started(folder: Path, *words: str, env: dict[str, str] | None = None) -> Iterator[Server]:

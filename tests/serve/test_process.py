@@ -430,14 +430,12 @@ def test_a_forwarded_address_is_believed_of_a_named_proxy_alone(
     faulty.post(
         TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "forged"}
     )
-    (line,) = [line for line in faulty.lines() if line["id"] == "forged"]
-    assert line["client"] == "127.0.0.1"
+    assert faulty.line("forged")["client"] == "127.0.0.1"
     with started(tmp_path, str(chat_model), "--proxy", "127.0.0.1") as item:
         item.post(
             TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "believed"}
         )
-        (line,) = [line for line in item.lines() if line["id"] == "believed"]
-    assert line["client"] == "9.9.9.9"
+        assert item.line("believed")["client"] == "9.9.9.9"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights of files as POSIX has them")

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.core.checkpoints import weights
 from glassformer.core.config import serial
 from glassformer.core.nn import Cache, EncoderDecoder, Model, Tape, build_model
 from glassformer.core.nn.engines import ENGINES
 from glassformer.fast import cpu_blocks
+from glassformer.formats import weights
 from glassformer.scale.cost import cost
 
 VOCAB, CONTEXT, LENGTH = 30, 32, 17

@@ -19,12 +19,11 @@ from glassformer import UserError, config, generation
 from glassformer import families as recipes
 from glassformer.cli import main
 from glassformer.core import files
-from glassformer.core.checkpoints import loading
 from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.config import serial
 from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.formats import store
+from glassformer.formats import loading, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.tasks import translation
 

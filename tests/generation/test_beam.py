@@ -97,7 +97,7 @@ def test_equal_to_transformers() -> None:
     ).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    from glassformer.core.checkpoints import weights  # noqa: F401  # the recipe turns their weights into ours
+    from glassformer.formats import weights  # noqa: F401  # the recipe turns their weights into ours
 
     pytest.importorskip("glassformer.families.t5")
     import tempfile

@@ -25,7 +25,6 @@ from torch import Tensor
 from .. import families as recipes
 from ..core import config
 from ..core.checkpoints import tensors as tensorfiles
-from ..core.checkpoints import weights
 from ..core.checkpoints.headers import Shape, short
 from ..core.checkpoints.names import Table
 from ..core.errors import UserError, need
@@ -33,7 +32,7 @@ from ..core.files import read_json
 from ..core.nn import Model
 from ..core.nn.finite import is_finite
 from ..families.recipe import ConfigReader
-from . import lora
+from . import lora, weights
 
 PAGE, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 FIX = "restore it or download it again"

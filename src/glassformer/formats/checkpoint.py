@@ -144,7 +144,7 @@ class Checkpoint:
         ``group`` of them to a scale, the ends in ``head`` bits. Raises UserError for everything
         that is missing, damaged or does not fit together.
         """
-        from ..core.checkpoints import loading
+        from . import loading
 
         layout: QuantizedLayout | None = None
         if bits is not None:
@@ -185,9 +185,8 @@ class Checkpoint:
 
     def _converted(self, kind: torch.dtype | None, device: Device, mapped: bool) -> Model:
         """The model of a GGUF file, of quantised weights, or of a change in another model."""
-        from ..core.checkpoints import loading
-        from ..fast import quantized_weights as few_bits
-        from . import adapters, lora
+        from . import adapters, loading, lora
+        from . import quantized_weights as few_bits
 
         assert self.folder is not None
         if self.gguf:
@@ -228,7 +227,7 @@ class Checkpoint:
         those of ``anew``. A recipe has no weights, so all of its model is drawn. Raises UserError
         as ``model`` does, and where anything but the ends does not fit.
         """
-        from ..core.checkpoints import loading, weights
+        from . import loading, weights
 
         kind = loading.dtype_of(dtype)
         shapes = weights.shapes(cfg)

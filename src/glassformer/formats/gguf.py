@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core import config
-from ..core.checkpoints import weights
 from ..core.checkpoints.headers import Headers, TensorEntry
-from ..core.checkpoints.loading import Device, must_fit
 from ..core.checkpoints.tensors import Files
 from ..core.errors import need
 from ..core.files import temporary
@@ -28,10 +26,11 @@ from ..core.tokenizer import Tokenizer
 from ..fast import quantized
 from ..fast.rounding import nearest, searched
 from . import gguf_configs as recipe
-from . import lora
+from . import lora, weights
 from .gguf_fields import fields_of
 from .gguf_file import read_fields, read_gguf
 from .gguf_tokenizer import from_fields
+from .loading import Device, must_fit
 
 Bytes: TypeAlias = np.ndarray[Any, Any]
 CODED = {"Q8_0": 8, "Q4_0": 4}

@@ -15,16 +15,15 @@ import torch
 from .. import families as recipes
 from ..core import config, files
 from ..core.checkpoints import tensors as tensorfiles
-from ..core.checkpoints import weights
 from ..core.checkpoints.headers import INDEX, SINGLE, read_index
 from ..core.config import serial
 from ..core.errors import UserError, need
 from ..core.nn import Model
 from ..core.tokenizer.framing import target_start
 from ..families import sentences
-from ..fast import quantized_weights as quantized
 from ..fast.quantized import QuantizedWeight
-from . import adapters, lora
+from . import adapters, lora, weights
+from . import quantized_weights as quantized
 from .checkpoint import FORMAT, SOURCE, Checkpoint, Fitted
 
 if TYPE_CHECKING:

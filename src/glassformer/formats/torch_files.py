@@ -20,12 +20,12 @@ from torch import Tensor
 
 from .. import families as recipes
 from ..core.checkpoints.headers import Headers, TensorEntry
-from ..core.checkpoints.loading import load_model
 from ..core.checkpoints.tensors import NAMES, Files, open_file
 from ..core.errors import UserError, need
 from ..core.files import read_json
 from ..core.nn import Model
 from . import other_libraries
+from .loading import load_model
 
 PROGRAM = 1 << 20, 64  # bytes that a data.pkl may have, and one more for so many of the file
 # bytes that tensors may have, and times those of the file: several may share their numbers

@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import config
-from ..errors import UserError, need
-from ..nn.finite import is_finite
-from .headers import Shape, short
-from .names import NameRule, Table
-from .tensors import DTYPES, Files, PendingTensor
+from ..core import config
+from ..core.checkpoints.headers import Shape, short
+from ..core.checkpoints.names import NameRule, Table
+from ..core.checkpoints.tensors import DTYPES, Files, PendingTensor
+from ..core.errors import UserError, need
+from ..core.nn.finite import is_finite
 
 # ------------------------------------------------------------------------------------- the table
 

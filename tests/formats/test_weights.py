@@ -21,10 +21,11 @@ from torch import Tensor
 
 from glassformer import UserError
 from glassformer import config as c
-from glassformer.core.checkpoints import headers, weights
+from glassformer.core.checkpoints import headers
 from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.checkpoints.names import NameRule, Table
 from glassformer.core.nn import build
+from glassformer.formats import weights
 
 B = "blocks.{i}"
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from ..core import config
 from ..core.checkpoints import tensors as tensorfiles
-from ..core.checkpoints import weights
 from ..core.checkpoints.headers import Headers, Shape
 from ..core.checkpoints.names import Table
 from ..core.config import serial
@@ -28,7 +27,8 @@ from ..core.nn import Model, build_model
 from ..core.nn.finite import is_finite
 from ..core.nn.init import allocate
 from ..core.nn.replace import replace_parameter
-from . import quantized as nn_quantized
+from ..fast import quantized as nn_quantized
+from . import weights
 
 VERSION = 1  # of the layout
 KEY = "quantization"  # in config.json and in the metadata of the tensors' file

@@ -4,21 +4,21 @@ allocated."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from .. import config
-from ..errors import UserError
-from ..nn import Model, build_model
-from ..nn.finite import check_when_used
-from ..nn.init import allocate
-from ..nn.replace import is_packed, replace_parameter
+from ..core import config, memory
+from ..core.checkpoints.headers import Shape
+from ..core.checkpoints.names import Table
+from ..core.checkpoints.tensors import Files
+from ..core.errors import UserError
+from ..core.nn import Model, build_model
+from ..core.nn.finite import check_when_used
+from ..core.nn.init import allocate
+from ..core.nn.replace import is_packed, replace_parameter
+from ..fast.quantized import QuantizedLayout
 from . import weights
-from .headers import Shape
-from .names import Table
-from .tensors import Files
 
 DTYPES = {
     "float32": torch.float32,
@@ -29,28 +29,12 @@ DTYPES = {
 Device = torch.device | str | None
 
 
-class PackedLayout(Protocol):
-    """Storage of weights in few bits, such as ``fast.quantized.QuantizedLayout``."""
-
-    @property
-    def bits(self) -> int: ...
-
-    def plan(self, model: Model) -> dict[str, int]:
-        """Bits of each weight that is quantised, by its path."""
-
-    def nbytes(self, model: Model) -> int:
-        """Bytes of all weights."""
-
-    def quantize(self, model: Model, chosen: Mapping[str, int]) -> None:
-        """Quantises the weights of these paths to these bits in place."""
-
-
 def new_model(
     cfg: config.Model,
     dtype: torch.dtype,
     device: Device,
     seed: int | None = None,
-    layout: PackedLayout | None = None,
+    layout: QuantizedLayout | None = None,
 ) -> Model:
     """The model of a config, newly initialised; a ``layout`` quantises it once all is drawn."""
     must_fit(cfg, dtype, device, layout, drawn=True)
@@ -67,7 +51,7 @@ def load_model(
     files: Files,
     dtype: torch.dtype,
     device: Device,
-    layout: PackedLayout | None = None,
+    layout: QuantizedLayout | None = None,
 ) -> Model:
     """The model with the weights of files that have the names of a ``table`` and the parameters of
     ``published``, perhaps more than the model's.
@@ -114,7 +98,7 @@ def must_fit(
     cfg: config.Model,
     dtype: torch.dtype,
     device: Device,
-    layout: PackedLayout | None = None,
+    layout: QuantizedLayout | None = None,
     drawn: bool = False,
 ) -> None:
     """UserError where the device has not the memory for the model's weights.
@@ -122,24 +106,22 @@ def must_fit(
     Those of a ``layout`` take what few bits take, but where they are ``drawn`` they stand there in
     ``dtype`` first.
     """
-    from ..memory import available_memory, gibibytes
-
     target_device = torch.device(device) if device is not None else torch.get_default_device()
     numbers = sum(torch.Size(shape).numel() for shape in weights.shapes(cfg).values())
     needed = full_size = dtype.itemsize * numbers
-    size_text = plain = f"{gibibytes(full_size)} in {str(dtype).removeprefix('torch.')}"
+    size_text = plain = f"{memory.gibibytes(full_size)} in {str(dtype).removeprefix('torch.')}"
     smaller = "a smaller model or dtype"
     if layout is not None:
         few = layout.nbytes(build_model(cfg, device="meta", dtype=dtype))
-        size_text = f"{gibibytes(few)} in {layout.bits} bits"
+        size_text = f"{memory.gibibytes(few)} in {layout.bits} bits"
         if drawn:
             size_text, smaller = f"{size_text} ({plain} while they are drawn)", "a smaller model"
         else:
             needed, smaller = few, "a smaller model or fewer bits"
-    have = available_memory(target_device)
+    have = memory.available_memory(target_device)
     if have is not None and needed > have:
         raise UserError(
-            f"The weights take {size_text} and {target_device} has {gibibytes(have)} free; use "
+            f"The weights take {size_text} and {target_device} has {memory.gibibytes(have)} free; use "
             f"{smaller}."
         )
 

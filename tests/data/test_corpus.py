@@ -18,12 +18,12 @@ import pytest
 
 from glassformer.core.config.objective import Contrast
 from glassformer.core.errors import UserError
-from glassformer.core.tokenizer.tokenizer import Tokenizer
 from glassformer.core.training.shards import Shards
 from glassformer.formats.data import corpus, tokenising
 from glassformer.formats.data.corpus import PIECE, Source
 from glassformer.formats.data.registry import find
 from glassformer.formats.data.tokenising import tokenise
+from glassformer.formats.tokenizer_forms import from_json
 from glassformer.tasks import records
 
 
@@ -86,7 +86,7 @@ def test_a_file_is_one_document_whatever_its_length(tmp_path: Path) -> None:
 def test_pieces_are_cut_where_a_word_level_tokenizer_splits_anyway(
     tmp_path: Path, shared_data: Path
 ) -> None:
-    gpt2 = Tokenizer.from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
+    gpt2 = from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
     text = (shared_data / "tinyshakespeare" / "input.txt").read_text()[: 6 * PIECE]
     for name, changed in (
         ("lines", text),
@@ -280,7 +280,7 @@ def test_split_inside_a_document_counts_bytes_by_its_tokens(
     tmp_path: Path, shared_data: Path
 ) -> None:
     """With a published tokenizer: the text before the cut is what its tokens spell."""
-    gpt2 = Tokenizer.from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
+    gpt2 = from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
     shards = tokenise(
         find(shared_data / "tinyshakespeare" / "input.txt"), gpt2, cache=tmp_path / "cache"
     )
@@ -473,7 +473,7 @@ def test_memory_stays_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_tokens_of_a_published_corpus(tmp_path: Path, shared_data: Path) -> None:
     """Our shards of TinyStories are, id for id, the ones that others published."""
-    gpt2 = Tokenizer.from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
+    gpt2 = from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
     source = Source(
         "val",
         shared_data,

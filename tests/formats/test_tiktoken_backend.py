@@ -15,6 +15,7 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.vocabulary import byte_alphabet
 from glassformer.formats import tiktoken_backend as backend
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.formats.tokenizer_forms import from_json
 from tokenizer.test_tokenizer import NASTY, SPECIAL
 
 TIGHT = " \n\t\r'sStTaA1!\xa0é²ſ你"
@@ -100,7 +101,7 @@ def test_a_file_of_ranks_is_encoded_without_a_copy_in_the_library(shared_data: P
     result = tokenizer.encode_batch(ready)
     assert tokenizer.decode(result[-1]) == ready[-1] and tokenizer.backend == "tiktoken"
     assert {"_plain", "_spec", "_special"}.isdisjoint(vars(tokenizer))
-    listed = Tokenizer.from_json(tokenizer.to_json())
+    listed = from_json(tokenizer.to_json())
     assert result == [listed._plain.encode(text, add_special_tokens=False).ids for text in ready]
     assert tokenizer.encode("ſ") == listed.encode("ſ") and "_plain" in vars(tokenizer)
     assert tokenizer.fingerprint == listed.fingerprint
@@ -131,7 +132,7 @@ def small(**changes: Any) -> Tokenizer:
         train_tokenizer("bpe", ["the cat sat on the mat, 1234 times!\n"] * 9, 300).to_json()
     )
     raw["model"] |= changes
-    return Tokenizer.from_json(json.dumps(raw))
+    return from_json(json.dumps(raw))
 
 
 def test_gpt4s_split_on_a_small_vocabulary() -> None:
@@ -142,7 +143,7 @@ def test_gpt4s_split_on_a_small_vocabulary() -> None:
         pattern = {"Regex": backend.WORDS.format(digits=digits)}
         split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
         raw["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
-        tokenizer = Tokenizer.from_json(json.dumps(raw))
+        tokenizer = from_json(json.dumps(raw))
         samples = [*NASTY, *SPECIAL, *randoms(1_200)]
         assert count_equal(tokenizer, samples) > 0.6 * len(samples)
 

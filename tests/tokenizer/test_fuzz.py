@@ -24,9 +24,9 @@ import pytest
 
 from formats.test_gguf_tokenizer import bpe_fields, written
 from glassformer import UserError
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.formats.tokenizer_forms import from_json
 from tokenizer.test_bad import MODEL, RANKS, VOCAB
 from tokenizer.test_tokenizer import NASTY, STORY
 
@@ -122,7 +122,7 @@ def use(path: Path) -> None:
         _ = [stream.push(id) for id in ids]
         tokenizer.offsets(sample)
     tokenizer.encode_pair("a", "b")
-    assert Tokenizer.from_json(tokenizer.to_json()).fingerprint == tokenizer.fingerprint
+    assert from_json(tokenizer.to_json()).fingerprint == tokenizer.fingerprint
 
 
 def alone(work: Callable[[], None], report: Path) -> str:

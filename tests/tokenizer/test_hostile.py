@@ -24,6 +24,7 @@ from glassformer.formats import pretrained
 from glassformer.formats import tokenizer_files as formats
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.formats.tokenizer_forms import from_json
 from tokenizer.test_bad import MODEL, field, piece, spec
 from tokenizer.test_tokenizer import NASTY
 
@@ -33,7 +34,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, 
 
 def changed(**kwargs: Any) -> Tokenizer:
     """A byte tokenizer with these parts in its file."""
-    return Tokenizer.from_json(spec(lambda raw: raw.update(kwargs)).decode())
+    return from_json(spec(lambda raw: raw.update(kwargs)).decode())
 
 
 def hostile() -> Tokenizer:
@@ -169,7 +170,7 @@ def test_a_decoder_uses_the_librarys_regular_expressions() -> None:
     raw = json.loads(spec(lambda raw: None))
     raw["model"]["vocab"]["a" * 60 + "b"] = 900
     raw["decoder"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "-"}
-    tokenizer, start = Tokenizer.from_json(json.dumps(raw)), time.monotonic()
+    tokenizer, start = from_json(json.dumps(raw)), time.monotonic()
     with pytest.raises(UserError, match="cannot decode"):
         tokenizer.decode([900])
     assert time.monotonic() - start < 10
@@ -197,13 +198,9 @@ def test_strip_of_a_billion_and_ids_of_four() -> None:
     assert tokenizer.decode([97, 98]) == "ab" and time.monotonic() - start < 1
     for id in (2**32 - 1, 1 << 22):
         with pytest.raises(UserError, match="more than any vocabulary needs"):
-            Tokenizer.from_json(
-                spec(lambda raw, id=id: raw["model"]["vocab"].update(zz=id)).decode()
-            )
+            from_json(spec(lambda raw, id=id: raw["model"]["vocab"].update(zz=id)).decode())
         with pytest.raises(UserError, match="more than any vocabulary needs"):
-            Tokenizer.from_json(
-                spec(lambda raw, id=id: raw["added_tokens"][0].update(id=id)).decode()
-            )
+            from_json(spec(lambda raw, id=id: raw["added_tokens"][0].update(id=id)).decode())
 
 
 # ------------------------------------------------------------------------------ names, paths, ids

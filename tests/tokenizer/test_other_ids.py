@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from glassformer import UserError
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import byte_level as ranks
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.formats.tokenizer_forms import from_json
 from tokenizer.test_bad import MODEL, VOCAB
 from tokenizer.test_tokenizer import NASTY, STORY, streamed
 
@@ -136,7 +136,7 @@ def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path: Path) -> None:
     for sample in ("abxa", "<end>", "ab\nc"):
         with pytest.raises(UserError, match=r"does not know the character .* \(number "):
             actual.encode(sample)
-    again = Tokenizer.from_json(actual.to_json())
+    again = from_json(actual.to_json())
     assert again.fingerprint == actual.fingerprint
 
 
@@ -187,11 +187,11 @@ def test_added_tokens_have_the_ids_that_the_file_gives_them(kind: str) -> None:
         "model": raw,
         "pre_tokenizer": {"type": "Whitespace"},
     }
-    tokenizer = Tokenizer.from_json(json.dumps(full))
+    tokenizer = from_json(json.dumps(full))
     assert tokenizer.encode("a!!b<x>", special=True) == [0, 5, 1, 9] and tokenizer.size == 10
     assert tokenizer.encode("a!!b") == [0, 5, 1] and 9 not in tokenizer.encode("<x>")
     assert tokenizer.token(9) == "<x>" and tokenizer.token(7) == ""
-    again = Tokenizer.from_json(tokenizer.to_json())
+    again = from_json(tokenizer.to_json())
     assert (
         again.encode("a!!b<x>", special=True) == [0, 5, 1, 9]
         and again.fingerprint == tokenizer.fingerprint
@@ -204,7 +204,7 @@ def test_added_ids_that_cannot_be_are_refused(id: int) -> None:
     added[0] |= {"rstrip": False, "normalized": False}
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -2.0]]}
     with pytest.raises(UserError, match="'<x>' has an id that it cannot have"):
-        Tokenizer.from_json(json.dumps({"version": "1.0", "added_tokens": added, "model": model}))
+        from_json(json.dumps({"version": "1.0", "added_tokens": added, "model": model}))
 
 
 def test_a_flag_is_true_or_false_and_nothing_else(tmp_path: Path) -> None:

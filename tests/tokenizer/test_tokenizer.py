@@ -15,6 +15,7 @@ from glassformer import UserError
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.formats.tokenizer_forms import from_json
 
 NASTY = [
     "", " ", "  ", "\t", "\n", "\r\n", " a", "a ", "  a  b   c  ", "\n\n\n", " \n \n", "a\n\n  b",
@@ -144,7 +145,7 @@ def test_json_and_folder_give_the_same_tokenizer(kind: str, tmp_path: Path) -> N
         kind, STORY, 300 if kind == "bpe" else None, specials=("<|end|>", "<|endoftext|>")
     )
     tokenizer.save(tmp_path / "model")
-    for second in (Tokenizer.from_json(tokenizer.to_json()), open_tokenizer(tmp_path / "model")):
+    for second in (from_json(tokenizer.to_json()), open_tokenizer(tmp_path / "model")):
         assert second.fingerprint == tokenizer.fingerprint
         assert second.encode(STORY[0], eos=True) == tokenizer.encode(STORY[0], eos=True)
     json.loads(tokenizer.to_json())["model"]
@@ -152,11 +153,11 @@ def test_json_and_folder_give_the_same_tokenizer(kind: str, tmp_path: Path) -> N
 
 def test_unusual_parts_survive_json() -> None:
     spec = train_tokenizer("byte", specials=("<|go|>", "<|stop|>")).to_json()
-    tokenizer = Tokenizer.from_json(spec, {"bos": "<|go|>", "eos": "<|stop|>"})
-    again = Tokenizer.from_json(tokenizer.to_json())
+    tokenizer = from_json(spec, {"bos": "<|go|>", "eos": "<|stop|>"})
+    again = from_json(tokenizer.to_json())
     assert (again.bos, again.eos) == (tokenizer.bos, tokenizer.eos) == (256, 257)
     assert again.fingerprint == tokenizer.fingerprint
-    turned = Tokenizer.from_json(spec, {"bos": "<|stop|>", "eos": "<|go|>"})
+    turned = from_json(spec, {"bos": "<|stop|>", "eos": "<|go|>"})
     assert turned.fingerprint != tokenizer.fingerprint  # documents are opened and closed by others
 
 
@@ -180,7 +181,7 @@ def test_pieces_of_a_unigram_that_look_special_stay_text() -> None:
         "pre_tokenizer": None, "normalizer": None, "post_processor": None, "decoder": {"type": "Fuse"},
         "model": {"unk_id": 0, "vocab": pieces},
     }  # fmt: skip
-    tokenizer = Tokenizer.from_json(json.dumps({"version": "1.0", **spec}))
+    tokenizer = from_json(json.dumps({"version": "1.0", **spec}))
     assert (
         tokenizer.encode("a</s>b") == [6, 2, 3, 4, 5, 7]
         and tokenizer.decode([6, 2, 3, 4, 5, 7]) == "a</s>b"
@@ -198,7 +199,7 @@ def test_truncation_and_padding_of_a_published_file_are_left_out() -> None:
     }
     spec["padding"] = {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None}
     spec["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
-    assert Tokenizer.from_json(json.dumps(spec)).encode("abcdef") == list(b"abcdef")
+    assert from_json(json.dumps(spec)).encode("abcdef") == list(b"abcdef")
 
 
 def test_mistakes_are_said_in_one_sentence() -> None:

@@ -280,9 +280,9 @@ class Checkpoint:
         if path is None or not path.is_file():
             return None
         verify(path.parent, SOURCE)
-        from ..core.tokenizer.tokenizer import Tokenizer as Reader
+        from .tokenizer_forms import from_json
 
-        return Reader.from_json(path.read_text(encoding="utf-8"), source=str(path))
+        return from_json(path.read_text(encoding="utf-8"), source=str(path))
 
 
 def open_tokenizer(folder: Path) -> Tokenizer | None:

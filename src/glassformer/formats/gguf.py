@@ -31,6 +31,7 @@ from .gguf_fields import fields_of
 from .gguf_file import read_fields, read_gguf
 from .gguf_tokenizer import from_fields
 from .loading import Device, must_fit
+from .tokenizer_forms import tokenizer_of
 
 Bytes: TypeAlias = np.ndarray[Any, Any]
 CODED = {"Q8_0": 8, "Q4_0": 4}
@@ -106,7 +107,7 @@ def open_tokenizer(path: Path) -> Tokenizer | None:
     fields = read_fields(path)
     if "tokenizer.ggml.tokens" not in fields:
         return None
-    return Tokenizer(*from_fields(fields, str(path)), str(path))
+    return tokenizer_of(*from_fields(fields, str(path)), str(path))
 
 
 def name(path: Path) -> str:

@@ -11,6 +11,7 @@ from ..core.tokenizer.tokenizer import Tokenizer
 from ..core.tokenizer.tokenizer_json import Spec, steps
 from .gguf_tokenizer import SPLITS, WHOLE_WORDS, from_fields
 from .sentencepiece import BYTE, CONTROL, MARK, NORMAL, UNKNOWN, UNUSED, USER
+from .tokenizer_forms import tokenizer_of
 
 PREFIX = "tokenizer.ggml."
 ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
@@ -53,7 +54,7 @@ def fields_of(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
         if token is not None and (id := tokenizer.id(token)) is not None:
             fields[f"{PREFIX}{name}_token_id"] = id
     fields[f"{PREFIX}add_bos_token"] = tokenizer.bos is not None and tokenizer.bos != tokenizer.eos
-    back = Tokenizer(*from_fields(fields, "The file"))
+    back = tokenizer_of(*from_fields(fields, "The file"))
     equal = all(
         back.encode(text) == tokenizer.encode(text)
         for text in (SAMPLE, SAMPLE.strip(), "a", " a", "\n")

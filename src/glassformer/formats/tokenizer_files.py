@@ -19,6 +19,7 @@ from ..core.tokenizer.tokenizer import EXTRA, Tokenizer
 from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, added_token, ids_of
 from . import byte_level, sentencepiece, wordpiece
 from . import gguf_tokenizer as gguf
+from .tokenizer_forms import tokenizer_of
 from .wordpiece import flag
 
 FIX = "restore or fix the file"  # what to do about broken JSON
@@ -58,7 +59,7 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
     spec, roles = _read(path, kind, config)
     roles |= _roles(config)
     _extend(spec, path.parent, config)
-    return Tokenizer(spec, roles, str(path))
+    return tokenizer_of(spec, roles, str(path))
 
 
 def _find(folder: Path) -> Path:

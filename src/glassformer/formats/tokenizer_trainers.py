@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, need
+from ..core.tokenizer import Tokenizer
 from ..core.tokenizer.library import library_errors, load, reason
 from ..core.tokenizer.tokenizer_json import Spec, added_token, make_spec
 from ..core.tokenizer.trainers import DEFAULT_SIZE
 from ..core.tokenizer.vocabulary import byte_alphabet, bytes_by_letter
 from . import sentencepiece, wordpiece
 from .byte_level import RankEncoding, byte_level, split
+from .tokenizer_forms import tokenizer_of
 
 if TYPE_CHECKING:
     import tokenizers
@@ -225,6 +227,11 @@ def _fits(needed: int, size: int, kind: str) -> None:
             f"The characters of this text and the special tokens alone make a {kind} vocabulary "
             f"of {needed} entries; give a size of {needed} or more."
         )
+
+
+def train(kind: str, texts: Iterator[str], size: int | None, specials: list[str]) -> Tokenizer:
+    """A tokenizer of the kind, as ``tokenizer.train`` describes it."""
+    return tokenizer_of(TRAINERS[kind](texts, size, specials))
 
 
 TRAINERS = {

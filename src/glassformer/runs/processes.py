@@ -17,9 +17,9 @@ from ..core import config
 from ..core.config.parallel import AXES
 from ..core.config.run import Muon, Run, Train
 from ..core.errors import UserError, mute, need, note
-from ..core.tokenizer import Tokenizer
 from ..core.training.causal import Causal
 from ..fast.training.execution import matmul_peak
+from ..formats.tokenizer_forms import from_json
 from ..scale import experts, pipeline, ring, tensor
 from ..scale.layout import Layout, pieces_for
 from ..scale.mesh import Mesh, has_agent, is_peer_loss, restarts
@@ -93,9 +93,7 @@ def with_tokenizer(plan: RunPlan, mesh: Mesh) -> RunPlan:
             mesh.publish("tokenizers", json.dumps(tokenizer_json))
         else:
             texts = json.loads(mesh.fetch("tokenizers"))
-            tokenizer, source = (
-                None if text is None else Tokenizer.from_json(text) for text in texts
-            )
+            tokenizer, source = (None if text is None else from_json(text) for text in texts)
             plan = replace(plan, tokenizer=tokenizer, source_tokenizer=source)
     plan.check(plan.shape)
     return plan

@@ -13,6 +13,7 @@ from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import pretrained
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.formats.tokenizer_forms import from_json
 from glassformer.sight.tokens.display import steps
 from glassformer.sight.tokens.segmentation import Match, Merge, Tracer, WordTrace, trace
 from glassformer.sight.tokens.segmentation import Path as Way
@@ -142,7 +143,7 @@ def test_a_token_that_was_added_has_no_path() -> None:
     raw["added_tokens"].append(
         {**raw["added_tokens"][0], "id": last, "content": "glassy", "special": False}
     )
-    tokenizer = Tokenizer.from_json(json.dumps(raw))
+    tokenizer = from_json(json.dumps(raw))
     assert last in tokenizer.encode("a glassy roof") and trace(tokenizer, "a roof")
     with pytest.raises(UserError, match="leave it out"):
         trace(tokenizer, "a glassy roof")

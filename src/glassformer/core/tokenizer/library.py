@@ -7,7 +7,6 @@ is done; so long texts are encoded in a thread of their own, within a budget, an
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import threading
@@ -30,7 +29,6 @@ Place: TypeAlias = tuple[int | None, int, int]
 LARGE = 1 << 14  # characters; what is smaller is done at once
 SECONDS, RATE = 10.0, 50_000  # the budget: these, and a second for so many characters
 TICK = 0.1  # seconds between two looks at the clock
-MOST_GROWTH = 256  # characters made of one; the longest published replacement has 18
 LOST = "\0 lost"  # stands where a BPE without an unknown token would leave a character out
 
 _worker = threading.local()  # .abandoned: set once the thread's pool was left by an exception
@@ -64,27 +62,6 @@ def library_errors(refusal: Callable[[BaseException], UserError]) -> Iterator[No
 def reason(error: BaseException) -> str:
     first = (str(error) or type(error).__name__).splitlines()[0]
     return first if len(first) <= 200 else first[:200] + "..."
-
-
-def check_growth(spec: Spec) -> None:
-    """ValueError for replacements that blow a text up, or a table of them that is cut short."""
-    for component in ("normalizer", "decoder"):
-        growth = 1.0
-        for step in steps(spec.get(component)):
-            if step.get("type") == "Precompiled":
-                table = base64.b64decode(step["precompiled_charsmap"], validate=True)
-                size = int.from_bytes(table[:4], "little")  # of the trie before the texts
-                if not 0 < size <= len(table) - 4:
-                    raise ValueError("its table of character replacements is cut short")
-                growth *= max(1, *map(len, table[4 + size :].decode().split("\0")))
-            elif step.get("type") == "Replace":
-                old, size = step["pattern"].get("String"), len(step["content"])
-                # a regular expression may match between any two characters
-                growth *= 1 + size if old is None else max(1, size / max(1, len(old)))
-        if growth > MOST_GROWTH:
-            raise ValueError(
-                f"the replacements of its {component} make over {MOST_GROWTH} characters of one"
-            )
 
 
 def marking_lost(spec: Spec) -> Spec:

@@ -33,7 +33,6 @@ ENDS = ("bos", "eos", "pad", "unk")  # the roles that decide how documents are w
 LARGE = 1 << 20
 """Characters: from here on the time to build tiktoken's tables is won back at once."""
 SENTINEL = re.compile(r"<extra_id_(\d+)>")  # T5's marks of what was taken out
-DAMAGE = (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 
 
 class Tokenizer(Vocabulary):
@@ -43,30 +42,19 @@ class Tokenizer(Vocabulary):
     ``cls``, ``sep`` and ``mask`` are ids or None; ``sentinels`` are the ids of T5's <extra_id_0>,
     <extra_id_1>, ... in this order. Special tokens in a text stay plain text unless
     ``special=True``. ``source_tokenizer`` reads an encoder-decoder's sources where they have a
-    vocabulary of their own. Raises UserError for what is not a tokenizer.
+    vocabulary of their own. ``spec`` and ``roles`` are as ``formats/tokenizer_forms.py`` leaves them.
+    Raises UserError for what is not a tokenizer.
     """
 
     source_tokenizer: Tokenizer | None
 
-    def __init__(
-        self, spec: Spec, roles: Roles | None = None, source: str = "The tokenizer"
-    ) -> None:
+    def __init__(self, spec: Spec, roles: Roles, source: str = "The tokenizer") -> None:
         self._source, self.source_tokenizer = source, None
-        try:
-            library.check_growth(spec)
-            self.roles = tokenizer_json.roles_of(spec, roles or {})
-            self._tables = tokenizer_json.canonical(spec, self.roles)
-            self._by_rank = isinstance(self._tables["model"].get("merges"), ByRank)
-            decode_token = byte_decoder(self._tables, lambda: self._plain.decoder)
-            if not self._by_rank:  # a file of ranks is checked already
-                self._plain  # noqa: B018 - says what is wrong with the file
-        except UserError:
-            raise
-        except DAMAGE as error:
-            raise UserError(
-                f"{source} lacks what a tokenizer.json must hold "
-                f"({library.reason(error)}); restore the file."
-            ) from None
+        self._tables, self.roles = spec, roles
+        self._by_rank = isinstance(spec["model"].get("merges"), ByRank)
+        decode_token = byte_decoder(spec, lambda: self._plain.decoder)
+        if not self._by_rank:  # a file of ranks is checked already
+            self._plain  # noqa: B018 - says what is wrong with the file
         ids = tokenizer_json.ids_of(self._tables)
         self.size: int = max(ids.values(), default=-1) + 1
         need(self.size > 0, f"{source} has no vocabulary; restore the file.")
@@ -321,21 +309,6 @@ class Tokenizer(Vocabulary):
         usual = tokenizer_json.roles_of(self._spec, {}) == self.roles
         extra = {} if usual else {EXTRA: self.roles}
         return json.dumps({**self._spec, **extra}, ensure_ascii=False)
-
-    @classmethod
-    def from_json(
-        cls, text: str | bytes, roles: Roles | None = None, source: str = "The tokenizer"
-    ) -> Tokenizer:
-        """The tokenizer in a tokenizer.json's text; ``roles`` says who plays bos, eos, mask and so
-        on, where known."""
-        spec = files.json_object(text, source, "restore it or choose another file")
-        if not isinstance(spec.get("model"), dict):
-            raise UserError(
-                f'{source} has no "model", so it is not a tokenizer.json; restore it or choose '
-                "another file."
-            )
-        stored = spec.pop(EXTRA, None)
-        return cls(spec, roles or (stored if isinstance(stored, dict) else None), source)
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json into a folder, as `transformers` opens

@@ -3,11 +3,8 @@ not reach."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
-
-from ..errors import UserError
 
 Text = TypeVar("Text", bytes, str)
 Spec = dict[str, Any]  # what a tokenizer.json holds
@@ -26,8 +23,6 @@ USUAL = {
     "mask": ("[MASK]", "<mask>"),
 }
 MOST_IDS = 1 << 22  # lists are as long as the highest id says
-# a part that is named, but by a token that is missing, is an error for these alone
-NEEDED = ("bos", "eos")
 
 
 class ByRank(dict[str, int]):
@@ -102,97 +97,6 @@ def roles_of(spec: Spec, stated_roles: Roles) -> Roles:
     }
     roles["unk"] = unknown if unknown in special else roles["unk"]
     return roles | {role: name for role, name in stated_roles.items() if role in USUAL}
-
-
-def canonical(spec: Spec, roles: Roles) -> Spec:
-    """The specification with no truncation or padding, merges as pairs, and every role's token
-    marked special."""
-    model = {"type": _model_type(spec["model"]), **spec["model"]}
-    listed = [token for token in spec.get("added_tokens") or [] if token["content"]]
-    if model["type"] == "BPE":
-        model["dropout"] = None  # a text has one way to be written
-        _normalise_merges(model, '{"String": " "}' in json.dumps(spec.get("normalizer")))
-    added = {token["content"]: dict(token) for token in listed}
-    _fix_added_ids({name: int(token["id"]) for name, token in added.items()}, model)
-    ids = ids_of({"added_tokens": listed, "model": model})
-    for role, name in list(roles.items()):
-        if name is not None and name not in ids:
-            if role in NEEDED:
-                raise UserError(
-                    f'The vocabulary lacks "{name}", which is named as {role}; fix '
-                    "tokenizer_config.json."
-                )
-            roles[role] = None
-        elif name is not None:
-            added.setdefault(name, added_token(ids[name], name))["special"] = True
-    for name, token in added.items():
-        # Phi-3 calls "</s>" ordinary: a text must not be able to write it
-        token["special"] |= any(name in names for names in USUAL.values())
-        # found as it is written, whatever the normalizer puts around a text
-        token["normalized"] &= not token["special"]
-    tokens = sorted(added.values(), key=lambda token: int(token["id"]))
-    return {**spec, "truncation": None, "padding": None, "added_tokens": tokens, "model": model}
-
-
-def _model_type(model: Spec) -> str:
-    """BPE, Unigram, WordPiece or WordLevel; old files do not say and are told by their parts."""
-    if "merges" in model or isinstance(model.get("vocab"), list):
-        return "BPE" if "merges" in model else "Unigram"
-    return "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
-
-
-def _normalise_merges(model: Spec, replaces_spaces: bool) -> None:
-    """Write merges as pairs, and give no-break spaces back to a vocabulary in which a tool made
-    them plain spaces.
-
-    The normalizer replaces every plain space, so an entry that holds one can mean nothing else.
-    """
-    vocabulary: dict[str, int] = model["vocab"]
-    if isinstance(model["merges"], ByRank):
-        return
-    model["merges"] = [
-        pair if type(pair) is list else _pair(pair, vocabulary) for pair in model["merges"]
-    ]
-    broken = {name: name.replace(" ", "\u00a0") for name in vocabulary if " " in name}
-    if replaces_spaces and broken and vocabulary.keys().isdisjoint(broken.values()):
-        model["vocab"] = {broken.get(name, name): id for name, id in vocabulary.items()}
-        model["merges"] = [[broken.get(half, half) for half in pair] for pair in model["merges"]]
-
-
-def _pair(merge: Any, vocabulary: dict[str, int]) -> list[str]:
-    """Both halves of a merge; in the old one-text form a half may itself hold spaces."""
-    if not isinstance(merge, str):
-        return list(merge)
-    halves = merge.split(" ")
-    if len(halves) == 2:
-        return halves
-    cuts = ([merge[:at], merge[at + 1 :]] for at, letter in enumerate(merge) if letter == " ")
-    return next((cut for cut in cuts if {*cut, "".join(cut)} <= vocabulary.keys()), halves)
-
-
-def _fix_added_ids(stated: dict[str, int], model: Spec) -> None:
-    """Give added tokens the ids that the file gives them: the library would count on from the
-    model's entries.
-
-    UserError where it cannot be done: among scored pieces, or for a token that the model knows by
-    another id.
-    """
-    ids = ids_of({"model": model})
-    new = {name: id for name, id in stated.items() if name not in ids}
-    taken = {*ids.values()}.intersection(new.values())
-    wrong = [
-        name for name, id in stated.items() if ids.get(name, id) != id or id in taken or id < 0
-    ]
-    gaps = sorted(new.values()) != list(range(len(ids), len(ids) + len(new)))
-    if gaps and isinstance(model["vocab"], list):
-        wrong += new
-    if wrong:
-        raise UserError(
-            f"The added token {ascii(wrong[0])[:100]} has an id that it cannot have in this "
-            "vocabulary; fix its file."
-        )
-    if gaps:
-        model["vocab"] = {**ids, **new}
 
 
 def with_merges(spec: Spec) -> Spec:

@@ -1,15 +1,14 @@
 """Train a tokenizer: characters, bytes, BPE, WordPiece or Unigram of any size, or words as white
-space parts them. Each kind's trainer is registered from outside."""
+space parts them. The trainers are registered from outside."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from .. import registry
 from ..errors import UserError, nearest, need
 from .tokenizer import Tokenizer
-from .tokenizer_json import Spec
 
 END = "<|endoftext|>"
 TRAINED = ("char", "byte", "bpe", "wordpiece", "unigram", "words")
@@ -44,10 +43,7 @@ def train(
     ``<|endoftext|>``, or those of SPECIALS. Where a special token is written in a text it is not
     learnt, and nothing is learnt across it (a char tokenizer takes its characters as they come).
     """
-    trainers: dict[str, Callable[..., Spec]] = {}
-    for module in registry.load("tokenizer_trainers"):
-        trainers |= module.TRAINERS
-    if kind not in trainers:
+    if kind not in TRAINED:
         raise UserError(f'There is no kind of tokenizer "{kind}" to train.{nearest(kind, TRAINED)}')
     specials = list(SPECIALS.get(kind, (END,)) if specials is None else specials)
     named = all(isinstance(name, str) and name for name in specials)
@@ -56,7 +52,9 @@ def train(
     if size is not None and not 0 < size <= MOST:
         raise UserError(f"A vocabulary of {size:,} entries cannot be trained; give 1 to {MOST:,}.")
     texts = _checked((texts,) if isinstance(texts, str) else texts)
-    return Tokenizer(trainers[kind](texts, size, specials))
+    (room,) = registry.load("tokenizer_trainers")  # formats/tokenizer_trainers.py
+    tokenizer: Tokenizer = room.train(kind, texts, size, specials)
+    return tokenizer
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from ...core import config
 from ...core.nn import Model, build_model
 from ...core.tokenizer.tokenizer import Tokenizer
+from ...formats.tokenizer_forms import from_json
 from .vectors import Vectors
 from .vocabulary import WORD
 
@@ -55,6 +56,6 @@ def _tokenizer(vectors: Vectors) -> Tokenizer:
         tokenizers.Regex(WORD.pattern), "removed", invert=True
     )
     tokenizer.add_special_tokens(list(SPECIAL))
-    return Tokenizer.from_json(
+    return from_json(
         tokenizer.to_str(), {"pad": "<pad>", "unk": "<unk>"}, "The vocabulary of the vectors"
     )

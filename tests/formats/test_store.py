@@ -23,7 +23,7 @@ from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.config import serial
 from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.formats import loading, store
+from glassformer.formats import store, weights
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.tasks import translation
 
@@ -287,9 +287,9 @@ def test_every_dtype_from_every_file(
     store.save(model, tmp_path, layout=layout)
     back, _ = store.load(tmp_path, dtype=dtype, mapped=mapped)
     for (name, actual), weight in zip(back.named_parameters(), model.parameters(), strict=True):
-        assert actual.is_contiguous() and torch.equal(actual, weight.to(loading.DTYPES[dtype])), (
-            name
-        )
+        assert actual.is_contiguous() and torch.equal(
+            actual, weight.to(weights.MODEL_DTYPES[dtype])
+        ), name
 
 
 @pytest.mark.parametrize("layout", ["hf", "glassformer"])

@@ -144,22 +144,22 @@ class Checkpoint:
         ``group`` of them to a scale, the ends in ``head`` bits. Raises UserError for everything
         that is missing, damaged or does not fit together.
         """
-        from . import loading
+        from . import weights
 
         layout: QuantizedLayout | None = None
         if bits is not None:
             from ..fast import quantized
 
             layout = quantized.QuantizedLayout(bits, group, head)
-        kind = loading.dtype_of(dtype)
+        kind = weights.dtype_of(dtype)
         if self.folder is None:
-            new_kind = kind or loading.DTYPES["float32"]
-            return loading.new_model(self.config, new_kind, device, layout=layout)
+            new_kind = kind or weights.MODEL_DTYPES["float32"]
+            return weights.new_model(self.config, new_kind, device, layout=layout)
         if self._plain:
             files = self._files(mapped)
             size = kind or files.dtype
             names = self._names()
-            return loading.load_model(self.config, *names, files, size, device, layout).eval()
+            return weights.load_model(self.config, *names, files, size, device, layout).eval()
         model = self._converted(kind, device, mapped)
         if layout is not None:
             quantized.quantize_weights(model, layout)
@@ -185,7 +185,7 @@ class Checkpoint:
 
     def _converted(self, kind: torch.dtype | None, device: Device, mapped: bool) -> Model:
         """The model of a GGUF file, of quantised weights, or of a change in another model."""
-        from . import adapters, loading, lora
+        from . import adapters, lora, weights
         from . import quantized_weights as few_bits
 
         assert self.folder is not None
@@ -196,7 +196,7 @@ class Checkpoint:
         if self.base is None:
             files = self._files(mapped)
             page = few_bits.CodesConfig.parse(self.quantization, str(self.folder / CONFIG))
-            size = kind or loading.dtype_of(page.dtype) or files.dtype
+            size = kind or weights.dtype_of(page.dtype) or files.dtype
             return few_bits.load(self.config, page, files, size, device).eval()
         try:
             base = Checkpoint.open(self.base)
@@ -227,9 +227,9 @@ class Checkpoint:
         those of ``anew``. A recipe has no weights, so all of its model is drawn. Raises UserError
         as ``model`` does, and where anything but the ends does not fit.
         """
-        from . import loading, weights
+        from . import weights
 
-        kind = loading.dtype_of(dtype)
+        kind = weights.dtype_of(dtype)
         shapes = weights.shapes(cfg)
         source_shapes = {} if self.folder is None else weights.shapes(self.config)
         for path, shape in shapes.items() if self.folder is not None else ():
@@ -247,13 +247,13 @@ class Checkpoint:
             source = None if self.folder is None else self.model(dtype=kind, device=device)
             source_params = {} if source is None else dict(source.named_parameters())
             first = next(iter(source_params.values()), None)
-            size = kind or (loading.DTYPES["float32"] if first is None else first.dtype)
-            model = loading.new_model(cfg, size, device, seed)
-            loading.copy_weights(model, {path: source_params[path] for path in shared})
+            size = kind or (weights.MODEL_DTYPES["float32"] if first is None else first.dtype)
+            model = weights.new_model(cfg, size, device, seed)
+            weights.copy_weights(model, {path: source_params[path] for path in shared})
         else:
             files = self._files()
-            model = loading.new_model(cfg, kind or files.dtype, device, seed)
-            links, file_shapes = loading.check_links(self.config, *self._names(), files)
+            model = weights.new_model(cfg, kind or files.dtype, device, seed)
+            links, file_shapes = weights.check_links(self.config, *self._names(), files)
             params = {path: model.get_parameter(path) for path in shared}
             shared_links = [link for link in links if shared.issuperset(link.param_names)]
             weights.fill(shared_links, files, params, file_shapes)

@@ -30,7 +30,6 @@ from . import lora, weights
 from .gguf_fields import fields_of
 from .gguf_file import read_fields, read_gguf
 from .gguf_tokenizer import from_fields
-from .loading import Device, must_fit
 from .tokenizer_forms import tokenizer_of
 
 Bytes: TypeAlias = np.ndarray[Any, Any]
@@ -122,7 +121,7 @@ def _config(file: GGUF) -> config.Model:
     return recipe.read_config(file.fields, shapes, factors, str(file.folder))
 
 
-def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
+def load(path: Path, dtype: torch.dtype | None, device: weights.Device = None) -> Model:
     """The model in a file. Its matrices of Q8_0 and Q4_0 stay the codes that they are, unless a
     ``dtype`` is given."""
     file = GGUF(path)
@@ -131,7 +130,7 @@ def load(path: Path, dtype: torch.dtype | None, device: Device = None) -> Model:
     shapes = weights.shapes(cfg)
     links = weights.check(table, shapes, file)
     if dtype is not None:
-        must_fit(cfg, dtype, device)
+        weights.must_fit(cfg, dtype, device)
     model = build_model(cfg, device="meta", dtype=dtype or torch.float32)
     coded = set(quantized.QuantizedLayout(8).plan(model)) if dtype is None else set()
     allocate(model, torch.device(device or torch.get_default_device()))

@@ -25,7 +25,7 @@ from ..core.errors import UserError, need
 from ..core.files import read_json
 from ..core.nn import Model
 from . import other_libraries
-from .loading import load_model
+from .weights import load_model
 
 PROGRAM = 1 << 20, 64  # bytes that a data.pkl may have, and one more for so many of the file
 # bytes that tensors may have, and times those of the file: several may share their numbers

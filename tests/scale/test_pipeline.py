@@ -12,7 +12,7 @@ import torch
 from axes import FAMILIES, LENGTHS, row, worst
 from glassformer import config as c
 from glassformer.core.config import run
-from glassformer.core.config.parallel import Parallel, stage_blocks
+from glassformer.core.config.parallel import Parallel
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.training.batches import Batch
@@ -20,7 +20,7 @@ from glassformer.core.training.causal import Causal
 from glassformer.families import find
 from glassformer.runs import processes as around
 from glassformer.scale.cost import cost
-from glassformer.scale.layout import Layout
+from glassformer.scale.layout import Layout, stage_blocks
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.pipeline import check
 from glassformer.scale.shard import cuts_of, shard

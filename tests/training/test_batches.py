@@ -27,8 +27,9 @@ from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.training.batches import Batch, Batches, every_token_once, next_pieces
 from glassformer.core.training.loss import split
-from glassformer.core.training.shards import CorpusRows, Shards, TokenizedCorpus
+from glassformer.core.training.shards import CorpusRows, Shards
 from glassformer.formats.data.corpus import Source
+from glassformer.formats.data.tokenising import TokenizedCorpus
 from glassformer.runs.prepared import Prepared
 from glassformer.tasks.objectives import Prefix
 

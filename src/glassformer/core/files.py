@@ -110,19 +110,6 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def altered_files(sums: Path, *prefixes: str) -> list[str]:
-    """The files in a list of ``sha256sum`` that are not what was written, of those whose names
-    begin so (none: of all).
-
-    Raises OSError where one is missing, ValueError where the list is no text.
-    """
-    lines = (line.partition("  ") for line in sums.read_text(encoding="utf-8").splitlines())
-    listed = [
-        (digest, Path(name).name) for digest, _, name in lines if name.startswith(prefixes or "")
-    ]
-    return [name for digest, name in listed if sha256(sums.parent / name) != digest]
-
-
 def inside(folder: Path, *names: str) -> Path | None:
     """The path of what a file of ``folder`` names there; None where that leads out of it, by ".."
     or by a link.

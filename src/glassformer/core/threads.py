@@ -1,5 +1,4 @@
-"""How many cores a process may use, whether others want them too, and how OpenMP's threads wait for
-each other."""
+"""How many cores a process may use, and how OpenMP's threads wait for each other."""
 
 from __future__ import annotations
 
@@ -15,8 +14,6 @@ SPIN = 1000
 WAITING = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY"}
 GROUPS = "/sys/fs/cgroup"
 MEMBERSHIP = "/proc/self/cgroup"
-TASKS = "/proc/self/task"
-NOTICEABLE = 0.2  # of the time: threads of one process, too, sometimes wait for each other's core
 
 
 def prepare() -> None:
@@ -76,35 +73,3 @@ def _read(path: str) -> str:
             return file.read()
     except (OSError, ValueError):
         return ""
-
-
-class Contention:
-    """Measures how much other programs take the cores, between one call of ``describe`` and the
-    next."""
-
-    def __init__(self) -> None:
-        self.computed, self.waited = _schedule()
-
-    def describe(self) -> str:
-        """A few words, such as "shared, waits 60% of the time"; "" where the cores were free.
-
-        Linux counts how long each thread was ready and had no core. Elsewhere the load of the last
-        minute tells.
-        """
-        before, (self.computed, self.waited) = (self.computed, self.waited), _schedule()
-        computed, waited = self.computed - before[0], self.waited - before[1]
-        if computed > 0:
-            share = max(0.0, waited) / (computed + max(0.0, waited))
-            return f"shared, waits {share:.0%} of the time" if share > NOTICEABLE else ""
-        load, total = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
-        return f"shared, load {load:.0f} on {total} cores" if load > total + 1 else ""
-
-
-def _schedule() -> tuple[int, int]:
-    """Nanoseconds that this process's threads computed, and that they waited for a core; zeros but
-    on Linux."""
-    from pathlib import Path
-
-    times = [_read(str(task)).split() for task in Path(TASKS).glob("*/schedstat")]
-    pairs = [(int(words[0]), int(words[1])) for words in times if len(words) == 3]
-    return sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)

@@ -407,8 +407,10 @@ def verify(folder: Path, *prefixes: str) -> None:
     if not sums.is_file():
         return
     try:
-        wrong = files.altered_files(sums, *prefixes)
-        listed = {line.partition("  ")[2] for line in sums.read_text(encoding="utf-8").splitlines()}
+        lines = [line.partition("  ") for line in sums.read_text(encoding="utf-8").splitlines()]
+        listed = {Path(name).name: digest for digest, _, name in lines}
+        chosen = [name for name in listed if name.startswith(prefixes or "")]
+        wrong = [name for name in chosen if files.sha256(folder / name) != listed[name]]
     except (OSError, ValueError) as error:
         raise UserError(
             f"{sums} is damaged or names a missing file ({error}); {ANOTHER}."
@@ -418,5 +420,5 @@ def verify(folder: Path, *prefixes: str) -> None:
         f"{folder / ''.join(wrong[:1])} is damaged: its sha256 is not that in {SUMS}; {ANOTHER}.",
     )
     written = {path.name for path in folder.iterdir() if path.suffix in (".json", ".safetensors")}
-    lost = sorted(name for name in written - listed if name.startswith(prefixes or ""))
+    lost = sorted(name for name in written - listed.keys() if name.startswith(prefixes or ""))
     need(not lost, f"{sums} is damaged (it lacks {''.join(lost[:1])}); {ANOTHER}.")

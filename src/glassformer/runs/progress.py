@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import note
-from ..core.threads import Contention
 from ..core.training.loop import TrainStep
 from .hooks import evaluating
 from .report import duration
 
 BAR_WIDTH = 24  # columns
+TASKS = Path("/proc/self/task")
+NOTICEABLE = 0.2  # of the time: threads of one process, too, sometimes wait for each other's core
 
 
 class Live:
@@ -153,3 +154,36 @@ class Live:
         bar = Progress(*columns, console=console, auto_refresh=False)
         bar.add_task("", total=1)
         return bar
+
+
+class Contention:
+    """Measures how much other programs take the cores, between one call of ``describe`` and the
+    next."""
+
+    def __init__(self) -> None:
+        self.computed, self.waited = _schedule()
+
+    def describe(self) -> str:
+        """A few words, such as "shared, waits 60% of the time"; "" where the cores were free.
+
+        Linux counts how long each thread was ready and had no core. Elsewhere the load of the last
+        minute tells.
+        """
+        before, (self.computed, self.waited) = (self.computed, self.waited), _schedule()
+        computed, waited = self.computed - before[0], self.waited - before[1]
+        if computed > 0:
+            share = max(0.0, waited) / (computed + max(0.0, waited))
+            return f"shared, waits {share:.0%} of the time" if share > NOTICEABLE else ""
+        load, total = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+        return f"shared, load {load:.0f} on {total} cores" if load > total + 1 else ""
+
+
+def _schedule() -> tuple[int, int]:
+    """Nanoseconds that this process's threads computed, and that they waited for a core; zeros but
+    on Linux."""
+    computed = waited = 0
+    for task in TASKS.glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            words = task.read_text().split()
+            computed, waited = computed + int(words[0]), waited + int(words[1])
+    return computed, waited

@@ -7,13 +7,14 @@ hidden, the expert axis fewer experts, the pipeline some of the blocks.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ..core import config
-from ..core.config.parallel import AXES, Parallel, stage_of
+from ..core.config.parallel import AXES, Parallel
 from ..core.memory import gibibytes
 from .cost import FP32, TRAIN, Cost
 
@@ -254,3 +255,22 @@ def pieces_for(accumulate: int, parallel: Parallel) -> int:
     """In how many pieces a step is worked through: as many as asked, or more, so that each process
     has as many."""
     return -(-accumulate // parallel.rows) * parallel.rows
+
+
+def stage_blocks(depth: int, stages: int) -> list[range]:
+    """Which of ``depth`` blocks each of so many stages of a pipeline computes; where they differ
+    the first have more, since the last has the head."""
+    starts = [-(-depth * stage // stages) for stage in range(stages + 1)]
+    return [range(low, high) for low, high in itertools.pairwise(starts)]
+
+
+def stage_of(name: str, depth: int, stages: int) -> int:
+    """The stage to which the weight of this path in a decoder belongs."""
+    block = re.match(r"decoder\.blocks\.(\d+)\.", name)
+    if block:
+        return next(
+            stage
+            for stage, blocks in enumerate(stage_blocks(depth, stages))
+            if int(block[1]) in blocks
+        )
+    return stages - 1 if name.startswith(("decoder.last_norm.", "head.")) else 0

@@ -22,12 +22,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..core import config
-from ..core.config.parallel import stage_blocks, stage_of
 from ..core.errors import need
 from ..core.nn import Model
 from ..core.nn.cache import Cache
 from ..core.nn.flow import Flow
 from ..core.nn.model import Stack
+from .layout import stage_blocks, stage_of
 from .mesh import Mesh
 from .place import Cut
 

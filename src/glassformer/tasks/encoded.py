@@ -14,7 +14,6 @@ from ..core import config
 from ..core.config.objective import Objective
 from ..core.config.run import Cut
 from ..core.errors import need
-from ..core.tokenizer.framing import Framing
 from ..core.tokenizer.tokenizer import Tokenizer
 from ..core.training.batches import Array
 from .example_table import Example, Table, encode_words
@@ -23,6 +22,27 @@ Item: TypeAlias = dict[str, list[int]]  # column -> what stands in it
 Layout: TypeAlias = Callable[[Example, Any, list[int] | None], list[Item]]
 """(example, ids of its first text, or of each word; of its second) -> the decoder's item, and then
 the encoder's."""
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Examples of a model with what opens and closes their texts (``core/tokenizer/framing.py``);
+    the source has a ``source_tokenizer`` of its own where one is set."""
+
+    tokenizer: Tokenizer
+    model: config.Model
+    source_tokenizer: Tokenizer | None = None
+
+    def texts(self, texts: list[list[int]]) -> dict[str, list[int]]:
+        """One text or two as columns: tokens, pos, and segments where the model tells them
+        apart."""
+        ids, segments = self.tokenizer.framed(texts)
+        columns = {"tokens": ids, "pos": [*range(len(ids))]}
+        return columns | ({"segments": segments} if self.model.embed.segments else {})
+
+    def around(self, texts: int) -> int:
+        """Number of special tokens around so many texts."""
+        return len(self.texts([[]] * texts)["tokens"])
 
 
 @dataclass(frozen=True)

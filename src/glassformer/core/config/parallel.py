@@ -7,9 +7,7 @@ tensor = 4         # each matrix in four parts
 
 from __future__ import annotations
 
-import itertools
 import math
-import re
 from dataclasses import replace
 
 from ..errors import UserError, need
@@ -86,22 +84,3 @@ def ring_pieces(length: int, size: int) -> list[tuple[range, range]]:
     starts = [piece * number for number in range(2 * size)]
     pieces = [range(start, start + piece) for start in starts]
     return [(pieces[rank], pieces[-1 - rank]) for rank in range(size)]
-
-
-def stage_blocks(depth: int, stages: int) -> list[range]:
-    """Which of ``depth`` blocks each of so many stages of a pipeline computes; where they differ
-    the first have more, since the last has the head."""
-    starts = [-(-depth * stage // stages) for stage in range(stages + 1)]
-    return [range(low, high) for low, high in itertools.pairwise(starts)]
-
-
-def stage_of(name: str, depth: int, stages: int) -> int:
-    """The stage to which the weight of this path in a decoder belongs."""
-    block = re.match(r"decoder\.blocks\.(\d+)\.", name)
-    if block:
-        return next(
-            stage
-            for stage, blocks in enumerate(stage_blocks(depth, stages))
-            if int(block[1]) in blocks
-        )
-    return stages - 1 if name.startswith(("decoder.last_norm.", "head.")) else 0

@@ -10,9 +10,7 @@ decoder           question and answer  <s> s s s [SEP] t t t </s>, parted by wha
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from ..config import Model
 from ..errors import UserError
 from .tokenizer import Tokenizer
 
@@ -74,46 +72,3 @@ def must_be_known(ids: Iterable[int], vocab: int) -> None:
         raise UserError(
             f"Token id {wrong} is out of range: {valid_ids}; use the tokenizer it was trained with."
         )
-
-
-@dataclass(frozen=True)
-class Framing:
-    """The same for a model's examples; the source has a ``source_tokenizer`` of its own where
-    given."""
-
-    tokenizer: Tokenizer
-    model: Model
-    source_tokenizer: Tokenizer | None = None
-
-    @property
-    def decoder_start(self) -> int:
-        """Token that opens a target; UserError where there is none."""
-        return decoder_start(self.tokenizer)
-
-    @property
-    def end_of_target(self) -> int:
-        """Token that closes a target; UserError where there is none."""
-        return end_of_target(self.tokenizer)
-
-    def source(self, ids: list[int]) -> list[int]:
-        """A source for an encoder."""
-        return source(self.source_tokenizer or self.tokenizer, ids)
-
-    def question(self, ids: list[int]) -> list[int]:
-        """A source for a decoder alone."""
-        return question(self.tokenizer, ids)
-
-    def texts(self, texts: list[list[int]]) -> dict[str, list[int]]:
-        """One text or two as columns: tokens, pos, and segments where the model tells them
-        apart."""
-        ids, segments = self.tokenizer.framed(texts)
-        columns = {"tokens": ids, "pos": [*range(len(ids))]}
-        return (
-            {**columns, "segments": segments}
-            if getattr(self.model.embed, "segments", 0)
-            else columns
-        )
-
-    def around(self, texts: int) -> int:
-        """Number of special tokens around so many texts."""
-        return len(self.texts([[]] * texts)["tokens"])

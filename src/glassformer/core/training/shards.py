@@ -8,10 +8,8 @@ shards.json  what the three must be; written with them in one rename
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
-import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,46 +18,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from ..errors import UserError, need
 from ..tokenizer.framing import document_start
-from ..tokenizer.tokenizer import Tokenizer
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class TokenizedCorpus:
-    """A tokenised corpus, shared by its splits."""
-
-    source: Any  # its name, and its pieces: (text, whether a document ends, ...)
-    tokenizer: Tokenizer
-    key: str
-    marks: Array  # (pieces + 1, 2): tokens before, bytes before
-    starts: Array
-    maps: tuple[mmap.mmap, ...] = ()
-
-    def bytes_before(self, token: int) -> int:
-        """UTF-8 bytes of the text that the first ``token`` tokens stand for, exactly.
-
-        A token that ends inside a character counts the whole character.
-        """
-        # searchsorted would copy the column
-        piece = bisect.bisect_right(self.marks[:, 0], token) - 1
-        first, before = map(int, self.marks[piece])
-        inside = token - first
-        if inside == 0:
-            return before
-        opens = self.starts[np.searchsorted(self.starts, first)] == first
-        inside -= int(opens and document_start(self.tokenizer) is not None)
-        *earlier, (text, _, _) = itertools.islice(
-            self.source.pieces(), max(piece - 1, 0), piece + 1
-        )
-        continues = self.tokenizer.adds_prefix and bool(earlier) and not earlier[0].last
-        spans = (
-            self.tokenizer.encode_continuation(text)[1]
-            if continues
-            else self.tokenizer.offsets(text)
-        )
-        inner_spans = spans[:inside]
-        return before + (len(text[: inner_spans[-1][1]].encode()) if inner_spans else 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +34,7 @@ class Shards:
 
     tokens: Array
     first: int  # where this stretch begins in the whole
-    corpus: TokenizedCorpus
+    corpus: Any  # formats.data.tokenising.TokenizedCorpus
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -83,7 +43,8 @@ class Shards:
     def borders(self) -> Array:
         low = np.searchsorted(self.corpus.starts, self.first, side="right")
         high = np.searchsorted(self.corpus.starts, self.first + len(self), side="left")
-        return self.corpus.starts[low:high]
+        borders: Array = self.corpus.starts[low:high]
+        return borders
 
     @property
     def starts(self) -> Array:
@@ -114,7 +75,8 @@ class Shards:
         """UTF-8 bytes of the text, exactly; reads the corpus again when a document was split."""
         self.check()
         end = self.first + len(self)
-        return self.corpus.bytes_before(end) - self.corpus.bytes_before(self.first)
+        size: int = self.corpus.bytes_before(end) - self.corpus.bytes_before(self.first)
+        return size
 
     def split(self, valid: float = 0.1) -> tuple[Shards, Shards]:
         """(train, valid): the last ``valid`` share of the tokens, as nanoGPT splits.

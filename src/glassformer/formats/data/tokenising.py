@@ -8,12 +8,14 @@ the text that was read, and goes on: the files are, byte for byte, what they wou
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
+import mmap
 import os
 import shutil
 import time
@@ -30,7 +32,7 @@ from ...core.threads import cores
 from ...core.tokenizer.framing import document_start
 from ...core.tokenizer.library import pool
 from ...core.tokenizer.tokenizer import Tokenizer
-from ...core.training.shards import Shards, TokenizedCorpus
+from ...core.training.shards import Shards
 from .corpus import Source, TextPiece, cache_lock
 
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are
@@ -58,6 +60,43 @@ class _Position:
     def sizes(self, width: int) -> tuple[int, int, int]:
         """Bytes of the three files."""
         return self.tokens * width, self.documents * 8, self.marks * 16
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizedCorpus:
+    """A tokenised corpus, shared by its splits."""
+
+    source: Source
+    tokenizer: Tokenizer
+    key: str
+    marks: np.ndarray[Any, Any]  # (pieces + 1, 2): tokens before, bytes before
+    starts: np.ndarray[Any, Any]
+    maps: tuple[mmap.mmap, ...] = ()
+
+    def bytes_before(self, token: int) -> int:
+        """UTF-8 bytes of the text that the first ``token`` tokens stand for, exactly.
+
+        A token that ends inside a character counts the whole character.
+        """
+        # searchsorted would copy the column
+        piece = bisect.bisect_right(self.marks[:, 0], token) - 1
+        first, before = map(int, self.marks[piece])
+        inside = token - first
+        if inside == 0:
+            return before
+        opens = self.starts[np.searchsorted(self.starts, first)] == first
+        inside -= int(opens and document_start(self.tokenizer) is not None)
+        *earlier, (text, _, _) = itertools.islice(
+            self.source.pieces(), max(piece - 1, 0), piece + 1
+        )
+        continues = self.tokenizer.adds_prefix and bool(earlier) and not earlier[0].last
+        spans = (
+            self.tokenizer.encode_continuation(text)[1]
+            if continues
+            else self.tokenizer.offsets(text)
+        )
+        inner_spans = spans[:inside]
+        return before + (len(text[: inner_spans[-1][1]].encode()) if inner_spans else 0)
 
 
 def tokenise(

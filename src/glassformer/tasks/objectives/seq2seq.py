@@ -36,26 +36,25 @@ class Seq2Seq(SomeTokens):
     def layout(self, framing: Framing, fit: Fit) -> Layout:
         """The source for the encoder and the target for the decoder, or both as one text of which
         the end is asked."""
-        eos = framing.end_of_target
+        from ...core.tokenizer.framing import decoder_start, end_of_target, question, source
 
-        def pair(example: Example, source: list[int], target: list[int] | None) -> list[Item]:
+        tokenizer, eos = framing.tokenizer, end_of_target(framing.tokenizer)
+
+        def pair(example: Example, first: list[int], target: list[int] | None) -> list[Item]:
             assert target is not None
-            (source,) = fit(example, [source], 1, "source")
+            (first,) = fit(example, [first], 1, "source")
             (target,) = fit(example, [target], 1, "target")
-            source_ids = framing.source(source)
-            tokens, pos = [framing.decoder_start, *target], [*range(len(target) + 1)]
+            source_ids = source(framing.source_tokenizer or tokenizer, first)
+            tokens, pos = [decoder_start(tokenizer), *target], [*range(len(target) + 1)]
             written = {"tokens": tokens, "targets": [*target, eos], "pos": pos}
             return [written, {"source": source_ids, "source_pos": [*range(len(source_ids))]}]
 
-        def one_text(example: Example, source: list[int], target: list[int] | None) -> list[Item]:
+        def one_text(example: Example, first: list[int], target: list[int] | None) -> list[Item]:
             assert target is not None
-            source, target = fit(
-                example, [source, target], len(framing.question([])), "source and target"
-            )
-            question = framing.question(source)
-            targets = [-1] * (len(question) - 1) + [*target, eos]
-            return [
-                {"tokens": question + target, "targets": targets, "pos": [*range(len(targets))]}
-            ]
+            around = len(question(tokenizer, []))
+            first, target = fit(example, [first, target], around, "source and target")
+            asked = question(tokenizer, first)
+            targets = [-1] * (len(asked) - 1) + [*target, eos]
+            return [{"tokens": asked + target, "targets": targets, "pos": [*range(len(targets))]}]
 
         return pair if isinstance(framing.model, EncoderDecoder) else one_text

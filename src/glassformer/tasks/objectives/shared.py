@@ -16,11 +16,10 @@ from ...core.errors import need
 if TYPE_CHECKING:  # what the pages' signatures name; reading a page imports none of it
     from torch import Tensor
 
-    from ...core.tokenizer.framing import Framing
     from ...core.tokenizer.tokenizer import Tokenizer
     from ...core.training.batches import Array, Batch
     from ...core.training.loss import Loss
-    from ..encoded import Fit, Item, Layout
+    from ..encoded import Fit, Framing, Item, Layout
 
 ENCODER_SPECIALS = ("[PAD]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 

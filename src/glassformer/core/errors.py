@@ -191,14 +191,3 @@ def choices(name: object, classes: Iterable[str], table: bool = False) -> str:
         if strange
         else f"{names}."
     )
-
-
-def above_zero(config: object, *names: str) -> None:
-    """Refuse a config whose numbers under these names are not above 0; None stands for a
-    default."""
-    for name in names:
-        value = getattr(config, name)
-        need(
-            value is None or value > 0,
-            f"{type(config).__name__}.{name} is {value}; give a number above 0.",
-        )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from ..errors import need
+from typing import Annotated, TypeAlias
+
 from .feedforward import Activation
 from .norm import Norm
-from .serial import NonNegativeInt, PositiveFloat, PositiveInt, frozen
+from .serial import NonNegativeInt, PositiveFloat, PositiveInt, Range, frozen
 from .shapes import Shapes, indexed, join, linear, shapes_of, table
 
-MOST_PREVIOUS_TOKENS = 1 << 10  # far beyond what anybody trains; more would only hang
+# far beyond what anybody trains; more would only hang
+EarlierTokens: TypeAlias = Annotated[int, Range(lambda x: 0 <= x <= 1024, "0 to 1,024")]
 
 
 @frozen
@@ -25,16 +27,9 @@ class Embed:
     scale: PositiveFloat = 1.0  # the vectors are multiplied by it (2017 and Gemma: sqrt(dim))
     segments: NonNegativeInt = 0  # entries of the table of segments (BERT: 2); 0: none
     # earlier tokens that add a vector of their own tables; 0: none
-    previous_token_embeddings: int = 0
+    previous_token_embeddings: EarlierTokens = 0
     # width of the embeddings, projected to the model's; none: the model's (Electra)
     dim: PositiveInt | None = None
-
-    def __post_init__(self) -> None:
-        need(
-            0 <= self.previous_token_embeddings <= MOST_PREVIOUS_TOKENS,
-            f"Embed.previous_token_embeddings is {self.previous_token_embeddings}; give 0 to "
-            f"{MOST_PREVIOUS_TOKENS:,}.",
-        )
 
     def shapes(self, width: int) -> Shapes:
         """A table of tokens, one of segments, and one for each token before; its last row is for no

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from ..errors import need
-from .serial import frozen
+from .serial import Range, frozen
+
+Deviation: TypeAlias = Annotated[
+    float, Range(lambda x: 0 <= x <= 1000, "a deviation from 0 to 1000")
+]
 
 
 @frozen
@@ -17,16 +20,8 @@ class Init:
     divided by sqrt(writes) (GPT-2), ``zero`` (each block starts as the identity).
     """
 
-    std: float | None = 0.02  # standard deviation of matrices; none: 1/sqrt(fan_in)
-    embed_std: float = 0.02  # standard deviation of the embeddings
+    std: Deviation | None = 0.02  # standard deviation of matrices; none: 1/sqrt(fan_in)
+    embed_std: Deviation = 0.02  # standard deviation of the embeddings
     # what writes to the stream; depth: std / sqrt(writes)
     residual: Literal["plain", "depth", "zero"] = "depth"
-    head_std: float | None = None  # standard deviation of an untied head; none: as std
-
-    def __post_init__(self) -> None:
-        for name in ("std", "embed_std", "head_std"):
-            value = getattr(self, name)
-            need(
-                value is None or 0 <= value <= 1000,
-                f"Init.{name} is {value}; give a deviation from 0 to 1000.",
-            )
+    head_std: Deviation | None = None  # standard deviation of an untied head; none: as std

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from ..errors import need
 from .scaling import LongRopeScaling, RopeScaling, YarnScaling
-from .serial import NonNegativeInt, PositiveFloat, PositiveInt, frozen
+from .serial import AtLeastTwo, NonNegativeInt, PositiveFloat, PositiveInt, Range, frozen
 from .shapes import Shapes, Unmultiplied, join, no_shapes, table
 
 
@@ -78,16 +78,13 @@ class Rotary:
     """
 
     theta: PositiveFloat = 10_000.0  # the longest wavelength over 2 pi
-    fraction: float = 1.0  # share of each head's dimensions that turn (GPT-NeoX, Phi)
+    # share of each head's dimensions that turn (GPT-NeoX, Phi)
+    fraction: Annotated[float, Range(lambda x: 0 < x <= 1, "a share above 0, at most 1")] = 1.0
     scaling: RopeScaling | None = None  # of frequencies, for longer texts
     # pair neighbours (GPT-J, Llama's own files); false: first half with second
     interleaved: bool = False
 
     def __post_init__(self) -> None:
-        need(
-            0 < self.fraction <= 1,
-            f"Rotary.fraction is {self.fraction}; give a share above 0, at most 1.",
-        )
         blended = isinstance(self.scaling, YarnScaling)
         need(
             not blended or self.theta > 1,
@@ -133,11 +130,8 @@ class RelativeBias:
     ``distance``.
     """
 
-    buckets: int = 32  # of distances, half of them for either side where nothing is causal
+    buckets: AtLeastTwo = 32  # of distances, half of them for either side where nothing is causal
     distance: PositiveInt = 128  # from which on all share a bucket
-
-    def __post_init__(self) -> None:
-        need(self.buckets > 1, f"RelativeBias.buckets is {self.buckets}; give 2 or more.")
 
     def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
         """A bias for each bucket and head."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from ..errors import need
-from .serial import PositiveFloat, PositiveInt, frozen
+from .serial import AtLeastTwo, PositiveFloat, PositiveInt, frozen
 
 
 @frozen
@@ -65,17 +65,13 @@ class LongRopeScaling:
 
     short: tuple[float, ...]  # what each frequency is divided by, for texts up to original_context
     long: tuple[float, ...]  # what each frequency is divided by, for longer texts
-    original_context: int  # positions learnt first
+    original_context: AtLeastTwo  # positions learnt first
     factor: PositiveFloat = 1.0  # how many times more positions were learnt later
     # queries and keys are multiplied by it; none: from factor
     attention_factor: PositiveFloat | None = None
     use_long: bool = False  # take the long factors
 
     def __post_init__(self) -> None:
-        need(
-            self.original_context > 1,
-            f"LongRopeScaling.original_context is {self.original_context}; give 2 or more.",
-        )
         even = len(self.short) == len(self.long) > 0 and min(*self.short, *self.long) > 0
         need(
             even,

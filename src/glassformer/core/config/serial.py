@@ -39,7 +39,9 @@ _POSITIVE = Range(lambda x: x > 0, "a number above 0")
 PositiveInt: TypeAlias = Annotated[int, _POSITIVE]
 PositiveFloat: TypeAlias = Annotated[float, _POSITIVE]
 NonNegativeInt: TypeAlias = Annotated[int, Range(lambda x: x >= 0, "0 or more")]
+AtLeastTwo: TypeAlias = Annotated[int, Range(lambda x: x >= 2, "2 or more")]
 Share: TypeAlias = Annotated[float, Range(lambda x: 0 <= x < 1, "a share from 0 to below 1")]
+InnerShare: TypeAlias = Annotated[float, Range(lambda x: 0 < x < 1, "a share between 0 and 1")]
 
 
 @typing.dataclass_transform(frozen_default=True)

@@ -26,7 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.errors import UserError, above_zero, need
+from ...core.config.serial import PositiveFloat, PositiveInt, frozen
+from ...core.errors import UserError
 from .vectors import Vectors
 from .vocabulary import Words
 
@@ -41,7 +42,7 @@ REPORT = 1 << 17  # words between two reports
 LOWEST = 1e-4  # of the first rate: where it ends
 
 
-@dataclass(frozen=True)
+@frozen
 class Settings:
     """Settings of training. ``window`` is the farthest neighbour, ``negative`` the noise words a pair; a
     word whose share of the text is above ``sample`` is often skipped; ``rate`` falls linearly to
@@ -49,20 +50,13 @@ class Settings:
     """
 
     kind: Literal["skip-gram", "cbow"] = "skip-gram"
-    dim: int = 100
-    window: int = 5
-    negative: int = 5
-    sample: float = 1e-3
-    epochs: int = 5
-    rate: float = 0.025
+    dim: PositiveInt = 100
+    window: PositiveInt = 5
+    negative: PositiveInt = 5
+    sample: PositiveFloat = 1e-3
+    epochs: PositiveInt = 5
+    rate: PositiveFloat = 0.025
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        above_zero(self, "dim", "window", "negative", "sample", "epochs", "rate")
-        need(
-            self.kind in ("skip-gram", "cbow"),
-            f'There is no word2vec "{self.kind}"; choose skip-gram or cbow.',
-        )
 
 
 @dataclass

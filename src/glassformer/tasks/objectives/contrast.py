@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.config import Decoder, Encoder, Model
 from ...core.config.objective import Objective
-from ...core.config.serial import frozen
-from ...core.errors import above_zero
+from ...core.config.serial import PositiveFloat, frozen
 from ..example_table import Example
 from ..examples import Row
 from .shared import ENCODER_SPECIALS, with_pool
@@ -30,14 +29,11 @@ class Contrast(Objective):
     Cosines are divided by ``temperature`` before the softmax; both directions count.
     """
 
-    temperature: float = 0.05  # cosines are divided by it before the softmax
+    temperature: PositiveFloat = 0.05  # cosines are divided by it before the softmax
 
     shapes = (Encoder, Decoder)
     example_fields = ("text", "second")
     specials = ENCODER_SPECIALS
-
-    def __post_init__(self) -> None:
-        above_zero(self, "temperature")
 
     def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
         """A pool that ends in a vector."""

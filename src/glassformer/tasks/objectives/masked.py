@@ -17,9 +17,9 @@ import numpy as np
 
 from ...core.config import Encoder, Model
 from ...core.config.objective import Tune
-from ...core.config.serial import frozen
+from ...core.config.serial import InnerShare, frozen
 from ...core.errors import UserError
-from .shared import ENCODER_SPECIALS, SomeTokens, check_share, documents
+from .shared import ENCODER_SPECIALS, SomeTokens, documents
 
 if TYPE_CHECKING:
     from .shared import Array, Batch, Tokenizer
@@ -32,14 +32,11 @@ class Masked(SomeTokens):
     together.
     """
 
-    mask_rate: float = 0.15  # share of tokens that are chosen
+    mask_rate: InnerShare = 0.15  # share of tokens that are chosen
     whole_words: bool = False  # choose all pieces of a word together
 
     shapes = (Encoder,)
     specials = ENCODER_SPECIALS
-
-    def __post_init__(self) -> None:
-        check_share(self, "mask_rate")
 
     def check(
         self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None

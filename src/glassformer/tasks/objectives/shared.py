@@ -11,7 +11,6 @@ import numpy as np
 
 from ...core.config import Decoder, Encoder, Model, Pool, serial
 from ...core.config.objective import Objective
-from ...core.errors import need
 
 if TYPE_CHECKING:  # what the pages' signatures name; reading a page imports none of it
     from torch import Tensor
@@ -32,14 +31,6 @@ class SomeTokens(Objective):
         from ...core.training.loss import chosen_loss
 
         return chosen_loss(model, batch, smoothing)
-
-
-def check_share(settings: object, name: str) -> None:
-    """UserError unless the setting ``name`` is between 0 and 1."""
-    value = getattr(settings, name)
-    need(
-        0 < value < 1, f"{type(settings).__name__}.{name} is {value}; give a share between 0 and 1."
-    )
 
 
 @dataclass(frozen=True)

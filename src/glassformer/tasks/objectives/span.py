@@ -12,9 +12,9 @@ import numpy as np
 
 from ...core.config import EncoderDecoder, Model
 from ...core.config.objective import Tune
-from ...core.config.serial import frozen
-from ...core.errors import UserError, above_zero, need
-from .shared import SomeTokens, check_share, documents
+from ...core.config.serial import InnerShare, PositiveFloat, frozen
+from ...core.errors import UserError, need
+from .shared import SomeTokens, documents
 
 if TYPE_CHECKING:
     from .shared import Array, Batch, Tokenizer
@@ -31,15 +31,11 @@ class Span(SomeTokens):
     sentinel and what it stands for.
     """
 
-    corruption_rate: float = 0.15  # share of tokens that are cut out
-    length: float = 3.0  # tokens of a span, on average
+    corruption_rate: InnerShare = 0.15  # share of tokens that are cut out
+    length: PositiveFloat = 3.0  # tokens of a span, on average
 
     shapes = (EncoderDecoder,)
     specials = ("<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in range(100)))
-
-    def __post_init__(self) -> None:
-        check_share(self, "corruption_rate")
-        above_zero(self, "length")
 
     def check(
         self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None

@@ -104,6 +104,13 @@ def _fields(kind: type) -> dict[str, tuple[Any, Range | None]]:
 
 # of a slot's types: the further ones, by name
 _MEMBERS: dict[frozenset[type], dict[str, type]] = {}
+EXPRESSIONS: dict[frozenset[type], Callable[[str], Any]] = {}
+"""Of a slot's types: what reads a member written as one text; None where the text is none."""
+
+
+def _options(slot: Any) -> frozenset[type]:
+    """The types of a slot but None: a union's, or the one that it is."""
+    return frozenset(typing.get_args(slot) or (slot,)) - {type(None)}
 
 
 @typing.dataclass_transform(frozen_default=True)
@@ -115,57 +122,55 @@ def member(slot: Any) -> Callable[[type[T]], type[T]]:
     module. In a file of your own it is there once ``glassformer.use`` (``--use FILE``) has read the
     file.
     """
-    types = frozenset(
-        option for option in typing.get_args(slot) or (slot,) if option is not type(None)
-    )
 
     def register(kind: type[T]) -> type[T]:
-        taken = _builtin_members(slot)
         need(
-            kind.__name__ not in taken,
+            kind.__name__ not in _builtin_members(slot),
             f"The slot has a {kind.__name__} already; give yours another name.",
         )
         cls = kind if "__dataclass_fields__" in vars(kind) else frozen(kind)
-        _MEMBERS.setdefault(types, {})[kind.__name__] = cls
+        _MEMBERS.setdefault(_options(slot), {})[kind.__name__] = cls
         return cls
 
     return register
 
 
-EXPRESSIONS: dict[frozenset[type], Callable[[str], Any]] = {}
-"""Of a slot's types: what reads a member written as one text; None where the text is none."""
-
-
 def members(slot: Any) -> dict[str, type]:
     """The types of a slot by name, those that ``member`` added last."""
-    options = set(typing.get_args(slot) or (slot,))
-    more = [added for types, added in _MEMBERS.items() if types <= options]
-    return functools.reduce(operator.or_, more, _builtin_members(slot))
+    classes, options = _builtin_members(slot), _options(slot)
+    for slot_types, added in _MEMBERS.items():
+        if slot_types <= options:
+            classes |= added
+    return classes
 
 
 def _builtin_members(slot: Any) -> dict[str, type]:
     """The types that we give a slot: its union's, or those of the registry's topic
     ``members_of``, whose modules are imported when its types are first asked for.
     """
-    packages = registry.load(slot.members_of) if _named_package(slot) else []
-    listed = [value for package in packages for value in vars(package).values()]
-    options = (*(typing.get_args(slot) or (slot,)), *listed)
+    options = list(typing.get_args(slot) or (slot,))
+    for package in registry.load(slot.members_of) if _is_base(slot) else ():
+        options += vars(package).values()
     return {o.__name__: o for o in options if isinstance(o, type) and dataclasses.is_dataclass(o)}
 
 
-def _named_package(slot: Any) -> bool:
+def _is_base(slot: Any) -> bool:
+    """The slot is a class whose types modules elsewhere define."""
     return "members_of" in getattr(slot, "__dict__", {})
 
 
 def added_types(config: Any) -> set[str]:
     """The types in a config that ``member`` added, by name."""
-    if isinstance(config, tuple):
-        return set[str]().union(*map(added_types, config))
-    if not dataclasses.is_dataclass(config):
-        return set()
-    inside = (added_types(getattr(config, field.name)) for field in dataclasses.fields(config))
-    is_member = any(type(config) in slot.values() for slot in _MEMBERS.values())
-    return set[str]().union(*inside, [type(config).__name__] * is_member)
+    added = [kind for slot in _MEMBERS.values() for kind in slot.values()]
+    names, parts = set[str](), [config]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, tuple):
+            parts += part
+        elif dataclasses.is_dataclass(part):
+            parts += vars(part).values()
+            names |= {type(part).__name__} if type(part) in added else set()
+    return names
 
 
 # ------------------------------------------------------------------------------------ dictionaries
@@ -191,93 +196,72 @@ def from_dict(kind: Any, raw: Any, path: str = "") -> Any:
     type.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if (
-        origin in (typing.Union, types.UnionType)
-        or _named_package(kind)
-        or frozenset((kind,)) in _MEMBERS
-    ):
-        return _from_union(kind, raw, path)
     if origin is typing.Literal:
-        if raw not in args:
-            raise UserError(
-                f"{_path_prefix(path)}{_show(raw)} is not one of {', '.join(map(json.dumps, args))}."
-            )
-        return raw
+        if raw in args:
+            return raw
+        raise _error(path, f"{_show(raw)} is not one of {', '.join(map(json.dumps, args))}.")
     if origin is tuple:
         items = raw if isinstance(raw, list | tuple) else [raw]
         return tuple(from_dict(args[0], item, f"{path}.{i}") for i, item in enumerate(items))
     if origin is dict:
-        _require(isinstance(raw, Mapping), raw, "a table", path)
+        if not isinstance(raw, Mapping):
+            raise _error(path, f"{_show(raw)} is not a table.")
         return {key: from_dict(args[1], item, f"{path}.{key}") for key, item in raw.items()}
-    if dataclasses.is_dataclass(kind):
-        return _from_table(typing.cast(type, kind), raw, path)
-    return _plain(kind, raw, path)
+    is_union = origin in (typing.Union, types.UnionType)
+    is_slot = is_union or dataclasses.is_dataclass(kind) or _is_base(kind)
+    return (_from_slot if is_slot else _plain)(kind, raw, path)
 
 
-def _from_union(kind: Any, raw: Any, path: str) -> Any:
-    options, classes, where = typing.get_args(kind) or (kind,), members(kind), _path_prefix(path)
+def _from_slot(kind: Any, raw: Any, path: str) -> Any:
+    """A value of one of the slot's types: a dataclass by its table or its name, else what the first
+    plain type takes."""
+    options, classes = typing.get_args(kind) or (kind,), members(kind)
     word = raw if isinstance(raw, str) else None
     if type(None) in options and (
         raw is None or (word is not None and word.lower() == "none" and str not in options)
     ):
         return None
-    if classes and isinstance(raw, tuple(classes.values())):
+    if isinstance(raw, tuple(classes.values())):
         return raw
     if word in classes:  # a type with nothing to set, by name alone
         return _from_table(classes[word], {}, path)
-    module = type(raw).__module__
-    if classes and (isinstance(raw, Mapping) or module not in ("builtins", "numpy")):
-        if isinstance(raw, Mapping):
-            only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
-            name = raw.get("type", only)
-            if isinstance(name, str) and name in classes:
-                return _from_table(classes[name], raw, path)
-        else:
-            name = type(raw).__name__
-            need(
-                module.startswith("glassformer."),
-                f"{where}{name} is no type of this slot; write @config.member(SLOT) above its "
-                "class.",
-            )
+    module, name = type(raw).__module__, type(raw).__name__
+    if classes and isinstance(raw, Mapping):
+        only = next(iter(classes)) if sum(map(dataclasses.is_dataclass, options)) == 1 else None
+        name = raw.get("type", only)
+        if isinstance(name, str) and name in classes:
+            return _from_table(classes[name], raw, path)
+    elif classes and module not in ("builtins", "numpy") and not module.startswith("glassformer."):
+        message = f"{name} is no type of this slot; write @config.member(SLOT) above its class."
+        raise _error(path, message)
+    if classes and (isinstance(raw, Mapping) or module.startswith("glassformer.")):
         problem = '"type" is missing' if name is None else f'"type" is {_show(name)}'
-        raise UserError(f"{where}{problem}; give one of {choices(name, classes, table=True)}")
-    written = EXPRESSIONS.get(frozenset(options) - {type(None)})
-    if written is not None and word is not None:
+        raise _error(path, f"{problem}; give one of {choices(name, classes, table=True)}")
+    if word is not None and (written := EXPRESSIONS.get(_options(kind))):
         try:
             if (value := written(word)) is not None:
                 return value
         except UserError as error:
-            raise UserError(f"{where}{error}") from None
-    plain = [
-        o for o in options if o not in (type(None), *classes.values()) and not _named_package(o)
-    ]
-    for option in plain:
-        try:
-            return from_dict(option, raw, path)
-        except UserError as error:
-            last = error
-    if plain:
-        raise last
-    if word is None:
-        problem, hint = f"{_show(raw)} is not a table with a type", ""
-    else:
-        problem = f"there is no {_show(raw)}"
-        hint = ' Write a table as {type = "NAME", key = value}, closed.' * word.startswith("{")
-    raise UserError(f"{where}{problem}; give one of {choices(raw, classes)}{hint}")
+            raise _error(path, str(error)) from None
+    problems = []
+    for option in options:
+        if option in _PLAIN or typing.get_origin(option):
+            try:
+                return from_dict(option, raw, path)
+            except UserError as error:
+                problems.append(error)
+    if problems:
+        raise problems[-1]
+    problem = (
+        f"{_show(raw)} is not a table with a type" if word is None else f"there is no {_show(raw)}"
+    )
+    hint = ' Write a table as {type = "NAME", key = value}, closed.' * (word or "").startswith("{")
+    raise _error(path, f"{problem}; give one of {choices(raw, classes)}{hint}")
 
 
-def _from_table(kind: type, raw: Any, path: str) -> Any:
-    if isinstance(raw, kind):
-        return raw
-    _require(isinstance(raw, Mapping), raw, f"a table of {kind.__name__}'s settings", path)
+def _from_table(kind: type, raw: Mapping[str, Any], path: str) -> Any:
     hints = _fields(kind)
     table = {key: value for key, value in raw.items() if key != "type" or "type" in hints}
-    if "type" in raw and "type" not in hints and raw["type"] != kind.__name__:
-        sentence = (
-            f'"type" is {_show(raw["type"])}; here it must be '
-            f"{choices(raw['type'], {kind.__name__: kind})}"
-        )
-        raise UserError(f"{_path_prefix(path)}{sentence}")
     for key in table:
         if key not in hints:
             messages = {
@@ -285,53 +269,45 @@ def _from_table(kind: type, raw: Any, path: str) -> Any:
                 "Stack": f"{path.rpartition('.')[2] or 'A stack'} has no setting",
             }
             sentence = messages.get(kind.__name__, f"{kind.__name__} has no setting")
-            raise UserError(
-                f"{_path_prefix(path)}{sentence} {_show(key)}.{nearest(str(key), hints)}"
-            )
-    needed = [
-        f.name
-        for f in dataclasses.fields(kind)
-        if f.default is f.default_factory is dataclasses.MISSING
-    ]
-    for name in needed:
-        need(name in table, f'{_path_prefix(path)}{kind.__name__} needs "{name}"; add it.')
-    inside = {
-        key: from_dict(hints[key][0], value, f"{path}.{key}" if path else key)
-        for key, value in table.items()
-    }
-    return kind(**inside)
+            raise _error(path, f"{sentence} {_show(key)}.{nearest(str(key), hints)}")
+    for field in dataclasses.fields(kind):
+        if (
+            field.default is field.default_factory is dataclasses.MISSING
+            and field.name not in table
+        ):
+            raise _error(path, f'{kind.__name__} needs "{field.name}"; add it.')
+    return kind(
+        **{key: from_dict(hints[key][0], value, f"{path}.{key}") for key, value in table.items()}
+    )
+
+
+_PLAIN = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 
 
 def _plain(kind: Any, raw: Any, path: str) -> Any:
     if kind is Any:
         return raw
-    if isinstance(raw, str) and kind in (int, float, bool):
-        raw = _parse(raw)
-    if isinstance(raw, str) and kind is float:
+    value = _parse(raw) if isinstance(raw, str) and kind is not str else raw
+    if isinstance(value, str) and kind is float:
         with contextlib.suppress(ValueError):  # .001 and 1.e-3 are numbers to everybody but TOML
-            raw = float(raw)
-    if kind in (int, float) and not isinstance(raw, bool | int) and hasattr(raw, "__index__"):
-        raw = operator.index(raw)  # numpy's integers
-    if kind is int and isinstance(raw, float) and raw.is_integer():
-        raw = int(raw)
-    if kind in (int, float) and isinstance(raw, int):
-        _require(abs(raw) < SIZE, raw, "a number of 64 bits", path)
-    if kind is float and isinstance(raw, int) and not isinstance(raw, bool):
-        raw = float(raw)
-    fits = isinstance(raw, kind) and not (kind is int and isinstance(raw, bool))
-    names = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
-    _require(fits, raw, names.get(kind, f"a {kind.__name__}"), path)
-    _require(not isinstance(raw, float) or math.isfinite(raw), str(raw), "a finite number", path)
-    return raw
+            value = float(value)
+    if kind in (int, float) and not isinstance(value, bool):
+        if isinstance(value, float) and value.is_integer() and kind is int:
+            value = int(value)
+        if hasattr(value, "__index__"):  # numpy's integers too
+            value = operator.index(value)
+            if abs(value) >= SIZE:
+                raise _error(path, f"{_show(value)} is not a number of 64 bits.")
+            value = kind(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise _error(path, f"{_show(value)} is not {_PLAIN.get(kind, kind.__name__)}.")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _error(path, f"{_show(str(value))} is not a finite number.")
+    return value
 
 
-def _path_prefix(path: str) -> str:
-    return f"{path.lstrip('.')}: " if path else ""
-
-
-def _require(fact: bool, raw: Any, expected: str, path: str) -> None:
-    if not fact:
-        raise UserError(f"{_path_prefix(path)}{_show(raw)} is not {expected}.")
+def _error(path: str, sentence: str) -> UserError:
+    return UserError(f"{path.lstrip('.')}: {sentence}" if path else sentence)
 
 
 def _show(raw: Any) -> str:
@@ -387,10 +363,7 @@ def _replace(node: Any, keys: list[str], value: Any, path: str) -> Any:
             at < len(node),
             f"{path}: there are {len(node)} entries, counted from 0; {at} is past the end.",
         )
-        return [
-            _replace(item, keys[1:], value, path) if i == at else item
-            for i, item in enumerate(node)
-        ]
+        return [*node[:at], _replace(node[at], keys[1:], value, path), *node[at + 1 :]]
     if keys:
         if isinstance(node, str) and node.isidentifier():  # a type by name alone: --optimizer Muon
             node = {"type": node}

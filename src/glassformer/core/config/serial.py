@@ -56,11 +56,9 @@ def frozen(kind: type[T]) -> type[T]:
     title = getattr(kind, "table", kind.__name__)
 
     def check(self: Any) -> None:
-        for name, (hint, within) in _fields(kind).items():  # type: ignore[arg-type]
+        for name, hint in _fields(kind).items():  # type: ignore[arg-type]
             value = from_dict(hint, getattr(self, name), f"{title}.{name}")
             object.__setattr__(self, name, value)
-            if within is not None and value is not None and not within.fits(value):
-                raise UserError(f"{title}.{name} is {value}; give {within.description}.")
         if judge is not None:
             judge(self)
 
@@ -87,19 +85,10 @@ SIZE = 1 << 63  # integers stay below it
 
 
 @functools.cache
-def _fields(kind: type) -> dict[str, tuple[Any, Range | None]]:
-    """The type of each field, and the range of a number."""
+def _fields(kind: type) -> dict[str, Any]:
+    """The type of each field, with the range of a number."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    plain = typing.get_type_hints(kind)
-
-    def within(hint: Any) -> Range | None:
-        notes = [getattr(h, "__metadata__", ()) for h in (hint, *typing.get_args(hint))]
-        return next((note for group in notes for note in group if isinstance(note, Range)), None)
-
-    return {
-        field.name: (plain[field.name], within(hints[field.name]))
-        for field in dataclasses.fields(kind)
-    }
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 # of a slot's types: the further ones, by name
@@ -196,6 +185,12 @@ def from_dict(kind: Any, raw: Any, path: str = "") -> Any:
     type.
     """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        value = from_dict(args[0], raw, path)
+        for note in args[1:]:
+            if isinstance(note, Range) and not note.fits(value):
+                raise UserError(f"{path.lstrip('.')} is {value}; give {note.description}.")
+        return value
     if origin is typing.Literal:
         if raw in args:
             return raw
@@ -277,7 +272,7 @@ def _from_table(kind: type, raw: Mapping[str, Any], path: str) -> Any:
         ):
             raise _error(path, f'{kind.__name__} needs "{field.name}"; add it.')
     return kind(
-        **{key: from_dict(hints[key][0], value, f"{path}.{key}") for key, value in table.items()}
+        **{key: from_dict(hints[key], value, f"{path}.{key}") for key, value in table.items()}
     )
 
 

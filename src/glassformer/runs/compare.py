@@ -99,10 +99,10 @@ def read_arms(
                 ),
                 None,
             )
-            sentence = "a comparison needs the same in all run files."
             need(
                 differing is None,
-                f"{arm.name} and {first.name} differ in {table}.{differing}; {sentence}",
+                f"{arm.name} and {first.name} differ in {table}.{differing}; a comparison needs "
+                "the same in all run files.",
             )
     return list(arms.values())
 
@@ -196,8 +196,13 @@ def _train(
     note(f"--- {folder.name}")
     reset_peak_memory()
     start = time.process_time()
-    again = f"the same compare command: it goes on with what is in {folder.parent}"
-    ended = run(settings, folder, (folder / "run.json").exists(), sample=sample, command=again)
+    ended = run(
+        settings,
+        folder,
+        (folder / "run.json").exists(),
+        sample=sample,
+        command=f"the same compare command: it goes on with what is in {folder.parent}",
+    )
     record["peak"] = max(peak_memory(), record.get("peak", 0))
     record["processor"] = record.get("processor", 0.0) + time.process_time() - start
     record["finished"] = ended.signal is None
@@ -274,11 +279,11 @@ def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
         " ".join(f"--{key} {value:g}" for key, value in before.items())
         or "the run files' own steps"
     )
-    sentence = (
+    need(
+        before == budget,
         f"{out} holds a comparison with another budget ({words}); give that, or choose "
-        "another --out."
+        "another --out.",
     )
-    need(before == budget, sentence)
     return comparison
 
 

@@ -135,12 +135,10 @@ def _train(
     needed = plan.memory(train_config.dtype) if mesh.alone else layout.memory * mesh.neighbours_here
     free = available_memory(device)
     if free is not None and needed > free:
-        sentence = (
-            f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; "
-            "lower train.batch or"
-        )
         raise UserError(
-            f"{sentence} train.context, raise train.accumulate, or take a smaller model."
+            f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; "
+            "lower train.batch or train.context, raise train.accumulate, or take a smaller "
+            "model."
         )
     model, notes = build(plan, device, start is None, mesh)
     for line in (*plan.notes, *notes, *data.notes):
@@ -304,12 +302,12 @@ def _consume(
 def _conclude(state: State, train_config: Train, data: RunData, out: Path) -> None:
     """Say why the run ended, which checkpoint is used, and where everything is."""
     if _stale(state, train_config):
-        since = (
+        note(
             f"Validation has not fallen since step {state.best_step}, so the run ends at "
-            f"step {state.step}"
+            f"step {state.step} of {train_config.steps}; --resume --early-stop 0 goes on. "
+            "Or, to go further than that, --resume --steps N with N above "
+            f"{train_config.steps}."
         )
-        more = f"to go further than that, --resume --steps N with N above {train_config.steps}"
-        note(f"{since} of {train_config.steps}; --resume --early-stop 0 goes on. Or, {more}.")
     if state.best_step is not None:
         best = f"validation loss {state.best:.4f}"
         if data.held_out:  # of running text also in bits per byte, comparable between tokenizers
@@ -363,8 +361,10 @@ def announce(plan: RunPlan, data: RunData, execution: ExecutionSettings, frozen:
     train."""
     train_config, cost = plan.settings.train, plan.cost
     memory = gibibytes(plan.memory(execution.dtype, frozen))
-    flops = f"{cost.training_flops / 1e6:,.1f} MFLOP a {cost.flops_unit}"
-    note(f"{cost.total:,} parameters, {flops}, about {memory} of memory.")
+    note(
+        f"{cost.total:,} parameters, {cost.training_flops / 1e6:,.1f} MFLOP a "
+        f"{cost.flops_unit}, about {memory} of memory."
+    )
     epochs = train_config.steps * train_config.batch / data.rows
     evaluations = (
         math.ceil(train_config.steps / train_config.evaluate_every)
@@ -373,12 +373,10 @@ def announce(plan: RunPlan, data: RunData, execution: ExecutionSettings, frozen:
     )
     # each a third of a step: there is no backward
     batches = sum(1 for _ in data.validation()) if evaluations else 0
-    steps = (
-        f"{train_config.steps:,} steps of {train_config.batch * plan.context:,} tokens on {data.name}, "
-        f"{epochs:.1f} times over"
-    )
     note(
-        f"{steps}: about {duration(execution.seconds * (train_config.steps + evaluations * batches / 3))}."
+        f"{train_config.steps:,} steps of {train_config.batch * plan.context:,} tokens "
+        f"on {data.name}, {epochs:.1f} times over: about "
+        f"{duration(execution.seconds * (train_config.steps + evaluations * batches / 3))}."
     )
     if epochs > MANY_EPOCHS and train_config.objective.every_token:
         note(

@@ -57,15 +57,14 @@ def rank0_logging(mesh: Mesh) -> Iterator[None]:
             mesh.post_error(f"A process failed: {type(error).__name__}: {error}")
             raise
         word, reason = mesh.peer_error(), str(error).splitlines()[0]
-        gone = (
-            "A process of this training ended, was lost or did not answer within "
-            f"{mesh.layout.timeout:g} s ({reason})"
-        )
-        again = (
-            "its own message says why; without one, start again with --resume: it goes on "
-            "from the last checkpoint."
-        )
-        raise UserError(word or f"{gone}; {again}") from None
+        raise UserError(
+            word
+            or (
+                "A process of this training ended, was lost or did not answer within "
+                f"{mesh.layout.timeout:g} s ({reason}); its own message says why; without one, "
+                "start again with --resume: it goes on from the last checkpoint."
+            )
+        ) from None
 
 
 def previous(settings: Run, out: Path, resume: bool, mesh: Mesh) -> dict[str, Any]:
@@ -109,22 +108,20 @@ def in_pieces(train_config: Train, before: dict[str, Any], mesh: Mesh, out: Path
     """
     if before:
         pieces = int(before.get("pieces", train_config.accumulate))
-        shared = (
-            f"The run in {out} works through a step in {pieces} pieces, which {mesh.data_parallel_size} "
-            "processes cannot share"
-        )
         fits = [str(n) for n in range(1, pieces + 1) if pieces % n == 0]
         need(
             pieces % mesh.data_parallel_size == 0,
-            f"{shared} evenly; start {', '.join(fits[:-1])} or {fits[-1]} of them.",
+            f"The run in {out} works through a step in {pieces} pieces, which "
+            f"{mesh.data_parallel_size} processes cannot share evenly; start "
+            f"{', '.join(fits[:-1])} or {fits[-1]} of them.",
         )
     else:
         pieces = pieces_for(train_config.accumulate, mesh.layout)
-        few = (
-            f"train.batch is {train_config.batch} rows, too few for {pieces} pieces, a multiple of the "
-            f"{mesh.data_parallel_size} processes"
+        need(
+            pieces <= train_config.batch,
+            f"train.batch is {train_config.batch} rows, too few for {pieces} pieces, a "
+            f"multiple of the {mesh.data_parallel_size} processes; raise it or start fewer.",
         )
-        need(pieces <= train_config.batch, f"{few}; raise it or start fewer.")
     return replace(train_config, accumulate=pieces)
 
 
@@ -134,21 +131,21 @@ def check(train_config: Train, model: config.Model, mesh: Mesh) -> None:
         return
     inner = [axis for axis in INNER if mesh.extent(axis) > 1]
     stages, other_size = mesh.extent("pipeline"), mesh.size // mesh.extent("pipeline")
-    alone = (
+    need(
+        stages == 1 or other_size == 1,
         f"parallel.pipeline {stages} stands alone so far and there are {mesh.size} "
-        f"processes; start {stages}."
+        f"processes; start {stages}.",
     )
-    need(stages == 1 or other_size == 1, alone)
     is_causal = isinstance(train_config.objective, Causal | Prefix)
     need(
         stages == 1 or is_causal,
         f"A pipeline learns next tokens (Causal, Prefix), not {type(train_config.objective).__name__}.",
     )
-    unsupported = (
-        f"parallel.{' and parallel.'.join(inner)} in one training are not built; give one of "
-        "them beside parallel.data."
+    need(
+        len(inner) < 2,
+        f"parallel.{' and parallel.'.join(inner)} in one training are not built; give "
+        "one of them beside parallel.data.",
     )
-    need(len(inner) < 2, unsupported)
     for axis in inner:
         ring.check(model) if axis == "context" else CHECKS[axis](model, mesh.extent(axis))
 
@@ -188,11 +185,12 @@ def say_layout(layout: Layout, train_config: Train, context: int, mesh: Mesh) ->
     exact = mesh.layout.exact and mesh.extent(*INNER) == 1
     order = "added in one order: the bits of one process" if exact else "added in any order"
     note(f"On {layout.sentence()} Gradients are {order}.")
-    apart = f"each with cores of its own ({rate / 1e9:.2f} GB/s between them)"
-    note(f"Expected: about {gain:.1f} times the speed of one process, {apart}.")
+    note(
+        f"Expected: about {gain:.1f} times the speed of one process, each with cores of "
+        f"its own ({rate / 1e9:.2f} GB/s between them)."
+    )
     if layout.pieces < 2 * stages - 2:
-        idle = (
+        note(
             f"In {layout.pieces} pieces {stages} stages wait for one another {1 - busy:.0%} "
-            "of the time"
+            "of the time; raise train.accumulate."
         )
-        note(f"{idle}; raise train.accumulate.")

@@ -81,16 +81,22 @@ def run(
     need(drawn, "--picture needs matplotlib; pip install matplotlib, or leave it out.")
     out, opened = new_folder(folder), Checkpoint.open(model)
     already = f"{model} is quantised already; give the model that it was made of."
-    adapter = f"{model} is an adapter on quantised weights; give a model that is not quantised."
     need(opened.quantization is None, already)
-    need(opened.base is None or Checkpoint.open(opened.base).quantization is None, adapter)
+    need(
+        opened.base is None or Checkpoint.open(opened.base).quantization is None,
+        (f"{model} is an adapter on quantised weights; give a model that is not quantised."),
+    )
     note_untrained(model)
     tokenizer, text = opened.tokenizer(), None
     if calibrate is not None:
-        none = f"{model} has no tokenizer, so no text can be read; leave --calibrate out."
-        need(tokenizer is not None, none)
-        single = f"{model} is no encoder-decoder; leave --target out."
-        need(target is None or isinstance(opened.config, EncoderDecoder), single)
+        need(
+            tokenizer is not None,
+            f"{model} has no tokenizer, so no text can be read; leave --calibrate out.",
+        )
+        need(
+            target is None or isinstance(opened.config, EncoderDecoder),
+            f"{model} is no encoder-decoder; leave --target out.",
+        )
         text = _read(calibrate, target, opened.config, tokenizer, tokens, measure)
     net = opened.model(dtype=dtype)
     need(not quantized(net), already)  # a GGUF file's codes

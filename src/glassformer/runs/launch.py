@@ -41,9 +41,9 @@ from .processes import (
     check,
     in_pieces,
     layout_of,
+    note_layout,
     previous,
     rank0_logging,
-    say_layout,
     with_tokenizer,
 )
 from .progress import Live
@@ -178,9 +178,7 @@ def _train(
         restore_newest(out, start, state, train_config.keep)
         note(f"Going on from {start}, step {state.step} of {train_config.steps}.")
     announce(plan, data, execution, frozen)
-    say_layout(
-        layout_of(plan, train_config, mesh, execution.dtype), train_config, plan.context, mesh
-    )
+    note_layout(layout_of(plan, train_config, mesh, execution.dtype), mesh)
     run_info: dict[str, Any] = {"data": settings.data, "train": settings.train, "model": plan.model}
     run_info |= {"execution": execution, "pieces": train_config.accumulate}
     run_info |= {

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ..core import config
 from ..core.config.parallel import AXES
@@ -19,7 +16,6 @@ from ..core.config.run import Muon, Run, Train
 from ..core.errors import UserError, mute, need, note
 from ..core.tokenizer import Tokenizer
 from ..core.training.causal import Causal
-from ..fast.training.execution import matmul_peak
 from ..scale import experts, pipeline, ring, tensor
 from ..scale.layout import Layout, pieces_for
 from ..scale.mesh import Mesh, has_agent, is_peer_loss, restarts
@@ -30,7 +26,6 @@ from .resume import previous_run
 
 INNER = tuple(axis for axis in AXES if axis not in ("data", "replicate"))
 CHECKS = {"pipeline": pipeline.check, "tensor": tensor.check, "expert": experts.check}
-PROBE = 1 << 22  # bytes sent to see how fast
 
 
 @contextlib.contextmanager
@@ -152,45 +147,27 @@ def check(train_config: Train, model: config.Model, mesh: Mesh) -> None:
 
 def layout_of(plan: RunPlan, train_config: Train, mesh: Mesh, dtype: str) -> Layout:
     """Returns the memory and traffic layout of the run."""
-    short = "bf16" if dtype == "bfloat16" else "fp32"
     return Layout(
         plan.cost,
         mesh.layout,
         train_config.accumulate,
-        short,
+        "bf16" if dtype == "bfloat16" else "fp32",
         isinstance(train_config.optimizer, Muon),
     )
 
 
-def say_layout(layout: Layout, train_config: Train, context: int, mesh: Mesh) -> None:
-    """The layout, and how much faster than one process it may be, from a product and a transfer
-    measured now."""
+def note_layout(layout: Layout, mesh: Mesh) -> None:
+    """Notes what each process holds and receives, and whether the bits are those of one process."""
     if mesh.alone:
         return
-    numbers = torch.zeros(PROBE // mesh.size, dtype=torch.uint8)
-    mesh.gather(numbers)
-    start = time.perf_counter()
-    mesh.gather(numbers)
-    rate = PROBE / mesh.maximum(time.perf_counter() - start)
-    flops = layout.cost.training_flops * train_config.batch * context
-    peak = matmul_peak(torch.bfloat16 if layout.dtype == "bf16" else torch.float32, mesh.device)
-    slowest = -mesh.maximum(-peak)
-    alone, sent = flops / slowest, layout.traffic / rate
-    stages = mesh.extent("pipeline")
-    # the first and the last pieces leave stages idle
-    busy = layout.pieces / (layout.pieces + stages - 1)
-    gain = alone / (
-        alone / (mesh.data_parallel_size * mesh.extent("context", "tensor") * stages * busy) + sent
-    )
     exact = mesh.layout.exact and mesh.extent(*INNER) == 1
     order = "added in one order: the bits of one process" if exact else "added in any order"
     note(f"On {layout.sentence()} Gradients are {order}.")
-    note(
-        f"Expected: about {gain:.1f} times the speed of one process, each with cores of "
-        f"its own ({rate / 1e9:.2f} GB/s between them)."
-    )
+    stages = mesh.extent("pipeline")
     if layout.pieces < 2 * stages - 2:
+        # the first and the last pieces leave stages idle
+        idle = (stages - 1) / (layout.pieces + stages - 1)
         note(
-            f"In {layout.pieces} pieces {stages} stages wait for one another {1 - busy:.0%} "
-            "of the time; raise train.accumulate."
+            f"In {layout.pieces} pieces {stages} stages wait for one another {idle:.0%} of the "
+            "time; raise train.accumulate."
         )

@@ -8,16 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from ..core.errors import need, note
 from . import common
 from .common import CommandOutput, count_noun, progress_counter, tables
 from .options import Columns, Edits, ModelOptions, Separator, file_or_input
 from .signature import Count, Whole
-
-if TYPE_CHECKING:
-    from ..tasks.example_table import Example
 
 EXAMPLES = (
     "glassformer eval out/mine --data held-out.txt",
@@ -238,18 +235,11 @@ class Evaluation:
         sizes = {"sentences": len(right), "words": sum(map(len, right))}
         return figures_output({**sizes, **evaluation.of_tags(chosen, right)})
 
-    def examples(self, objective: Any, labels: Sequence[str] | None = None) -> Sequence[Example]:
+    def examples(self, objective: Any, labels: Sequence[str] | None = None) -> Any:
         """Returns the examples that the options name."""
-        from ..tasks import examples
-
-        files: Any = self.data
-        if self.target is not None:
-            files = {"source": self.data, "target": self.target}
-        table = examples.read_examples(
-            files, objective, columns=self.columns or {}, labels=labels, before=self.before
-        )
-        common.note_all(table.notes)
-        return table.examples
+        return common.read_examples(
+            self.data, self.target, objective, self.columns, labels=labels, before=self.before
+        ).examples
 
     def batch_size(self, default: int = 32) -> int:
         return default if self.batch is None else self.batch

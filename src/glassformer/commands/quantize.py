@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core import files
 from ..core.errors import need, note
-from .common import CommandOutput, is_terminal, new_file, new_folder, tables
+from .common import CommandOutput, is_terminal, new_file, new_folder, read_examples, tables
 from .options import note_untrained
 from .signature import Count, Whole, Words
 
@@ -144,12 +144,11 @@ def _read(
         from ..formats.data import find, tokenise
 
         return Text.of(tokenise(find(data), tokenizer), cfg, tokens, measure)
-    from ..tasks import examples
     from ..tasks.encoded import encode
     from ..tasks.objectives import Seq2Seq
 
     objective = Seq2Seq()
-    table = examples.read_examples({"source": data, "target": target}, objective)
+    table = read_examples(data, target, objective, None)
     encoded = encode(
         table, tokenizer, objective, cfg, cfg.context, "end", tokenizer.source_tokenizer
     )

@@ -15,6 +15,7 @@ from . import common
 from .common import CommandOutput, count_noun, progress_counter, tables
 from .options import Columns, Edits, ModelOptions, Separator, file_or_input
 from .signature import Count, Whole
+from .sources import find_corpus, read_examples
 
 EXAMPLES = (
     "glassformer eval out/mine --data held-out.txt",
@@ -102,7 +103,7 @@ class Evaluation:
         """Returns the loss of a text."""
         from ..tasks import evaluation
 
-        corpus = common.find_corpus(self.data, self.field, self.separator)  # type: ignore[arg-type]
+        corpus = find_corpus(self.data, self.field, self.separator)  # type: ignore[arg-type]
         context = model.config.context if self.context is None else self.context
         stride = max(context // 2, 1) if self.stride is None else self.stride
         score = evaluation.score(
@@ -237,7 +238,7 @@ class Evaluation:
 
     def examples(self, objective: Any, labels: Sequence[str] | None = None) -> Any:
         """Returns the examples that the options name."""
-        return common.read_examples(
+        return read_examples(
             self.data, self.target, objective, self.columns, labels=labels, before=self.before
         ).examples
 

@@ -11,13 +11,12 @@ from ..core.errors import UserError, need, note
 from .common import (
     CommandOutput,
     count_noun,
-    find_corpus,
     is_terminal,
     new_file,
-    read_examples,
 )
 from .options import Columns, Edits, ModelOptions, Separator, Texts, edits_suffix
 from .signature import Words
+from .sources import find_corpus, read_examples
 
 EXAMPLES = (
     'glassformer lens out/mine "The cat sat on the" --track " mat"',

@@ -13,9 +13,10 @@ from typing import Any
 
 from ..core import files
 from ..core.errors import need, note
-from .common import CommandOutput, is_terminal, new_file, new_folder, read_examples, tables
+from .common import CommandOutput, is_terminal, new_file, new_folder, tables
 from .options import note_untrained
 from .signature import Count, Whole, Words
+from .sources import read_examples
 
 EXAMPLES = (
     "glassformer quantize out/mine out/mine-int8 --bits 8",

@@ -34,7 +34,7 @@ from ..scale.shard import gathered, shard
 from ..scale.shared import mesh_of, shared_state
 from . import run_checkpoints
 from .history import training_log
-from .hooks import Evaluate, Hook, Log, PeerSample, Rank0Hooks, Routing, Save, TensorBoard
+from .hooks import Evaluate, Hook, Log, Rank0Hooks, Routing, Sample, Save, TensorBoard
 from .plan import RunPlan, plan_run
 from .prepare import RunData, base_of, build, digest, run_data
 from .processes import (
@@ -198,16 +198,10 @@ def _train(
             # sides are seldom equally long
             two_sided = isinstance(plan.model, config.EncoderDecoder)
             flops = 0.0 if two_sided else plan.cost.training_flops
-            live = Live(
-                flops,
-                execution.peak,
-                _sampling(sample, plan, data, mesh),
-                train_config.sample_every,
-                written=out / "samples.jsonl",
-            )
-            if mesh.is_first:
-                opened.enter_context(live)
-            hooks, save = _hooks(opened, plan, data, state, live, out)
+            live = Live(flops, execution.peak)
+            writes = _sampling(sample, plan, data, mesh)
+            sampled = Sample(writes, train_config.sample_every, out / "samples.jsonl", mesh)
+            hooks, save = _hooks(opened, plan, data, state, out, sampled, live)
             ended = _stale(state, train_config)
             steps = (
                 ()
@@ -243,7 +237,13 @@ def _train(
 
 
 def _hooks(
-    opened: contextlib.ExitStack, plan: RunPlan, data: RunData, state: State, live: Live, out: Path
+    opened: contextlib.ExitStack,
+    plan: RunPlan,
+    data: RunData,
+    state: State,
+    out: Path,
+    sample: Sample,
+    live: Live,
 ) -> tuple[list[Hook], Save]:
     """The hooks of every step, closed with ``opened``; logs come before checkpoints."""
     train_config, logs, mesh = plan.settings.train, list[Any](), mesh_of(state)
@@ -253,24 +253,19 @@ def _hooks(
     evaluate = Evaluate(
         data.validation, train_config.objective, train_config.evaluate_every, plan.labels, mesh
     )
-    if not mesh.is_first:
-        return [
-            evaluate,
-            Rank0Hooks((), mesh),
-            PeerSample(live.sample, live.sample_every),
-            save,
-        ], save
-    if any(isinstance(module, MoE) for module in state.model.modules()):
-        logs.append(
-            Routing(out / "routing.jsonl", plan.tokenizer, state.step, plan.source_tokenizer)
-        )
-    if train_config.tensorboard is not False:
-        with contextlib.suppress(ImportError):  # by default it is used where it is installed
-            logs.append(TensorBoard(out / "tensorboard", state.step))
-    logs.append(Log(out / "log.jsonl", state.step))
-    for log in logs:
-        opened.enter_context(contextlib.closing(log))
-    return [evaluate, Rank0Hooks(logs, mesh), live, save], save
+    if mesh.is_first:
+        if any(isinstance(module, MoE) for module in state.model.modules()):
+            logs.append(
+                Routing(out / "routing.jsonl", plan.tokenizer, state.step, plan.source_tokenizer)
+            )
+        if train_config.tensorboard is not False:
+            with contextlib.suppress(ImportError):  # by default it is used where it is installed
+                logs.append(TensorBoard(out / "tensorboard", state.step))
+        logs.append(Log(out / "log.jsonl", state.step))
+        for log in logs:
+            opened.enter_context(contextlib.closing(log))
+        logs.append(opened.enter_context(live))
+    return [evaluate, sample, Rank0Hooks(logs, mesh), save], save
 
 
 def _consume(

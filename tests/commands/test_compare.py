@@ -374,10 +374,10 @@ def test_minutes_are_measured(
     monkeypatch.setattr(training, "run", run_one)
     (arm,) = training.read_arms([files["attention"]])
     stopped: int | None = None
-    assert training.steps_for(arm.settings, tmp_path / "attention", 2.0, None) == 240
+    assert training.steps_for(arm.settings, tmp_path / "attention", {"minutes": 2.0}) == 240
     stopped = signal.SIGINT
     with pytest.raises(KeyboardInterrupt):
-        training.steps_for(arm.settings, tmp_path / "attention", 2.0, None)
+        training.steps_for(arm.settings, tmp_path / "attention", {"minutes": 2.0})
     assert not list(tmp_path.iterdir())
 
 

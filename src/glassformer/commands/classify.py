@@ -34,8 +34,10 @@ def run(
     from ..tasks import predictions
 
     texts: Sequence[str] = [*text, *prompts]
-    unequal = f"There are {len(texts)} texts and {len(second)} second ones; give as many."
-    need(not second or len(second) == len(texts), unequal)
+    need(
+        not second or len(second) == len(texts),
+        f"There are {len(texts)} texts and {len(second)} second ones; give as many.",
+    )
     model, tokenizer = options.load_with_tokenizer()
     progress = progress_counter("texts")
     if predictions.tags(model.config):

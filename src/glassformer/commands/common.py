@@ -45,15 +45,6 @@ class CommandOutput:
             note(self.ending)
 
 
-def find_corpus(name: str, field: str = "text", separator: str | None = None) -> Any:
-    """Returns the corpus of this name; notes what its files may mean otherwise."""
-    from ..formats.data import find
-
-    corpus = find(name, field, separator)
-    note_all(corpus.notes)
-    return corpus
-
-
 def note_all(lines: Iterable[str]) -> None:
     for line in lines:
         note(line)

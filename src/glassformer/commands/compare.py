@@ -7,7 +7,7 @@ DIR/  NAME/ (a run folder each)   comparison.json   comparison.png
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,19 +86,24 @@ def run(
     check_test_set(settings, test, target, bag)
     bags = [{"name": BAG, **bag_of_words(settings.data, test)}] if bag else []
     evaluation = None if test is None else test_evaluation(settings, test, target, beams, lengths)
+    request = f"{evaluation} {device}"
+    budget = {
+        name: value
+        for name, value in (("minutes", minutes), ("tokens", tokens))
+        if value is not None
+    }
     results: dict[str, list[dict[str, Any]]] = {}
-    for ended in training.compare(
-        arms, Path(out), minutes=minutes, tokens=tokens, seeds=seeds, sample=write_sample
+    for arm, folder, record, signal in training.compare(
+        arms, Path(out), budget, seeds=seeds, sample=write_sample
     ):
-        if ended.signal:
-            return 128 + ended.signal
+        if signal:
+            return 128 + signal
         # the test set's figures, unless the run's record has them
-        request = f"{evaluation} {device}"
-        if evaluation is not None and ended.record.get("asked") != request:
-            model = ModelOptions(str(ended.folder), **device)
-            ended.record.update(test=evaluation.measure(model).value, asked=request)
-        row = {"name": ended.name, **training.figures(ended.folder), **ended.record}
-        results.setdefault(ended.arm.name, []).append(row)
+        if evaluation is not None and record.get("asked") != request:
+            model = ModelOptions(str(folder), **device)
+            record.update(test=evaluation.measure(model).value, asked=request)
+        row = {"name": folder.name, **training.figures(folder), **record}
+        results.setdefault(arm, []).append(row)
     rows = [
         runs[0] if len(runs) == 1 else training.over_seeds(name, runs)
         for name, runs in results.items()
@@ -184,25 +189,15 @@ def bag_of_words(data: Any, test: str | None) -> dict[str, Any]:
 
 
 def table_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the lines of the table, one row a run, the best validation first."""
+    """Returns the lines of the table, one row a run, the best validation first; a figure with its
+    standard deviation over seeds where there are several."""
     rows = []
     for result in sorted(results, key=lambda result: result["valid"]["loss"]):
-        row, spread = {"run": result["name"]}, result.get("spread", {"valid": {}, "test": {}})
-        for name, value in result["valid"].items():
-            if isinstance(value, float):
-                show, factor = (
-                    (format_number, 100.0) if name == "accuracy" else ("{:.4f}".format, 1.0)
-                )
-                row[f"valid {name}"] = format_cell(value, spread["valid"].get(name), show, factor)
-        for name, value in result.get("test", {}).items():
-            if name == "by length":
-                apart = spread["test"].get(name, {})
-                for group, figures in value.items():
-                    row[f"bleu {group}"] = format_cell(
-                        figures["bleu"], apart.get(group, {}).get("bleu")
-                    )
-            elif name != "texts":
-                row[f"test {name}"] = format_cell(value, spread["test"].get(name))
+        row, spread = {"run": result["name"]}, dict(table_figures(result.get("spread", {})))
+        for name, figure in table_figures(result):
+            plain = name.startswith("valid") and name != "valid accuracy"
+            show = "{:.4f}".format if plain else format_number
+            row[name] = show(figure) + (f" ±{show(spread[name])}" if name in spread else "")
         row["parameters"] = f"{result['parameters']:,}"
         row["tokens"] = f"{result['tokens']:,}"
         row["seconds"] = f"{result['seconds']:,.0f}"
@@ -211,23 +206,24 @@ def table_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
         row["MiB"] = f"{result['peak'] / 2**20:,.0f}"
         rows.append(row)
     kinds = ("run", "valid", "test", "bleu")
-    columns = dict.fromkeys(name for row in rows for name in row)
     names = sorted(
-        columns,
-        key=lambda name: kinds.index(name.split()[0]) if name.split()[0] in kinds else len(kinds),
+        dict.fromkeys(name for row in rows for name in row),
+        key=lambda name: (*kinds, name.split()[0]).index(name.split()[0]),
     )
     return tables.lines(([row.get(name, "-") for name in names] for row in rows), names)
 
 
-def format_cell(
-    value: float,
-    spread: float | None,
-    show: Callable[[float], str] = format_number,
-    factor: float = 1.0,
-) -> str:
-    """A figure, with its standard deviation over seeds where there are several."""
-    figure = show(value * factor)
-    return figure if spread is None else f"{figure} ±{show(spread * factor)}"
+def table_figures(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The figures of validation and test by the names of their columns; accuracies in percent."""
+    for name, value in result.get("valid", {}).items():
+        if isinstance(value, float):
+            yield f"valid {name}", value * (100 if name == "accuracy" else 1)
+    for name, value in result.get("test", {}).items():
+        if name == "by length":
+            for group, figures in value.items():
+                yield f"bleu {group}", figures["bleu"]
+        elif name != "texts":
+            yield f"test {name}", value
 
 
 def curves(results: Sequence[Mapping[str, Any]]) -> Iterator[Curves]:

@@ -157,9 +157,10 @@ def _default_tokenizer(kind: str, path: Path, model: Any, out: str) -> Any:
             )
     if tokenizer is None:
         usual = "gpt2" if rows in GPT2.get(kind, ()) else "NAME"
-        fix = (
-            f"glassformer convert {shlex.quote(out)} --tokenizer {usual} --out NEW_FOLDER adds one"
-        )
         letters = f"; a model of characters has that of its own text: {LETTERS}"
-        note(f"This model has no tokenizer: {fix}{letters if rows < SMALL else '.'}")
+        note(
+            f"This model has no tokenizer: glassformer convert {shlex.quote(out)} "
+            f"--tokenizer {usual} --out NEW_FOLDER adds "
+            f"one{letters if rows < SMALL else '.'}"
+        )
     return tokenizer

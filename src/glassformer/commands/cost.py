@@ -83,11 +83,11 @@ def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
 
     train, parallel = plan.settings.train, plan.settings.parallel.of(processes)
     pieces = pieces_for(train.accumulate, parallel)
-    few = (
-        f"train.batch is {train.batch} rows, too few for {pieces} pieces, a multiple of the "
-        "processes; raise it."
+    need(
+        pieces <= train.batch,
+        f"train.batch is {train.batch} rows, too few for {pieces} pieces, a multiple of "
+        "the processes; raise it.",
     )
-    need(pieces <= train.batch, few)
     if any(parallel.size(axis) > 1 for axis in AXES if axis not in ("data", "replicate")):
         from ..runs.processes import check
         from ..scale.mesh import Mesh

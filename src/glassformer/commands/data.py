@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from .common import CommandOutput, count_noun, find_corpus, tables
+from .common import CommandOutput, count_noun, tables
 from .options import Separator, file_or_input
+from .sources import find_corpus
 
 EXAMPLES = ("glassformer data", "glassformer data python-docs")
 

@@ -8,16 +8,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from ..core.errors import need, note
 from . import common
 from .common import CommandOutput, count_noun, progress_counter, tables
 from .options import Columns, Edits, ModelOptions, Separator, file_or_input
 from .signature import Count, Whole
-
-if TYPE_CHECKING:
-    from ..tasks.example_table import Example
+from .sources import find_corpus, read_examples
 
 EXAMPLES = (
     "glassformer eval out/mine --data held-out.txt",
@@ -105,7 +103,7 @@ class Evaluation:
         """Returns the loss of a text."""
         from ..tasks import evaluation
 
-        corpus = common.find_corpus(self.data, self.field, self.separator)  # type: ignore[arg-type]
+        corpus = find_corpus(self.data, self.field, self.separator)  # type: ignore[arg-type]
         context = model.config.context if self.context is None else self.context
         stride = max(context // 2, 1) if self.stride is None else self.stride
         score = evaluation.score(
@@ -238,18 +236,11 @@ class Evaluation:
         sizes = {"sentences": len(right), "words": sum(map(len, right))}
         return figures_output({**sizes, **evaluation.of_tags(chosen, right)})
 
-    def examples(self, objective: Any, labels: Sequence[str] | None = None) -> Sequence[Example]:
+    def examples(self, objective: Any, labels: Sequence[str] | None = None) -> Any:
         """Returns the examples that the options name."""
-        from ..tasks import examples
-
-        files: Any = self.data
-        if self.target is not None:
-            files = {"source": self.data, "target": self.target}
-        table = examples.read_examples(
-            files, objective, columns=self.columns or {}, labels=labels, before=self.before
-        )
-        common.note_all(table.notes)
-        return table.examples
+        return read_examples(
+            self.data, self.target, objective, self.columns, labels=labels, before=self.before
+        ).examples
 
     def batch_size(self, default: int = 32) -> int:
         return default if self.batch is None else self.batch

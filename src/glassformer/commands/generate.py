@@ -116,17 +116,11 @@ def run(
         if out is not None:
             for name, value in (("slide", slide), ("next", next), ("edit", edit)):
                 need(not value, f"--{name} does not go with --out; leave one of them out.")
-            write_continuations(
-                new_file(out, prompts),
-                options.model,
-                model,
-                tokenizer,
-                texts,
-                sampling,
-                {"max_new": max_new, "stop": list(stop), "samples": samples},
-                logprobs,
-                seed,
-            )
+            job = {"model": options.model, "max_new": max_new, "stop": list(stop)}
+            job |= {"samples": samples, **vars(sampling), "logprobs": logprobs}
+            path = new_file(out, prompts)
+            job["seed"] = _resumed_seed(path) if seed is None else seed
+            write_continuations(path, model, tokenizer, texts, sampling, job)
             return
         rows: list[Any] = []
         for start in range(0, len(texts), batch):
@@ -181,35 +175,32 @@ def likely_lines(row: Any, tokenizer: Any, with_tokens: bool) -> Iterator[str]:
 
 def write_continuations(
     out: Path,
-    name: str,
     model: Any,
     tokenizer: Any,
     prompts: Sequence[str | None],
     sampling: Any,
-    settings: dict[str, Any],
-    logprobs: int,
-    seed: int | None,
+    job: dict[str, Any],
 ) -> None:
     """Writes continuations of many prompts by the engine, as many at once as memory holds, into a
-    file that appears whole."""
+    file that appears whole; one of another ``job``, or of other weights, is not resumed."""
     import hashlib
 
     from ..core.generation.prompt import starts_and_sources
+    from ..fast.quantized import quantized
+    from ..formats import store
     from ..serve import engine
     from ..serve.engine.batch import answer_into
 
     starts, sources = starts_and_sources(prompts, tokenizer, None, model.config, None, None)
-    seed = _resumed_seed(out) if seed is None else seed
     job = {
-        "model": name,
-        **settings,
-        **vars(sampling),
-        "logprobs": logprobs,
+        **job,
         "prompts": hashlib.sha256(jsonlib.dumps([starts, sources]).encode()).hexdigest(),
-        **_model_fingerprint(model, tokenizer),
-        "seed": seed,
+        "weights": store.digest(model),
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "bits": sorted({weight.quantized_data.bits for weight in quantized(model).values()}),
+        "tokenizer": tokenizer.fingerprint,
     }
-    samples, equals, requests = settings["samples"], Counter[tuple[int, ...]](), []
+    samples, equals, requests = job["samples"], Counter[tuple[int, ...]](), []
     absent: Any = [None] * len(starts)
     for start, source in zip(starts, sources or absent, strict=True):
         prompt = tuple(source or start)
@@ -217,18 +208,19 @@ def write_continuations(
             start,
             source,
             sampling=sampling,
-            seed=seed,
-            max_new=settings["max_new"],
+            seed=job["seed"],
+            max_new=job["max_new"],
             n=samples,
             first=equals[prompt],
-            stop=settings["stop"],
-            logprobs=logprobs,
+            stop=job["stop"],
+            logprobs=job["logprobs"],
         )
         requests.append(request)
         equals[prompt] += samples
 
     def line(number: int, output: Any) -> dict[str, Any]:
-        record = {
+        likely = {"likely": output.top} if job["logprobs"] else {}
+        return {
             "number": number,
             "prompt": prompts[number],
             "sample": output.index,
@@ -236,8 +228,8 @@ def write_continuations(
             "finish": output.finish_reason,
             "tokens": output.tokens,
             "logprobs": output.logprobs,
+            **likely,
         }
-        return {**record, **({"likely": output.top} if logprobs else {})}
 
     with engine.Engine(model, tokenizer, max_queue=max(256, samples)) as running:
         note(str(running.memory_plan))
@@ -247,22 +239,6 @@ def write_continuations(
     if resumed:
         note(f"{resumed:,} were there.")
     print(f"{count_noun(len(prompts), 'prompt')}, {stats.generated_tokens:,} new tokens in {out}")
-
-
-def _model_fingerprint(model: Any, tokenizer: Any) -> dict[str, Any]:
-    """Returns the fingerprint of model and tokenizer, so that an output file of other weights is
-    not resumed."""
-    from ..fast.quantized import quantized
-    from ..formats import store
-
-    bits = sorted({weight.quantized_data.bits for weight in quantized(model).values()})
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return {
-        "weights": store.digest(model),
-        "dtype": dtype,
-        "bits": bits,
-        "tokenizer": tokenizer.fingerprint,
-    }
 
 
 def _resumed_seed(out: Path) -> int:

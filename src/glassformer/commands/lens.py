@@ -11,13 +11,12 @@ from ..core.errors import UserError, need, note
 from .common import (
     CommandOutput,
     count_noun,
-    find_corpus,
     is_terminal,
     new_file,
-    note_all,
 )
 from .options import Columns, Edits, ModelOptions, Separator, Texts, edits_suffix
 from .signature import Words
+from .sources import find_corpus, read_examples
 
 EXAMPLES = (
     'glassformer lens out/mine "The cat sat on the" --track " mat"',
@@ -98,6 +97,7 @@ def run(
     from ..core import config
     from ..sight import fit_tuned_lens, streams
     from ..sight.figures.charts import TableFigure
+    from ..tasks.objectives import Seq2Seq
 
     path = new_file(out, fit)
     model, tokenizer = options.load_with_tokenizer()
@@ -107,7 +107,9 @@ def run(
             context is None,
             "--context cuts a running text; an encoder-decoder's are cut to its context.",
         )
-        data, rows = example_pairs(fit, target, columns, model, tokenizer)
+        table = read_examples(fit, target, Seq2Seq(), columns)
+        texts = [(example.first, example.second or "") for example in table.examples]
+        data, rows = table.name, streams.pairs(model, tokenizer, texts)
     else:
         need(
             target is None,
@@ -131,22 +133,7 @@ def run(
         progress=is_terminal() or report,
     )
     fitted.save(path)
-    table = TableFigure.of("", ("depth", "KL before", "KL after"), fitted.records()[1])
+    losses = TableFigure.of("", ("depth", "KL before", "KL after"), fitted.records()[1])
     note("KL(own || depth) in nats, the mean of the tokens of texts held out.")
     note(f"{path} holds the tuned lens, {fitted.origin()}")
-    return CommandOutput(fitted.to_dict, table.lines())
-
-
-def example_pairs(
-    sources: str, targets: str | None, columns: dict[str, str] | None, model: Any, tokenizer: Any
-) -> tuple[str, Iterable[tuple[Any, Any]]]:
-    """The examples' name, and each as an encoder-decoder reads it."""
-    from ..sight import streams
-    from ..tasks import examples
-    from ..tasks.objectives import Seq2Seq
-
-    files = sources if targets is None else {"source": sources, "target": targets}
-    table = examples.read_examples(files, Seq2Seq(), columns=columns or {})
-    note_all(table.notes)
-    texts = [(example.first, example.second or "") for example in table.examples]
-    return table.name, streams.pairs(model, tokenizer, texts)
+    return CommandOutput(fitted.to_dict, losses.lines())

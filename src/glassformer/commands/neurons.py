@@ -3,9 +3,10 @@ greatest."""
 
 from __future__ import annotations
 
-from .common import CommandOutput, find_corpus, is_terminal, progress_counter
+from .common import CommandOutput, is_terminal, progress_counter
 from .options import ModelOptions, Separator
 from .signature import Words
+from .sources import find_corpus
 
 EXAMPLES = (
     'glassformer neurons out/mine data.txt --neuron "decoder.blocks.3.ffn.hidden[42]"',

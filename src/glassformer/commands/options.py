@@ -96,8 +96,10 @@ class ModelOptions(DeviceOptions):
                 if resolve.is_recipe(self.model)
                 else ("", adding)
             )
-            none = f"{self.model} has no tokenizer{shape}"
-            raise UserError(f"{none}, so text cannot be read; load a folder that has one{adding}.")
+            raise UserError(
+                f"{self.model} has no tokenizer{shape}, so text cannot be read; load a folder "
+                f"that has one{adding}."
+            )
         return model, tokenizer
 
     def note_untrained(self) -> None:

@@ -16,6 +16,7 @@ from ..core.errors import need, note
 from .common import CommandOutput, is_terminal, new_file, new_folder, tables
 from .options import note_untrained
 from .signature import Count, Whole, Words
+from .sources import read_examples
 
 EXAMPLES = (
     "glassformer quantize out/mine out/mine-int8 --bits 8",
@@ -81,16 +82,22 @@ def run(
     need(drawn, "--picture needs matplotlib; pip install matplotlib, or leave it out.")
     out, opened = new_folder(folder), Checkpoint.open(model)
     already = f"{model} is quantised already; give the model that it was made of."
-    adapter = f"{model} is an adapter on quantised weights; give a model that is not quantised."
     need(opened.quantization is None, already)
-    need(opened.base is None or Checkpoint.open(opened.base).quantization is None, adapter)
+    need(
+        opened.base is None or Checkpoint.open(opened.base).quantization is None,
+        (f"{model} is an adapter on quantised weights; give a model that is not quantised."),
+    )
     note_untrained(model)
     tokenizer, text = opened.tokenizer(), None
     if calibrate is not None:
-        none = f"{model} has no tokenizer, so no text can be read; leave --calibrate out."
-        need(tokenizer is not None, none)
-        single = f"{model} is no encoder-decoder; leave --target out."
-        need(target is None or isinstance(opened.config, EncoderDecoder), single)
+        need(
+            tokenizer is not None,
+            f"{model} has no tokenizer, so no text can be read; leave --calibrate out.",
+        )
+        need(
+            target is None or isinstance(opened.config, EncoderDecoder),
+            f"{model} is no encoder-decoder; leave --target out.",
+        )
         text = _read(calibrate, target, opened.config, tokenizer, tokens, measure)
     net = opened.model(dtype=dtype)
     need(not quantized(net), already)  # a GGUF file's codes
@@ -138,12 +145,11 @@ def _read(
         from ..formats.data import find, tokenise
 
         return Text.of(tokenise(find(data), tokenizer), cfg, tokens, measure)
-    from ..tasks import examples
     from ..tasks.encoded import encode
     from ..tasks.objectives import Seq2Seq
 
     objective = Seq2Seq()
-    table = examples.read_examples({"source": data, "target": target}, objective)
+    table = read_examples(data, target, objective, None)
     encoded = encode(
         table, tokenizer, objective, cfg, cfg.context, "end", tokenizer.source_tokenizer
     )

@@ -77,11 +77,11 @@ def run(
     from ..serve.asgi import listening, security
 
     near = security.is_loopback(host)
-    message = (
+    need(
+        near or api_key_file is not None or no_api_key,
         f"--host {host} is reached by others; give --api-key-file F, or --no-api-key to "
-        "let everybody in."
+        "let everybody in.",
     )
-    need(near or api_key_file is not None or no_api_key, message)
     for address in proxy:
         need(
             security.is_address(address),

@@ -159,8 +159,10 @@ def call(function: Callable[..., Any], args: argparse.Namespace) -> Any:
             value = getattr(args, name)
             for mark in split_type(hint)[1]:
                 if isinstance(mark, AtLeast):
-                    sentence = f"{option_name(parameter)} is {value}; give {mark.least} or more."
-                    need(value >= mark.least, sentence)
+                    need(
+                        value >= mark.least,
+                        f"{option_name(parameter)} is {value}; give {mark.least} or more.",
+                    )
                 else:
                     value = mark(value)
             values[name] = value

@@ -263,8 +263,10 @@ def class_folder(
         problem = f"{error.filename} cannot be read ({error.strerror}); open it."
         need(Path(error.filename) != home, problem)
         files[Path(error.filename)] = problem
-    empty = f"{folder} holds no .py file and no notebook; give the folder of the learners' files."
-    need(bool(files), empty)
+    need(
+        bool(files),
+        (f"{folder} holds no .py file and no notebook; give the folder of the learners' files."),
+    )
     for path, problem in sorted(files.items()):
         relative_path = path.relative_to(home)
         first = relative_path.parts[0] if len(relative_path.parts) > 1 else path.stem

@@ -140,8 +140,10 @@ def check(file: str, exercise: str, seed: int, name: str) -> dict[str, Any]:
     except SyntaxError as error:
         if error.filename != file:
             raise
-        message, code = f"{error.msg}: Python cannot read your file", (error.text or "").strip()
-        result = verdict("error", message, line=error.lineno, code=code)
+        code = (error.text or "").strip()
+        result = verdict(
+            "error", f"{error.msg}: Python cannot read your file", line=error.lineno, code=code
+        )
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a learner's file that calls exit()
@@ -172,11 +174,12 @@ def explained(error: BaseException, file: str, name: str) -> dict[str, Any]:
     message = (
         f"The check ({Path(path).name}{at}) could not go on with what {name} gave it: {description}"
     )
-    look = (
-        "the kind of what you return; if it is the kind that is asked for, the check itself "
-        "is at fault"
+    return verdict(
+        "error",
+        message,
+        "the kind of what you return; if it is the kind that is asked for, the check "
+        "itself is at fault",
     )
-    return verdict("error", message, look)
 
 
 def steps_of(error: BaseException, file: str) -> list[traceback.FrameSummary]:
@@ -286,8 +289,9 @@ def excess(job: dict[str, Any], child: int) -> dict[str, Any] | None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGPROF)  # it names the line, as it does when it computes alone
     if len(processes) > PROCESSES:
-        message = f"Your code had more than {PROCESSES} processes at a time and was stopped"
-        return verdict("error", message)
+        return verdict(
+            "error", f"Your code had more than {PROCESSES} processes at a time and was stopped"
+        )
     loaded = anonymous_memory(os.getpid())  # a fork holds what is loaded here
     if sum(max(0, anonymous_memory(pid) - loaded) for pid in processes) <= MEMORY:
         return None

@@ -43,22 +43,6 @@ class Arm:
     settings: Run
 
 
-@dataclass(frozen=True)
-class ArmRun:
-    """A run of an arm that has ended, under one seed, or was stopped by ``signal``.
-
-    ``record`` is what comparison.json keeps of it, with what whoever reads this adds to it: steps,
-    "peak" bytes of memory, "processor" seconds (of all threads, validation counted), whether it is
-    "finished".
-    """
-
-    arm: Arm
-    name: str
-    folder: Path
-    record: dict[str, Any]
-    signal: int | None = None
-
-
 def read_arms(
     paths: Sequence[str], vary: Sequence[str] = (), common: Mapping[str, str] | None = None
 ) -> list[Arm]:
@@ -99,10 +83,10 @@ def read_arms(
                 ),
                 None,
             )
-            sentence = "a comparison needs the same in all run files."
             need(
                 differing is None,
-                f"{arm.name} and {first.name} differ in {table}.{differing}; {sentence}",
+                f"{arm.name} and {first.name} differ in {table}.{differing}; a comparison needs "
+                "the same in all run files.",
             )
     return list(arms.values())
 
@@ -137,31 +121,22 @@ def comparable_settings(settings: Run) -> tuple[dict[str, Any], dict[str, Any]]:
 def compare(
     arms: Sequence[Arm],
     out: Path,
+    budget: Mapping[str, float],
     *,
-    minutes: float | None = None,
-    tokens: int | None = None,
     seeds: int = 1,
     sample: Sampler | None = None,
-) -> Iterator[ArmRun]:
-    """Train every arm under every seed in its own folder below ``out``, and yield each run when it
-    has ended.
+) -> Iterator[tuple[str, Path, dict[str, Any], int | None]]:
+    """Train every arm under every seed in its own folder below ``out``; yields each run when it has
+    ended: the arm's name, the folder, the record, and the signal that stopped it.
 
     The budget is the same for all: about so many ``minutes`` of steps (validation not counted), so
     many ``tokens`` (rows counted as full), or the steps that each run file says. comparison.json
-    remembers steps, number format and what is finished, so that another call with the same budget
-    goes on. A run that was stopped is yielded with its ``signal``, and is the last. Raises
-    UserError where ``out`` holds a comparison under another budget.
+    holds the records: steps, "peak" bytes of memory, "processor" seconds (of all threads,
+    validation counted), whether the run is "finished", and what the reader adds; so another call
+    with the same budget goes on. A run that was stopped is the last. Raises UserError where ``out``
+    holds a comparison under another budget.
     """
-    budget = {
-        name: value
-        for name, value in (("minutes", minutes), ("tokens", tokens))
-        if value is not None
-    }
     comparison = _read_record(out, budget)
-
-    def write() -> None:
-        files.write(out / "comparison.json", json.dumps(comparison, indent=1) + "\n")
-
     if "precision" not in comparison:
         comparison["precision"] = shared_precision(arms)
     shared = comparison["precision"]
@@ -170,20 +145,24 @@ def compare(
         settings = with_precision(arm.settings, shared["dtype"])
         steps = None
         for seed in range(settings.train.seed, settings.train.seed + seeds):
-            name = arm.name if seeds == 1 else f"{arm.name}.seed-{seed}"
-            record = comparison["runs"].setdefault(name, {})
-            if not (out / name).exists():
+            folder = out / (arm.name if seeds == 1 else f"{arm.name}.seed-{seed}")
+            record = comparison["runs"].setdefault(folder.name, {})
+            if not folder.exists():
                 record.clear()
-                record["steps"] = steps or steps_for(settings, out / name, minutes, tokens)
+                record["steps"] = steps or steps_for(settings, folder, budget)
             steps = record.get("steps")
-            write()
+            _write_record(out, comparison)
             train_config = replace(settings.train, seed=seed, steps=steps or settings.train.steps)
-            stopped = _train(replace(settings, train=train_config), out / name, record, sample)
-            write()
-            yield ArmRun(arm, name, out / name, record, stopped)
-            write()
+            stopped = _train(replace(settings, train=train_config), folder, record, sample)
+            _write_record(out, comparison)
+            yield arm.name, folder, record, stopped
+            _write_record(out, comparison)
             if stopped:
                 return
+
+
+def _write_record(out: Path, comparison: Mapping[str, Any]) -> None:
+    files.write(out / "comparison.json", json.dumps(comparison, indent=1) + "\n")
 
 
 def _train(
@@ -196,46 +175,46 @@ def _train(
     note(f"--- {folder.name}")
     reset_peak_memory()
     start = time.process_time()
-    again = f"the same compare command: it goes on with what is in {folder.parent}"
-    ended = run(settings, folder, (folder / "run.json").exists(), sample=sample, command=again)
+    ended = run(
+        settings,
+        folder,
+        (folder / "run.json").exists(),
+        sample=sample,
+        command=f"the same compare command: it goes on with what is in {folder.parent}",
+    )
     record["peak"] = max(peak_memory(), record.get("peak", 0))
     record["processor"] = record.get("processor", 0.0) + time.process_time() - start
     record["finished"] = ended.signal is None
     return ended.signal
 
 
-def steps_for(settings: Run, folder: Path, minutes: float | None, tokens: int | None) -> int | None:
+def steps_for(settings: Run, folder: Path, budget: Mapping[str, float]) -> int | None:
     """Number of steps that the budget allows; None: those of the run file. For minutes a short
     trial run is timed."""
-    train_config = settings.train
-    if tokens is not None:
-        context = plan_run(settings).context
-        return int(max(1, round(tokens / (train_config.batch * context))))
-    if minutes is None:
+    if "tokens" in budget:
+        row_tokens = settings.train.batch * plan_run(settings).context
+        return max(1, round(budget["tokens"] / row_tokens))
+    if "minutes" not in budget:
         return None
     trial = folder.with_name(f"{folder.name}.trial")
     shutil.rmtree(trial, ignore_errors=True)
-    quiet = replace(
-        train_config,
-        steps=TRIAL_STEPS,
-        evaluate_every=0,
-        save_every=0,
-        sample_every=0,
-        tensorboard=False,
-    )
+    never = dict.fromkeys(("evaluate_every", "save_every", "sample_every"), 0)
+    quiet = replace(settings.train, steps=TRIAL_STEPS, tensorboard=False, **never)  # type: ignore[arg-type]
     try:
         ended = run(replace(settings, train=quiet), trial, command="the same compare command")
         if ended.signal == signal.SIGINT:
             raise KeyboardInterrupt
         if ended.signal:
             raise SystemExit(128 + ended.signal)
-        seconds = statistics.median(
-            line["seconds"] for line in read_log(trial / "log.jsonl")[-TIMED_STEPS:]
-        )
+        lines = read_log(trial / "log.jsonl")[-TIMED_STEPS:]
+        seconds = statistics.median(line["seconds"] for line in lines)
     finally:
         shutil.rmtree(trial, ignore_errors=True)
-    steps: int = max(1, round(minutes * 60 / seconds))
-    note(f"{folder.name}: {seconds:.3f} s a step, so {steps:,} steps in {minutes:g} minutes.")
+    steps: int = max(1, round(budget["minutes"] * 60 / seconds))
+    note(
+        f"{folder.name}: {seconds:.3f} s a step, so {steps:,} steps in {budget['minutes']:g} "
+        "minutes."
+    )
     return steps
 
 
@@ -251,14 +230,15 @@ def shared_precision(arms: Sequence[Arm]) -> dict[str, str]:
 def with_precision(settings: Run, dtype: str) -> Run:
     """The settings, with what they leave open of number format and compiling decided: the same for
     all arms."""
-    decided: dict[str, Any] = {"dtype": dtype, "compile": "no"}
     unset = {
-        name: value for name, value in decided.items() if getattr(settings.train, name) == "auto"
+        name: value
+        for name, value in {"dtype": dtype, "compile": "no"}.items()
+        if getattr(settings.train, name) == "auto"
     }
-    return replace(settings, train=replace(settings.train, **unset))
+    return replace(settings, train=replace(settings.train, **unset))  # type: ignore[arg-type]
 
 
-def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
+def _read_record(out: Path, budget: Mapping[str, float]) -> dict[str, Any]:
     """Reads comparison.json of an earlier call; UserError where its budget was another."""
     path = out / "comparison.json"
     if not path.exists():
@@ -274,11 +254,11 @@ def _read_record(out: Path, budget: dict[str, float]) -> dict[str, Any]:
         " ".join(f"--{key} {value:g}" for key, value in before.items())
         or "the run files' own steps"
     )
-    sentence = (
+    need(
+        before == budget,
         f"{out} holds a comparison with another budget ({words}); give that, or choose "
-        "another --out."
+        "another --out.",
     )
-    need(before == budget, sentence)
     return comparison
 
 
@@ -288,33 +268,25 @@ def figures(folder: Path) -> dict[str, Any]:
     "curve" has a point for each validation: tokens and seconds until then, its loss, the mean
     training loss since the one before.
     """
-    tokens, seconds, curve = 0, 0.0, []
+    tokens, seconds, curve, validated = 0, 0.0, [], []
     losses: list[float] = []  # since the last validation
-    lines = read_log(folder / "log.jsonl")
-    for line in lines:
+    for line in read_log(folder / "log.jsonl"):
         tokens, seconds = tokens + line.get("tokens", 0), seconds + line.get("seconds", 0.0)
         losses += [line["loss"]] if "loss" in line else []
         if "valid_loss" in line:
-            curve.append(
-                (tokens, seconds, line["valid_loss"], statistics.fmean(losses) if losses else None)
-            )
+            mean = statistics.fmean(losses) if losses else None
+            curve.append((tokens, seconds, line["valid_loss"], mean))
+            validated.append(line)
             losses = []
-    best = min(
-        (line for line in lines if "valid_loss" in line), key=lambda line: line["valid_loss"]
-    )
-    valid = {
-        name.removeprefix("valid_"): value
-        for name, value in best.items()
-        if name.startswith("valid_")
-    }
+    best = min(validated, key=lambda line: line["valid_loss"])
     run_info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    execution = run_info["execution"]
     return {
-        "valid": valid,
+        "valid": {name[6:]: value for name, value in best.items() if name.startswith("valid_")},
         "parameters": cost(serial.from_dict(config.Model, run_info["model"])).total,
         "tokens": tokens,
         "seconds": seconds,
-        "precision": run_info["execution"]["dtype"]
-        + (", compiled" if run_info["execution"]["compile"] else ""),
+        "precision": execution["dtype"] + (", compiled" if execution["compile"] else ""),
         "curve": curve,
     }
 
@@ -323,30 +295,16 @@ def over_seeds(name: str, seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One row for several seeds: means, ``spread`` (standard deviations), the most memory; each run
     under ``seeds``."""
 
-    def merged(values: Sequence[Any], reduce: Callable[[Sequence[float]], float]) -> Any:
+    def merged(reduce: Callable[[Sequence[float]], float], values: Sequence[Any]) -> Any:
         if isinstance(values[0], Mapping):
-            return {key: merged([value[key] for value in values], reduce) for key in values[0]}
+            return {key: merged(reduce, [value[key] for value in values]) for key in values[0]}
         return reduce(values) if isinstance(values[0], float) else values[0]
 
-    measured = [
-        {
-            key: run_figures[key]
-            for key in ("valid", "test", "seconds", "processor")
-            if key in run_figures
-        }
-        for run_figures in seeds
-    ]
-    row: dict[str, Any] = {
-        **seeds[0],
-        **merged(measured, statistics.fmean),
+    measured = [{"valid": row["valid"], "test": row.get("test", {})} for row in seeds]
+    return {
+        **merged(statistics.fmean, seeds),
         "name": name,
         "seeds": list(seeds),
+        "spread": merged(statistics.stdev, measured),
+        "peak": max(row["peak"] for row in seeds),
     }
-    row["spread"] = merged(
-        [
-            {"valid": run_figures["valid"], "test": run_figures.get("test", {})}
-            for run_figures in measured
-        ],
-        statistics.stdev,
-    )
-    return {**row, "peak": max(run_figures["peak"] for run_figures in seeds)}

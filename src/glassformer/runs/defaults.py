@@ -120,13 +120,10 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     fresh = not {"recipe", "from", "type"} & user_settings
     statistics = text_statistics(settings.data)
     if statistics.bytes < MIN_BYTES and fresh:
-        few = (
-            f"{statistics.name} holds {statistics.bytes} bytes of text and at least {MIN_BYTES} are needed "
-            "to learn from and"
-        )
         raise UserError(
-            f"{few} to check on; give more (20 KB begin to look like the text, 1 MB "
-            "like its sentences)."
+            f"{statistics.name} holds {statistics.bytes} bytes of text and at least "
+            f"{MIN_BYTES} are needed to learn from and to check on; give more (20 KB begin "
+            "to look like the text, 1 MB like its sentences)."
         )
     row = next(row for row in TABLE if statistics.bytes <= row.size)
     data, train_config, defaults = settings.data, settings.train, dict[str, Any]()

@@ -167,16 +167,24 @@ class Rank0Hooks:
 
 
 @dataclass
-class PeerSample:
-    """Generates the sample on the other processes as well: a sharded model needs all of them."""
+class Sample:
+    """Lets the model write now and then. A sharded model needs all processes for it; the first one
+    shows the text, and adds it to a file of JSON lines."""
 
-    sample: Callable[[Any], str] | None
+    write: Callable[[Any], str] | None
     every: int
+    path: Path
+    mesh: Mesh = ALONE
 
     def __call__(self, step: TrainStep) -> None:
-        if self.sample is not None and step.due(self.every):
-            with evaluating(step.state.model):
-                self.sample(step.state.model)
+        if self.write is None or not step.due(self.every):
+            return
+        with evaluating(step.state.model):
+            text = self.write(step.state.model)
+        if self.mesh.is_first:
+            with contextlib.suppress(OSError), self.path.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps({"step": step.index, "text": text}) + "\n")
+            note(f"  sample: {text!r}")
 
 
 class Log:

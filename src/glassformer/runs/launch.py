@@ -34,16 +34,16 @@ from ..scale.shard import gathered, shard
 from ..scale.shared import mesh_of, shared_state
 from . import run_checkpoints
 from .history import training_log
-from .hooks import Evaluate, Hook, Log, PeerSample, Rank0Hooks, Routing, Save, TensorBoard
+from .hooks import Evaluate, Hook, Log, Rank0Hooks, Routing, Sample, Save, TensorBoard
 from .plan import RunPlan, plan_run
 from .prepare import RunData, base_of, build, digest, run_data
 from .processes import (
     check,
     in_pieces,
     layout_of,
+    note_layout,
     previous,
     rank0_logging,
-    say_layout,
     with_tokenizer,
 )
 from .progress import Live
@@ -135,12 +135,10 @@ def _train(
     needed = plan.memory(train_config.dtype) if mesh.alone else layout.memory * mesh.neighbours_here
     free = available_memory(device)
     if free is not None and needed > free:
-        sentence = (
-            f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; "
-            "lower train.batch or"
-        )
         raise UserError(
-            f"{sentence} train.context, raise train.accumulate, or take a smaller model."
+            f"Training needs about {gibibytes(needed)} and {gibibytes(free)} are free; "
+            "lower train.batch or train.context, raise train.accumulate, or take a smaller "
+            "model."
         )
     model, notes = build(plan, device, start is None, mesh)
     for line in (*plan.notes, *notes, *data.notes):
@@ -180,9 +178,7 @@ def _train(
         restore_newest(out, start, state, train_config.keep)
         note(f"Going on from {start}, step {state.step} of {train_config.steps}.")
     announce(plan, data, execution, frozen)
-    say_layout(
-        layout_of(plan, train_config, mesh, execution.dtype), train_config, plan.context, mesh
-    )
+    note_layout(layout_of(plan, train_config, mesh, execution.dtype), mesh)
     run_info: dict[str, Any] = {"data": settings.data, "train": settings.train, "model": plan.model}
     run_info |= {"execution": execution, "pieces": train_config.accumulate}
     run_info |= {
@@ -202,16 +198,10 @@ def _train(
             # sides are seldom equally long
             two_sided = isinstance(plan.model, config.EncoderDecoder)
             flops = 0.0 if two_sided else plan.cost.training_flops
-            live = Live(
-                flops,
-                execution.peak,
-                _sampling(sample, plan, data, mesh),
-                train_config.sample_every,
-                written=out / "samples.jsonl",
-            )
-            if mesh.is_first:
-                opened.enter_context(live)
-            hooks, save = _hooks(opened, plan, data, state, live, out)
+            live = Live(flops, execution.peak)
+            writes = _sampling(sample, plan, data, mesh)
+            sampled = Sample(writes, train_config.sample_every, out / "samples.jsonl", mesh)
+            hooks, save = _hooks(opened, plan, data, state, out, sampled, live)
             ended = _stale(state, train_config)
             steps = (
                 ()
@@ -247,7 +237,13 @@ def _train(
 
 
 def _hooks(
-    opened: contextlib.ExitStack, plan: RunPlan, data: RunData, state: State, live: Live, out: Path
+    opened: contextlib.ExitStack,
+    plan: RunPlan,
+    data: RunData,
+    state: State,
+    out: Path,
+    sample: Sample,
+    live: Live,
 ) -> tuple[list[Hook], Save]:
     """The hooks of every step, closed with ``opened``; logs come before checkpoints."""
     train_config, logs, mesh = plan.settings.train, list[Any](), mesh_of(state)
@@ -257,24 +253,19 @@ def _hooks(
     evaluate = Evaluate(
         data.validation, train_config.objective, train_config.evaluate_every, plan.labels, mesh
     )
-    if not mesh.is_first:
-        return [
-            evaluate,
-            Rank0Hooks((), mesh),
-            PeerSample(live.sample, live.sample_every),
-            save,
-        ], save
-    if any(isinstance(module, MoE) for module in state.model.modules()):
-        logs.append(
-            Routing(out / "routing.jsonl", plan.tokenizer, state.step, plan.source_tokenizer)
-        )
-    if train_config.tensorboard is not False:
-        with contextlib.suppress(ImportError):  # by default it is used where it is installed
-            logs.append(TensorBoard(out / "tensorboard", state.step))
-    logs.append(Log(out / "log.jsonl", state.step))
-    for log in logs:
-        opened.enter_context(contextlib.closing(log))
-    return [evaluate, Rank0Hooks(logs, mesh), live, save], save
+    if mesh.is_first:
+        if any(isinstance(module, MoE) for module in state.model.modules()):
+            logs.append(
+                Routing(out / "routing.jsonl", plan.tokenizer, state.step, plan.source_tokenizer)
+            )
+        if train_config.tensorboard is not False:
+            with contextlib.suppress(ImportError):  # by default it is used where it is installed
+                logs.append(TensorBoard(out / "tensorboard", state.step))
+        logs.append(Log(out / "log.jsonl", state.step))
+        for log in logs:
+            opened.enter_context(contextlib.closing(log))
+        logs.append(opened.enter_context(live))
+    return [evaluate, sample, Rank0Hooks(logs, mesh), save], save
 
 
 def _consume(
@@ -304,12 +295,12 @@ def _consume(
 def _conclude(state: State, train_config: Train, data: RunData, out: Path) -> None:
     """Say why the run ended, which checkpoint is used, and where everything is."""
     if _stale(state, train_config):
-        since = (
+        note(
             f"Validation has not fallen since step {state.best_step}, so the run ends at "
-            f"step {state.step}"
+            f"step {state.step} of {train_config.steps}; --resume --early-stop 0 goes on. "
+            "Or, to go further than that, --resume --steps N with N above "
+            f"{train_config.steps}."
         )
-        more = f"to go further than that, --resume --steps N with N above {train_config.steps}"
-        note(f"{since} of {train_config.steps}; --resume --early-stop 0 goes on. Or, {more}.")
     if state.best_step is not None:
         best = f"validation loss {state.best:.4f}"
         if data.held_out:  # of running text also in bits per byte, comparable between tokenizers
@@ -363,8 +354,10 @@ def announce(plan: RunPlan, data: RunData, execution: ExecutionSettings, frozen:
     train."""
     train_config, cost = plan.settings.train, plan.cost
     memory = gibibytes(plan.memory(execution.dtype, frozen))
-    flops = f"{cost.training_flops / 1e6:,.1f} MFLOP a {cost.flops_unit}"
-    note(f"{cost.total:,} parameters, {flops}, about {memory} of memory.")
+    note(
+        f"{cost.total:,} parameters, {cost.training_flops / 1e6:,.1f} MFLOP a "
+        f"{cost.flops_unit}, about {memory} of memory."
+    )
     epochs = train_config.steps * train_config.batch / data.rows
     evaluations = (
         math.ceil(train_config.steps / train_config.evaluate_every)
@@ -373,12 +366,10 @@ def announce(plan: RunPlan, data: RunData, execution: ExecutionSettings, frozen:
     )
     # each a third of a step: there is no backward
     batches = sum(1 for _ in data.validation()) if evaluations else 0
-    steps = (
-        f"{train_config.steps:,} steps of {train_config.batch * plan.context:,} tokens on {data.name}, "
-        f"{epochs:.1f} times over"
-    )
     note(
-        f"{steps}: about {duration(execution.seconds * (train_config.steps + evaluations * batches / 3))}."
+        f"{train_config.steps:,} steps of {train_config.batch * plan.context:,} tokens "
+        f"on {data.name}, {epochs:.1f} times over: about "
+        f"{duration(execution.seconds * (train_config.steps + evaluations * batches / 3))}."
     )
     if epochs > MANY_EPOCHS and train_config.objective.every_token:
         note(

@@ -169,20 +169,17 @@ class RunPlan:
             )
             leave = "leave out data.source_tokenizer" if in_settings else "begin from another model"
             field_title = "data.source_tokenizer" if in_settings else "The model's source tokenizer"
-            none = (
-                f"{field_title} is for a source beside a target, and the objective {objective} has "
-                f"none; {leave}"
-            )
             need(
                 {"source", "target"} <= {*train_config.objective.example_fields},
-                f'{none}, or set train.objective = "Seq2Seq".',
-            )
-            mismatch = (
-                f"{field_title} is for an encoder that reads the source, and a {shape} reads both "
-                "sides as one text"
+                f"{field_title} is for a source beside a target, and the objective {objective} "
+                f'has none; {leave}, or set train.objective = "Seq2Seq".',
             )
             fits = isinstance(model, config.EncoderDecoder)
-            need(fits, f"{mismatch}; {leave}, or choose the recipe of an encoder-decoder.")
+            need(
+                fits,
+                f"{field_title} is for an encoder that reads the source, and a {shape} reads "
+                f"both sides as one text; {leave}, or choose the recipe of an encoder-decoder.",
+            )
         train_config.objective.check(
             model, self.tokenizer, examples=examples, tune=train_config.tune
         )
@@ -269,15 +266,12 @@ def _must_be_its_own(settings: Run, tokenizer: Tokenizer, source: Tokenizer | No
     )
     for field, named, expected in sides:
         if named is not None and expected is not None and not _same_tokens(named, expected):
-            sentence = (
-                f"data.{field} has other tokens than the tokenizer of "
-                f"{settings.checkpoint}, whose embeddings"
+            raise UserError(
+                f"data.{field} has other tokens than the tokenizer of {settings.checkpoint}, "
+                f"whose embeddings mean nothing for them; give --data.{field} "
+                f"{settings.checkpoint}, or --new-embeddings true to draw embeddings and head "
+                "anew."
             )
-            take = (
-                f"give --data.{field} {settings.checkpoint}, or --new-embeddings true to draw "
-                "embeddings and head anew"
-            )
-            raise UserError(f"{sentence} mean nothing for them; {take}.")
 
 
 def _same_tokens(first: Tokenizer, second: Tokenizer) -> bool:
@@ -320,8 +314,11 @@ def base_model(
     base = Checkpoint.open(name)
     if base.folder is not None and settings.data.tokenizer is None and tokenizer is None:
         tokenizer = base.tokenizer()
-        sentence = f"{name} has no tokenizer; name the one that it was trained with: data.tokenizer"
-        need(tokenizer is not None, f"{sentence} = a file, a folder or a name such as gpt2.")
+        need(
+            tokenizer is not None,
+            f"{name} has no tokenizer; name the one that it was trained with: "
+            "data.tokenizer = a file, a folder or a name such as gpt2.",
+        )
     if (
         start is None
         and getattr(base.config, "source_embed", None) is not None

@@ -47,11 +47,12 @@ def build(
     settings = plan.settings
     seed, tune = settings.train.seed, settings.train.tune
     full_tune = isinstance(tune, Full)
-    sentence = (
-        f'{type(tune).__name__} changes a model that was trained; name it, [model] from = "FOLDER".'
-    )
     name = settings.checkpoint
-    need(full_tune or name is not None, sentence)
+    need(
+        full_tune or name is not None,
+        f"{type(tune).__name__} changes a model that was trained; name it, [model] from "
+        '= "FOLDER".',
+    )
     if name is None or (full_tune and not fresh):
         return build_model(plan.model, device=device if mesh.alone else "meta", seed=seed), []
     anew = TOKEN_WEIGHTS if settings.train.new_embeddings else ()

@@ -5,20 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ..core import config
 from ..core.config.parallel import AXES
 from ..core.config.run import Muon, Run, Train
 from ..core.errors import UserError, mute, need, note
 from ..core.training.causal import Causal
-from ..fast.training.execution import matmul_peak
 from ..formats.tokenizer_forms import from_json
 from ..scale import experts, pipeline, ring, tensor
 from ..scale.layout import Layout, pieces_for
@@ -30,7 +26,6 @@ from .resume import previous_run
 
 INNER = tuple(axis for axis in AXES if axis not in ("data", "replicate"))
 CHECKS = {"pipeline": pipeline.check, "tensor": tensor.check, "expert": experts.check}
-PROBE = 1 << 22  # bytes sent to see how fast
 
 
 @contextlib.contextmanager
@@ -57,15 +52,14 @@ def rank0_logging(mesh: Mesh) -> Iterator[None]:
             mesh.post_error(f"A process failed: {type(error).__name__}: {error}")
             raise
         word, reason = mesh.peer_error(), str(error).splitlines()[0]
-        gone = (
-            "A process of this training ended, was lost or did not answer within "
-            f"{mesh.layout.timeout:g} s ({reason})"
-        )
-        again = (
-            "its own message says why; without one, start again with --resume: it goes on "
-            "from the last checkpoint."
-        )
-        raise UserError(word or f"{gone}; {again}") from None
+        raise UserError(
+            word
+            or (
+                "A process of this training ended, was lost or did not answer within "
+                f"{mesh.layout.timeout:g} s ({reason}); its own message says why; without one, "
+                "start again with --resume: it goes on from the last checkpoint."
+            )
+        ) from None
 
 
 def previous(settings: Run, out: Path, resume: bool, mesh: Mesh) -> dict[str, Any]:
@@ -107,22 +101,20 @@ def in_pieces(train_config: Train, before: dict[str, Any], mesh: Mesh, out: Path
     """
     if before:
         pieces = int(before.get("pieces", train_config.accumulate))
-        shared = (
-            f"The run in {out} works through a step in {pieces} pieces, which {mesh.data_parallel_size} "
-            "processes cannot share"
-        )
         fits = [str(n) for n in range(1, pieces + 1) if pieces % n == 0]
         need(
             pieces % mesh.data_parallel_size == 0,
-            f"{shared} evenly; start {', '.join(fits[:-1])} or {fits[-1]} of them.",
+            f"The run in {out} works through a step in {pieces} pieces, which "
+            f"{mesh.data_parallel_size} processes cannot share evenly; start "
+            f"{', '.join(fits[:-1])} or {fits[-1]} of them.",
         )
     else:
         pieces = pieces_for(train_config.accumulate, mesh.layout)
-        few = (
-            f"train.batch is {train_config.batch} rows, too few for {pieces} pieces, a multiple of the "
-            f"{mesh.data_parallel_size} processes"
+        need(
+            pieces <= train_config.batch,
+            f"train.batch is {train_config.batch} rows, too few for {pieces} pieces, a "
+            f"multiple of the {mesh.data_parallel_size} processes; raise it or start fewer.",
         )
-        need(pieces <= train_config.batch, f"{few}; raise it or start fewer.")
     return replace(train_config, accumulate=pieces)
 
 
@@ -132,65 +124,48 @@ def check(train_config: Train, model: config.Model, mesh: Mesh) -> None:
         return
     inner = [axis for axis in INNER if mesh.extent(axis) > 1]
     stages, other_size = mesh.extent("pipeline"), mesh.size // mesh.extent("pipeline")
-    alone = (
+    need(
+        stages == 1 or other_size == 1,
         f"parallel.pipeline {stages} stands alone so far and there are {mesh.size} "
-        f"processes; start {stages}."
+        f"processes; start {stages}.",
     )
-    need(stages == 1 or other_size == 1, alone)
     is_causal = isinstance(train_config.objective, Causal | Prefix)
     need(
         stages == 1 or is_causal,
         f"A pipeline learns next tokens (Causal, Prefix), not {type(train_config.objective).__name__}.",
     )
-    unsupported = (
-        f"parallel.{' and parallel.'.join(inner)} in one training are not built; give one of "
-        "them beside parallel.data."
+    need(
+        len(inner) < 2,
+        f"parallel.{' and parallel.'.join(inner)} in one training are not built; give "
+        "one of them beside parallel.data.",
     )
-    need(len(inner) < 2, unsupported)
     for axis in inner:
         ring.check(model) if axis == "context" else CHECKS[axis](model, mesh.extent(axis))
 
 
 def layout_of(plan: RunPlan, train_config: Train, mesh: Mesh, dtype: str) -> Layout:
     """Returns the memory and traffic layout of the run."""
-    short = "bf16" if dtype == "bfloat16" else "fp32"
     return Layout(
         plan.cost,
         mesh.layout,
         train_config.accumulate,
-        short,
+        "bf16" if dtype == "bfloat16" else "fp32",
         isinstance(train_config.optimizer, Muon),
     )
 
 
-def say_layout(layout: Layout, train_config: Train, context: int, mesh: Mesh) -> None:
-    """The layout, and how much faster than one process it may be, from a product and a transfer
-    measured now."""
+def note_layout(layout: Layout, mesh: Mesh) -> None:
+    """Notes what each process holds and receives, and whether the bits are those of one process."""
     if mesh.alone:
         return
-    numbers = torch.zeros(PROBE // mesh.size, dtype=torch.uint8)
-    mesh.gather(numbers)
-    start = time.perf_counter()
-    mesh.gather(numbers)
-    rate = PROBE / mesh.maximum(time.perf_counter() - start)
-    flops = layout.cost.training_flops * train_config.batch * context
-    peak = matmul_peak(torch.bfloat16 if layout.dtype == "bf16" else torch.float32, mesh.device)
-    slowest = -mesh.maximum(-peak)
-    alone, sent = flops / slowest, layout.traffic / rate
-    stages = mesh.extent("pipeline")
-    # the first and the last pieces leave stages idle
-    busy = layout.pieces / (layout.pieces + stages - 1)
-    gain = alone / (
-        alone / (mesh.data_parallel_size * mesh.extent("context", "tensor") * stages * busy) + sent
-    )
     exact = mesh.layout.exact and mesh.extent(*INNER) == 1
     order = "added in one order: the bits of one process" if exact else "added in any order"
     note(f"On {layout.sentence()} Gradients are {order}.")
-    apart = f"each with cores of its own ({rate / 1e9:.2f} GB/s between them)"
-    note(f"Expected: about {gain:.1f} times the speed of one process, {apart}.")
+    stages = mesh.extent("pipeline")
     if layout.pieces < 2 * stages - 2:
-        idle = (
-            f"In {layout.pieces} pieces {stages} stages wait for one another {1 - busy:.0%} "
-            "of the time"
+        # the first and the last pieces leave stages idle
+        idle = (stages - 1) / (layout.pieces + stages - 1)
+        note(
+            f"In {layout.pieces} pieces {stages} stages wait for one another {idle:.0%} of the "
+            "time; raise train.accumulate."
         )
-        note(f"{idle}; raise train.accumulate.")

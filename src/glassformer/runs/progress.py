@@ -4,18 +4,14 @@ error."""
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ..core.errors import note
 from ..core.training.loop import TrainStep
-from .hooks import evaluating
 from .report import duration
 
 BAR_WIDTH = 24  # columns
@@ -24,25 +20,11 @@ NOTICEABLE = 0.2  # of the time: threads of one process, too, sometimes wait for
 
 
 class Live:
-    """Shows loss, validation, tokens a second, the share of the machine's measured peak, time left,
-    and samples.
+    """Shows loss, validation, tokens a second, the share of the machine's measured peak, and time
+    left; ``flops`` are a token's in training."""
 
-    ``flops`` are a token's in training; ``sample`` makes some text with the model, every
-    ``sample_every`` steps; ``written`` is a file that gets a line of JSON for each, its step and
-    text.
-    """
-
-    def __init__(
-        self,
-        flops: float = 0.0,
-        peak: float = 0.0,
-        sample: Callable[[Any], str] | None = None,
-        sample_every: int = 0,
-        terminal: bool | None = None,
-        written: Path | None = None,
-    ) -> None:
-        self.flops, self.peak, self.written = flops, peak, written
-        self.sample, self.sample_every = sample, sample_every
+    def __init__(self, flops: float = 0.0, peak: float = 0.0, terminal: bool | None = None) -> None:
+        self.flops, self.peak = flops, peak
         able = (
             sys.stderr is not None
             and sys.stderr.isatty()
@@ -86,16 +68,6 @@ class Live:
                 for n, f in step.metrics.items()
                 if n.startswith("valid_") and isinstance(f, float)
             }
-        if self.sample is not None and step.due(self.sample_every):
-            with evaluating(step.state.model):
-                text = self.sample(step.state.model)
-            if self.written is not None:
-                with (
-                    contextlib.suppress(OSError),
-                    self.written.open("a", encoding="utf-8") as opened,
-                ):
-                    opened.write(json.dumps({"step": step.index, "text": text}) + "\n")
-            note(f"  sample: {text!r}")
         waited = time.monotonic() - self.shown
         if (
             step.last

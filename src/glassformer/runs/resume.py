@@ -58,11 +58,11 @@ def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:
 def must_be_same(saved: Any, current: Any, out: Path, name: str) -> None:
     """UserError that names the first setting in which a run differs from the one in ``out``."""
     differs = run_checkpoints.difference(saved, json.loads(json.dumps(current)), name)
-    sentence = (
+    need(
+        differs is None,
         f"{out} cannot be resumed with another config: {differs}; set it back or choose "
-        "another --out."
+        "another --out.",
     )
-    need(differs is None, sentence)
 
 
 def _extend(before: dict[str, Any], train_config: Train, out: Path) -> None:
@@ -72,14 +72,12 @@ def _extend(before: dict[str, Any], train_config: Train, out: Path) -> None:
     steps = train.get("steps")
     if not isinstance(steps, int) or train_config.steps == steps:
         return
-    differs = (
-        f"train.steps is {steps} there and {train_config.steps} here, and steps can only be raised"
+    need(
+        train_config.steps > steps,
+        f"{out} cannot be resumed with another config: train.steps is {steps} there and "
+        f"{train_config.steps} here, and steps can only be raised; set it back or "
+        "choose another --out.",
     )
-    sentence = (
-        f"{out} cannot be resumed with another config: {differs}; set it back or choose "
-        "another --out."
-    )
-    need(train_config.steps > steps, sentence)
     step = run_checkpoints.number(newest) if newest else 0
     ended, early = before.get("ended", []), False
     if newest and step < steps:
@@ -87,11 +85,11 @@ def _extend(before: dict[str, Any], train_config: Train, out: Path) -> None:
         early = is_stale(
             step, best, ended, train.get("early_stop", 0), train.get("evaluate_every", 0)
         )
-    finish = (
+    need(
+        early or step == steps,
         f"{out} stands at step {step} of {steps}; give --steps {steps} to finish that "
-        "first, then --steps"
+        f"first, then --steps {train_config.steps}.",
     )
-    need(early or step == steps, f"{finish} {train_config.steps}.")
     before |= {"train": {**train, "steps": train_config.steps}, "ended": [*ended, step]}
     goes_on = describe_schedule(train_config.schedule, train_config.steps - step)
     before["extended"] = (

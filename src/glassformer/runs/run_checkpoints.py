@@ -230,8 +230,10 @@ def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
     paths = steps(folder)
     need(bool(paths), f"{folder} holds no checkpoints; give the folder of a run.")
     count = "1 checkpoint" if len(paths) == 1 else f"{len(paths)} checkpoints"
-    few = f"{folder} keeps {count}; give --last {len(paths)}, or train with --keep {last}."
-    need(last <= len(paths), few)
+    need(
+        last <= len(paths),
+        f"{folder} keeps {count}; give --last {len(paths)}, or train with --keep {last}.",
+    )
     model, tokenizer = store.load(paths[-1], dtype=torch.float32, mapped=False)
     mean = dict(model.named_parameters())
     with torch.no_grad():

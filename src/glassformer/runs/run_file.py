@@ -176,8 +176,10 @@ def _with_lr(optimizer: Optimizer, rate: float) -> Optimizer:
         adamw = dataclasses.replace(optimizer.rest, lr=optimizer.rest.lr * (rate / optimizer.lr))
         return dataclasses.replace(optimizer, lr=rate, rest=adamw)
     except UserError:
-        sentence = "give one above 0 and well below 1000, such as 1e-3"
-        raise UserError(f"The learning rate optimizer.lr is {rate:g}; {sentence}.") from None
+        raise UserError(
+            f"The learning rate optimizer.lr is {rate:g}; give one above 0 and well below "
+            "1000, such as 1e-3."
+        ) from None
 
 
 def run_files() -> dict[str, Path]:

@@ -136,8 +136,6 @@ def check(learner: Any, report: CheckReport) -> None:
     total, tokens = learner.beam_search(logits_after, 4, 8)[0]
     report.equal("what your search finds in the real model", list(tokens), reference.tokens)
     report.equal("its score", float(total), reference.score, tolerance=1e-3)
-    greedy, _ = learner.beam_search(logits_after, 1, 8)[0]
     report.say(
-        f"in the real model 4 beams find {tokenizer.decode(tokens)!r}, as ours do: {total:.3f}; "
-        f"greedy {greedy:.3f}"
+        f"in the real model 4 beams find {tokenizer.decode(tokens)!r}, as ours do: {total:.3f}"
     )

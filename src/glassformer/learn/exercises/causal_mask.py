@@ -73,15 +73,4 @@ def check(learner: Any, report: CheckReport) -> None:
     name = "the text that our model writes with your mask"
     with report.same(name, lambda: models.greedy(model, tokenizer)):
         models.attend_with(model, attend)
-    ids = torch.tensor([tokenizer.encode("The cat sat on the mat because it was tired")])
-    cut = int(report.randint(2, ids.shape[1] - 1, (1,)))
-    full, prefix = models.logits(model, ids), models.logits(model, ids[:, :cut])
-    report.equal(
-        "what the model says of the beginning when the rest is cut off",
-        prefix,
-        full[:, :cut],
-        tolerance=1e-3,
-    )
-    report.say(
-        "in the real model the same text, and nothing that comes later changes what was said before"
-    )
+    report.say("in the real model the same text")

@@ -104,26 +104,19 @@ def check(learner: Any, report: CheckReport) -> None:
 
     model, tokenizer = models.real()
     ids = torch.tensor([tokenizer.encode(". ".join(models.texts()))])
-    before, text = models.next_token_loss(model, ids).item(), models.greedy(model, tokenizer)
+    before = models.next_token_loss(model, ids).item()
     layers = [module for module in model.modules() if isinstance(module, Linear)]
     for module in layers:
         weight = module.weight.detach()
         codes, scales = learner.quantize(weight)
         again = learner.dequantize(codes.clone(), scales.clone()).float()
         report.true(
-            torch.allclose(again, dequantize(codes.float(), scales), rtol=1e-5, atol=0),
-            "dequantize is not code times scale.",
-        )
-        report.true(
             bool(((again - weight).abs() <= 0.51 * quantize(weight)[1][:, None]).all()),
             "A matrix of the real model is off by more than half a scale.",
         )
         weight.copy_(again)
     size = sum(module.weight.numel() for module in layers)
-    after, quantized_text = (
-        models.next_token_loss(model, ids).item(),
-        models.greedy(model, tokenizer),
-    )
+    after = models.next_token_loss(model, ids).item()
     report.true(
         after < before + 0.05,
         f"The loss of the real model goes from {before:.4f} to {after:.4f} with your codes.",
@@ -132,6 +125,4 @@ def check(learner: Any, report: CheckReport) -> None:
         f"in the real model {len(layers)} matrices: {4 * size:,} bytes become {size:,}, loss "
         f"{before:.4f} becomes {after:.4f}"
     )
-    report.say(
-        f"it writes {'the same' if quantized_text == text else 'another'} text: {quantized_text!r}"
-    )
+    report.say(f"it writes {models.greedy(model, tokenizer)!r}")

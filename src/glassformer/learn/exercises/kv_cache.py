@@ -146,17 +146,6 @@ def check(learner: Any, report: CheckReport) -> None:
     kinds = (lambda: None, yours, lambda: Cache(model.config))
     texts, seconds = zip(*map(write, kinds), strict=True)
     report.equal("the text that our model writes with your cache", texts[1], texts[0])
-    for _ in range(3):  # the quickest of several, on a busy machine
-        if seconds[1] >= 0.7 * seconds[0]:
-            seconds = tuple(map(min, seconds, (write(kind)[1] for kind in kinds)))
-    without, own, ours = (f"{count / elapsed:,.0f}" for elapsed in seconds)
-    report.true(
-        seconds[1] < 0.7 * seconds[0],
-        f"With your cache the model writes {own} tokens a second, without any {without}, "
-        f"with ours {ours}.",
-        "what extend does for each token: it should write the new ones in place, and return views",
-    )
     report.say(f"in the real model the same {count} tokens as without a cache")
-    report.say(
-        f"tokens a second, after {len(prompt)}: {without} without, {own} with yours, {ours} with ours"
-    )
+    without, own, ours = (f"{count / elapsed:,.0f}" for elapsed in seconds)
+    report.say(f"tokens a second: {without} without, {own} with yours, {ours} with ours")

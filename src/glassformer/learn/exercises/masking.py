@@ -64,13 +64,7 @@ def check(learner: Any, report: CheckReport) -> None:
     choose, fate, rate = report.rand(B, T), report.rand(B, T), 0.3
     inputs, targets = hide(tokens, special, choose, fate, replacement, mask, rate)
     chosen = targets >= 0
-    original = tokens.clone()
     result = learner.hide(tokens, special, choose, fate, replacement, mask, rate)
-    report.true(
-        torch.equal(tokens, original),
-        "hide changes the tokens that it was given: change a copy.",
-        "tokens.clone()",
-    )
     report.pair(result, "hide gives back two things: what is shown, the targets.")
     everywhere = choose < rate
     slips: Any = {
@@ -97,14 +91,7 @@ def check(learner: Any, report: CheckReport) -> None:
         ),
     }
     report.equal("what is shown", result[0], inputs, slips=slips)
-    group_sizes = [
-        int((chosen & group).sum())
-        for group in (inputs == mask, (inputs != mask) & (inputs != tokens), inputs == tokens)
-    ]
-    report.say(
-        f"of {int(chosen.sum())} chosen tokens {group_sizes[0]} are masked, {group_sizes[1]} others, "
-        f"{group_sizes[2]} as they were"
-    )
+    report.say(f"{int(chosen.sum())} tokens are chosen and shown as they should be")
 
     lines = [line.split() for line in models.texts()]
     words = ["[MASK]", "[PAD]", *sorted({word for line in lines for word in line})]
@@ -123,8 +110,8 @@ def check(learner: Any, report: CheckReport) -> None:
         logits = model(inputs, pos=pos).logits.flatten(0, 1)
         return torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-1)
 
-    losses = models.optimise(model.parameters(), loss, 60, 3e-3)
-    first, last = sum(losses[:5]) / 5, sum(losses[-10:]) / 10
+    losses = torch.tensor(models.optimise(model.parameters(), loss, 60, 3e-3))
+    first, last = losses[:5].mean(), losses[-10:].mean()
     report.true(
         last < 0.8 * first,
         f"A small BERT learns nothing from it: its loss goes from {first:.2f} to {last:.2f}.",

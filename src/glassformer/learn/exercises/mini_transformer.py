@@ -15,7 +15,6 @@ untied model's first loss without a mask, 4.22294 (ln 50 = 3.912 is guessing), a
 Adam with the mask and the tied head, 12.4078, 8.8194, 6.9047, 5.6511, 4.8191.
 """
 
-import math
 from typing import Any
 
 from glassformer.learn import models
@@ -109,34 +108,23 @@ def train(model: nn.Module, batches: list[tuple[Tensor, Tensor]], lr: float) -> 
 
 
 def check(learner: Any, report: CheckReport) -> None:
-    free, tied = learner.MiniTransformerLM(tied=False), learner.MiniTransformerLM(tied=True)
-    sizes = [sum(weight.numel() for weight in model.parameters()) for model in (free, tied)]
-    report.equal(
-        "the parameters of the untied model",
-        sizes[0],
-        8210,
-        look="leave the parts that are given as they are",
-    )
-    report.equal(
-        "the parameters of the tied model",
-        sizes[1],
-        7410,
-        look="tied means one and the same parameter, not a copy",
-    )
+    for tied, size in ((False, 8210), (True, 7410)):
+        model = learner.MiniTransformerLM(tied=tied)
+        report.equal(
+            f"the parameters of the {'tied' if tied else 'untied'} model",
+            sum(weight.numel() for weight in model.parameters()),
+            size,
+            look="tied means one and the same parameter, not a copy; leave the others as they are",
+        )
     report.say("8,210 parameters untied, 7,410 tied: as published")
 
     length = int(report.randint(4, 9, (1,)))
     hidden = MiniTransformerLM().mask(length)
-    slips: Any = {
+    slips = {
         "the mask: True is what may NOT be seen here": ~hidden,
         "one off: a token sees itself": ~hidden.T,
     }
-    report.equal(f"mask({length})", tied.mask(length), hidden, slips=slips)
-    tokens = report.randint(0, VOCAB, (3, LENGTH))
-    report.equal(
-        "the logits of your tied model", tied(tokens), family(tied)(tokens).logits, tolerance=1e-3
-    )
-    report.say("the mask is right, and the model computes what our own library's blocks do")
+    report.equal(f"mask({length})", model.mask(length), hidden, slips=slips)
 
     ids, starts = report.randint(0, VOCAB, (60,)), report.randint(0, 40, (4,))
     result = learner.windows(ids, starts, LENGTH)
@@ -145,82 +133,55 @@ def check(learner: Any, report: CheckReport) -> None:
     slips = {"the targets: one further on; these are the inputs again": inputs}
     report.equal("the targets of windows", result[1], targets, slips=slips)
 
-    def losses(train_model: Any, seed: int, batches: Any) -> list[float]:
-        torch.manual_seed(seed)
+    def losses(train_model: Any, seed: int, batches: Any = None) -> list[float]:
+        torch.manual_seed(seed)  # the published order: inputs, targets, then the model
+        batches = batches or [tuple(torch.randint(0, VOCAB, (2, 4, LENGTH)))] * 5
         return train_model(learner.MiniTransformerLM(tied=True), batches, 0.01)
 
     seed = report.random.randrange(10_000)
-    batch = [(report.randint(0, VOCAB, (4, LENGTH)), report.randint(0, VOCAB, (4, LENGTH)))] * 5
     report.equal(
         "the losses of five steps",
-        losses(learner.train, seed, batch),
-        losses(train, seed, batch),
+        losses(learner.train, seed),
+        losses(train, seed),
         tolerance=1e-3,
         look="the loss before each step, the mean over all tokens; fresh gradients each time, since "
         "PyTorch adds them up (zero_grad); Adam with the rate that is given",
     )
-    report.say("five steps of Adam on random data, and their losses")
-
-    # the order that gives the published losses: inputs, targets, then the model
-    torch.manual_seed(42)
-    x, y = torch.randint(0, VOCAB, (4, LENGTH)), torch.randint(0, VOCAB, (4, LENGTH))
-    actual = learner.train(learner.MiniTransformerLM(tied=True), [(x, y)] * 5, 0.01)
-    published = ", ".join(f"{loss:.4f}" for loss in actual)
+    report.say("the mask, the windows and five steps of Adam on random data are right")
+    published = ", ".join(f"{loss:.4f}" for loss in losses(learner.train, 42))
     report.say(f"with mask and tied head after manual_seed(42): {published}")
     report.say(
         "published: 12.4078, 8.8194, 6.9047, 5.6511, 4.8191 (the same as long as your model "
         "draws its weights as given)"
     )
-
     torch.manual_seed(42)
-    x, y = torch.randint(0, VOCAB, (4, LENGTH)), torch.randint(0, VOCAB, (4, LENGTH))
+    x, y = torch.randint(0, VOCAB, (2, 4, LENGTH))
     model = learner.MiniTransformerLM(tied=False)
-    blind = float(F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
     model.mask = lambda length: torch.zeros(length, length, dtype=torch.bool)
     first = float(F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
     report.say(
         f"the untied model's first loss after manual_seed(42): {first:.5f} without a mask "
         "(published: 4.22294)"
     )
-    report.say(f"with your mask {blind:.5f}; guessing would be ln 50 = {math.log(VOCAB):.3f}")
 
     text = ". ".join(models.texts())
     letters = sorted(set(text))
     ids = torch.tensor([letters.index(letter) for letter in text])
-    torch.manual_seed(seed)
-    model = learner.MiniTransformerLM(tied=True)
     batches = [
         learner.windows(ids, report.randint(0, len(ids) - LENGTH, (16,)), LENGTH)
         for _ in range(200)
     ]
+    torch.manual_seed(seed)
+    model = learner.MiniTransformerLM(tied=True)
     fell = learner.train(model, batches, 0.01)
     report.true(
         fell[-1] < 2.3,
         f"200 steps on real text end at a loss of {fell[-1]:.3f}; below 2.3 is expected.",
     )
-    with torch.no_grad():
-        generated = ids[:3].tolist()
-        for _ in range(40):
-            generated.append(
-                int(model(torch.tensor([generated[-LENGTH:]]))[0, -1, : len(letters)].argmax())
-            )
-    report.say(
-        f"200 steps on a real text of {len(letters)} different letters: {fell[0]:.3f} to "
-        f"{fell[-1]:.3f}"
-    )
-    report.say(f"and then it writes {''.join(letters[i] for i in generated)!r}")
-    reference = family(model)
-    report.equal(
-        "your weights in our own library's model",
-        reference(tokens).logits,
-        model(tokens),
-        tolerance=1e-3,
-    )
-    count = sum(weight.numel() for weight in reference.parameters())
-    report.say(
-        f"your trained weights run in glassformer's own 2017 blocks ({count:,} "
-        "parameters): the same logits"
-    )
+    report.say(f"200 steps on a real text: {fell[0]:.3f} to {fell[-1]:.3f}")
+    reference, name = family(model)(inputs).logits, "your weights in our own library's model"
+    report.equal(name, reference, model(inputs), tolerance=1e-3)
+    report.say("your trained weights run in glassformer's own 2017 blocks: the same logits")
 
 
 def family(of: Any) -> Any:

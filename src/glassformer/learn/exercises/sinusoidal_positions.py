@@ -60,29 +60,14 @@ def check(learner: Any, report: CheckReport) -> None:
         ).flatten(1),
         "the first place: it is 0, not 1": positions(length + 1, dim)[1:],
     }
-    actual = learner.positions(length, dim)
-    report.equal(f"positions({length}, {dim})", actual, right, tolerance=1e-3, slips=slips)
-    angle = 3 / 10000 ** (torch.arange(dim // 2) * 2 / dim)
-    shift = torch.block_diag(
-        *(torch.tensor([[a.cos(), a.sin()], [-a.sin(), a.cos()]]) for a in angle)
-    )
-    report.equal(
-        "three places on, by one matrix", actual[:-3] @ shift.T, actual[3:], tolerance=1e-3
-    )
-    report.say("every number is right; to go on by three places is one matrix, whatever the place")
+    name = f"positions({length}, {dim})"
+    report.equal(name, learner.positions(length, dim), right, tolerance=1e-3, slips=slips)
+    report.say("every number is right")
 
     model = models.translator()
     source, target = report.randint(0, 50, (2, 9)), report.randint(0, 50, (2, 6))
     name = "the logits of the 2017 encoder-decoder with your positions"
-    with report.same(name, lambda: models.logits(model, source, target)) as before:
+    with report.same(name, lambda: models.logits(model, source, target)):
         for stack in (model.encoder, model.decoder):
             stack.position.embed = lambda x, flow: x + learner.positions(x.shape[1], x.shape[2])
-    swapped = models.logits(model, source.flip(1), target)
-    report.true(
-        float((swapped - before).abs().max()) > 1e-3,
-        "The model does not feel the order of the source.",
-    )
-    report.say(
-        "in the encoder-decoder of 2017 (2 + 2 blocks): the same logits, and other ones when the "
-        "source is turned round"
-    )
+    report.say("in the encoder-decoder of 2017 (2 + 2 blocks): the same logits")

@@ -110,6 +110,12 @@ class TokenizerInfo(TypedDict):
     chat_template: str | None
 
 
+class StreamEvent(TypedDict):
+    """An event of a stream; its ``data`` is a chunk as JSON, or [DONE] at the end."""
+
+    data: str
+
+
 class Post(NamedTuple):
     """A path that is computed from a JSON body; aliases are not described."""
 
@@ -178,13 +184,8 @@ class Api:
 
     def __init__(self, registry: Registry, version: str) -> None:
         self.registry, self.metrics, self.release = registry, Metrics(registry), version
-        self.ending = False
+        self.ending = False  # the server answers what is under way, and ``health`` says 503
         self.description = openapi(version, self.gets())
-
-    def end(self) -> None:
-        """Marks the server as shutting down: running requests are answered and health reports
-        503."""
-        self.ending = True
 
     async def models(self, request: Request) -> ModelList:
         """Served models."""
@@ -359,7 +360,7 @@ def openapi(version: str, gets: dict[str, tuple[Any, Any]]) -> JsonObject:
     for post in POSTS:
         answer = content(post.answer)
         if post.handler in STREAMED:
-            answer |= content(str, "text/event-stream")
+            answer |= content(StreamEvent, "text/event-stream")
         body = {"required": True, "content": content(post.body)}
         described = {"post": operation(post.handler, answer, requestBody=body)}
         paths |= dict.fromkeys(post.paths, described)

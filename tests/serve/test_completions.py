@@ -1,6 +1,6 @@
 """Completions: the same tokens as in process, whole as streamed; what OpenAI's clients rely on.
 
-Through the paths of app: registry, generating, logprobs and answers.
+Through the paths of app: registry, generating, answers and their tokens with log-probabilities.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 import glassformer
+from glassformer.core.tokenizer import train
+from glassformer.serve.completions import TokenBuffer
+from glassformer.serve.engine import Event
 
 from .conftest import Server, events
 
@@ -216,3 +219,52 @@ def test_models_and_their_tokens(server: Server, chat_model: Path) -> None:
     assert info["eos_token"] == "<|endoftext|>" and info["eos_token_id"] == tokenizer.eos
     assert server.client().get("/version").json() == {"version": glassformer.__version__}
     assert server.client().get("/load").json() == {"server_load": 0}
+
+
+def tokens_by_event(*events: Event) -> list[list[int]]:
+    """The tokens that come with each event."""
+    token_buffer = TokenBuffer(train("byte", []), True)
+    return [[item.token for item in token_buffer.push(event)] for event in events]
+
+
+def token(letter: str, text: str = "", **more: object) -> Event:
+    return Event(0, train("byte", []).encode(letter)[0], text, -1.0, **more)  # type: ignore[arg-type]
+
+
+def ids(letters: str) -> list[int]:
+    return train("byte", []).encode(letters)
+
+
+def test_a_token_is_told_with_its_text() -> None:
+    assert tokens_by_event(token("a", "a"), token("b", "b")) == [ids("a"), ids("b")]
+
+
+def test_what_is_held_back_is_told_later_and_in_order() -> None:
+    result = tokens_by_event(
+        token("a"), token("b"), token("c", "abc"), token("d", finish_reason="length")
+    )
+    assert result == [[], [], ids("abc"), ids("d")]
+    assert tokens_by_event(token("a"), token("b", "a"), token("c", "bc"))[1:] == [
+        ids("a"),
+        ids("bc"),
+    ]
+
+
+def test_what_a_stop_string_cuts_off_is_never_told() -> None:
+    last = token("d", "a", finish_reason="stop", stopped_by="cd")
+    assert (
+        tokens_by_event(
+            token("a"),
+            token("b", "b"),
+            token("c"),
+            token("d", "", finish_reason="stop", stopped_by="cd"),
+        )[-1]
+        == []
+    )
+    assert tokens_by_event(token("a"), token("c"), last)[-1] == ids("a")
+
+
+def test_a_token_that_ends_the_text_is_told() -> None:
+    assert tokens_by_event(
+        token("a", "a"), token("b", finish_reason="stop", stopped_by=ids("b")[0])
+    )[-1] == ids("b")

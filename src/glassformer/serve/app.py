@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, NotRequired
 
@@ -21,32 +22,15 @@ from . import encoding, searching
 from .asgi.limits import LONGEST_NAME
 from .asgi.replies import HttpError, from_json, handle_error, json_response, read_body, to_json
 from .asgi.security import Guard
-from .completions import ChatAnswer, CompletionAnswer, chat, complete, encode_messages
-from .fields import validation_error
-from .inspecting import Inspection, inspect
-from .metrics import Metrics
-from .middleware import RequestMiddleware
-from .prompts import check_count, check_ids
-from .registry import Registry, ServedModel
-from .schemas import (
-    ChatRequest,
-    ClassifyRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    FillRequest,
-    InspectRequest,
-    RerankRequest,
-    ScoreRequest,
-    TagRequest,
-    TokenizeRequest,
-    TranslateRequest,
-)
-from .tracking import Context
+from .completions import ChatAnswer, CompletionAnswer, chat, complete
+from .inspecting import Inspection, InspectRequest, inspect
+from .registry import Registry, ServedModel, check_count, check_ids
+from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from .tracking import Context, Metrics, RequestMiddleware
 
 ERRORS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 HINT = "use its IP address, 127.0.0.1 or localhost, or start it with --allow-host NAME"
-MAX_DEPTH = 5  # levels of JSON written piece by piece: the encoder in C keeps the interpreter
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class ErrorObject(TypedDict):
@@ -110,6 +94,12 @@ class TokenizerInfo(TypedDict):
     chat_template: str | None
 
 
+class StreamEvent(TypedDict):
+    """An event of a stream; its ``data`` is a chunk as JSON, or [DONE] at the end."""
+
+    data: str
+
+
 class Post(NamedTuple):
     """A path that is computed from a JSON body; aliases are not described."""
 
@@ -123,11 +113,11 @@ async def tokenize(context: Context, body: TokenizeRequest) -> TokenizeAnswer:
     """Token ids of a text, or of a conversation."""
     served = context.served
     if body.messages is not None:
-        ids = await encode_messages(served, body.messages)
+        ids = await served.encode_messages(body.messages)
     else:
         text = body.prompt or ""
         check_count([text], "prompt")
-        bos = bool(body.add_special_tokens) and served.starts_with_bos
+        bos = body.add_special_tokens and served.starts_with_bos
         ids = await to_thread.run_sync(partial(served.tokenizer.encode, text, bos=bos))
     pieces = [*map(served.tokenizer.token, ids)] if body.return_token_strs else None
     return {
@@ -152,20 +142,28 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> DetokenizeAns
 POSTS = (
     Post(complete, CompletionRequest, CompletionAnswer, ("/v1/completions",)),
     Post(chat, ChatRequest, ChatAnswer, ("/v1/chat/completions",)),
-    Post(encoding.embed, EmbeddingRequest, encoding.EmbeddingAnswer, ("/v1/embeddings",)),
-    Post(encoding.score, ScoreRequest, encoding.ScoreAnswer, ("/score", "/v1/score")),
+    Post(encoding.embed, encoding.EmbeddingRequest, encoding.EmbeddingAnswer, ("/v1/embeddings",)),
+    Post(encoding.score, encoding.ScoreRequest, encoding.ScoreAnswer, ("/score", "/v1/score")),
     Post(
         encoding.rerank,
-        RerankRequest,
+        encoding.RerankRequest,
         encoding.RerankAnswer,
         ("/rerank", "/v1/rerank", "/v2/rerank"),
     ),
     Post(
-        encoding.classify, ClassifyRequest, encoding.ClassifyAnswer, ("/classify", "/v1/classify")
+        encoding.classify,
+        encoding.ClassifyRequest,
+        encoding.ClassifyAnswer,
+        ("/classify", "/v1/classify"),
     ),
-    Post(encoding.tag, TagRequest, encoding.TagAnswer, ("/v1/tag",)),
-    Post(searching.fill, FillRequest, searching.FillAnswer, ("/v1/fill",)),
-    Post(searching.translate, TranslateRequest, searching.TranslateAnswer, ("/v1/translate",)),
+    Post(encoding.tag, encoding.TagRequest, encoding.TagAnswer, ("/v1/tag",)),
+    Post(searching.fill, searching.FillRequest, searching.FillAnswer, ("/v1/fill",)),
+    Post(
+        searching.translate,
+        searching.TranslateRequest,
+        searching.TranslateAnswer,
+        ("/v1/translate",),
+    ),
     Post(inspect, InspectRequest, Inspection, ("/v1/inspect",)),
     Post(tokenize, TokenizeRequest, TokenizeAnswer, ("/tokenize",)),
     Post(detokenize, DetokenizeRequest, DetokenizeAnswer, ("/detokenize",)),
@@ -178,13 +176,8 @@ class Api:
 
     def __init__(self, registry: Registry, version: str) -> None:
         self.registry, self.metrics, self.release = registry, Metrics(registry), version
-        self.ending = False
+        self.ending = False  # the server answers what is under way, and ``health`` says 503
         self.description = openapi(version, self.gets())
-
-    def end(self) -> None:
-        """Marks the server as shutting down: running requests are answered and health reports
-        503."""
-        self.ending = True
 
     async def models(self, request: Request) -> ModelList:
         """Served models."""
@@ -289,27 +282,115 @@ def parse_body(model: type[BaseModel], content: bytes) -> Any:
         raise validation_error(error.errors(include_url=False)) from None
 
 
+def validation_error(problems: list[Any]) -> HttpError:
+    """Turns pydantic's validation errors into one HttpError about the first invalid field."""
+    first = problems[0]
+    place = [str(key) for key in first["loc"]]
+    if not place:
+        is_sentence = first["type"] == "wrong"
+        message = "The body is not a JSON object; send one as application/json."
+        return (
+            HttpError(400, first["msg"], first["msg"].split()[0])
+            if is_sentence
+            else HttpError(400, message, code="invalid_json")
+        )
+    alternatives = [first]
+    # one of several forms that a field may have: it is held to its own
+    if _field_path(place[:-1]) == _field_path(place):
+        alternatives = [
+            problem
+            for problem in problems
+            if [*map(str, problem["loc"])][: len(place) - 1] == place[:-1]
+        ]
+        deeper = [problem for problem in alternatives if not problem["type"].endswith("_type")]
+        alternatives = (
+            deeper[:1] if deeper and deeper[0]["type"] != "literal_error" else alternatives
+        )
+    name = _field_path([str(key) for key in alternatives[0]["loc"]])
+    return HttpError(400, _describe(name, alternatives), param=name)
+
+
+def _field_path(keys: list[str]) -> str:
+    """Formats a pydantic location: messages.0.content as messages[0].content, without the names of
+    union members."""
+    path = ""
+    for key in keys:
+        if key.isdigit():
+            path += f"[{key}]"
+        elif (
+            key.isidentifier()
+            and not key[0].isupper()
+            and key not in ("str", "int", "list", "dict", "float", "bool")
+        ):
+            path += f".{key}" if path else key
+    return path[:200] or "The body"
+
+
+TYPE_NAMES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "list": "a list",
+}
+SENTENCES = {
+    "missing": "is missing; give it.",
+    "finite_number": "is not finite; give a number.",
+    "ge": "is {value}; give {bound} or more.",
+    "gt": "is {value}; give more than {bound}.",
+    "le": "is {value}; give {bound} or less.",
+    "lt": "is {value}; give less than {bound}.",
+    "max_length": "has more than {bound} {entries}; give fewer.",
+    "min_length": "is empty; give at least one of its {entries}.",
+}
+"""By pydantic's type of the error, or by the bound that a value misses."""
+
+
+def _describe(name: str, problems: list[JsonObject]) -> str:
+    """Message for one invalid field: its name, the value sent and the values allowed."""
+    problem = problems[0]
+    kind, context = problem["type"], problem.get("ctx", {})
+    value = _preview(problem.get("input"))
+    if kind == "wrong":
+        return f"{name}: {problem['msg']}"
+    entries = "characters" if kind.startswith("string") else "entries"
+    for key, template in SENTENCES.items():
+        if key == kind or key in context:
+            bound = _number(context.get(key, 0))
+            return f"{name} {template.format(value=value, bound=bound, entries=entries)}"
+    allowed = dict.fromkeys(
+        alternative.get("ctx", {}).get("expected") or _expected_type(alternative["type"])
+        for alternative in problems
+    )
+    return f"{name} is {value}; give {' or '.join(allowed)}."
+
+
+def _expected_type(error: str) -> str:
+    return TYPE_NAMES.get(error.partition("_")[0], "an object")
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _preview(value: Any) -> str:
+    """Short preview of an invalid value."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = (
+        json.dumps(value)
+        if value is None or isinstance(value, str | int | float)
+        else type(value).__name__
+    )
+    return text if len(text) <= 60 else f"{text[:56]} ..."
+
+
 def encode_json(answer: Any) -> bytes:
-    return "".join(_json_pieces(answer, MAX_DEPTH)).encode()
-
-
-def _json_pieces(value: Any, depth: int) -> Iterator[str]:
-    if depth and isinstance(value, dict):
-        opening = "{"
-        for name, item in value.items():
-            yield f"{opening}{to_json(name)}:"
-            yield from _json_pieces(item, depth - 1)
-            opening = ","
-        yield "}" if value else "{}"
-    elif depth and isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        opening = "["
-        for item in value:
-            yield opening
-            yield from _json_pieces(item, depth - 1)
-            opening = ","
-        yield "]"
-    else:
-        yield to_json(value)
+    """JSON by an encoder in Python: other threads run meanwhile, which one in C keeps waiting."""
+    try:
+        return "".join(ENCODER.iterencode(answer)).encode()
+    except ValueError:  # numbers that are not finite
+        return to_json(answer).encode()
 
 
 def model_card(served: ServedModel) -> ModelCard:
@@ -359,7 +440,7 @@ def openapi(version: str, gets: dict[str, tuple[Any, Any]]) -> JsonObject:
     for post in POSTS:
         answer = content(post.answer)
         if post.handler in STREAMED:
-            answer |= content(str, "text/event-stream")
+            answer |= content(StreamEvent, "text/event-stream")
         body = {"required": True, "content": content(post.body)}
         described = {"post": operation(post.handler, answer, requestBody=body)}
         paths |= dict.fromkeys(post.paths, described)

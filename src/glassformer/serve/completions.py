@@ -4,46 +4,69 @@ once.
     body -> ids -> Request -> the engine's events -> Choice: texts, tokens -> AnswerWriter: JSON
 
 ``echo`` adds the prompt of a completion with its log-probabilities; a conversation is rendered by
-the model's chat template.
+the model's chat template. A token comes with its text: what a stop string cuts off is never
+answered, neither as text nor as a token.
 """
 
 from __future__ import annotations
 
+import codecs
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, Literal, NotRequired, cast
+from typing import Any, Literal, NamedTuple, NotRequired
 
 from anyio import to_thread
 from typing_extensions import TypedDict
 
 from ..core.errors import need
 from ..core.files import JsonObject
+from ..core.generation.loop import Likely
 from ..core.generation.sample import Sampling
+from ..core.tokenizer import Tokenizer
 from . import grammars
 from .asgi.limits import MOST_CONTINUATIONS
 from .asgi.replies import EventStream, format_event, refuse
-from .engine import Event, Guide, Request, RequestHandle, Usage
+from .engine import Event, Request, RequestHandle, Usage
 from .inspecting import Inspection, Inspector, with_inspection
-from .logprobs import (
-    ChatLogprobs,
-    CompletionLogprobs,
-    CompletionLogprobsWriter,
-    ScoredToken,
-    TokenBuffer,
-    TokenDecoder,
-    chat_logprobs,
-)
-from .prompts import as_list, check_context, check_ids, check_lengths, encode_prompts
-from .registry import ServedModel
-from .schemas import ChatRequest, CompletionRequest, GenerationRequest, Message
+from .registry import check_ids
+from .schemas import ChatRequest, CompletionRequest, GenerationRequest
 from .tracking import Context
 
 Finish = Literal["stop", "length"]
+
+
+class CompletionLogprobs(TypedDict):
+    """Parallel lists with one entry per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class TopLogprob(TypedDict):
+    """Candidate token at a position; ``bytes`` are null for a special token."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """Sampled token with the top candidates at its position."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """Log-probabilities of one message."""
+
+    content: list[TokenLogprob]
 
 
 class PromptDetails(TypedDict):
@@ -82,13 +105,18 @@ class CompletionChoice(TypedDict):
     inspect: NotRequired[Inspection]
 
 
-class CompletionAnswer(TypedDict):
-    """Completion response, or one chunk of a stream."""
+class AnswerHead(TypedDict):
+    """Head of every answer and chunk."""
 
     id: str
-    object: Literal["text_completion"]
     created: int
     model: str
+
+
+class CompletionAnswer(AnswerHead):
+    """Completion response, or one chunk of a stream."""
+
+    object: Literal["text_completion"]
     choices: list[CompletionChoice]
     usage: NotRequired[UsageObject | None]
 
@@ -111,13 +139,10 @@ class ChatChoice(TypedDict):
     inspect: NotRequired[Inspection]
 
 
-class ChatAnswer(TypedDict):
+class ChatAnswer(AnswerHead):
     """Chat response."""
 
-    id: str
     object: Literal["chat.completion"]
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: UsageObject
 
@@ -126,59 +151,34 @@ async def complete(context: Context, body: CompletionRequest) -> JsonObject | Ev
     """Continue one or several texts."""
     served = context.served
     context.require(served.continues, "continue texts")
-    texts, n = as_list(body.prompt), body.n or 1
-    count = len(texts) * n
+    count = len(body.prompt) * body.n
     message = (
-        f"{len(texts)} prompts with n = {n} are {count:,} continuations, and a request may ask for "
-        f"{MOST_CONTINUATIONS:,}; send several requests."
+        f"{len(body.prompt)} prompts with n = {body.n} are {count:,} continuations, and a request "
+        f"may ask for {MOST_CONTINUATIONS:,}; send several requests."
     )
     refuse(count > MOST_CONTINUATIONS, message, "n")
-    prompt_ids = await encode_prompts(served, texts, body.add_special_tokens is not False)
-    max_new = 16 if body.max_tokens is None else body.max_tokens
-    for row in prompt_ids:
-        check_context(served, row, max_new, "max_tokens")
-    request = await engine_request(context, body, prompt_ids[0], max_new, body.logprobs)
-    prompt_logprobs = 0 if max_new == 0 else None
-    if body.echo and body.logprobs is not None:
-        prompt_logprobs = body.logprobs
+    prompts = await served.encode_prompts(body.prompt, None if body.add_special_tokens else False)
+    for prompt in prompts:
+        served.check_context(prompt, body.max_tokens, "max_tokens")
+    request = await engine_request(context, body, prompts[0], body.max_tokens, body.logprobs)
+    prompt_logprobs = body.logprobs if body.echo else None
+    if body.max_tokens == 0:
+        prompt_logprobs = prompt_logprobs or 0
     request = replace(request, prompt_logprobs=prompt_logprobs)
-    requests = [replace(request, tokens=row) for row in prompt_ids]
-    if body.inspect is not None or body.edits:
-        requests = [with_inspection(served, body, request) for request in requests]
-    return await AnswerWriter(
-        context, body, CompletionChoiceWriter, await context.submit(requests)
-    ).write()
+    requests = [replace(request, tokens=prompt) for prompt in prompts]
+    return await answer(context, body, CompletionChoiceWriter, requests)
 
 
 async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
     """Answer a conversation."""
     served = context.served
     context.require(served.continues, "chat")
-    prompt = await encode_messages(served, body.messages)
+    prompt = await served.encode_messages(body.messages)
     max_new = body.max_completion_tokens or body.max_tokens
-    check_context(served, prompt, 1 if max_new is None else max_new, "messages")
+    served.check_context(prompt, 1 if max_new is None else max_new, "messages")
     top = (body.top_logprobs or 0) if body.logprobs else None
     request = await engine_request(context, body, prompt, max_new, top)
-    if body.inspect is not None or body.edits:
-        request = with_inspection(served, body, request)
-    return await AnswerWriter(
-        context, body, ChatChoiceWriter, await context.submit([request])
-    ).write()
-
-
-async def encode_messages(served: ServedModel, messages: Sequence[Message]) -> list[int]:
-    """Renders messages with the chat template and returns their token ids."""
-    template = served.template
-    message = (
-        f'"{served.id}" has no chat template; start the server with --chat-template FILE, or '
-        "use /v1/completions."
-    )
-    refuse(template is None, message, "model")
-    assert template is not None
-    rendered = [message.to_template() for message in messages]
-    texts = [message["content"] for message in rendered]
-    check_lengths(served, texts, "messages")
-    return await to_thread.run_sync(partial(template.tokens, rendered))
+    return await answer(context, body, ChatChoiceWriter, [request])
 
 
 async def engine_request(
@@ -189,101 +189,130 @@ async def engine_request(
     top: int | None,
 ) -> Request:
     """Engine request for one prompt. Raises HttpError and UserError for unsupported options."""
-    served = context.served
+    tokenizer, vocab, guide = context.served.tokenizer, context.served.config.embed.vocab, None
+    check_ids(body.stop_token_ids, tokenizer.size, "stop_token_ids")
+    names = all(name.isascii() and name.isdigit() and len(name) < 10 for name in body.logit_bias)
+    message = 'logit_bias maps token ids to numbers; write the ids as in "50256".'
+    refuse(not names, message, "logit_bias")
+    if body.grammar is not None:
+        need(not body.ignore_eos, "A grammar says where the answer ends; leave out ignore_eos.")
+        compile = grammars.guide_factory
+        guide = await to_thread.run_sync(compile, tokenizer, vocab, *body.grammar)
+    eos = () if body.ignore_eos or tokenizer.eos is None else (tokenizer.eos,)
     return Request(
         tokens,
-        sampling=_sampling(body),
+        sampling=Sampling(
+            body.temperature,
+            body.top_k if body.top_k > 0 else None,
+            body.top_p if body.top_p < 1 else None,
+            body.min_p or None,
+            body.repetition_penalty,
+        ),
         max_new=max_new,
         seed=body.seed,
-        n=body.n or 1,
-        stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
-        stop_tokens=_stop_tokens(served, body),
-        logit_bias=_biases(body),
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
+        n=body.n,
+        stop=[body.stop] if isinstance(body.stop, str) else body.stop,
+        stop_tokens=[*eos, *body.stop_token_ids],
+        logit_bias={int(name): bias for name, bias in body.logit_bias.items()},
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
         logprobs=top,
-        guide=await _guide(served, body),
+        guide=guide,
         client=context.client,
     )
 
 
-def _sampling(body: GenerationRequest) -> Sampling:
-    """Sampling parameters of a request; null means the default."""
-    return Sampling(
-        1.0 if body.temperature is None else body.temperature,
-        body.top_k if body.top_k is not None and body.top_k > 0 else None,
-        None if body.top_p in (None, 1.0) else body.top_p,
-        body.min_p or None,
-        body.repetition_penalty or 1.0,
-    )
+class ScoredToken(NamedTuple):
+    """Token with its log-probability, top candidates and bytes (none for a special token); the
+    ``first`` of a text may have other bytes than in the middle (SentencePiece spaces)."""
+
+    token: int
+    logprob: float | None
+    top: Likely
+    raw: bytes
+    hidden: bool
+    first: bool
 
 
-def _stop_tokens(served: ServedModel, body: GenerationRequest) -> list[int] | None:
-    eos = [] if body.ignore_eos or served.tokenizer.eos is None else [served.tokenizer.eos]
-    stop_ids = body.stop_token_ids or []
-    check_ids(stop_ids, served.tokenizer.size, "stop_token_ids")
-    return [*eos, *stop_ids]
+def scored_token(
+    tokenizer: Tokenizer, token: int, logprob: float | None, top: Likely, first: bool
+) -> ScoredToken:
+    """A ScoredToken; JSON lacks minus infinity, for which OpenAI writes -9999."""
+    hidden, finite = tokenizer.hides(token), None if logprob is None else max(logprob, -9999.0)
+    raw = b"" if hidden else tokenizer.bytes_of(token, first)
+    return ScoredToken(token, finite, top, raw, hidden, first)
 
 
-def _biases(body: GenerationRequest) -> dict[int, float]:
-    biases = {}
-    for name, bias in (body.logit_bias or {}).items():
-        plain = name.isascii() and name.isdigit() and len(name) < 10
-        refuse(
-            not plain,
-            'logit_bias maps token ids to numbers; write the ids as in "50256".',
-            "logit_bias",
+class TokenBuffer:
+    """Tokens of one continuation, buffered until their text is emitted."""
+
+    def __init__(self, tokenizer: Tokenizer, has_text: bool) -> None:
+        self.tokenizer, self.has_text = tokenizer, has_text
+        self.pending: deque[tuple[int, int, ScoredToken]] = deque()  # where its bytes begin and end
+        self.decoded_bytes = self.shown_bytes = 0
+
+    def push(self, event: Event) -> list[ScoredToken]:
+        """Adds an event and returns the tokens whose text is complete with it."""
+        if event.token is not None:
+            first = not self.has_text
+            scored = scored_token(self.tokenizer, event.token, event.logprob, event.top, first)
+            self.has_text = self.has_text or not scored.hidden
+            start, self.decoded_bytes = self.decoded_bytes, self.decoded_bytes + len(scored.raw)
+            self.pending.append((start, self.decoded_bytes, scored))
+        self.shown_bytes += len(event.text.encode("utf-8", "replace"))
+        ready, is_cut = list[ScoredToken](), isinstance(event.stopped_by, str)
+        while self.pending:
+            start, end, scored = self.pending[0]
+            is_shown = end <= self.shown_bytes and not (is_cut and start == end)
+            is_last = event.finish_reason is not None and (start < self.shown_bytes or not is_cut)
+            if not is_shown and not is_last:
+                break
+            ready.append(scored)
+            self.pending.popleft()
+        return ready
+
+
+def token_text(tokenizer: Tokenizer, token: ScoredToken) -> str:
+    """Token as text; incomplete UTF-8 as ``bytes:\\x..``, as OpenAI writes it."""
+    if token.hidden:
+        return tokenizer.token(token.token)
+    try:
+        return token.raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
+
+
+def top_tokens(tokenizer: Tokenizer, scored: ScoredToken, count: int) -> list[ScoredToken]:
+    """Top candidates at a token's position; the token itself keeps its own log-probability."""
+    return [
+        scored_token(
+            tokenizer, token, scored.logprob if token == scored.token else logprob, (), scored.first
         )
-        biases[int(name)] = bias
-    return biases
-
-
-async def _guide(served: ServedModel, body: GenerationRequest) -> Callable[[], Guide] | None:
-    """Grammar that constrains the answer, compiled in a thread; None without one."""
-    form = body.response_format
-    kind, source = "json", cast(Any, body.guided_json)
-    if body.guided_regex is not None:
-        kind, source = "regex", body.guided_regex
-    elif body.guided_grammar is not None:
-        kind, source = "lark", body.guided_grammar
-    elif form is not None and form.type == "json_object":
-        source = {"type": "object"}
-    elif form is not None and form.type == "json_schema" and form.json_schema is not None:
-        source = form.json_schema.schema_
-    if source is None:
-        return None
-    need(not body.ignore_eos, "A grammar says where the answer ends; leave out ignore_eos.")
-    return await to_thread.run_sync(
-        grammars.guide_factory, served.tokenizer, served.config.embed.vocab, kind, source
-    )
+        for token, logprob in scored.top[:count]
+    ]
 
 
 class Choice:
     """One continuation as a response has it: the text, and the tokens whose text is complete."""
 
-    id_prefix: ClassVar[str]
-    object_type: ClassVar[str]
-    chunk_type: ClassVar[str]
+    id_prefix = object_type = chunk_type = ""
+    is_slow = False  # the next chunk scores a whole prompt
 
     def __init__(
         self, context: Context, body: Any, handle: RequestHandle, number: int, index: int
     ) -> None:
         self.context, self.body, self.handle = context, body, handle
         self.number, self.index, self.tokenizer = number, index, context.served.tokenizer
-        prompt = handle.request.tokens[-16:]
-        has_text = any(not self.tokenizer.hides(token) for token in prompt)
+        has_text = not all(map(self.tokenizer.hides, handle.request.tokens[-16:]))
         self.buffer = TokenBuffer(self.tokenizer, has_text)
-        self.inspector: Inspector | None = None
+        self.inspector = None if body.inspect is None else Inspector(context.served, body, handle)
 
     def push(self, event: Event) -> tuple[str, list[ScoredToken], Finish | None]:
         """Returns the new text, the tokens that it completes, and the finish reason."""
-        if self.body.inspect is not None:
-            served, body, handle = self.context.served, self.body, self.handle
-            self.inspector = self.inspector or Inspector(served, body, handle)
+        if self.inspector is not None:
             self.inspector.push(event)
-        finish: Finish | None = None
-        if event.finish_reason is not None:
-            finish = "stop" if event.finish_reason == "stop" else "length"
+        reason = event.finish_reason
+        finish: Finish | None = reason and ("stop" if reason == "stop" else "length")
         return event.text, self.buffer.push(event), finish
 
     def whole(self, events: Sequence[Event]) -> JsonObject:
@@ -293,20 +322,17 @@ class Choice:
         )
         return self.answer("".join(texts), [*chain(*tokens)], finishes[-1] or "length")
 
-    @property
-    def is_slow(self) -> bool:
-        """True if the next chunk scores a whole prompt."""
-        return False
+    def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None) -> JsonObject:
+        """The whole choice."""
+        raise NotImplementedError
 
     def chunks(
         self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None
     ) -> list[JsonObject]:
-        """Choices of a stream's chunks that report the new text."""
-        raise NotImplementedError
-
-    def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None) -> JsonObject:
-        """The whole choice."""
-        raise NotImplementedError
+        """Choices of a stream's chunks that report the new text, where there is any."""
+        choice = self.answer(text, tokens, finish)
+        has_tokens = choice["logprobs"] is not None and choice["logprobs"]["tokens"]
+        return [choice] if choice["text"] or finish is not None or has_tokens else []
 
     async def inspect(self, choice: JsonObject) -> None:
         """Adds the inspection of the tokens computed since the last call."""
@@ -321,33 +347,42 @@ class CompletionChoiceWriter(Choice):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.logprobs = CompletionLogprobsWriter(self.tokenizer, self.body.logprobs or 0)
-        self.is_prompt_due = bool(self.body.echo)
-
-    @property
-    def is_slow(self) -> bool:
-        return self.is_prompt_due and self.body.logprobs is not None
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.offset = 0  # in characters
+        self.is_prompt_due = self.body.echo
+        self.is_slow = self.body.echo and self.body.logprobs is not None
 
     def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None) -> JsonObject:
         """The choice, or an increment of it."""
-        tokenizer, logprobs = self.tokenizer, None
         if self.is_prompt_due:
-            self.is_prompt_due = False
-            text = tokenizer.decode(self.handle.request.tokens) + text
-            decoder = TokenDecoder(tokenizer, False)
-            prompt_logprobs = self.handle.prompt_logprobs or ()
-            tokens = [*(decoder.push(*scored) for scored in prompt_logprobs), *tokens]
-        if self.body.logprobs is not None:
-            logprobs = self.logprobs.write(tokens)
+            self.is_prompt_due = self.is_slow = False
+            text = self.tokenizer.decode(self.handle.request.tokens) + text
+            prompt, first = list[ScoredToken](), True
+            for token, logprob, top in self.handle.prompt_logprobs or ():
+                prompt.append(scored_token(self.tokenizer, token, logprob, top, first))
+                first = first and prompt[-1].hidden
+            tokens = [*prompt, *tokens]
+        logprobs = None if self.body.logprobs is None else self._logprobs(tokens)
         return {"index": self.number, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def chunks(
-        self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None
-    ) -> list[JsonObject]:
-        """The increment, where there is any."""
-        choice = self.answer(text, tokens, finish)
-        has_tokens = choice["logprobs"] is not None and choice["logprobs"]["tokens"]
-        return [choice] if choice["text"] or finish is not None or has_tokens else []
+    def _logprobs(self, tokens: Sequence[ScoredToken]) -> CompletionLogprobs:
+        """Lists of the next tokens."""
+        tokenizer, count = self.tokenizer, self.body.logprobs
+        offsets, tops = list[int](), list[dict[str, float] | None]()
+        for scored in tokens:
+            offsets.append(self.offset)
+            self.offset += len(self.decoder.decode(scored.raw))
+            by_text: dict[str, float] = {}
+            # OpenAI names the token itself too
+            for likely in (*top_tokens(tokenizer, scored, count), scored):
+                by_text.setdefault(token_text(tokenizer, likely), likely.logprob or 0.0)
+            tops.append(None if scored.logprob is None else by_text)
+        return {
+            "tokens": [token_text(tokenizer, scored) for scored in tokens],
+            "token_logprobs": [scored.logprob for scored in tokens],
+            "top_logprobs": tops if count else None,
+            "text_offset": offsets,
+        }
 
 
 class ChatChoiceWriter(Choice):
@@ -359,15 +394,27 @@ class ChatChoiceWriter(Choice):
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
         if not self.body.logprobs:
             return None
-        visible = [token for token in tokens if not token.hidden]  # together they are the text
-        return chat_logprobs(self.tokenizer, visible, self.body.top_logprobs or 0)
+        tokenizer, count, content = (
+            self.tokenizer,
+            self.body.top_logprobs or 0,
+            list[TokenLogprob](),
+        )
+
+        def entry(scored: ScoredToken) -> TopLogprob:
+            raw, logprob = None if scored.hidden else list(scored.raw), scored.logprob or 0.0
+            return {"token": token_text(tokenizer, scored), "logprob": logprob, "bytes": raw}
+
+        for scored in tokens:
+            if not scored.hidden:  # those that are not are the text
+                top = [entry(likely) for likely in top_tokens(tokenizer, scored, count)]
+                content.append({**entry(scored), "top_logprobs": top})
+        return {"content": content}
 
     def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None) -> JsonObject:
         """The whole message."""
-        message = {"role": "assistant", "content": text, "refusal": None}
         return {
             "index": self.number,
-            "message": message,
+            "message": {"role": "assistant", "content": text, "refusal": None},
             "logprobs": self._logprobs(tokens),
             "finish_reason": finish,
         }
@@ -376,10 +423,8 @@ class ChatChoiceWriter(Choice):
         self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None
     ) -> list[JsonObject]:
         """Deltas: first the role, then texts, at last the finish reason."""
-        deltas = list[JsonObject]()
-        if not self.is_open:
-            self.is_open = True
-            deltas.append(self._delta({"role": "assistant", "content": ""}))
+        deltas = [] if self.is_open else [self._delta({"role": "assistant", "content": ""})]
+        self.is_open = True
         if text or (self.body.logprobs and tokens):
             deltas.append(self._delta({"content": text}, logprobs=self._logprobs(tokens)))
         if finish is not None:
@@ -391,66 +436,65 @@ class ChatChoiceWriter(Choice):
         return empty | fields
 
 
-class AnswerWriter:
-    """Builds the answer to one request with one handle per prompt, streamed or at once."""
+async def answer(
+    context: Context, body: GenerationRequest, writer: type[Choice], requests: Sequence[Request]
+) -> JsonObject | EventStream:
+    """The answer, or its stream once the first chunk is there: an early error still gets an HTTP
+    status."""
+    served = context.served
+    if body.inspect is not None or body.edits:
+        requests = [with_inspection(served, body, request) for request in requests]
+    handles = await context.submit(requests)
+    choices = [
+        [writer(context, body, handle, number * body.n + index, index) for index in range(body.n)]
+        for number, handle in enumerate(handles)
+    ]
+    head = {
+        "id": f"{writer.id_prefix}-{uuid.uuid4().hex}",
+        "object": writer.chunk_type if body.stream else writer.object_type,
+        "created": int(time.time()),
+        "model": served.id,
+    }
+    if body.stream:
+        events = _stream(context, body, head, handles, choices)
+        first = await context.until_disconnect(anext(events))
+        return EventStream(events, b"data: [DONE]\n\n", first)
+    results = await context.results(handles)
 
-    def __init__(
-        self,
-        context: Context,
-        body: GenerationRequest,
-        choice_type: type[Choice],
-        handles: Sequence[RequestHandle],
-    ) -> None:
-        self.context, self.body, self.handles = context, body, handles
-        self.choice_type, n = choice_type, body.n or 1
-        self.id, self.created = f"{choice_type.id_prefix}-{uuid.uuid4().hex}", int(time.time())
-        self.choices = [
-            [choice_type(context, body, handle, number * n + index, index) for index in range(n)]
-            for number, handle in enumerate(handles)
-        ]
+    pairs = zip(choices, results, strict=True)
+    json_choices = await to_thread.run_sync(
+        lambda: [choice.whole(events) for row, events in pairs for choice in row]
+    )
+    for choice, json_choice in zip(chain(*choices), json_choices, strict=True):
+        await choice.inspect(json_choice)
+    usage = _total_usage([events[-1].usage for events in results])
+    return {**head, "choices": json_choices, "usage": usage}
 
-    async def write(self) -> JsonObject | EventStream:
-        """The answer, or its stream once the first chunk is there: an early error still gets an
-        HTTP status."""
-        context = self.context
-        if self.body.stream:
-            events = self._stream()
-            first = await context.until_disconnect(anext(events))
-            return EventStream(events, b"data: [DONE]\n\n", first)
-        results = await context.results(self.handles)
-        json_choices = await to_thread.run_sync(self._whole, results)
-        for choice, json_choice in zip(chain(*self.choices), json_choices, strict=True):
-            await choice.inspect(json_choice)
-        usage = _total_usage([events[-1].usage for events in results])
-        return {**self._head(self.choice_type.object_type), "choices": json_choices, "usage": usage}
 
-    def _head(self, object_type: str) -> JsonObject:
-        model = self.context.served.id
-        return {"id": self.id, "object": object_type, "created": self.created, "model": model}
-
-    def _whole(self, results: Sequence[Sequence[Event]]) -> list[JsonObject]:
-        pairs = zip(self.choices, results, strict=True)
-        return [choice.whole(events) for choices, events in pairs for choice in choices]
-
-    async def _stream(self) -> AsyncGenerator[bytes]:
-        """Yields the answer as chunks of one choice each."""
-        options, context = self.body.stream_options, self.context
-        usages, with_usage = list[Usage | None](), options is not None and options.include_usage
-        head = self._head(self.choice_type.chunk_type)
-        async with aclosing(context.merge_events(self.handles)) as events:
-            async for number, event in events:
-                choice = self.choices[number][event.index]
-                usages.append(event.usage)
-                new = choice.push(event)
-                if choice.is_slow:
-                    json_choices = await to_thread.run_sync(choice.chunks, *new)
-                else:
-                    json_choices = choice.chunks(*new)
-                for json_choice in json_choices:
-                    is_role = "role" in json_choice.get("delta", ())
-                    if choice.inspector and not choice.inspector.is_drained and not is_role:
-                        await choice.inspect(json_choice)
-                    chunk = {**head, "choices": [json_choice]}
-                    yield format_event({**chunk, "usage": None} if with_usage else chunk)
-        if with_usage:
-            yield format_event({**head, "choices": [], "usage": _total_usage(usages)})
+async def _stream(
+    context: Context,
+    body: GenerationRequest,
+    head: JsonObject,
+    handles: Sequence[RequestHandle],
+    choices: Sequence[Sequence[Choice]],
+) -> AsyncGenerator[bytes]:
+    """Yields the answer as chunks of one choice each."""
+    usages = list[Usage | None]()
+    with_usage = body.stream_options is not None and body.stream_options.include_usage
+    async with aclosing(context.merge_events(handles)) as events:
+        async for number, event in events:
+            choice = choices[number][event.index]
+            usages.append(event.usage)
+            new = choice.push(event)
+            if choice.is_slow:
+                json_choices = await to_thread.run_sync(choice.chunks, *new)
+            else:
+                json_choices = choice.chunks(*new)
+            for json_choice in json_choices:
+                is_role = "role" in json_choice.get("delta", ())
+                if choice.inspector and not choice.inspector.is_drained and not is_role:
+                    await choice.inspect(json_choice)
+                usage = {"usage": None} if with_usage else {}
+                yield format_event({**head, "choices": [json_choice], **usage})
+    if with_usage:
+        yield format_event({**head, "choices": [], "usage": _total_usage(usages)})

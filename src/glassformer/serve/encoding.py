@@ -6,26 +6,78 @@ import base64
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 import torch
 from anyio import to_thread
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import TypedDict
 
 from ..core.files import JsonObject
 from ..tasks.predictions import worded
+from .asgi.limits import MOST_TEXTS, MOST_TOKENS
 from .asgi.replies import HttpError, refuse
 from .engine import Encode
 from .engine.request import Encoded
-from .prompts import as_list, check_ids, check_lengths
-from .registry import ServedModel
-from .schemas import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest, TagRequest
+from .registry import ServedModel, check_ids
+from .schemas import JsonInt, ModelRequest, TextOrTexts, Texts, Words, example
 from .tracking import Context
 
 Text = str | list[int] | tuple[str, str]
 Rows = list[tuple[list[int], list[int]]]  # ids and segments
+
+
+class EmbeddingRequest(ModelRequest):
+    """POST /v1/embeddings"""
+
+    model_config = example(input=["The cat sat", "A dog ran"])
+
+    input: Texts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[JsonInt, Field(ge=1, le=1 << 20)] | None = None
+
+
+class ScoreRequest(ModelRequest):
+    """POST /score: each text of one side with each of the other, or one with all."""
+
+    text_1: TextOrTexts
+    text_2: TextOrTexts
+
+
+class ClassifyRequest(ModelRequest):
+    """POST /classify; ``second`` are the other texts, where the model reads pairs."""
+
+    model_config = example(input=["The cat sat"])
+
+    input: TextOrTexts
+    second: TextOrTexts | None = None
+
+
+class TagRequest(ModelRequest):
+    """POST /v1/tag: sentences, each a text whose words stand between spaces, or a list of words."""
+
+    model_config = example(input=["Anna saw Rome"])
+
+    input: str | Annotated[list[str | Words], Field(min_length=1, max_length=MOST_TEXTS)]
+
+
+class RerankDocument(BaseModel):
+    """A document of Cohere's first rerank; what else a client keeps in it is not read."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    text: str
+
+
+class RerankRequest(ModelRequest):
+    """POST /v1/rerank and /v2/rerank, as Cohere's client sends it."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MOST_TEXTS)]
+    top_n: Annotated[JsonInt, Field(ge=1, le=MOST_TOKENS)] | None = None
+    return_documents: bool = False
 
 
 class TokenUsage(TypedDict):
@@ -146,7 +198,7 @@ async def embed(context: Context, body: EmbeddingRequest) -> Any:
     width, size = served.config.dim, body.dimensions or served.config.dim
     message = f"dimensions is {size}; the model's vectors have {width}."
     refuse(size > width, message, "dimensions")
-    vectors, usage = await _outputs(context, as_list(body.input), "vector")
+    vectors, usage = await _outputs(context, body.input, "vector")
     if body.dimensions is not None:
         vectors = F.normalize(vectors[:, :size], dim=-1)
     encode = _base64 if body.encoding_format == "base64" else Tensor.tolist
@@ -214,7 +266,7 @@ async def tag(context: Context, body: TagRequest) -> Any:
     sentences = [sentence.split() if isinstance(sentence, str) else sentence for sentence in inputs]
     is_empty = not all(words and all(words) for words in sentences)
     refuse(is_empty, "A sentence is empty; give words in each.", "input")
-    check_lengths(served, [*map(" ".join, sentences)], "input")
+    served.check_lengths([*map(" ".join, sentences)], "input")
     rows, firsts = await to_thread.run_sync(
         partial(worded, served.tokenizer, sentences, served.context)
     )
@@ -255,7 +307,7 @@ async def _outputs(
     """Encodes texts and returns vectors (N, C) or label logits (N, L) in fp32."""
     served = context.served
     flat = [piece for text in texts for piece in (text if isinstance(text, tuple) else (text,))]
-    check_lengths(served, flat, "input")
+    served.check_lengths(flat, "input")
     refuse(not all(flat), "A text is empty; give some text.", "input")
     rows = await to_thread.run_sync(partial(_encode_texts, served, texts))
     longest = max(len(ids) for ids, _ in rows)

@@ -45,7 +45,6 @@ def guide_factory(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> C
     from llguidance import LLMatcher, LLParserLimits
 
     grammar = _grammar(kind, source)
-    table = _table(tokenizer)
     limits = LLParserLimits(
         initial_lexer_fuel=500_000,
         max_grammar_size=200_000,
@@ -53,21 +52,12 @@ def guide_factory(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> C
         max_items_in_row=50_000,  # 1,500 optional properties are 6,000; an alternative is one
         step_max_items=200_000,
     )
-    first = LLMatcher(table, grammar, log_level=0, limits=limits)
-    refuse(
-        first.is_error(),
-        f"The {_kind_name(kind)} cannot be held to: {_one_line(first.get_error())}",
-        code="bad_grammar",
-    )
-    refuse(
-        bool(first.get_grammar_warnings()),
-        f"The {_kind_name(kind)} cannot be held to: {first.get_grammar_warnings()}",
-    )
+    first = LLMatcher(_table(tokenizer), grammar, log_level=0, limits=limits)
+    name = {"json": "JSON schema", "regex": "regular expression"}.get(kind, "grammar")
+    problem, warnings = f"The {name} cannot be held to: ", first.get_grammar_warnings()
+    refuse(first.is_error(), problem + _one_line(first.get_error()), code="bad_grammar")
+    refuse(bool(warnings), f"{problem}{warnings}")
     return lambda: Constraint(first.deep_copy(), vocab)
-
-
-def _kind_name(kind: str) -> str:
-    return {"json": "JSON schema", "regex": "regular expression"}.get(kind, "grammar")
 
 
 def _one_line(message: str) -> str:

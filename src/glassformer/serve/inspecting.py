@@ -31,9 +31,8 @@ from ..sight import edits, lens, looking, streams
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
 from .engine.request import SQUARE, concatenate, token_axis
-from .prompts import as_list, check_context, check_ids, check_lengths, encode_prompts
-from .registry import ServedModel
-from .schemas import InspectOptions, InspectRequest
+from .registry import ServedModel, check_ids
+from .schemas import InspectNames, InspectOptions, Positions, Texts, example
 from .tracking import Context
 
 V = TypeVar("V")
@@ -41,6 +40,18 @@ MAX_COMPUTED = 1 << 26  # numbers that a pass may keep
 MAX_RETURNED = 1 << 18  # numbers of an answer
 SUMMARIES = ("lens", "top_tokens")
 LENS_VALUES = [*streams.depths("decoder"), "decoder.out"]  # what it is read from
+
+
+class InspectRequest(InspectOptions):
+    """POST /v1/inspect: one text, beside the ``source`` of an encoder-decoder, and what is to be
+    seen of it."""
+
+    model_config = example(prompt="The cat", inspect=["top_tokens"], positions=[-1], top=2)
+
+    prompt: Texts
+    source: Texts | None = None
+    inspect: InspectNames
+    positions: Positions | None = None
 
 
 class NamedValue(TypedDict):
@@ -90,9 +101,9 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
     if not isinstance(served.config, config.Decoder):
         encoded = _encode_pair(served, text, True, "prompt") if pair else None
         ids = await (encoded or _encode_input(served, text))
-        context.tally.model, context.tally.prompt = served.id, len(ids)
+        context.tally.model, context.tally.prompt_tokens = served.id, len(ids)
         return await context.run_exclusively(partial(run_inspection, served, ids, body, source))
-    (ids,) = await encode_prompts(served, [text])
+    (ids,) = await served.encode_prompts([text])
     body = body.model_copy(update={"positions": _positions(body.positions, len(ids))})
     request = Request(ids, max_new=0, client=context.client)
     handles = await context.submit([with_inspection(served, body, request)])
@@ -103,16 +114,15 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
     return await context.run_exclusively(inspector.drain)
 
 
-def single_text(texts: Any, param: str) -> str | list[int]:
+def single_text(texts: Sequence[str | list[int]], param: str) -> str | list[int]:
     """The only text. Raises HttpError for several."""
-    several = as_list(texts)
     message = f"One text is inspected at a time; give one {param}."
-    refuse(len(several) != 1, message, param)
-    return several[0]
+    refuse(len(texts) != 1, message, param)
+    return texts[0]
 
 
 async def _encode_input(served: ServedModel, text: str | list[int]) -> list[int]:
-    check_lengths(served, [text], "prompt")
+    served.check_lengths([text], "prompt")
     refuse(not text, "The prompt is empty; give a text, or token ids.", "prompt")
     if isinstance(text, list):
         ids = text
@@ -120,7 +130,7 @@ async def _encode_input(served: ServedModel, text: str | list[int]) -> list[int]
         encode = partial(served.tokenizer.encode_pair, text, special=True)
         ids = (await to_thread.run_sync(encode))[0]
     check_ids(ids, served.config.embed.vocab, "prompt")
-    check_context(served, ids, 0, "prompt")
+    served.check_context(ids, 0, "prompt")
     return ids
 
 
@@ -129,7 +139,7 @@ async def _encode_pair(
 ) -> list[int]:
     """Token ids of an encoder-decoder's source, or of its target (``is_target``) with the start
     token."""
-    check_lengths(served, [text], param)
+    served.check_lengths([text], param)
     encode: Any = partial(looking.token_ids, served.model, served.tokenizer, text, is_target)
     return (await to_thread.run_sync(encode))[0].tolist()  # type: ignore[no-any-return]
 

@@ -1,4 +1,8 @@
-"""Registry of served models: each with its tokenizer, engine and chat template."""
+"""Registry of served models: each with its tokenizer, engine and chat template.
+
+Texts become ids in threads, so that a long one blocks no other request; what cannot fit is refused
+first.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anyio import to_thread
+
 from ..core import config
 from ..core.errors import need
+from ..core.generation.prompt import encode
 from ..core.tokenizer.framing import document_start
 from ..formats import chat_template
 from ..formats.chat_template import ChatTemplate
 from ..formats.checkpoint import Checkpoint
 from ..formats.resolve import GGUF, is_recipe
 from ..tasks.predictions import tags
-from .asgi.limits import LONGEST_NAME
+from .asgi.limits import LONGEST_NAME, MOST_CHARACTERS, MOST_TEXTS
+from .asgi.replies import HttpError, refuse
 from .engine import Engine
 from .page.models import InMemoryEntry, Models, unique_id
+from .schemas import Message
 
 
 @dataclass(frozen=True)
@@ -118,6 +127,78 @@ class ServedModel(InMemoryEntry):
         }
         return [name for name, able in abilities.items() if able]
 
+    def check_lengths(self, texts: Sequence[object], param: str) -> None:
+        """Raises HttpError 400 for texts that cannot fit, by their characters alone."""
+        check_count(texts, param)
+        longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+        message = (
+            f"A text of {longest} characters cannot fit in the context of {self.context} tokens; "
+            "shorten it."
+        )
+        refuse(longest > self.characters, message, param, "context_length_exceeded")
+
+    def check_context(self, row: Sequence[int], new: int, param: str) -> None:
+        """Raises HttpError 400 where a prompt with ``new`` tokens after it is longer than the context.
+
+        The last token that is generated is never read, so it may lie just outside.
+        """
+        if len(row) + max(new - 1, 0) > self.context:
+            requested = f" and {new} more are asked for" if new else ""
+            message = (
+                f"The prompt has {len(row)} tokens{requested}; the context is {self.context}. "
+                "Shorten it, or ask for fewer."
+            )
+            raise HttpError(400, message, param, "context_length_exceeded")
+
+    async def encode_prompts(
+        self, texts: Sequence[str | list[int]], bos: bool | None = None
+    ) -> list[list[int]]:
+        """Token ids of each prompt. Raises HttpError for prompts that are empty or too long."""
+        self.check_lengths(texts, "prompt")
+        refuse(not all(texts), "The prompt is empty; give a text, or token ids.", "prompt")
+
+        def encode_texts() -> list[list[int]]:
+            return [encode(text, self.tokenizer, self.config, bos, slide=True)[0] for text in texts]
+
+        rows = await to_thread.run_sync(encode_texts)
+        for row in rows:
+            self.check_context(row, 0, "prompt")
+        return rows
+
+    async def encode_messages(self, messages: Sequence[Message]) -> list[int]:
+        """Renders messages with the chat template and returns their token ids."""
+        template = self.template
+        message = (
+            f'"{self.id}" has no chat template; start the server with --chat-template FILE, or '
+            "use /v1/completions."
+        )
+        refuse(template is None, message, "model")
+        assert template is not None
+        rendered = [message.to_template() for message in messages]
+        self.check_lengths([message["content"] for message in rendered], "messages")
+        return await to_thread.run_sync(template.tokens, rendered)
+
+
+def check_count(texts: Sequence[object], param: str) -> None:
+    """Raises HttpError 400 for more texts, or more characters of them, than a request may hold."""
+    refuse(
+        len(texts) > MOST_TEXTS,
+        f"These are {len(texts)} texts; a request may hold {MOST_TEXTS}.",
+        param,
+    )
+    total = sum(len(text) for text in texts if isinstance(text, str))
+    refuse(
+        total > MOST_CHARACTERS,
+        f"The texts have {total} characters; {MOST_CHARACTERS} are read at most.",
+        param,
+    )
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raises HttpError 400 for ids outside the vocabulary."""
+    is_known = all(0 <= id < vocab_size for id in ids)
+    refuse(not is_known, f"Tokens are 0 to {vocab_size - 1}; {param} holds another.", param)
+
 
 class Registry(Models):
     """Served models by id, in the order of the command line."""
@@ -156,7 +237,7 @@ def open_models(
     ids: Sequence[str] = (),
 ) -> Registry:
     """Loads every model; the first ones are called by ``ids``. Raises UserError as loading does."""
-    check_ids(ids, len(names))
+    check_names(ids, len(names))
     taken, served = list(ids), list[ServedModel]()
     for name in names[len(ids) :]:
         taken.append(model_id(name, taken))
@@ -167,7 +248,7 @@ def open_models(
     return Registry(served)
 
 
-def check_ids(ids: Sequence[str], models: int) -> None:
+def check_names(ids: Sequence[str], models: int) -> None:
     """Raises UserError for names that no client could send, for the same twice, and for more names
     than models."""
     need(

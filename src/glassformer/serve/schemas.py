@@ -1,23 +1,231 @@
-"""Request bodies of every endpoint, with their limits."""
+"""Request bodies: their base, types of fields with their limits, and bodies of texts that are continued.
+
+Fields are read strictly: true is no number, nor is "1".
+"""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SkipValidation,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from .asgi.limits import (
+    LONGEST_NAME,
+    LONGEST_STOP,
     MOST_BIASES,
     MOST_CHOICES,
     MOST_LOGPROBS,
     MOST_MESSAGES,
     MOST_SCHEMA,
+    MOST_STOPS,
     MOST_TEXTS,
     MOST_TOKENS,
 )
-from .fields import Ids, JsonInt, Name, Number, RequestBody, Stops, Texts, field_error
 
+TYPO_SIMILARITY = 0.85  # of two names: max_token is max_tokens, and min_tokens is not
+IGNORED_FIELDS = {
+    *(
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    ),
+    *(
+        "function_call",
+        "prediction",
+        "parallel_tool_calls",
+        "include_obfuscation",
+        "spaces_between_special_tokens",
+    ),
+}
+"""Fields of other servers that change no answer here; they are ignored."""
+
+NEUTRAL_VALUES: dict[str, Any] = {
+    "add_generation_prompt": True,
+    "annotations": [],
+    "bad_words": [],
+    "chat_template_kwargs": {},
+    "continue_final_message": False,
+    "continuous_usage_stats": False,
+    "detokenize": True,
+    "early_stopping": False,
+    "echo": False,
+    "functions": [],
+    "include_stop_str_in_output": False,
+    "min_tokens": 0,
+    "modalities": ["text"],
+    "length_penalty": 1.0,
+    "num_beams": 1,
+    "priority": 0,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "skip_special_tokens": True,
+    "suffix": "",
+    "tool_calls": [],
+    "tools": [],
+    "typical_p": 1.0,
+    "use_beam_search": False,
+}
+"""Fields of other servers by the one value that asks for what is done here anyway; any other is
+refused."""
+
+UNSUPPORTED = {
+    **dict.fromkeys(("functions", "tools"), "tools are not called yet; leave it out."),
+    **dict.fromkeys(
+        ("chat_template", "chat_template_kwargs"),
+        "the chat template is the model's own and no request can change it; leave it out.",
+    ),
+    "prompt_logprobs": "a completion with echo and logprobs gives them.",
+    "suffix": "the model continues a text and fills no gap; leave it out.",
+    "use_beam_search": "translations are searched for by /v1/translate.",
+}
+"""Fields that other servers know and this one refuses, since an answer without them would be
+wrong."""
+
+SYNONYMS = {
+    "allowed_token_ids": "logit_bias",
+    "bad_words": "logit_bias",
+    "length": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "n_probs": "logprobs",
+    "num_predict": "max_tokens",
+    "num_return_sequences": "n",
+    "repeat_penalty": "repetition_penalty",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "top_n_tokens": "top_logprobs",
+}
+"""Other servers' names of what a field here does."""
+
+
+class RequestBody(BaseModel):
+    """Base of request bodies: null means the default, and an unknown field that could change the
+    answer is rejected."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sent_fields(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+        for name, setting in value.items():
+            neutral = setting in (None, NEUTRAL_VALUES.get(name))
+            if not neutral and name not in fields and name not in IGNORED_FIELDS:
+                cls.refuse(name, [*fields])
+        return {
+            name: setting
+            for name, setting in value.items()
+            if setting is not None or (name in fields and fields[name].is_required())
+        }
+
+    @classmethod
+    def refuse(cls, name: str, names: list[str]) -> None:
+        """Raises for an unknown field, with a suggestion for typos and names of other servers."""
+        if name in UNSUPPORTED:
+            raise field_error(f"{name} is not supported here: {UNSUPPORTED[name]}")
+        near = [SYNONYMS[name]] if SYNONYMS.get(name) in names else []
+        near = near or (
+            get_close_matches(name, names, 1, TYPO_SIMILARITY) if len(name) <= 64 else []
+        )
+        hint = f'; did you mean "{near[0]}"?' if near else "; leave it out."
+        raise field_error(f"{ascii(name[:80])[1:-1]} is no field here{hint}")
+
+
+def field_error(sentence: str) -> PydanticCustomError:
+    """Validation error with a message."""
+    return PydanticCustomError("wrong", "{sentence}", {"sentence": sentence})
+
+
+def _to_int(value: Any) -> Any:
+    return (
+        int(value)
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53
+        else value
+    )
+
+
+JsonInt = Annotated[int, BeforeValidator(_to_int)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=LONGEST_NAME)]
+Ids = list[JsonInt]
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        (isinstance(item, int) and not isinstance(item, bool))
+        or (isinstance(item, float) and item.is_integer())
+        for item in value
+    )
+
+
+def _texts(value: Any) -> list[str | list[int]]:
+    """Validates a text, token ids, or a list of either, and gives a list."""
+    texts = value if isinstance(value, list) and not _is_ids(value) else [value]
+    if not all(isinstance(text, str) for text in texts) and not all(map(_is_ids, texts)):
+        raise field_error(
+            "This is neither a text nor token ids; give a text, a list of ids, or a list of either."
+        )
+    if value == []:
+        raise field_error("This is empty; give a text, a list of ids, or a list of either.")
+    if len(texts) > MOST_TEXTS:
+        raise field_error(
+            f"These are {len(texts)} texts, and a request may hold {MOST_TEXTS}; send "
+            "several requests."
+        )
+    return [text if isinstance(text, str) else [*map(int, text)] for text in texts]
+
+
+Texts = Annotated[
+    list[str | list[int]],
+    # of a union pydantic tries every form, and notes each of a million ids that is no text
+    SkipValidation,
+    BeforeValidator(_texts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "minItems": 1,
+                    "maxItems": MOST_TEXTS,
+                },
+                {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+                {
+                    "type": "array",
+                    "items": {"type": "array", "items": {"type": "integer"}},
+                    "minItems": 1,
+                    "maxItems": MOST_TEXTS,
+                },
+            ]
+        }
+    ),
+]
+"""Prompts, or texts to be embedded: one or several, as texts or as token ids; a list of them."""
+
+Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
+Stops = Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)]
+
+Words = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+TextOrTexts = str | Words
 Seed = Annotated[JsonInt, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[JsonInt, Field(ge=1, le=MOST_TOKENS)]
 Positions = Annotated[list[JsonInt], Field(min_length=1, max_length=64)]
@@ -27,7 +235,6 @@ Choices = Annotated[JsonInt, Field(ge=1, le=MOST_CHOICES)]
 Logprobs = Annotated[JsonInt, Field(ge=0, le=MOST_LOGPROBS)]
 Grammar = Annotated[str, Field(min_length=1, max_length=MOST_SCHEMA)]
 TopCount = Annotated[JsonInt, Field(ge=1, le=100)]
-Beams = Annotated[JsonInt, Field(ge=1, le=32)]
 
 
 def example(**fields: Any) -> ConfigDict:
@@ -86,10 +293,8 @@ class InspectOptions(ModelRequest):
 
     inspect: InspectNames | None = None
     top: TopCount = 5
-    track: Annotated[list[Name], Field(max_length=16, default_factory=list)]
-    edits: Annotated[
-        list[Annotated[str, Field(max_length=4096)]], Field(max_length=16, default_factory=list)
-    ]
+    track: Annotated[list[Name], Field(max_length=16)] = []
+    edits: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=16)] = []
 
 
 class GenerationRequest(InspectOptions):
@@ -110,26 +315,23 @@ class GenerationRequest(InspectOptions):
         super().refuse(name, names)
 
     positions: Positions | Literal["new"] | None = None
-    n: Choices | None = 1
+    n: Choices = 1
     best_of: Choices | None = None
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = 1.0
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = 1.0
-    top_k: Annotated[JsonInt, Field(ge=-1, le=MOST_TOKENS)] | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
-    presence_penalty: Penalty | None = 0.0
-    frequency_penalty: Penalty | None = 0.0
-    logit_bias: (
-        Annotated[
-            dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)
-        ]
-        | None
-    ) = None
+    temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[JsonInt, Field(ge=-1, le=MOST_TOKENS)] = 0
+    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Annotated[
+        dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)
+    ] = {}
     seed: Seed | None = None
-    stop: Stops | None = None
-    stop_token_ids: Annotated[Ids, Field(max_length=64)] | None = None
-    ignore_eos: bool | None = False
-    stream: bool | None = False
+    stop: Stops = []
+    stop_token_ids: Annotated[Ids, Field(max_length=64)] = []
+    ignore_eos: bool = False
+    stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     guided_regex: Grammar | None = None
@@ -140,7 +342,7 @@ class GenerationRequest(InspectOptions):
     def _consistent(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise field_error("stream_options is for a stream; give stream: true, or leave it out.")
-        if self.best_of is not None and self.best_of != (self.n or 1):
+        if self.best_of is not None and self.best_of != self.n:
             raise field_error(
                 "best_of is not supported, since all n continuations are answered; leave "
                 "it out and give n."
@@ -158,6 +360,20 @@ class GenerationRequest(InspectOptions):
             )
         return self
 
+    @property
+    def grammar(self) -> tuple[str, Any] | None:
+        """Kind and source of the grammar that constrains the answer."""
+        if self.guided_regex is not None:
+            return "regex", self.guided_regex
+        if self.guided_grammar is not None:
+            return "lark", self.guided_grammar
+        form, source = self.response_format, self.guided_json
+        if form is not None and form.type != "text":
+            source = {"type": "object"}
+            if form.type == "json_schema" and form.json_schema is not None:
+                source = form.json_schema.schema_
+        return None if source is None else ("json", source)
+
 
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
@@ -165,10 +381,10 @@ class CompletionRequest(GenerationRequest):
     model_config = example(prompt="The cat", max_tokens=8, temperature=0.7, seed=1)
 
     prompt: Texts
-    max_tokens: Annotated[JsonInt, Field(ge=0, le=MOST_TOKENS)] | None = 16
-    echo: bool | None = False
+    max_tokens: Annotated[JsonInt, Field(ge=0, le=MOST_TOKENS)] = 16
+    echo: bool = False
     logprobs: Logprobs | None = None
-    add_special_tokens: bool | None = True
+    add_special_tokens: bool = True
 
     @model_validator(mode="after")
     def _plain(self) -> Self:
@@ -247,7 +463,7 @@ class ChatRequest(GenerationRequest):
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     tool_choice: Literal["none", "auto"] | None = None
-    logprobs: bool | None = False
+    logprobs: bool = False
     top_logprobs: Logprobs | None = None
 
     @model_validator(mode="after")
@@ -262,8 +478,8 @@ class TokenizeRequest(ModelRequest):
 
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = True
-    return_token_strs: bool | None = False
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -276,92 +492,3 @@ class DetokenizeRequest(ModelRequest):
     """POST /detokenize"""
 
     tokens: Annotated[Ids, Field(max_length=MOST_TOKENS)]
-
-
-class EmbeddingRequest(ModelRequest):
-    """POST /v1/embeddings"""
-
-    model_config = example(input=["The cat sat", "A dog ran"])
-
-    input: Texts
-    encoding_format: Literal["float", "base64"] | None = "float"
-    dimensions: Annotated[JsonInt, Field(ge=1, le=1 << 20)] | None = None
-
-
-Words = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
-TextOrTexts = str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
-
-
-class ScoreRequest(ModelRequest):
-    """POST /score: each text of one side with each of the other, or one with all."""
-
-    text_1: TextOrTexts
-    text_2: TextOrTexts
-
-
-class ClassifyRequest(ModelRequest):
-    """POST /classify; ``second`` are the other texts, where the model reads pairs."""
-
-    model_config = example(input=["The cat sat"])
-
-    input: TextOrTexts
-    second: TextOrTexts | None = None
-
-
-class TagRequest(ModelRequest):
-    """POST /v1/tag: sentences, each a text whose words stand between spaces, or a list of words."""
-
-    model_config = example(input=["Anna saw Rome"])
-
-    input: str | Annotated[list[str | Words], Field(min_length=1, max_length=MOST_TEXTS)]
-
-
-class RerankDocument(BaseModel):
-    """A document of Cohere's first rerank; what else a client keeps in it is not read."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    text: str
-
-
-class RerankRequest(ModelRequest):
-    """POST /v1/rerank and /v2/rerank, as Cohere's client sends it."""
-
-    query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MOST_TEXTS)]
-    top_n: Annotated[JsonInt, Field(ge=1, le=MOST_TOKENS)] | None = None
-    return_documents: bool | None = False
-
-
-class FillRequest(ModelRequest):
-    """POST /v1/fill: a text with blanks, ``___`` or the mask token."""
-
-    input: Annotated[str, Field(min_length=1)]
-    top: TopCount = 5
-    order: Literal["apart", "left", "sure"] = "apart"
-
-
-class TranslateRequest(InspectOptions):
-    """POST /v1/translate: sources for an encoder-decoder, searched with beams; each that is found
-    can be inspected."""
-
-    model_config = example(input="the cat sat", beams=2, max_new=8)
-
-    input: TextOrTexts
-    beams: Beams = 5
-    best: Beams = 1
-    length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1.0
-    max_new: Annotated[JsonInt, Field(ge=1, le=4096)] = 200
-    positions: Positions | None = None
-
-
-class InspectRequest(InspectOptions):
-    """POST /v1/inspect: one text, beside the ``source`` of an encoder-decoder, and what is to be
-    seen of it."""
-
-    model_config = example(prompt="The cat", inspect=["top_tokens"], positions=[-1], top=2)
-
-    prompt: Texts
-    source: Texts | None = None
-    inspect: InspectNames
-    positions: Positions | None = None

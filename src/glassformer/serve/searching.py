@@ -4,10 +4,11 @@ translation."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 import torch
 from anyio import to_thread
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from ..core.generation.beam import check_beams
@@ -18,9 +19,41 @@ from .asgi.replies import refuse
 from .encoding import ListAnswer, list_answer
 from .engine import Encode, Request
 from .inspecting import Inspection, run_inspection
-from .prompts import check_lengths
-from .schemas import FillRequest, TranslateRequest
+from .schemas import (
+    InspectOptions,
+    JsonInt,
+    ModelRequest,
+    Number,
+    Positions,
+    TextOrTexts,
+    TopCount,
+    example,
+)
 from .tracking import Context
+
+Beams = Annotated[JsonInt, Field(ge=1, le=32)]
+
+
+class FillRequest(ModelRequest):
+    """POST /v1/fill: a text with blanks, ``___`` or the mask token."""
+
+    input: Annotated[str, Field(min_length=1)]
+    top: TopCount = 5
+    order: Literal["apart", "left", "sure"] = "apart"
+
+
+class TranslateRequest(InspectOptions):
+    """POST /v1/translate: sources for an encoder-decoder, searched with beams; each that is found
+    can be inspected."""
+
+    model_config = example(input="the cat sat", beams=2, max_new=8)
+
+    input: TextOrTexts
+    beams: Beams = 5
+    best: Beams = 1
+    length_penalty: Annotated[Number, Field(ge=-10, le=10)] = 1.0
+    max_new: Annotated[JsonInt, Field(ge=1, le=4096)] = 200
+    positions: Positions | None = None
 
 
 class FillCandidate(TypedDict):
@@ -66,7 +99,7 @@ async def fill(context: Context, body: FillRequest) -> Any:
     """Candidates for the blanks of a text."""
     served = context.served
     context.require(served.fills, "fill blanks")
-    check_lengths(served, [body.input], "input")
+    served.check_lengths([body.input], "input")
     work = partial(Filling, served.tokenizer, body.input, served.context, body.top, body.order)
     filling = await to_thread.run_sync(work)
     segments = filling.segments if served.config.embed.segments else None
@@ -83,7 +116,7 @@ async def translate(context: Context, body: TranslateRequest) -> Any:
     context.require(served.translates, "translate")
     texts = [body.input] if isinstance(body.input, str) else body.input
     refuse(not all(texts), "A text is empty; give some text.", "input")
-    check_lengths(served, texts, "input")
+    served.check_lengths(texts, "input")
     message = "A search is not edited; POST /v1/inspect takes edits of one text."
     refuse(bool(body.edits), message, "edits")
     positions_only = body.positions is not None and body.inspect is None

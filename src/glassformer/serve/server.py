@@ -132,7 +132,7 @@ class Server(uvicorn.Server):
             print(message, file=sys.stderr, flush=True)
         self.force_exit = self.should_exit
         self.should_exit = True
-        self.api.end()
+        self.api.ending = True
 
 
 def keys_of(path: Path) -> list[str]:

@@ -1,27 +1,167 @@
-"""Requests in flight: their engine requests, events and metrics, cancelled when the client
-disconnects."""
+"""Requests under way: id, key, log line and metrics of each, and its requests to the engine, which are
+cancelled when the client disconnects.
+
+Prometheus's metrics are named as vLLM's, with the prefix ``glassformer:``.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request as HttpRequest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
-from .asgi.replies import HttpError, until_disconnect
+from .asgi.limits import MOST_HEADER_LINES, MOST_HEADERS
+from .asgi.replies import (
+    ClientDisconnected,
+    HttpError,
+    error_response,
+    log_line,
+    until_disconnect,
+)
+from .asgi.security import check_key
 from .engine import Encode, Engine, EngineClosed, Event, Request, RequestHandle
-from .metrics import Metrics
-from .registry import ServedModel
+from .registry import Registry, ServedModel
 
 T = TypeVar("T")
 BATCH_SIZE = 32  # texts of one request that are encoded side by side
 ONE_THREAD = CapacityLimiter(1)
+ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+OPEN_PATHS = ("/health",)
+PREFIX = "glassformer:"
+SECONDS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+)
+STATS = {
+    "num_requests_running": (GaugeMetricFamily, "running", "Requests that are being computed."),
+    "num_requests_waiting": (GaugeMetricFamily, "waiting", "Requests that wait for their turn."),
+    "kv_cache_usage_perc": (
+        GaugeMetricFamily,
+        "used_share",
+        "Share of the memory of keys and values in use, 0 to 1.",
+    ),
+    "num_preemptions": (
+        CounterMetricFamily,
+        "preempted",
+        "Continuations that gave their pages back for others, to be read again.",
+    ),
+    "spec_decode_num_draft_tokens": (
+        CounterMetricFamily,
+        "drafted_tokens",
+        "Tokens that were guessed ahead.",
+    ),
+    "spec_decode_num_accepted_tokens": (
+        CounterMetricFamily,
+        "accepted_tokens",
+        "Guessed tokens that were right.",
+    ),
+}
+"""Read from the engines: the kind of metric and the field of their Stats, by name."""
+COUNTERS = {
+    "prompt_tokens": "Tokens of prompts that were answered.",
+    "generation_tokens": "Tokens that were generated.",
+    "request_success": "Requests that were answered to their end, by how they ended.",
+}
+HISTOGRAMS = {
+    "time_to_first_token_seconds": "From the request to its first token.",
+    "inter_token_latency_seconds": "From one token to the next of the same choice.",
+    "e2e_request_latency_seconds": "From the request to its end.",
+    "request_queue_time_seconds": "From the request to the step in which it is first computed.",
+}
+
+
+class EngineStats(Collector):
+    """Gauges and totals of every engine, read at each scrape."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        """Yields one sample per model and metric."""
+        stats = {id: served.engine.stats() for id, served in self.registry.entries.items()}
+        for name, (family, number, help_text) in STATS.items():
+            metric = family(PREFIX + name, help_text, labels=["model_name"])
+            for id, values in stats.items():
+                metric.add_metric([id], getattr(values, number))
+            yield metric
+
+
+class Metrics:
+    """Counters and histograms of one server; ``text`` is what Prometheus reads."""
+
+    def __init__(self, registry: Registry) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.collectors = CollectorRegistry()
+        self.collectors.register(EngineStats(registry))
+        named = {name: ["model_name"] for name in (*COUNTERS, *HISTOGRAMS)}
+        named["request_success"] = ["model_name", "finished_reason"]
+        self.counters = {
+            name: Counter(PREFIX + name, help_text, named[name], registry=self.collectors)
+            for name, help_text in COUNTERS.items()
+        }
+        self.histograms = {
+            name: Histogram(
+                PREFIX + name, help_text, named[name], registry=self.collectors, buckets=SECONDS
+            )
+            for name, help_text in HISTOGRAMS.items()
+        }
+        for id in registry.entries:  # a counter that is there from the start shows its first step
+            for name in ("prompt_tokens", "generation_tokens"):
+                self.counters[name].labels(id)
+            for name in HISTOGRAMS:
+                self.histograms[name].labels(id)
+        self.load = 0  # answers under way
+
+    def count(self, name: str, model: str, number: float = 1, *more: str) -> None:
+        """Add to a counter."""
+        self.counters[name].labels(model, *more).inc(number)
+
+    def observe(self, name: str, model: str, seconds: float) -> None:
+        """Add to a histogram."""
+        self.histograms[name].labels(model).observe(max(seconds, 0.0))
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus's text format."""
+        return generate_latest(self.collectors)
 
 
 @dataclass
@@ -29,9 +169,90 @@ class RequestStats:
     """Token counts and finish reasons of one HTTP request, for its log line."""
 
     model: str | None = None
-    prompt: int = 0
-    generated: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
     finish: list[str] = field(default_factory=list)
+
+
+class RequestMiddleware:
+    """The first to see a request and the last to see its answer: id, key, bounds, log.
+
+    ``keys`` are those that let a client in, None for no need of one.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: Sequence[str] | None, metrics: Metrics, log: bool = True
+    ) -> None:
+        self.app, self.keys, self.metrics, self.log = app, keys, metrics, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, headers, tally = time.monotonic(), Headers(scope=scope), RequestStats()
+        client_id = headers.get("x-request-id", "")
+        id = client_id if ID.fullmatch(client_id) else f"req-{uuid.uuid4().hex}"
+        scope.setdefault("state", {}).update(tally=tally, id=id)
+        status = 499  # until an answer begins: the client left
+        started = complete = False
+
+        async def sending(message: Message) -> None:
+            nonlocal status, started, complete
+            if message["type"] == "http.response.start":
+                started, status = True, message["status"]
+                MutableHeaders(scope=message).append("x-request-id", id)
+            else:
+                complete = not message.get("more_body", False)
+            await send(message)
+
+        self.metrics.load += 1
+        try:
+            self._check(scope, headers)
+            await self.app(scope, receive, sending)
+        except ClientDisconnected:
+            status = 499
+        except asyncio.CancelledError:
+            status = 503
+            raise
+        except Exception as error:
+            if not started:
+                await error_response(error, scope)(scope, receive, sending)
+            elif (
+                not complete
+            ):  # Starlette raises again what it has answered; the rest ends the connection
+                raise
+        finally:
+            self.metrics.load -= 1
+            if self.log:
+                write_line(scope, id, status, time.monotonic() - start, tally)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """Raises HttpError 431 for too many headers, 401 without a valid API key; the key's number
+        identifies the client."""
+        size = sum(len(name) + len(value) for name, value in headers.raw)
+        if size > MOST_HEADERS or len(headers.raw) > MOST_HEADER_LINES:
+            message = (
+                f"A request has {MOST_HEADER_LINES} headers and {MOST_HEADERS >> 10} KiB of "
+                "them at most; send less."
+            )
+            raise HttpError(431, message, headers={"connection": "close"})
+        if self.keys is None or scope["path"] in OPEN_PATHS:
+            return
+        scope["state"]["client"] = f"key {check_key(headers, self.keys, 'Bearer')}"
+
+
+def write_line(scope: Scope, id: str, status: int, seconds: float, tally: RequestStats) -> None:
+    """Writes the log line of a request: client, path, status, time and token counts, never its
+    content."""
+    line = {
+        "id": id,
+        "client": (scope.get("client") or ("", 0))[0],
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "status": status,
+        "ms": round(1000 * seconds, 1),
+    }
+    log_line(line if tally.model is None else line | vars(tally))
 
 
 def submit(engine: Engine, requests: Sequence[Request | Encode]) -> list[RequestHandle]:
@@ -109,7 +330,8 @@ class Context:
         start = time.monotonic()
         last: dict[int, float] = {}
         queued = True
-        tally.model, tally.prompt = id, tally.prompt + len(handle.request.tokens)
+        tally.model = id
+        tally.prompt_tokens += len(handle.request.tokens)
         try:
             async for event in handle:
                 now = time.monotonic()
@@ -122,7 +344,7 @@ class Context:
                     waited = (handle.start_time or now) - start
                     metrics.observe("request_queue_time_seconds", id, waited)
                 if event.token is not None:
-                    tally.generated += 1
+                    tally.generated_tokens += 1
                     if event.index in last:
                         seconds = now - last[event.index]
                         metrics.observe("inter_token_latency_seconds", id, seconds)

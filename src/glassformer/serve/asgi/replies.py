@@ -1,7 +1,7 @@
 """Requests and answers of the API and of the page: one class of error, bodies and answers in JSON,
 server-sent events, and work that ends when its client disconnects.
 
-The API gives each request an id (serve/middleware) and answers errors as OpenAI does; a request
+The API gives each request an id (serve/tracking) and answers errors as OpenAI does; a request
 without one is the page's, whose errors are a sentence.
 
 400 401 403 404 405 408 413 415 431   the request is wrong: do not send it again

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import note

@@ -15,7 +15,7 @@ import torch
 
 from ..core import config
 from ..core.config.parallel import AXES
-from ..core.config.run import Muon, Run, Train
+from ..core.config.run import Muon, Train
 from ..core.errors import UserError, mute, need, note
 from ..core.training.causal import Causal
 from ..fast.training.execution import matmul_peak
@@ -27,6 +27,7 @@ from ..tasks.objectives import Prefix
 from . import run_checkpoints
 from .plan import RunPlan
 from .resume import previous_run
+from .run_config import Run
 
 INNER = tuple(axis for axis in AXES if axis not in ("data", "replicate"))
 CHECKS = {"pipeline": pipeline.check, "tensor": tensor.check, "expert": experts.check}

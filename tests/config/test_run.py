@@ -239,6 +239,7 @@ def test_the_fields_words_for_an_early_stop_name_ours(word, tmp_path):
     ],
 )
 def test_the_fields_words_are_found_inside_a_table(path, message):
+    """By runs/synonyms.py."""
     with pytest.raises(UserError, match=f'Did you mean "{message}"'):
         run_file.read_run(None, {path: "0.1"})
 

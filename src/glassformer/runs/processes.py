@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from ..core import config
-from ..core.config.parallel import AXES
 from ..core.config.run import Muon, Train
 from ..core.errors import UserError, mute, need, note
 from ..core.training.causal import Causal
@@ -23,6 +22,7 @@ from ..formats.tokenizer_forms import from_json
 from ..scale import experts, pipeline, ring, tensor
 from ..scale.layout import Layout, pieces_for
 from ..scale.mesh import Mesh, has_agent, is_peer_loss, restarts
+from ..scale.parallel import AXES
 from ..tasks.objectives import Prefix
 from . import run_checkpoints
 from .plan import RunPlan

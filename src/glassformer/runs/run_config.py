@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from ..core.config.parallel import Parallel
 from ..core.config.run import Cut, Train
 from ..core.config.serial import Range, frozen
 from ..core.errors import need
+from ..scale.parallel import Parallel
 
 LARGEST_VOCAB = 1 << 20
 """More entries than any published tokenizer has; a trainer would take their memory before it reads

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..core import config
 from ..core.config import run, serial
-from ..core.config.parallel import Parallel
+from ..scale.parallel import Parallel
 from . import run_config
 
 

@@ -27,7 +27,6 @@ import torch
 
 from glassformer import config as c
 from glassformer.core.config import run
-from glassformer.core.config.parallel import AXES, Parallel
 from glassformer.core.nn import build_model
 from glassformer.core.training import train
 from glassformer.core.training.batches import Batch
@@ -40,6 +39,7 @@ from glassformer.runs import run_checkpoints
 from glassformer.scale.cost import cost
 from glassformer.scale.layout import Layout
 from glassformer.scale.mesh import Mesh
+from glassformer.scale.parallel import AXES, Parallel
 from glassformer.scale.shard import draw, shard
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -98,8 +98,8 @@ def main() -> None:
     """One process of the pool: a line of JSON in, a line of JSON out."""
     import torch
 
-    from glassformer.core.config.parallel import Parallel
     from glassformer.scale.mesh import started
+    from glassformer.scale.parallel import Parallel
 
     answers, sys.stdout = sys.stdout, sys.stderr
     torch.set_num_threads(1)

@@ -21,9 +21,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from glassformer.core.config import run
 from glassformer.core.errors import UserError
-from glassformer.runs import run_file
+from glassformer.runs import run_config, run_file
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,7 +55,7 @@ def test_run_files_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_every_run_file_can_be_read() -> None:
     for name in run_file.run_files():
-        assert isinstance(run_file.read_run(name), run.Run)
+        assert isinstance(run_file.read_run(name), run_config.Run)
 
 
 def licences() -> list[str]:

@@ -111,6 +111,7 @@ registry.MODULES.update(
     execution=["fast.training.execution"],
     stores=["formats.store"],
     objectives=["tasks.objectives"],
+    synonyms=["runs.synonyms"],
     edits=["sight.edits"],
     tokenizer_trainers=["formats.tokenizer_trainers"],
     tokenizer_backends=["formats.tiktoken_backend"],

@@ -23,7 +23,7 @@ from glassformer.core.config import run, serial
 from glassformer.core.files import lock
 from glassformer.fast.training.allocator import keep_freed_memory, peak_memory, reset_peak_memory
 from glassformer.runs import compare as training
-from glassformer.runs import run_file
+from glassformer.runs import run_config, run_file
 from glassformer.runs.hooks import read_log
 from glassformer.runs.launch import RunResult
 from glassformer.runs.plan import plan_run
@@ -317,7 +317,7 @@ def test_a_run_that_was_cut_off_goes_on(
     """A stopped training ends the comparison with its code; the same call then resumes it."""
     called, signals, peaks = [], iter([signal.SIGINT, None]), iter([7, 6])
 
-    def run_one(settings: run.Run, folder: Path, resume: bool, **options: Any) -> RunResult:
+    def run_one(settings: run_config.Run, folder: Path, resume: bool, **options: Any) -> RunResult:
         called.append(resume)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").touch()
@@ -352,7 +352,9 @@ def test_how_often_a_text_is_read_is_no_difference() -> None:
     optimizer does."""
     plain, pushed, number = (
         training.comparable_settings(
-            run.Run(data=run.Examples("a.tsv"), train=run.Train(objective=Classify(**options)))
+            run_config.Run(
+                data=run_config.Examples("a.tsv"), train=run.Train(objective=Classify(**options))
+            )
         )
         for options in ({}, {"rdrop": 1.0, "adversarial": 0.1}, {"regression": True})
     )
@@ -362,7 +364,7 @@ def test_how_often_a_text_is_read_is_no_difference() -> None:
 def test_minutes_are_measured(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_one(settings: run.Run, folder: Path, **options: Any) -> RunResult:
+    def run_one(settings: run_config.Run, folder: Path, **options: Any) -> RunResult:
         folder.mkdir(parents=True)
         lines = [
             {"step": step, "seconds": 9.0 if step < 4 else 0.5}

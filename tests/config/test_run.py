@@ -8,7 +8,7 @@ from glassformer import config
 from glassformer.core.config import run, serial
 from glassformer.core.errors import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.runs import run_file
+from glassformer.runs import run_config, run_file
 from glassformer.runs.plan import plan_run
 
 
@@ -30,7 +30,7 @@ def test_two_lines_are_a_run(tmp_path):
         write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n')
     )
     assert (
-        result == run.Run(train=run.Train(optimizer=run.FROM_SCRATCH))
+        result == run_config.Run(train=run.Train(optimizer=run.FROM_SCRATCH))
         and result.train.steps == 1000
     )
 
@@ -91,11 +91,11 @@ def test_a_recipe_on_the_command_line_replaces_the_files(tmp_path):
 
 
 def test_a_run_survives_json():
-    full = run.Run(
-        data=run.Data(train={"a": 1.0}),
+    full = run_config.Run(
+        data=run_config.Data(train={"a": 1.0}),
         train=run.Train(optimizer=run.Muon(groups=(run.Group("*.q.*"),))),
     )
-    assert serial.loads(run.Run, serial.dumps(full)) == full
+    assert serial.loads(run_config.Run, serial.dumps(full)) == full
 
 
 def test_changes_are_checked_when_all_are_in():
@@ -186,7 +186,7 @@ def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
     local = train_tokenizer("char", ["abc"], None)
     local.save(tmp_path / "run" / "step-000007")
     for folder in (tmp_path / "run", tmp_path / "run" / "step-000007"):
-        settings = run.Run(data=run.Data(tokenizer=str(folder)))
+        settings = run_config.Run(data=run_config.Data(tokenizer=str(folder)))
         assert plan_run(settings).with_tokenizer().tokenizer.fingerprint == local.fingerprint
 
 
@@ -239,6 +239,7 @@ def test_the_fields_words_for_an_early_stop_name_ours(word, tmp_path):
     ],
 )
 def test_the_fields_words_are_found_inside_a_table(path, message):
+    """By runs/synonyms.py."""
     with pytest.raises(UserError, match=f'Did you mean "{message}"'):
         run_file.read_run(None, {path: "0.1"})
 

@@ -14,12 +14,12 @@ import pytest
 import glassformer
 from glassformer import cli, runs, training
 from glassformer import families as recipes
-from glassformer.core.config import run, serial
+from glassformer.core.config import serial
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import resolve
-from glassformer.runs import launch, run_checkpoints, run_file
+from glassformer.runs import launch, run_checkpoints, run_config, run_file
 from glassformer.runs.defaults import choose
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.toml"))
@@ -50,7 +50,7 @@ def prose(size: int) -> str:
     return " ".join(words)[:size]
 
 
-def settings(path: Path, **changes: object) -> run.Run:
+def settings(path: Path, **changes: object) -> run_config.Run:
     fields = {"data.train": str(path), **changes}
     return run_file.read_run(None, {**choose(fields)[0], **fields})
 

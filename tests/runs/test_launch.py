@@ -21,12 +21,12 @@ import torch
 
 import glassformer
 from glassformer import runs, training
-from glassformer.core.config import run, serial
+from glassformer.core.config import serial
 from glassformer.core.config.run import PAUSED
 from glassformer.core.errors import UserError
 from glassformer.formats import resolve, store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import hooks, progress, report, run_file
+from glassformer.runs import hooks, progress, report, run_config, run_file
 
 SETTINGS = {
     "dim": "16",
@@ -86,11 +86,11 @@ from pathlib import Path
 from types import SimpleNamespace
 torch.set_num_threads(int(sys.argv[4]))
 from glassformer import runs
-from glassformer.core.config import run, serial
-from glassformer.runs import launch
+from glassformer.core.config import serial
+from glassformer.runs import launch, run_config
 slow = launch.Log.__call__
 launch.Log.__call__ = lambda self, step: (slow(self, step), time.sleep(0.03))  # so that there is a moment to strike
-settings = serial.loads(run.Run, Path(sys.argv[1]).read_text())
+settings = serial.loads(run_config.Run, Path(sys.argv[1]).read_text())
 again = "glassformer train it --resume"
 ended = runs.run(settings, Path(sys.argv[2]), resume=sys.argv[3] == "resume", command=again)
 sys.exit(128 + ended.signal if ended.signal else 0)
@@ -427,7 +427,7 @@ def test_a_run_file_in_python_is_the_command(corpus, tmp_path, finished_run):
     with pytest.raises(UserError, match=r'There is no run file "dmo".*demo'):
         glassformer.train("dmo", out=tmp_path / "other")
     with pytest.raises(UserError, match="leave overrides out"):
-        glassformer.train(run.Run(), out=tmp_path / "other", overrides={"steps": "3"})
+        glassformer.train(run_config.Run(), out=tmp_path / "other", overrides={"steps": "3"})
 
 
 def test_a_long_validation_says_how_far_it_is(corpus, tmp_path, capfd, monkeypatch):
@@ -470,7 +470,7 @@ def test_a_mixture_of_corpora(corpus, tmp_path):
     second = tmp_path / "cubes.txt"
     second.write_text("".join(f"{i} to the third is {i**3}.\n" for i in range(300)))
     base = settings(corpus, steps="2")
-    data = run.Data(train={str(corpus): 3.0, str(second): 1.0}, tokenizer="char")
+    data = run_config.Data(train={str(corpus): 3.0, str(second): 1.0}, tokenizer="char")
     assert runs.run(dataclasses.replace(base, data=data), tmp_path / "run").step == 2
 
 

@@ -13,11 +13,10 @@ import torch
 
 from glassformer import generation, runs
 from glassformer.cli import main
-from glassformer.core.config import run
 from glassformer.core.errors import UserError
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import launch, prepare, run_file
+from glassformer.runs import launch, prepare, run_config, run_file
 from glassformer.tasks import objectives
 
 SMALL: dict[str, Any] = {
@@ -48,7 +47,7 @@ def lines(tmp_path_factory: Any) -> Path:
     return folder
 
 
-def settings(lines: Path, **changes: Any) -> run.Run:
+def settings(lines: Path, **changes: Any) -> run_config.Run:
     table = {
         "model": {"recipe": "glass/pair-3m"},
         "data": {
@@ -210,7 +209,7 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
     result = runs.plan_run(named).find_tokenizer(source=True)
     assert result.fingerprint == reads.fingerprint != writes.fingerprint
     # running text has one side
-    span = dataclasses.replace(again, data=run.Data(train=str(lines / "s")))
+    span = dataclasses.replace(again, data=run_config.Data(train=str(lines / "s")))
     span = dataclasses.replace(
         span, train=dataclasses.replace(span.train, objective=objectives.Span())
     )
@@ -263,14 +262,14 @@ def test_other_objectives_and_one_sided_models_are_refused(lines: Path, tmp_path
 
     query = settings(lines)
     (tmp_path / "films.tsv").write_text("text\tlabel\nfine\t1\ndull\t0\n")
-    data = run.Examples(train=str(tmp_path / "films.tsv"), source_tokenizer="bpe")
+    data = run_config.Examples(train=str(tmp_path / "films.tsv"), source_tokenizer="bpe")
     options = dataclasses.replace(query.train, objective=objectives.Classify())
     with pytest.raises(
         UserError,
         match=r"data\.source_tokenizer is for a source beside a "
         r"target.*Classify has none",
     ):
-        runs.plan_run(run.Run({"recipe": "glass/1m", "decoder.depth": 1}, data, options))
+        runs.plan_run(run_config.Run({"recipe": "glass/1m", "decoder.depth": 1}, data, options))
     shape = {
         k: v for k, v in SMALL.items() if k in ("dim", "encoder.depth", "decoder.depth", "context")
     }

@@ -11,12 +11,12 @@ import torch
 import tiny
 from axes import LENGTHS, result, row, worst
 from glassformer import config as c
-from glassformer.core.config.parallel import Parallel
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape, build_model
 from glassformer.scale import experts
 from glassformer.scale.collectives import summed
 from glassformer.scale.mesh import Mesh
+from glassformer.scale.parallel import Parallel
 from tiny import DECODERS, tokens
 
 

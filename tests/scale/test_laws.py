@@ -11,12 +11,12 @@ import pytest
 
 from glassformer import runs
 from glassformer.core import files
-from glassformer.core.config.parallel import Parallel
 from glassformer.core.errors import UserError
 from glassformer.formats.data import corpus, tokenising
 from glassformer.runs import launch, run_file
 from glassformer.scale import shares
 from glassformer.scale.mesh import Mesh
+from glassformer.scale.parallel import Parallel
 from glassformer.scale.prefetch import Prefetched
 from glassformer.scale.shared import shared_out
 from many import Processes

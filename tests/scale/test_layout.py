@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import tiny
-from glassformer.core.config.parallel import Parallel
 from glassformer.core.nn import build_model
 from glassformer.scale.cost import cost
 from glassformer.scale.layout import EXPERT_WEIGHTS, Layout, pieces_for
 from glassformer.scale.mesh import Mesh
+from glassformer.scale.parallel import Parallel
 from glassformer.scale.shard import shard
 from many import Processes
 

@@ -7,10 +7,10 @@ import itertools
 import pytest
 import torch
 
-from glassformer.core.config.parallel import AXES, Parallel
 from glassformer.core.errors import UserError
 from glassformer.runs.processes import rank0_logging
 from glassformer.scale.mesh import ALONE, Mesh, share
+from glassformer.scale.parallel import AXES, Parallel
 
 
 def test_what_is_left_is_the_data_axis_and_what_does_not_multiply_is_refused():

@@ -12,7 +12,6 @@ import torch
 from axes import FAMILIES, LENGTHS, row, worst
 from glassformer import config as c
 from glassformer.core.config import run
-from glassformer.core.config.parallel import Parallel
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.training.batches import Batch
@@ -22,6 +21,7 @@ from glassformer.runs import processes as around
 from glassformer.scale.cost import cost
 from glassformer.scale.layout import Layout, stage_blocks
 from glassformer.scale.mesh import Mesh
+from glassformer.scale.parallel import Parallel
 from glassformer.scale.pipeline import check
 from glassformer.scale.shard import cuts_of, shard
 from glassformer.scale.shared import SharedPieces, in_order, one_forward_one_backward

@@ -13,10 +13,10 @@ import torch
 from glassformer import runs
 from glassformer.commands.train import write_sample
 from glassformer.core.checkpoints.tensors import open_files
-from glassformer.core.config.parallel import Parallel
 from glassformer.core.errors import UserError
 from glassformer.runs import run_file
 from glassformer.scale.mesh import Mesh
+from glassformer.scale.parallel import Parallel
 from glassformer.scale.place import Cut, place_of
 
 LINES = [

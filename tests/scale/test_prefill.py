@@ -13,11 +13,11 @@ import torch
 import tiny
 from glassformer import generation, tokenizer
 from glassformer.cli import main
-from glassformer.core.config.parallel import Parallel
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Cache, build_model
 from glassformer.formats import store
 from glassformer.scale.mesh import Mesh
+from glassformer.scale.parallel import Parallel
 from glassformer.scale.prefill import prefill
 from glassformer.scale.ring import Ring
 from many import environment, free_port

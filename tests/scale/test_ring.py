@@ -11,13 +11,13 @@ import torch
 import tiny
 from axes import FAMILIES, LENGTHS, result, row, worst
 from glassformer import runs
-from glassformer.core.config.parallel import Parallel
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape, build_model
 from glassformer.runs import run_file
 from glassformer.scale import ring as rings
 from glassformer.scale.collectives import summed
 from glassformer.scale.mesh import Mesh
+from glassformer.scale.parallel import Parallel
 from tiny import ALL, DECODERS, tokens
 
 

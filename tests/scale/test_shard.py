@@ -11,7 +11,6 @@ import torch
 import tiny
 from glassformer import config as c
 from glassformer.core.config import run
-from glassformer.core.config.parallel import Parallel
 from glassformer.core.nn import build_model
 from glassformer.core.training import train
 from glassformer.core.training.batches import Batch
@@ -19,6 +18,7 @@ from glassformer.core.training.causal import Causal
 from glassformer.core.training.execution import ExecutionSettings
 from glassformer.scale import owners, shard
 from glassformer.scale.mesh import ALONE, Mesh
+from glassformer.scale.parallel import Parallel
 from glassformer.scale.place import BoxShare
 from glassformer.scale.shared import shared_state
 

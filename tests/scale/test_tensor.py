@@ -12,7 +12,6 @@ import tiny
 from axes import FAMILIES, LENGTHS, result, row, worst
 from glassformer import config as c
 from glassformer.core.config.objective import LoRA
-from glassformer.core.config.parallel import Parallel
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model, makers
 from glassformer.core.training.loss import token_loss
@@ -20,6 +19,7 @@ from glassformer.formats import lora
 from glassformer.formats.lora import tune
 from glassformer.scale import tensor
 from glassformer.scale.mesh import Mesh
+from glassformer.scale.parallel import Parallel
 from glassformer.scale.shard import cuts_of, shard
 from tiny import ALL, DECODERS, tokens
 

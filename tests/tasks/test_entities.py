@@ -22,13 +22,15 @@ from glassformer.core.training.batches import Batch
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.runs import run_config
 from glassformer.runs.hooks import Evaluate, read_log
+from glassformer.runs.plan import training_and_validation
 from glassformer.tasks import evaluation, predictions
 from glassformer.tasks.encoded import encode
 from glassformer.tasks.entities import agreement, are_bio, entities
 from glassformer.tasks.example_batches import each_once
 from glassformer.tasks.example_table import Example, Table, encode_words
-from glassformer.tasks.examples import read_examples, training_and_validation
+from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Classify, Tag
 
 LABELS = ("B-PER", "B-PLACE", "I-PER", "I-PLACE", "O")
@@ -185,7 +187,7 @@ def test_bad_files_are_one_sentence(name: str, tmp_path: Path) -> None:
 
 def test_a_label_that_training_does_not_have(home: Path, tmp_path: Path) -> None:
     (tmp_path / "valid.conll").write_text("ann\tB-PER\n\nrome\tB-PLAC\n")
-    data = run.Examples(str(home / "train.conll"), str(tmp_path / "valid.conll"))
+    data = run_config.Examples(str(home / "train.conll"), str(tmp_path / "valid.conll"))
     with pytest.raises(
         UserError,
         match=r'line 3 has the label "B-PLAC", which is not one of the '
@@ -536,7 +538,9 @@ def test_from_a_tagger_to_other_labels(tune: object, trained: Path, tmp_path: Pa
     )
     options = run.Train(Tag(), tune, steps=2, batch=4, dtype="float32", tensorboard=False)
     runs.run(
-        run.Run({"from": str(trained)}, run.Examples(str(tmp_path / "b.jsonl")), options),
+        run_config.Run(
+            {"from": str(trained)}, run_config.Examples(str(tmp_path / "b.jsonl")), options
+        ),
         tmp_path / "out",
     )
     model, tokenizer = store.load(tmp_path / "out")

@@ -16,7 +16,6 @@ import torch
 import tiny
 from glassformer import UserError
 from glassformer import config as c
-from glassformer.core.config import run
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.framing import question
@@ -24,10 +23,12 @@ from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
 from glassformer.core.training.loss import gradients
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.runs import run_config
+from glassformer.runs.plan import training_and_validation
 from glassformer.tasks.encoded import Encoded, encode
 from glassformer.tasks.example_batches import ExampleBatches, each_once, in_order, pack
 from glassformer.tasks.example_table import Example, Table
-from glassformer.tasks.examples import read_examples, training_and_validation
+from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Classify, Contrast, Seq2Seq
 
 WORDS = [f"w{number}" for number in range(30)]
@@ -135,7 +136,7 @@ def test_pairs_numbers_and_lists(tmp_path: Path) -> None:
     assert first(read_examples(str(tmp_path / "c.jsonl"), Seq2Seq())).references[-1] == "e."
     many = [{"text": f"{n}", "label": n % 3} for n in range(40)]
     (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, many)))
-    data = run.Examples(train=str(tmp_path / "d.jsonl"), valid=0.25)
+    data = run_config.Examples(train=str(tmp_path / "d.jsonl"), valid=0.25)
     train, valid = training_and_validation(data, Classify())
     assert (len(train), len(valid)) == (30, 10) and train.labels == valid.labels == ("0", "1", "2")
     assert sorted(int(item.first) for item in (*train, *valid)) == list(range(40))

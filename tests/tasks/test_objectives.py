@@ -27,7 +27,7 @@ from glassformer.core.training.pieces import Pieces
 from glassformer.fast.training.bf16_replica import Bf16Replica
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import hooks, launch, plan
+from glassformer.runs import hooks, launch, plan, run_config
 from glassformer.tasks import objectives
 from glassformer.tasks.correlation import matthews, pearson, ranks
 from glassformer.tasks.objectives.classify import ascent
@@ -353,14 +353,14 @@ def settings(data, objective, **changes):
         "Contrast": str(data / "pairs.tsv"),
     }
     source = (
-        run.Examples(train=examples[objective])
+        run_config.Examples(train=examples[objective])
         if objective in examples
-        else run.Data(train=str(data / "text.txt"))
+        else run_config.Data(train=str(data / "text.txt"))
     )
     shape = {"Seq2Seq": tiny.vaswani(), "Span": tiny.t5(), "Prefix": tiny.DECODERS["llama"]}.get(
         objective, BERT
     )
-    base = run.Run(shape_of(shape), source, run.Train(optimizer=run.AdamW(1e-3)))
+    base = run_config.Run(shape_of(shape), source, run.Train(optimizer=run.AdamW(1e-3)))
     changes = {**SMALL, **changes}
     inside = {
         key.removeprefix("data."): value
@@ -460,7 +460,7 @@ def test_an_objective_that_does_not_fit_the_shape(objective, shape, message, dat
 
 def test_data_of_the_wrong_kind(data, tmp_path):
     query = settings(data, "Masked")
-    wrong = dataclasses.replace(query, data=run.Examples(str(data / "labels.tsv")))
+    wrong = dataclasses.replace(query, data=run_config.Examples(str(data / "labels.tsv")))
     with pytest.raises(
         UserError,
         match=r"Masked learns from running text; set \[data\] type = "
@@ -615,8 +615,8 @@ def test_a_frozen_trunk_is_pushed_too():
 
 
 def test_nothing_can_agree_without_dropout():
-    chosen = run.Run(
-        data=run.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(rdrop=1.0))
+    chosen = run_config.Run(
+        data=run_config.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(rdrop=1.0))
     )
     with pytest.raises(UserError, match=r"this model has none; set encoder.dropout, or rdrop = 0"):
         plan.RunPlan(chosen, CLASSIFIER).check(CLASSIFIER)

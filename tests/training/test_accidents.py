@@ -286,16 +286,16 @@ def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
     ("changes", "message"),
     [
         ({"schedule.warmup": "-5"}, r"warmup is -5"),
-        ({"schedule": "Cosine", "schedule.floor": "2"}, r"Cosine.floor is 2"),
+        ({"schedule": "Cosine", "schedule.floor": "2"}, r"train.schedule.floor is 2"),
         ({"schedule.decay": "-1"}, r"decay is -1"),
         ({"schedule.warmup": "0.7", "schedule.decay": "0.6"}, r"more than the run"),
-        ({"schedule": "InverseSqrt", "schedule.dim": "0"}, r"InverseSqrt.dim is 0"),
+        ({"schedule": "InverseSqrt", "schedule.dim": "0"}, r"train.schedule.dim is 0"),
         ({"seed": str(2**70)}, r"seed"),
         ({"seed": "-1"}, r"train.seed is -1"),
         ({"optimizer.lr": "1e300"}, r"optimizer.lr is 1e\+300"),
-        ({"optimizer.rest.eps": "-1"}, r"AdamW.eps is -1"),
-        ({"optimizer.groups": '[{pattern="*", lr_scale=1e300}]'}, r"Group.lr_scale is 1e\+300"),
-        ({"init.std": "-1"}, r"Init.std is -1"),
+        ({"optimizer.rest.eps": "-1"}, r"train.optimizer.rest.eps is -1"),
+        ({"optimizer.groups": '[{pattern="*", lr_scale=1e300}]'}, r"optimizer.groups.0.lr_scale is 1e\+300"),
+        ({"init.std": "-1"}, r"init.std is -1"),
         (
             {"data.vocab": "1000000000"},
             r"data.vocab is 1000000000; give a number from 1 to "

@@ -14,7 +14,7 @@ from glassformer.core.config import run
 from glassformer.core.errors import UserError
 from glassformer.formats import lora, resolve, store
 from glassformer.formats.checkpoint import Checkpoint
-from glassformer.runs import hooks, launch, run_checkpoints
+from glassformer.runs import hooks, launch, run_checkpoints, run_config
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def home(tmp_path_factory):
     }
     options = run.Train(steps=6, batch=4, dtype="float32", save_every=2, keep=3, tensorboard=False)
     runs.run(
-        run.Run(small, run.Data(str(folder / "text.txt"), tokenizer="char"), options),
+        run_config.Run(small, run_config.Data(str(folder / "text.txt"), tokenizer="char"), options),
         folder / "base",
     )
     return folder
@@ -41,9 +41,9 @@ def home(tmp_path_factory):
 
 def changed(home, tune, objective=None, **kwargs):
     objective = objective or objectives.Causal()
-    data = run.Data(str(home / "text.txt"))
+    data = run_config.Data(str(home / "text.txt"))
     if isinstance(objective, objectives.Classify):
-        data = run.Examples(str(home / "labels.tsv"))
+        data = run_config.Examples(str(home / "labels.tsv"))
     options = run.Train(
         objective,
         tune,
@@ -57,7 +57,7 @@ def changed(home, tune, objective=None, **kwargs):
         optimizer=run.AdamW(1e-2),
         **kwargs,
     )
-    return run.Run({"from": str(home / "base"), "decoder.dropout": 0.1}, data, options)
+    return run_config.Run({"from": str(home / "base"), "decoder.dropout": 0.1}, data, options)
 
 
 TUNES = {
@@ -193,7 +193,11 @@ def test_facts_are_logged(tmp_path, home):
         steps=2, batch=4, accumulate=2, dtype="float32", evaluate_every=2, tensorboard=False
     )
     runs.run(
-        run.Run(serial.to_dict(shape), run.Data(str(home / "text.txt"), tokenizer="char"), options),
+        run_config.Run(
+            serial.to_dict(shape),
+            run_config.Data(str(home / "text.txt"), tokenizer="char"),
+            options,
+        ),
         tmp_path,
     )
     line = hooks.read_log(tmp_path / "log.jsonl")[-1]

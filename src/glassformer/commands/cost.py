@@ -76,10 +76,10 @@ def run(
 
 def _layouts(plan: RunPlan, processes: int) -> list[Layout]:
     """The run on so many processes, in fp32 and in bf16."""
-    from ..core.config.parallel import AXES
     from ..core.config.run import Muon
     from ..scale.cost import cost
     from ..scale.layout import Layout, pieces_for
+    from ..scale.parallel import AXES
 
     train, parallel = plan.settings.train, plan.settings.parallel.of(processes)
     pieces = pieces_for(train.accumulate, parallel)

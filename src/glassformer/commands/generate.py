@@ -33,8 +33,8 @@ EXAMPLES = (
 def prompt_reader(device: str | None, out: str | None) -> Iterator[tuple[Reader | None, bool]]:
     """Yields the function that prefills prompts over all processes of torchrun, None for one
     process; and whether this is the first process, which alone decodes."""
-    from ..core.config.parallel import Parallel
     from ..scale.mesh import processes, started
+    from ..scale.parallel import Parallel
     from ..scale.prefill import prefill
     from ..scale.ring import Ring
 

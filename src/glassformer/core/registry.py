@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 MODULES: dict[str, list[str]] = {}
 """Names of modules in the package by topic: makers of a config's modules (nn), attention engines,
 what prepares a model for many tokens (acceleration), what saves and loads a model with its files
-(stores), objectives, readers of edits, trainers of tokenizers, what
-encodes long texts faster."""
+(stores), objectives, synonyms of settings, readers of edits, trainers of
+tokenizers, what encodes long texts faster."""
 
 
 def load(topic: str) -> list[Any]:

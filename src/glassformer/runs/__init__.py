@@ -1,6 +1,6 @@
 """Runs: a run file is planned, then launched; its folder keeps what came of it.
 
-    run_file settings      a run file, and what a command line changes in it. No torch
+    run_config run_file settings   a run file, and what a command line changes in it. No torch
     plan defaults          a run file resolved; the settings that nobody gave. No torch
     launch resume prepare report   a run in its folder
     hooks progress run_checkpoints signals   what consumes steps
@@ -23,7 +23,7 @@ from ..core.files import lazily
 
 if TYPE_CHECKING:
     from ..core.config.objective import Objective
-    from ..core.config.run import Run, Train
+    from ..core.config.run import Train
     from ..core.nn import Model
     from ..core.training import Batch, ExecutionSettings, State, TrainStep
     from .defaults import choose
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .launch import RunResult, run
     from .plan import RunPlan, plan_run
     from .run_checkpoints import average
+    from .run_config import Run
 
 _HOME = {
     "run_checkpoints": "average",
@@ -76,7 +77,7 @@ def train(model: Any, *args: Any, **named: Any) -> Any:
     on the command line, ``{"steps": 500}``. It prints to standard error as the command does, and
     returns how the run ended.
     """
-    from ..core.config.run import Run
+    from .run_config import Run
     from .run_file import read_run
 
     if not isinstance(model, str | Path | Run):

@@ -19,7 +19,6 @@ from typing import Any
 
 from ..core import config, files
 from ..core.config import serial
-from ..core.config.run import Run
 from ..core.errors import need, note
 from ..core.nn import device as devices
 from ..fast.training import execution
@@ -29,6 +28,7 @@ from . import run_file
 from .hooks import read_log
 from .launch import Sampler, run
 from .plan import plan_run
+from .run_config import Run
 
 TRIAL_STEPS = 12  # steps that tell how many fit into a number of minutes
 TIMED_STEPS = 3  # the last of them, which count: the first ones warm up

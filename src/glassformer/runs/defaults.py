@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.config import run
 from ..core.errors import UserError
 from ..core.tokenizer.trainers import written_specials
 from ..formats.data import find as find_corpus
-from . import run_file
+from . import run_config, run_file
 from .plan import base_model
 
 MIN_BYTES = 500  # bytes of text from which anything can be learnt and some of it held out
@@ -75,7 +74,7 @@ class TextStatistics:
     mark: str = ""  # what looks like a special token between documents, with how often it is there
 
 
-def text_statistics(data: run.Data) -> TextStatistics:
+def text_statistics(data: run_config.Data) -> TextStatistics:
     """A look at the text of a run: all of it up to MAX_READ characters, else counts in
     proportion."""
     distinct: set[str] = set()
@@ -114,7 +113,7 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     too short to learn from.
     """
     settings = run_file.read_run(None, changes)
-    if not isinstance(settings.data, run.Data) or not settings.train.objective.every_token:
+    if not isinstance(settings.data, run_config.Data) or not settings.train.objective.every_token:
         return {}, ""
     user_settings = {name.removeprefix("train.") for name in changes}
     fresh = not {"recipe", "from", "type"} & user_settings

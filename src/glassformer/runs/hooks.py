@@ -20,13 +20,13 @@ import torch
 
 from ..core import files
 from ..core.config.objective import Objective
-from ..core.config.parallel import ROWS
 from ..core.errors import UserError, note
 from ..core.nn.model import inference
 from ..core.training.batches import Batch
 from ..core.training.loop import TrainStep
 from ..core.training.loss import Loss, mean_metrics
 from ..scale.mesh import ALONE, Mesh
+from ..scale.parallel import ROWS
 from ..scale.shard import reshard
 from ..scale.shared import columns, in_order, mesh_of, shared_out
 from ..sight.routing import RouteCounts, count_routes

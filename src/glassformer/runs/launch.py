@@ -18,7 +18,7 @@ from typing import Any
 
 from ..core import config, files
 from ..core.config import serial
-from ..core.config.run import Run, Train
+from ..core.config.run import Train
 from ..core.errors import UserError, need, note
 from ..core.memory import available_memory, gibibytes
 from ..core.nn import device as devices
@@ -49,6 +49,7 @@ from .processes import (
 from .progress import Live
 from .report import draw, duration
 from .resume import is_stale, must_be_same, restore_newest
+from .run_config import Run
 from .signals import Signals
 
 MANY_EPOCHS = 20  # times over the text, from which on validation soon rises again

@@ -15,8 +15,7 @@ from .. import families as recipes
 from ..core import config
 from ..core.config import serial
 from ..core.config.context_length import longer_hint
-from ..core.config.objective import Full
-from ..core.config.run import Data, Examples, Run
+from ..core.config.objective import Full, Objective
 from ..core.errors import UserError, nearest, need, note
 from ..core.tokenizer import Tokenizer
 from ..core.tokenizer import train as train_tokenizer
@@ -27,7 +26,8 @@ from ..formats.data import find as find_corpus
 from ..formats.tokenizer_files import open as open_tokenizer
 from ..scale.cost import FP32, TRAIN, Cost, cost
 from ..tasks.example_table import Table
-from ..tasks.examples import training_and_validation
+from ..tasks.examples import read_examples
+from .run_config import Data, Examples, Run
 from .run_file import model_changes
 
 
@@ -49,6 +49,18 @@ def plan_run(settings: Run, start: Path | None = None) -> RunPlan:
     plan = RunPlan(settings, *base_model(settings, start))
     plan.check(plan.shape)  # before data is read and a tokenizer is trained
     return plan
+
+
+def training_and_validation(data: Examples, objective: Objective) -> tuple[Table, Table]:
+    """The tables that a run's [data] names, with the same set of labels. Raises UserError as
+    ``read_examples`` does."""
+    columns, prefix = data.columns, data.prefix
+    train = read_examples(data.train, objective, columns=columns, labels=data.labels, before=prefix)
+    if isinstance(data.valid, float):
+        return train.split(data.valid)
+    return train, read_examples(
+        data.valid, objective, columns=columns, labels=train.labels, before=prefix
+    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..core.config.objective import Full
-from ..core.config.run import Data, Run, Train
+from ..core.config.run import Train
 from ..core.errors import UserError, need, note
 from ..core.memory import gibibytes
 from ..core.nn import build_model
@@ -27,6 +27,7 @@ from ..tasks.encoded import encode
 from ..tasks.example_batches import ExampleBatches, each_once
 from .plan import RunPlan
 from .prepared import Prepared, prepared_alike
+from .run_config import Data, Run
 
 MAX_PIECES = 10  # of a text whose validation is spread, each at least PIECE_ROWS contexts long
 PIECE_ROWS = 16

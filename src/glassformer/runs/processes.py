@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from ..core import config
-from ..core.config.parallel import AXES
-from ..core.config.run import Muon, Run, Train
+from ..core.config.run import Muon, Train
 from ..core.errors import UserError, mute, need, note
 from ..core.training.causal import Causal
 from ..formats.tokenizer_forms import from_json
 from ..scale import experts, pipeline, ring, tensor
 from ..scale.layout import Layout, pieces_for
 from ..scale.mesh import Mesh, has_agent, is_peer_loss, restarts
+from ..scale.parallel import AXES
 from ..tasks.objectives import Prefix
 from . import run_checkpoints
 from .plan import RunPlan
 from .resume import previous_run
+from .run_config import Run
 
 INNER = tuple(axis for axis in AXES if axis not in ("data", "replicate"))
 CHECKS = {"pipeline": pipeline.check, "tensor": tensor.check, "expert": experts.check}

@@ -9,18 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from ..core.config import serial
-from ..core.config.run import (
-    MAY_CHANGE_ON_RESUME,
-    Constant,
-    InverseSqrt,
-    Run,
-    Schedule,
-    Train,
-)
+from ..core.config.run import Constant, InverseSqrt, Schedule, Train
 from ..core.errors import UserError, need
 from ..core.training.loop import State
 from ..scale.shared import mesh_of
 from . import run_checkpoints
+from .run_config import Run
+
+MAY_CHANGE_ON_RESUME = (
+    "device",
+    "early_stop",
+    "evaluate_every",
+    "save_every",
+    "keep",
+    "sample_every",
+    "tensorboard",
+)
+"""Fields of Train that change where it runs and what is seen and kept: a resumed run may change
+them."""
 
 
 def previous_run(settings: Run, out: Path, resume: bool) -> dict[str, Any]:

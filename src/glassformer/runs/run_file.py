@@ -10,9 +10,10 @@ from typing import Any
 
 from ..core import config, files
 from ..core.config import serial
-from ..core.config.run import FINETUNE, FROM_SCRATCH, AdamW, Data, Examples, Optimizer, Run, Train
+from ..core.config.run import FINETUNE, FROM_SCRATCH, AdamW, Optimizer, Train
 from ..core.errors import UserError, nearest, need
 from . import settings
+from .run_config import Data, Examples, Run
 
 
 def saved_run(folder: Path) -> dict[str, Any] | None:

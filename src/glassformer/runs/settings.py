@@ -18,6 +18,8 @@ from typing import Any
 
 from ..core import config
 from ..core.config import run, serial
+from ..scale.parallel import Parallel
+from . import run_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +55,9 @@ MODEL = [
 
 SECTIONS: tuple[tuple[str, tuple[type, ...]], ...] = (
     ("", (run.Train,)),
-    ("data.", (run.Data, run.Examples)),
+    ("data.", (run_config.Data, run_config.Examples)),
     ("", typing.get_args(config.Model)),
-    ("parallel.", (run.Parallel,)),
+    ("parallel.", (Parallel,)),
 )
 """The classes of a run file's tables, and what stands before their settings."""
 
@@ -88,8 +90,8 @@ def types() -> dict[str, Type]:
                     for field in dataclasses.fields(kind)
                     for inner in _nested_classes(hints[field.name])
                 ]
-        if run.Data in kinds:
-            by_type[run.Run] = Type(run.Run, "", MODEL)
+        if run_config.Data in kinds:
+            by_type[run_config.Run] = Type(run_config.Run, "", MODEL)
     count = collections.Counter(kind.__name__ for kind in by_type)
     named = ((kind.__name__, entry) for kind, entry in by_type.items())
     return {f"{entry.slot} {name}" if count[name] > 1 else name: entry for name, entry in named}

@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Any
 
 from ..core import config
-from ..core.config.parallel import AXES, Parallel
 from ..core.memory import gibibytes
 from .cost import FP32, TRAIN, Cost
+from .parallel import AXES, Parallel
 
 HALF = 2  # bytes a number in bf16
 LOGITS = 1 << 26  # that a loss holds at once (core/training/loss.py)

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.config.parallel import AXES, ROWS, Parallel
 from ..core.errors import UserError, mute, need
 from ..core.nn import device as devices
+from .parallel import AXES, ROWS, Parallel
 
 ERROR = "error"
 """Where a process that ends by a mistake leaves its sentence for the others."""

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..core.config.parallel import AXES
 from .collectives import summed
 from .mesh import Mesh, share
+from .parallel import AXES
 
 
 @dataclass(frozen=True)

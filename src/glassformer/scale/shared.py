@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..core.config import run
 from ..core.config.objective import Objective
-from ..core.config.parallel import ROWS
 from ..core.errors import need
 from ..core.nn.flow import Flow
 from ..core.training.batches import Batch, Batches, next_pieces
@@ -30,6 +29,7 @@ from ..core.training.pieces import Pieces
 from .collectives import summed
 from .mesh import ALONE, Mesh
 from .optimizer import ShardedOptimizer
+from .parallel import ROWS
 from .prefetch import Prefetched
 from .ring import Ring
 from .shard import begin_round, in_shards

@@ -11,8 +11,7 @@ import numpy as np
 
 from ..core import config
 from ..core.config.mask import MaskRule, parse_rule, rules
-from ..core.config.mask_arrays import PAIRS_AT_ONCE, TokenInfo, dense_mask
-from ..core.config.parallel import ring_pieces
+from ..core.config.mask_arrays import PAIRS_AT_ONCE, TokenInfo, dense_mask, ring_pieces
 from ..core.errors import need
 from .figures.drawing import Box, Drawing, Mark, png
 

@@ -14,18 +14,7 @@ from .example_table import SHORT, Example, Table
 from .records import Record, records
 
 if TYPE_CHECKING:
-    from ..core.config import run
     from ..core.config.objective import Objective
-
-
-def training_and_validation(data: run.Examples, objective: Objective) -> tuple[Table, Table]:
-    """The tables that a run's [data] names, with the same set of labels. Raises UserError as
-    ``read_examples`` does."""
-    options = {"columns": data.columns, "before": data.prefix}
-    train = read_examples(data.train, objective, labels=data.labels, **options)  # type: ignore[arg-type]
-    if isinstance(data.valid, float):
-        return train.split(data.valid)
-    return train, read_examples(data.valid, objective, labels=train.labels, **options)  # type: ignore[arg-type]
 
 
 def read_examples(

@@ -8,7 +8,7 @@ in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by si
     feedforward position scaling mask recurrence             the parts of its blocks
     context_length                                            a model for longer or shorter texts than it was made for
     shapes mask_arrays                                        its parameters' shapes and its masks, without torch
-    run run_file objective optimizer settings                 what a run file says, and how it is read
+    run objective optimizer                                   how a training goes: a run file's [train]
     serial                                                    config <-> dict, JSON and TOML; dotted overrides
     differences                                               in which settings two configs differ
     extend                                                    a Python file of the user's own

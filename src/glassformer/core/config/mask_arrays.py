@@ -67,3 +67,13 @@ def count_pairs(
     return sum(
         int(dense_mask(rule, TokenInfo(chunk), TokenInfo(keys), causal).sum()) for chunk in chunks
     )
+
+
+def ring_pieces(length: int, size: int) -> list[tuple[range, range]]:
+    """Which columns of a row of ``length`` each of ``size`` processes on the context axis holds: a
+    piece from the front and one from the back (zig-zag), so that all have as many pairs under a
+    causal mask. Rows are filled up to fit."""
+    piece = -(-length // (2 * size))
+    starts = [piece * number for number in range(2 * size)]
+    pieces = [range(start, start + piece) for start in starts]
+    return [(pieces[rank], pieces[-1 - rank]) for rank in range(size)]

@@ -4,7 +4,7 @@ the schedules of their rate, pure functions of the step."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -24,36 +24,44 @@ class Optimizer:
     move: Any = None  # what Muon does with a group and its momenta; None: ``move_matrices``
 
     def __init__(self, model: nn.Module, settings: run.Optimizer) -> None:
-        """Builds the parameter groups."""
+        """Builds the parameter groups: what shares a rate and a decay is together, since few groups
+        are few kernel launches.
+
+        A group's ``name`` is its optimizer's and, where a rule set its rate, the rule's ``paths``.
+        """
         self.model = model
         self.parameters = self.tensors()
-        remaining, flat = dict(self.parameters), vectors(model)
+        flat = vectors(model)
+        groups: dict[type, dict[Any, dict[str, Any]]] = {run.Muon: {}, run.AdamW: {}}
+        for name, parameter in self.parameters.items():
+            chosen, decays = settings, True
+            if isinstance(chosen, run.Muon):
+                is_matrix = model.get_parameter(name).ndim in (2, 3) and name not in flat
+                chosen = chosen if is_matrix and matches(name, chosen.paths) else chosen.rest
+            if isinstance(chosen, run.AdamW):
+                decays = name not in flat and not matches(name, chosen.undecayed)
+            rule = next((r for r in chosen.groups if fnmatchcase(name, r.pattern)), run.Group(""))
+            title = type(chosen).__name__ + f" {rule.pattern}" * (rule.lr_scale != 1)
+            rate, decay = chosen.lr * rule.lr_scale, rule.weight_decay
+            if decay is None:
+                decay = chosen.weight_decay if decays else 0.0
+            rates = {"name": title, "base_lr": rate, "lr": rate, "weight_decay": decay}
+            group = groups[type(chosen)].setdefault(
+                tuple(rates.values()), {"params": [], "paths": [], **rates}
+            )
+            group["params"].append(parameter)
+            group["paths"].append(name)
+        matrices, others = (list(alike.values()) for alike in groups.values())
         self.optimizers: list[torch.optim.Optimizer] = []
         if isinstance(settings, run.Muon):
-            matrices = [
-                name
-                for name in remaining
-                if model.get_parameter(name).ndim in (2, 3) and name not in flat
-            ]
-            if chosen := {
-                name: remaining.pop(name) for name in matrices if matches(name, settings.paths)
-            }:
-                groups = _groups(
-                    "Muon", chosen, settings.groups, settings.lr, settings.weight_decay, set()
-                )
-                self.optimizers.append(Muon(groups, settings.momentum, self.move))
+            if matrices:
+                self.optimizers.append(Muon(matrices, settings.momentum, self.move))
             settings = settings.rest
-        if remaining:
-            undecayed = flat | {name for name in remaining if matches(name, settings.undecayed)}
-            groups = _groups(
-                "AdamW", remaining, settings.groups, settings.lr, settings.weight_decay, undecayed
-            )
-            devices = {p.device.type for p in remaining.values()}
-            fused = devices <= {"cpu", "cuda"} and all(
-                p.is_floating_point() for p in remaining.values()
-            )
+        if others:
+            rest = [parameter for group in others for parameter in group["params"]]
+            fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in rest)
             self.optimizers.append(
-                torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=fused)
+                torch.optim.AdamW(others, betas=settings.betas, eps=settings.eps, fused=fused)
             )
 
     def groups(self) -> Iterator[dict[str, Any]]:
@@ -251,44 +259,6 @@ def wide(matrix: Tensor) -> Tensor:
 
 
 STATE_NAMES = {torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"), Muon: ("momentum_buffer",)}
-
-
-def _groups(
-    kind: str,
-    parameters: Mapping[str, Tensor],
-    rules: tuple[run.Group, ...],
-    rate: float,
-    decay: float,
-    undecayed: Collection[str],
-) -> list[dict[str, Any]]:
-    """Parameters that share a rate and a decay, together: few groups are few kernel launches.
-
-    A group's ``name`` is its optimizer's and, where a rule set its rate, the rule's ``paths``.
-    """
-    groups: dict[tuple[str, float, float], dict[str, Any]] = {}
-    for name, parameter in parameters.items():
-        rule = next((r for r in rules if fnmatchcase(name, r.pattern)), run.Group(""))
-        title = kind if rule.lr_scale == 1 else f"{kind} {rule.pattern}"
-        base = rate * rule.lr_scale
-        weight_decay = (
-            rule.weight_decay
-            if rule.weight_decay is not None
-            else 0.0
-            if name in undecayed
-            else decay
-        )
-        new = {
-            "params": [],
-            "paths": [],
-            "name": title,
-            "base_lr": base,
-            "lr": base,
-            "weight_decay": weight_decay,
-        }
-        group = groups.setdefault((title, base, weight_decay), new)
-        group["params"].append(parameter)
-        group["paths"].append(name)
-    return list(groups.values())
 
 
 def factor(schedule: Schedule, step: int, steps: int) -> float:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..errors import UserError, need
-from .serial import PositiveFloat, PositiveInt, frozen
+from ..core.config.serial import PositiveFloat, PositiveInt, frozen
+from ..core.errors import UserError, need
 
 AXES = ("pipeline", "replicate", "data", "expert", "context", "tensor")
 """The axes from the outside in: neighbours on the last lie on neighbouring ranks, which talk
@@ -74,13 +74,3 @@ class Parallel:
     def rows(self) -> int:
         """Number of shares in which the rows of a batch are computed."""
         return self.size(*ROWS)
-
-
-def ring_pieces(length: int, size: int) -> list[tuple[range, range]]:
-    """Which columns of a row of ``length`` each of ``size`` processes on the context axis holds: a
-    piece from the front and one from the back (zig-zag), so that all have as many pairs under a
-    causal mask. Rows are filled up to fit."""
-    piece = -(-length // (2 * size))
-    starts = [piece * number for number in range(2 * size)]
-    pieces = [range(start, start + piece) for start in starts]
-    return [(pieces[rank], pieces[-1 - rank]) for rank in range(size)]

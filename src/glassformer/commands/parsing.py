@@ -64,6 +64,8 @@ class Parser(argparse.ArgumentParser):
         }
         sections += ["\n  ".join([f"{title}:", *lines]) for title, lines in lists.items() if lines]
         self.epilog = "\n\n".join(sections) or None
+        if not self.get_default("run"):
+            self.usage = f"{self.prog} COMMAND ..."
         for verb in self.verbs.values():
             verb.add_examples(examples)
 

@@ -125,10 +125,7 @@ def parser(full: Collection[str]) -> Parser:
                 getattr(page, "USAGE", None),
                 getattr(page, "EPILOG", None),
             )
-            tasks = getattr(page, "TASKS", {})
-            if tasks and not verb_parser.usage:
-                verb_parser.usage = f"{verb_parser.prog} COMMAND ..."
-            for task, function in tasks.items():
+            for task, function in getattr(page, "TASKS", {}).items():
                 task_parser = verb_parser.add_verb(task, read_docstring(function.__doc__)[0])
                 add_arguments(task_parser, function, SHARED)
             if hasattr(page, "run"):

@@ -16,25 +16,27 @@ class CommandLine(SphinxDirective):
     """Every verb of ``glassformer`` as its own ``--help`` tells it."""
 
     def run(self) -> list[nodes.Node]:
+        from glassformer.cli import parser
         from glassformer.commands import VERBS
 
         made: list[nodes.Node] = []
-        for verb in VERBS:
+        for verb, verb_parser in parser(VERBS).verbs.items():
             section = nodes.section(ids=[f"glassformer-{verb}"], names=[verb])
             section += nodes.title("", f"glassformer {verb}")
-            text = helped(verb)
-            section += nodes.literal_block(text, text, language="text")
+            for words in ([verb], *([verb, task] for task in verb_parser.verbs)):
+                text = helped(*words)
+                section += nodes.literal_block(text, text, language="text")
             made.append(section)
         return made
 
 
-def helped(verb: str) -> str:
-    """What ``glassformer VERB --help`` prints."""
+def helped(*words: str) -> str:
+    """What ``glassformer WORDS --help`` prints."""
     from glassformer.cli import main
 
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        main([verb, "--help"])
+        main([*words, "--help"])
     return said.getvalue().rstrip()
 
 

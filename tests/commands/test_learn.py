@@ -149,10 +149,10 @@ def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["strat", "int8"], 'knows no "strat". Did you mean "start"?'),
-        (["start"], "Say of which exercise"),
+        (["strat", "int8"], 'no command "strat". Did you mean "start"?'),
+        (["start"], "required: NAME; see glassformer learn start --help"),
         (["start", "casual-mask"], 'Did you mean "causal-mask"?'),
-        (["start", "int8", "norms"], "takes one name"),
+        (["start", "int8", "norms"], "norms is not understood"),
         (["hint", "nonesuch"], "There is no exercise"),
         (["solution", "int-8"], 'Did you mean "int8"?'),
         (["check"], "There is no exercise begun in"),
@@ -163,7 +163,7 @@ def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path: Path) -> None:
         (["check", "plain.py", "--seed", "-1"], "--seed is -1; give 0 to"),
         (["check", "--all", "nowhere"], "is not a folder"),
         (["--exercises", "nowhere"], "is not a folder"),
-        (["check", "plain.py", "--all", "."], "takes nothing more"),
+        (["check", "plain.py", "--all", "."], "not both"),
     ],
 )
 def test_bad_input_gets_a_sentence(

@@ -278,8 +278,8 @@ def test_bad_input_is_one_sentence(
     assert "is not UTF-8 text" in refused(capsys, "a\udcff", "--with", tokenizer_folder)
     assert "The text is empty" in refused(capsys, "", "--with", tokenizer_folder)
     assert "Give one text" in refused(capsys, "two", "texts", "--with", tokenizer_folder)
-    assert "--size does not belong" in refused(capsys, "x", "--size", "5")
-    assert "--ids does not belong" in refused(capsys, "train", tokenizer_folder, "--ids")
+    assert "--size is not understood" in refused(capsys, "x", "--size", "5")
+    assert "--ids is not understood" in refused(capsys, "train", tokenizer_folder, "--ids")
 
 
 def test_a_named_tokenizer_that_is_not_here_says_what_to_set(

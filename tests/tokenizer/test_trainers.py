@@ -195,7 +195,7 @@ def test_slips_are_one_sentence(
             str(tmp_path / "x"),
         ],
         "too few words": ["sizes", str(tmp_path / "few.txt")],
-        "--out does not belong to sizes": ["sizes", story, "--out", "x"],
+        "--out is not understood": ["sizes", story, "--out", "x"],
         "give 1 to": ["train", story, "--size", "4000000000", "--out", str(tmp_path / "x")],
         "There is no kind": ["sizes", story, "--kind", "char"],
         "does not exist": ["train", str(tmp_path / "no.txt"), "--out", str(tmp_path / "x")],

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..core.errors import UserError, nearest, need, note
+from ..core.errors import UserError, need, note
 from .common import CommandOutput, count_noun, progress_counter, tables
-from .signature import Words
-
-if TYPE_CHECKING:
-    from ..learn.exercise import Exercise
 
 EXAMPLES = (
     "glassformer learn",
@@ -18,6 +15,7 @@ EXAMPLES = (
     "glassformer learn check causal_mask.py",
     "glassformer learn hint causal-mask",
     "glassformer learn check --all CLASS --json",
+    "glassformer learn solution causal-mask",
 )
 USAGE = """glassformer learn [--out FOLDER] [--exercises FOLDER] [--json]
        glassformer learn start NAME [--out FOLDER] [--notebook]
@@ -29,82 +27,28 @@ EPILOG = (
     "A check runs your code in processes of their own, with limits of time and memory; it "
     "is no sandbox."
 )
-VERBS = ("start", "check", "hint", "solution")
+MAX_SECONDS = 86_400
 
 
-def run(
-    words: Words = (),
-    *,
-    out: Path = Path(),
-    exercises: Path | None = None,
-    notebook: bool = False,
-    all_: Path | None = None,
-    seed: int | None = None,
-    seconds: float | None = None,
-    all_hints: bool = False,
-) -> CommandOutput:
-    """Lists the exercises, starts one, checks it, hints at its solution or shows it.
+@dataclass
+class LearnOptions:
+    """The folder of a learner's files, and the exercises.
 
-    words VERB: start, check, hint or solution, and what of; none lists them
     out FOLDER: where your files are, and what is done (here)
     exercises FOLDER: a teacher's exercises besides ours (docs/learn.md)
-    notebook: start: a notebook instead of a .py file
-    all_ CLASS: check: a folder of many learners' files
-    seed S: check: draw the inputs of an earlier check again
-    seconds T: check: stop the code after so many of the processor (20)
-    all_hints: hint: every hint, not the next one alone
-    json: what is found as JSON
     """
-    verb, *names = words or ["list"]
-    if verb not in ("list", *VERBS):
-        raise UserError(
-            f'learn knows no "{verb}".{nearest(verb, VERBS)} glassformer learn lists the exercises.'
-        )
-    takes_name = verb != "list" and not all_
-    need(
-        len(names) <= takes_name,
-        f"learn {verb} takes {'one name' if takes_name else 'nothing more'}; see "
-        "glassformer learn --help.",
-    )
-    longest = 86_400
-    need(
-        seconds is None or 0 < seconds <= longest,
-        f"--seconds is {seconds}; give 0 to {longest:,}, above 0.",
-    )
-    need(
-        seed is None or 0 <= seed < 1 << 31,
-        f"--seed is {seed}; give 0 to {(1 << 31) - 1:,}.",
-    )
-    if verb == "list":
-        return _list(out, exercises)
-    if verb == "check":
-        if all_:
-            return _check_class(all_, exercises, seconds)
-        file = _started_file(out, Path(names[0])) if names else _latest_file(out)
-        return _check(file, exercises, seed, seconds)
-    need(
-        bool(names),
-        f"Say of which exercise: glassformer learn {verb} NAME; glassformer learn lists them.",
-    )
-    from ..learn.exercise import find
 
-    exercise = find(names[0], exercises)
-    if verb == "start":
-        return _start(exercise, out, notebook)
-    if verb == "hint":
-        return _hint(exercise, out, all_hints)
-    # so that it can be checked as it is
-    solution = f"# exercise: {exercise.name}\n\n{exercise.solution}"
-    record = {"name": exercise.name, "solution": exercise.solution}
-    return CommandOutput(record, [solution.removesuffix("\n")])
+    _: KW_ONLY
+    out: Path = Path()
+    exercises: Path | None = None
 
 
-def _list(folder: Path, others: Path | None) -> CommandOutput:
-    """All exercises with their states."""
+def run(options: LearnOptions) -> CommandOutput:
+    """Lists all exercises with their states."""
     from ..learn import progress
     from ..learn.exercise import catalogue
 
-    record, exercises = progress.read_progress(folder), catalogue(others)
+    record = progress.read_progress(options.out)
     entries: list[dict[str, Any]] = [
         {
             "name": exercise.name,
@@ -113,7 +57,7 @@ def _list(folder: Path, others: Path | None) -> CommandOutput:
             "road": exercise.road,
             "page": exercise.page,
         }
-        for exercise in exercises
+        for exercise in catalogue(options.exercises)
     ]
     rows = [(e["name"], e["state"], e["title"], f"{e['road']:g} {e['page']}") for e in entries]
     todo = [entry["name"] for entry in entries if entry["state"] != "done"]
@@ -124,9 +68,16 @@ def _list(folder: Path, others: Path | None) -> CommandOutput:
     return CommandOutput(entries, tables.lines(rows, heading, (0, 1, 2, 3)), ending=ending)
 
 
-def _start(exercise: Exercise, folder: Path, notebook: bool) -> CommandOutput:
-    from ..learn import progress, starting
+def start(name: str, options: LearnOptions, *, notebook: bool = False) -> CommandOutput:
+    """Writes your file of an exercise.
 
+    name NAME: an exercise; glassformer learn lists them
+    notebook: a notebook instead of a .py file
+    """
+    from ..learn import progress, starting
+    from ..learn.exercise import find
+
+    exercise, folder = find(name, options.exercises), options.out
     progress.read_progress(folder)  # a broken record is said before anything is written
     path = starting.write(exercise, folder, notebook)
     if progress.state(exercise, progress.read_progress(folder)) == progress.NEW:
@@ -135,20 +86,44 @@ def _start(exercise: Exercise, folder: Path, notebook: bool) -> CommandOutput:
     return CommandOutput({"file": str(path)}, [str(path)], ending=ending)
 
 
-def _check(
-    file: Path, exercises: Path | None, seed: int | None, seconds: float | None
+def check(
+    options: LearnOptions,
+    file: str | None = None,
+    *,
+    all_: Path | None = None,
+    seed: int | None = None,
+    seconds: float | None = None,
 ) -> CommandOutput:
+    """Checks your file, or each file of a class.
+
+    file FILE: your file, or the name of its exercise; the one that was changed last
+    all_ CLASS: a folder of many learners' files
+    seed S: draw the inputs of an earlier check again
+    seconds T: stop the code after so many of the processor (20)
+    """
     from ..learn import progress
     from ..learn.checking import Checker
 
-    with Checker(exercises) as checker:
-        verdict = checker.check(file, seed, seconds)
+    need(
+        seconds is None or 0 < seconds <= MAX_SECONDS,
+        f"--seconds is {seconds}; give 0 to {MAX_SECONDS:,}, above 0.",
+    )
+    need(
+        seed is None or 0 <= seed < 1 << 31,
+        f"--seed is {seed}; give 0 to {(1 << 31) - 1:,}.",
+    )
+    if all_:
+        need(file is None, "Give a FILE or --all CLASS, not both.")
+        return _check_class(all_, options.exercises, seconds)
+    path = _started_file(options.out, Path(file)) if file else _latest_file(options.out)
+    with Checker(options.exercises) as checker:
+        verdict = checker.check(path, seed, seconds)
     passed = verdict.state == "passed"
-    before = progress.read_progress(file.parent).get(verdict.exercise, {})
+    before = progress.read_progress(path.parent).get(verdict.exercise, {})
     state = "done" if passed or before.get("state") == "done" else "started"
     checks = int(before.get("checks", 0)) + 1
     progress.update_progress(
-        file.parent, verdict.exercise, state=state, file=file.name, checks=checks
+        path.parent, verdict.exercise, state=state, file=path.name, checks=checks
     )
     printed = [f"  | {line}" for line in verdict.printed.rstrip().splitlines()]
     if printed:
@@ -162,6 +137,45 @@ def _check(
         [*printed, *verdict.lines()],
         ending="" if passed else ending,
         exit_code=int(not passed),
+    )
+
+
+def hint(name: str, options: LearnOptions, *, all_hints: bool = False) -> CommandOutput:
+    """Shows the next hint at the solution.
+
+    name NAME: an exercise; glassformer learn lists them
+    all_hints: every hint, not the next one alone
+    """
+    from ..learn import progress
+    from ..learn.exercise import find
+
+    exercise, folder = find(name, options.exercises), options.out
+    count = len(exercise.hints)
+    solution = f"glassformer learn solution {exercise.name}"
+    need(count > 0, f"{exercise.name} has no hints; {solution} shows it solved.")
+    record = progress.read_progress(folder).get(exercise.name, {})
+    last = count if all_hints else min(int(record.get("hints", 0)) + 1, count)
+    hints = exercise.hints[0 if all_hints else last - 1 : last]
+    progress.update_progress(
+        folder, exercise.name, state=record.get("state", "started"), hints=last
+    )
+    more = f"{count_noun(count - last, 'more hint')}: ask again"
+    if last == count:
+        more = f"the last; {solution}"
+    return CommandOutput(list(hints), hints, ending=f"({more})")
+
+
+def solution(name: str, options: LearnOptions) -> CommandOutput:
+    """Shows an exercise solved, so that it can be checked as it is.
+
+    name NAME: an exercise; glassformer learn lists them
+    """
+    from ..learn.exercise import find
+
+    exercise = find(name, options.exercises)
+    record = {"name": exercise.name, "solution": exercise.solution}
+    return CommandOutput(
+        record, [f"# exercise: {exercise.name}\n\n{exercise.solution}".removesuffix("\n")]
     )
 
 
@@ -216,20 +230,4 @@ def _check_class(folder: Path, exercises: Path | None, seconds: float | None) ->
     )
 
 
-def _hint(exercise: Exercise, folder: Path, all_hints: bool) -> CommandOutput:
-    """The next hint, or all."""
-    from ..learn import progress
-
-    count = len(exercise.hints)
-    solution = f"glassformer learn solution {exercise.name}"
-    need(count > 0, f"{exercise.name} has no hints; {solution} shows it solved.")
-    record = progress.read_progress(folder).get(exercise.name, {})
-    last = count if all_hints else min(int(record.get("hints", 0)) + 1, count)
-    hints = exercise.hints[0 if all_hints else last - 1 : last]
-    progress.update_progress(
-        folder, exercise.name, state=record.get("state", "started"), hints=last
-    )
-    more = f"{count_noun(count - last, 'more hint')}: ask again"
-    if last == count:
-        more = f"the last; {solution}"
-    return CommandOutput(list(hints), hints, ending=f"({more})")
+TASKS = {"start": start, "check": check, "hint": hint, "solution": solution}

@@ -22,7 +22,6 @@ class Parser(argparse.ArgumentParser):
         shape = argparse.RawDescriptionHelpFormatter  # examples keep their lines
         super().__init__(**words, formatter_class=shape, allow_abbrev=False)
         self.verbs: dict[str, Parser] = {}
-        self._verb_parsers: argparse._SubParsersAction[Parser] | None = None
         # "-2,-1" is a value, as "-2" is
         self._negative_number_matcher = re.compile(r"-\.?\d[\d.,e_-]*$")
 
@@ -38,10 +37,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_verb(self, name: str, sentence: str) -> Parser:
         """Adds a command, or a task of a command."""
-        if self._verb_parsers is None:
-            self._verb_parsers = self.add_subparsers(metavar="COMMAND")
-        verb = self._verb_parsers.add_parser(name, help=sentence, description=sentence)
-        self.verbs[name] = verb
+        verb = self.verbs[name] = Parser(prog=f"{self.prog} {name}", description=sentence)
         return verb
 
     @property
@@ -62,26 +58,28 @@ class Parser(argparse.ArgumentParser):
     def add_examples(self, examples: Sequence[str]) -> None:
         """Adds the examples to the help, and those of each task to its own."""
         sections = [textwrap.fill(self.epilog, 79)] if self.epilog else []
-        matching = [line for line in examples if line.startswith(self.prog + " ")]
-        self.epilog = (
-            "\n\n".join([*sections, *(["\n  ".join(["examples:", *matching])] if matching else [])])
-            or None
-        )
+        lists = {
+            "commands": [f"{name:10} {verb.description}" for name, verb in self.verbs.items()],
+            "examples": [line for line in examples if line.startswith(self.prog + " ")],
+        }
+        sections += ["\n  ".join([f"{title}:", *lines]) for title, lines in lists.items() if lines]
+        self.epilog = "\n\n".join(sections) or None
+        if not self.get_default("run"):
+            self.usage = f"{self.prog} COMMAND ..."
         for verb in self.verbs.values():
             verb.add_examples(examples)
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parses the words: ``run`` is the command's function, ``extra`` the words that only it can
         parse."""
-        verbs = self.verbs
-        if verbs and words and not words[0].startswith("-"):
-            if words[0] not in verbs:
-                raise UserError(f'There is no command "{words[0]}".{nearest(words[0], verbs)}')
-            return verbs[words[0]].parse(words[1:])
-        if verbs:  # no command: only --help and --version mean anything here
-            wrong = (words or ["--help"])[0]
-            self.parse_known_args([wrong])
-            raise UserError(f"{wrong} is not understood here; see {self.prog} --help.")
+        first = words[0] if words else ""
+        if first in self.verbs:
+            return self.verbs[first].parse(words[1:])
+        if self.verbs and first[:1] not in ("", "-") and not self._get_positional_actions():
+            raise UserError(f'There is no command "{first}".{nearest(first, self.verbs)}')
+        if not self.get_default("run"):  # only --help and --version mean anything here
+            self.parse_known_args([first or "--help"])
+            raise UserError(f"{first} is not understood here; see {self.prog} --help.")
         args, extra = self.parse_known_intermixed_args(words)
         args.extra = extra
         if args.extra and not args.open:

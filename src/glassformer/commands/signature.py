@@ -98,10 +98,11 @@ def read_docstring(text: str) -> tuple[str, dict[str, tuple[str, str | None, str
 def add_arguments(parser: Parser, function: Callable[..., Any], shared: str) -> None:
     """Adds the function's parameters to the parser; ``shared`` explains those that many commands
     have."""
-    explained = read_docstring(shared)[1] | read_docstring(function.__doc__ or "")[1]
+    explained = read_docstring(shared)[1]
     groups: dict[str, Any] = {"": parser}
 
     def add(function: Callable[..., Any]) -> None:
+        explained.update(read_docstring(function.__doc__ or "")[1])
         for parameter, hint in parameters(function):
             if is_dataclass(hint):
                 add(hint)  # type: ignore[arg-type]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, need, note
 from .common import CommandOutput, tables
-from .options import Separator, read_file, standard_input
+from .options import read_file, standard_input
 from .signature import Words
+from .vocabularies import sizes, train
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     'glassformer tokens "Once upon a time" --with gpt2 t5',
     "glassformer tokens train corpus.txt --kind bpe --size 4096 --out tokenizer",
+    "glassformer tokens sizes corpus.txt --sizes 1024 4096 16384",
 )
 USAGE = """glassformer tokens ["TEXT"] [--with NAME|PATH ...] [--ids] [--trace [WORD]] [--html FILE] [--json]
        glassformer tokens train FILE ... --kind KIND [--size N] --out DIR
@@ -46,19 +48,10 @@ def run(
     ids: bool = False,
     trace: str | None = None,
     html: Path | None = None,
-    kind: str | None = None,
-    size: int | None = None,
-    special: Words = (),
-    separator: Separator | None = None,
-    sizes: list[int] | None = None,
-    dim: int | None = None,
-    out: Path | None = None,
-) -> CommandOutput | None:
-    """Shows a text under several tokenizers, trains a tokenizer, or measures vocabulary sizes.
+) -> CommandOutput:
+    """Shows a text under several tokenizers.
 
     words TEXT: the text; a sample of everything where there is none
-
-    to look
     text TEXT: the text, whatever it is
     file FILE: the text in a file
     with_ NAME: tokenizers: names, files, folders
@@ -66,37 +59,7 @@ def run(
     trace [WORD]: how a word, or each one, came to its pieces
     html FILE: write a page that needs no network
     json: everything as JSON
-
-    to train, and to find a size
-    kind KIND: bpe, wordpiece, unigram, char, byte or words (bpe)
-    size N: train: entries in all
-    special NAME: train: a special token besides the usual ones; nothing is learnt across it; may be
-        repeated
-    separator TEXT: what parts a plain file's documents (nothing)
-    sizes N: sizes: entries in all, several
-    dim N: sizes: width of the embedding (512)
-    out DIR: train: a folder
     """
-    verb, *names = words or [""]
-    if text is None and verb in ("train", "sizes"):
-        from . import vocabularies
-
-        look_options = {"text": text, "file": file, "with": with_, "ids": ids}
-        _refuse_options(verb, **look_options, trace=trace, html=html)
-        if verb == "train":
-            return vocabularies.train(names, kind, size, out, special, separator)
-        _refuse_options(verb, size=size, out=out, special=special)
-        return vocabularies.sizes(names, kind, sizes, dim, separator)
-    _refuse_options(
-        "looking at a text",
-        kind=kind,
-        size=size,
-        sizes=sizes,
-        dim=dim,
-        out=out,
-        special=special,
-        separator=separator,
-    )
     inputs = len(words) + (text is not None) + (file is not None)
     need(inputs <= 1, "Give one text, in quotes; or a FILE by --file.")
     content = next(iter(words), text)
@@ -105,15 +68,6 @@ def run(
     elif content == "-":
         content = standard_input()
     return _look(content, with_, ids, trace, html)
-
-
-def _refuse_options(purpose: str, **options: Any) -> None:
-    """Refuse options that belong to another use of the command."""
-    for name, value in options.items():
-        if value not in (None, False, (), []):
-            raise UserError(
-                f"--{name} does not belong to {purpose}; see glassformer tokens --help."
-            )
 
 
 def _look(
@@ -213,3 +167,6 @@ def _draw_tokens(console: Console, tokens: tuple[Token, ...], ids: bool) -> None
         if token.shown.endswith("\n"):
             line.append("\n" + bar)
     console.print(Columns(cells, padding=(0, 1)) if ids else line)
+
+
+TASKS = {"train": train, "sizes": sizes}

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import UserError, nearest, need, note
 from .common import CommandOutput, count_noun, new_folder, tables
+from .options import Separator
+from .signature import Words
 
 if TYPE_CHECKING:
     from ..sight.tokens.vocabulary_size import Size
@@ -17,14 +19,23 @@ WIDTH = 40  # of a bar
 
 
 def train(
-    names: Sequence[str],
-    kind: str | None,
-    size: int | None,
-    out: Path | None,
-    special: Sequence[str],
-    separator: str | None,
+    names: Words = (),
+    *,
+    kind: str | None = None,
+    size: int | None = None,
+    special: Words = (),
+    separator: Separator | None = None,
+    out: Path | None = None,
 ) -> CommandOutput:
-    """Trains a vocabulary and saves it as tokenizer.json."""
+    """Trains a vocabulary and saves it as tokenizer.json.
+
+    names FILE: files, folders and named corpora
+    kind KIND: bpe, wordpiece, unigram, char, byte or words (bpe)
+    size N: entries in all
+    special NAME: a special token besides the usual ones; nothing is learnt across it; may be
+        repeated
+    out DIR: a folder
+    """
     from ..core.tokenizer import train as train_tokenizer
     from ..core.tokenizer import trainers
     from ..sight.tokens import compare
@@ -72,19 +83,26 @@ def train(
 
 
 def sizes(
-    names: Sequence[str],
-    kind: str | None,
-    entries: Sequence[int] | None,
-    dim: int | None,
-    separator: str | None,
+    names: Words = (),
+    *,
+    kind: str | None = None,
+    separator: Separator | None = None,
+    sizes: list[int] | None = None,
+    dim: int = 512,
 ) -> CommandOutput:
-    """Measures vocabulary size against tokens for each word and parameters of the embedding."""
+    """Measures vocabulary size against tokens for each word and parameters of the embedding.
+
+    names FILE: files, folders and named corpora
+    kind KIND: bpe, wordpiece or unigram (bpe)
+    sizes N: entries in all, several
+    dim N: width of the embedding
+    """
     from ..core.tokenizer import trainers
     from ..sight.tokens import vocabulary_size
 
-    kind, dim = _kind(kind, trainers.SIZED), 512 if dim is None else dim
+    kind = _kind(kind, trainers.SIZED)
     texts = _texts(names, "sizes", separator)
-    measured = vocabulary_size.sizes(kind, texts, entries or vocabulary_size.USUAL, dim)
+    measured = vocabulary_size.sizes(kind, texts, sizes or vocabulary_size.USUAL, dim)
     record = {"kind": kind, "dim": dim, "sizes": [vars(size) for size in measured]}
     return CommandOutput(record, _table(measured, dim))
 

@@ -194,7 +194,7 @@ def write_continuations(
     file that appears whole."""
     import hashlib
 
-    from ..core.generation.prompt import starts_and_sources
+    from ..core.generation.generating import starts_and_sources
     from ..serve import engine
     from ..serve.engine.batch import answer_into
 

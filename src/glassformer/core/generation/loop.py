@@ -1,7 +1,6 @@
 """The loop of generation: prompt -> model(cache) -> logits[-1] -> sampler -> token -> yield -> back in.
 
-A continuation takes tokens in and gives text out, until a reason ends it: in whole characters, and
-nothing that might begin a stop string.
+A continuation takes tokens in and gives text out, in whole characters, until a reason ends it.
 
 B rows that still grow, V vocabulary.
 """

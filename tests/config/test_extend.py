@@ -21,8 +21,8 @@ from glassformer import families as recipes
 from glassformer.cli import main
 from glassformer.core.config import extend, run, serial
 from glassformer.core.config import objective as objectives
-from glassformer.core.config.mask import parse_rule
 from glassformer.core.config.mask_arrays import count_pairs
+from glassformer.core.config.mask_expressions import parse_rule
 from glassformer.core.errors import need
 from glassformer.core.nn import Cache, Mask, Tape, build, build_model, builds
 from glassformer.core.nn.build import makers

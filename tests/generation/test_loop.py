@@ -18,8 +18,7 @@ import glassformer
 from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.generation import Generation, generate
-from glassformer.core.generation.prompt import pad_left
-from glassformer.core.generation.session import Session
+from glassformer.core.generation.session import Session, pad_left
 from glassformer.core.nn import Cache, Model, build_model
 
 VOCAB, CONTEXT = 61, 48

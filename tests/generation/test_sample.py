@@ -12,7 +12,7 @@ import torch
 from transformers.generation import logits_process as theirs
 
 from glassformer.core.errors import UserError
-from glassformer.core.generation.continuation import Writer
+from glassformer.core.generation.loop import Writer
 from glassformer.core.generation.sample import (
     Sampling,
     choose,

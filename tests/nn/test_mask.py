@@ -18,8 +18,8 @@ import tiny
 from glassformer import config as c
 from glassformer.cli import main
 from glassformer.core.config import serial
-from glassformer.core.config.mask import parse_rule, rules
 from glassformer.core.config.mask_arrays import count_pairs, ring_pieces
+from glassformer.core.config.mask_expressions import parse_rule, rules
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Cache, Mask
 from glassformer.core.nn.engines import ENGINES, AttentionInputs, attend, choose

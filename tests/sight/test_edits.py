@@ -19,7 +19,6 @@ from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.generation import beam, generate
 from glassformer.core.nn import Model, Tape, build_model
-from glassformer.core.nn.editing import Reading, build_hooks
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import look
 from glassformer.sight.edits import (
@@ -39,6 +38,7 @@ from glassformer.sight.edits import (
     swap_token,
 )
 from glassformer.sight.looking import token_ids
+from glassformer.sight.reading import Reading, build_hooks
 from glassformer.tasks.evaluation import likelihoods, score
 from glassformer.tasks.predictions import classify, tag
 

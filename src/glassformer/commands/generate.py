@@ -185,7 +185,7 @@ def write_continuations(
     file that appears whole; one of another ``job``, or of other weights, is not resumed."""
     import hashlib
 
-    from ..core.generation.prompt import starts_and_sources
+    from ..core.generation.generating import starts_and_sources
     from ..fast.quantized import quantized
     from ..formats import store
     from ..serve import engine

@@ -22,15 +22,12 @@ def _few_blocks(inputs: AttentionInputs) -> bool:
     if inputs.bias is not None or inputs.mask.fast_path is not None or not inputs.on_cpu:
         return False
     return density(inputs.mask) <= (
-        0.15 if _supports_blocks(inputs) and inputs.needs_grad and _slow_training(inputs) else 0.3
+        0.15 if _supports_blocks(inputs) and inputs.slow_gradients and _few_keys(inputs) else 0.3
     )
 
 
-def _slow_training(inputs: AttentionInputs) -> bool:
-    """Training on a CPU in bf16 or with dropout, up to 1,024 keys."""
-    if not inputs.on_cpu or inputs.k.shape[2] > 1024 or inputs.q.dtype != inputs.k.dtype:
-        return False
-    return inputs.q.dtype == torch.bfloat16 or inputs.dropout > 0
+def _few_keys(inputs: AttentionInputs) -> bool:
+    return inputs.on_cpu and inputs.k.shape[2] <= 1024 and inputs.q.dtype == inputs.k.dtype
 
 
 def _supports_blocks(inputs: AttentionInputs) -> bool:
@@ -66,7 +63,7 @@ ENGINES = (
     # PyTorch's bf16 backward takes 2 to 3 times as long on a CPU; with dropout it has no fused
     # kernel
     AttentionEngine(
-        "cpu_blocks", blocks_attention, _supports_blocks, _slow_training, for_gradients=True
+        "cpu_blocks", blocks_attention, _supports_blocks, _few_keys, for_slow_gradients=True
     ),
     # PyTorch's fused kernel takes 1.2 to 1.8 times as long (benchmarks/limits.py)
     AttentionEngine(

@@ -26,8 +26,8 @@ from typing_extensions import TypedDict
 
 from ..core import config
 from ..core.files import JsonObject
-from ..core.nn.editing import one_token
 from ..sight import edits, lens, looking, streams
+from ..sight.reading import one_token
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
 from .engine.request import SQUARE, concatenate, token_axis

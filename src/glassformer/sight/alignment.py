@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.errors import need
 from ..core.nn import Model
-from ..core.nn.editing import ModelEdit
+from ..core.nn.edited import ModelEdit
 from .figures.charts import Heat
 from .figures.drawing import together
 from .looking import look

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..core.errors import need
 from ..core.nn import Model, Tape
-from ..core.nn.editing import ModelEdit, as_edit_list
+from ..core.nn.edited import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
 from . import streams
@@ -27,6 +27,7 @@ from .direction import HELD, INSTEAD, AtOnePlace, Contribution, Sweep, back, gat
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.shown import Shown
 from .looking import Text
+from .reading import as_edit_list
 from .streams import TokenLabel, answer_kind, fp64
 
 if TYPE_CHECKING:

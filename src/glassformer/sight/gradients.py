@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from ..core.nn.editing import ModelEdit
+from ..core.nn.edited import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
 from . import streams

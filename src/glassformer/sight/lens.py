@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core import config
 from ..core.errors import need
 from ..core.nn import Model
-from ..core.nn.editing import ModelEdit
+from ..core.nn.edited import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
 from . import streams

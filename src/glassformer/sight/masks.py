@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..core import config
-from ..core.config.mask import MaskRule, parse_rule, rules
+from ..core.config.mask import MaskRule
 from ..core.config.mask_arrays import PAIRS_AT_ONCE, TokenInfo, dense_mask, ring_pieces
+from ..core.config.mask_expressions import parse_rule, rules
 from ..core.errors import need
 from .figures.drawing import Box, Drawing, Mark, png
 

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from ..core.nn.editing import one_token
 from . import streams, tables
 from .figures.progress import Progress
 from .looking import matching
+from .reading import one_token
 from .streams import visible
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from ..core import config
 from ..core.errors import UserError, need
 from ..core.nn import KV, CrossKV, Flow, Memory, Model, Tape
 from ..core.nn.cache import Slots
-from ..core.nn.editing import one_token
 from ..core.nn.layers import Head, Projection
 from . import streams
 from .looking import Text
+from .reading import one_token
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer

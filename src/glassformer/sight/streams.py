@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..core import config
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from ..core.nn.editing import ModelEdit
+from ..core.nn.edited import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.hooks import Edit
 from ..core.nn.model import inference

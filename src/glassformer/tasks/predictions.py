@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..core import config
 from ..core.errors import UserError, need, note
 from ..core.nn import Encoder, Flow, Model
-from ..core.nn.editing import ModelEdit, Reading, tape_of
+from ..core.nn.edited import ModelEdit, edited
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
 from .example_table import encode_words
@@ -189,7 +189,7 @@ def _map_rows(
     """``answer`` of each row's hidden states, in fp32 on the host; short rows first, so that little
     is padded."""
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
-    tape = tape_of(edits, Reading(model, None))
+    tape, *_ = edited(edits, model)
     device, results = next(model.parameters()).device, dict[int, Tensor]()
     order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
     for places in _groups(rows, order, batch, AT_ONCE if device.type == "cpu" else None):

@@ -7,6 +7,7 @@ in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by si
     model embed_head pool norm init                          what a model is made of: its ends, how it starts
     feedforward position scaling mask recurrence             the parts of its blocks
     context_length                                            a model for longer or shorter texts than it was made for
+    mask_expressions                                          rules such as window(4) | every(8)
     shapes mask_arrays                                        its parameters' shapes and its masks, without torch
     run objective optimizer                                   how a training goes: a run file's [train]
     serial                                                    config <-> dict, JSON and TOML; dotted overrides
@@ -36,6 +37,7 @@ from .mask import (
     Tail,
     Window,
 )
+from .mask_expressions import parse_rule
 from .model import (
     MOST_HEADS,
     Attention,

@@ -1,9 +1,8 @@
-"""Generation: what a model says: texts, token by token or by beams; vectors, labels and words for
-blanks."""
+"""Generation: texts, token by token or by beams."""
 
 from .beam import Hypothesis, beam, check_beams
-from .continuation import Finish
-from .loop import Generation, Row, Step, check_settings, generate
+from .generating import Generation, check_settings, generate
+from .loop import Finish, Row, Step
 from .prompt import Prompt
 from .sample import Sampling
 

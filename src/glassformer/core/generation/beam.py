@@ -18,10 +18,11 @@ from torch import Tensor
 
 from ..errors import need
 from ..nn import Model
-from ..nn.editing import ModelEdit, Reading, tape_of
+from ..nn.edited import ModelEdit, edited
 from ..nn.finite import must_be_finite
-from .continuation import Finish
-from .prompt import Prompt, Start, end_tokens, starts_and_sources
+from .generating import starts_and_sources
+from .loop import Finish
+from .prompt import Prompt, Start, end_tokens
 from .session import PREPACK_AFTER, Session
 
 if TYPE_CHECKING:
@@ -159,11 +160,11 @@ def beam(
     eos_ids = end_tokens(eos, tokenizer)
     room = min(max_new, model.config.context - max(map(len, starts)) + 1)
     states = [BeamState(beams, eos_ids, length_penalty) for _ in starts]
-    reading = Reading.for_generation(model, starts, sources, tokenizer)
+    tape, rows, sources = edited(edits, model, starts, sources, tokenizer)
     vocab_size = None if tokenizer is None else tokenizer.size
-    session = Session(model, tape_of(edits, reading), search=True)
+    session = Session(model, tape, search=True)
     try:
-        _search(session, states, reading.rows or starts, reading.sources, room, vocab_size, check)
+        _search(session, states, rows or starts, sources, room, vocab_size, check)
     finally:
         session.close()
     return [state.best(best, tokenizer) for state in states]

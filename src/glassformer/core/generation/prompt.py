@@ -1,5 +1,4 @@
-"""What the user asks to be continued, as rows of token ids; and rows of different lengths as one
-left-padded batch."""
+"""What the user asks to be continued, as rows of token ids."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .. import config
@@ -30,35 +28,6 @@ Prompt: TypeAlias = (
 )
 
 Start: TypeAlias = int | Sequence[int] | None
-
-
-def starts_and_sources(
-    prompt: Prompt,
-    tokenizer: Tokenizer | None,
-    source_tokenizer: Tokenizer | None,
-    cfg: config.Model,
-    bos: bool | None,
-    start: Start,
-    slide: bool = False,
-) -> tuple[list[list[int]], list[list[int]] | None]:
-    """First tokens of the decoder and source ids of the encoder (None for a decoder alone), a row
-    for each prompt.
-
-    Raises UserError for a model that cannot continue a text, and as ``encode`` and ``first_tokens``
-    do.
-    """
-    if isinstance(cfg, config.Encoder):
-        raise UserError(
-            "An encoder cannot continue a text; give a decoder, or use fill, embed or classify."
-        )
-    sentence = (
-        "This model has no head over tokens and cannot continue a text; use embed or classify, or"
-    )
-    need(cfg.head is not None, f"{sentence} train one with the objective Causal.")
-    pair = isinstance(cfg, config.EncoderDecoder)
-    reads = (source_tokenizer or (tokenizer and tokenizer.for_source)) if pair else tokenizer
-    rows = encode(prompt, reads, cfg, bos, slide)
-    return ([first_tokens(tokenizer, start, cfg)] * len(rows), rows) if pair else (rows, None)
 
 
 def end_tokens(eos: int | Collection[int] | None, tokenizer: Tokenizer | None) -> frozenset[int]:
@@ -161,20 +130,3 @@ def _encode_one(
 
 def _are_ids(prompt: Sequence[object]) -> bool:
     return not isinstance(prompt, bytes) and all(isinstance(token, Integral) for token in prompt)
-
-
-def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The rows as one batch that ends in one column: tokens (B, T) and positions (B, T), -1 where
-    there is nothing.
-
-    Positions are None when no row needs padding.
-    """
-    longest = max(map(len, rows))
-    gaps = [longest - len(row) for row in rows]
-    tokens = torch.tensor(
-        [[0] * gap + list(row) for gap, row in zip(gaps, rows, strict=True)], device=device
-    )
-    if not any(gaps):
-        return tokens, None
-    places = torch.arange(longest, device=device) - torch.tensor(gaps, device=device)[:, None]
-    return tokens, places.clamp(min=-1)

@@ -5,6 +5,7 @@ B rows, T tokens, S source tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from .. import registry
 from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
 from ..nn.model import inference
-from .prompt import pad_left
+from .sample import random_generator
 
 PREPACK_AFTER = 32  # tokens that repay another look at the weights
 PREPACK_AFTER_BF16 = (
@@ -166,3 +167,39 @@ class Session:
                 tokens, pos=pos, cache=self.cache, tape=self.tape, logits="last", **extras
             ).logits
         return logits[:, -1].float()
+
+
+def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The rows as one batch that ends in one column: tokens (B, T) and positions (B, T), -1 where
+    there is nothing.
+
+    Positions are None when no row needs padding.
+    """
+    longest = max(map(len, rows))
+    gaps = [longest - len(row) for row in rows]
+    tokens = torch.tensor(
+        [[0] * gap + list(row) for gap, row in zip(gaps, rows, strict=True)], device=device
+    )
+    if not any(gaps):
+        return tokens, None
+    places = torch.arange(longest, device=device) - torch.tensor(gaps, device=device)[:, None]
+    return tokens, places.clamp(min=-1)
+
+
+def closing_ranks(alive: Sequence[bool]) -> list[int]:
+    """The places that are alive, the last ones moved into the gaps: few rows of a cache change
+    places."""
+    last = [place for place in range(len(alive)) if alive[place]]
+    return [place if alive[place] else last.pop() for place in range(len(last))]
+
+
+def uniform_numbers(rows: Sequence[Any], seed: int, length: int) -> Tensor:
+    """Each row's luck for its whole length, (B, length): made from the seed, its prompt and its
+    number among equals."""
+    equals: Counter[tuple[int, ...]] = Counter()
+    uniform = []
+    for row in rows:
+        ids = tuple(row.prompt)
+        uniform.append(torch.rand(length, generator=random_generator(seed, equals[ids], ids)))
+        equals[ids] += 1
+    return torch.stack(uniform)

@@ -60,6 +60,11 @@ class AttentionInputs(NamedTuple):
         )
 
     @property
+    def slow_gradients(self) -> bool:
+        """A gradient in bf16 or with dropout: there PyTorch has no fast kernel for a CPU."""
+        return (self.dropout > 0 or self.q.dtype == torch.bfloat16) and self.needs_grad
+
+    @property
     def on_cpu(self) -> bool:
         """On a CPU and not under torch.compile, which can follow none of the engines written for
         it."""
@@ -172,8 +177,8 @@ class AttentionEngine(NamedTuple):
     preferred: Callable[[AttentionInputs], bool] | None
     # asked for calls of so many queries and more
     min_queries: int = 1
-    # asked only where a gradient is needed
-    for_gradients: bool = False
+    # asked only where the fused kernels' backward pass is slow
+    for_slow_gradients: bool = False
 
 
 ENGINES: dict[str, AttentionEngine] = {
@@ -214,9 +219,9 @@ def choose(inputs: AttentionInputs, name: str | AttentionEngine = "auto") -> Att
         return name
     if name != "auto" and ENGINES[name].supports(inputs):
         return ENGINES[name]
-    queries, needs_grad = inputs.q.shape[2], inputs.needs_grad
+    queries, slow_gradients = inputs.q.shape[2], inputs.slow_gradients
     for engine in ENGINES.values():
-        if queries < engine.min_queries or (engine.for_gradients and not needs_grad):
+        if queries < engine.min_queries or (engine.for_slow_gradients and not slow_gradients):
             continue
         # preferred first: it is false more often
         if engine.preferred and engine.preferred(inputs) and engine.supports(inputs):

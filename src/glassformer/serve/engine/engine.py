@@ -21,7 +21,7 @@ from ...core import config
 from ...core.errors import UserError, need
 from ...core.generation.prompt import check, end_tokens
 from ...core.nn import Model
-from ...core.nn.editing import one_token
+from ...sight.reading import one_token
 from .draft_model import check_draft
 from .looking import prepare_looks
 from .memory import MemoryPlan, plan_memory

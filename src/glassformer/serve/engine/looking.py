@@ -17,9 +17,9 @@ from ...core import config
 from ...core.errors import UserError, need
 from ...core.generation.sample import likeliest, log_probability
 from ...core.nn import Model, Tape
-from ...core.nn.editing import Reading, as_edit_list, build_hooks
 from ...core.nn.finite import is_finite
 from ...sight.looking import must_match
+from ...sight.reading import Reading, as_edit_list, build_hooks
 from .request import RecordedValues, Request, TokenLogprob, concatenate, token_axis
 from .sequence import Chunk, RequestHandle, Sequence
 
@@ -92,10 +92,10 @@ def prepare_looks(
         "An engine looks inside decoders alone; use glassformer.look for this model.",
     )
     must_match(request.want, [*shapes])
-    reading = Reading.for_generation(model, [request.tokens], None, tokenizer)
+    reading = Reading(model, [[*request.tokens]], tokenizer=tokenizer, grows=True)
     reading.__dict__["shapes"] = shapes  # known already
     hooks = build_hooks(request.edits, reading)
-    assert reading.rows is not None
+    assert reading.rows
     # a mean over the prompt
     if any(getattr(edit, "fill", "") == "mean" for edit in as_edit_list(request.edits)):
         unsplit, hint = len(request.tokens), f"shorten it to {step // 2}, or ablate with zeros"

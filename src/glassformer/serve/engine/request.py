@@ -20,7 +20,7 @@ from ...core.errors import UserError, need
 from ...core.generation.beam import check_beams
 from ...core.generation.loop import Likely
 from ...core.generation.sample import Sampling
-from ...core.nn.editing import ModelEdit
+from ...core.nn.edited import ModelEdit
 from ...fast.paged import HEADS
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]

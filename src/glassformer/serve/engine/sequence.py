@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from ...core.generation.beam import BeamState, Hypothesis, advance
-from ...core.generation.continuation import Continuation
-from ...core.generation.loop import Likely
+from ...core.generation.loop import Continuation, Likely
 from ...core.generation.sample import (
     Sampling,
     choose,

@@ -93,7 +93,7 @@ class TraceCache:
         """
         entry = self.models[text_field(payload, "model", 200) or ""]
         loaded = entry.open(check)
-        from ...core.nn.editing import apply
+        from ...sight.edits import apply
 
         edits = parse_edits(payload)
         text, source = text_field(payload, "text"), text_field(payload, "source")

@@ -18,7 +18,7 @@ count from the end of the text given.
 
 from __future__ import annotations
 
-from ...core.nn.editing import apply
+from ..reading import apply, tape_of
 from .base import Edit
 from .parsing import parse
 from .parts import attn_off, expert_off, head_off, mlp_off, set_attention
@@ -40,4 +40,5 @@ __all__ = [
     "set_value",
     "steer",
     "swap_token",
+    "tape_of",
 ]

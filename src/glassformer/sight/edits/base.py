@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from ...core.errors import need
-from ...core.nn.editing import Hook, Reading
 from ...core.nn.hooks import Place
 from ..looking import matching
+from ..reading import Hook, Reading
 
 Positions: TypeAlias = int | Sequence[int] | str | None
 Plain: TypeAlias = tuple[int, ...] | str | None  # as edits hold them

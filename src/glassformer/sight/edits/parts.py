@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...core import config
 from ...core.errors import UserError, need
-from ...core.nn.editing import Hook, Last, Reading
 from ...core.nn.hooks import Place
+from ..reading import Hook, Last, Reading
 from .base import Change, Edit, Positions, counted, lengths, modules_with, of_source, plain
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ...core import config
 from ...core.errors import UserError, need
-from ...core.nn.editing import Hook, Reading
 from ...core.nn.hooks import Place
 from ..labels import display_texts
+from ..reading import Hook, Reading
 from .base import Edit, counted, of_source
 
 Side = Literal["text", "source"]

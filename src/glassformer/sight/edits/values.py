@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError, need
-from ...core.nn.editing import Reading
 from ...core.nn.hooks import Place
 from ..looking import look
+from ..reading import Reading
 from .base import (
     KEYED,
     Change,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.nn import Model
-from ...core.nn.editing import ModelEdit
+from ...core.nn.edited import ModelEdit
 from ...core.nn.replace import is_packed
 from .. import export, tables
 from ..looking import Text, inputs, listing

@@ -15,7 +15,7 @@ import torch
 from ...core import config
 from ...core.errors import need
 from ...core.nn import Model, Tape
-from ...core.nn.editing import ModelEdit, Reading, tape_of
+from ...core.nn.edited import ModelEdit, edited
 from ...core.nn.model import inference
 from .score import ScoreWindow, collate, predicted
 
@@ -72,7 +72,7 @@ def likelihoods(
     # rows of like length together
     order = sorted(range(len(pairs)), key=lambda place: -sum(map(len, pairs[place])))
     results: dict[int, Likelihood] = {}
-    tape = tape_of(edits, Reading(model, None))
+    tape, *_ = edited(edits, model)
     with inference(model):
         for start in range(0, len(order), batch):
             places = order[start : start + batch]

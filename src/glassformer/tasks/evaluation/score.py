@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ...core import config
 from ...core.errors import UserError, need
 from ...core.nn import Model, Tape
-from ...core.nn.editing import ModelEdit, Reading, tape_of
+from ...core.nn.edited import ModelEdit, edited
 from ...core.nn.finite import must_be_finite
 from ...core.nn.model import inference
 from ...core.tokenizer.framing import document_start, text_start
@@ -136,7 +136,7 @@ def score(
             lost += document.lost
             yield from _windows(document, context, stride)
 
-    tape = tape_of(edits, Reading(model, None, tokenizer=tokenizer))
+    tape, *_ = edited(edits, model, tokenizer=tokenizer)
     rows = _rows(windows(), context) if tape is None else ([window] for window in windows())
     with inference(model):
         while batch_rows := list(islice(rows, batch)):

@@ -1,9 +1,5 @@
 """Edits of a run, made ready for one model and what it reads: other tokens, and a function for each
-path.
-
-What edits there are stands in ``sight/edits``; whoever runs a model (generation, evaluation, a
-look inside) asks for them here and gives the model the tape that comes of them.
-"""
+path. The core asks ``tape_of`` for them (core/nn/hooks.py)."""
 
 from __future__ import annotations
 
@@ -11,16 +7,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .. import config, registry
-from ..errors import UserError, need
-from .finite import is_finite
-from .hooks import Edit, Place, PlacedEdit, Tape
-from .model import Model, inference
+from ..core import config, registry
+from ..core.errors import UserError, need
+from ..core.nn import Model, Tape
+from ..core.nn.edited import ModelEdit
+from ..core.nn.finite import is_finite
+from ..core.nn.hooks import Edit, Place, PlacedEdit
+from ..core.nn.model import inference
 
 Hook: TypeAlias = Callable[[str, Tensor, Place], Tensor]
 Ids: TypeAlias = list[list[int]]  # a row for each text
@@ -42,23 +40,6 @@ class Reading:
     grows: bool = False
     shared: dict[Any, Any] = field(default_factory=dict)
 
-    @classmethod
-    def for_generation(
-        cls,
-        model: Model,
-        rows: Sequence[Sequence[int]],
-        sources: Sequence[Sequence[int]] | None,
-        tokenizer: Any,
-    ) -> Reading:
-        """Returns the inputs of a generation, a copy of each row."""
-        return cls(
-            model,
-            [*map(list, rows)],
-            None if sources is None else [*map(list, sources)],
-            tokenizer,
-            True,
-        )
-
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every path of the model with the shape of its value for a single token."""
@@ -67,17 +48,6 @@ class Reading:
     @property
     def is_encoder_decoder(self) -> bool:
         return isinstance(self.model.config, config.EncoderDecoder)
-
-
-class ModelEdit(Protocol):
-    """A change of a run: of the tokens that are read, of values on the way, or of both."""
-
-    def read(self, reading: Reading) -> None:
-        """Change ``reading.rows`` and ``reading.sources``."""
-
-    def hooks(self, reading: Reading) -> Mapping[str, Hook]:
-        """A function of path, value and place for each path that changes; UserError for what does
-        not exist."""
 
 
 class Last:
@@ -174,10 +144,20 @@ def apply(
     return changed, source, hooks
 
 
-def tape_of(edits: Sequence[ModelEdit | str], reading: Reading) -> Tape | None:
-    """A tape that applies ``edits``; None where there are none, and the model runs as if nobody
-    looked."""
-    return Tape(edits=build_hooks(edits, reading)) if edits else None
+def tape_of(
+    edits: Sequence[ModelEdit | str],
+    model: Model,
+    rows: Ids | None,
+    sources: Ids | None,
+    tokenizer: Any,
+) -> tuple[Tape, Ids | None, Ids | None]:
+    """A tape that applies ``edits``, and the rows and sources that are read then.
+
+    Tokens will come after rows that are given (generation); None: texts that nobody knows yet.
+    """
+    rows, sources = (None if ids is None else [*map(list, ids)] for ids in (rows, sources))
+    reading = Reading(model, rows, sources, tokenizer, grows=rows is not None)
+    return Tape(edits=build_hooks(edits, reading)), reading.rows, reading.sources
 
 
 def one_token(model: Model) -> dict[str, Tensor]:

@@ -1,0 +1,211 @@
+"""``generate``: settings checked, prompts read, a Generation begun."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import config
+from ..errors import UserError, need
+from ..nn import EncoderDecoder, Model
+from ..nn.edited import ModelEdit, edited
+from .loop import Row, Step, steps
+from .prompt import Prompt, Start, encode, end_tokens, first_tokens
+from .sample import Sampling
+from .session import Reader, Session
+
+if TYPE_CHECKING:
+    from ..tokenizer.tokenizer import Tokenizer
+
+
+class Generation:
+    """A generation under way: iterate over it for its steps as they come, or ``run()`` it to the
+    end.
+
+    ``rows`` hold what there is so far, a prompt's samples side by side; ``texts``, ``tokens``,
+    ``logprobs`` and ``finishes`` are theirs, ``text`` is the first one's. ``seed`` repeats it.
+    """
+
+    def __init__(self, rows: list[Row], steps: Iterator[Step], seed: int) -> None:
+        self.rows, self.seed = rows, seed
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Step]:
+        return self._steps
+
+    def run(self) -> Generation:
+        """Itself, finished."""
+        for _ in self._steps:
+            pass
+        return self
+
+    @property
+    def text(self) -> str:
+        """The first row's text."""
+        return self.rows[0].text
+
+    @property
+    def texts(self) -> list[str]:
+        """Each row's text, without the prompt."""
+        return [row.text for row in self.rows]
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Each row's tokens, without the prompt's."""
+        return [row.tokens for row in self.rows]
+
+    @property
+    def logprobs(self) -> list[list[float]]:
+        """The log-probability of each of the rows' tokens."""
+        return [row.logprobs for row in self.rows]
+
+    @property
+    def finishes(self) -> list[str | None]:
+        """Why each row ended; None while it grows."""
+        return [row.finish for row in self.rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON holds it."""
+        names = ("prompt", "text", "tokens", "logprobs", "finish")
+        return {
+            "seed": self.seed,
+            "rows": [{name: getattr(row, name) for name in names} for row in self.rows],
+        }
+
+
+def generate(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    prompt: Prompt,
+    *,
+    max_new: int | None = 256,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    stop: str | Sequence[str] = (),
+    samples: int = 1,
+    seed: int | None = None,
+    eos: int | Collection[int] | None = None,
+    bos: bool | None = None,
+    start: Start = None,
+    source_tokenizer: Tokenizer | None = None,
+    slide: bool = False,
+    likely: int = 0,
+    edits: Sequence[ModelEdit | str] = (),
+    reader: Reader | None = None,
+) -> Generation:
+    """Continuations of each prompt, token by token; by default drawn from the model's own
+    distribution.
+
+    ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come), None the
+    beginning of a text; ``tokenizer`` may be None for ids. Each prompt gets ``samples``
+    continuations of at most ``max_new`` tokens (None: to the end of the context), which end at a
+    token of ``eos`` (None: the tokenizer's; () never), at a ``stop`` string or at the context. With
+    ``slide`` a row whose context is full goes on, and a prompt may be longer: the last half context
+    is read again as if the text began there, so what follows is exactly what the model says after
+    that piece alone, and what lies before it is forgotten; each such reading costs as much as a
+    prompt of that length. ``temperature`` 0 is greedy; Sampling describes the others. With each
+    token come the ``likely`` likeliest ones in its place. The same ``seed`` gives the same tokens,
+    and a prompt gets the same ones alone as in a batch (equal prompts count as samples of one);
+    None draws a seed from torch's generator. ``bos`` as in ``prompt.encode``. An encoder-decoder's
+    encoder reads the prompt, by ``source_tokenizer`` where it has its own, and its decoder begins
+    with ``start`` (an id or several; None: the tokenizer's bos, or its pad). ``edits``
+    (sight/edits) change what the model computes at every token; their positions count prompt
+    and continuation together. A ``reader`` reads the prompts (scale/prefill.py: on several
+    processes). Raises UserError for what cannot be continued, for settings that mean nothing and
+    for an edit of what is not there.
+    """
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    check_settings(sampling, max_new, samples, stops)
+    need(not stops or tokenizer is not None, "Stop strings need a tokenizer; give one.")
+    if slide and (max_new is None or isinstance(model, EncoderDecoder)):
+        missing = (
+            "a decoder"
+            if isinstance(model, EncoderDecoder)
+            else "max_new, for it never ends by itself"
+        )
+        raise UserError(f"A sliding context needs {missing}; give one, or leave out slide.")
+    starts, sources = starts_and_sources(
+        prompt, tokenizer, source_tokenizer, model.config, bos, start, slide
+    )
+    need(
+        not (slide and edits),
+        "A sliding context forgets its positions, and edits count them; leave out one.",
+    )
+    need(
+        reader is None or not (edits or slide or sources),
+        "Several processes read plain prompts of decoders alone.",
+    )
+    tape, start_rows, source_rows = edited(edits, model, starts, sources, tokenizer)
+    session = Session(model, tape, reader)
+    eos_ids = end_tokens(eos, tokenizer)
+    if seed is None:
+        seed = int(torch.randint(2**31, ()))
+    rows = list[Row]()
+    for prompt_ids, start_ids in zip(sources or starts, start_rows or (), strict=True):
+        # the last token is never read back, so it may lie just outside the context
+        room = model.config.context - len(start_ids) + 1
+        by_length = max_new is not None and (slide or max_new <= room)
+        for _ in range(samples):
+            row = Row(
+                len(rows),
+                prompt_ids,
+                start_ids,
+                eos=eos_ids,
+                max_tokens=max_new if by_length else room,
+                limit="length" if by_length else "context",
+                tokenizer=tokenizer,
+                stops=stops,
+            )
+            rows.append(row)
+    vocab_size = None if tokenizer is None else tokenizer.size
+    return Generation(
+        rows,
+        steps(session, source_rows, rows, samples, sampling, seed, slide, vocab_size, likely),
+        seed,
+    )
+
+
+def check_settings(
+    sampling: Sampling, max_new: int | None, samples: int, stops: Sequence[str]
+) -> None:
+    """UserError for settings of ``generate`` that mean nothing, whatever the model."""
+    need(max_new is None or max_new >= 1, f"max_new is {max_new}; give 1 or more.")
+    need(samples >= 1, f"samples is {samples}; give 1 or more.")
+    hint = f"temperature is 0, so all {samples} samples would be the same; raise it or ask for one."
+    need(samples == 1 or not sampling.greedy, hint)
+    need("" not in stops, "A stop string is empty; give at least one character.")
+
+
+def starts_and_sources(
+    prompt: Prompt,
+    tokenizer: Tokenizer | None,
+    source_tokenizer: Tokenizer | None,
+    cfg: config.Model,
+    bos: bool | None,
+    start: Start,
+    slide: bool = False,
+) -> tuple[list[list[int]], list[list[int]] | None]:
+    """First tokens of the decoder and source ids of the encoder (None for a decoder alone), a row
+    for each prompt.
+
+    Raises UserError for a model that cannot continue a text, and as ``encode`` and ``first_tokens``
+    do.
+    """
+    if isinstance(cfg, config.Encoder):
+        raise UserError(
+            "An encoder cannot continue a text; give a decoder, or use fill, embed or classify."
+        )
+    sentence = (
+        "This model has no head over tokens and cannot continue a text; use embed or classify, or"
+    )
+    need(cfg.head is not None, f"{sentence} train one with the objective Causal.")
+    pair = isinstance(cfg, config.EncoderDecoder)
+    reads = (source_tokenizer or (tokenizer and tokenizer.for_source)) if pair else tokenizer
+    rows = encode(prompt, reads, cfg, bos, slide)
+    return ([first_tokens(tokenizer, start, cfg)] * len(rows), rows) if pair else (rows, None)

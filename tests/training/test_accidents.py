@@ -294,7 +294,10 @@ def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
         ({"seed": "-1"}, r"train.seed is -1"),
         ({"optimizer.lr": "1e300"}, r"optimizer.lr is 1e\+300"),
         ({"optimizer.rest.eps": "-1"}, r"train.optimizer.rest.eps is -1"),
-        ({"optimizer.groups": '[{pattern="*", lr_scale=1e300}]'}, r"optimizer.groups.0.lr_scale is 1e\+300"),
+        (
+            {"optimizer.groups": '[{pattern="*", lr_scale=1e300}]'},
+            r"optimizer.groups.0.lr_scale is 1e\+300",
+        ),
         ({"init.std": "-1"}, r"init.std is -1"),
         (
             {"data.vocab": "1000000000"},

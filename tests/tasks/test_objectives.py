@@ -434,19 +434,19 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
         (
             "Causal",
             BERT,
-            r"Causal trains a model of the shape Decoder and this one is an "
+            r"Causal trains a model of the shape Decoder and this one's is "
             r"Encoder.*train.objective",
         ),
         (
             "Masked",
             tiny.vaswani(),
-            r"Masked trains .* Encoder and this one is an "
+            r"Masked trains .* Encoder and this one's is "
             r"EncoderDecoder.*Seq2Seq",
         ),
         (
             "Span",
             tiny.DECODERS["llama"],
-            r"Span trains .* EncoderDecoder and this one is a Decoder",
+            r"Span trains .* EncoderDecoder and this one's is Decoder",
         ),
     ],
 )

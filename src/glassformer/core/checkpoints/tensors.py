@@ -163,10 +163,8 @@ def _is_mappable(device: int) -> bool:
     """True where files on this device stay readable while mapped: not on a network share.
 
     A page that cannot be fetched kills the process, so what a network or another program serves is
-    read. Windows lets nobody replace a mapped file.
+    read.
     """
-    if os.name != "posix":
-        return False
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
@@ -214,30 +212,22 @@ def contents(
 
     ``metadata`` stands in the header of each.
     """
-    limit, header_metadata = limit or SHARD, dict(metadata or {})
     shards: list[list[PendingTensor]] = [[]]
-    shard_size = 0
+    shard_size = total = 0
     for piece in pieces:
-        if shards[-1] and shard_size + piece.size > limit:
+        if shards[-1] and shard_size + piece.size > (limit or SHARD):
             shards.append([])
             shard_size = 0
         shards[-1].append(piece)
-        shard_size += piece.size
-    if len(shards) == 1:
-        return {SINGLE: TensorFile(shards[0], header_metadata)}
-    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    placed = {
-        piece.name: name for name, shard in zip(names, shards, strict=True) for piece in shard
-    }
-    total = sum(piece.size for shard in shards for piece in shard)
-    index = json.dumps({"metadata": {"total_size": total}, "weight_map": placed}, indent=1) + "\n"
-    return {
-        **{
-            name: TensorFile(shard, header_metadata)
-            for name, shard in zip(names, shards, strict=True)
-        },
-        INDEX: index,
-    }
+        shard_size, total = shard_size + piece.size, total + piece.size
+    files = [TensorFile(shard, dict(metadata or {})) for shard in shards]
+    if len(files) == 1:
+        return {SINGLE: files[0]}
+    count = len(files)
+    named = {f"model-{i:05}-of-{count:05}.safetensors": file for i, file in enumerate(files, 1)}
+    placed = {piece.name: name for name, file in named.items() for piece in file.pieces}
+    index = json.dumps({"metadata": {"total_size": total}, "weight_map": placed}, indent=1)
+    return {**named, INDEX: f"{index}\n"}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
-from ..errors import UserError, need
+from ..errors import need
 from .embed_head import Head
 from .model import Decoder, Encoder, Model
 from .serial import PositiveFloat, PositiveInt, Share, frozen, members, to_dict
@@ -66,19 +66,18 @@ class Objective:
         """UserError where the model's shape, its tokenizer, the kind of data or what is trained
         does not fit."""
         name, shape = type(self).__name__, type(model)
-        if shape not in self.shapes:
-            fit = " or ".join(kind.__name__ for kind in self.shapes)
-            article = "an" if shape.__name__[0] in "AEIOU" else "a"
-            objectives = " or ".join(
-                f'"{objective}"'
-                for objective, kind in members(Objective).items()
-                if shape in kind.shapes  # type: ignore[attr-defined]
-            )
-            raise UserError(
-                f"The objective {name} trains a model of the shape {fit} and this one is "
-                f"{article} {shape.__name__}; "
-                f"choose another recipe, or another objective such as train.objective = {objectives}."
-            )
+        shapes = " or ".join(kind.__name__ for kind in self.shapes)
+        others = " or ".join(
+            f'"{objective}"'
+            for objective, kind in members(Objective).items()
+            if shape in kind.shapes  # type: ignore[attr-defined]
+        )
+        need(
+            shape in self.shapes,
+            f"The objective {name} trains a model of the shape {shapes} and this one's is "
+            f"{shape.__name__}; choose another recipe, or another objective such as "
+            f"train.objective = {others}.",
+        )
         kind = "examples" if self.example_fields else "running text"
         fitting = f'set [data] type = "{"Examples" if self.example_fields else "Data"}".'
         need(

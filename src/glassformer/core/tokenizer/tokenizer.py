@@ -107,7 +107,8 @@ class Tokenizer(Vocabulary):
         before = [self._end("bos", "beginning", self.bos)] if bos else []
         after = [self._end("eos", "end", self.eos)] if eos else []
         characters = library.count_characters(texts)
-        encode = self._with_specials if special else self.encoder(characters)
+        with_specials = functools.partial(self._by_library, special=True)
+        encode = with_specials if special else self.encoder(characters)
         if encode == self._by_tiktoken and characters >= LARGE:
             workers = cores()
             size = -(-len(texts) // (4 * workers))
@@ -135,12 +136,6 @@ class Tokenizer(Vocabulary):
         fast = (self._by_rank or characters >= LARGE) and self._tiktoken is not None
         return self._by_tiktoken if fast else self._by_library
 
-    @property
-    def backend(self) -> str:
-        """Which library encodes large texts: "tiktoken", where its ids are proven to be the same,
-        or "tokenizers"."""
-        return "tokenizers" if self._tiktoken is None else "tiktoken"
-
     @functools.cached_property
     def _tiktoken(self) -> Any:
         """An encoder whose ids are proven to be the library's, from outside the core; None where
@@ -162,13 +157,9 @@ class Tokenizer(Vocabulary):
         fallback = iter(self._by_library(unproven) if unproven else ())
         return [next(fallback) if ids is None else ids for ids in encoded]
 
-    def _by_library(self, texts: Sequence[str]) -> list[list[int]]:
-        answers = library.encodings(self._plain, texts, "encode_batch_fast")
-        return [answer.ids for answer in answers]
-
-    def _with_specials(self, texts: Sequence[str]) -> list[list[int]]:
-        answers = library.encodings(self._special, texts, "encode_batch_fast")
-        return [answer.ids for answer in answers]
+    def _by_library(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
+        chosen = self._special if special else self._plain
+        return [answer.ids for answer in library.encodings(chosen, texts, "encode_batch_fast")]
 
     def encode_pair(
         self,

@@ -123,10 +123,8 @@ def test_a_class_goes_on_and_nothing_steers_the_terminal(tmp_path: Path) -> None
         for letter in done.stdout + done.stderr.replace("\r", "")
     ), done
     with Checker() as checker:
-        (anna,) = [
-            item.verdict for item in class_folder(tmp_path, checker) if item.learner == "anna"
-        ]
-    assert anna is not None and anna.printed == "\\x1b]0;title\\x07\\x1b[2J\\x9b31m\n\tx\n"
+        anna = dict(class_folder(tmp_path, checker))["anna"]
+    assert anna.printed == "\\x1b]0;title\\x07\\x1b[2J\\x9b31m\n\tx\n"
     assert anna.message.endswith("ValueError: \\x1b]0;title\\x07\\x1b[2J\\x9b31mtwo lines"), anna
 
 

@@ -192,14 +192,14 @@ def test_a_terminal_that_closes_saves_and_nohup_keeps_training(corpus, tmp_path)
     assert (tmp_path / "run" / "last").read_text() == f"step-{last:06d}\n" and last < 40
 
 
-def test_which_signals_are_heard(monkeypatch):
+def test_which_signals_are_heard(tmp_path):
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with launch.Signals() as signals:
+        with launch.Signals(tmp_path) as signals:
             os.kill(os.getpid(), signal.SIGHUP)  # nohup's stays ignored
             assert signals.number is None
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        with launch.Signals() as signals:
+        with launch.Signals(tmp_path) as signals:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGHUP)
             assert signals.number == signal.SIGHUP

@@ -256,16 +256,18 @@ def _resumed_seed(out: Path) -> int:
 def as_json(row: Any, tokenizer: Any, only_next: bool) -> dict[str, Any]:
     """A continuation with its tokens' strings, and the likeliest in the place of each where they
     were asked for."""
-
-    def token_record(token: int, p: float) -> dict[str, Any]:
-        return {
-            "token": token,
-            "piece": tokenizer.token(token),
-            "logprob": p,
-            "probability": math.exp(p),
-        }
-
-    likely = [[token_record(token, p) for token, p in pairs] for pairs in row.likely]
+    likely = [
+        [
+            {
+                "token": token,
+                "piece": tokenizer.token(token),
+                "logprob": logprob,
+                "probability": math.exp(logprob),
+            }
+            for token, logprob in pairs
+        ]
+        for pairs in row.likely
+    ]
     record = {"prompt": row.prompt, "prompt_pieces": pieces(tokenizer.for_source, row.prompt)}
     if only_next:
         return {**record, "next": likely[0]}

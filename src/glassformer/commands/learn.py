@@ -211,15 +211,11 @@ def _check_class(folder: Path, exercises: Path | None, seconds: float | None) ->
 
     reports, rows, count = [], [], progress_counter("files checked")
     with Checker(exercises) as checker:
-        for report in class_folder(folder, checker, seconds):
-            reports.append(report.to_dict())
+        for learner, verdict in class_folder(folder, checker, seconds):
+            reports.append({"learner": learner, **verdict.to_dict()})
             count(len(reports))
-            verdict = report.verdict
-            row, message = ("", "refused"), report.refused
-            if verdict is not None:
-                place = f"{verdict.where}: " if verdict.where else ""
-                row, message = (verdict.exercise, verdict.state), f"{place}{verdict.message}"
-            rows.append((report.learner, *row, message[:100]))
+            message = f"{verdict.where}: {verdict.message}".removeprefix(": ")
+            rows.append((learner, verdict.exercise, verdict.state, message[:100]))
     passed = sum(row[2] == "passed" for row in rows)
     learners = count_noun(len({row[0] for row in rows}), "learner")
     heading = ("learner", "exercise", "state", "what")

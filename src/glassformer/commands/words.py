@@ -321,37 +321,27 @@ def contexts(
     text TEXT: two sentences that have it
     vectors FILE: word2vec beside it: a file in word2vec's text or binary format
     """
-    from ..sight.contexts import must_have, pair_cosines
+    from ..sight.contexts import must_have, word_in_contexts
 
     need(
         word is None or len(text) == 2,
         "A word needs two sentences that have it; give both.",
     )
     entries = CONTEXTS if word is None else ((word, *text),)
-    pairs = [
-        tuple((sentence, *must_have(sentence, term)[0]) for sentence in sentences)
-        for term, *sentences in entries
-    ]
+    for term, *sentences in entries:
+        for sentence in sentences:
+            must_have(sentence, term)
     table = _read(vectors) if vectors else None
-    cosines = pair_cosines(*options.load_with_tokenizer(), pairs).tolist()  # type: ignore[arg-type]
+    model, tokenizer = options.load_with_tokenizer()
     results, lines = [], []
-    for (term, *sentences), layers in zip(entries, cosines, strict=True):
-        result = {"word": term, "texts": sentences, "layers": layers}
-        names = ["  embedding", *(f"  layer {number}" for number in range(1, len(layers)))]
-        rows = [
-            (name, f"{cosine:.4f}", "#" * round(40 * max(0.0, cosine)))
-            for name, cosine in zip(names, layers, strict=True)
-        ]
+    for term, first, second in entries:
+        compared = word_in_contexts(model, tokenizer, term, first, second)
+        result = {"word": term, "texts": [first, second], "layers": compared.cosine}
+        lines += [f"{term}: {first} | {second}", *compared.table()]
         if table is not None:
-            result["word2vec"] = table.cosine(term, term)
-            static = (
-                "  word2vec",
-                f"{result['word2vec']:.4f}",
-                "one vector, whatever the sentence",
-            )
-            rows.insert(0, static)
-        results.append(result)
-        lines += [f"{term}: {' | '.join(sentences)}", *tables.lines(rows, left_columns=(0, 2))]
+            result["word2vec"] = cosine = table.cosine(term, term)
+            lines.append(f"word2vec: {cosine:.4f}, one vector, whatever the sentence")
+        results.append({**result, "others": compared.others})
     return CommandOutput(results, lines)
 
 

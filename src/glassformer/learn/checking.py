@@ -12,14 +12,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 from ..core.errors import UserError, need
 from .exercise import Exercise, find
 from .starting import LearnerSource, read_source
-from .worker import GRACE, WALL, verdict
+from .worker import GRACE, WALL
+from .worker import verdict as worker_verdict
 
 COMMAND = (sys.executable, "-m", "glassformer.learn.worker")
 EXTRA_SECONDS = 60  # seconds beyond a job's own limit, on a busy machine
@@ -31,9 +32,9 @@ class Verdict:
     """The result of a check.
 
     ``state`` is passed, failed (a wrong answer), todo (not written yet), error (the learner's code
-    raised it) or stopped (out of time). ``where`` is the line, or the cell and its line; ``code``
-    what stands there; ``look`` what to look at; ``good`` what was right; ``printed`` what the
-    learner's code printed.
+    raised it), stopped (out of time) or, in a class, refused (a file of no exercise). ``where`` is
+    the line, or the cell and its line; ``code`` what stands there; ``look`` what to look at;
+    ``good`` what was right; ``printed`` what the learner's code printed.
     """
 
     exercise: str
@@ -164,7 +165,7 @@ class Checker:
                 raise ConnectionError
         except (OSError, ValueError, KeyError, RecursionError):
             self._end()
-            return verdict(
+            return worker_verdict(
                 "error",
                 "Your code ended or stopped the process that runs the checks; leave other "
                 "processes alone",
@@ -219,28 +220,11 @@ def _read_line(worker: subprocess.Popen[str], seconds: float) -> str:
     return line
 
 
-@dataclass(frozen=True)
-class Submission:
-    """A learner's file in a class's folder, with the verdict; of a file that is of no exercise only
-    ``refused``."""
-
-    learner: str
-    file: str
-    verdict: Verdict | None = None
-    refused: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        record = {"state": "refused", "message": self.refused}
-        if self.verdict is not None:
-            record = self.verdict.to_dict()
-        return {"learner": self.learner} | record | {"file": self.file}
-
-
 def class_folder(
     folder: str | Path, checker: Checker, seconds: float | None = None
-) -> Iterator[Submission]:
-    """Check each learner's file of a class, one by one; UserError where the folder is none or holds
-    no file.
+) -> Iterator[tuple[str, Verdict]]:
+    """Check each learner's file of a class, one by one: the learner and the verdict, refused for a
+    file that is of no exercise; UserError where the folder is none or holds no file.
 
     A learner is a folder in it, or a file that lies in it. Every learner gets the same inputs,
     drawn now.
@@ -270,15 +254,16 @@ def class_folder(
     for path, problem in sorted(files.items()):
         relative_path = path.relative_to(home)
         first = relative_path.parts[0] if len(relative_path.parts) > 1 else path.stem
-        learner, file = one_line(first), one_line(str(relative_path))
+        file = one_line(str(relative_path))
         try:
             need(not problem, problem)
-            yield Submission(learner, file, checker.check(path, seed, seconds))
+            verdict = replace(checker.check(path, seed, seconds), file=file)
         except UserError as error:
-            yield Submission(learner, file, refused=str(error))
+            verdict = Verdict("", file, "refused", str(error))
         except Exception as error:  # whatever a file does to us, the next learner's turn comes
             refused = (
                 f"{file} could not be checked ({type(error).__name__}: {error}); "
                 "look at it yourself."
             )
-            yield Submission(learner, file, refused=refused)
+            verdict = Verdict("", file, "refused", refused)
+        yield one_line(first), verdict

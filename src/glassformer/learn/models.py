@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core import config as c
+from ..core import registry
 from ..core.nn import Model, build_model
 from ..core.nn.attention import Attention
-from ..formats import store
 
 PROMPT = "Once upon a time"
 # large weights: a wrong part shows in the logits
@@ -34,7 +34,9 @@ def shipped() -> Path:
 
 @functools.lru_cache(maxsize=1)
 def _real() -> tuple[Any, Any]:
-    return store.load(str(shipped()), dtype="float32")
+    (store,) = registry.load("stores")
+    model, tokenizer = store.load(str(shipped()), dtype="float32")
+    return model, tokenizer
 
 
 def real() -> tuple[Any, Any]:

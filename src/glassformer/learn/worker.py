@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import linecache
 import os
 import random
 import re
@@ -219,7 +220,8 @@ def run_job(job: dict[str, Any], verdict_fd: int) -> NoReturn:
         line = None if frame is None else frame.f_lineno
         waited = number == signal.SIGALRM
         timeout = stopped(job, time.process_time() - start if waited else None)
-        answer(timeout | {"line": line, "code": _line(job["file"], line)})
+        code = linecache.getline(job["file"], line or 0).strip()
+        answer(timeout | {"line": line, "code": code})
 
     start = time.process_time()
     if job["shown"].endswith(".ipynb"):  # what Jupyter gives every cell
@@ -254,12 +256,6 @@ def stopped(job: dict[str, Any], computed: float | None = None) -> dict[str, Any
         f"{WALL * job['seconds']:g} by the clock: it computed {computed:.1f} and was stopped",
         "What does it wait for? A sleep, a lock that is held, a process or a pipe that never ends.",
     )
-
-
-def _line(file: str, line: int | None) -> str:
-    with contextlib.suppress(OSError, IndexError):
-        return Path(file).read_text(encoding="utf-8").splitlines()[line - 1].strip() if line else ""
-    return ""
 
 
 def limit(seconds: float) -> None:

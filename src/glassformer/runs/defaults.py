@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..core.errors import UserError
 from ..core.tokenizer.trainers import written_specials
 from ..formats.data import find as find_corpus
@@ -31,6 +33,17 @@ MIN_INTERVAL = 10
 SMALL_VOCAB = 512  # a BPE where bytes would be chosen
 # of these without a better one end the run: validation rises, or the rate has nothing left to give
 PATIENCE = 5
+
+
+SUMMARY = {
+    "data.tokenizer": "tokenizer",
+    "data.vocab": "vocabulary",
+    "recipe": "recipe",
+    "context": "context",
+    "decoder.dropout": "dropout",
+    "steps": "steps",
+}
+"""The settings that the line about the chosen ones names, and their words there."""
 
 
 @dataclass(frozen=True)
@@ -78,30 +91,26 @@ def text_statistics(data: run_config.Data) -> TextStatistics:
     """A look at the text of a run: all of it up to MAX_READ characters, else counts in
     proportion."""
     distinct: set[str] = set()
-    total = characters = words = 0.0
+    totals = np.zeros(3)  # bytes, characters, words
     sample = ""
     marks: Counter[str] = Counter()
     for name in data.sources():
         source = find_corpus(name, data.field, data.separator)
-        size = spaces = characters_read = bytes_read = 0
+        counts, bytes_read = np.zeros(3), 0
         for piece in source.pieces():
-            sample = sample or piece.text
-            distinct.update(piece.text)
-            marks.update(written_specials(piece.text))
-            size += len(piece.text.encode())
-            spaces += len(piece.text.split())
-            characters_read, bytes_read = characters_read + len(piece.text), piece.bytes_read
-            if characters_read > MAX_READ:
+            text, bytes_read = piece.text, piece.bytes_read
+            sample = sample or text
+            distinct.update(text)
+            marks.update(written_specials(text))
+            counts += len(text.encode()), len(text), len(text.split())
+            if counts[1] > MAX_READ:
                 break
-        share = source.size / bytes_read if characters_read > MAX_READ else 1.0
-        total, characters, words = (
-            total + size * share,
-            characters + characters_read * share,
-            words + spaces * share,
-        )
-    totals = (round(total), round(characters), len(distinct), max(1, round(words)))
+        totals += counts * (source.size / bytes_read if counts[1] > MAX_READ else 1.0)
+    size, characters, words = map(round, totals.tolist())
     mark = "".join(f'"{name}" {count:,} times' for name, count in marks.most_common(1) if count > 1)
-    return TextStatistics(", ".join(data.sources()), *totals, sample, mark)
+    return TextStatistics(
+        ", ".join(data.sources()), size, characters, len(distinct), max(1, words), sample, mark
+    )
 
 
 def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -175,22 +184,7 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         for name, value in defaults.items()
         if name not in user_settings and name not in changes
     }
-    named = {
-        "data.tokenizer": "tokenizer",
-        "data.vocab": "vocabulary",
-        "decoder.dropout": "dropout",
-    }
-    summary_names = (
-        "data.tokenizer",
-        "data.vocab",
-        "recipe",
-        "context",
-        "decoder.dropout",
-        "steps",
-    )
-    words = [
-        f"{named.get(name, name)} {defaults[name]}" for name in summary_names if name in defaults
-    ]
+    words = [f"{word} {defaults[name]}" for name, word in SUMMARY.items() if name in defaults]
     size = statistics.bytes
     amount = (
         f"{size / 1e6:.1f} MB"

@@ -194,7 +194,7 @@ def _train(
         if mesh.is_first:
             files.write(out / "run.json", serial.dumps(run_info))
 
-    with Signals(out if mesh.is_first else None, patient=not mesh.alone) as signals:
+    with Signals(out, mesh) as signals:
         with contextlib.ExitStack() as opened:
             # sides are seldom equally long
             two_sided = isinstance(plan.model, config.EncoderDecoder)
@@ -219,8 +219,8 @@ def _train(
 
             def should_stop() -> Any:
                 # the time that is left is of steps, not of pauses
-                live.began += signals.wait_with(mesh)
-                return signals.heard_by(mesh) or _stale(state, train_config)
+                live.began += signals.wait()
+                return signals.heard() or _stale(state, train_config)
 
             step, valid = _consume(steps, hooks, save, should_stop)
         if signals.number and step and not step.last:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from .. import families as recipes
 from ..core import config
@@ -340,6 +341,12 @@ def base_model(
     return base.config, tokenizer, source
 
 
+def _with_vocab(changes: dict[str, Any], embed: str, vocab: int | None) -> dict[str, Any]:
+    """The changes, with the tokenizer's vocabulary where they name none."""
+    named = f"{embed}.vocab" in changes or "vocab" in dict(changes.get(embed) or {})
+    return changes if named or vocab is None else {f"{embed}.vocab": vocab, **changes}
+
+
 def with_overrides(
     settings: Run, base: config.Model, vocab: int | None = None, source_vocab: int | None = None
 ) -> config.Model:
@@ -350,30 +357,26 @@ def with_overrides(
     changes = {k: v for k, v in model_changes(table).items() if not full_config or "." in k}
     sized = "recipe" in table or train_config.new_embeddings
     if sized:
-        named = "embed.vocab" in changes or "vocab" in dict(changes.get("embed") or {})
-        changes = changes if named or vocab is None else {"embed.vocab": vocab, **changes}
-        if train_config.context is not None and "recipe" in table:
-            changes = {"context": train_config.context, **changes}
+        changes = _with_vocab(changes, "embed", vocab)
+    if train_config.context is not None and "recipe" in table:
+        changes = {"context": train_config.context, **changes}
     if (
         two_tokenizers(settings)
         and isinstance(base, config.EncoderDecoder)
         and base.source_embed is None
     ):
-        sentence = (
+        need(
+            "from" not in table,
             f"{settings.checkpoint} has one vocabulary for both sides; leave out "
-            "data.source_tokenizer, or begin"
+            "data.source_tokenizer, or begin from a recipe.",
         )
-        need("from" not in table, f"{sentence} from a recipe.")
-        base = serial.change(
-            base, {k: v for k, v in changes.items() if k.partition(".")[0] != "source_embed"}
-        )
-        base = replace(base, source_embed=base.embed)
-        changes = {k: v for k, v in changes.items() if k.partition(".")[0] == "source_embed"}
-    if sized and source_vocab is not None and getattr(base, "source_embed", None) is not None:
-        named = "source_embed.vocab" in changes or "vocab" in dict(
-            changes.get("source_embed") or {}
-        )
-        changes = changes if named else {"source_embed.vocab": source_vocab, **changes}
+        sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})  # of the source's embedding last
+        for name, value in changes.items():
+            sides[name.partition(".")[0] == "source_embed"][name] = value
+        base = serial.change(base, sides[0])
+        base, changes = replace(base, source_embed=base.embed), sides[1]
+    if sized and getattr(base, "source_embed", None) is not None:
+        changes = _with_vocab(changes, "source_embed", source_vocab)
     model: config.Model = serial.change(base, changes)
     for side, embed, size in (
         ("", model.embed, vocab),
@@ -381,18 +384,14 @@ def with_overrides(
     ):
         if size is not None and embed.vocab < size:
             field = f"{side if two_tokenizers(settings) else ''}tokenizer"
-            sentence = (
-                f"The {field.replace('_', ' ')} has {size} tokens, the model's "
-                f"{side}embed.vocab only "
-            )
             raise UserError(
-                f"{sentence}{embed.vocab}; raise it or give data.{field} the model's own."
+                f"The {field.replace('_', ' ')} has {size} tokens, the model's {side}embed.vocab "
+                f"only {embed.vocab}; raise it or give data.{field} the model's own."
             )
     if (train_config.context or 1) > model.context:
-        sentence = (
+        raise UserError(
             f"train.context {train_config.context} is more than the model's context "
-            f"{model.context}; lower it, or raise "
+            f"{model.context}; lower it, or raise the model's: --model.context "
+            f"{train_config.context}.{longer_hint(model)}"
         )
-        sentence += f"the model's: --model.context {train_config.context}."
-        raise UserError(sentence + longer_hint(model))
     return model

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.config import serial
-from ..core.config.run import Constant, InverseSqrt, Schedule, Train
+from ..core.config.run import Constant, InverseSqrt, Train
 from ..core.errors import UserError, need
 from ..core.training.loop import State
 from ..scale.shared import mesh_of
@@ -97,7 +97,10 @@ def _extend(before: dict[str, Any], train_config: Train, out: Path) -> None:
         f"first, then --steps {train_config.steps}.",
     )
     before |= {"train": {**train, "steps": train_config.steps}, "ended": [*ended, step]}
-    goes_on = describe_schedule(train_config.schedule, train_config.steps - step)
+    schedule, name = train_config.schedule, type(train_config.schedule).__name__
+    goes_on = f"{name} begins anew for the {train_config.steps - step:,} added steps"
+    if isinstance(schedule, Constant | InverseSqrt):  # as ``factor_in_extended_run`` computes it
+        goes_on = f"the rate goes on as {name} has it"
     before["extended"] = (
         f"The run had ended at step {step:,} and goes on to {train_config.steps:,}: {goes_on}."
     )
@@ -132,11 +135,3 @@ def restore_newest(out: Path, start: Path, state: State, keep: int) -> None:
         raise UserError(
             f"{error} To go on from {older[-1].name} instead, remove {start}."
         ) from None
-
-
-def describe_schedule(schedule: Schedule, added: int) -> str:
-    """A sentence about the rate in the added steps, as ``factor_in_extended_run`` computes it."""
-    name = type(schedule).__name__
-    if isinstance(schedule, Constant | InverseSqrt):
-        return f"the rate goes on as {name} has it"
-    return f"{name} begins anew for the {added:,} added steps"

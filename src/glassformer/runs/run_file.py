@@ -80,7 +80,11 @@ def read_run(
         # one option for both
         model["context"] = max(model["context"], serial.from_dict(int, longer, "context"))
     for name, value in changes["model"].items():
-        _change_model(model, name, value)
+        # a new beginning takes the place of another, and what is said last is done last
+        beginning = ("recipe", "from", "type") if name in ("recipe", "from") else ()
+        for key in (*beginning, name):
+            model.pop(key, None)
+        model[name] = value
     if not has_optimizer:
         train = dataclasses.replace(train, optimizer=default_optimizer(model))
     other_changes, rate = _split_off_lr(changes["train"])
@@ -242,14 +246,6 @@ _MODEL = (
     "from",
     *dict.fromkeys(name for kind in config.Model.__args__ for name in _names(kind)),
 )
-
-
-def _change_model(model: dict[str, Any], path: str, value: Any) -> None:
-    if path in ("recipe", "from"):
-        for key in ("recipe", "from", "type"):
-            model.pop(key, None)
-    model.pop(path, None)  # so that what is said last is done last
-    model[path] = value
 
 
 def model_changes(model: Mapping[str, Any]) -> dict[str, Any]:

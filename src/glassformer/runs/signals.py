@@ -4,7 +4,6 @@ folder."""
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import threading
 import time
@@ -14,9 +13,10 @@ from typing import Any
 
 from ..core.config.run import PAUSE, PAUSED, STOP
 from ..core.errors import note
-from ..scale.mesh import Mesh
+from ..scale.mesh import ALONE, Mesh
 
 PULSE = 5.0  # seconds between signs of life of a run that waits
+LOOK = 0.1  # seconds between two looks at the files of a run that waits
 
 
 class Signals:
@@ -26,15 +26,13 @@ class Signals:
     A SIGHUP that is ignored, as under nohup, stays so. A file ``stop`` that comes to be in
     ``folder`` meanwhile counts as a SIGTERM, and while a file ``pause`` is there the run can
     ``wait``: who shares the folder can end or hold the run, on another machine too. Both are taken
-    away at the beginning and at the end: they are of one run alone.
+    away at the beginning and at the end: they are of one run alone. Of several processes the first
+    one looks at the files, and signals are only noted however often: torchrun passes on what the
+    terminal has sent already.
     """
 
-    def __init__(self, folder: Path | None = None, patient: bool = False) -> None:
-        """``patient``: only noted however often; torchrun passes on what the terminal has sent
-        already."""
-        self.stop: Path | None = None if folder is None else folder / STOP
-        self.pause: Path | None = None if folder is None else folder / PAUSE
-        self.patient, self.paused = patient, False
+    def __init__(self, folder: Path, mesh: Mesh = ALONE) -> None:
+        self.stop, self.pause, self.mesh = folder / STOP, folder / PAUSE, mesh
         self.number: int | None = None
         self.old: dict[int, Any] = {}
 
@@ -48,64 +46,52 @@ class Signals:
         return self
 
     def _clear(self) -> None:
-        for path in (self.stop, self.pause):
-            if path is not None:
+        if self.mesh.is_first:
+            for path in (self.stop, self.pause):
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
 
     def heard(self) -> int | None:
-        """The signal so far."""
-        if self.number is None and self.stop is not None and self.stop.exists():
+        """The signal that any process heard so far."""
+        if self.number is None and self.mesh.is_first and self.stop.exists():
             self._clear()
             note(f"{self.stop} asks this run to stop: saving.")
             self.number = signal.SIGTERM
+        if not self.mesh.alone:
+            self.number = int(self.mesh.maximum(self.number or 0)) or None
         return self.number
 
-    def heard_by(self, mesh: Mesh) -> int | None:
-        """The signal that any process heard so far."""
-        if not mesh.alone:
-            self.number = int(mesh.maximum(self.heard() or 0)) or None
-        return self.heard()
-
-    def wait_with(self, mesh: Mesh) -> float:
-        """``wait``, of all processes together: none waits for another longer than a second."""
-        if mesh.alone:
-            return self.wait()
-        start = time.monotonic()
-        while mesh.maximum(self.wait(1.0)) and not mesh.maximum(self.number or 0):
-            pass
-        return time.monotonic() - start if mesh.is_first else 0.0
-
-    def wait(self, timeout: float = math.inf) -> float:
-        """Wait as long as the run is paused and nothing ends it, or ``timeout`` seconds; the
+    def wait(self) -> float:
+        """Wait as long as the run is paused and nothing ends it, all processes together; the
         seconds that it took."""
-        if self.pause is None or self.number is not None or not self.pause.exists():
-            if self.paused and self.number is None:
-                note("Going on.")
-            self.paused = False
-            return 0.0
-        start, last_pulse = time.monotonic(), -math.inf
-        if not self.paused:
-            note(
-                f"Paused by {self.pause}: it goes on when that file is gone. Ctrl-C saves and ends."
-            )
-        self.paused = True
-        while self.heard() is None and self.pause.exists() and time.monotonic() < start + timeout:
-            if time.monotonic() - last_pulse > PULSE:
+        start = last_pulse = time.monotonic()
+        paused = False
+        while self._holds() and self.heard() is None:
+            if self.mesh.is_first and not paused:
+                note(
+                    f"Paused by {self.pause}: it goes on when that file is gone. Ctrl-C saves and "
+                    "ends."
+                )
+            if self.mesh.is_first and (not paused or time.monotonic() - last_pulse > PULSE):
                 last_pulse = time.monotonic()
                 # made by others, never by the run
                 with contextlib.suppress(OSError), self.pause.open("r+") as opened:
                     opened.write(PAUSED)
                     opened.truncate()
-            time.sleep(0.1)
-        if timeout == math.inf and self.number is None:
-            self.paused = False
+            paused = True
+            time.sleep(LOOK if self.mesh.alone else 10 * LOOK)
+        if paused and self.number is None:
             note("Going on.")
-        return time.monotonic() - start
+        return time.monotonic() - start if paused else 0.0
+
+    def _holds(self) -> bool:
+        """True on every process while the first one finds the file ``pause``."""
+        paused = self.mesh.is_first and self.pause.exists()
+        return paused if self.mesh.alone else bool(self.mesh.maximum(paused))
 
     def notice(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None:
-            if not self.patient and number in (signal.SIGINT, signal.SIGTERM):
+            if self.mesh.alone and number in (signal.SIGINT, signal.SIGTERM):
                 raise KeyboardInterrupt
             return  # a terminal that closes says so more than once
         self.number = number

@@ -195,7 +195,8 @@ async def embed(context: Context, body: EmbeddingRequest) -> Any:
     """A vector for each text; with ``dimensions`` its first numbers, scaled to length 1."""
     served = context.served
     context.require(served.embeds, "give vectors")
-    width, size = served.config.dim, body.dimensions or served.config.dim
+    width = served.config.dim
+    size = body.dimensions or served.config.dim
     message = f"dimensions is {size}; the model's vectors have {width}."
     refuse(size > width, message, "dimensions")
     vectors, usage = await _outputs(context, body.input, "vector")
@@ -211,7 +212,8 @@ async def embed(context: Context, body: EmbeddingRequest) -> Any:
 
 async def score(context: Context, body: ScoreRequest) -> Any:
     """Similarity of pairs of texts."""
-    first, second = texts_of(body.text_1), texts_of(body.text_2)
+    first = texts_of(body.text_1)
+    second = texts_of(body.text_2)
     message = (
         f"text_1 has {len(first)} texts and text_2 {len(second)}; give as many, or one in text_1."
     )
@@ -319,7 +321,8 @@ async def _outputs(
 
 async def _encode(context: Context, rows: Rows, output: Encoded) -> list[Tensor]:
     """Submits token ids with segment ids to the engine and returns the outputs."""
-    segmented, client = bool(context.served.config.embed.segments), context.client
+    segmented = bool(context.served.config.embed.segments)
+    client = context.client
     requests = [
         Encode(ids, kinds if segmented else None, output, client=client) for ids, kinds in rows
     ]
@@ -334,7 +337,8 @@ def _usage(rows: Rows) -> TokenUsage:
 def _encode_texts(served: ServedModel, texts: Sequence[Text]) -> Rows:
     """Token ids and segment ids of texts or pairs, with special tokens. Raises HttpError for ids
     outside the vocabulary."""
-    tokenizer, rows = served.tokenizer, Rows()
+    tokenizer = served.tokenizer
+    rows = Rows()
     for text in texts:
         if isinstance(text, list):
             check_ids(text, tokenizer.size, "input")

@@ -27,6 +27,7 @@ from ..tasks.predictions import tags
 from .asgi.limits import LONGEST_NAME, MOST_CHARACTERS, MOST_TEXTS
 from .asgi.replies import HttpError, refuse
 from .engine import Engine
+from .engine.request import first_outside
 from .page.models import InMemoryEntry, Models, unique_id
 from .schemas import Message
 
@@ -196,8 +197,8 @@ def check_count(texts: Sequence[object], param: str) -> None:
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raises HttpError 400 for ids outside the vocabulary."""
-    is_known = all(0 <= id < vocab_size for id in ids)
-    refuse(not is_known, f"Tokens are 0 to {vocab_size - 1}; {param} holds another.", param)
+    is_unknown = first_outside(ids, vocab_size) is not None
+    refuse(is_unknown, f"Tokens are 0 to {vocab_size - 1}; {param} holds another.", param)
 
 
 class Registry(Models):
@@ -206,7 +207,8 @@ class Registry(Models):
     entries: Mapping[str, ServedModel]  # type: ignore[assignment]
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.entries, self.sources = {served.id: served for served in models}, []
+        self.entries = {served.id: served for served in models}
+        self.sources = []
 
     def __getitem__(self, id: str | None) -> ServedModel:
         """The model of that id; None is the first. Raises HttpError 404."""
@@ -238,7 +240,8 @@ def open_models(
 ) -> Registry:
     """Loads every model; the first ones are called by ``ids``. Raises UserError as loading does."""
     check_names(ids, len(names))
-    taken, served = list(ids), list[ServedModel]()
+    taken = list(ids)
+    served = list[ServedModel]()
     for name in names[len(ids) :]:
         taken.append(model_id(name, taken))
     for id, name in zip(taken, names, strict=True):

@@ -367,7 +367,8 @@ class GenerationRequest(InspectOptions):
             return "regex", self.guided_regex
         if self.guided_grammar is not None:
             return "lark", self.guided_grammar
-        form, source = self.response_format, self.guided_json
+        form = self.response_format
+        source = self.guided_json
         if form is not None and form.type != "text":
             source = {"type": "object"}
             if form.type == "json_schema" and form.json_schema is not None:

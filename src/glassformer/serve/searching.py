@@ -122,7 +122,8 @@ async def translate(context: Context, body: TranslateRequest) -> Any:
     positions_only = body.positions is not None and body.inspect is None
     refuse(positions_only, "positions say what is to be inspected; inspect is missing.", "inspect")
     check_beams(body.beams, body.best, body.length_penalty, body.max_new)
-    cfg, tokenizer = served.config, served.tokenizer
+    cfg = served.config
+    tokenizer = served.tokenizer
     sources = await to_thread.run_sync(partial(source_ids, cfg, tokenizer, texts))
     start = first_tokens(tokenizer, None, cfg)
     requests = [

@@ -183,13 +183,18 @@ class RequestMiddleware:
     def __init__(
         self, app: ASGIApp, keys: Sequence[str] | None, metrics: Metrics, log: bool = True
     ) -> None:
-        self.app, self.keys, self.metrics, self.log = app, keys, metrics, log
+        self.app = app
+        self.keys = keys
+        self.metrics = metrics
+        self.log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, headers, tally = time.monotonic(), Headers(scope=scope), RequestStats()
+        start = time.monotonic()
+        headers = Headers(scope=scope)
+        tally = RequestStats()
         client_id = headers.get("x-request-id", "")
         id = client_id if ID.fullmatch(client_id) else f"req-{uuid.uuid4().hex}"
         scope.setdefault("state", {}).update(tally=tally, id=id)
@@ -199,7 +204,8 @@ class RequestMiddleware:
         async def sending(message: Message) -> None:
             nonlocal status, started, complete
             if message["type"] == "http.response.start":
-                started, status = True, message["status"]
+                started = True
+                status = message["status"]
                 MutableHeaders(scope=message).append("x-request-id", id)
             else:
                 complete = not message.get("more_body", False)
@@ -326,7 +332,9 @@ class Context:
     async def events(self, handle: RequestHandle) -> AsyncGenerator[Event]:
         """Yields the events of a request and raises its error. Cancels it if the consumer stops
         early."""
-        id, metrics, tally = self.served.id, self.metrics, self.tally
+        id = self.served.id
+        metrics = self.metrics
+        tally = self.tally
         start = time.monotonic()
         last: dict[int, float] = {}
         queued = True
@@ -416,7 +424,8 @@ class Context:
 
     async def run_batches(self, requests: Sequence[Request | Encode]) -> list[RequestHandle]:
         """Runs requests to completion in batches that fit the queue. Raises ClientDisconnected."""
-        finished, engine = list[RequestHandle](), self.served.engine
+        finished = list[RequestHandle]()
+        engine = self.served.engine
         batch_size = max(1, min(BATCH_SIZE, engine.max_queue // 2))
         for offset in range(0, len(requests), batch_size):
             handles = submit(engine, requests[offset : offset + batch_size])

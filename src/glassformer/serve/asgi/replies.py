@@ -67,8 +67,11 @@ class HttpError(UserError):
         pooled: str = "",
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-        self.headers, self.pooled = headers, pooled
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = headers
+        self.pooled = pooled
 
     def body(self, request_id: str | None) -> JsonObject:
         """OpenAI's error object for a request of the API; a sentence for the page."""
@@ -115,7 +118,8 @@ def http_error(error: BaseException, request_id: str | None) -> HttpError:
     if isinstance(error, MemoryError) or "memory" in str(error):
         message = "There was not enough memory for this; take a shorter text or a smaller model."
         return HttpError(500, message, code="out_of_memory")
-    lines, place = "".join(traceback.format_exception(error)), "its terminal says where"
+    lines = "".join(traceback.format_exception(error))
+    place = "its terminal says where"
     if request_id is None:
         note(lines)
     else:
@@ -155,7 +159,8 @@ async def read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
     if not length.isdigit() or int(length) > MOST_BODY:
         raise too_large
-    data, pieces = bytearray(), request.stream()
+    data = bytearray()
+    pieces = request.stream()
     while True:
         try:
             piece = await asyncio.wait_for(anext(pieces, None), BODY_SECONDS)
@@ -233,7 +238,8 @@ async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
 
 async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
     """Awaits ``work``; cancels it and raises ClientDisconnected if the client disconnects."""
-    pending, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request))
+    pending = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait({pending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not pending.done():
@@ -282,7 +288,9 @@ class EventStream(Response):
     def __init__(self, events: AsyncGenerator[bytes], end: bytes = b"", first: bytes = b"") -> None:
         super().__init__(None, 200, {"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self.events, self.end, self.first = events, end, first
+        self.events = events
+        self.end = end
+        self.first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         disconnect = asyncio.ensure_future(disconnected(Request(scope, receive)))

@@ -118,14 +118,19 @@ class Guard:
         passwords: Sequence[str] | None = None,
         hint: str = "open the link that `glassformer page` printed",
     ) -> None:
-        self.app, self.hosts, self.token = app, hosts, token
-        self.addresses, self.passwords, self.hint = addresses, passwords, hint
+        self.app = app
+        self.hosts = hosts
+        self.token = token
+        self.addresses = addresses
+        self.passwords = passwords
+        self.hint = hint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request, app = HTTPConnection(scope), self.app
+        request = HTTPConnection(scope)
+        app = self.app
         try:
             self._check(scope["method"], request)
         except HttpError as error:

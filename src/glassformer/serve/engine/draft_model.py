@@ -25,8 +25,11 @@ class DraftModel:
     def __init__(
         self, runner: PagedRunner, vocab_size: int | None, step_tokens: int, most: int = 4
     ) -> None:
-        self.runner, self.vocab_size, self.step_tokens = runner, vocab_size, step_tokens
-        self.most, self.size = most, 32
+        self.runner = runner
+        self.vocab_size = vocab_size
+        self.step_tokens = step_tokens
+        self.most = most
+        self.size = 32
         # number of tokens of each sequence that are in its pages
         self.computed = dict[Sequence, int]()
 
@@ -41,7 +44,8 @@ class DraftModel:
     def propose(self, sequences: Seq[Sequence]) -> None:
         """Set ``draft`` of sequences that are about to draw a token, where their pages have
         room."""
-        chunks, tokens_left = list[Chunk](), self.step_tokens
+        chunks = list[Chunk]()
+        tokens_left = self.step_tokens
         for sequence in sequences:
             start = self.computed.get(sequence, 0)
             count = min(tokens_left, len(sequence.ids) - start)
@@ -85,7 +89,8 @@ class DraftModel:
 
 def check_draft(draft: Model, model: Model) -> None:
     """UserError for a model that cannot guess for the other."""
-    cfg, target_cfg = draft.config, model.config
+    cfg = draft.config
+    target_cfg = model.config
     stack = (
         isinstance(cfg, config.Decoder)
         and isinstance(cfg.decoder, config.Stack)

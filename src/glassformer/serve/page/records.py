@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ...core.files import JsonObject
 
-SAMPLES, ROUTING = "samples.jsonl", "routing.jsonl"
+SAMPLES = "samples.jsonl"
+ROUTING = "routing.jsonl"
 MAX_BYTES = 4 << 20  # bytes that are read from the end of a file
 MAX_RECORDS = 200  # samples, or validations of a mixture, that are told
 

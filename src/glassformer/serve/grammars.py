@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -111,13 +112,13 @@ def _check_schema(schema: Any, depth: int) -> None:
             _check_schema(subschema, depth + 1)
 
 
+@dataclass
 class Constraint:
     """Grammar state of one continuation: maps the tokens so far to a mask of allowed tokens."""
 
-    def __init__(self, matcher: Any, vocab: int) -> None:
-        self.matcher = matcher
-        self.vocab = vocab
-        self.consumed = 0
+    matcher: Any
+    vocab: int
+    consumed: int = 0
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
         """Boolean mask (V,) of the tokens allowed next."""

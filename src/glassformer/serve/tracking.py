@@ -109,11 +109,11 @@ HISTOGRAMS = {
 }
 
 
+@dataclass(frozen=True)
 class EngineStats(Collector):
     """Gauges and totals of every engine, read at each scrape."""
 
-    def __init__(self, registry: Registry) -> None:
-        self.registry = registry
+    registry: Registry
 
     def collect(self) -> Iterable[Metric]:
         """Yields one sample per model and metric."""
@@ -174,19 +174,17 @@ class RequestStats:
     finish: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
 class RequestMiddleware:
     """The first to see a request and the last to see its answer: id, key, bounds, log.
 
     ``keys`` are those that let a client in, None for no need of one.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: Sequence[str] | None, metrics: Metrics, log: bool = True
-    ) -> None:
-        self.app = app
-        self.keys = keys
-        self.metrics = metrics
-        self.log = log
+    app: ASGIApp
+    keys: Sequence[str] | None
+    metrics: Metrics
+    log: bool = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

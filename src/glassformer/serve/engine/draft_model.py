@@ -8,30 +8,29 @@ shared.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 from ...core import config
 from ...core.errors import need
 from ...core.nn import Model
+from ...fast.kernels import PAGE
 from .runner import PagedRunner
 from .sequence import Chunk, Sequence, sample
 
 SHARE = 0.3  # of guesses that have to be right, lately, for more of them to pay
 
 
+@dataclass
 class DraftModel:
     """Guesses by a model of the same vocabulary, drawn with the random numbers of the very places
     that are guessed."""
 
-    def __init__(
-        self, runner: PagedRunner, vocab_size: int | None, step_tokens: int, most: int = 4
-    ) -> None:
-        self.runner = runner
-        self.vocab_size = vocab_size
-        self.step_tokens = step_tokens
-        self.most = most
-        self.size = 32
-        # number of tokens of each sequence that are in its pages
-        self.computed = dict[Sequence, int]()
+    runner: PagedRunner
+    vocab_size: int | None
+    step_tokens: int
+    most: int = 4
+    # number of tokens of each sequence that are in its pages
+    computed: dict[Sequence, int] = field(default_factory=dict)
 
     def released(self, sequence: Sequence) -> None:
         """Forgets a sequence whose pages were freed."""
@@ -76,7 +75,7 @@ class DraftModel:
 
     def _room(self, sequence: Sequence) -> int:
         """Number of tokens that its pages and the draft model's context hold."""
-        return min(len(sequence.pages) * self.size, self.runner.cache.context)
+        return min(len(sequence.pages) * PAGE, self.runner.cache.context)
 
     def _guess_count(self, sequence: Sequence) -> int:
         """Number of tokens to guess: as many as fit in pages and answer, fewer where guesses were

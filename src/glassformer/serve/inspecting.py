@@ -26,7 +26,6 @@ from typing_extensions import TypedDict
 
 from ..core import config
 from ..core.files import JsonObject
-from ..core.nn.editing import one_token
 from ..sight import edits, lens, looking, streams
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
@@ -167,9 +166,9 @@ def value_patterns(body: InspectOptions) -> list[str]:
 
 def run_inspection(
     served: ServedModel,
-    ids: Sequence[int],
+    ids: list[int],
     body: InspectOptions,
-    source: Sequence[int] | None = None,
+    source: list[int] | None = None,
 ) -> Inspection:
     """Runs one forward pass over ``ids`` and an optional ``source``. Raises UserError and HttpError
     for unknown names and for too many values."""
@@ -179,29 +178,23 @@ def run_inspection(
     patterns = value_patterns(body)
     positions = _positions(getattr(body, "positions", None), len(ids))
     inspection = _head(served, body, "a pass of its own on the same weights", 0, ids)
-    source_ids = None if source is None else list(source)
-    if source_ids is not None:
-        pieces = [tokenizer.for_source.token(id) for id in source_ids]
-        inspection["source"] = {"tokens": source_ids, "pieces": pieces}
-    tokens = list(ids)
-    parsed_edits = [edits.parse(spec) for spec in body.edits]
-    options: dict[str, Any] = {"source": source_ids, "edits": parsed_edits}
+    if source is not None:
+        pieces = [tokenizer.for_source.token(id) for id in source]
+        inspection["source"] = {"tokens": source, "pieces": pieces}
+    options: dict[str, Any] = {"source": source, "edits": [*map(edits.parse, body.edits)]}
     if patterns:
-        shapes = {path: tuple(value.shape) for path, value in one_token(model).items()}
         longest = max(len(ids), len(source or ()))
-        _check_computed(_size(shapes, patterns, longest, longest))
-        values = looking.look(model, tokenizer, tokens, *patterns, **options)
-        source_values = {}
-        for path in [*values] if source is not None else ():
-            if is_source_value(path):
-                source_values[path] = values.pop(path)
+        _check_computed(_size(served.engine.shapes, patterns, longest, longest))
+        values = looking.look(model, tokenizer, ids, *patterns, **options)
+        source_paths = [path for path in values if source is not None and is_source_value(path)]
+        source_values = {path: values.pop(path) for path in source_paths}
         inspection["values"] = _values(values, positions) | _values(source_values, None)
     if "lens" in outputs:
         choices: Any = {"positions": positions, "track": body.track, "top": body.top}
-        depths = lens.logit_lens(model, tokenizer, tokens, **choices, **options)
+        depths = lens.logit_lens(model, tokenizer, ids, **choices, **options)
         inspection["lens"] = depths.to_dict()
     if "top_tokens" in outputs:
-        rows = looking.predictions(model, tokenizer, tokens, body.top, **options)
+        rows = looking.predictions(model, tokenizer, ids, body.top, **options)
         inspection["top_tokens"] = [
             {"position": n, **rows[n]} for n in (positions or range(len(rows)))
         ]

@@ -34,6 +34,7 @@ from .asgi.limits import MOST_HEADER_LINES, MOST_HEADERS
 from .asgi.replies import (
     ClientDisconnected,
     HttpError,
+    disconnected,
     error_response,
     log_line,
     until_disconnect,
@@ -306,7 +307,7 @@ class Context:
             raise HttpError(400, message, "model")
 
     async def until_disconnect(self, work: Awaitable[T]) -> T:
-        return await until_disconnect(self.http, work)
+        return await until_disconnect(disconnected(self.http), work)
 
     async def run_exclusively(self, work: Callable[[], T]) -> T:
         """Runs ``work`` in a thread, one call at a time over the whole server."""

@@ -236,18 +236,18 @@ async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
             await task
 
 
-async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
-    """Awaits ``work``; cancels it and raises ClientDisconnected if the client disconnects."""
+async def until_disconnect(leaving: Awaitable[None], work: Awaitable[T]) -> T:
+    """Awaits ``work``; cancels it and raises ClientDisconnected where ``leaving`` ends before."""
     pending = asyncio.ensure_future(work)
-    disconnect = asyncio.ensure_future(disconnected(request))
+    disconnect = asyncio.ensure_future(leaving)
     try:
         await asyncio.wait({pending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not pending.done():
             raise ClientDisconnected
         return pending.result()
     finally:
-        for task in (pending, disconnect):
-            await cancel_and_wait(task)
+        await cancel_and_wait(pending)
+        await cancel_and_wait(disconnect)
 
 
 def check_connected(gone: threading.Event) -> None:
@@ -261,7 +261,8 @@ async def run_in_thread(request: Request, task: Callable[[CancelCheck], T]) -> T
     gone = threading.Event()
     work = partial(task, partial(check_connected, gone))
     try:
-        return await until_disconnect(request, to_thread.run_sync(work, abandon_on_cancel=True))
+        running = to_thread.run_sync(work, abandon_on_cancel=True)
+        return await until_disconnect(disconnected(request), running)
     finally:
         gone.set()
 
@@ -293,16 +294,8 @@ class EventStream(Response):
         self.first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        disconnect = asyncio.ensure_future(disconnected(Request(scope, receive)))
-        sending = asyncio.ensure_future(self._send(send, disconnect, request_id(scope)))
-        try:
-            await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                raise ClientDisconnected
-            sending.result()
-        finally:
-            await cancel_and_wait(sending)
-            await cancel_and_wait(disconnect)
+        leaving = asyncio.ensure_future(disconnected(Request(scope, receive)))
+        await until_disconnect(leaving, self._send(send, leaving, request_id(scope)))
 
     async def _send(self, send: Send, leaving: asyncio.Future[None], id: str | None) -> None:
         async def write(data: bytes, more: bool = True) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal, NotRequired
 
 import torch
@@ -269,9 +268,7 @@ async def tag(context: Context, body: TagRequest) -> Any:
     is_empty = not all(words and all(words) for words in sentences)
     refuse(is_empty, "A sentence is empty; give words in each.", "input")
     served.check_lengths([*map(" ".join, sentences)], "input")
-    rows, firsts = await to_thread.run_sync(
-        partial(worded, served.tokenizer, sentences, served.context)
-    )
+    rows, firsts = await to_thread.run_sync(worded, served.tokenizer, sentences, served.context)
     data = list[Tagged]()
     for words, token_logits, first_tokens in zip(
         sentences, await _encode(context, rows, "tags"), firsts, strict=True
@@ -311,7 +308,7 @@ async def _outputs(
     flat = [piece for text in texts for piece in (text if isinstance(text, tuple) else (text,))]
     served.check_lengths(flat, "input")
     refuse(not all(flat), "A text is empty; give some text.", "input")
-    rows = await to_thread.run_sync(partial(_encode_texts, served, texts))
+    rows = await to_thread.run_sync(_encode_texts, served, texts)
     longest = max(len(ids) for ids, _ in rows)
     if longest > served.context:
         message = f"A text has {longest} tokens and the model reads {served.context}; shorten it."

@@ -103,7 +103,7 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
         ids = await (encoded or _encode_input(served, text))
         context.tally.model = served.id
         context.tally.prompt_tokens = len(ids)
-        return await context.run_exclusively(partial(run_inspection, served, ids, body, source))
+        return await context.run_exclusively(run_inspection, served, ids, body, source)
     (ids,) = await served.encode_prompts([text])
     body = body.model_copy(update={"positions": _positions(body.positions, len(ids))})
     request = Request(ids, max_new=0, client=context.client)
@@ -141,8 +141,9 @@ async def _encode_pair(
     """Token ids of an encoder-decoder's source, or of its target (``is_target``) with the start
     token."""
     served.check_lengths([text], param)
-    encode: Any = partial(looking.token_ids, served.model, served.tokenizer, text, is_target)
-    return (await to_thread.run_sync(encode))[0].tolist()  # type: ignore[no-any-return]
+    encode: Any = looking.token_ids
+    ids = await to_thread.run_sync(encode, served.model, served.tokenizer, text, is_target)
+    return ids[0].tolist()  # type: ignore[no-any-return]
 
 
 def _head(

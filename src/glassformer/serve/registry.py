@@ -62,6 +62,15 @@ class ServedModel(InMemoryEntry):
         super().__init__(id, checkpoint, model, tokenizer)
         self.created = int(time.time())
         self.config: config.Model = model.config
+        has_head = self.config.head is not None
+        self.continues = isinstance(self.config, config.Decoder) and has_head
+        self.translates = isinstance(self.config, config.EncoderDecoder)
+        is_encoder = isinstance(self.config, config.Encoder)
+        self.fills = is_encoder and has_head and tokenizer.mask is not None
+        # classes of a text (one: a number), and of its tokens
+        self.labelled = self.config.pool is not None and bool(self.config.pool.labels)
+        self.tags = tags(self.config)
+        self.embeds = not self.translates and not self.labelled
         folder = checkpoint.folder
         source = None if folder is None else chat_template.find(folder)
         if template is not None:
@@ -80,39 +89,6 @@ class ServedModel(InMemoryEntry):
     @property
     def starts_with_bos(self) -> bool:
         return document_start(self.tokenizer) is not None
-
-    @property
-    def continues(self) -> bool:
-        """True for a decoder with an LM head."""
-        return isinstance(self.config, config.Decoder) and self.config.head is not None
-
-    @property
-    def translates(self) -> bool:
-        return isinstance(self.config, config.EncoderDecoder)
-
-    @property
-    def fills(self) -> bool:
-        """True for an encoder with an MLM head and a mask token."""
-        return (
-            isinstance(self.config, config.Encoder)
-            and self.config.head is not None
-            and self.tokenizer.mask is not None
-        )
-
-    @property
-    def labelled(self) -> bool:
-        """True for a model with a classification head (one label: regression)."""
-        return self.config.pool is not None and bool(self.config.pool.labels)
-
-    @property
-    def tags(self) -> bool:
-        """True for a model with a token classification head."""
-        return tags(self.config)
-
-    @property
-    def embeds(self) -> bool:
-        """True for models with text embeddings."""
-        return not self.translates and not self.labelled
 
     def abilities(self) -> list[str]:
         """Names of the endpoints that the model supports."""

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from anyio import CapacityLimiter, to_thread
 from prometheus_client import (
@@ -44,6 +44,7 @@ from .engine import Encode, Engine, EngineClosed, Event, Request, RequestHandle
 from .registry import Registry, ServedModel
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 BATCH_SIZE = 32  # texts of one request that are encoded side by side
 ONE_THREAD = CapacityLimiter(1)
 ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -309,10 +310,11 @@ class Context:
     async def until_disconnect(self, work: Awaitable[T]) -> T:
         return await until_disconnect(disconnected(self.http), work)
 
-    async def run_exclusively(self, work: Callable[[], T]) -> T:
+    async def run_exclusively(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
         """Runs ``work`` in a thread, one call at a time over the whole server."""
-        running = to_thread.run_sync(work, limiter=ONE_THREAD, abandon_on_cancel=True)
-        return await self.until_disconnect(running)
+        return await self.until_disconnect(
+            to_thread.run_sync(work, *args, limiter=ONE_THREAD, abandon_on_cancel=True)
+        )
 
     async def submit(self, requests: Sequence[Request]) -> list[RequestHandle]:
         """Submits all requests or none, in a thread where it takes long: many continuations, or

@@ -60,9 +60,7 @@ def routing(folder: Path) -> list[JsonObject]:
             mixture = mixtures.setdefault(
                 path, {"address": path, "steps": [], "share": [], "tokens": []}
             )
-            mixture["steps"], mixture["share"] = (
-                [*mixture["steps"], record["step"]][-MAX_RECORDS:],
-                [*mixture["share"], shares][-MAX_RECORDS:],
-            )
+            mixture["steps"] = [*mixture["steps"], record["step"]][-MAX_RECORDS:]
+            mixture["share"] = [*mixture["share"], shares][-MAX_RECORDS:]
             mixture["tokens"] = tokens
     return list(mixtures.values())

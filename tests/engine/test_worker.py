@@ -28,7 +28,7 @@ from glassformer.serve.engine.request import Encode
 from glassformer.serve.engine.sequence import BeamSearch, Chunk, RequestHandle, Sequence
 from pages import check_pages
 
-ROOMS = ["worker", "scheduler", "sequence", "pages", "runner", "looking", "draft", "draft_model"]
+ROOMS = ["worker", "scheduler", "sequence", "pages", "runner", "request", "draft_model"]
 PLACES = [importlib.import_module(f"glassformer.serve.engine.{name}") for name in ROOMS]
 APART = {
     "_draw",
@@ -41,6 +41,7 @@ APART = {
     "_restart",
     "restart",
     "clear",
+    "forget_pages",
     "check",
     "end",
     "end_all",
@@ -48,7 +49,7 @@ APART = {
 }
 """What keeps requests apart, and what runs when all else failed."""
 CROWDS = ("gemma2", "draft", "t5", "gru", "mixer")
-NOT_REACHED = {"Worker._plan", "Worker._encode", "looking.prepare_looks", "draft_model.check_draft"}
+NOT_REACHED = {"Worker._plan", "Worker._encode", "draft_model.check_draft"}
 NOT_REACHED |= {
     "Scheduler.plan",
     "Scheduler._admit",
@@ -79,6 +80,8 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
         for name, value in vars(module).items():
             if getattr(value, "__module__", "") != module.__name__:
                 continue
+            if module.__name__.endswith("request") and name != "Look":
+                continue  # values without a step
             if isinstance(value, FunctionType) and name != "_atomic":
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", module, name
             methods = (

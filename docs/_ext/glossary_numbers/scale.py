@@ -154,7 +154,7 @@ def quantization() -> str:
 
 
 def speculative_decoding() -> str:
-    from glassformer.serve.engine.draft import PromptLookup
+    from glassformer.serve.engine.sequence import PromptLookup
 
     ids = shipped_pass().ids
     guessed = PromptLookup().propose([*ids, *ids[:3]], 4)

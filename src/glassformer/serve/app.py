@@ -175,7 +175,9 @@ class Api:
     """The server's routes, with the registry and metrics that they share."""
 
     def __init__(self, registry: Registry, version: str) -> None:
-        self.registry, self.metrics, self.release = registry, Metrics(registry), version
+        self.registry = registry
+        self.metrics = Metrics(registry)
+        self.release = version
         self.ending = False  # the server answers what is under way, and ``health`` says 503
         self.description = openapi(version, self.gets())
 
@@ -190,7 +192,8 @@ class Api:
     async def tokenizer_info(self, request: Request) -> JsonObject:
         """Special tokens, vocabulary size and chat template of a tokenizer."""
         served = self.registry[request.query_params.get("model")]
-        tokenizer, roles = served.tokenizer, JsonObject()
+        tokenizer = served.tokenizer
+        roles = JsonObject()
         for role, name in tokenizer.roles.items():
             roles |= {f"{role}_token": name, f"{role}_token_id": getattr(tokenizer, role)}
         return {
@@ -349,7 +352,8 @@ SENTENCES = {
 def _describe(name: str, problems: list[JsonObject]) -> str:
     """Message for one invalid field: its name, the value sent and the values allowed."""
     problem = problems[0]
-    kind, context = problem["type"], problem.get("ctx", {})
+    kind = problem["type"]
+    context = problem.get("ctx", {})
     value = _preview(problem.get("input"))
     if kind == "wrong":
         return f"{name}: {problem['msg']}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal, NotRequired
 
 import torch
@@ -195,7 +194,8 @@ async def embed(context: Context, body: EmbeddingRequest) -> Any:
     """A vector for each text; with ``dimensions`` its first numbers, scaled to length 1."""
     served = context.served
     context.require(served.embeds, "give vectors")
-    width, size = served.config.dim, body.dimensions or served.config.dim
+    width = served.config.dim
+    size = body.dimensions or served.config.dim
     message = f"dimensions is {size}; the model's vectors have {width}."
     refuse(size > width, message, "dimensions")
     vectors, usage = await _outputs(context, body.input, "vector")
@@ -211,7 +211,8 @@ async def embed(context: Context, body: EmbeddingRequest) -> Any:
 
 async def score(context: Context, body: ScoreRequest) -> Any:
     """Similarity of pairs of texts."""
-    first, second = texts_of(body.text_1), texts_of(body.text_2)
+    first = texts_of(body.text_1)
+    second = texts_of(body.text_2)
     message = (
         f"text_1 has {len(first)} texts and text_2 {len(second)}; give as many, or one in text_1."
     )
@@ -267,9 +268,7 @@ async def tag(context: Context, body: TagRequest) -> Any:
     is_empty = not all(words and all(words) for words in sentences)
     refuse(is_empty, "A sentence is empty; give words in each.", "input")
     served.check_lengths([*map(" ".join, sentences)], "input")
-    rows, firsts = await to_thread.run_sync(
-        partial(worded, served.tokenizer, sentences, served.context)
-    )
+    rows, firsts = await to_thread.run_sync(worded, served.tokenizer, sentences, served.context)
     data = list[Tagged]()
     for words, token_logits, first_tokens in zip(
         sentences, await _encode(context, rows, "tags"), firsts, strict=True
@@ -309,7 +308,7 @@ async def _outputs(
     flat = [piece for text in texts for piece in (text if isinstance(text, tuple) else (text,))]
     served.check_lengths(flat, "input")
     refuse(not all(flat), "A text is empty; give some text.", "input")
-    rows = await to_thread.run_sync(partial(_encode_texts, served, texts))
+    rows = await to_thread.run_sync(_encode_texts, served, texts)
     longest = max(len(ids) for ids, _ in rows)
     if longest > served.context:
         message = f"A text has {longest} tokens and the model reads {served.context}; shorten it."
@@ -319,7 +318,8 @@ async def _outputs(
 
 async def _encode(context: Context, rows: Rows, output: Encoded) -> list[Tensor]:
     """Submits token ids with segment ids to the engine and returns the outputs."""
-    segmented, client = bool(context.served.config.embed.segments), context.client
+    segmented = bool(context.served.config.embed.segments)
+    client = context.client
     requests = [
         Encode(ids, kinds if segmented else None, output, client=client) for ids, kinds in rows
     ]
@@ -334,7 +334,8 @@ def _usage(rows: Rows) -> TokenUsage:
 def _encode_texts(served: ServedModel, texts: Sequence[Text]) -> Rows:
     """Token ids and segment ids of texts or pairs, with special tokens. Raises HttpError for ids
     outside the vocabulary."""
-    tokenizer, rows = served.tokenizer, Rows()
+    tokenizer = served.tokenizer
+    rows = Rows()
     for text in texts:
         if isinstance(text, list):
             check_ids(text, tokenizer.size, "input")

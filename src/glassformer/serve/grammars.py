@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 # or a small model writes nothing else
 SPACES: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
-SUPPORTED_KEYWORDS = """
+ENFORCED_KEYWORDS = """
 type const enum anyOf allOf $ref $defs definitions properties patternProperties additionalProperties required
 minProperties maxProperties items prefixItems minItems maxItems minLength maxLength pattern format minimum maximum
 exclusiveMinimum exclusiveMaximum multipleOf
@@ -34,6 +35,7 @@ exclusiveMinimum exclusiveMaximum multipleOf
 ANNOTATIONS = """
 $schema $id $comment title description default examples deprecated readOnly writeOnly
 """
+KEYWORDS = frozenset((ENFORCED_KEYWORDS + ANNOTATIONS).split())
 MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions")
 LIST_KEYWORDS = ("anyOf", "allOf", "prefixItems")
 SCHEMA_KEYWORDS = ("items", "additionalProperties")
@@ -54,7 +56,8 @@ def guide_factory(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> C
     )
     first = LLMatcher(_table(tokenizer), grammar, log_level=0, limits=limits)
     name = {"json": "JSON schema", "regex": "regular expression"}.get(kind, "grammar")
-    problem, warnings = f"The {name} cannot be held to: ", first.get_grammar_warnings()
+    problem = f"The {name} cannot be held to: "
+    warnings = first.get_grammar_warnings()
     refuse(first.is_error(), problem + _one_line(first.get_error()), code="bad_grammar")
     refuse(bool(warnings), f"{problem}{warnings}")
     return lambda: Constraint(first.deep_copy(), vocab)
@@ -94,41 +97,28 @@ def _check_schema(schema: Any, depth: int) -> None:
         "The JSON schema is nested more than 64 deep; write it flatter.",
         code="bad_grammar",
     )
-    if isinstance(schema, bool) or not isinstance(schema, Mapping):
-        return
-    unsupported = next(
-        (
-            name
-            for name in schema
-            if name not in SUPPORTED_KEYWORDS.split() and name not in ANNOTATIONS.split()
-        ),
-        None,
-    )
-    message = (
-        f'The JSON schema says "{str(unsupported)[:80]}", which is not enforced here; leave it out, '
-        "or say it otherwise."
-    )
-    refuse(unsupported is not None, message, code="bad_grammar")
-    subschemas = [*_values(schema, MAP_KEYWORDS, dict), *_values(schema, LIST_KEYWORDS, list)]
-    subschemas += [schema[name] for name in SCHEMA_KEYWORDS if name in schema]
-    for subschema in subschemas:
-        _check_schema(subschema, depth + 1)
+    for name, value in schema.items() if isinstance(schema, Mapping) else ():
+        message = (
+            f'The JSON schema says "{str(name)[:80]}", which is not enforced here; leave it out, '
+            "or say it otherwise."
+        )
+        refuse(name not in KEYWORDS, message, code="bad_grammar")
+        subschemas = [value] if name in SCHEMA_KEYWORDS else []
+        if name in MAP_KEYWORDS and isinstance(value, dict):
+            subschemas = [*value.values()]
+        elif name in LIST_KEYWORDS and isinstance(value, list):
+            subschemas = value
+        for subschema in subschemas:
+            _check_schema(subschema, depth + 1)
 
 
-def _values(schema: Mapping[str, Any], names: Sequence[str], kind: type) -> list[Any]:
-    groups = [schema[name] for name in names if isinstance(schema.get(name), kind)]
-    return [
-        value
-        for group in groups
-        for value in (group.values() if isinstance(group, dict) else group)
-    ]
-
-
+@dataclass
 class Constraint:
     """Grammar state of one continuation: maps the tokens so far to a mask of allowed tokens."""
 
-    def __init__(self, matcher: Any, vocab: int) -> None:
-        self.matcher, self.vocab, self.consumed = matcher, vocab, 0
+    matcher: Any
+    vocab: int
+    consumed: int = 0
 
     def __call__(self, tokens: Sequence[int]) -> Tensor:
         """Boolean mask (V,) of the tokens allowed next."""
@@ -147,7 +137,8 @@ class _Vocabulary:
     """Adapter of a tokenizer for llguidance: the bytes of every id."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.eos_token_id, self.bos_token_id = tokenizer.eos, tokenizer.bos
+        self.eos_token_id = tokenizer.eos
+        self.bos_token_id = tokenizer.bos
         self.special_token_ids = [id for id in range(tokenizer.size) if tokenizer.hides(id)]
         self.tokens = [
             b"" if tokenizer.token(id) == "" or tokenizer.hides(id) else tokenizer.bytes_of(id)

@@ -30,7 +30,7 @@ from ..sight import edits, lens, looking, streams
 from ..sight.reading import one_token
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
-from .engine.request import SQUARE, concatenate, token_axis
+from .engine.request import SQUARE, concatenate, first_outside, token_axis
 from .registry import ServedModel, check_ids
 from .schemas import InspectNames, InspectOptions, Positions, Texts, example
 from .tracking import Context
@@ -89,7 +89,8 @@ class Inspection(TypedDict):
 
 async def inspect(context: Context, body: InspectRequest) -> Inspection:
     """Named values, the logit lens and top tokens of one forward pass, optionally edited."""
-    served, source = context.served, None
+    served = context.served
+    source = None
     text = single_text(body.prompt, "prompt")
     pair = isinstance(served.config, config.EncoderDecoder)
     if body.source is None:
@@ -101,8 +102,9 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
     if not isinstance(served.config, config.Decoder):
         encoded = _encode_pair(served, text, True, "prompt") if pair else None
         ids = await (encoded or _encode_input(served, text))
-        context.tally.model, context.tally.prompt_tokens = served.id, len(ids)
-        return await context.run_exclusively(partial(run_inspection, served, ids, body, source))
+        context.tally.model = served.id
+        context.tally.prompt_tokens = len(ids)
+        return await context.run_exclusively(run_inspection, served, ids, body, source)
     (ids,) = await served.encode_prompts([text])
     body = body.model_copy(update={"positions": _positions(body.positions, len(ids))})
     request = Request(ids, max_new=0, client=context.client)
@@ -140,8 +142,9 @@ async def _encode_pair(
     """Token ids of an encoder-decoder's source, or of its target (``is_target``) with the start
     token."""
     served.check_lengths([text], param)
-    encode: Any = partial(looking.token_ids, served.model, served.tokenizer, text, is_target)
-    return (await to_thread.run_sync(encode))[0].tolist()  # type: ignore[no-any-return]
+    encode: Any = looking.token_ids
+    ids = await to_thread.run_sync(encode, served.model, served.tokenizer, text, is_target)
+    return ids[0].tolist()  # type: ignore[no-any-return]
 
 
 def _head(
@@ -165,38 +168,35 @@ def value_patterns(body: InspectOptions) -> list[str]:
 
 def run_inspection(
     served: ServedModel,
-    ids: Sequence[int],
+    ids: list[int],
     body: InspectOptions,
-    source: Sequence[int] | None = None,
+    source: list[int] | None = None,
 ) -> Inspection:
     """Runs one forward pass over ``ids`` and an optional ``source``. Raises UserError and HttpError
     for unknown names and for too many values."""
-    model, tokenizer = served.model, served.tokenizer
-    outputs, patterns = body.inspect or (), value_patterns(body)
+    model = served.model
+    tokenizer = served.tokenizer
+    outputs = body.inspect or ()
+    patterns = value_patterns(body)
     positions = _positions(getattr(body, "positions", None), len(ids))
     inspection = _head(served, body, "a pass of its own on the same weights", 0, ids)
-    source_ids = None if source is None else list(source)
-    if source_ids is not None:
-        pieces = [tokenizer.for_source.token(id) for id in source_ids]
-        inspection["source"] = {"tokens": source_ids, "pieces": pieces}
-    tokens = list(ids)
-    parsed_edits = [edits.parse(spec) for spec in body.edits]
-    options: dict[str, Any] = {"source": source_ids, "edits": parsed_edits}
+    if source is not None:
+        pieces = [tokenizer.for_source.token(id) for id in source]
+        inspection["source"] = {"tokens": source, "pieces": pieces}
+    options: dict[str, Any] = {"source": source, "edits": [*map(edits.parse, body.edits)]}
     if patterns:
-        shapes = {path: tuple(value.shape) for path, value in one_token(model).items()}
         longest = max(len(ids), len(source or ()))
-        _check_size(_size(shapes, patterns, longest, longest))
-        values, source_values = looking.look(model, tokenizer, tokens, *patterns, **options), {}
-        for path in [*values] if source is not None else ():
-            if is_source_value(path):
-                source_values[path] = values.pop(path)
+        _check_computed(_size(served.engine.shapes, patterns, longest, longest))
+        values = looking.look(model, tokenizer, ids, *patterns, **options)
+        source_paths = [path for path in values if source is not None and is_source_value(path)]
+        source_values = {path: values.pop(path) for path in source_paths}
         inspection["values"] = _values(values, positions) | _values(source_values, None)
     if "lens" in outputs:
         choices: Any = {"positions": positions, "track": body.track, "top": body.top}
-        depths = lens.logit_lens(model, tokenizer, tokens, **choices, **options)
+        depths = lens.logit_lens(model, tokenizer, ids, **choices, **options)
         inspection["lens"] = depths.to_dict()
     if "top_tokens" in outputs:
-        rows = looking.predictions(model, tokenizer, tokens, body.top, **options)
+        rows = looking.predictions(model, tokenizer, ids, body.top, **options)
         inspection["top_tokens"] = [
             {"position": n, **rows[n]} for n in (positions or range(len(rows)))
         ]
@@ -212,24 +212,31 @@ def is_source_value(path: str) -> bool:
 def _positions(positions: Sequence[int] | None, length: int) -> list[int] | None:
     if positions is None:
         return None
-    missing = next((position for position in positions if not -length <= position < length), None)
-    refuse(
-        missing is not None,
-        f"Position {missing} is not there; the text has {length} tokens.",
-        "positions",
-    )
-    return [position % length for position in positions]
+    resolved = [position + length if position < 0 else position for position in positions]
+    missing = first_outside(resolved, length)
+    position = None if missing is None else positions[resolved.index(missing)]
+    message = f"Position {position} is not there; the text has {length} tokens."
+    refuse(missing is not None, message, "positions")
+    return resolved
 
 
 def _size(
     paths: Mapping[str, Sequence[int]], patterns: Sequence[str], rows: int, length: int
 ) -> int:
     """Number of elements of the matching values for ``rows`` tokens of a text of ``length``."""
-    total = 0
-    for path, shape in matching(paths, patterns).items():
-        is_square = path.rpartition(".")[2] in SQUARE
-        total += math.prod(shape) * rows * (length if is_square else 1)
-    return total
+    return rows * sum(
+        math.prod(shape) * (length if path.rpartition(".")[2] in SQUARE else 1)
+        for path, shape in matching(paths, patterns).items()
+    )
+
+
+def _check_computed(total: int) -> None:
+    """Rejects requests whose values would not fit in memory, before the forward pass."""
+    message = (
+        f"That is {total:,} numbers, and a pass keeps {MAX_COMPUTED:,} at most; name fewer "
+        "values, or shorten the text."
+    )
+    refuse(total > MAX_COMPUTED, message, "inspect")
 
 
 def matching(values: Mapping[str, V], patterns: Sequence[str]) -> dict[str, V]:
@@ -241,29 +248,21 @@ def matching(values: Mapping[str, V], patterns: Sequence[str]) -> dict[str, V]:
     }
 
 
-def _check_size(total: int) -> None:
-    """Rejects requests whose values would not fit in memory, before the forward pass."""
-    message = (
-        f"That is {total:,} numbers, and a pass keeps {MAX_COMPUTED:,} at most; name fewer "
-        "values, or shorten the text."
-    )
-    refuse(total > MAX_COMPUTED, message, "inspect")
-
-
 def _values(tensors: dict[str, Tensor], positions: list[int] | None) -> dict[str, NamedValue]:
     """Values as JSON, restricted to ``positions`` if given."""
     selected = {}
     for path, value in tensors.items():
         is_cut = positions is not None and value.ndim > 2
         selected[path] = value[0][..., positions, :] if is_cut else value[0]  # (.., T, last)
-    _check_sent(sum(tensor.numel() for tensor in selected.values()))
+    _check_returned(sum(tensor.numel() for tensor in selected.values()))
     entries: JsonObject = looking.to_dict(selected)
     for entry in entries.values():
         entry["positions"] = positions
     return entries
 
 
-def _check_sent(total: int) -> None:
+def _check_returned(total: int) -> None:
+    """Rejects answers of too many numbers."""
     message = (
         f"That is {total:,} numbers, and an answer has {MAX_RETURNED:,} at most; name fewer "
         "values, or give positions."
@@ -286,21 +285,24 @@ def inspected_positions(body: InspectOptions, prompt: int) -> tuple[int, list[in
 def with_inspection(served: ServedModel, body: InspectOptions, request: Request) -> Request:
     """Adds the values to capture and the edits to an engine request. Raises HttpError for unknown
     names and for too many values."""
-    outputs, patterns, length = body.inspect or (), value_patterns(body), len(request.tokens)
+    outputs = body.inspect or ()
+    patterns = value_patterns(body)
+    length = len(request.tokens)
     since, positions = inspected_positions(body, length)
     max_new = served.context - length + 1 if request.max_new is None else request.max_new
     end = length + max(0, max_new - 1)
-    missing = next((position for position in positions or () if not 0 <= position < end), None)
+    missing = first_outside(positions or (), end)
     message = f"Position {missing} is not there; at most {end} tokens are read, 0 to {end - 1}."
     refuse(missing is not None, message, "positions")
-    shapes, count = served.engine.shapes, end - since if positions is None else len(positions)
-    _check_sent(request.n * _size(shapes, patterns, count, end))
+    shapes = served.engine.shapes
+    count = end - since if positions is None else len(positions)
+    _check_returned(request.n * _size(shapes, patterns, count, end))
     for word in body.track:
         streams.word_id(served.model, served.tokenizer, word)
     if "lens" in outputs:
         streams.needs_head(served.model, "it has no lens.")
         patterns += [name for name in LENS_VALUES if matching(shapes, [name])]
-    _check_size(request.n * _size(shapes, patterns, end - since, end))
+    _check_computed(request.n * _size(shapes, patterns, end - since, end))
     if "top_tokens" in outputs:
         request = replace(
             request,
@@ -316,8 +318,11 @@ class Inspector:
     """Builds the inspections of one continuation from the engine's events."""
 
     def __init__(self, served: ServedModel, body: InspectOptions, handle: RequestHandle) -> None:
-        self.served, self.body, self.handle = served, body, handle
-        self.tokens, self.drained = [*handle.prompt], 0
+        self.served = served
+        self.body = body
+        self.handle = handle
+        self.tokens = [*handle.prompt]
+        self.drained = 0
         self.pending = list[int]()  # drawn and not read
         self.captures = list[RecordedValues]()
         # by position
@@ -339,7 +344,8 @@ class Inspector:
 
     def drain(self) -> Inspection:
         """Inspection of the tokens computed since the last call."""
-        start, end = self.drained, len(self.tokens)
+        start = self.drained
+        end = len(self.tokens)
         since, requested = inspected_positions(self.body, len(self.handle.prompt))
         positions = [
             position
@@ -347,7 +353,8 @@ class Inspector:
             if requested is None or position in requested
         ]
         self.drained = end
-        outputs, patterns = self.body.inspect or (), value_patterns(self.body)
+        outputs = self.body.inspect or ()
+        patterns = value_patterns(self.body)
         inspection = _head(
             self.served, self.body, "the engine's own steps", start, self.tokens[start:]
         )
@@ -384,9 +391,11 @@ class Inspector:
         # of a recurrent model the last cell's state is what the head reads
         out = states.pop(LENS_VALUES[-1], None)
         out = states[[*states][-1]] if out is None else out
-        model, tokenizer = self.served.model, self.served.tokenizer
+        model = self.served.model
+        tokenizer = self.served.tokenizer
         track = [streams.word_id(model, tokenizer, word) for word in self.body.track]
-        ids, end = [self.tokens[position] for position in positions], len(self.tokens)
+        ids = [self.tokens[position] for position in positions]
+        end = len(self.tokens)
         states_args = (streams.States("decoder", states, out), ids, positions, end)
         return lens.lens_of_states(
             model, tokenizer, *states_args, track=track, top=self.body.top

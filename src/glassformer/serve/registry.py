@@ -27,6 +27,7 @@ from ..tasks.predictions import tags
 from .asgi.limits import LONGEST_NAME, MOST_CHARACTERS, MOST_TEXTS
 from .asgi.replies import HttpError, refuse
 from .engine import Engine
+from .engine.request import first_outside
 from .page.models import InMemoryEntry, Models, unique_id
 from .schemas import Message
 
@@ -61,6 +62,15 @@ class ServedModel(InMemoryEntry):
         super().__init__(id, checkpoint, model, tokenizer)
         self.created = int(time.time())
         self.config: config.Model = model.config
+        has_head = self.config.head is not None
+        self.continues = isinstance(self.config, config.Decoder) and has_head
+        self.translates = isinstance(self.config, config.EncoderDecoder)
+        is_encoder = isinstance(self.config, config.Encoder)
+        self.fills = is_encoder and has_head and tokenizer.mask is not None
+        # classes of a text (one: a number), and of its tokens
+        self.labelled = self.config.pool is not None and bool(self.config.pool.labels)
+        self.tags = tags(self.config)
+        self.embeds = not self.translates and not self.labelled
         folder = checkpoint.folder
         source = None if folder is None else chat_template.find(folder)
         if template is not None:
@@ -79,39 +89,6 @@ class ServedModel(InMemoryEntry):
     @property
     def starts_with_bos(self) -> bool:
         return document_start(self.tokenizer) is not None
-
-    @property
-    def continues(self) -> bool:
-        """True for a decoder with an LM head."""
-        return isinstance(self.config, config.Decoder) and self.config.head is not None
-
-    @property
-    def translates(self) -> bool:
-        return isinstance(self.config, config.EncoderDecoder)
-
-    @property
-    def fills(self) -> bool:
-        """True for an encoder with an MLM head and a mask token."""
-        return (
-            isinstance(self.config, config.Encoder)
-            and self.config.head is not None
-            and self.tokenizer.mask is not None
-        )
-
-    @property
-    def labelled(self) -> bool:
-        """True for a model with a classification head (one label: regression)."""
-        return self.config.pool is not None and bool(self.config.pool.labels)
-
-    @property
-    def tags(self) -> bool:
-        """True for a model with a token classification head."""
-        return tags(self.config)
-
-    @property
-    def embeds(self) -> bool:
-        """True for models with text embeddings."""
-        return not self.translates and not self.labelled
 
     def abilities(self) -> list[str]:
         """Names of the endpoints that the model supports."""
@@ -196,8 +173,8 @@ def check_count(texts: Sequence[object], param: str) -> None:
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     """Raises HttpError 400 for ids outside the vocabulary."""
-    is_known = all(0 <= id < vocab_size for id in ids)
-    refuse(not is_known, f"Tokens are 0 to {vocab_size - 1}; {param} holds another.", param)
+    is_unknown = first_outside(ids, vocab_size) is not None
+    refuse(is_unknown, f"Tokens are 0 to {vocab_size - 1}; {param} holds another.", param)
 
 
 class Registry(Models):
@@ -206,7 +183,8 @@ class Registry(Models):
     entries: Mapping[str, ServedModel]  # type: ignore[assignment]
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.entries, self.sources = {served.id: served for served in models}, []
+        self.entries = {served.id: served for served in models}
+        self.sources = []
 
     def __getitem__(self, id: str | None) -> ServedModel:
         """The model of that id; None is the first. Raises HttpError 404."""
@@ -238,7 +216,8 @@ def open_models(
 ) -> Registry:
     """Loads every model; the first ones are called by ``ids``. Raises UserError as loading does."""
     check_names(ids, len(names))
-    taken, served = list(ids), list[ServedModel]()
+    taken = list(ids)
+    served = list[ServedModel]()
     for name in names[len(ids) :]:
         taken.append(model_id(name, taken))
     for id, name in zip(taken, names, strict=True):

@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     JsonValue,
     SkipValidation,
+    TypeAdapter,
     WithJsonSchema,
     model_validator,
 )
@@ -193,39 +194,22 @@ def _texts(value: Any) -> list[str | list[int]]:
     return [text if isinstance(text, str) else [*map(int, text)] for text in texts]
 
 
+Words = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
+TextOrTexts = str | Words
+SeveralIds = Annotated[list[Ids], Field(min_length=1, max_length=MOST_TEXTS)]
+AnyTexts: Any = str | Words | Annotated[Ids, Field(min_length=1)] | SeveralIds
 Texts = Annotated[
     list[str | list[int]],
     # of a union pydantic tries every form, and notes each of a million ids that is no text
     SkipValidation,
     BeforeValidator(_texts),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "minItems": 1,
-                    "maxItems": MOST_TEXTS,
-                },
-                {"type": "array", "items": {"type": "integer"}, "minItems": 1},
-                {
-                    "type": "array",
-                    "items": {"type": "array", "items": {"type": "integer"}},
-                    "minItems": 1,
-                    "maxItems": MOST_TEXTS,
-                },
-            ]
-        }
-    ),
+    WithJsonSchema(TypeAdapter(AnyTexts).json_schema()),
 ]
 """Prompts, or texts to be embedded: one or several, as texts or as token ids; a list of them."""
 
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 Stops = Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)]
 
-Words = Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
-TextOrTexts = str | Words
 Seed = Annotated[JsonInt, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[JsonInt, Field(ge=1, le=MOST_TOKENS)]
 Positions = Annotated[list[JsonInt], Field(min_length=1, max_length=64)]
@@ -367,7 +351,8 @@ class GenerationRequest(InspectOptions):
             return "regex", self.guided_regex
         if self.guided_grammar is not None:
             return "lark", self.guided_grammar
-        form, source = self.response_format, self.guided_json
+        form = self.response_format
+        source = self.guided_json
         if form is not None and form.type != "text":
             source = {"type": "object"}
             if form.type == "json_schema" and form.json_schema is not None:

@@ -3,7 +3,6 @@ translation."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any, Literal, NotRequired
 
 import torch
@@ -100,8 +99,9 @@ async def fill(context: Context, body: FillRequest) -> Any:
     served = context.served
     context.require(served.fills, "fill blanks")
     served.check_lengths([body.input], "input")
-    work = partial(Filling, served.tokenizer, body.input, served.context, body.top, body.order)
-    filling = await to_thread.run_sync(work)
+    filling = await to_thread.run_sync(
+        Filling, served.tokenizer, body.input, served.context, body.top, body.order
+    )
     segments = filling.segments if served.config.embed.segments else None
     while rows := filling.rows:
         requests = [Encode(row, segments, "logits", filling.blanks, context.client) for row in rows]
@@ -122,8 +122,9 @@ async def translate(context: Context, body: TranslateRequest) -> Any:
     positions_only = body.positions is not None and body.inspect is None
     refuse(positions_only, "positions say what is to be inspected; inspect is missing.", "inspect")
     check_beams(body.beams, body.best, body.length_penalty, body.max_new)
-    cfg, tokenizer = served.config, served.tokenizer
-    sources = await to_thread.run_sync(partial(source_ids, cfg, tokenizer, texts))
+    cfg = served.config
+    tokenizer = served.tokenizer
+    sources = await to_thread.run_sync(source_ids, cfg, tokenizer, texts)
     start = first_tokens(tokenizer, None, cfg)
     requests = [
         Request(
@@ -145,6 +146,7 @@ async def translate(context: Context, body: TranslateRequest) -> Any:
     for answer, source in zip(data, sources, strict=True) if body.inspect is not None else ():
         for candidate in answer["best"]:  # the last token is found and not read
             target = [*start, *candidate["tokens"][:-1]]
-            work = partial(run_inspection, served, target, body, source)
-            candidate["inspect"] = await context.run_exclusively(work)
+            candidate["inspect"] = await context.run_exclusively(
+                run_inspection, served, target, body, source
+            )
     return list_answer(context, data)

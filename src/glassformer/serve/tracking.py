@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from anyio import CapacityLimiter, to_thread
 from prometheus_client import (
@@ -34,6 +34,7 @@ from .asgi.limits import MOST_HEADER_LINES, MOST_HEADERS
 from .asgi.replies import (
     ClientDisconnected,
     HttpError,
+    disconnected,
     error_response,
     log_line,
     until_disconnect,
@@ -43,6 +44,7 @@ from .engine import Encode, Engine, EngineClosed, Event, Request, RequestHandle
 from .registry import Registry, ServedModel
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 BATCH_SIZE = 32  # texts of one request that are encoded side by side
 ONE_THREAD = CapacityLimiter(1)
 ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -109,11 +111,11 @@ HISTOGRAMS = {
 }
 
 
+@dataclass(frozen=True)
 class EngineStats(Collector):
     """Gauges and totals of every engine, read at each scrape."""
 
-    def __init__(self, registry: Registry) -> None:
-        self.registry = registry
+    registry: Registry
 
     def collect(self) -> Iterable[Metric]:
         """Yields one sample per model and metric."""
@@ -174,22 +176,25 @@ class RequestStats:
     finish: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
 class RequestMiddleware:
     """The first to see a request and the last to see its answer: id, key, bounds, log.
 
     ``keys`` are those that let a client in, None for no need of one.
     """
 
-    def __init__(
-        self, app: ASGIApp, keys: Sequence[str] | None, metrics: Metrics, log: bool = True
-    ) -> None:
-        self.app, self.keys, self.metrics, self.log = app, keys, metrics, log
+    app: ASGIApp
+    keys: Sequence[str] | None
+    metrics: Metrics
+    log: bool = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, headers, tally = time.monotonic(), Headers(scope=scope), RequestStats()
+        start = time.monotonic()
+        headers = Headers(scope=scope)
+        tally = RequestStats()
         client_id = headers.get("x-request-id", "")
         id = client_id if ID.fullmatch(client_id) else f"req-{uuid.uuid4().hex}"
         scope.setdefault("state", {}).update(tally=tally, id=id)
@@ -199,7 +204,8 @@ class RequestMiddleware:
         async def sending(message: Message) -> None:
             nonlocal status, started, complete
             if message["type"] == "http.response.start":
-                started, status = True, message["status"]
+                started = True
+                status = message["status"]
                 MutableHeaders(scope=message).append("x-request-id", id)
             else:
                 complete = not message.get("more_body", False)
@@ -302,12 +308,13 @@ class Context:
             raise HttpError(400, message, "model")
 
     async def until_disconnect(self, work: Awaitable[T]) -> T:
-        return await until_disconnect(self.http, work)
+        return await until_disconnect(disconnected(self.http), work)
 
-    async def run_exclusively(self, work: Callable[[], T]) -> T:
+    async def run_exclusively(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
         """Runs ``work`` in a thread, one call at a time over the whole server."""
-        running = to_thread.run_sync(work, limiter=ONE_THREAD, abandon_on_cancel=True)
-        return await self.until_disconnect(running)
+        return await self.until_disconnect(
+            to_thread.run_sync(work, *args, limiter=ONE_THREAD, abandon_on_cancel=True)
+        )
 
     async def submit(self, requests: Sequence[Request]) -> list[RequestHandle]:
         """Submits all requests or none, in a thread where it takes long: many continuations, or
@@ -326,7 +333,9 @@ class Context:
     async def events(self, handle: RequestHandle) -> AsyncGenerator[Event]:
         """Yields the events of a request and raises its error. Cancels it if the consumer stops
         early."""
-        id, metrics, tally = self.served.id, self.metrics, self.tally
+        id = self.served.id
+        metrics = self.metrics
+        tally = self.tally
         start = time.monotonic()
         last: dict[int, float] = {}
         queued = True
@@ -416,7 +425,8 @@ class Context:
 
     async def run_batches(self, requests: Sequence[Request | Encode]) -> list[RequestHandle]:
         """Runs requests to completion in batches that fit the queue. Raises ClientDisconnected."""
-        finished, engine = list[RequestHandle](), self.served.engine
+        finished = list[RequestHandle]()
+        engine = self.served.engine
         batch_size = max(1, min(BATCH_SIZE, engine.max_queue // 2))
         for offset in range(0, len(requests), batch_size):
             handles = submit(engine, requests[offset : offset + batch_size])

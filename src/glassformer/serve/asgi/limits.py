@@ -11,7 +11,8 @@ MOST_MESSAGES = 1024
 MOST_CHOICES = 64  # n
 MOST_CONTINUATIONS = 1024  # n of each prompt together
 MOST_LOGPROBS = 20
-MOST_STOPS, LONGEST_STOP = 16, 256
+MOST_STOPS = 16
+LONGEST_STOP = 256
 MOST_BIASES = 1024
 # of any number of tokens, so that nothing overflows before the context is asked
 MOST_TOKENS = 1 << 24

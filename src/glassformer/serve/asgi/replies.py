@@ -67,8 +67,11 @@ class HttpError(UserError):
         pooled: str = "",
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-        self.headers, self.pooled = headers, pooled
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = headers
+        self.pooled = pooled
 
     def body(self, request_id: str | None) -> JsonObject:
         """OpenAI's error object for a request of the API; a sentence for the page."""
@@ -115,7 +118,8 @@ def http_error(error: BaseException, request_id: str | None) -> HttpError:
     if isinstance(error, MemoryError) or "memory" in str(error):
         message = "There was not enough memory for this; take a shorter text or a smaller model."
         return HttpError(500, message, code="out_of_memory")
-    lines, place = "".join(traceback.format_exception(error)), "its terminal says where"
+    lines = "".join(traceback.format_exception(error))
+    place = "its terminal says where"
     if request_id is None:
         note(lines)
     else:
@@ -155,7 +159,8 @@ async def read_body(request: Request) -> bytes:
     length = request.headers.get("content-length", "0")
     if not length.isdigit() or int(length) > MOST_BODY:
         raise too_large
-    data, pieces = bytearray(), request.stream()
+    data = bytearray()
+    pieces = request.stream()
     while True:
         try:
             piece = await asyncio.wait_for(anext(pieces, None), BODY_SECONDS)
@@ -231,17 +236,18 @@ async def cancel_and_wait(task: asyncio.Future[Any]) -> None:
             await task
 
 
-async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
-    """Awaits ``work``; cancels it and raises ClientDisconnected if the client disconnects."""
-    pending, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(request))
+async def until_disconnect(leaving: Awaitable[None], work: Awaitable[T]) -> T:
+    """Awaits ``work``; cancels it and raises ClientDisconnected where ``leaving`` ends before."""
+    pending = asyncio.ensure_future(work)
+    disconnect = asyncio.ensure_future(leaving)
     try:
         await asyncio.wait({pending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not pending.done():
             raise ClientDisconnected
         return pending.result()
     finally:
-        for task in (pending, disconnect):
-            await cancel_and_wait(task)
+        await cancel_and_wait(pending)
+        await cancel_and_wait(disconnect)
 
 
 def check_connected(gone: threading.Event) -> None:
@@ -255,7 +261,8 @@ async def run_in_thread(request: Request, task: Callable[[CancelCheck], T]) -> T
     gone = threading.Event()
     work = partial(task, partial(check_connected, gone))
     try:
-        return await until_disconnect(request, to_thread.run_sync(work, abandon_on_cancel=True))
+        running = to_thread.run_sync(work, abandon_on_cancel=True)
+        return await until_disconnect(disconnected(request), running)
     finally:
         gone.set()
 
@@ -282,19 +289,13 @@ class EventStream(Response):
     def __init__(self, events: AsyncGenerator[bytes], end: bytes = b"", first: bytes = b"") -> None:
         super().__init__(None, 200, {"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self.events, self.end, self.first = events, end, first
+        self.events = events
+        self.end = end
+        self.first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        disconnect = asyncio.ensure_future(disconnected(Request(scope, receive)))
-        sending = asyncio.ensure_future(self._send(send, disconnect, request_id(scope)))
-        try:
-            await asyncio.wait({sending, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                raise ClientDisconnected
-            sending.result()
-        finally:
-            await cancel_and_wait(sending)
-            await cancel_and_wait(disconnect)
+        leaving = asyncio.ensure_future(disconnected(Request(scope, receive)))
+        await until_disconnect(leaving, self._send(send, leaving, request_id(scope)))
 
     async def _send(self, send: Send, leaving: asyncio.Future[None], id: str | None) -> None:
         async def write(data: bytes, more: bool = True) -> None:

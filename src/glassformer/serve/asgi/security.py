@@ -11,6 +11,7 @@ import base64
 import ipaddress
 import secrets
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -99,6 +100,7 @@ def check_key(headers: Headers, keys: Sequence[str], scheme: Literal["Basic", "B
     return number
 
 
+@dataclass(frozen=True)
 class Guard:
     """Passes requests to ``app`` or answers 401, 403, 405 and 415; adds SECURITY_HEADERS.
 
@@ -108,24 +110,20 @@ class Guard:
     what to do about a wrong Host.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        hosts: frozenset[str] | None,
-        token: str | None = None,
-        *,
-        addresses: bool = False,
-        passwords: Sequence[str] | None = None,
-        hint: str = "open the link that `glassformer page` printed",
-    ) -> None:
-        self.app, self.hosts, self.token = app, hosts, token
-        self.addresses, self.passwords, self.hint = addresses, passwords, hint
+    app: ASGIApp
+    hosts: frozenset[str] | None
+    token: str | None = None
+    _: KW_ONLY
+    addresses: bool = False
+    passwords: Sequence[str] | None = None
+    hint: str = "open the link that `glassformer page` printed"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request, app = HTTPConnection(scope), self.app
+        request = HTTPConnection(scope)
+        app = self.app
         try:
             self._check(scope["method"], request)
         except HttpError as error:

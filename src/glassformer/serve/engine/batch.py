@@ -50,7 +50,8 @@ def answer_into(
             partial.unlink()
             raise UserError(f"{out} is there already; name another file, or remove it.")
         resumed = _resume(file, partial, job)
-        done, lines = resumed, resumed * job["samples"]
+        done = resumed
+        lines = resumed * job["samples"]
         if file.tell() == 0:
             file.write(_job_line(job))
         for number, result in _answers(engine, requests, done):
@@ -118,7 +119,8 @@ def _difference(first: bytes, job: dict[str, Any]) -> str:
 def _answers(engine: Engine, requests: Sequence[Request], first: int) -> Iterator[tuple[int, Any]]:
     """Results in the order of the requests, from the ``first`` on; as many are asked at once as may
     wait."""
-    handles, waiting = deque[tuple[int, RequestHandle]](), 0
+    handles = deque[tuple[int, RequestHandle]]()
+    waiting = 0
     for number in range(first, len(requests)):
         waiting += requests[number].n
         while handles and waiting > engine.max_queue:

@@ -8,27 +8,29 @@ shared.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
 from ...core import config
 from ...core.errors import need
 from ...core.nn import Model
+from ...fast.kernels import PAGE
 from .runner import PagedRunner
 from .sequence import Chunk, Sequence, sample
 
 SHARE = 0.3  # of guesses that have to be right, lately, for more of them to pay
 
 
+@dataclass
 class DraftModel:
     """Guesses by a model of the same vocabulary, drawn with the random numbers of the very places
     that are guessed."""
 
-    def __init__(
-        self, runner: PagedRunner, vocab_size: int | None, step_tokens: int, most: int = 4
-    ) -> None:
-        self.runner, self.vocab_size, self.step_tokens = runner, vocab_size, step_tokens
-        self.most, self.size = most, 32
-        # number of tokens of each sequence that are in its pages
-        self.computed = dict[Sequence, int]()
+    runner: PagedRunner
+    vocab_size: int | None
+    step_tokens: int
+    most: int = 4
+    # number of tokens of each sequence that are in its pages
+    computed: dict[Sequence, int] = field(default_factory=dict)
 
     def released(self, sequence: Sequence) -> None:
         """Forgets a sequence whose pages were freed."""
@@ -41,7 +43,8 @@ class DraftModel:
     def propose(self, sequences: Seq[Sequence]) -> None:
         """Set ``draft`` of sequences that are about to draw a token, where their pages have
         room."""
-        chunks, tokens_left = list[Chunk](), self.step_tokens
+        chunks = list[Chunk]()
+        tokens_left = self.step_tokens
         for sequence in sequences:
             start = self.computed.get(sequence, 0)
             count = min(tokens_left, len(sequence.ids) - start)
@@ -72,7 +75,7 @@ class DraftModel:
 
     def _room(self, sequence: Sequence) -> int:
         """Number of tokens that its pages and the draft model's context hold."""
-        return min(len(sequence.pages) * self.size, self.runner.cache.context)
+        return min(len(sequence.pages) * PAGE, self.runner.cache.context)
 
     def _guess_count(self, sequence: Sequence) -> int:
         """Number of tokens to guess: as many as fit in pages and answer, fewer where guesses were
@@ -85,7 +88,8 @@ class DraftModel:
 
 def check_draft(draft: Model, model: Model) -> None:
     """UserError for a model that cannot guess for the other."""
-    cfg, target_cfg = draft.config, model.config
+    cfg = draft.config
+    target_cfg = model.config
     stack = (
         isinstance(cfg, config.Decoder)
         and isinstance(cfg.decoder, config.Stack)

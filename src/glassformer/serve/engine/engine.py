@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,19 +22,21 @@ from ...core import config
 from ...core.errors import UserError, need
 from ...core.generation.prompt import check, end_tokens
 from ...core.nn import Model
-from ...sight.reading import one_token
+from ...sight.looking import must_match
+from ...sight.reading import Reading, as_edit_list, build_hooks, one_token
 from .draft_model import check_draft
-from .looking import prepare_looks
 from .memory import MemoryPlan, plan_memory
 from .request import (
     Encode,
     EngineClosed,
     Event,
+    Look,
     QueueFull,
     Request,
     RequestTooLarge,
     Stats,
     TokenLogprob,
+    first_outside,
 )
 from .sequence import BeamSearch, RequestHandle, Sequence
 from .worker import Worker
@@ -73,13 +76,16 @@ class Engine:
     ) -> None:
         need(max_queue >= 1, f"max_queue is {max_queue}; give 1 or more.")
         need(step_tokens >= 1, f"step_tokens is {step_tokens}; give 1 or more.")
-        self.model, self.tokenizer, self.max_queue = model, tokenizer, max_queue
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_queue = max_queue
         if draft is not None:
             check_draft(draft, model)
         self.memory_plan: MemoryPlan = plan_memory(
             model, max_context, max_sequences, memory, draft, step_tokens
         )
-        self.max_context, self.step_tokens = self.memory_plan.context, step_tokens
+        self.max_context = self.memory_plan.context
+        self.step_tokens = step_tokens
         self.vocab_size = None if tokenizer is None else tokenizer.size
         self.lookup = (lookup or draft is not None) and self.memory_plan.rewinds
         self._worker = Worker(
@@ -134,7 +140,8 @@ class Engine:
     def _add_sequences(self, handle: RequestHandle, request: Request) -> None:
         """Creates a sequence for each continuation or beam of a request. Raises UserError for edits
         and recorded paths that the model does not have."""
-        tokenizer, stop_tokens = self.tokenizer, request.stop_tokens
+        tokenizer = self.tokenizer
+        stop_tokens = request.stop_tokens
         limit = self.max_context - len(request.tokens) + 1
         limit = limit if request.max_new is None else min(limit, request.max_new)
         eos = end_tokens(None, tokenizer) if stop_tokens is None else frozenset(stop_tokens)
@@ -265,6 +272,45 @@ class Engine:
             self._cancelled.discard(handle)
 
 
+def prepare_looks(
+    handle: RequestHandle, model: Model, tokenizer: Any, shapes: Mapping[str, Any], step: int
+) -> None:
+    """Gives each sequence of a request that records or edits a Look, and the handle its prompt with
+    the edits applied.
+
+    ``shapes`` are the model's paths, ``step`` the tokens of a step. Raises UserError for a path or
+    an edit that the model does not have.
+    """
+    request = handle.request
+    unsplit = 0
+    assert isinstance(request, Request)
+    need(
+        isinstance(model.config, config.Decoder),
+        "An engine looks inside decoders alone; use glassformer.look for this model.",
+    )
+    must_match(request.want, [*shapes])
+    reading = Reading.for_generation(model, [request.tokens], None, tokenizer)
+    reading.__dict__["shapes"] = shapes  # known already
+    hooks = build_hooks(request.edits, reading)
+    assert reading.rows is not None
+    # a mean over the prompt
+    if any(getattr(edit, "fill", "") == "mean" for edit in as_edit_list(request.edits)):
+        unsplit = len(request.tokens)
+        hint = f"shorten it to {step // 2}, or ablate with zeros"
+        need(
+            unsplit <= step // 2,
+            f"A mean over {unsplit} tokens of prompt is more than one step of the engine; {hint}.",
+        )
+    handle.prompt = reading.rows[0]
+    for sequence in handle.sequences:
+        sequence.ids = [*handle.prompt]
+        sequence.recompute_from = request.since
+        sequence.unsplit = unsplit
+        sequence.look = Look(request.want, hooks, request.since)
+        if request.edits:  # what an edit changes is nobody else's
+            sequence.cache_key = handle
+
+
 def check_request(
     request: Request, model: Model, tokenizer: Tokenizer | None, context: int, first: int
 ) -> None:
@@ -291,7 +337,7 @@ def check_request(
         not request.stop or tokenizer is not None,
         "Stop strings need a tokenizer; give the engine one.",
     )
-    wrong = next((token for token in request.logit_bias if not 0 <= token < cfg.embed.vocab), None)
+    wrong = first_outside(request.logit_bias, cfg.embed.vocab)
     need(
         wrong is None,
         f"logit_bias names token {wrong}; this model knows 0 to {cfg.embed.vocab - 1}.",
@@ -326,9 +372,7 @@ def check_encode(request: Encode, model: Model, context: int) -> None:
         request.segments is None or bool(segments),
         "This model reads one text, not pairs; leave out segments.",
     )
-    wrong = next(
-        (segment for segment in request.segments or () if not 0 <= segment < segments), None
-    )
+    wrong = first_outside(request.segments or (), segments)
     need(
         wrong is None,
         f"Segment {wrong} is not one of this model's {segments}; give 0 to {segments - 1}.",

@@ -55,17 +55,14 @@ class MemoryPlan:
         return self.size == PAGE
 
     def __str__(self) -> str:
-        contents, near = "a state a text", self.windows
-        if self.rewinds:
-            page_counts = [f"{len(self.pool.users)} pages of {self.size} tokens"] * (
-                self.page_bytes[0] > 0
-            )
-            page_counts += (
-                [f"{len(near.pool.users)} of layers with windows of {near.span}"]
-                if near is not None
-                else []
-            )
-            contents = " and ".join(page_counts)
+        counts = (
+            [f"{len(self.pool.users)} pages of {self.size} tokens"] if self.page_bytes[0] else []
+        )
+        if self.windows is not None:
+            count = len(self.windows.pool.users)
+            span = self.windows.span
+            counts.append(f"{count} of layers with windows of {span}")
+        contents = " and ".join(counts) if self.rewinds else "a state a text"
         texts = f"at most {self.sequences} texts of {self.context:,} tokens at once"
         copied = f" and {gibibytes(self.copied)} for prepacked weights" if self.copied else ""
         return f"{gibibytes(self.nbytes)} for {contents}{copied}; {texts}."
@@ -122,7 +119,8 @@ def prepacked_view(model: Model) -> tuple[Model, int]:
     if not by_kernels(model):
         return model, 0
     free = available_memory()
-    compiled, room = kernels.path() != "torch", None if free is None else free // 4
+    compiled = kernels.path() != "torch"
+    room = None if free is None else free // 4
     view = prepack(model, room, exact=compiled)
     taken = sum(packed.group.nbytes for packed in view.packed)
     if not compiled:
@@ -145,7 +143,8 @@ def plan_memory(
     Layers with windows get pages of their own where they need fewer than all, read ``step_tokens``
     at a time.
     """
-    cfg, most = model.config, int(min(model.config.context, model.limit))
+    cfg = model.config
+    most = int(min(model.config.context, model.limit))
     device = next(model.parameters()).device
     draft_device = device if draft is None else next(draft.parameters()).device
     need(
@@ -181,9 +180,12 @@ def plan_memory(
         copied += more
     span = max((attention.mask.lookback or 0 for attention in attentions), default=0)
     bounds = Bounds.of(context, sequences, span, max(step_tokens, first, sequences))
-    least, least_parts = bounds.per_sequence, bounds.window_per_sequence
+    least = bounds.per_sequence
+    least_parts = bounds.window_per_sequence
     if not window_bytes or least_parts == least:
-        full_bytes, window_bytes, least_parts = full_bytes + window_bytes, 0, 0
+        full_bytes = full_bytes + window_bytes
+        window_bytes = 0
+        least_parts = 0
     if memory is None:
         free = available_memory(device)
         wanted = (full_bytes + cross_bytes) * least * sequences + window_bytes * bounds.all
@@ -199,7 +201,8 @@ def plan_memory(
         f"{gibibytes((full_bytes + cross_bytes) * least + window_bytes * least_parts)}, "
         f"and {gibibytes(memory)} are there for it; give a smaller max_context, or more memory.",
     )
-    pool, nbytes = PagePool(pages), (full_bytes, window_bytes)
+    pool = PagePool(pages)
+    nbytes = (full_bytes, window_bytes)
     taken = pages * full_bytes + parts * window_bytes + sources * cross_bytes
     windows = Windows(pool, PAGE, span, parts) if window_bytes else None
     plan = MemoryPlan(model, context, sequences, pool, sources, PAGE, taken, first, copied)

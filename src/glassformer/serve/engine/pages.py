@@ -123,7 +123,8 @@ class PrefixCache:
     """The table; pages that nobody uses any more stay in it until ``pool`` needs them."""
 
     def __init__(self, pool: PagePool, size: int) -> None:
-        self.pool, self.size = pool, size
+        self.pool = pool
+        self.size = size
         # -> page, its number in the chain
         self._links: dict[tuple[Hashable, tuple[int, ...]], tuple[int, int]] = {}
         self._keys: dict[int, tuple[Hashable, tuple[int, ...]]] = {}  # by page
@@ -134,12 +135,14 @@ class PrefixCache:
     def find(self, root: Hashable, tokens: Sequence[int]) -> list[int]:
         """The pages that hold the beginning of ``tokens`` under ``root`` (what else they depend
         on); not shared yet."""
-        pages, before = list[int](), root
+        pages = list[int]()
+        before = root
         for start in range(0, len(tokens) - self.size + 1, self.size):
             link = self._links.get((before, tuple(tokens[start : start + self.size])))
             if link is None:
                 break
-            page, before = link[0], ("page", link[1])
+            page = link[0]
+            before = ("page", link[1])
             pages.append(page)
         return pages
 
@@ -179,7 +182,9 @@ class Windows:
     """
 
     def __init__(self, pages: PagePool, size: int, span: int | None = None, count: int = 0) -> None:
-        self.pages, self.size, self.span = pages, size, span
+        self.pages = pages
+        self.size = size
+        self.span = span
         self.pool = PagePool(count, self._forget)
         self.part_of: dict[int, int] = {}  # by page, in use or cached
         self._page_of: dict[int, int] = {}  # by window page

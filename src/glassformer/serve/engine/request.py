@@ -8,9 +8,9 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ...core.errors import UserError, need
 from ...core.generation.beam import check_beams
 from ...core.generation.loop import Likely
 from ...core.generation.sample import Sampling
+from ...core.nn import Tape
 from ...core.nn.edited import ModelEdit
 from ...fast.paged import HEADS
 
@@ -47,6 +48,11 @@ class EngineClosed(UserError):
     """The engine was closed; it takes no more requests."""
 
     http_status = 503, "engine_closed"
+
+
+def first_outside(numbers: Iterable[int], count: int) -> int | None:
+    """The first of the numbers that is not one of 0 to ``count`` - 1."""
+    return next((number for number in numbers if not 0 <= number < count), None)
 
 
 SEARCHED = (
@@ -170,9 +176,7 @@ class Encode:
             self.segments is None or len(self.segments) == len(self.tokens),
             "Give a segment for each token, or none.",
         )
-        wrong = next(
-            (place for place in self.positions or () if not 0 <= place < len(self.tokens)), None
-        )
+        wrong = first_outside(self.positions or (), len(self.tokens))
         need(
             wrong is None,
             f"Position {wrong} is not in a text of {len(self.tokens)} tokens; give 0 or more.",
@@ -217,17 +221,40 @@ def concatenate(pieces: Sequence[RecordedValues]) -> RecordedValues:
     """Joins consecutive pieces; later tokens of a pattern have more keys."""
     values = {}
     for path in pieces[0].values if len(pieces) > 1 else ():
-        values_by_piece, leaf = [piece.values[path] for piece in pieces], path.rpartition(".")[2]
+        values_by_piece = [piece.values[path] for piece in pieces]
+        leaf = path.rpartition(".")[2]
         if leaf in SQUARE:
-            widest, nothing = (
-                values_by_piece[-1].shape[-1],
-                0.0 if leaf == "pattern" else float("-inf"),
-            )
+            widest = values_by_piece[-1].shape[-1]
+            nothing = 0.0 if leaf == "pattern" else float("-inf")
             values_by_piece = [
                 F.pad(x, (0, widest - x.shape[-1]), value=nothing) for x in values_by_piece
             ]
         values[path] = torch.cat(values_by_piece, token_axis(path))
     return RecordedValues(pieces[0].start, values) if len(pieces) > 1 else pieces[0]
+
+
+class Look:
+    """Tape of one continuation with the values that nobody took yet; ``next`` is the first place to
+    be recorded."""
+
+    def __init__(self, patterns: Sequence[str], edits: Mapping[str, Any], since: int = 0) -> None:
+        self.tape = Tape(*patterns, edits=edits)
+        self.next = since
+        self.pieces: list[RecordedValues] = []
+        self.error: Exception | None = None  # of an edit
+
+    def keep(self, start: int, length: int) -> None:
+        """Keeps the values of a chunk of ``length`` tokens from place ``start`` on, without those
+        recorded before."""
+        recorded = max(0, self.next - start)
+        self.next = max(self.next, start + length)
+        if self.tape.records and recorded < length:
+            cut = {
+                path: x.narrow(token_axis(path), recorded, length - recorded).clone()
+                for path, x in self.tape.records.items()
+            }
+            self.pieces.append(RecordedValues(start + recorded, cut))
+        self.tape.records.clear()
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,11 @@ class PagedRunner:
     def __init__(
         self, model: Model, cache: PagedCache, source_pages: int = 0, windows: Windows | None = None
     ) -> None:
-        self.model, self.cache, self.windows = model, cache, windows
-        self.source_pages, self.sources = source_pages, dict[tuple[int, ...], list[int]]()
+        self.model = model
+        self.cache = cache
+        self.windows = windows
+        self.source_pages = source_pages
+        self.sources = dict[tuple[int, ...], list[int]]()
         self.readers: set[Sequence] = set()  # of sources that are in pages
         self.device = next(model.parameters()).device
         self.lag = model.config.embed.previous_token_embeddings
@@ -78,7 +81,7 @@ class PagedRunner:
         ]
         nothing = tokens[:, :0]
         extras = {} if texts.sources is None else {"memory": Memory(nothing, nothing)}
-        tape = self._tape(chunks)
+        tape = packed_tape(chunks, texts.spans)
         with inference(self.model):
             out: Output = self.model(
                 tokens,
@@ -88,10 +91,7 @@ class PagedRunner:
                 logits=self._row(columns),
                 **extras,
             )
-        for number, chunk in enumerate(chunks if tape is not None else ()):
-            if chunk.sequence.look is not None and tape is not None:
-                chunk.sequence.look.error = tape.errors.get(number)
-                chunk.sequence.look.keep(chunk.start, len(chunk.tokens))
+        keep_records(chunks, tape)
         return out.logits[0].float()
 
     def copy(self, source: int, target: int) -> None:
@@ -100,18 +100,6 @@ class PagedRunner:
             has_window = kv.lookback is not None and self.windows is not None
             pair = [self._parts([page])[0] if has_window else page for page in (source, target)]
             kv.pages.copy(*(self._row([page]) for page in pair))
-
-    def _tape(self, chunks: Seq[Chunk]) -> PackedTape | None:
-        """The tapes of the sequences that are recorded or edited."""
-        if all(chunk.sequence.look is None for chunk in chunks):
-            return None
-        row_ends = [0, *itertools.accumulate(len(chunk.places) for chunk in chunks)]
-        tapes, rows = {}, {}
-        for number, chunk in enumerate(chunks):
-            if chunk.sequence.look is not None:
-                tapes[number] = self.cache.texts.spans[number], chunk.sequence.look.tape
-                rows[number] = row_ends[number], row_ends[number + 1]
-        return PackedTape(tapes, rows)
 
     def released(self, sequence: Sequence) -> None:
         self.readers.discard(sequence)
@@ -138,12 +126,15 @@ class PagedRunner:
 
     def _packed(self, chunks: Seq[Chunk]) -> PackedTexts:
         """Layout of the chunks' tokens in one row."""
-        pos, rows, spans = list[int](), list[int](), list[tuple[int, int]]()
+        pos = list[int]()
+        rows = list[int]()
+        spans = list[tuple[int, int]]()
         for number, chunk in enumerate(chunks):
             spans.append((len(pos), len(pos) + len(chunk.tokens)))
             pos += range(chunk.start, chunk.start + len(chunk.tokens))
             rows += [number] * len(chunk.tokens)
-        pages, sources = [chunk.sequence.pages for chunk in chunks], None
+        pages = [chunk.sequence.pages for chunk in chunks]
+        sources = None
         lengths = [len(chunk.sequence.source or ()) for chunk in chunks]
         if chunks[0].sequence.source is not None:
             filled = [self.sources[chunk.sequence.source or ()] for chunk in chunks]
@@ -204,16 +195,17 @@ class StateRunner:
         return torch.cat([self._forward(chunk) for chunk in chunks])
 
     def _forward(self, chunk: Chunk) -> Tensor:
-        sequence, page, before = chunk.sequence, chunk.sequence.pages[0], list[int]()
+        sequence = chunk.sequence
+        page = chunk.sequence.pages[0]
+        before = list[int]()
         # none is kept while it is computed: a pass that fails leaves it unusable
         cache = self.caches.pop(page, None)
         if cache is None or cache.length != chunk.start:
-            cache, before = Cache(self.model.config), sequence.ids[: chunk.start]
+            cache = Cache(self.model.config)
+            before = sequence.ids[: chunk.start]
         extras = {"memory": self._memory(sequence)} if sequence.source is not None else {}
-        first, look, tape = len(before), sequence.look, None
-        if look is not None:
-            span = (first, first + len(chunk.tokens))
-            tape = PackedTape({0: (span, look.tape)}, {0: (0, len(chunk.places))})
+        first = len(before)
+        tape = packed_tape([chunk], [(first, first + len(chunk.tokens))])
         columns = torch.tensor([first + place for place in chunk.places], dtype=torch.long)
         with inference(self.model):
             out: Output = self.model(
@@ -223,9 +215,7 @@ class StateRunner:
                 logits=columns.to(self.device),
                 **extras,
             )
-        if look is not None and tape is not None:
-            look.error = tape.errors.get(0)
-            look.keep(chunk.start, len(chunk.tokens))
+        keep_records([chunk], tape)
         self.caches[page] = cache
         return out.logits[0].float()
 
@@ -252,18 +242,41 @@ class StateRunner:
         return self.memories[sequence]
 
 
+def packed_tape(chunks: Seq[Chunk], spans: Seq[tuple[int, int]]) -> PackedTape | None:
+    """The tapes of the sequences that are recorded or edited."""
+    tapes = {
+        number: (spans[number], chunk.sequence.look.tape)
+        for number, chunk in enumerate(chunks)
+        if chunk.sequence.look is not None
+    }
+    row_ends = [0, *itertools.accumulate(len(chunk.places) for chunk in chunks)]
+    rows = {number: (row_ends[number], row_ends[number + 1]) for number in tapes}
+    return PackedTape(tapes, rows) if tapes else None
+
+
+def keep_records(chunks: Seq[Chunk], tape: PackedTape | None) -> None:
+    """Keeps what a pass recorded of each sequence, and the error of its edits."""
+    for number, chunk in enumerate(chunks):
+        look = chunk.sequence.look
+        if look is not None and tape is not None:
+            look.error = tape.errors.get(number)
+            look.keep(chunk.start, len(chunk.tokens))
+
+
 class SeparateTexts(ExternalKV):
     """In the cache's place: the texts in ``spans`` of one row, each attended to by itself as if it
     were alone."""
 
     def __init__(self, spans: Seq[tuple[int, int]], blocks: int) -> None:
-        self.spans, self.layers = spans, [(self, None)] * blocks
+        self.spans = spans
+        self.layers = [(self, None)] * blocks
 
     def attention(self, module: Attention, x: Tensor, flow: Flow, position: Position) -> Tensor:
         q, k, v = module.qkv(x, flow, position)
         z = torch.empty_like(q)
         for first, end in self.spans:
-            columns, length = slice(first, end), end - first
+            columns = slice(first, end)
+            length = end - first
             mask = flow.cached(
                 (length, module.causal, module.mask), partial(_mask_of, module, length, x.device)
             )
@@ -281,7 +294,8 @@ def _mask_of(module: Attention, length: int, device: torch.device) -> Mask:
 def encode(model: Model, requests: Seq[Encode]) -> list[Tensor]:
     """Output of each Encode request, all texts side by side in one row, each attending to itself
     alone."""
-    device, spans = next(model.parameters()).device, list[tuple[int, int]]()
+    device = next(model.parameters()).device
+    spans = list[tuple[int, int]]()
     tokens, places, documents, segments = (list[int]() for _ in range(4))
     for number, request in enumerate(requests):
         spans.append((len(tokens), len(tokens) + len(request.tokens)))
@@ -306,20 +320,13 @@ def encode(model: Model, requests: Seq[Encode]) -> list[Tensor]:
 
 def _answer(model: Model, request: Encode, hidden: Tensor, pos: Tensor) -> Tensor:
     """Output that one request names, from the hidden states (1, T, C) of its text."""
-    flow, pool_config = Flow(pos), model.config.pool
-    if request.output == "vector":
-        pool = (
-            model.pool
-            if pool_config is not None and not pool_config.labels
-            else Pool(config.Pool("mean"), model.config.dim)
-        )
-        vector: Tensor = pool(hidden, flow)[0]
-        return vector
-    if request.output == "labels":
-        labels: Tensor = model.pool(hidden, flow)[0]
-        return labels
+    flow = Flow(pos)
+    pooling = model.config.pool
+    if request.output in ("vector", "labels"):
+        own = pooling is not None and (request.output == "labels" or not pooling.labels)
+        pool: Any = model.pool if own else Pool(config.Pool("mean"), model.config.dim)
+        return pool(hidden, flow)[0]  # type: ignore[no-any-return]
     if request.output == "tags":
-        tags: Tensor = model.token_head(hidden, flow)[0]  # type: ignore[misc]
-        return tags
+        return model.token_head(hidden, flow)[0]  # type: ignore[no-any-return, misc]
     hidden = hidden[0] if request.positions is None else hidden[0, list(request.positions)]
     return hidden if request.output == "hidden" else model.head(hidden, model.embed)  # type: ignore[misc]

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from types import MappingProxyType
-from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from .pages import PagePool, PrefixCache, Windows
 from .sequence import Chunk, Sequence
@@ -81,18 +81,17 @@ class FairQueue(Generic[Q]):
             del self._queues[item.client]
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-S = TypeVar("S", bound="Scheduler")
+C = TypeVar("C", bound=Callable[..., Any])
 
 
-def _atomic(change: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+def _atomic(change: C) -> C:
     """Decorates a change of a scheduler that must happen completely: one that fails on the way
     leaves it ``broken``."""
 
     @functools.wraps(change)
-    def wrapper(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
-        before, self.broken = self.broken, True
+    def wrapper(self: Scheduler, *args: Any, **kwargs: Any) -> Any:
+        before = self.broken
+        self.broken = True
         result = change(self, *args, **kwargs)
         self.broken = before
         return result
@@ -126,9 +125,14 @@ class Scheduler:
         copy: Callable[[int, int], None] | None = None,
         windows: Windows | None = None,
     ) -> None:
-        self.pool, self.size, self.max_num_seqs, self.first = pool, size, max_num_seqs, first
+        self.pool = pool
+        self.size = size
+        self.max_num_seqs = max_num_seqs
+        self.first = first
         self.budget = max(budget, first, max_num_seqs)
-        self.released, self.copy, self.windows = released, copy, windows or Windows(pool, size)
+        self.released = released
+        self.copy = copy
+        self.windows = windows or Windows(pool, size)
         self.prefix = PrefixCache(pool, size)
         self.waiting = FairQueue[Sequence]()
         self.running: list[Sequence] = []  # the oldest first
@@ -161,16 +165,20 @@ class Scheduler:
 
         Depends on no earlier state but the list of sequences.
         """
-        running, waiting = self.running, [*self.waiting]
+        running = self.running
+        waiting = [*self.waiting]
         resting = {sequence for sequence in running if sequence.remaining == 0}
         for pages in (self.pool, self.prefix, self.windows):
             pages.clear()
-        self.running, self.waiting, self.broken, self.subject = [], FairQueue(), False, None
+        self.running = []
+        self.waiting = FairQueue()
+        self.broken = False
+        self.subject = None
         self.suspended = (self.suspended | resting).difference(without)
         for sequence in without:
             sequence.number = -1
         for sequence in (*running, *waiting):
-            sequence.pages, sequence.computed, sequence.evicted_pages, sequence.draft = [], 0, 0, []
+            sequence.forget_pages()
             if sequence not in without and sequence not in resting:
                 self.waiting.add(sequence)
         for sequence in (*self.waiting, *self.suspended):
@@ -208,7 +216,8 @@ class Scheduler:
         heirs = set[int]()
         for sequence, parent, token in zip(sequences, parents, tokens, strict=True):
             if sequence.number < 0:
-                sequence.number, sequence.started = next(self._numbers), True
+                sequence.number = next(self._numbers)
+                sequence.started = True
             else:
                 self._take_out(sequence)
             ids, pages, computed, evicted = before[parent]
@@ -241,45 +250,36 @@ class Scheduler:
         done."""
         self.subject = None
         self._admit()
-        chunks, tokens_left = list[Chunk](), self.budget
+        chunks = list[Chunk]()
+        tokens_left = self.budget
         generating = [sequence for sequence in self.running if sequence.remaining == 1]
         spare = tokens_left - len(generating)
         for sequence in generating:
-            draft = sequence.draft[: max(0, spare)]
             self.subject = sequence
-            if self._reserve(sequence, len(sequence.ids) + len(draft), chunks):
-                chunks.append(
-                    Chunk(
-                        sequence,
-                        sequence.computed,
-                        sequence.ids[sequence.computed :] + draft,
-                        len(draft),
-                        True,
-                    )
-                )
-                tokens_left -= 1 + len(draft)
-                spare -= len(draft)
+            drafted = min(len(sequence.draft), max(0, spare))
+            if self._add_chunk(sequence, 1, drafted, chunks):
+                tokens_left -= 1 + drafted
+                spare -= drafted
         self.subject = None
-        for sequence in self._round_robin(
-            [sequence for sequence in self.running if sequence.remaining > 1]
-        ):
-            count = min(tokens_left, sequence.remaining)
-            if sequence.computed == 0 and count < min(
-                max(self.first, sequence.unsplit), sequence.remaining
-            ):
-                continue
+        reading = [sequence for sequence in self.running if sequence.remaining > 1]
+        for sequence in self._round_robin(reading):
             self.subject = sequence
-            if (
-                count > 0
-                and sequence in self.running
-                and self._reserve(sequence, sequence.computed + count, chunks)
-            ):
-                ids = sequence.ids[sequence.computed : sequence.computed + count]
-                chunks.append(
-                    Chunk(sequence, sequence.computed, ids, 0, count == sequence.remaining)
-                )
+            count = min(tokens_left, sequence.remaining)
+            unsplit = min(max(self.first, sequence.unsplit), sequence.remaining)
+            starts = sequence.computed > 0 or count >= unsplit
+            if count > 0 and starts and self._add_chunk(sequence, count, 0, chunks):
                 tokens_left -= count
         return chunks
+
+    def _add_chunk(self, sequence: Sequence, count: int, drafted: int, chunks: list[Chunk]) -> bool:
+        """Plans the next ``count`` tokens of a sequence and guesses after them, where there are
+        pages for them."""
+        start = sequence.computed
+        fits = self._reserve(sequence, start + count + drafted, chunks)
+        if fits:
+            ids = sequence.ids[start : start + count] + sequence.draft[:drafted]
+            chunks.append(Chunk(sequence, start, ids, drafted, count == sequence.remaining))
+        return fits
 
     @_atomic
     def done(self, chunk: Chunk) -> None:
@@ -326,14 +326,16 @@ class Scheduler:
                     continue
                 return
             pages, sequence.computed = allocation
-            fork_parent, sequence.fork_parent = sequence.fork_parent, None
+            fork_parent = sequence.fork_parent
+            sequence.fork_parent = None
             self.waiting.pop(load)
             self._share(sequence, pages, self.windows.first(sequence.computed))
             if sequence.computed % self.size and fork_parent is not None and self.copy is not None:
                 self._take(sequence)
                 self.copy(fork_parent.pages[len(pages)], sequence.pages[-1])
             if not sequence.started:
-                sequence.started, sequence.cached = True, sequence.computed
+                sequence.started = True
+                sequence.cached = sequence.computed
             self.running.append(sequence)
             self.running.sort(key=lambda sequence: sequence.number)
 
@@ -345,11 +347,13 @@ class Scheduler:
             limit = min(limit, sequence.recompute_from)
         pages = self.prefix.find(sequence.cache_key, sequence.ids[:limit]) if self._shares else []
         pages = pages[: self.windows.fits(pages)]
-        computed, parent = len(pages) * self.size, sequence.fork_parent
+        computed = len(pages) * self.size
+        parent = sequence.fork_parent
         if parent in self.running and self.copy is not None and parent.computed > computed:
             shared = min(limit, parent.computed)
             if parent.evicted_pages <= self.windows.first(shared):
-                computed, pages = shared, parent.pages[: shared // self.size]
+                computed = shared
+                pages = parent.pages[: shared // self.size]
         missing = -(-len(sequence.ids) // self.size) - len(pages)
         available = self.pool.available - sum(self.pool.users[page] == 0 for page in pages)
         end = min(len(sequence.ids), computed + self.budget)
@@ -397,7 +401,8 @@ class Scheduler:
         ``branch``."""
         resting = next((item for item in reversed(self.running) if item.remaining == 0), None)
         if resting is not None:
-            subject, self.subject = self.subject, resting
+            subject = self.subject
+            self.subject = resting
             self.preempt(resting)
             self.subject = subject
         return resting is not None
@@ -416,7 +421,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._give(sequence.pages, sequence.evicted_pages)
-        sequence.pages, sequence.computed, sequence.evicted_pages, sequence.draft = [], 0, 0, []
+        sequence.forget_pages()
         self.released(sequence)
 
     @property
@@ -431,7 +436,8 @@ class Scheduler:
     def _share(self, sequence: Sequence, pages: Seq[int], evicted: int) -> None:
         """Gives a sequence pages of others; layers with windows need none of the first
         ``evicted``."""
-        sequence.pages, sequence.evicted_pages = [*pages], evicted
+        sequence.pages = [*pages]
+        sequence.evicted_pages = evicted
         for page in pages:
             self.pool.share(page)
         self.windows.share(pages[evicted:])

@@ -35,13 +35,14 @@ from ...core.generation.sample import (
     random_generator,
     token_mask,
 )
-from .draft import PromptLookup
 from .request import (
     Completion,
     Encode,
     Event,
     FinishReason,
     Guide,
+    Look,
+    RecordedValues,
     Request,
     Result,
     TokenLogprob,
@@ -54,6 +55,11 @@ if TYPE_CHECKING:
 
 AHEAD = 32  # uniform numbers drawn at once
 NO_LOGITS = torch.empty(0)
+# tokens at the end that are compared with what stands earlier in the text; two of them have to be
+# alike
+LONGEST = 4
+TRIED = 8  # places that are compared
+PATIENCE = 3  # steps that a text makes without guesses after the last ones were mostly wrong
 
 
 class RequestHandle:
@@ -69,7 +75,9 @@ class RequestHandle:
     def __init__(
         self, request: Request | Encode, cancel: Callable[[RequestHandle], None], seed: int = 0
     ) -> None:
-        self.request, self.seed, self.client = request, seed, request.client
+        self.request = request
+        self.seed = seed
+        self.client = request.client
         self.prompt_logprobs: list[TokenLogprob] | None = None
         self.output: Tensor | None = None
         self.prompt: Seq[int] = request.tokens
@@ -118,7 +126,8 @@ class RequestHandle:
         with self._condition:
             self._events.append(event)
             self._condition.notify_all()
-            wake, self._wake = self._wake, None
+            wake = self._wake
+            self._wake = None
         if wake is not None:
             wake()
 
@@ -186,6 +195,59 @@ class RequestHandle:
         return Result(completions, usage, self.prompt_logprobs, self.output)
 
 
+class PromptLookup:
+    """Prompt lookup: proposes the tokens that followed the last occurrence of the text's final few
+    tokens (Saxena 2023).
+
+    Good for texts that repeat their prompt: summaries, code, translations of lists. A text whose
+    guesses are wrong gets none for a while.
+    """
+
+    def __init__(self, most: int = 7) -> None:
+        self.most = most
+        self.share = 0.5  # of the guesses that were right, lately
+        self._pause = 0
+        # where what followed two tokens begins, each time
+        self._after: dict[tuple[int, int], list[int]] = {}
+        self._known = 1  # tokens before this place are in it
+
+    def propose(self, tokens: Seq[int], room: int) -> list[int]:
+        """At most ``room`` tokens that may follow the same text, grown; none where nothing like its
+        end came before."""
+        for place in range(self._known, len(tokens) - 1):
+            self._after.setdefault((tokens[place - 1], tokens[place]), []).append(place + 1)
+        self._known = max(self._known, len(tokens) - 1)
+        if self._pause:
+            self._pause -= 1
+            return []
+        most = min(room, self.most if self.share >= 0.5 else 2)
+        starts = (
+            self._after.get((tokens[-2], tokens[-1]), [])[-TRIED:]
+            if most > 0 and len(tokens) > 1
+            else []
+        )
+        if not starts:
+            return []
+        start = max(starts, key=lambda start: (_match_length(tokens, start), start))
+        follows = tokens[start : start + most]
+        return [follows[place % len(follows)] for place in range(most)]  # a short one is a loop
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """Updates the share of accepted guesses."""
+        if drafted:
+            self.share = 0.75 * self.share + 0.25 * accepted / drafted
+            if accepted == 0 and self.share < 0.25:
+                self._pause = PATIENCE
+
+
+def _match_length(tokens: Seq[int], start: int) -> int:
+    """Number of tokens before ``start`` that equal those at the end, LONGEST at most."""
+    size = 0
+    while size < min(LONGEST, start) and tokens[start - 1 - size] == tokens[-1 - size]:
+        size += 1
+    return size
+
+
 class Sequence(Continuation):
     """One continuation or beam of a request: ``ids`` (prompt and ``tokens``), of which the first
     ``computed`` are in ``pages``, and everything that decides the next token.
@@ -213,12 +275,15 @@ class Sequence(Continuation):
         request = handle.request
         assert isinstance(request, Request)
         super().__init__(request.tokens, eos, max_tokens, "length", tokenizer, request.stop)
-        self.handle, self.request, self.index = handle, request, index
-        self.client, self.ids = request.client, [*request.tokens]
+        self.handle = handle
+        self.request = request
+        self.index = index
+        self.client = request.client
+        self.ids = [*request.tokens]
         self.source = None if request.source is None else tuple(request.source)
         self.cache_key: Hashable = self.source
         self.recompute_from: int | None = None
-        self.look: Any = None
+        self.look: Look | None = None
         self.fork_parent: Sequence | None = None
         self.number = -1  # in the order of arrival; -1: not scheduled
         self.started = False
@@ -233,6 +298,31 @@ class Sequence(Continuation):
     def remaining(self) -> int:
         """Number of ids that are not in pages yet."""
         return len(self.ids) - self.computed
+
+    def fork(self, parent: Sequence) -> Sequence:
+        """Itself, another continuation of the prompt of ``parent``, with the values recorded so
+        far."""
+        self.fork_parent = parent
+        if parent.look is not None and self.look is not None:
+            self.look.next = parent.look.next
+            self.look.pieces = [*parent.look.pieces]
+            self.recompute_from = parent.look.next
+        return self
+
+    def take_records(self) -> RecordedValues | None:
+        """Values recorded since the last call; None where nothing is recorded."""
+        if self.look is None or not self.look.pieces:
+            return None
+        pieces = self.look.pieces
+        self.look.pieces = []
+        return concatenate(pieces)
+
+    def forget_pages(self) -> None:
+        """Leaves all pages: the sequence will be computed again."""
+        self.pages = []
+        self.computed = 0
+        self.evicted_pages = 0
+        self.draft = []
 
     @cached_property
     def guide(self) -> Guide | None:
@@ -334,9 +424,12 @@ class BeamSearch:
     """
 
     def __init__(self, handle: RequestHandle, tokenizer: Tokenizer | None) -> None:
-        request, self.sequences = handle.request, handle.sequences
+        request = handle.request
+        self.sequences = handle.sequences
         assert isinstance(request, Request) and request.beams is not None
-        self.handle, self.tokenizer, self.steps = handle, tokenizer, 0
+        self.handle = handle
+        self.tokenizer = tokenizer
+        self.steps = 0
         self.state = BeamState(request.beams, self.sequences[0].eos, request.length_penalty)
         self.logits: dict[int, Tensor] = {}
 
@@ -358,7 +451,8 @@ class BeamSearch:
     def finish(self) -> list[Event]:
         """Events of the best hypotheses, token by token. A continuation without a hypothesis ends
         at once."""
-        rows, events = self.handle.continuations, list[Event]()
+        rows = self.handle.continuations
+        events = list[Event]()
         hypotheses = self.handle.hypotheses = self.state.best(len(rows), self.tokenizer)
         for row, hypothesis in zip(rows, hypotheses, strict=False):
             for token, logprob in zip(hypothesis.tokens, hypothesis.logprobs, strict=True):

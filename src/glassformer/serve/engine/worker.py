@@ -20,35 +20,23 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-from ...core.errors import note
-from ...core.generation.sample import likeliest
+from ...core.errors import UserError, note
+from ...core.generation.sample import likeliest, log_probability
 from ...core.nn import Model
-from ...core.nn.finite import must_be_finite
-from .draft import PromptLookup
+from ...core.nn.finite import is_finite, must_be_finite
 from .draft_model import DraftModel
-from .looking import edit_error, fork, logit_positions, record_scores, take_records, wants_scores
 from .memory import MemoryPlan
-from .request import Event, FinishReason, Stats
+from .request import Event, FinishReason, Stats, TokenLogprob
 from .runner import PagedRunner, encode
 from .scheduler import FairQueue, Scheduler
-from .sequence import Chunk, RequestHandle, Sequence, sample_with_logprobs
+from .sequence import Chunk, PromptLookup, RequestHandle, Sequence, sample_with_logprobs
 
-
-class StepItem(Protocol):
-    """Item of a step's work: a chunk or a whole request."""
-
-    @property
-    def handle(self) -> RequestHandle: ...
-
-    @property
-    def is_open(self) -> bool: ...
-
-
-I = TypeVar("I", bound=StepItem)  # noqa: E741
+I = TypeVar("I", Chunk, RequestHandle)  # noqa: E741
 
 
 class Worker:
@@ -64,9 +52,14 @@ class Worker:
         lookup: bool,
         closed: Callable[[RequestHandle], None],
     ) -> None:
-        self.model, self.reader, self.vocab_size = model, plan.model, vocab_size
-        self.step_tokens, self.lookup, self.closed = step_tokens, lookup, closed
-        self.runner, drafter = plan.runner(), plan.drafter()
+        self.model = model
+        self.reader = plan.model
+        self.vocab_size = vocab_size
+        self.step_tokens = step_tokens
+        self.lookup = lookup
+        self.closed = closed
+        self.runner = plan.runner()
+        drafter = plan.drafter()
         self.drafts = None if drafter is None else DraftModel(drafter, vocab_size, step_tokens)
         self.scheduler = Scheduler(
             plan.pool,
@@ -109,13 +102,12 @@ class Worker:
         if handle.ended:
             return
         going = [sequence for sequence in handle.continuations if sequence.finish is None]
-        events = [Event(item.index, finish_reason=reason, error=error) for item in going]
-        if error is None:
-            try:
-                events = [sequence.end(reason) for sequence in going]
-            except Exception as end_error:
-                self.end(handle, "error", end_error)
-                return
+        try:
+            events = [sequence.end(reason) for sequence in going if error is None]
+        except Exception as end_error:
+            self.end(handle, "error", end_error)
+            return
+        events = events or [Event(item.index, finish_reason=reason, error=error) for item in going]
         for sequence in going:
             sequence.finish = reason
         self._drop(handle)
@@ -163,7 +155,9 @@ class Worker:
             self.encode_queue.add(handle)
 
     def _plan(self) -> list[Chunk]:
-        scheduler, failed, self.failed = self.scheduler, self.failed, False
+        scheduler = self.scheduler
+        failed = self.failed
+        self.failed = False
         try:
             return scheduler.plan()
         except Exception as error:
@@ -180,7 +174,7 @@ class Worker:
         self._mark_started(chunk)
         chunk.places = logit_positions(chunk)
 
-    def _mark_started(self, item: StepItem) -> None:
+    def _mark_started(self, item: Chunk | RequestHandle) -> None:
         item.handle.start_time = item.handle.start_time or time.monotonic()
 
     def _forward(self, chunks: Seq[Chunk]) -> None:
@@ -210,11 +204,13 @@ class Worker:
 
     def _start_forks(self, chunk: Chunk) -> None:
         """Starts the other continuations of its prompt; one of no tokens ends."""
-        sequence, forks = chunk.sequence, chunk.handle.forks
+        sequence = chunk.sequence
+        forks = chunk.handle.forks
         while forks:
-            self.scheduler.add(fork(sequence, forks.pop()), first=True)
+            self.scheduler.add(forks.pop().fork(sequence), first=True)
         if sequence.max_tokens == 0:
-            count, top = sequence.request.logprobs, list[tuple[int, float]]()
+            count = sequence.request.logprobs
+            top = list[tuple[int, float]]()
             if count:
                 (top,) = likeliest(chunk.logits[-1:], self.vocab_size, count)
             self._finish(sequence, replace(sequence.end("length"), top=tuple(top)))
@@ -237,7 +233,7 @@ class Worker:
         if event.finish_reason is not None:
             self._finish(chunk.sequence, event)
             return
-        chunk.handle.put(replace(event, records=take_records(chunk.sequence)))
+        chunk.handle.put(replace(event, records=chunk.sequence.take_records()))
         guess = chunk.tokens[len(chunk.tokens) - chunk.drafted + chunk.accepted :][:1]
         chunk.guess_accepted = guess == [event.token]
         chunk.accepted += chunk.guess_accepted
@@ -274,7 +270,8 @@ class Worker:
     def _search(self, chunk: Chunk) -> None:
         """Grows each beam by a token once all were computed, or finishes the search."""
         self._done(chunk)
-        handle, search = chunk.handle, chunk.handle.search
+        handle = chunk.handle
+        search = chunk.handle.search
         assert search is not None
         search.logits[chunk.sequence.index] = chunk.logits[-1]
         if not search.ready:
@@ -292,7 +289,8 @@ class Worker:
 
     def _encode(self) -> None:
         """Encodes whole texts, as many as fit in four steps' tokens."""
-        handles, tokens = list[RequestHandle](), 0
+        handles = list[RequestHandle]()
+        tokens = 0
         while (handle := self.encode_queue.peek()) is not None:
             tokens += len(handle.request.tokens)
             if handles and tokens > 4 * self.step_tokens:
@@ -316,7 +314,7 @@ class Worker:
 
     def _finish(self, sequence: Sequence, event: Event) -> None:
         """Ends a continuation with this event."""
-        event = replace(event, records=take_records(sequence))
+        event = replace(event, records=sequence.take_records())
         self.scheduler.drop(sequence)
         if any(item.finish is None for item in sequence.handle.continuations):
             sequence.handle.put(event)
@@ -327,7 +325,9 @@ class Worker:
         """Ends a request with its last event."""
         handle.ended = True
         self.requests.discard(handle)
-        stats, usage, reason = self.stats, handle.usage, last.finish_reason
+        stats = self.stats
+        usage = handle.usage
+        reason = last.finish_reason
         stats.prompt_tokens += usage.prompt
         stats.cached_tokens += usage.cached
         stats.generated_tokens += usage.generated
@@ -365,3 +365,56 @@ class Worker:
             sequence.recompute_from = sequence.look.next
         if self.drafts is not None:
             self.drafts.released(sequence)
+
+
+def edit_error(sequence: Sequence, logits: Tensor) -> Exception | None:
+    """Error of an edit in the pass that gave these logits: it fails its own sequence, no other in
+    the step."""
+    look = sequence.look
+    if look is None or look.error is not None or not look.tape.edits or is_finite(logits):
+        return None if look is None else look.error
+    return UserError("The edits make NaN or infinite numbers of the logits; give smaller ones.")
+
+
+def wants_scores(sequence: Sequence) -> bool:
+    """True for the first continuation of a request that asks for prompt log-probabilities."""
+    return sequence.index == 0 and sequence.request.prompt_logprobs is not None
+
+
+def logit_positions(chunk: Chunk) -> Seq[int]:
+    """Places in a chunk whose logits are needed: of a scored prompt all from ``since``, else the
+    last."""
+    length = len(chunk.tokens)
+    sequence = chunk.sequence
+    request = chunk.sequence.request
+    if sequence.look is not None and sequence.look.tape.watches("logits"):
+        return range(length)
+    if wants_scores(sequence) and chunk.start < len(request.tokens):
+        return range(min(max(0, request.since - chunk.start), length - 1), length)
+    return range(length - 1 - chunk.drafted, length) if chunk.finishes else ()
+
+
+def record_scores(chunk: Chunk, vocab_size: int | None) -> None:
+    """Records log-probabilities of a scored prompt's tokens from a chunk's logits."""
+    handle = chunk.handle
+    request = chunk.sequence.request
+    start = chunk.start
+    prompt = handle.prompt
+    since = request.since
+    count = request.prompt_logprobs
+    last = len(prompt) - 1 - start  # the place in the chunk that the prompt's last token has
+    if not wants_scores(chunk.sequence) or last < 0:
+        return
+    # rows of logits that are followed by a token of the prompt, by the place in the chunk
+    rows = {p: row for row, p in enumerate(chunk.places) if p < last and start + p >= since}
+    first = next(iter(rows.values()), 0)
+    logits = chunk.logits[first : first + len(rows)]
+    following = torch.tensor([prompt[start + place + 1] for place in rows], device=logits.device)
+    logprobs = log_probability(logits, following.long()).tolist()
+    top = likeliest(logits, vocab_size, count) if count else [() for _ in rows]
+    for place, logprob, likely in zip(rows, logprobs, top, strict=True):
+        at = start + 1 + place
+        handle.scores[at] = TokenLogprob(prompt[at], logprob, tuple(likely))
+    if len(handle.scores) == len(prompt) - 1 - since:
+        scores = (handle.scores[place] for place in sorted(handle.scores))
+        handle.prompt_logprobs = [TokenLogprob(prompt[since], None), *scores]

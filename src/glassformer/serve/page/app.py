@@ -117,11 +117,9 @@ class Page:
     def __init__(
         self, models: Models, trainings: Trainings | None = None, static: Path | None = None
     ) -> None:
-        self.models, self.runs, self.tokenizers = (
-            models,
-            TraceCache(models),
-            words.Tokenizers(models),
-        )
+        self.models = models
+        self.runs = TraceCache(models)
+        self.tokenizers = words.Tokenizers(models)
         self.trainings = trainings or Trainings(None, models)
         folder = static or Path(str(resources.files("glassformer"))) / "static"
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -157,7 +155,8 @@ class Page:
         """Explanation of the number at an address."""
         from ...sight import answers
 
-        traced, address = self.runs[run], wire.address_of(fields)
+        traced = self.runs[run]
+        address = wire.address_of(fields)
         terms = int_field(fields, "terms", 64, 0, 20_000)
         with traced.loaded.acquire(check):
             return answers.cell(traced.trace, address, terms)
@@ -166,11 +165,9 @@ class Page:
         """Logit lens at ``positions``, with the ``top`` tokens and those to ``track``."""
         from ...sight.lens import logit_lens
 
-        traced, positions, track = (
-            self.runs[run],
-            fields.get("positions"),
-            fields.get("track") or [],
-        )
+        traced = self.runs[run]
+        positions = fields.get("positions")
+        track = fields.get("track") or []
         need(positions is None or is_ids(positions, 16), "positions are 1 to 16 whole numbers.")
         valid = (
             isinstance(track, list)
@@ -209,7 +206,8 @@ class Page:
     ) -> JsonObject:
         """A method of inspection on the run's model and text."""
         with run.loaded.acquire(check):
-            trace, options = run.trace, run.read_args | options
+            trace = run.trace
+            options = run.read_args | options
             answer: JsonObject = method(trace.model, trace.tokenizer, run.text, **options).to_dict()
             return answer
 
@@ -230,9 +228,11 @@ class Page:
         need(kind in ("html", "trace"), "A run is saved as export.html or export.trace.")
         with traced.loaded.acquire(check):
             if kind == "trace":
-                data, suffix = export.tensors_of(traced.trace), "safetensors"
+                data = export.tensors_of(traced.trace)
+                suffix = "safetensors"
             else:
-                name, suffix = traced.answer["model"], "html"
+                name = traced.answer["model"]
+                suffix = "html"
                 data = export.page(traced.trace, f"glassformer: {name}", name=name).encode()
         headers = {
             "content-disposition": f'attachment; filename="{traced.id}.{suffix}"',
@@ -272,8 +272,11 @@ class Page:
 
     def routes(self) -> list[Route]:
         """Route table of the page."""
-        run, train = "/api/runs/{run}", "/api/train/{name}"
-        models, tokenizers, trainings = self.models, self.tokenizers, self.trainings
+        run = "/api/runs/{run}"
+        train = "/api/train/{name}"
+        models = self.models
+        tokenizers = self.tokenizers
+        trainings = self.trainings
         get: dict[str, Callable[..., Any]] = {
             "/": self.file,
             "/api/models": lambda fields, check: models.cards(),

@@ -33,7 +33,8 @@ from .tail import LogTail
 if TYPE_CHECKING:
     from .runs import TraceCache
 
-LOG_FILE, RUN_FILE = "log.jsonl", "run.json"
+LOG_FILE = "log.jsonl"
+RUN_FILE = "run.json"
 IDLE_SECONDS = 60.0  # seconds without a line after which a training no longer counts as running
 POLL_SECONDS = 0.5  # seconds between looks at the logs of a stream
 HEARTBEAT_SECONDS = 15.0  # seconds after which a silent stream says that it lives
@@ -48,7 +49,8 @@ class Trainings:
     """Training runs in ``folder``: a run folder, or the parent of several; it may not exist yet."""
 
     def __init__(self, folder: Path | None, models: Models) -> None:
-        self.folder, self.models = folder, models
+        self.folder = folder
+        self.models = models
         self._tails: dict[Path, LogTail] = {}
         self._entries: OrderedDict[str, ModelEntry] = OrderedDict()
         self._lock = threading.Lock()
@@ -94,12 +96,14 @@ class Trainings:
         with contextlib.suppress(OSError, ValueError):
             settings = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
         train = settings.get("train", {})
-        steps, objective = train.get("steps"), (train.get("objective") or {}).get("type")
+        steps = train.get("steps")
+        objective = (train.get("objective") or {}).get("type")
         vocab = ((settings.get("model") or {}).get("embed") or {}).get("vocab")
         chance = None
         if objective in TOKEN_OBJECTIVES and isinstance(vocab, int) and vocab > 1:
             chance = math.log(vocab)
-        age, saved_steps = file_age(path / LOG_FILE), checkpoints(path)
+        age = file_age(path / LOG_FILE)
+        saved_steps = checkpoints(path)
         pause_requested, paused_seconds = _pause(path)
         if age is not None and paused_seconds is not None:
             age = min(age, paused_seconds)
@@ -136,7 +140,8 @@ class Trainings:
         is_step = step.isascii() and step.isdigit()
         if path is None or (at and not (is_step and int(step) in checkpoints(path))):
             return None
-        folder, title = path, str(path)
+        folder = path
+        title = str(path)
         if at:
             folder = path / f"step-{int(step):06d}"
             title = f"{path.resolve().name} at step {int(step):,}"
@@ -185,7 +190,8 @@ class Trainings:
     def pause(self, fields: JsonObject, check: CancelCheck, name: str) -> JsonObject:
         """Asks a running training, by a file in its folder, to pause after the current step, or to
         resume."""
-        path, paused = self._path(name), fields.get("paused")
+        path = self._path(name)
+        paused = fields.get("paused")
         need(isinstance(paused, bool), '"paused" is true or false.')
         if not paused:
             (path / PAUSE).unlink(missing_ok=True)
@@ -202,7 +208,8 @@ class Trainings:
 
     def probe(self, runs: TraceCache, name: str, text: str, check: CancelCheck) -> JsonObject:
         """Runs one text through the latest checkpoints; returns a run id for each."""
-        path, probes = self._path(name), []
+        path = self._path(name)
+        probes = []
         for step in checkpoints(path)[-12:]:
             check()
             # removed meanwhile, or of a model that reads no text alone
@@ -223,7 +230,8 @@ class Trainings:
 
     def updates(self, cursors: dict[str, int]) -> JsonObject:
         """New log rows of each training, and the next cursor."""
-        trainings, cursor = {}, dict(cursors)
+        trainings = {}
+        cursor = dict(cursors)
         folders = self.folders()
         for name, since in cursors.items():
             if name in folders:

@@ -55,7 +55,9 @@ def live(trace: Trace, view: str = "playground", height: int = 640) -> Any:
         "page": traitlets.Unicode().tag(sync=True),
         "height": traitlets.Int().tag(sync=True),
     }
-    config, ids, tokenizer = trace.model.config, trace.tokens[0].tolist(), trace.tokenizer
+    config = trace.model.config
+    ids = trace.tokens[0].tolist()
+    tokenizer = trace.tokenizer
     name = type(config).__name__
     entry = InMemoryEntry(name, Checkpoint(name, None, config), trace.model, tokenizer)
     text = "" if tokenizer is None else tokenizer.decode(ids)
@@ -83,7 +85,8 @@ class WidgetBridge:
     """
 
     def __init__(self, app: Any, send_message: SendMessage) -> None:
-        self.app, self.send_message = app, send_message
+        self.app = app
+        self.send_message = send_message
         self.loop = asyncio.new_event_loop()
         # of what is being answered: set when nobody waits
         self.disconnects: dict[tuple[str, int], asyncio.Event] = {}
@@ -106,7 +109,8 @@ class WidgetBridge:
         task.add_done_callback(self.tasks.discard)
 
     async def _answer(self, key: tuple[str, int], message: Message) -> None:
-        disconnect, body = self.disconnects[key], [str(message.get("body", "")).encode()]
+        disconnect = self.disconnects[key]
+        body = [str(message.get("body", "")).encode()]
 
         async def receive() -> Message:
             if body:

@@ -29,7 +29,8 @@ def contexts(models: Models, payload: JsonObject, check: CancelCheck) -> JsonObj
     from ...sight.contexts import word_in_contexts
 
     entry = models[text_field(payload, "model", 200) or ""]
-    word, texts = text_field(payload, "word", 200) or "", payload.get("texts")
+    word = text_field(payload, "word", 200) or ""
+    texts = payload.get("texts")
     need(isinstance(texts, list) and len(texts) == 2, "texts are two; give both.")
     first, second = (text_field({"text": text}, "text", MOST_CONTEXT) or "" for text in texts or ())
     need(bool(word.strip()), "There is no word; give one that stands in both texts.")

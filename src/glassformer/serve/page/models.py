@@ -42,7 +42,8 @@ class Loaded:
     """Model in memory with its tokenizer; ``lock`` serializes its forward passes."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
         self.lock = threading.Lock()
         # scores of its attention heads, once they were measured
         self.heads: JsonObject | None = None
@@ -95,7 +96,11 @@ class ModelEntry:
         device: str | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
-        self.id, self.name, self.title, self.dtype, self.device = id, name, title, dtype, device
+        self.id = id
+        self.name = name
+        self.title = title
+        self.dtype = dtype
+        self.device = device
         self.checkpoint = checkpoint or Checkpoint.open(name)
         self.stamp = file_stamp(self.checkpoint)
         self.loaded: Loaded | None = None
@@ -108,7 +113,8 @@ class ModelEntry:
             checkpoint = Checkpoint.open(self.name)
             new_stamp = file_stamp(checkpoint)
             if self.loaded is None or new_stamp != self.stamp:
-                self.checkpoint, self.loaded = checkpoint, None
+                self.checkpoint = checkpoint
+                self.loaded = None
                 self.loaded = Loaded.of(checkpoint, self.dtype, self.device)
                 self.stamp = new_stamp
             return self.loaded
@@ -137,7 +143,8 @@ class InMemoryEntry(ModelEntry):
 
     def __init__(self, id: str, checkpoint: Checkpoint, model: Any, tokenizer: Any) -> None:
         super().__init__(id, checkpoint.name, id, checkpoint=checkpoint)
-        self.model, self.tokenizer = model, tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
 
     def has_tokenizer(self) -> bool:
         return self.tokenizer is not None
@@ -190,7 +197,8 @@ class Models:
         dtype: str | None = None,
         device: str | None = None,
     ) -> None:
-        self.dtype, self.device = dtype, device
+        self.dtype = dtype
+        self.device = device
         self.entries: dict[str, ModelEntry] = {}
         self.sources: list[ModelSource] = []
         for model in models or [ModelEntry(SHIPPED, shipped(), SHIPPED, dtype, device)]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ...core.files import JsonObject
 
-SAMPLES, ROUTING = "samples.jsonl", "routing.jsonl"
+SAMPLES = "samples.jsonl"
+ROUTING = "routing.jsonl"
 MAX_BYTES = 4 << 20  # bytes that are read from the end of a file
 MAX_RECORDS = 200  # samples, or validations of a mixture, that are told
 
@@ -59,9 +60,7 @@ def routing(folder: Path) -> list[JsonObject]:
             mixture = mixtures.setdefault(
                 path, {"address": path, "steps": [], "share": [], "tokens": []}
             )
-            mixture["steps"], mixture["share"] = (
-                [*mixture["steps"], record["step"]][-MAX_RECORDS:],
-                [*mixture["share"], shares][-MAX_RECORDS:],
-            )
+            mixture["steps"] = [*mixture["steps"], record["step"]][-MAX_RECORDS:]
+            mixture["share"] = [*mixture["share"], shares][-MAX_RECORDS:]
             mixture["tokens"] = tokens
     return list(mixtures.values())

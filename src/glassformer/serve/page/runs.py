@@ -60,7 +60,8 @@ class TraceCache:
     """Runs by id, the most recently used last."""
 
     def __init__(self, models: Models, max_bytes: int = MAX_BYTES) -> None:
-        self.models, self.max_bytes = models, max_bytes
+        self.models = models
+        self.max_bytes = max_bytes
         self._runs: OrderedDict[str, CachedTrace] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -96,7 +97,8 @@ class TraceCache:
         from ...sight.edits import apply
 
         edits = parse_edits(payload)
-        text, source = text_field(payload, "text"), text_field(payload, "source")
+        text = text_field(payload, "text")
+        source = text_field(payload, "source")
         cut = bool(payload.get("cut"))
         tokens, text_truncated = encode_input(loaded, payload.get("ids", text), False, cut)
         source_ids, source_truncated = (
@@ -120,7 +122,8 @@ class TraceCache:
             )
         with loaded.acquire(check):
             hooks: Any = {}
-            ids, read_args = tokens, {"source": source_ids, "edits": edits}
+            ids = tokens
+            read_args = {"source": source_ids, "edits": edits}
             if edits:
                 ids, source_ids, hooks = apply(
                     edits, loaded.model, tokens, source_ids, loaded.tokenizer
@@ -216,11 +219,11 @@ def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[An
     from ...sight import streams
     from ...sight.looking import token_ids
 
-    model, tokenizer, cfg = loaded.model, loaded.tokenizer, loaded.model.config
-    is_target, is_encoder = (
-        isinstance(cfg, config.EncoderDecoder) and not source,
-        isinstance(cfg, config.Encoder),
-    )
+    model = loaded.model
+    tokenizer = loaded.tokenizer
+    cfg = loaded.model.config
+    is_target = isinstance(cfg, config.EncoderDecoder) and not source
+    is_encoder = isinstance(cfg, config.Encoder)
     if isinstance(text, list):
         valid = not text or is_ids(text, MAX_TEXT)
         need(valid, "ids are whole numbers of a vocabulary; give a list of them.")
@@ -243,7 +246,8 @@ def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[An
     except UserError:
         if not cut:
             raise
-    reader, bos = tokenizer.for_source if source else tokenizer, None
+    reader = tokenizer.for_source if source else tokenizer
+    bos = None
     if isinstance(cfg, config.Decoder) or is_target:
         bos = target_start(reader) if is_target else document_start(reader)
     elif is_encoder:

@@ -24,7 +24,9 @@ class LogTail:
         self._reset()
 
     def _reset(self) -> None:
-        self.offset, self.inode, self.partial_line = 0, 0, b""
+        self.offset = 0
+        self.inode = 0
+        self.partial_line = b""
         self.columns: dict[str, array[float]] = {}
         self.rows = 0
 

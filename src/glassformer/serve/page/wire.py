@@ -25,11 +25,13 @@ def values(run: CachedTrace, query: Mapping[str, str], check: CancelCheck) -> by
     """Tensor ``address`` of a run as f32, f16 or u8, optionally pooled. Raises HttpError 413."""
     from ...sight import wire
 
-    kind, shape = query.get("as", "f32"), query.get("map", "lin")
+    kind = query.get("as", "f32")
+    shape = query.get("map", "lin")
     address = address_of(query)
     need(kind in wire.KINDS, f'"{kind[:20]}" is no way to send numbers; give as=f32, f16 or u8.')
     need(shape in wire.MAPS, f'"{shape[:20]}" is no map; give map=lin or sqrt.')
-    pool, span = wire.pool_of(query.get("pool")), _span(query.get("range"))
+    pool = wire.pool_of(query.get("pool"))
+    span = _span(query.get("range"))
     with run.loaded.acquire(check):
         tensor_slice = wire.TracePart(run.trace, address)
         sizes = [*tensor_slice.shape]
@@ -61,7 +63,8 @@ def address_of(query: Mapping[str, str]) -> str:
 
 def _suggested_pool(shape: list[int]) -> str:
     """Max-pooling that fits a tensor into one response."""
-    leading_size, side = math.prod(shape[:-2]), MAX_SIDE
+    leading_size = math.prod(shape[:-2])
+    side = MAX_SIDE
     while leading_size * side * side > MAX_BYTES - 4096 and side > 1:
         side //= 2
     return f"max:{side}x{side}" if len(shape) > 1 else f"max:{MAX_SIDE * MAX_SIDE}"
@@ -101,7 +104,9 @@ def thumbnails(run: CachedTrace, query: Mapping[str, str], check: CancelCheck) -
     first = int_field({"layers": low or None}, "layers", 0, 0, count)
     last = int_field({"layers": high or None}, "layers", count, 0, count)
     shape, span = ("sqrt", (0.0, 1.0)) if kind == "pattern" else ("lin", None)
-    tensors, layers, total = {}, {}, 0
+    tensors = {}
+    layers = {}
+    total = 0
     for address in squares[first:last]:
         with run.loaded.acquire(check):  # a layer at a time: others may come in between
             tensor_slice = wire.TracePart(run.trace, address)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,28 +35,24 @@ def generate(
     tokens."""
     from ...sight import answers
 
-    reading = GenerationInput.of(models, payload, check, 64)
+    name, loaded, ids, options = _generation_input(models, payload, check, 64)
     settings = _sampling_settings(payload.get("settings") or {})
     seed = int_field(payload, "seed", None, 0, 2**63 - 1)
-    loaded = reading.loaded
     from ...core.generation import generate as start_generation
 
     with loaded.acquire(check):
-        ids = reading.ids
         generation = start_generation(
             loaded.model,
             loaded.tokenizer,
             ids,
             seed=seed,
             likely=TOP,
-            **reading.options,
+            **options,
             **settings,
         )
-    yield "start", {"ids": ids, "seed": generation.seed, "model": reading.name}
-    steps, bytes_per_token = (
-        iter(generation),
-        cost.cost(loaded.model.config).cache_per_token("fp32"),
-    )
+    yield "start", {"ids": ids, "seed": generation.seed, "model": name}
+    steps = iter(generation)
+    bytes_per_token = cost.cost(loaded.model.config).cache_per_token("fp32")
     row = generation.rows[0]
     while True:
         with loaded.acquire(check):
@@ -89,11 +84,10 @@ def beams(models: Models, payload: JsonObject, check: CancelCheck) -> JsonObject
     from ...sight import answers
 
     count = int_field(payload, "beams", 4, 1, MOST_BEAMS)
-    reading = GenerationInput.of(models, payload, check, 32)
-    loaded = reading.loaded
-    options: dict[str, Any] = {"beams": count, "best": count, **reading.options}
+    _, loaded, ids, options = _generation_input(models, payload, check, 32)
+    options |= {"beams": count, "best": count, "check": check}
     with loaded.acquire(check):
-        (hypotheses,) = beam(loaded.model, loaded.tokenizer, [reading.ids], check=check, **options)
+        (hypotheses,) = beam(loaded.model, loaded.tokenizer, [ids], **options)
     beam_list = []
     for hypothesis in hypotheses:
         spans = dict.fromkeys(range(len(hypothesis.tokens)), (1, 1))
@@ -111,46 +105,35 @@ def beams(models: Models, payload: JsonObject, check: CancelCheck) -> JsonObject
     return {"beams": beam_list}
 
 
-@dataclass(frozen=True)
-class GenerationInput:
-    """Model, prompt or source ids, and options of a generation."""
+def _generation_input(
+    models: Models, payload: JsonObject, check: CancelCheck, default_max_new: int
+) -> tuple[str, Loaded, list[int], dict[str, Any]]:
+    """Name, model, prompt or source ids, and options of {model, text or ids, source?, start?,
+    max_new?, edits?}.
 
-    name: str
-    loaded: Loaded
-    ids: list[int]
-    options: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls, models: Models, payload: JsonObject, check: CancelCheck, default_max_new: int
-    ) -> GenerationInput:
-        """Parses {model, text or ids, source?, start?, max_new?, edits?}.
-
-        ``start`` are the first ids of an encoder-decoder's target. Raises UserError for invalid
-        input.
-        """
-        entry = models[text_field(payload, "model", 200) or ""]
-        card = entry.card()["abilities"]
-        message = (
-            "This model does not continue a text: an encoder reads all of it at once; mask a "
-            "word instead."
-        )
-        need(card["generate"], message)
-        pair = card["source"]
-        max_new, start = (
-            int_field(payload, "max_new", default_max_new, 1, MOST_NEW),
-            payload.get("start"),
-        )
-        need(
-            start is None or (pair and is_ids(start, MOST_NEW)),
-            "start is a list of ids, for an encoder-decoder.",
-        )
-        loaded = entry.open(check)
-        text = payload.get("ids", text_field(payload, "source" if pair else "text"))
-        with loaded.acquire(check):
-            ids = encode_input(loaded, text, pair, False)[0][0].tolist()
-            edits = parse_edits(payload)
-        return cls(entry.id, loaded, ids, {"max_new": max_new, "edits": edits, "start": start})
+    ``start`` are the first ids of an encoder-decoder's target. Raises UserError for invalid
+    input.
+    """
+    entry = models[text_field(payload, "model", 200) or ""]
+    card = entry.card()["abilities"]
+    message = (
+        "This model does not continue a text: an encoder reads all of it at once; mask a "
+        "word instead."
+    )
+    need(card["generate"], message)
+    pair = card["source"]
+    max_new = int_field(payload, "max_new", default_max_new, 1, MOST_NEW)
+    start = payload.get("start")
+    need(
+        start is None or (pair and is_ids(start, MOST_NEW)),
+        "start is a list of ids, for an encoder-decoder.",
+    )
+    loaded = entry.open(check)
+    text = payload.get("ids", text_field(payload, "source" if pair else "text"))
+    with loaded.acquire(check):
+        ids = encode_input(loaded, text, pair, False)[0][0].tolist()
+        edits = parse_edits(payload)
+    return entry.id, loaded, ids, {"max_new": max_new, "edits": edits, "start": start}
 
 
 def _sampling_settings(settings: Any) -> dict[str, Any]:
@@ -215,7 +198,8 @@ class Tokenizers:
                 entry = self.models[name]
             except HttpError:
                 raise not_found(message) from None
-            key, load = f"{name} {entry.stamp}", entry.open_tokenizer
+            key = f"{name} {entry.stamp}"
+            load = entry.open_tokenizer
         tokenizer = self._open.get(key) or load()
         if tokenizer is None:
             raise not_found(message)
@@ -267,7 +251,8 @@ class Tokenizers:
 
         text = text_field(payload, "text") or ""
         tokenizer = self[text_field(payload, "tokenizer", 200) or ""]
-        ids, offset = tokenizer.encode(text), 0
+        ids = tokenizer.encode(text)
+        offset = 0
         at = int_field(payload, "at", 0, 0, len(ids) - 1)
         tracer = self._tracers.setdefault(id(tokenizer), Tracer(tokenizer, 2))
         for word in tokenizer.words(text):

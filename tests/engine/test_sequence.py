@@ -1,5 +1,5 @@
 """What is recorded of a running request is what a look at its text alone shows; others keep their
-bits."""
+bits. Guesses come from what stood earlier in the text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from glassformer.core.generation.sample import Sampling
 from glassformer.core.nn import Tape
 from glassformer.fast import kernels
 from glassformer.serve.engine import Engine, Request
-from glassformer.serve.engine.looking import Look
 from glassformer.serve.engine.memory import plan_memory
+from glassformer.serve.engine.request import Look
+from glassformer.serve.engine.sequence import PromptLookup
 from glassformer.sight.edits import head_off, scale
 
 PATHS = ["*.resid", "*.pattern", "*.scores", "*.z", "*.hidden", "logits"]
@@ -204,3 +205,24 @@ def test_what_was_kept_of_a_chunk_is_held_no_longer() -> None:
     assert not look.tape.records and look.pieces[0].values["a"].shape == (1, 3, 2)
     look.keep(3, 1)
     assert len(look.pieces) == 1, "nothing was recorded of the next one"
+
+
+def test_what_followed_the_same_end_the_last_time_is_guessed() -> None:
+    text = [1, 2, 3, 4, 9, 2, 3, 5, 6, 7, 2, 3]
+    assert PromptLookup(most=3).propose(text, 9) == [5, 6, 7]
+    assert PromptLookup(most=3).propose(text, 1) == [5]
+    assert PromptLookup().propose([1, 2, 3, 4], 9) == [] == PromptLookup().propose(text, 0)
+    # the longer end counts
+    assert PromptLookup(most=2).propose([1, 2, 3, 8, 9, 7, 2, 3, 5, 1, 2, 3], 9) == [8, 9]
+
+
+def test_guesses_that_are_wrong_stop_for_a_while() -> None:
+    lookup, text = PromptLookup(), [5, 6] * 9
+    assert len(lookup.propose(text, 9)) == 7
+    for _ in range(3):
+        lookup.learn(4, 0)
+    assert [bool(lookup.propose(text, 9)) for _ in range(5)] == [False, False, False, True, True]
+    assert len(lookup.propose(text, 9)) == 2
+    for _ in range(3):
+        lookup.learn(2, 2)
+    assert len(lookup.propose(text, 9)) == 7

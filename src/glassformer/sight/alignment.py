@@ -13,10 +13,9 @@ from torch import Tensor
 
 from ..core.errors import need
 from ..core.nn import Model
-from ..core.nn.editing import ModelEdit
 from .figures.charts import Heat
 from .figures.drawing import together
-from .looking import look
+from .looking import Edits, look
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -77,7 +76,7 @@ def alignments(
     *patterns: str,
     source: str | None = None,
     head: int | None = None,
-    edits: Sequence[ModelEdit | str] = (),
+    edits: Edits = (),
 ) -> list[Alignment]:
     """The attentions that match ``patterns`` while the model reads ``text``; of a pair, by default,
     those across.

@@ -7,9 +7,9 @@ N texts, T tokens, D depths, C model dim.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from . import streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
-from .figures.shown import Shown
+from .figures.shown import Records, Shown
 from .looking import token_ids
 from .streams import TokenLabel
 
@@ -59,14 +59,10 @@ class Contexts(Shown):
         yield Curves(f"cosine by depth (0: {self.depths[0]})", lines, "depth", tuple(lines))
         yield self._table()
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each depth."""
         rows = zip(self.depths, self.cosine, self.others, strict=True)
         return ("depth", "cosine", "others"), rows
-
-    def table(self) -> list[str]:
-        """The depths as lines, cosines rounded to four places."""
-        return self._table().lines()
 
     def _table(self) -> TableFigure:
         return TableFigure.of("", ("depth", "the word", "other words"), self.records()[1])

@@ -23,9 +23,9 @@ drawn tokens, C model dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from ..core.nn.attention import Attention
 from ..core.tokenizer.framing import document_start, target_start
 from . import streams
 from .figures.charts import Chart, Folded, Heat, TableFigure
-from .figures.shown import Shown
+from .figures.shown import Records, Shown
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -122,7 +122,7 @@ class HeadScores(Shown):
         table = TableFigure.of("", *self.records())
         yield Folded("every score beside its baseline", [table])
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each head and score."""
         names = ("attention", "head", "score", "value", "baseline", "deviation", "even", "label")
         return names, [
@@ -136,14 +136,14 @@ class HeadScores(Shown):
             name for name in SCORES if any(head.scores.get(name) is not None for head in self.heads)
         ]
 
-    def table(self) -> list[str]:
+    def _table(self) -> TableFigure:
         """A line a head, shares and bits to three places, a heading above; columns nobody has are
         left out."""
         names = self._shown()
         rows = [(head.path, str(head.head), *(_short(head.scores.get(name)) for name in names), ", ".join(head.labels))
                 for head in self.heads]  # fmt: skip
         heading = ("attention", "head", *names, "above baseline")
-        return TableFigure("", heading, rows, (0, len(names) + 2)).lines()
+        return TableFigure("", heading, rows, (0, len(names) + 2))
 
 
 def _short(score: float | None) -> str:

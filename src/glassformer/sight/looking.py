@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 STATISTICS = ("mean", "std", "min", "max")
 Text: TypeAlias = str | Sequence[int] | Tensor
+Edits: TypeAlias = Sequence[ModelEdit | str]
 
 
 def look(
@@ -37,7 +38,7 @@ def look(
     text: Text,
     *patterns: str,
     source: Text | None = None,
-    edits: Sequence[ModelEdit | str] = (),
+    edits: Edits = (),
 ) -> Seen:
     """The values whose paths match any of ``patterns``, in the order in which the model makes them,
     detached.
@@ -87,7 +88,7 @@ def inputs(
     tokenizer: Tokenizer | None,
     text: Text,
     source: Text | None,
-    edits: Sequence[ModelEdit | str],
+    edits: Edits,
 ) -> tuple[Tensor, Tensor | None, Mapping[str, Edit]]:
     """Model inputs, (batch, length) of the text and of an encoder-decoder's source, and a
     tape's edits."""
@@ -108,7 +109,7 @@ def predictions(
     text: Text,
     count: int,
     source: Text | None = None,
-    edits: Sequence[ModelEdit | str] = (),
+    edits: Edits = (),
 ) -> list[dict[str, Any]]:
     """For each token that a decoder reads its id, piece and log-probability (None for the first),
     and what is next.
@@ -156,7 +157,7 @@ def read_tokens(
     tokenizer: Tokenizer,
     text: Text,
     source: Text | None = None,
-    edits: Sequence[ModelEdit | str] = (),
+    edits: Edits = (),
 ) -> dict[str, Any]:
     """The ids that the model reads, with the piece that each stands for; of a source too."""
     rows = token_ids(model, tokenizer, text, second=source is not None).tolist()

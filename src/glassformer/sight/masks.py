@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from ..core.config.mask import MaskRule, parse_rule, rules
 from ..core.config.mask_arrays import PAIRS_AT_ONCE, TokenInfo, dense_mask
 from ..core.config.parallel import ring_pieces
 from ..core.errors import need
-from .figures.drawing import Box, Drawing, Mark, png
+from .figures.drawing import Array, Box, Drawing, Mark, png
 
 EXAMPLES = {
     "prefix": "prefix(6)",
@@ -67,11 +66,11 @@ class Picture:
 
     name: str
     length: int
-    cells: np.ndarray[Any, Any]
+    cells: Array
     scale: int
     encoder: int  # pairs visited where tokens see both ways
     decoder: int  # pairs visited where they see what came before
-    pairs: np.ndarray[Any, Any] | None = None
+    pairs: Array | None = None
 
     def to_dict(self) -> dict[str, object]:
         """The counts."""
@@ -238,13 +237,13 @@ def picture(name: str, length: int = 24, most: int = 64, ring: int | None = None
     )
 
 
-def _shrink(cells: np.ndarray[Any, Any], scale: int) -> np.ndarray[Any, Any]:
+def _shrink(cells: Array, scale: int) -> Array:
     """One cell for every square of ``scale`` pairs a side: the most that any of them is."""
     T, S = (range(0, side, scale) for side in cells.shape)
     return np.asarray(np.maximum.reduceat(np.maximum.reduceat(cells, T, 0), S, 1))
 
 
-def _scene(name: str, pos: np.ndarray[Any, Any]) -> tuple[TokenInfo, TokenInfo]:
+def _scene(name: str, pos: Array) -> tuple[TokenInfo, TokenInfo]:
     """Queries and keys of a row: for a rule, their positions alone."""
     length = len(pos)
     if name == "documents":

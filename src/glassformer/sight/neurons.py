@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from ..core.nn.editing import one_token
 from . import streams, tables
-from .figures.progress import Progress
+from .figures.progress import Progress, Report
 from .looking import matching
 from .streams import visible
 
@@ -90,7 +90,7 @@ def top_activations(
     around: int = 12,
     limit: int | None = None,
     lowest: bool = False,
-    progress: Callable[[int, int], None] | bool = True,
+    progress: Report = True,
 ) -> list[Neuron]:
     """Places in ``texts`` where each of ``neurons`` is greatest (``lowest``: least), read in rows
     of ``context`` tokens.

@@ -9,7 +9,7 @@ How the runs are made fast: patched_runs.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.drawing import Array
-from .figures.progress import Progress
-from .figures.shown import Shown
+from .figures.progress import Progress, Report
+from .figures.shown import Records, Shown
 from .looking import Text
 from .patched_runs import Job, RunPair
 
@@ -108,7 +108,7 @@ class PatchGrid(Shown):
         rows = grid.rows()[::-1]
         return Heat(grid.name, cells, rows, self._heads(), words, signed=True, span=span)
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each patch."""
         names = "part path layer head position token value effect"
         return names.split(), self._rows()
@@ -128,7 +128,7 @@ class PatchGrid(Shown):
         named += [(f"{grid.name}.effect", grid.effect) for grid in self.parts]
         return {name: np.array(numbers) for name, numbers in named}
 
-    def table(self, most: int = 10) -> list[str]:
+    def _table(self, most: int = 10) -> TableFigure:
         """The largest effects, a line each."""
         best = sorted(self._rows(), key=lambda row: -abs(row[-1]))[:most]
         rows = []
@@ -137,7 +137,7 @@ class PatchGrid(Shown):
             column = f"{position}:{token}" if self.positions else "all"
             rows.append((f"{effect:.3f}", value, name, column))
         heading = ("effect", self.metric, "patched", "at")
-        return TableFigure.of("", heading, rows, (2, 3)).lines()
+        return TableFigure.of("", heading, rows, (2, 3))
 
     def text(self, width: int | None = None) -> str:
         """For a terminal: effects to two decimals, the last layer first, as many columns side by
@@ -172,7 +172,7 @@ def patch_grid(
     positions: str | Sequence[int] = "each",
     at: int | None = None,
     source: Text | tuple[Text, Text] | None = None,
-    progress: Callable[[int, int], None] | bool = True,
+    progress: Report = True,
 ) -> PatchGrid:
     """Each part of each block patched from the clean run into the corrupted one, at each position
     by itself.

@@ -3,7 +3,7 @@ whom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..core.errors import need
 from . import wire
 from .figures.charts import Chart, Folded, Heat, TableFigure
 from .figures.drawing import Array
-from .figures.shown import Shown
+from .figures.shown import Records, Shown
 
 SQUARE = ("pattern", "scores")
 ACROSS = 128  # columns of a value that is no attention; more are pooled to so many
@@ -110,7 +110,7 @@ class Seen(dict[str, Tensor], Shown):
         key_words = self.source if ".cross." in path and self.source is not None else query_words
         return _fit(query_words, queries), _fit(key_words or [], keys)
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each number: of attentions head, query and key, of other values their index."""
         total = sum(value.numel() for value in self.values())
         need(

@@ -31,7 +31,7 @@ from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
 from .figures.progress import Progress
-from .figures.shown import Shown
+from .figures.shown import Records, Shown
 
 FORMAT = "glassformer tuned lens 1"
 NUMBERS = 1 << 23  # logits made at a time
@@ -107,7 +107,7 @@ class TunedLens(Shown):
         )
         yield TableFigure.of("", *self.records())
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each depth."""
         rows = zip(self.depths, self.before, self.after, strict=True)
         return ("depth", "kl_before", "kl_after"), rows

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from html import escape
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
+Report: TypeAlias = Callable[[int, int], None] | bool
+"""Whether a bar is shown, or who is called with (done, of all) instead."""
 OFTEN = 0.1  # seconds between two pictures of it
 
 

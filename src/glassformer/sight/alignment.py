@@ -16,6 +16,7 @@ from ..core.nn import Model
 from .figures.charts import Heat
 from .figures.drawing import together
 from .looking import Edits, look
+from .seen import Seen
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -99,11 +100,8 @@ def alignments(
         'None of these values is an attention; give a name that ends in "pattern", as '
         '"*.attn.pattern".',
     )
-    least = min(value.shape[1] for value in pictures.values())
-    need(
-        head is None or 0 <= head < least,
-        f"head is {head}; these attentions have heads 0 to {least - 1}.",
-    )
+    if head is not None:
+        Seen(pictures).head(head)  # refuses one that is not there
     # a row across is named by the word that comes of it
     written = [*recorded.words[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
     drawn = []

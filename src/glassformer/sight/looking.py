@@ -51,13 +51,12 @@ def look(
     """
     tokens, source_ids, changes = inputs(model, tokenizer, text, source, edits)
     sides = [display_texts(tokenizer, tokens[0].tolist())]
-    sides += (
-        []
-        if source_ids is None
-        else [display_texts(tokenizer and tokenizer.for_source, source_ids[0].tolist())]
-    )
+    if source_ids is not None:
+        sides.append(display_texts(tokenizer and tokenizer.for_source, source_ids[0].tolist()))
     tape = Tape(*(patterns or ("*",)), edits=changes)
-    _run(model, [tokens] if source_ids is None else [tokens, source_ids], tape)
+    with inference(model):
+        output = model(tokens, *([] if source_ids is None else [source_ids]), tape=tape)
+        must_be_finite(model, output.logits, output.hidden)
     if not all(any(fnmatchcase(path, pattern) for path in tape.records) for pattern in patterns):
         must_match(patterns, paths(model))
     return Seen(tape.records, *sides)
@@ -131,25 +130,16 @@ def predictions(
     logits = look(model, tokenizer, text, "logits", source=source, edits=edits)["logits"][0]
     logprobs = logits.float().log_softmax(-1)
     ids = read_tokens(model, tokenizer, text, source, edits)["ids"]
-    target_logprobs = [
-        None,
-        *logprobs[:-1]
-        .gather(1, torch.tensor(ids[1:], device=logprobs.device)[:, None])
-        .flatten()
-        .tolist(),
-    ]
-    values, best = (
-        x.tolist() for x in logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size))
-    )
+    likely = logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size))
 
     def named(token: int, logprob: float | None) -> dict[str, Any]:
         return {"token": token, "piece": tokenizer.token(token), "logprob": logprob}
 
-    steps = zip(ids, target_logprobs, best, values, strict=True)
-    return [
-        {**named(id, p), "next": list(map(named, ids_of_step, values_of_step))}
-        for id, p, ids_of_step, values_of_step in steps
-    ]
+    steps = []
+    for at, pairs in enumerate(zip(likely.indices.tolist(), likely.values.tolist(), strict=True)):
+        logprob = logprobs[at - 1, ids[at]].item() if at else None
+        steps.append({**named(ids[at], logprob), "next": list(map(named, *pairs))})
+    return steps
 
 
 def read_tokens(
@@ -188,18 +178,11 @@ def listing(names: Sequence[str]) -> list[str]:
         names_of_leaf = leaves.setdefault(above, [])
         if leaf not in names_of_leaf:
             names_of_leaf.append(leaf)
-    grouped = {
-        above: group[0] if len(group) == 1 else f"{{{','.join(group)}}}"
-        for above, group in leaves.items()
-    }
-    return [f"{above}.{group}" if above else group for above, group in grouped.items()]
-
-
-def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:
-    """One pass without gradients or dropout."""
-    with inference(model):
-        output = model(*tokens, tape=tape)
-        must_be_finite(model, output.logits, output.hidden)
+    lines = []
+    for above, group in leaves.items():
+        line = group[0] if len(group) == 1 else f"{{{','.join(group)}}}"
+        lines.append(f"{above}.{line}" if above else line)
+    return lines
 
 
 def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any]]:

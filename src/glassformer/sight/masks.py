@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
@@ -74,8 +75,7 @@ class Picture:
 
     def to_dict(self) -> dict[str, object]:
         """The counts."""
-        every = self.length**2
-        causal = self.length * (self.length + 1) // 2
+        every, causal = self.all_pairs
         return {
             "name": self.name,
             "length": self.length,
@@ -84,26 +84,28 @@ class Picture:
             "visited": {"encoder": self.encoder, "decoder": self.decoder},
             "share": {"encoder": self.encoder / every, "decoder": self.decoder / every},
             "share_of_causal": self.decoder / causal,
-            **(
-                {}
-                if self.pairs is None
-                else {"ring": [{"columns": c, "steps": s} for c, s in self.processes()]}
-            ),
+            **({"ring": ring} if (ring := self.processes()) else {}),
         }
 
-    def processes(self) -> list[tuple[list[list[int]], list[int]]]:
-        """Columns of each process of the ring, [first, last] of each piece, and the pairs of
-        each step."""
-        assert self.pairs is not None
-        pieces = (
-            [
-                [piece[0], min(piece[-1], self.length - 1)]
-                for piece in pieces
-                if piece[0] < self.length
-            ]
-            for pieces in ring_pieces(self.length, len(self.pairs))
-        )
-        return list(zip(pieces, self.pairs.tolist(), strict=True))
+    @property
+    def all_pairs(self) -> tuple[int, int]:
+        """Pairs of all queries with all keys, and with those that are not later."""
+        return self.length**2, self.length * (self.length + 1) // 2
+
+    def processes(self) -> list[dict[str, list[Any]]]:
+        """The columns of each process of a ring, [first, last] of each piece, and the pairs of each
+        step."""
+        if self.pairs is None:
+            return []
+        end = self.length - 1
+        held = zip(ring_pieces(self.length, len(self.pairs)), self.pairs.tolist(), strict=True)
+        return [
+            {
+                "columns": [[piece[0], min(piece[-1], end)] for piece in pieces if piece[0] <= end],
+                "steps": steps,
+            }
+            for pieces, steps in held
+        ]
 
     def text(self, color: bool = False, plain: bool = False) -> str:
         """For a terminal; ``plain`` in ASCII."""
@@ -120,18 +122,12 @@ class Picture:
     def legend(self, plain: bool = False) -> list[str]:
         """Legend of the signs, and the counts."""
         never, later, visible = (glyph.strip() for glyph in GLYPHS[plain])
-        every = self.length**2
-        causal = self.length * (self.length + 1) // 2
+        every, causal = self.all_pairs
         scale = "" if self.scale == 1 else f"; a sign stands for {self.scale} x {self.scale} pairs"
         if self.pairs is not None:
             note = f"0, 1, ..: the process that computes it   {later} later   {never} never{scale}"
-            return [
-                note,
-                *(
-                    self._process(number, *process)
-                    for number, process in enumerate(self.processes())
-                ),
-            ]
+            lines = (self._process(number, **ring) for number, ring in enumerate(self.processes()))
+            return [note, *lines]
         return [
             f"{visible} visited   {later} only where tokens see both ways (encoder)   {never} "
             f"never{scale}",
@@ -140,12 +136,12 @@ class Picture:
             f"{self.decoder / causal:.2%} of {causal:,} causal ones",
         ]
 
-    def _process(self, number: int, pieces: list[list[int]], steps: list[int]) -> str:
-        columns = " and ".join(f"{first}-{last}" for first, last in pieces)
+    def _process(self, number: int, columns: list[list[int]], steps: list[int]) -> str:
+        places = " and ".join(f"{first}-{last}" for first, last in columns)
         terms = " + ".join(f"{pairs:,}" for pairs in steps)
         share = sum(steps) / max(1, self.decoder)
         return (
-            f"process {number}: columns {columns}; {sum(steps):,} pairs ({share:.1%}), step "
+            f"process {number}: columns {places}; {sum(steps):,} pairs ({share:.1%}), step "
             f"by step {terms}"
         )
 

@@ -136,17 +136,14 @@ def coded(
         if finite_values.size
         else (0.0, 0.0)
     )
+    too_wide = kind == "f16" and max(abs(low), abs(high)) > 65_504
+    # a byte has one code for what is not finite: that a mask hides it
+    if too_wide or (kind == "u8" and np.isnan(values).any()):
+        kind = "f32"
+    low, high = (span if kind == "u8" else None) or (low, high)
     header = {"min": repr(low), "max": repr(high), "map": "lin", "as": kind, "hole": "0"}
-    if kind == "f16" and max(abs(low), abs(high)) > 65_504:
-        kind = header["as"] = "f32"  # too large for it
-    if kind == "u8" and np.isnan(values).any():
-        # a byte has one code for what is not finite: that a mask hides it
-        kind = header["as"] = "f32"
     if kind != "u8":
         return values.astype(np.float16 if kind == "f16" else np.float32), header
-    if span is not None:
-        low, high = span
-        header |= {"min": repr(low), "max": repr(high)}
     share = (
         (np.where(finite, values, low) - low) / (high - low)
         if high > low

@@ -209,7 +209,10 @@ class _Neuron:
         hits = []
         for key, row, at, ids in self.best:
             sides = ids[max(0, at - around) : at], ids[at : at + 1], ids[at + 1 : at + 1 + around]
-            before, piece, after = (_spelled(tokenizer, side.tolist()) for side in sides)
+            before, piece, after = (
+                b"".join(map(tokenizer.bytes_of, side.tolist())).decode("utf-8", "replace")
+                for side in sides
+            )
             hits.append(Hit(self.sign * key, -row, at, int(ids[at]), piece, before, after))
         tokens = max(self.tokens, 1)
         return Neuron(
@@ -273,7 +276,3 @@ def _batches(rows: Iterator[Tensor], limit: int | None) -> Iterator[list[Tensor]
             break
     if batch:
         yield batch
-
-
-def _spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    return b"".join(tokenizer.bytes_of(number) for number in ids).decode("utf-8", "replace")

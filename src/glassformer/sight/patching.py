@@ -106,7 +106,8 @@ class PatchGrid(Shown):
         words = [[f"{effect:z.2f}" for effect in row] for row in cells.tolist()]
         span = (-1.0, 1.0)
         rows = grid.rows()[::-1]
-        return Heat(grid.name, cells, rows, self._heads(), words, signed=True, span=span)
+        columns = [f"{position}:{token}" for position, token in self._places()] or ["all"]
+        return Heat(grid.name, cells, rows, columns, words, signed=True, span=span)
 
     def records(self) -> Records:
         """A row for each patch."""
@@ -114,8 +115,7 @@ class PatchGrid(Shown):
         return names.split(), self._rows()
 
     def _rows(self) -> Iterator[Sequence[Any]]:
-        places: list[tuple[int | str, str]] = [*zip(self.positions, self._words(), strict=True)]
-        places = places or [("all", "")]
+        places = self._places() or [("all", "")]
         for grid in self.parts:
             for row, path in enumerate(grid.paths):
                 head = grid.heads[row] if grid.heads else ""
@@ -148,16 +148,14 @@ class PatchGrid(Shown):
     def metric(self) -> str:
         return "logit" if self.wrong is None else "logit difference"
 
-    def _words(self) -> list[str]:
-        """The corrupted text's tokens, and the clean one's where they differ."""
-        pairs = [(self.clean[at], self.corrupted[at]) for at in self.positions]
-        return [
-            clean if clean == corrupted else f"{corrupted}<{clean}" for clean, corrupted in pairs
-        ]
-
-    def _heads(self) -> list[str]:
-        pairs = zip(self.positions, self._words(), strict=True)
-        return [f"{position}:{token}" for position, token in pairs] or ["all"]
+    def _places(self) -> list[tuple[int | str, str]]:
+        """The columns' positions, with the corrupted text's token, and the clean one's where they
+        differ."""
+        places: list[tuple[int | str, str]] = []
+        for at in self.positions:
+            clean, corrupted = self.clean[at], self.corrupted[at]
+            places.append((at, clean if clean == corrupted else f"{corrupted}<{clean}"))
+        return places
 
 
 def patch_grid(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -195,13 +196,8 @@ def pool_of(spec: str | None) -> tuple[int, ...] | None:
     """``max:48x48`` as sizes; UserError for anything else."""
     if not spec:
         return None
-    kind, _, sizes = spec.partition(":")
-    size_texts = sizes.split("x")
-    good = (
-        kind == "max"
-        and 1 <= len(size_texts) <= 2
-        and all(p.isascii() and p.isdigit() and len(p) < 6 for p in size_texts)
-    )
-    if not good or 0 in map(int, size_texts):
+    form = re.fullmatch("max:([0-9]{1,5})(?:x([0-9]{1,5}))?", spec)
+    sizes = tuple(map(int, filter(None, form.groups()))) if form else (0,)
+    if 0 in sizes:
         raise UserError(f'"{spec}" pools nothing; give pool=max:48x48.')
-    return tuple(map(int, size_texts))
+    return sizes

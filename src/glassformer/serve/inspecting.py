@@ -27,7 +27,6 @@ from typing_extensions import TypedDict
 from ..core import config
 from ..core.files import JsonObject
 from ..sight import edits, lens, looking, streams
-from ..sight.reading import one_token
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
 from .engine.request import SQUARE, concatenate, first_outside, token_axis

@@ -34,35 +34,21 @@ if TYPE_CHECKING:
     from .tuned_lens import fit_tuned_lens as fit_tuned_lens
     from .verification import verify as verify
 
-_HOME = {
-    "alignments": ".alignment",
-    "Attribution": ".attribution",
-    "Contexts": ".contexts",
-    "attribute": ".attribution",
-    "describe": ".looking",
-    "fit_tuned_lens": ".tuned_lens",
-    "logit_lens": ".lens",
-    "logits_by_depth": ".lens",
-    "look": ".looking",
-    "Neuron": ".neurons",
-    "PatchGrid": ".patching",
-    "patch_grid": ".patching",
-    "paths": ".looking",
-    "predictions": ".looking",
-    "read_tokens": ".looking",
-    "saliency": ".gradients",
-    "Saliency": ".gradients",
-    "summarise": ".looking",
-    "svg": ".alignment",
-    "to_dict": ".looking",
-    "top_activations": ".neurons",
-    "trace": ".tracing",
-    "TunedLens": ".tuned_lens",
-    "HeadScores": ".heads",
-    "head_scores": ".heads",
-    "verify": ".verification",
-    "word_in_contexts": ".contexts",
+_NAMES = {
+    "alignment": ("alignments", "svg"),
+    "attribution": ("Attribution", "attribute"),
+    "contexts": ("Contexts", "word_in_contexts"),
+    "gradients": ("saliency", "Saliency"),
+    "heads": ("HeadScores", "head_scores"),
+    "lens": ("logit_lens", "logits_by_depth"),
+    "looking": ("describe", "look", "paths", "predictions", "read_tokens", "summarise", "to_dict"),
+    "neurons": ("Neuron", "top_activations"),
+    "patching": ("PatchGrid", "patch_grid"),
+    "tracing": ("trace",),
+    "tuned_lens": ("fit_tuned_lens", "TunedLens"),
+    "verification": ("verify",),
 }
+_HOME = {name: f".{home}" for home, names in _NAMES.items() for name in names}
 __all__ = [*_HOME]
 
 

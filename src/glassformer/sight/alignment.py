@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..core.errors import need
 from ..core.nn import Model
-from ..core.nn.edited import ModelEdit
 from .figures.charts import Heat
 from .figures.drawing import together
-from .looking import look
+from .looking import Edits, look
+from .seen import Seen
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -77,7 +77,7 @@ def alignments(
     *patterns: str,
     source: str | None = None,
     head: int | None = None,
-    edits: Sequence[ModelEdit | str] = (),
+    edits: Edits = (),
 ) -> list[Alignment]:
     """The attentions that match ``patterns`` while the model reads ``text``; of a pair, by default,
     those across.
@@ -100,11 +100,8 @@ def alignments(
         'None of these values is an attention; give a name that ends in "pattern", as '
         '"*.attn.pattern".',
     )
-    least = min(value.shape[1] for value in pictures.values())
-    need(
-        head is None or 0 <= head < least,
-        f"head is {head}; these attentions have heads 0 to {least - 1}.",
-    )
+    if head is not None:
+        Seen(pictures).head(head)  # refuses one that is not there
     # a row across is named by the word that comes of it
     written = [*recorded.words[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
     drawn = []

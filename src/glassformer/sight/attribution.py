@@ -9,7 +9,7 @@ exact, and is shown to be.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -19,14 +19,13 @@ from torch import Tensor
 
 from ..core.errors import need
 from ..core.nn import Model, Tape
-from ..core.nn.edited import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
 from . import streams
 from .direction import HELD, INSTEAD, AtOnePlace, Contribution, Sweep, back, gated, watched
 from .figures.charts import Chart, Heat, Prose, TableFigure
-from .figures.shown import Shown
-from .looking import Text
+from .figures.shown import Records, Shown
+from .looking import Edits, Text
 from .reading import as_edit_list
 from .streams import TokenLabel, answer_kind, fp64
 
@@ -98,9 +97,9 @@ class Attribution(Shown):
             cells = [[heads.get((block, column)) for column in columns] for block in blocks]
             names = [f"L{block}" for block in blocks], [f"h{column}" for column in columns]
             yield _added("added by each head", cells, *names)
-        yield self._table(20)
+        yield self._table()
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each part."""
         rows = (tuple(vars(share).values()) for share in self.parts)
         return tuple(Contribution.__dataclass_fields__), rows
@@ -116,12 +115,9 @@ class Attribution(Shown):
         kinds, rows = self._blocks()
         return TableFigure.of("", ("", *kinds), rows, form="+.4f").lines()
 
-    def table(self, top: int = 20) -> list[str]:
-        """The parts that added or took most, as lines, rounded to four places; then the sum beside
-        the logit."""
-        return self._table(top).lines()
-
-    def _table(self, top: int) -> TableFigure:
+    def _table(self, top: int = 20) -> TableFigure:
+        """The parts that added or took most, rounded to four places; then the sum beside the
+        logit."""
         ordered = sorted(self.parts, key=lambda part: -abs(part.value))
         rows = [(_label(part), part.address, part.value) for part in ordered[:top]]
         if remainder := [part.value for part in ordered[top:]]:
@@ -158,7 +154,7 @@ def attribute(
     against: str | int | None = None,
     position: int | None = None,
     of: Literal["logit", "label"] | None = None,
-    edits: Sequence[ModelEdit | str] = (),
+    edits: Edits = (),
 ) -> Attribution:
     """Splits the logit of ``token`` (None: the likeliest) at
     ``position`` of ``text``.

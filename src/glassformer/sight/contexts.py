@@ -7,9 +7,9 @@ N texts, T tokens, D depths, C model dim.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from . import streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
-from .figures.shown import Shown
+from .figures.shown import Records, Shown
 from .looking import token_ids
 from .streams import TokenLabel
 
@@ -59,14 +59,10 @@ class Contexts(Shown):
         yield Curves(f"cosine by depth (0: {self.depths[0]})", lines, "depth", tuple(lines))
         yield self._table()
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each depth."""
         rows = zip(self.depths, self.cosine, self.others, strict=True)
         return ("depth", "cosine", "others"), rows
-
-    def table(self) -> list[str]:
-        """The depths as lines, cosines rounded to four places."""
-        return self._table().lines()
 
     def _table(self) -> TableFigure:
         return TableFigure.of("", ("depth", "the word", "other words"), self.records()[1])
@@ -81,53 +77,34 @@ def word_in_contexts(
     An encoder-decoder's encoder reads them. Raises UserError for a word that a text does not have,
     and for a text that the model cannot read.
     """
-    spans = [must_have(text, word) for text in (first, second)]
-    texts = [(first, *spans[0][0]), (second, *spans[1][0])]
-    (ids, states, context, places), (ids2, states2, context2, places2) = (
-        _read_word(model, tokenizer, place) for place in texts
-    )
-    need(
-        bool(context or context2),
-        "The texts have no other word to compare with; give longer ones.",
-    )
+    texts, reads = [first, second], _reads(model, tokenizer)
+    occurrences = [must_have(text, word) for text in texts]
+    states, places, others, pieces = [], [], [], []
+    for text, spans_of_word in zip(texts, occurrences, strict=True):
+        tokens = token_ids(model, tokenizer, text)
+        every, inside = _places(reads, tokens[0].tolist(), (text, *spans_of_word[0]))
+        states.append(_states(model, tokens))
+        places.append(inside)
+        others.append([at for at in every if at not in inside])
+        pieces.append(streams.pieces(reads, tokens[0, inside].tolist()))
+    need(any(others), "The texts have no other word to compare with; give longer ones.")
     cosine = []
     baselines = []
-    for x, y in zip(states.values(), states2.values(), strict=True):
-        first_vector, second_vector = x[places].mean(0), y[places2].mean(0)
-        cosine.append(_cosine(first_vector, second_vector[None]).item())
-        away = torch.cat((_cosine(first_vector, y[context2]), _cosine(second_vector, x[context])))
+    for (x,), (y,) in zip(*(by_depth.values() for by_depth in states), strict=True):
+        vector, second_vector = x[places[0]].mean(0), y[places[1]].mean(0)
+        cosine.append(_cosine(vector, second_vector[None]).item())
+        away = torch.cat((_cosine(vector, y[others[1]]), _cosine(second_vector, x[others[0]])))
         baselines.append(away.mean().item())
     notes = []
-    if len(places) > 1 or len(places2) > 1:
+    if max(map(len, places)) > 1:
         notes.append(f'"{word}" is several tokens; its vector is their mean.')
-    if any(len(times) > 1 for times in spans):
+    if max(map(len, occurrences)) > 1:
         notes.append(f'"{word}" stands in a text more than once; the first place counts.')
     if model.config.main_body == "decoder" and not model.config.has_source:
         notes.append(
             "A decoder's word has seen only what stands before it; words after it change nothing."
         )
-    pieces = [streams.pieces(_reads(model, tokenizer), row) for row in (ids, ids2)]
-    return Contexts(
-        word,
-        [first, second],
-        [places, places2],
-        [[pieces[0][at] for at in places], [pieces[1][at] for at in places2]],
-        list(states),
-        cosine,
-        baselines,
-        notes,
-    )
-
-
-def _read_word(
-    model: Model, tokenizer: Tokenizer, place: Place
-) -> tuple[list[int], dict[str, Tensor], list[int], list[int]]:
-    """Ids of one text, its states (T, C) by depth, where other words are, and where the word is."""
-    tokens = token_ids(model, tokenizer, place[0])
-    ids: list[int] = tokens[0].tolist()
-    every, inside = _places(_reads(model, tokenizer), ids, place)
-    states = {path: value[0] for path, value in _states(model, tokens).items()}
-    return ids, states, [at for at in every if at not in inside], inside
+    return Contexts(word, texts, places, pieces, list(states[0]), cosine, baselines, notes)
 
 
 def word_vectors(

@@ -228,8 +228,8 @@ def compiled_copy(model: Model) -> Model:
 
 
 class HFModel:
-    """A model as ``transformers`` reads it from a folder; it answers as another ModelReading does, with
-    its hidden states."""
+    """A model as ``transformers`` reads it from a folder; its answers and hidden states by the paths
+    that they have here."""
 
     def __init__(self, folder: Path, of: Model, documents: Documents) -> None:
         try:
@@ -247,7 +247,7 @@ class HFModel:
         with _quiet(transformers):
             self.model = kind.from_pretrained(folder, dtype=weight.dtype).to(weight.device).eval()
 
-    def read(self, tape: bool, pinned: PinnedRouting | None = None) -> list[Values]:
+    def __call__(self, tape: bool, pinned: PinnedRouting | None = None) -> list[Values]:
         """Each document by itself: logits, and hidden states by the paths that they have here."""
         if self.documents.sources is None:
             return [self._answers({"input_ids": ids[None]}) for ids in self.documents.tokens]

@@ -179,14 +179,20 @@ def _pinned(trace: Any) -> Iterator[str]:
     for name in ("probs", "logits"):
         if name in trace.plan:
             yield f"{name}[{last},{int(trace[f'{name}[{last}]'].argmax())}]"
-    for op in trace.plan:
-        if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S"):
-            scores = op.id.removesuffix("pattern") + "scores"
-            for head in range(op.shape[1]):
-                key = int(trace[f"{op.id}[{head},{last}]"].argmax())
-                yield f"{op.id}[{head},{last},{key}]"
-                if scores in trace.plan:
-                    yield f"{scores}[{head},{last},{key}]"
+    for pattern in _patterns(trace):
+        scores = pattern.removesuffix("pattern") + "scores"
+        for head in range(trace.plan[pattern].shape[1]):
+            key = int(trace[f"{pattern}[{head},{last}]"].argmax())
+            yield f"{pattern}[{head},{last},{key}]"
+            if scores in trace.plan:
+                yield f"{scores}[{head},{last},{key}]"
+
+
+def _patterns(trace: Any) -> list[str]:
+    """Addresses of what attentions look at, of heads, queries and keys."""
+    return [
+        op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")
+    ]
 
 
 def canonical(value: Any) -> str:
@@ -308,10 +314,7 @@ def summary(trace: Any) -> str:
         words = streams.display_texts(tokenizer, best.indices.tolist())
         chances = [f"{chance:.4f}" for chance in best.values.tolist()]
         lines.append(TableFigure("", ("next", "p"), [*zip(words, chances, strict=True)]).html())
-    patterns = [
-        op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")
-    ]
-    if patterns:
+    if patterns := _patterns(trace):
         heads = torch.from_numpy(wire.TracePart(trace, patterns[-1]).to_array((64, 64)))
         texts = [streams.display_texts(tokenizer, ids)]
         if trace.source is not None:

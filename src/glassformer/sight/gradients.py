@@ -12,7 +12,7 @@ B points of the walk at once, T tokens, C model dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -22,14 +22,13 @@ from torch import Tensor
 
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from ..core.nn.edited import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
-from .figures.progress import Progress
-from .figures.shown import Shown
-from .looking import Text
+from .figures.progress import Progress, Report
+from .figures.shown import Records, Shown
+from .looking import Edits, Text
 from .streams import TokenLabel
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class Saliency(Shown):
             yield Heat(name, cells, ["integrated"], columns, words, signed=True)
         yield self._table()
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each token."""
         rows = ((name, *vars(share).values()) for name, shares in self._sides() for share in shares)
         return ("side", *TokenAttribution.__dataclass_fields__), rows
@@ -109,11 +108,8 @@ class Saliency(Shown):
         sides = (("source", self.source), ("text", self.tokens))
         return [(name, shares) for name, shares in sides if shares]
 
-    def table(self) -> list[str]:
-        """A line for each token, rounded to four places, with a bar of its integrated gradients."""
-        return self._table().lines()
-
     def _table(self) -> TableFigure:
+        """A line for each token, rounded to four places, with a bar of its integrated gradients."""
         most = max(abs(share.integrated) for share in (*self.source, *self.tokens)) or 1.0
         rows = []
         for side, shares in self._sides():
@@ -138,8 +134,8 @@ def saliency(
     label: int | None = None,
     baseline: Baseline = "mean",
     steps: int = 50,
-    edits: Sequence[ModelEdit | str] = (),
-    progress: Callable[[int, int], None] | bool = True,
+    edits: Edits = (),
+    progress: Report = True,
 ) -> Saliency:
     """Saliency for the logit of ``token`` (None: the likeliest) at ``position`` of each token of
     the text.

@@ -23,9 +23,9 @@ drawn tokens, C model dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from ..core.nn.attention import Attention
 from ..core.tokenizer.framing import document_start, target_start
 from . import streams
 from .figures.charts import Chart, Folded, Heat, TableFigure
-from .figures.shown import Shown
+from .figures.shown import Records, Shown
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -62,10 +62,10 @@ class HeadReport:
     path: str
     head: int
     scores: dict[str, float | None]
-    baseline: dict[str, float] = field(default_factory=dict)
-    deviation: dict[str, float] = field(default_factory=dict)
-    even: dict[str, float] = field(default_factory=dict)
-    labels: tuple[str, ...] = ()
+    baseline: dict[str, float]
+    deviation: dict[str, float]
+    even: dict[str, float]
+    labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,28 +122,43 @@ class HeadScores(Shown):
         table = TableFigure.of("", *self.records())
         yield Folded("every score beside its baseline", [table])
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each head and score."""
         names = ("attention", "head", "score", "value", "baseline", "deviation", "even", "label")
         return names, [
-            (head.path, head.head, name, value, head.baseline.get(name, math.nan),
-             head.deviation.get(name, math.nan), head.even.get(name, math.nan), name in head.labels)
-            for head in self.heads for name, value in head.scores.items() if value is not None
-        ]  # fmt: skip
+            (
+                head.path,
+                head.head,
+                name,
+                value,
+                *(held.get(name, math.nan) for held in (head.baseline, head.deviation, head.even)),
+                name in head.labels,
+            )
+            for head in self.heads
+            for name, value in head.scores.items()
+            if value is not None
+        ]
 
     def _shown(self) -> list[str]:
         return [
             name for name in SCORES if any(head.scores.get(name) is not None for head in self.heads)
         ]
 
-    def table(self) -> list[str]:
+    def _table(self) -> TableFigure:
         """A line a head, shares and bits to three places, a heading above; columns nobody has are
         left out."""
         names = self._shown()
-        rows = [(head.path, str(head.head), *(_short(head.scores.get(name)) for name in names), ", ".join(head.labels))
-                for head in self.heads]  # fmt: skip
+        rows = [
+            (
+                head.path,
+                str(head.head),
+                *(_short(head.scores.get(name)) for name in names),
+                ", ".join(head.labels),
+            )
+            for head in self.heads
+        ]
         heading = ("attention", "head", *names, "above baseline")
-        return TableFigure("", heading, rows, (0, len(names) + 2)).lines()
+        return TableFigure("", heading, rows, (0, len(names) + 2))
 
 
 def _short(score: float | None) -> str:
@@ -253,7 +268,7 @@ class Measured:
 
     scores: dict[str, Tensor]
     baselines: dict[str, Tensor]
-    even: dict[str, float] = field(default_factory=dict)
+    even: dict[str, float]
 
 
 def measure(
@@ -265,24 +280,23 @@ def measure(
     the opening one) or "across" (queries of the target, keys of such a source, in a ``shared``
     vocabulary). ``size`` (2, H, S) is what each key would write.
     """
-    measured = _measure(pattern, length, kind, shared)
+    scores, baselines = _measure(pattern, length, kind, shared)
     spread = torch.ones_like(pattern[:, :1])
     spread = spread.tril() if kind == "causal" else spread
-    even = _measure(spread / spread.sum(-1, keepdim=True), length, kind, shared).scores
-    measured.scores["entropy"] = _entropy(pattern[0])
+    even, _ = _measure(spread / spread.sum(-1, keepdim=True), length, kind, shared)
+    scores["entropy"] = _entropy(pattern[0])
     if size is not None:
         moved = pattern[0] * size[0][:, None]  # (H, T, S)
-        measured.scores["norm"] = moved.sum(-1).mean(-1)
-        measured.scores["first_norm"] = moved[:, 1:, 0].sum(-1) / moved[:, 1:].sum((-1, -2)).clamp(
-            min=TINY
-        )
-    return Measured(
-        measured.scores, measured.baselines, {name: float(value) for name, value in even.items()}
-    )
+        total = moved[:, 1:].sum((-1, -2)).clamp(min=TINY)
+        scores["norm"] = moved.sum(-1).mean(-1)
+        scores["first_norm"] = moved[:, 1:, 0].sum(-1) / total
+    return Measured(scores, baselines, {name: float(value) for name, value in even.items()})
 
 
-def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
-    """The scores that are held to a baseline."""
+def _measure(
+    pattern: Tensor, length: int, kind: str, shared: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The scores that are held to a baseline, and these."""
     repeated, shuffled = pattern
     scores: dict[str, Tensor] = {}
     baselines: dict[str, Tensor] = {}
@@ -311,8 +325,7 @@ def _measure(pattern: Tensor, length: int, kind: str, shared: bool) -> Measured:
     # (H, keys) that all of them may see
     on_each = repeated[:, half:, : half if kind != "across" else None].mean(1)
     scores["first"], baselines["first"] = on_each[:, 0], on_each[:, 1:].T
-    rows = {name: x.reshape(-1, x.shape[-1]) for name, x in baselines.items()}
-    return Measured(scores, rows)
+    return scores, {name: x.reshape(-1, x.shape[-1]) for name, x in baselines.items()}
 
 
 def _on(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

@@ -39,9 +39,10 @@ def printed(letter: str) -> str:
 def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[TokenLabel]:
     """Tokens by the names that the vocabulary gives them; by their numbers without one, and where
     it has none."""
-    size = 0 if tokenizer is None else tokenizer.size
     return [
-        _piece(tokenizer, number) if tokenizer and number < size else TokenLabel(f"#{number}")
+        TokenLabel(tokenizer.token(number), visible(text(tokenizer, number)))
+        if tokenizer is not None and number < tokenizer.size
+        else TokenLabel(f"#{number}")
         for number in ids
     ]
 
@@ -63,7 +64,3 @@ def text(tokenizer: Tokenizer, id: int) -> str:
         return raw.decode() or name
     except UnicodeDecodeError:
         return "".join(f"⟨{byte:02x}⟩" for byte in raw)
-
-
-def _piece(tokenizer: Tokenizer, id: int) -> TokenLabel:
-    return TokenLabel(tokenizer.token(id), visible(text(tokenizer, id)))

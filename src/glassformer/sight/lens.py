@@ -8,7 +8,7 @@ D depths, P asked positions, T tokens, C model dim, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,13 @@ from torch import Tensor
 from ..core import config
 from ..core.errors import need
 from ..core.nn import Model
-from ..core.nn.edited import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Curves, Heat, Prose, TableFigure
 from .figures.drawing import Array
-from .figures.shown import Shown
-from .looking import Text
+from .figures.shown import Records, Shown
+from .looking import Edits, Text
 from .streams import TokenLabel
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class Lens(Shown):
         columns = [f"{position}:{piece.display}" for position, piece in pairs]
         return Heat("", chance, self.depths[::-1], columns, words, span=(0.0, 1.0))
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each depth, position and likely token; rank 0 are the tracked ones' own."""
         names = "depth position token rank likely likely_id probability entropy kl tracked"
         return names.split(), self._rows()
@@ -156,7 +155,7 @@ class Lens(Shown):
         tracked = [token.piece for token in self.tracked]
         return {"tracked": tracked, **{name: vars(self)[name] for name in names}}
 
-    def table(self, column: int = -1) -> list[str]:
+    def _table(self, column: int = -1) -> TableFigure:
         """One position's depths as lines, the answer first: the likeliest tokens, entropy, KL,
         tracked tokens."""
         rows = []
@@ -175,7 +174,7 @@ class Lens(Shown):
             rows.append((self.depths[depth], *numbers, likely))
         named = [name for token in self.tracked for name in (f"p({token.piece.display})", "rank")]
         heading = ("depth", "entropy", "KL", *named, "likeliest, with their probabilities")
-        return TableFigure("", heading, rows, (0, len(heading) - 1)).lines()
+        return TableFigure("", heading, rows, (0, len(heading) - 1))
 
     def text(self, width: int | None = None) -> str:
         """For a terminal: the likeliest token of every depth and position, as many columns side by
@@ -198,7 +197,7 @@ def logit_lens(
     track: Sequence[str | int] = (),
     top: int = 5,
     tuned: TunedLens | None = None,
-    edits: Sequence[ModelEdit | str] = (),
+    edits: Edits = (),
 ) -> Lens:
     """Predictions of each depth of ``model`` at the requested positions of ``text`` (None: the last
     16; "all": every one).

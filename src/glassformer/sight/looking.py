@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 STATISTICS = ("mean", "std", "min", "max")
 Text: TypeAlias = str | Sequence[int] | Tensor
+Edits: TypeAlias = Sequence[ModelEdit | str]
 
 
 def look(
@@ -38,7 +39,7 @@ def look(
     text: Text,
     *patterns: str,
     source: Text | None = None,
-    edits: Sequence[ModelEdit | str] = (),
+    edits: Edits = (),
 ) -> Seen:
     """The values whose paths match any of ``patterns``, in the order in which the model makes them,
     detached.
@@ -51,13 +52,12 @@ def look(
     """
     tokens, source_ids, changes = inputs(model, tokenizer, text, source, edits)
     sides = [display_texts(tokenizer, tokens[0].tolist())]
-    sides += (
-        []
-        if source_ids is None
-        else [display_texts(tokenizer and tokenizer.for_source, source_ids[0].tolist())]
-    )
+    if source_ids is not None:
+        sides.append(display_texts(tokenizer and tokenizer.for_source, source_ids[0].tolist()))
     tape = Tape(*(patterns or ("*",)), edits=changes)
-    _run(model, [tokens] if source_ids is None else [tokens, source_ids], tape)
+    with inference(model):
+        output = model(tokens, *([] if source_ids is None else [source_ids]), tape=tape)
+        must_be_finite(model, output.logits, output.hidden)
     if not all(any(fnmatchcase(path, pattern) for path in tape.records) for pattern in patterns):
         must_match(patterns, paths(model))
     return Seen(tape.records, *sides)
@@ -88,7 +88,7 @@ def inputs(
     tokenizer: Tokenizer | None,
     text: Text,
     source: Text | None,
-    edits: Sequence[ModelEdit | str],
+    edits: Edits,
 ) -> tuple[Tensor, Tensor | None, Mapping[str, Edit]]:
     """Model inputs, (batch, length) of the text and of an encoder-decoder's source, and a
     tape's edits."""
@@ -109,7 +109,7 @@ def predictions(
     text: Text,
     count: int,
     source: Text | None = None,
-    edits: Sequence[ModelEdit | str] = (),
+    edits: Edits = (),
 ) -> list[dict[str, Any]]:
     """For each token that a decoder reads its id, piece and log-probability (None for the first),
     and what is next.
@@ -131,25 +131,16 @@ def predictions(
     logits = look(model, tokenizer, text, "logits", source=source, edits=edits)["logits"][0]
     logprobs = logits.float().log_softmax(-1)
     ids = read_tokens(model, tokenizer, text, source, edits)["ids"]
-    target_logprobs = [
-        None,
-        *logprobs[:-1]
-        .gather(1, torch.tensor(ids[1:], device=logprobs.device)[:, None])
-        .flatten()
-        .tolist(),
-    ]
-    values, best = (
-        x.tolist() for x in logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size))
-    )
+    likely = logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size))
 
     def named(token: int, logprob: float | None) -> dict[str, Any]:
         return {"token": token, "piece": tokenizer.token(token), "logprob": logprob}
 
-    steps = zip(ids, target_logprobs, best, values, strict=True)
-    return [
-        {**named(id, p), "next": list(map(named, ids_of_step, values_of_step))}
-        for id, p, ids_of_step, values_of_step in steps
-    ]
+    steps = []
+    for at, pairs in enumerate(zip(likely.indices.tolist(), likely.values.tolist(), strict=True)):
+        logprob = logprobs[at - 1, ids[at]].item() if at else None
+        steps.append({**named(ids[at], logprob), "next": list(map(named, *pairs))})
+    return steps
 
 
 def read_tokens(
@@ -157,7 +148,7 @@ def read_tokens(
     tokenizer: Tokenizer,
     text: Text,
     source: Text | None = None,
-    edits: Sequence[ModelEdit | str] = (),
+    edits: Edits = (),
 ) -> dict[str, Any]:
     """The ids that the model reads, with the piece that each stands for; of a source too."""
     rows = token_ids(model, tokenizer, text, second=source is not None).tolist()
@@ -188,18 +179,11 @@ def listing(names: Sequence[str]) -> list[str]:
         names_of_leaf = leaves.setdefault(above, [])
         if leaf not in names_of_leaf:
             names_of_leaf.append(leaf)
-    grouped = {
-        above: group[0] if len(group) == 1 else f"{{{','.join(group)}}}"
-        for above, group in leaves.items()
-    }
-    return [f"{above}.{group}" if above else group for above, group in grouped.items()]
-
-
-def _run(model: Model, tokens: Sequence[Tensor], tape: Tape) -> None:
-    """One pass without gradients or dropout."""
-    with inference(model):
-        output = model(*tokens, tape=tape)
-        must_be_finite(model, output.logits, output.hidden)
+    lines = []
+    for above, group in leaves.items():
+        line = group[0] if len(group) == 1 else f"{{{','.join(group)}}}"
+        lines.append(f"{above}.{line}" if above else line)
+    return lines
 
 
 def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from ..core.config.mask import MaskRule
 from ..core.config.mask_arrays import PAIRS_AT_ONCE, TokenInfo, dense_mask, ring_pieces
 from ..core.config.mask_expressions import parse_rule, rules
 from ..core.errors import need
-from .figures.drawing import Box, Drawing, Mark, png
+from .figures.drawing import Array, Box, Drawing, Mark, png
 
 EXAMPLES = {
     "prefix": "prefix(6)",
@@ -67,16 +67,15 @@ class Picture:
 
     name: str
     length: int
-    cells: np.ndarray[Any, Any]
+    cells: Array
     scale: int
     encoder: int  # pairs visited where tokens see both ways
     decoder: int  # pairs visited where they see what came before
-    pairs: np.ndarray[Any, Any] | None = None
+    pairs: Array | None = None
 
     def to_dict(self) -> dict[str, object]:
         """The counts."""
-        every = self.length**2
-        causal = self.length * (self.length + 1) // 2
+        every, causal = self.all_pairs
         return {
             "name": self.name,
             "length": self.length,
@@ -85,26 +84,28 @@ class Picture:
             "visited": {"encoder": self.encoder, "decoder": self.decoder},
             "share": {"encoder": self.encoder / every, "decoder": self.decoder / every},
             "share_of_causal": self.decoder / causal,
-            **(
-                {}
-                if self.pairs is None
-                else {"ring": [{"columns": c, "steps": s} for c, s in self.processes()]}
-            ),
+            **({"ring": ring} if (ring := self.processes()) else {}),
         }
 
-    def processes(self) -> list[tuple[list[list[int]], list[int]]]:
-        """Columns of each process of the ring, [first, last] of each piece, and the pairs of
-        each step."""
-        assert self.pairs is not None
-        pieces = (
-            [
-                [piece[0], min(piece[-1], self.length - 1)]
-                for piece in pieces
-                if piece[0] < self.length
-            ]
-            for pieces in ring_pieces(self.length, len(self.pairs))
-        )
-        return list(zip(pieces, self.pairs.tolist(), strict=True))
+    @property
+    def all_pairs(self) -> tuple[int, int]:
+        """Pairs of all queries with all keys, and with those that are not later."""
+        return self.length**2, self.length * (self.length + 1) // 2
+
+    def processes(self) -> list[dict[str, list[Any]]]:
+        """The columns of each process of a ring, [first, last] of each piece, and the pairs of each
+        step."""
+        if self.pairs is None:
+            return []
+        end = self.length - 1
+        held = zip(ring_pieces(self.length, len(self.pairs)), self.pairs.tolist(), strict=True)
+        return [
+            {
+                "columns": [[piece[0], min(piece[-1], end)] for piece in pieces if piece[0] <= end],
+                "steps": steps,
+            }
+            for pieces, steps in held
+        ]
 
     def text(self, color: bool = False, plain: bool = False) -> str:
         """For a terminal; ``plain`` in ASCII."""
@@ -121,18 +122,12 @@ class Picture:
     def legend(self, plain: bool = False) -> list[str]:
         """Legend of the signs, and the counts."""
         never, later, visible = (glyph.strip() for glyph in GLYPHS[plain])
-        every = self.length**2
-        causal = self.length * (self.length + 1) // 2
+        every, causal = self.all_pairs
         scale = "" if self.scale == 1 else f"; a sign stands for {self.scale} x {self.scale} pairs"
         if self.pairs is not None:
             note = f"0, 1, ..: the process that computes it   {later} later   {never} never{scale}"
-            return [
-                note,
-                *(
-                    self._process(number, *process)
-                    for number, process in enumerate(self.processes())
-                ),
-            ]
+            lines = (self._process(number, **ring) for number, ring in enumerate(self.processes()))
+            return [note, *lines]
         return [
             f"{visible} visited   {later} only where tokens see both ways (encoder)   {never} "
             f"never{scale}",
@@ -141,12 +136,12 @@ class Picture:
             f"{self.decoder / causal:.2%} of {causal:,} causal ones",
         ]
 
-    def _process(self, number: int, pieces: list[list[int]], steps: list[int]) -> str:
-        columns = " and ".join(f"{first}-{last}" for first, last in pieces)
+    def _process(self, number: int, columns: list[list[int]], steps: list[int]) -> str:
+        places = " and ".join(f"{first}-{last}" for first, last in columns)
         terms = " + ".join(f"{pairs:,}" for pairs in steps)
         share = sum(steps) / max(1, self.decoder)
         return (
-            f"process {number}: columns {columns}; {sum(steps):,} pairs ({share:.1%}), step "
+            f"process {number}: columns {places}; {sum(steps):,} pairs ({share:.1%}), step "
             f"by step {terms}"
         )
 
@@ -238,13 +233,13 @@ def picture(name: str, length: int = 24, most: int = 64, ring: int | None = None
     )
 
 
-def _shrink(cells: np.ndarray[Any, Any], scale: int) -> np.ndarray[Any, Any]:
+def _shrink(cells: Array, scale: int) -> Array:
     """One cell for every square of ``scale`` pairs a side: the most that any of them is."""
     T, S = (range(0, side, scale) for side in cells.shape)
     return np.asarray(np.maximum.reduceat(np.maximum.reduceat(cells, T, 0), S, 1))
 
 
-def _scene(name: str, pos: np.ndarray[Any, Any]) -> tuple[TokenInfo, TokenInfo]:
+def _scene(name: str, pos: Array) -> tuple[TokenInfo, TokenInfo]:
     """Queries and keys of a row: for a rule, their positions alone."""
     length = len(pos)
     if name == "documents":

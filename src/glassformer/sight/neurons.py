@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from torch import Tensor
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from . import streams, tables
-from .figures.progress import Progress
+from .figures.progress import Progress, Report
 from .looking import matching
 from .reading import one_token
 from .streams import visible
@@ -90,7 +90,7 @@ def top_activations(
     around: int = 12,
     limit: int | None = None,
     lowest: bool = False,
-    progress: Callable[[int, int], None] | bool = True,
+    progress: Report = True,
 ) -> list[Neuron]:
     """Places in ``texts`` where each of ``neurons`` is greatest (``lowest``: least), read in rows
     of ``context`` tokens.
@@ -209,7 +209,10 @@ class _Neuron:
         hits = []
         for key, row, at, ids in self.best:
             sides = ids[max(0, at - around) : at], ids[at : at + 1], ids[at + 1 : at + 1 + around]
-            before, piece, after = (_spelled(tokenizer, side.tolist()) for side in sides)
+            before, piece, after = (
+                b"".join(map(tokenizer.bytes_of, side.tolist())).decode("utf-8", "replace")
+                for side in sides
+            )
             hits.append(Hit(self.sign * key, -row, at, int(ids[at]), piece, before, after))
         tokens = max(self.tokens, 1)
         return Neuron(
@@ -273,7 +276,3 @@ def _batches(rows: Iterator[Tensor], limit: int | None) -> Iterator[list[Tensor]
             break
     if batch:
         yield batch
-
-
-def _spelled(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    return b"".join(tokenizer.bytes_of(number) for number in ids).decode("utf-8", "replace")

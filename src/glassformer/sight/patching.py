@@ -9,7 +9,7 @@ How the runs are made fast: patched_runs.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.drawing import Array
-from .figures.progress import Progress
-from .figures.shown import Shown
+from .figures.progress import Progress, Report
+from .figures.shown import Records, Shown
 from .looking import Text
 from .patched_runs import Job, RunPair
 
@@ -106,16 +106,16 @@ class PatchGrid(Shown):
         words = [[f"{effect:z.2f}" for effect in row] for row in cells.tolist()]
         span = (-1.0, 1.0)
         rows = grid.rows()[::-1]
-        return Heat(grid.name, cells, rows, self._heads(), words, signed=True, span=span)
+        columns = [f"{position}:{token}" for position, token in self._places()] or ["all"]
+        return Heat(grid.name, cells, rows, columns, words, signed=True, span=span)
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each patch."""
         names = "part path layer head position token value effect"
         return names.split(), self._rows()
 
     def _rows(self) -> Iterator[Sequence[Any]]:
-        places: list[tuple[int | str, str]] = [*zip(self.positions, self._words(), strict=True)]
-        places = places or [("all", "")]
+        places = self._places() or [("all", "")]
         for grid in self.parts:
             for row, path in enumerate(grid.paths):
                 head = grid.heads[row] if grid.heads else ""
@@ -128,7 +128,7 @@ class PatchGrid(Shown):
         named += [(f"{grid.name}.effect", grid.effect) for grid in self.parts]
         return {name: np.array(numbers) for name, numbers in named}
 
-    def table(self, most: int = 10) -> list[str]:
+    def _table(self, most: int = 10) -> TableFigure:
         """The largest effects, a line each."""
         best = sorted(self._rows(), key=lambda row: -abs(row[-1]))[:most]
         rows = []
@@ -137,7 +137,7 @@ class PatchGrid(Shown):
             column = f"{position}:{token}" if self.positions else "all"
             rows.append((f"{effect:.3f}", value, name, column))
         heading = ("effect", self.metric, "patched", "at")
-        return TableFigure.of("", heading, rows, (2, 3)).lines()
+        return TableFigure.of("", heading, rows, (2, 3))
 
     def text(self, width: int | None = None) -> str:
         """For a terminal: effects to two decimals, the last layer first, as many columns side by
@@ -148,16 +148,14 @@ class PatchGrid(Shown):
     def metric(self) -> str:
         return "logit" if self.wrong is None else "logit difference"
 
-    def _words(self) -> list[str]:
-        """The corrupted text's tokens, and the clean one's where they differ."""
-        pairs = [(self.clean[at], self.corrupted[at]) for at in self.positions]
-        return [
-            clean if clean == corrupted else f"{corrupted}<{clean}" for clean, corrupted in pairs
-        ]
-
-    def _heads(self) -> list[str]:
-        pairs = zip(self.positions, self._words(), strict=True)
-        return [f"{position}:{token}" for position, token in pairs] or ["all"]
+    def _places(self) -> list[tuple[int | str, str]]:
+        """The columns' positions, with the corrupted text's token, and the clean one's where they
+        differ."""
+        places: list[tuple[int | str, str]] = []
+        for at in self.positions:
+            clean, corrupted = self.clean[at], self.corrupted[at]
+            places.append((at, clean if clean == corrupted else f"{corrupted}<{clean}"))
+        return places
 
 
 def patch_grid(
@@ -172,7 +170,7 @@ def patch_grid(
     positions: str | Sequence[int] = "each",
     at: int | None = None,
     source: Text | tuple[Text, Text] | None = None,
-    progress: Callable[[int, int], None] | bool = True,
+    progress: Report = True,
 ) -> PatchGrid:
     """Each part of each block patched from the clean run into the corrupted one, at each position
     by itself.

@@ -79,30 +79,22 @@ def count_routes(
     pairs_by_path: dict[str, list[Tensor]] = {path: [] for path in mixtures}
     tape = Tape(*(f"{path}.chosen" for path in mixtures))
 
-    def before(
-        _: Any, args: tuple[Any, ...], named: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, {**named, "tape": tape}
-
     def after(_: Any, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
         for path, cfg in mixtures.items():
-            source = "source" in named and path.startswith("encoder.")
-            tokens, pos = (
-                (named["source"], named.get("source_pos"))
-                if source
-                else (args[0], named.get("pos"))
-            )
+            tokens, pos = args[0], named.get("pos")
+            if "source" in named and path.startswith("encoder."):
+                tokens, pos = named["source"], named.get("source_pos")
             chosen = tape.records.pop(f"{path}.chosen", None)
             if routes.paused or chosen is None:  # another stage of a pipeline has it
                 continue
             pairs = tokens.flatten()[:, None] * cfg.experts + chosen.flatten(0, 1)
-            pairs_by_path[path].append(
-                (
-                    pairs if pos is None else pairs[(pos >= 0).expand(tokens.shape).flatten()]
-                ).flatten()
-            )
+            if pos is not None:
+                pairs = pairs[(pos >= 0).expand(tokens.shape).flatten()]
+            pairs_by_path[path].append(pairs.flatten())
 
-    first = model.register_forward_pre_hook(before, with_kwargs=True)
+    first = model.register_forward_pre_hook(
+        lambda _, args, named: (args, {**named, "tape": tape}), with_kwargs=True
+    )
     with first, model.register_forward_hook(after, with_kwargs=True):
         yield routes
     for path, cfg in mixtures.items():

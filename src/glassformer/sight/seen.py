@@ -3,7 +3,8 @@ whom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..core.errors import need
 from . import wire
 from .figures.charts import Chart, Folded, Heat, TableFigure
 from .figures.drawing import Array
-from .figures.shown import Shown
+from .figures.shown import Records, Shown
 
 SQUARE = ("pattern", "scores")
 ACROSS = 128  # columns of a value that is no attention; more are pooled to so many
@@ -74,12 +75,13 @@ class Seen(dict[str, Tensor], Shown):
             heads = value[0].detach().float().cpu().numpy()
             rows, columns = self._sides(path, *heads.shape[1:])
             span = (0.0, 1.0) if _name(path) == "pattern" else None
-            mean = f"{path}, the mean of {len(heads)} heads" if len(heads) > 1 else path
-            rested = torch.from_numpy(heads).mean(0).numpy()
-            yield Heat(mean, rested, rows, columns, span=span, signed=span is None)
+            title = f"{path}, the mean of {len(heads)} heads" if len(heads) > 1 else path
+            average = torch.from_numpy(heads).mean(0).numpy()
+            mean = Heat(title, average, rows, columns, span=span, signed=span is None)
+            yield mean
             if len(heads) > 1:
                 head_charts = [
-                    Heat(f"{path}[{number}]", head, rows, columns, span=span, signed=span is None)
+                    replace(mean, title=f"{path}[{number}]", values=head)
                     for number, head in enumerate(heads)
                 ]
                 yield Folded(f"{path}: each of {len(heads)} heads", head_charts)
@@ -90,9 +92,8 @@ class Seen(dict[str, Tensor], Shown):
         value = self[path].detach().float().cpu()
         value = value[0] if value.ndim > 1 else value
         if value.ndim < 2 or not value.numel():
-            yield TableFigure(
-                path, ("value",), [(" ".join(f"{x:.4g}" for x in value.flatten()[:16].tolist()),)]
-            )
+            numbers = " ".join(f"{x:.4g}" for x in value.flatten()[:16].tolist())
+            yield TableFigure(path, ("value",), [(numbers,)])
             return
         flat = value.movedim(-2, 0).flatten(1).numpy()  # a row for each token
         pooled = wire.pooled(flat, (64, ACROSS))
@@ -110,7 +111,7 @@ class Seen(dict[str, Tensor], Shown):
         key_words = self.source if ".cross." in path and self.source is not None else query_words
         return _fit(query_words, queries), _fit(key_words or [], keys)
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each number: of attentions head, query and key, of other values their index."""
         total = sum(value.numel() for value in self.values())
         need(
@@ -144,7 +145,8 @@ class Seen(dict[str, Tensor], Shown):
 
     def facts(self) -> Mapping[str, Any]:
         """The tokens that were read."""
-        return {"tokens": self.words} | ({} if self.source is None else {"source": self.source})
+        facts = {"tokens": self.words, "source": self.source}
+        return {side: words for side, words in facts.items() if words is not None}
 
 
 def _name(path: str) -> str:

@@ -20,7 +20,6 @@ from torch.nn.utils.rnn import pad_sequence
 from ..core import config
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from ..core.nn.edited import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.hooks import Edit
 from ..core.nn.model import inference
@@ -30,7 +29,7 @@ from .labels import TokenLabel as TokenLabel
 from .labels import display_texts as display_texts
 from .labels import pieces as pieces
 from .labels import visible as visible
-from .looking import Text, inputs, text_frame
+from .looking import Edits, Text, inputs, text_frame
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -92,7 +91,7 @@ def prepare(
     tokenizer: Tokenizer | None,
     text: Text,
     source: Text | None = None,
-    edits: Sequence[ModelEdit | str] = (),
+    edits: Edits = (),
 ) -> Read:
     """The text as the model reads it; in an encoder's text ``___`` is its mask token.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 from collections.abc import Collection, Iterable, Sequence
 
 
@@ -32,31 +31,3 @@ def lines(
     page = io.StringIO()
     Console(file=page, width=1 << 20, color_system=None).print(table)
     return [line.rstrip() for line in page.getvalue().splitlines()]
-
-
-def side_by_side(
-    corner: str,
-    columns: Sequence[str],
-    rows: Sequence[tuple[str, Sequence[str]]],
-    width: int | None,
-    left: bool = False,
-) -> str:
-    """Named rows of cells below their columns, as many of these beside each other as fit.
-
-    ``width`` is that of the terminal where it is None; ``left`` aligns the cells there.
-    """
-    width = width or shutil.get_terminal_size((100, 24)).columns
-    table = zip(columns, *(cells for _, cells in rows), strict=True)
-    sizes = [max(map(len, column)) + 2 for column in table]
-    first = max(len(name) for name, _ in rows) + 2
-    blocks = []
-    low = 0
-    while low < len(columns):
-        high = low + 1
-        while high < len(columns) and first + sum(sizes[low : high + 1]) <= width:
-            high += 1
-        block = [(name, *cells[low:high]) for name, cells in rows]
-        left_columns = range(high - low + 1) if left else (0,)
-        blocks.append("\n".join(lines(block, (corner, *columns[low:high]), left_columns)))
-        low = high
-    return "\n\n".join(blocks)

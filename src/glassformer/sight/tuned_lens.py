@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from ..core.nn.model import inference
 from . import streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
 from .figures.progress import Progress
-from .figures.shown import Shown
+from .figures.shown import Records, Shown
 
 FORMAT = "glassformer tuned lens 1"
 NUMBERS = 1 << 23  # logits made at a time
@@ -107,7 +108,7 @@ class TunedLens(Shown):
         )
         yield TableFigure.of("", *self.records())
 
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """A row for each depth."""
         rows = zip(self.depths, self.before, self.after, strict=True)
         return ("depth", "kl_before", "kl_after"), rows
@@ -194,7 +195,7 @@ def fit_tuned_lens(
     optimizer = torch.optim.Adam([weight, bias], lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     tokens_read = 0
-    source = _again(train)
+    source = cycle(train)
     with Progress("fitting", progress is True) as bar:
         for step in range(steps):
             count = 0
@@ -248,21 +249,11 @@ def _shared_out(texts: Iterable[Batch], tokens: int) -> tuple[list[Batch], list[
     return train, held_out
 
 
-def _again(batches: Sequence[Batch]) -> Iterator[Batch]:
-    while True:
-        yield from batches
-
-
 def _measure(model: Model, lens: TunedLens, held_out: Sequence[Batch]) -> list[float]:
     """The mean KL of each depth over texts."""
-    sums = [0.0] * len(lens.depths)
-    for batch in held_out:
-        sums = [
-            total + more
-            for total, more in zip(sums, _kl(model, lens, batch, learn=False), strict=True)
-        ]
+    sums = [_kl(model, lens, batch, learn=False) for batch in held_out]
     count = sum(tokens.shape[1] for tokens, _ in held_out)
-    return [total / count for total in sums]
+    return [sum(depth) / count for depth in zip(*sums, strict=True)]
 
 
 def _kl(model: Model, lens: TunedLens, batch: Batch, learn: bool) -> list[float]:

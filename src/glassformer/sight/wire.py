@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -136,17 +137,14 @@ def coded(
         if finite_values.size
         else (0.0, 0.0)
     )
+    too_wide = kind == "f16" and max(abs(low), abs(high)) > 65_504
+    # a byte has one code for what is not finite: that a mask hides it
+    if too_wide or (kind == "u8" and np.isnan(values).any()):
+        kind = "f32"
+    low, high = (span if kind == "u8" else None) or (low, high)
     header = {"min": repr(low), "max": repr(high), "map": "lin", "as": kind, "hole": "0"}
-    if kind == "f16" and max(abs(low), abs(high)) > 65_504:
-        kind = header["as"] = "f32"  # too large for it
-    if kind == "u8" and np.isnan(values).any():
-        # a byte has one code for what is not finite: that a mask hides it
-        kind = header["as"] = "f32"
     if kind != "u8":
         return values.astype(np.float16 if kind == "f16" else np.float32), header
-    if span is not None:
-        low, high = span
-        header |= {"min": repr(low), "max": repr(high)}
     share = (
         (np.where(finite, values, low) - low) / (high - low)
         if high > low
@@ -198,13 +196,8 @@ def pool_of(spec: str | None) -> tuple[int, ...] | None:
     """``max:48x48`` as sizes; UserError for anything else."""
     if not spec:
         return None
-    kind, _, sizes = spec.partition(":")
-    size_texts = sizes.split("x")
-    good = (
-        kind == "max"
-        and 1 <= len(size_texts) <= 2
-        and all(p.isascii() and p.isdigit() and len(p) < 6 for p in size_texts)
-    )
-    if not good or 0 in map(int, size_texts):
+    form = re.fullmatch("max:([0-9]{1,5})(?:x([0-9]{1,5}))?", spec)
+    sizes = tuple(map(int, filter(None, form.groups()))) if form else (0,)
+    if 0 in sizes:
         raise UserError(f'"{spec}" pools nothing; give pool=max:48x48.')
-    return tuple(map(int, size_texts))
+    return sizes

@@ -7,6 +7,7 @@ orange with grey at 0.
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -100,9 +101,25 @@ class Heat:
         return colours(self.values, *self._scale(), self.signed)
 
     def text(self, corner: str, width: int | None = None, left: bool = False) -> str:
-        """For a terminal: the words, as many columns side by side as fit."""
-        rows = [*zip(self.rows, self.words or (), strict=True)]
-        return tables.side_by_side(corner, self.columns, rows, width, left)
+        """For a terminal: the words, as many columns side by side as fit in ``width``, which is the
+        terminal's where it is None; ``left`` aligns them there."""
+        width = width or shutil.get_terminal_size((100, 24)).columns
+        words = self.words or ()
+        columns = zip(self.columns, *words, strict=True)
+        sizes = [max(map(len, column)) + 2 for column in columns]
+        first = max(map(len, self.rows)) + 2
+        blocks = []
+        low = 0
+        while low < len(self.columns):
+            high = low + 1
+            while high < len(self.columns) and first + sum(sizes[low : high + 1]) <= width:
+                high += 1
+            rows = [(name, *cells[low:high]) for name, cells in zip(self.rows, words, strict=True)]
+            left_columns = range(high - low + 1) if left else (0,)
+            heading = (corner, *self.columns[low:high])
+            blocks.append("\n".join(tables.lines(rows, heading, left_columns)))
+            low = high
+        return "\n\n".join(blocks)
 
     def html(self) -> str:
         """Words in cells as a table, each number where a pointer rests; without words, or of many

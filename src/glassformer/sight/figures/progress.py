@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable
 from html import escape
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
+Report: TypeAlias = Callable[[int, int], None] | bool
+"""Whether a bar is shown, or who is called with (done, of all) instead."""
 OFTEN = 0.1  # seconds between two pictures of it
 
 
@@ -93,16 +95,11 @@ class Progress:
         """The bar, and in words how far it is and how long it takes."""
         done, total, said = self.said
         spent = time.monotonic() - self.began
-        left = (
-            ""
-            if ended or not done or not total
-            else (f", {spent / done * (total - done):.0f} s left")
-        )
-        far = f"{done:,} of {total:,}" if total else f"{done:,}"
-        words = (
-            f"{self.what}: {far}, {spent:.1f} s{left}{f' ({ended})' if ended == 'stopped' else ''}"
-        )
-        words += f", {said}" if said else ""
+        parts = [f"{self.what}: {done:,} of {total:,}" if total else f"{self.what}: {done:,}"]
+        parts.append(f"{spent:.1f} s{' (stopped)' * (ended == 'stopped')}")
+        if done and total and not ended:
+            parts.append(f"{spent / done * (total - done):.0f} s left")
+        words = ", ".join([*parts, *filter(None, [said])])
         known = f'value="{done}" max="{total}" ' if total else ""
         bar = f'<progress {known}style="width:220px;vertical-align:middle"></progress> '
         return f'<div style="font-family:monospace;font-size:12px">{bar}{escape(words)}</div>'

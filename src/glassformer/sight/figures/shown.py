@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ...core import files
 from ...core.errors import UserError
-from .charts import BESIDE, Chart, Heat, drawings
+from .charts import BESIDE, Chart, Heat, TableFigure, drawings
 from .drawing import Array, Drawing, together
 
 MOST = 2_000_000  # bytes of a page, and of what a notebook shows
@@ -33,6 +33,8 @@ BOX = (
     "background:#ffffff;color:#1b1b1b;font:13px/1.4 system-ui,sans-serif;padding:10px;"
     "border-radius:6px;overflow-x:auto"
 )
+Records: TypeAlias = tuple[Sequence[str], Iterable[Sequence[Any]]]
+"""Names of columns, and rows of them."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -49,7 +51,7 @@ class Shown(ABC):
         """Charts in order, each made when it is asked for."""
 
     @abstractmethod
-    def records(self) -> tuple[Sequence[str], Iterable[Sequence[Any]]]:
+    def records(self) -> Records:
         """Every number as rows, with the names of their columns."""
 
     def tensors(self) -> dict[str, Array]:
@@ -65,6 +67,14 @@ class Shown(ABC):
         for name, column in zip(names, zip(*rows, strict=True), strict=True):
             if all(isinstance(x, kinds) for x in column if x is not None):
                 yield name, column
+
+    def _table(self, *_: Any) -> TableFigure:
+        """The numbers for a terminal, rounded; what a result is asked for may choose among them."""
+        raise NotImplementedError
+
+    def table(self, *choice: int) -> list[str]:
+        """The numbers as lines for a terminal."""
+        return self._table(*choice).lines()
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, as JSON holds it."""

@@ -127,12 +127,13 @@ def sheet(name: str, tokenizer: Tokenizer, text: str) -> Sheet:
 def check(text: str) -> None:
     """UserError for a text that is empty or was not UTF-8."""
     need(bool(text), "The text is empty; give some.")
-    broken = next((at for at, letter in enumerate(text) if "\ud800" <= letter <= "\udfff"), None)
-    if broken is not None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
         raise UserError(
-            f"The text is not UTF-8 (character {broken}); convert it, for example "
+            f"The text is not UTF-8 (character {error.start}); convert it, for example "
             "with `iconv -t utf-8`."
-        )
+        ) from None
 
 
 def algorithm(tokenizer: Tokenizer) -> str:

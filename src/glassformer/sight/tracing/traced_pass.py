@@ -20,10 +20,9 @@ from ...core.nn.replace import is_packed
 from .. import export, tables
 from ..looking import Text, inputs, listing
 from ..streams import display_texts, pieces, word_id
-from .explanation import Explanation
 from .kinds import KINDS, Index, Line, Reader
 from .plan import Op
-from .values import KEEP, Values
+from .values import KEEP, Explanation, Values
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer

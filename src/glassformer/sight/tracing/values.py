@@ -7,22 +7,174 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...core import config
+from ...core import config, files
 from ...core.errors import UserError
 from ...core.nn import Model, Tape
 from ...core.nn.finite import must_be_finite
 from ...core.nn.model import inference
 from ...core.nn.replace import replace_modules
-from . import descriptions, recurrent
+from . import descriptions, recurrent  # noqa: F401  (each adds what it describes)
 from .kinds import KINDS, Line
 from .plan import TAPED, Builder, Op, Plan, describe
 
-__all__ = ["KEEP", "Values", "descriptions", "recurrent"]
+
+@dataclass(frozen=True)
+class Operand:
+    """A number that another is computed from, and where it stands."""
+
+    address: str
+    value: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"address": self.address, "value": files.json_number(self.value)}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One number: what kind of operation gave it, from which operands, and what these give when it
+    is done again.
+
+    ``value`` is the number as the model has it (in ``dtype``), ``recomputed`` what its operands
+    give in float64; ``terms`` (n,) add up to it where it is a sum. ``factors`` and ``others`` hold
+    the operands, ``numbers`` what came out on the way (a mean, a sum of exponentials).
+    """
+
+    address: str
+    kind: str
+    value: float
+    dtype: str
+    recomputed: float
+    terms: Tensor
+    factors: tuple[Line, ...]
+    others: tuple[Line, ...]
+    numbers: dict[str, float]
+    place: str
+    sentence: str
+    equation: str
+    source: str
+    weights: dict[str, str] = field(default_factory=dict)
+    edited: bool = False
+
+    @property
+    def difference(self) -> float:
+        """The value less what its operands give: rounding, or an edit's effect."""
+        if self.value == self.recomputed:  # infinities too
+            return 0.0
+        return self.value - self.recomputed
+
+    @property
+    def operands(self) -> list[Operand]:
+        """Every number that was read, with its address."""
+        lines = (*self.factors, *self.others)
+        return [
+            Operand(line.address(at), float(line.values[at]))
+            for line in lines
+            for at in range(len(line.values))
+        ]
+
+    def term(self, at: int) -> tuple[float, list[Operand]]:
+        """The term number ``at`` and its factors; a sum of single values has one operand a term."""
+        if not self.factors:
+            chosen = [(line, 0) for line in self.others[at : at + 1]]
+        else:
+            chosen = [(line, 0 if len(line.values) == 1 else at) for line in self.factors]
+        return float(self.terms[at]), [
+            Operand(line.address(i), float(line.values[i])) for line, i in chosen
+        ]
+
+    def largest(self) -> str | None:
+        """The address of the operand with the largest term, a value before a weight; None where
+        none is left."""
+        if not len(self.terms) and not self.others:
+            return None
+        # of a share the score itself, not its rivals
+        if not len(self.terms) or self.kind == "softmax":
+            return self.others[0].address()
+        _, operands = self.term(int(self.terms.abs().argmax()))
+        if not operands:
+            return self.others[0].address() if self.others else None
+        weights = self.weights.values()
+        values = [x for x in operands if x.address.partition("[")[0] not in weights]
+        return (values or operands)[0].address
+
+    def to_dict(self, most: int | None = None) -> dict[str, Any]:
+        """JSON form; of the terms at most the ``most`` largest, with how many there are."""
+        order = self.order()[:most] if most is not None else list(range(len(self.terms)))
+        terms = [(at, *self.term(at)) for at in order]
+        return {
+            "address": self.address,
+            "kind": self.kind,
+            "value": files.json_number(self.value),
+            "dtype": self.dtype,
+            "recomputed": files.json_number(self.recomputed),
+            "difference": files.json_number(self.difference),
+            "sentence": self.sentence,
+            "place": self.place,
+            "equation": self.equation,
+            "numbers": {name: files.json_number(x) for name, x in self.numbers.items()},
+            "count": len(self.terms),
+            "terms": [
+                {
+                    "term": at,
+                    "value": files.json_number(value),
+                    "operands": [operand.to_dict() for operand in operands],
+                }
+                for at, value, operands in terms
+            ],
+            "others": [
+                Operand(line.address(), float(line.values[0])).to_dict()
+                for line in self.others
+                if len(line.values) == 1
+            ],
+            "source": self.source,
+            "edited": self.edited,
+        }
+
+    def order(self) -> list[int]:
+        """The terms by size, the largest first."""
+        return self.terms.abs().argsort(descending=True).tolist()
+
+    def lines(self, most: int = 8) -> list[str]:
+        """Lines of text: the number, its operation, its largest terms, their sum."""
+        text_lines = [f"{self.address} = {self.value:.9g}   ({self.kind}, {self.dtype})"]
+        if self.place:
+            text_lines.append(f"  {self.place}")
+        text_lines.append(f"  {self.sentence}")
+        text_lines.append(f"  {self.equation}" + (f"   {self.source}" if self.source else ""))
+        order = self.order()[:most]
+        running = 0.0
+        for at in order:
+            value, operands = self.term(at)
+            running += value
+            factors = " x ".join(f"{operand.address} {operand.value:.6g}" for operand in operands)
+            equals = "= " if len(operands) > 1 or self.kind == "softmax" else ""
+            text_lines.append(f"    {value:+.6g}  {equals}{factors}")
+        if len(self.terms) > len(order):
+            remainder = float(self.terms.sum()) - running
+            text_lines.append(f"    {remainder:+.6g}  {len(self.terms) - len(order)} smaller terms")
+        for line in (
+            self.others if self.factors or not len(self.terms) else self.others[len(self.terms) :]
+        ):
+            if len(line.values) == 1:
+                text_lines.append(f"    with {line.address()} {float(line.values[0]):.6g}")
+            else:
+                text_lines.append(f"    with {len(line.values)} numbers from {line.address()} on")
+        if self.kind not in ("leaf", "weight", "generic"):
+            text_lines.append(
+                f"  again from these, in float64: {self.recomputed:.9g}; difference "
+                f"{self.difference:.3g}"
+            )
+        return text_lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
 
 KEEP = 512 << 20
 """Bytes of recorded values that a trace keeps by default; what is beyond is recorded anew when it

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..plan import Op
-from .base import Index, Kind, Line, Reader, Weights, Worked, copy_of, products, scalar
+from ..plan import Index, Kind, Line, Op, Reader, Weights, Worked, copy_of, products, scalar
 
 
 class QK(Kind):

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..plan import Op
-from .base import Index, Kind, Reader, Weights, Worked, copy_of
+from ..plan import Index, Kind, Op, Reader, Weights, Worked, copy_of
 
 
 class Edit(Kind):

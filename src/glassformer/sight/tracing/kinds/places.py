@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..plan import Op
-from .base import Index, Kind, Reader, Weights, Worked, copy_of, products, scalar
+from ..plan import Index, Kind, Op, Reader, Weights, Worked, copy_of, products, scalar
 
 
 class Lookup(Kind):

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..plan import Op
-from .base import Index, Kind, Reader, Weights, Worked, scalar
+from ..plan import Index, Kind, Op, Reader, Weights, Worked, scalar
 
 
 class Cell(Kind):

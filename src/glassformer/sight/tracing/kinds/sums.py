@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....core.nn.layers import ACTIVATIONS
-from ..plan import Op
-from .base import Index, Kind, Reader, Weights, Worked, copy_of, products, scalar
+from ..plan import Index, Kind, Op, Reader, Weights, Worked, copy_of, products, scalar
 
 
 class Add(Kind):

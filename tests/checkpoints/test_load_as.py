@@ -14,6 +14,7 @@ import tiny
 from glassformer import UserError, config
 from glassformer.core.nn import build_model
 from glassformer.formats import store
+from glassformer.formats.checkpoint import Checkpoint
 
 BERT: Any = tiny.bert()
 POOL = config.Pool("first", "tanh", labels=5)
@@ -27,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_fits_is_taken_and_what_is_new_is_named(folder: Path) -> None:
     expected = replace(BERT, head=None, pool=POOL)
-    loaded = store.load_as(expected, folder, seed=3)
+    loaded = Checkpoint.open(folder).model_as(expected, seed=3)
     old, drawn = build_model(BERT, seed=1).state_dict(), build_model(expected, seed=3).state_dict()
     assert loaded.new == ("pool.proj.weight", "pool.proj.bias") and not loaded.model.training
     assert set(loaded.unused) == {name for name in old if name.startswith("head.")} | set(
@@ -38,16 +39,16 @@ def test_what_fits_is_taken_and_what_is_new_is_named(folder: Path) -> None:
 
 
 def test_nothing_new_and_everything_new(folder: Path) -> None:
-    loaded = store.load_as(BERT, folder)
+    loaded = Checkpoint.open(folder).model_as(BERT)
     assert loaded.new == loaded.unused == ()
     assert all(map(torch.equal, loaded.model.parameters(), store.load(folder)[0].parameters()))
-    recipe = store.load_as(BERT, "glass/1m", seed=1)  # a recipe has no weights
+    recipe = Checkpoint.open("glass/1m").model_as(BERT, seed=1)  # a recipe has no weights
     assert set(recipe.new) == set(dict(recipe.model.named_parameters())) and recipe.unused == ()
     assert all(map(torch.equal, recipe.model.parameters(), build_model(BERT, seed=1).parameters()))
     store.save(build_model(BERT, seed=1).half(), folder)
-    assert {weight.dtype for weight in store.load_as(BERT, folder).model.parameters()} == {
-        torch.float16
-    }
+    assert {
+        weight.dtype for weight in Checkpoint.open(folder).model_as(BERT).model.parameters()
+    } == {torch.float16}
 
 
 @pytest.mark.parametrize(
@@ -70,4 +71,4 @@ def test_a_trunk_that_differs_is_one_sentence(
     folder: Path, change: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(UserError, match=text):
-        store.load_as(replace(BERT, **change), folder)
+        Checkpoint.open(folder).model_as(replace(BERT, **change))

@@ -17,6 +17,7 @@ from glassformer import UserError, config
 from glassformer import families as recipes
 from glassformer.core.nn import build_model
 from glassformer.formats import store
+from glassformer.formats.checkpoint import Checkpoint
 from glassformer.scale.cost import cost
 
 
@@ -461,7 +462,10 @@ def test_the_hub_s_first_bert(tmp_path: Path) -> None:
     equal_bert(model, reference)
     expected = replace(model.config, head=None, pool=config.Pool("first", "tanh", labels=3))
     # its pooler is kept
-    assert store.load_as(expected, tmp_path).new == ("pool.proj.weight", "pool.proj.bias")
+    assert Checkpoint.open(tmp_path).model_as(expected).new == (
+        "pool.proj.weight",
+        "pool.proj.bias",
+    )
 
 
 def test_a_bert_without_its_pooler(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_classifier_starts_from_it(folder: Path, loaded: tuple[Any, Tokenizer]
     from dataclasses import replace
 
     expected = replace(loaded[0].config, pool=config.Pool("mean", labels=2))
-    result = store.load_as(expected, folder, seed=1)
+    result = Checkpoint.open(folder).model_as(expected, seed=1)
     assert result.new == ("pool.proj.weight", "pool.proj.bias") and result.unused == ()
 
 

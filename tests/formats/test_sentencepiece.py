@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from glassformer.core.errors import UserError
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_tokenizer import NASTY, SPECIAL, STORY, streamed
 
@@ -95,3 +96,27 @@ def test_ids_and_texts_of_the_original(name: str, tmp_path: Path) -> None:
         all(local == (None if second < 0 else second) for local, second in pieces)
         and actual.unk == processor.unk_id()
     )
+
+
+def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
+    shared_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A panic would print to standard error from inside the library, beside our sentence."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    model.ParseFromString((shared_data / "tok-t5" / "spiece.model").read_bytes())
+    whole, chance = model.normalizer_spec.precompiled_charsmap, random.Random(0)
+    del model.pieces[300:]
+    path, size, refused = tmp_path / "x.model", int.from_bytes(whole[:4], "little"), 0
+    for _ in range(20):
+        table = bytearray(whole)
+        for _ in range(100):
+            table[chance.randrange(4, 4 + size)] = chance.randrange(256)
+        model.normalizer_spec.precompiled_charsmap = bytes(table)
+        path.write_bytes(model.SerializeToString())
+        try:
+            open_tokenizer(path, kind="t5").encode_batch(NASTY)
+        except UserError as error:
+            refused += "table of character replacements is damaged" in str(error)
+    assert refused > 10 and capfd.readouterr().err == ""

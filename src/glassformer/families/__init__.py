@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..core import config
-from ..core.checkpoints.names import NameRule, Table
+from ..core.checkpoints.names import NameRule as NameRule
+from ..core.checkpoints.names import Table as Table
 from ..core.config import context_length, serial
 from ..core.errors import UserError, nearest, need
 from . import sentences
@@ -26,7 +27,9 @@ from .mixtral import MIXTRAL
 from .nanomoe import NANOMOE
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
-from .recipe import ConfigReader, Held, Recipe
+from .recipe import ConfigReader as ConfigReader
+from .recipe import Held
+from .recipe import Recipe as Recipe
 from .starcoder2 import STARCODER2
 from .t5 import T5
 from .vaswani import VASWANI
@@ -45,21 +48,6 @@ DECODERS = (
     GEMMA,
     GEMMA2,
 )
-__all__ = [
-    "RECIPES",
-    "ConfigReader",
-    "NameRule",
-    "Recipe",
-    "Table",
-    "add",
-    "all",
-    "find",
-    "names",
-    "of",
-    "read_config",
-]
-__all__ += ["write_config"]
-
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, ELECTRA, T5, VASWANI)}
 
 

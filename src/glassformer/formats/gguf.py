@@ -28,7 +28,7 @@ from ..fast.rounding import nearest, searched
 from . import gguf_configs as recipe
 from . import lora, weights
 from .gguf_fields import fields_of
-from .gguf_file import read_fields, read_gguf
+from .gguf_file import read_gguf
 from .gguf_tokenizer import from_fields
 from .tokenizer_forms import tokenizer_of
 
@@ -49,17 +49,16 @@ class GGUF(Files):
     def __init__(self, path: Path) -> None:
         self.fields, self.places = read_gguf(path)
         entries = {
-            name: TensorEntry(path, "F32", p.shape, p.start, p.end)
-            for name, p in self.places.items()
+            name: TensorEntry(path, "F32", shape, start, start + nbytes)
+            for name, (_, shape, start, nbytes) in self.places.items()
         }
         super().__init__(Headers(path, entries))
 
     def raw(self, name: str) -> Bytes:
         """The bytes of a tensor, a line for each row."""
         place = self.places[name]
-        size = place.end - place.start
-        data = np.fromfile(self.folder, np.uint8, size, offset=place.start)
-        need(len(data) == size, f"{self.folder} ended while it was read; copy it again.")
+        data = np.fromfile(self.folder, np.uint8, place.nbytes, offset=place.start)
+        need(len(data) == place.nbytes, f"{self.folder} ended while it was read; copy it again.")
         return data.reshape(math.prod(place.shape[:-1]), -1)
 
     def load(self, name: str) -> Tensor:
@@ -103,7 +102,7 @@ def open_config(path: Path) -> config.Model:
 
 def open_tokenizer(path: Path) -> Tokenizer | None:
     """The tokenizer in a file, None where it has no vocabulary."""
-    fields = read_fields(path)
+    fields, _ = read_gguf(path, tensors=False)
     if "tokenizer.ggml.tokens" not in fields:
         return None
     return tokenizer_of(*from_fields(fields, str(path)), str(path))
@@ -111,7 +110,7 @@ def open_tokenizer(path: Path) -> Tokenizer | None:
 
 def name(path: Path) -> str:
     """Name of the model in a file (general.name), or else the file's stem."""
-    title = read_fields(path).get("general.name")
+    title = read_gguf(path, tensors=False)[0].get("general.name")
     return title if isinstance(title, str) and title.strip() else path.stem
 
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from ..core.errors import UserError, need
 
@@ -33,14 +32,13 @@ KINDS = (
 """The kinds of numbers that are read, by the format's names."""
 
 
-@dataclass(frozen=True)
-class GGUFTensor:
-    """A tensor: the name of its kind, its shape (rows first) and its bytes in the file."""
+class GGUFTensor(NamedTuple):
+    """A tensor: the name of its kind, its shape (rows first), its first byte and its bytes."""
 
     kind: str
     shape: tuple[int, ...]
     start: int
-    end: int
+    nbytes: int
 
 
 class Head:
@@ -135,29 +133,18 @@ class Head:
             )
             if math.prod(shape) > 1 << 48 or shape[-1] % block or name in tensors:
                 raise self.damaged(f"it cannot be of the shape {list(shape)}, or comes twice")
-            end = start + math.prod(shape) // block * width
-            tensors[name] = GGUFTensor(kind, shape, start, end)
+            tensors[name] = GGUFTensor(kind, shape, start, math.prod(shape) // block * width)
         head = -(-(self.size - self.left) // alignment) * alignment
-        if any(head + tensor.end > self.size for tensor in tensors.values()):
-            raise self.damaged("a tensor reaches over the end")
-        return {
-            name: GGUFTensor(tensor.kind, tensor.shape, head + tensor.start, head + tensor.end)
-            for name, tensor in tensors.items()
-        }
+        for name, (kind, shape, start, size) in tensors.items():
+            if head + start + size > self.size:
+                raise self.damaged("a tensor reaches over the end")
+            tensors[name] = GGUFTensor(kind, shape, head + start, size)
+        return tensors
 
 
-def read_fields(path: Path) -> dict[str, Any]:
-    """The fields of a file; UserError for one that is damaged."""
-    return _read(path, tensors=False)[0]
-
-
-def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
-    """The fields and the tensors of a file; UserError for one that is damaged or of a kind that is
-    not read here."""
-    return _read(path, tensors=True)
-
-
-def _read(path: Path, tensors: bool) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+def read_gguf(path: Path, tensors: bool = True) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
+    """The fields of a file, and its ``tensors`` if they are wanted; UserError for one that is
+    damaged or of a kind that is not read here."""
     try:
         with path.open("rb") as file:
             head = Head(path, file)

@@ -21,7 +21,7 @@ from .byte_level import (
 )
 from .byte_level import split as cut
 from .gguf_file import MAGIC as MAGIC
-from .gguf_file import read_fields
+from .gguf_file import read_gguf
 from .sentencepiece import BPE, CONTROL, MARK, UNIGRAM, UNKNOWN, UNUSED, USER, VocabularyEntry
 from .tiktoken_backend import WORDS
 from .wordpiece import wordpiece
@@ -33,8 +33,9 @@ PARTS = {
     "unk": "unknown",
     "cls": "cls",
     "sep": "seperator",
+    "mask": "mask",
 }
-PARTS["mask"] = "mask"  # the format's own spelling of all these
+"""The roles by the format's own spelling."""
 
 # ------------------------------------------------------------------- how a text is split into words
 
@@ -113,7 +114,7 @@ COMPOSED = {"mpt", "olmo", "command-r", "qwen2", "deepseek-r1-qwen", "megrez"}  
 def read_tokenizer(path: Path) -> tuple[Spec, Roles]:
     """The tokenizer of a GGUF file, and who plays each part; UserError where it is broken or of
     another kind."""
-    return from_fields(read_fields(path), str(path))
+    return from_fields(read_gguf(path, tensors=False)[0], str(path))
 
 
 def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:
@@ -122,10 +123,8 @@ def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:
         fields_by_key = {key.removeprefix("tokenizer.ggml."): value for key, value in raw.items()}
         if lacks := [key for key in ("tokens", "token_type", "model") if key not in fields_by_key]:
             raise ValueError(f"it lacks tokenizer.ggml.{lacks[0]}")
-        names, kinds = (
-            list(map(str, fields_by_key["tokens"])),
-            list(map(int, fields_by_key["token_type"])),
-        )
+        names = list(map(str, fields_by_key["tokens"]))
+        kinds = list(map(int, fields_by_key["token_type"]))
         scores = list(map(float, fields_by_key.get("scores") or [0.0] * len(names)))
         convert = {"gpt2": _byte_level, "llama": _pieces, "t5": _pieces, "bert": _words}.get(
             fields_by_key["model"]
@@ -148,9 +147,9 @@ def from_fields(raw: dict[str, Any], source: str) -> tuple[Spec, Roles]:
             [VocabularyEntry(*entry) for entry in zip(names, scores, kinds, strict=True)],
             source,
         ), roles
+    except UserError:
+        raise
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(
             f"{source} is not a whole GGUF file with a vocabulary ({error}); restore the file."
         ) from None
@@ -194,9 +193,7 @@ def _pieces(fields_by_key: dict[str, Any], entries: list[VocabularyEntry], sourc
     if unknown is None:
         unknown = [entry.kind for entry in entries].index(UNKNOWN)
     pieces = []
-    for id, (text, score, kind) in enumerate(
-        (entry.text, entry.score, entry.kind) for entry in entries
-    ):
+    for id, (text, score, kind) in enumerate(entries):
         kind = UNKNOWN if id == unknown else UNUSED if kind == UNKNOWN else kind
         if kind == USER:
             kind = CONTROL if _plays(text) else USER
@@ -204,10 +201,13 @@ def _pieces(fields_by_key: dict[str, Any], entries: list[VocabularyEntry], sourc
         pieces.append(VocabularyEntry(text, score, kind))
     if "scores" not in fields_by_key or len({piece.text for piece in pieces}) != len(pieces):
         raise ValueError("its pieces have no scores, or two are the same")
+    charsmap = bytes(value % 256 for value in fields_by_key.get("precompiled_charsmap", []))
+    if not sentencepiece.is_charsmap(charsmap):
+        raise ValueError("its table of character replacements is damaged")
     model = sentencepiece.SentencePieceModel(
         pieces=pieces,
         algorithm=UNIGRAM if fields_by_key["model"] == "t5" else BPE,
-        charsmap=bytes(value % 256 for value in fields_by_key.get("precompiled_charsmap", [])),
+        charsmap=charsmap,
         dummy_prefix=bool(fields_by_key.get("add_space_prefix", True)),
         fewer_spaces=bool(fields_by_key.get("remove_extra_whitespaces", False)),
     )
@@ -216,13 +216,14 @@ def _pieces(fields_by_key: dict[str, Any], entries: list[VocabularyEntry], sourc
 
 def _words(fields_by_key: dict[str, Any], entries: list[VocabularyEntry], source: str) -> Spec:
     """BERT's kind: ``▁`` begins what begins a word, and what goes on one is bare."""
-    names = []
-    for entry in entries:
-        is_whole_word = entry.kind == CONTROL or re.fullmatch(r"\[.*\]", entry.text)
-        begins = entry.text.startswith(MARK)
-        names.append(
-            entry.text if is_whole_word else entry.text[1:] if begins else f"##{entry.text}"
-        )
+    names = [
+        text
+        if kind == CONTROL or re.fullmatch(r"\[.*\]", text)
+        else text[1:]
+        if text.startswith(MARK)
+        else f"##{text}"
+        for text, _, kind in entries
+    ]
     if len(set(names)) != len(names) or not {"[UNK]", "[CLS]", "[SEP]"} <= {*names}:
         raise ValueError("it repeats a token, or lacks [UNK], [CLS] or [SEP]")
     special = [entry.text for entry in entries if entry.kind in (CONTROL, UNKNOWN)]

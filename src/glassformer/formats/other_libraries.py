@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,6 @@ from ..families.recipe import ConfigReader
 Tensors = dict[str, Any]  # a library's tensors by name
 Settings = Mapping[str, Any]  # stated in the file, or on a page beside it
 OURS = "decoder.blocks.{i}"
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A library's files: ``read`` makes of its tensors, its settings and the name of their page our
-    config, the table of names and the tensors that this table names; ``beside`` is that page."""
-
-    read: Callable[[Tensors, Settings, str], tuple[Model, Table, Tensors]]
-    beside: Callable[[Path], Path] = lambda path: path.with_name("config.json")
 
 
 def _sizes(tensors: Tensors, **axes: tuple[str, int]) -> dict[str, Any]:
@@ -134,10 +125,8 @@ def _read_nanochat(tensors: Tensors, stated: Settings, source: str) -> tuple[Mod
     heads = raw.integer("n_head", most=MOST_HEADS)
     attention = Attention(heads, raw.integer("n_kv_head", heads), qk_norm=norm)
     block = Block(attention, MLP(4 * dim, "relu2"), norm)
-    depth, vocab = (
-        raw.integer("n_layer", most=MOST_BLOCKS),
-        raw.integer("vocab_size", most=MOST_TOKENS),
-    )
+    depth = raw.integer("n_layer", most=MOST_BLOCKS)
+    vocab = raw.integer("vocab_size", most=MOST_TOKENS)
     stack = Stack(depth, (block,), Rotary(), first_norm=norm, last_norm=norm)
     head = Head(tied=False, softcap=15.0)
     model = Decoder(dim, raw.integer("sequence_len"), Embed(vocab), stack, head)
@@ -271,12 +260,17 @@ def _lens_table(heads: int) -> Table:
     )
 
 
-PEERS = {
-    "nanogpt": Peer(partial(_read_gpt, mini=False)),
-    "mingpt": Peer(partial(_read_gpt, mini=True)),
-    "nanochat": Peer(
-        _read_nanochat,
-        lambda path: path.with_name(path.stem.replace("model_", "meta_") + ".json"),
-    ),
-    "transformerlens": Peer(_read_lens),
+PEERS: dict[str, Callable[[Tensors, Settings, str], tuple[Model, Table, Tensors]]] = {
+    "nanogpt": partial(_read_gpt, mini=False),
+    "mingpt": partial(_read_gpt, mini=True),
+    "nanochat": _read_nanochat,
+    "transformerlens": _read_lens,
 }
+"""How each library's file is read: of its tensors, its settings and the name of their page it makes
+our config, the table of names and the tensors that this table names."""
+
+
+def page_beside(kind: str, path: Path) -> Path:
+    """The file in which a library lays the settings of the model in ``path``."""
+    name = path.stem.replace("model_", "meta_") if kind == "nanochat" else "config"
+    return path.with_name(f"{name}.json")

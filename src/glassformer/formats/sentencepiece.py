@@ -6,9 +6,11 @@ import base64
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..core.errors import UserError
+import numpy as np
+
+from ..core.errors import UserError, need
 from ..core.tokenizer.tokenizer_json import (
     Roles,
     Spec,
@@ -23,10 +25,10 @@ NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 UNIGRAM, BPE = 1, 2
 CERTAIN = 1000.0  # a score that no other way to write a user-defined piece reaches
 SPECIAL = (UNKNOWN, CONTROL)
+DEEPEST = 256  # bytes of what a character replacement stands for; the longest published one has some twenty
 
 
-@dataclass(frozen=True)
-class VocabularyEntry:
+class VocabularyEntry(NamedTuple):
     """An entry of the vocabulary."""
 
     text: str
@@ -64,10 +66,10 @@ def parse(data: bytes, source: str) -> SentencePieceModel:
         )
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     suffixed = trainer.treat_whitespace_as_suffix or not normalizer.escape_whitespaces
-    if trainer.model_type not in (UNIGRAM, BPE) or suffixed:
-        raise UserError(
-            f"{source} is a SentencePiece model of a rare kind; only Unigram and BPE can be read."
-        )
+    need(
+        trainer.model_type in (UNIGRAM, BPE) and not suffixed,
+        f"{source} is a SentencePiece model of a rare kind; only Unigram and BPE can be read.",
+    )
     role_ids = {role: getattr(trainer, f"{role}_id") for role in ("unk", "bos", "eos", "pad")}
     return SentencePieceModel(
         pieces,
@@ -94,7 +96,33 @@ def _problem(pieces: list[VocabularyEntry], model: Any) -> str | None:
         return "an entry has no text, an endless text or no score"
     if [piece.kind for piece in pieces].count(UNKNOWN) != 1:
         return "it must have one entry for unknown characters"
+    if not is_charsmap(model.normalizer_spec.precompiled_charsmap):
+        return "its table of character replacements is damaged or cut short"
     return None
+
+
+def is_charsmap(table: bytes) -> bool:
+    """True for a table of character replacements that never leads outside itself, where the library
+    would panic.
+
+    It is a trie as a double array, its size in bytes first, and behind it texts that end in a zero
+    byte.
+    """
+    size = int.from_bytes(table[:4], "little")
+    if not table or not 4 + size < len(table) or table[-1] or size % 1024:
+        return not table
+    units, texts = np.frombuffer(table, "<u4", size // 4, 4), b"\0" + table[4 + size :]
+    labels, nodes = np.arange(1, 256), np.zeros(1, np.int64)
+    for _ in range(DEEPEST):
+        bases = nodes ^ (units[nodes] >> 10 << (units[nodes] >> 6 & 8))
+        if bases.max(initial=0) >= len(units):
+            return False
+        values = units[bases[units[nodes] >> 8 & 1 == 1]] & 0x7FFFFFFF
+        if any(value >= len(texts) - 1 or texts[value] for value in values.tolist()):
+            return False
+        inside = bases[:, None] ^ labels
+        nodes = np.unique(inside[units[inside] & 0x800000FF == labels])
+    return not len(nodes)
 
 
 # ------------------------------------------------------------------------- as a tokenizer.json

@@ -24,7 +24,7 @@ from ..families import sentences
 from ..fast.quantized import QuantizedWeight
 from . import adapters, lora, weights
 from . import quantized_weights as quantized
-from .checkpoint import FORMAT, SOURCE, Checkpoint, Fitted
+from .checkpoint import FORMAT, SOURCE, Checkpoint
 
 if TYPE_CHECKING:
     from ..core.tokenizer import Tokenizer
@@ -56,19 +56,6 @@ def load(
     return checkpoint.model(
         dtype=dtype, device=device, mapped=mapped, **options
     ), checkpoint.tokenizer()
-
-
-def load_as(
-    cfg: config.Model,
-    name: str | Path,
-    *,
-    seed: int | None = None,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-) -> Fitted:
-    """The model of ``cfg`` with the weights of the one called ``name``, as ``Checkpoint.model_as``
-    says."""
-    return Checkpoint.open(name).model_as(cfg, seed=seed, dtype=dtype, device=device)
 
 
 def digest(model: Model) -> str:

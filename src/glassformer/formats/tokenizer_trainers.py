@@ -63,9 +63,12 @@ def _whole(names: list[str], specials: list[str], parted: Spec, decoder: Spec | 
     """A vocabulary of whole pieces, as ``parted`` cuts a text; no decoder puts a space between
     them."""
     ids = {name: id for id, name in enumerate(names)}
-    added = [added_token(ids[name], name) for name in specials]
-    model = {"type": "WordLevel", "vocab": ids, "unk_token": "<unk>"}
-    return make_spec(model, added_tokens=added, pre_tokenizer=parted, decoder=decoder)
+    return make_spec(
+        {"type": "WordLevel", "vocab": ids, "unk_token": "<unk>"},
+        added_tokens=[added_token(ids[name], name) for name in specials],
+        pre_tokenizer=parted,
+        decoder=decoder,
+    )
 
 
 def _bytes(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:

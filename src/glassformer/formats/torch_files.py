@@ -151,7 +151,7 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     else:
         contents = read_archive(path)
     tensors = _state(contents, path)
-    page = settings or (path.with_name("config.json") if peer is None else peer.beside(path))
+    page = settings or other_libraries.page_beside(kind, path)
     must_exist = settings is not None or peer is None
     stated = read_json(page, "fix it") if must_exist or page.is_file() else {}
     if peer is None:
@@ -163,7 +163,7 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     for table in (contents, stated):
         for key in SETTINGS:
             stated = {**stated, **(_table(table, key) or {})}
-    model, names, tensors = peer.read(tensors, stated, str(page))
+    model, names, tensors = peer(tensors, stated, str(page))
     files = in_memory(path, tensors)
     return load_model(model, names, model, files, files.dtype, "cpu").eval()
 

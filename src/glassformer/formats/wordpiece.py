@@ -40,17 +40,22 @@ def wordpiece(names: list[str], special: Sequence[str], lower: bool | None = Fal
     if lower is None:
         lower = all(name == name.lower() for name in names if not name.startswith("["))
     ids = {name: id for id, name in enumerate(names)}
-    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##"}
-    cleaned = {
-        "type": "BertNormalizer",
-        "clean_text": True,
-        "handle_chinese_chars": True,
-        "strip_accents": None,
-    }
     return make_spec(
-        {**model, "max_input_chars_per_word": 100, "vocab": ids},
+        {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": ids,
+        },
         added_tokens=[added_token(ids[name], name) for name in special],
-        normalizer={**cleaned, "lowercase": lower},
+        normalizer={
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": True,
+            "strip_accents": None,
+            "lowercase": lower,
+        },
         pre_tokenizer={"type": "BertPreTokenizer"},
         post_processor=around(ids["[CLS]"], ids["[SEP]"], names),
         decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},

@@ -35,16 +35,13 @@ def agreement(
 ) -> dict[str, float]:
     """Precision, recall and F1 of all sentences' entities, 0 to 1: only the same words and kind are
     right."""
-    matches = predicted_count = gold_count = 0
-    for labels, gold_labels in zip(predicted, right, strict=True):
-        predicted_spans, gold_spans = set(entities(labels)), set(entities(gold_labels))
-        matches, predicted_count, gold_count = (
-            matches + len(predicted_spans & gold_spans),
-            predicted_count + len(predicted_spans),
-            gold_count + len(gold_spans),
-        )
-    shares = {
-        "precision": matches / max(1, predicted_count),
-        "recall": matches / max(1, gold_count),
+    chosen, gold = (
+        {(number, *span) for number, labels in enumerate(side) for span in entities(labels)}
+        for side in (predicted, right)
+    )
+    matches = len(chosen & gold)
+    return {
+        "precision": matches / max(1, len(chosen)),
+        "recall": matches / max(1, len(gold)),
+        "f1": 2 * matches / max(1, len(chosen) + len(gold)),
     }
-    return {**shares, "f1": 2 * matches / max(1, predicted_count + gold_count)}

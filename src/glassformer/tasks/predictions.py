@@ -193,11 +193,10 @@ def _map_rows(
     device, results = next(model.parameters()).device, dict[int, Tensor]()
     order = sorted(range(len(rows)), key=lambda place: len(rows[place][0]))
     for places in _groups(rows, order, batch, AT_ONCE if device.type == "cpu" else None):
-        group = [rows[place] for place in places]
-        columns = ([ids for ids, _ in group], 0), ([kinds for _, kinds in group], 0)
+        ids, kinds = zip(*(rows[place] for place in places), strict=True)
         tokens, segments, pos = (
             pad_sequence([*map(torch.tensor, values)], True, fill).to(device)
-            for values, fill in (*columns, ([range(len(ids)) for ids, _ in group], -1))
+            for values, fill in ((ids, 0), (kinds, 0), ([range(len(row)) for row in ids], -1))
         )
         wrong = tokens.max() >= model.config.embed.vocab
         need(

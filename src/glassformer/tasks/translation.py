@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from ..core import config
 from ..core.config.run import Cut
@@ -66,22 +66,24 @@ def search(
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
     need(cut in get_args(Cut), f'cut is "{cut}"; give one of {", ".join(get_args(Cut))}.')
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-    options: dict[str, Any] = {
-        "beams": beams,
-        "best": best,
-        "length_penalty": length_penalty,
-        "max_new": max_new,
-    }
     results: list[list[Hypothesis]] = [[] for _ in texts]
     for first in range(0, len(order), batch):
         places = order[first : first + batch]
-        ids = source_ids(
-            model.config, tokenizer, [texts[place] for place in places], cut, source_tokenizer
+        hypotheses = beam(
+            model,
+            tokenizer,
+            source_ids(
+                model.config, tokenizer, [texts[place] for place in places], cut, source_tokenizer
+            ),
+            beams=beams,
+            best=best,
+            length_penalty=length_penalty,
+            max_new=max_new,
+            start=start,
+            edits=edits,
         )
-        for place, hypotheses in zip(
-            places, beam(model, tokenizer, ids, start=start, edits=edits, **options), strict=True
-        ):
-            results[place] = hypotheses
+        for place, answer in zip(places, hypotheses, strict=True):
+            results[place] = answer
         if progress is not None:
             progress(first + len(places))
     return results

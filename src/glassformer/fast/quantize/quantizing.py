@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,30 +20,14 @@ from .report import (
     QuantizationReport,
     Whole,
     ordered,
-    ratio,
-    relative,
-    relative_output,
+    relative_error,
 )
 
 TOKENS_EACH = 512  # of the held-out text, for each matrix alone
 Roundings = dict[str, dict[str, quantized.Codes]]
 """The codes of every matrix by its path, by how they were rounded."""
-
-
-@dataclass(frozen=True)
-class _Sums:
-    """Squared errors and sizes of the weights and outputs of matrices, added up."""
-
-    weight: tuple[float, float]
-    output: tuple[float, float] | None
-
-    @staticmethod
-    def of(weight: Tensor, codes: quantized.Codes, gram: Tensor | None) -> _Sums:
-        rounded = codes.decoded(torch.float32)
-        return _Sums(
-            relative(weight, rounded),
-            None if gram is None else relative_output(weight, rounded, gram),
-        )
+Errors: TypeAlias = tuple[float, float | None]
+"""Relative errors of a weight and of its outputs."""
 
 
 def quantize_model(
@@ -65,7 +48,7 @@ def quantize_model(
     plan = layout.plan(model)
     before: Gram = {path: model.get_parameter(path) for path in plan}
     answers = None if text is None else Answers(model, text.held_out)
-    roundings, sums = _rounded(model, plan, layout, text, progress)
+    roundings, errors = _rounded(model, plan, layout, text, progress)
     chosen = list(roundings)[-1]
     effects = {} if answers is None else _alone(model, before, roundings[chosen], answers, progress)
     wholes = []
@@ -73,7 +56,8 @@ def quantize_model(
         for path, matrix_codes in codes.items():
             replace_parameter(model, path, quantized.parameter(matrix_codes, before[path].dtype))
         effect = None if answers is None else answers.effect(model)
-        wholes.append(Whole(rounding_name, *_total(sums[rounding_name].values()), effect))
+        weights, outputs = zip(*errors[rounding_name].values(), strict=True)
+        wholes.append(Whole(rounding_name, _mean(weights), _mean(outputs), effect))
     rows = [
         MatrixReport(
             path,
@@ -81,8 +65,7 @@ def quantize_model(
             matrix_codes.bits,
             before[path].nbytes,
             matrix_codes.nbytes,
-            ratio(*sums[chosen][path].weight),
-            None if (output := sums[chosen][path].output) is None else ratio(*output),
+            *errors[chosen][path],
         )
         for path, matrix_codes in roundings[chosen].items()
     ]
@@ -111,7 +94,7 @@ def _rounded(
     layout: quantized.QuantizedLayout,
     text: Text | None,
     progress: Progress,
-) -> tuple[Roundings, dict[str, dict[str, _Sums]]]:
+) -> tuple[Roundings, dict[str, dict[str, Errors]]]:
     """Every way to round every matrix, the best last; and what each loses."""
     names = (
         ["nearest"]
@@ -119,7 +102,7 @@ def _rounded(
         + ["calibrated"] * (layout.bits == 4 and text is not None)
     )
     roundings: Roundings = {name: {} for name in names}
-    sums: dict[str, dict[str, _Sums]] = {name: {} for name in names}
+    errors: dict[str, dict[str, Errors]] = {name: {} for name in names}
     gram_groups: Any = (
         [dict.fromkeys(plan)] if text is None else grams(model, text.rows, list(plan), progress)
     )
@@ -131,7 +114,10 @@ def _rounded(
             codes = quantized.Codes.of(
                 _round(name, weight, bits, layout.group, gram), bits, layout.group
             )
-            roundings[name][path], sums[name][path] = codes, _Sums.of(weight, codes, gram)
+            rounded = codes.decoded(torch.float32)
+            output = None if gram is None else relative_error(weight, rounded, gram)
+            roundings[name][path] = codes
+            errors[name][path] = relative_error(weight, rounded), output
         met.add(path)
 
     for group in gram_groups:
@@ -140,7 +126,7 @@ def _rounded(
     for path in plan:
         if path not in met:  # a table that is only looked up in
             take(path, None)
-    return {name: {path: roundings[name][path] for path in plan} for name in names}, sums
+    return {name: {path: roundings[name][path] for path in plan} for name in names}, errors
 
 
 def _round(
@@ -153,15 +139,10 @@ def _round(
     return calibrated(weight, bits, group, gram)
 
 
-def _total(sums: Any) -> tuple[float, float | None]:
-    """Relative errors of the weights, and of the outputs, each matrix's counted alike."""
-    weights = [ratio(*matrix.weight) for matrix in sums]
-    outputs = [ratio(*matrix.output) for matrix in sums if matrix.output is not None]
-    return _mean(weights), _mean(outputs) if outputs else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Sequence[float | None]) -> Any:
+    """The mean of those that there are, None where there is none."""
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def _alone(

@@ -93,17 +93,14 @@ class QuantizationReport:
         return asdict(self)
 
 
-def relative(weight: Tensor, rounded: Tensor) -> tuple[float, float]:
-    """(squared error, squared size) of a weight."""
+def relative_error(weight: Tensor, rounded: Tensor, gram: Tensor | None = None) -> float:
+    """The relative error of a weight, or of its outputs over a text; ``gram`` as in calibration."""
     wide = weight.detach().float()
-    return float((rounded - wide).square().sum()), float(wide.square().sum())
-
-
-def relative_output(weight: Tensor, rounded: Tensor, gram: Tensor) -> tuple[float, float]:
-    """(squared error, squared size) of the outputs over a text; ``gram`` as in calibration."""
-    wide = weight.detach().float()
-    apart = rounded - wide
-    return float(((apart @ gram) * apart).sum()), float(((wide @ gram) * wide).sum())
+    error, size = (
+        float((x.square() if gram is None else (x @ gram) * x).sum())
+        for x in (rounded - wide, wide)
+    )
+    return ratio(error, size)
 
 
 def ratio(error: float, size: float) -> float:

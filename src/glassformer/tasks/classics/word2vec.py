@@ -96,9 +96,8 @@ class Word2Vec:
         share = frequencies / frequencies.sum() / settings.sample
         # as the authors' program has it; above 1 is always
         self.keep = (share.rsqrt() + 1 / share).float()
-        most = (frequencies * self.keep.clamp(max=1)).max() / (
-            frequencies * self.keep.clamp(max=1)
-        ).sum()
+        expected = frequencies * self.keep.clamp(max=1)
+        most = expected.max() / expected.sum()
         # few, where there are few different words
         at_once = max(1, int(MOST_MOVED / (settings.rate * most)))
         self.row, self.batch = min(ROW, at_once), max(1, min(ROWS, at_once // ROW))
@@ -119,8 +118,7 @@ class Word2Vec:
                 for first, batch in self._batches(rows, order):
                     rate = settings.rate * max(LOWEST, 1 - done / (settings.epochs * words))
                     done = words_before + round(words_per_row * (first + len(batch.ids)))
-                    last = done == settings.epochs * words
-                    report = last or done - reported >= REPORT
+                    report = done == settings.epochs * words or done - reported >= REPORT
                     loss = self._learn(batch, rate, report)
                     if report:
                         reported = done

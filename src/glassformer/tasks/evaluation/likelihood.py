@@ -54,7 +54,7 @@ def likelihoods(
     need(batch > 0, f"batch is {batch}; give 1 row or more.")
     for context, continuation in pairs:
         need(
-            len(context) > 0 and len(continuation) > 0,
+            min(len(context), len(continuation)) > 0,
             "A context or a continuation is empty; give each a token.",
         )
         size = (

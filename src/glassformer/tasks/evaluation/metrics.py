@@ -95,9 +95,7 @@ def of_tags(chosen: Sequence[Sequence[str]], right: Sequence[Sequence[str]]) -> 
     """Accuracy of words; of labels B-KIND, I-KIND and O also precision, recall and F1 of entities
     (conlleval)."""
     pairs = [
-        pair
-        for predicted, true in zip(chosen, right, strict=True)
-        for pair in zip(predicted, true, strict=True)
+        pair for sentence in zip(chosen, right, strict=True) for pair in zip(*sentence, strict=True)
     ]
     need(bool(pairs), "There is nothing to score; give at least one sentence.")
     shares = {"accuracy": sum(predicted == true for predicted, true in pairs) / len(pairs)}

@@ -17,7 +17,7 @@ from ...core.errors import need
 from ..correlation import correlations, matthews
 from ..example_table import Example
 from ..examples import Row
-from .shared import ENCODER_SPECIALS, with_pool
+from .shared import ENCODER_SPECIALS, positions, with_pool
 
 if TYPE_CHECKING:
     from .shared import Batch, Fit, Framing, Item, Layout, Loss, Tensor
@@ -113,7 +113,7 @@ class Classify(Objective):
         if tape is not None:
             (embedded,) = tape.records.values()
             (grad,) = torch.autograd.grad(total, embedded, retain_graph=True)
-            step = self.adversarial * ascent(grad, embedded.detach(), batch.pos, len(labels))
+            step = self.adversarial * ascent(grad, embedded.detach(), positions(batch), len(labels))
             moved = Tape(edits={"*.embed": lambda path, x: x + step})
             total = (
                 total + self._error(self._answer(forward(model, batch, moved)), labels, smoothing)
@@ -158,7 +158,7 @@ class Classify(Objective):
         return ((p.exp() - q.exp()) * (p - q)).sum() / 2
 
 
-def ascent(grad: Tensor, embedded: Tensor, pos: Tensor | None, documents: int) -> Tensor:
+def ascent(grad: Tensor, embedded: Tensor, pos: Tensor, documents: int) -> Tensor:
     """``grad`` (B, T, C), in each of so many documents scaled to the mean length of its embedded
     tokens; padding has none."""
     import torch
@@ -166,7 +166,6 @@ def ascent(grad: Tensor, embedded: Tensor, pos: Tensor | None, documents: int) -
     from ...core.nn.flow import document_starts
 
     lengths = torch.linalg.vector_norm(embedded.float(), dim=-1)  # (B, T)
-    pos = torch.arange(grad.shape[1], device=grad.device).expand_as(lengths) if pos is None else pos
     which = (document_starts(pos).flatten().cumsum(0) - 1).clamp(min=0)
     real = (pos.flatten() >= 0).float()
     sums = (

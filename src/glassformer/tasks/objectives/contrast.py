@@ -6,7 +6,6 @@ N pairs, C model dim.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import TYPE_CHECKING, Any
 
 from ...core.config import Decoder, Encoder, Model
@@ -79,10 +78,10 @@ class Contrast(Objective):
         first, second = vectors[0::2], vectors[1::2]
         scores = first @ second.mT / self.temperature  # (N, N)
         right = torch.arange(len(scores), device=scores.device)
-        error = functools.partial(
-            cross_entropy, target=right, reduction="sum", label_smoothing=smoothing
+        forth, back = (
+            cross_entropy(x, right, reduction="sum", label_smoothing=smoothing)
+            for x in (scores, scores.mT)
         )
-        forth, back = error(scores), error(scores.mT)
         accuracy = (scores.argmax(-1) == right).float().mean()
         return Loss((forth + back) / 2, len(scores), metrics={"accuracy": accuracy})
 

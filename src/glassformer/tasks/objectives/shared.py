@@ -48,14 +48,20 @@ class DocumentSpans:
         return np.arange(self.of.size).reshape(self.of.shape) - self.starts[self.of]
 
 
-def documents(batch: Batch) -> DocumentSpans:
-    """The documents of a batch."""
+def positions(batch: Batch) -> Tensor:
+    """The position of each token in its document (B, T), -1 at padding."""
     import torch
 
+    if batch.pos is not None:
+        return batch.pos
+    return torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
+
+
+def documents(batch: Batch) -> DocumentSpans:
+    """The documents of a batch."""
     from ...core.nn.flow import document_starts
 
-    shape = batch.tokens.shape
-    pos = torch.arange(shape[1]).expand(shape) if batch.pos is None else batch.pos
+    shape, pos = batch.tokens.shape, positions(batch)
     real, opens = (pos >= 0).numpy(), document_starts(pos).numpy()
     of = np.where(real, opens.cumsum().reshape(shape) - 1, -1)
     return DocumentSpans(np.flatnonzero(opens), np.bincount(of[real]), of)

@@ -15,7 +15,7 @@ from ...core.config.serial import frozen
 from ...core.errors import need
 from ..example_table import Example
 from ..examples import Row
-from .shared import ENCODER_SPECIALS, without_head
+from .shared import ENCODER_SPECIALS, positions, without_head
 
 if TYPE_CHECKING:
     from .shared import Batch, Fit, Framing, Item, Layout, Loss, Tensor
@@ -94,13 +94,7 @@ class Tag(Objective):
         total = cross_entropy(answer, labels, reduction="sum", label_smoothing=smoothing)
         chosen, count = answer.argmax(-1), len(labels)
         metrics = {**output.metrics, "accuracy": (chosen == labels).float().sum() / max(1, count)}
-        rows = batch.targets
-        pos = (
-            torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
-            if batch.pos is None
-            else batch.pos
-        )
-        sentence = document_starts(pos).flatten().cumsum(0)[indices]
+        sentence = document_starts(positions(batch)).flatten().cumsum(0)[indices]
         first = sentence.diff(prepend=sentence.new_zeros(1)).clamp(max=1)
         labels = torch.stack((labels, first), 1)
         return Loss(total, count, aux_loss(output), tokens_in(batch), metrics, chosen, labels)

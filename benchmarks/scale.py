@@ -33,7 +33,6 @@ from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
 from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loop import State
-from glassformer.core.training.optimizer import Optimizer
 from glassformer.fast.training.allocator import peak_memory, reset_peak_memory
 from glassformer.runs import run_checkpoints
 from glassformer.scale.cost import cost
@@ -41,6 +40,7 @@ from glassformer.scale.layout import Layout
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import AXES, Parallel
 from glassformer.scale.shard import draw, shard
+from glassformer.scale.shared import shared_state
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from many import Processes
@@ -98,7 +98,7 @@ def steps(mesh: Mesh, name: str, wide: bool) -> tuple[Any, State]:
             yield Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
     feed = batches()
-    state = State(model, Optimizer(model, options.optimizer, individual), feed, mesh=individual)
+    state = shared_state(model, options.optimizer, feed, individual)
     execution = ExecutionSettings(dtype="float32")
     return train(model, feed, Causal(), options, state=state, execution=execution), state
 

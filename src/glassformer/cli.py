@@ -27,6 +27,8 @@ EPILOG = "glassformer help COMMAND shows what a command takes, with examples."
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for a user's mistake, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # torch reads it as it is imported: a process that is lost is our sentence, no frames of C++
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if sys.stderr is None:  # closed before we began: else the next file opened would get its number
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -53,17 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             "context."
         )
         return 2
-    except OSError as error:
-        if not isinstance(error, BrokenPipeError):
-            from pathlib import Path
-
-            from .core.files import explain
-
-            note(f"glassformer: {explain(error, Path(error.filename or 'the output'))}")
-            return 2
-        # the reader has seen enough, as with `| head`
+    except BrokenPipeError:  # the reader has seen enough, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        from pathlib import Path
+
+        from .core.files import explain
+
+        note(f"glassformer: {explain(error, Path(error.filename or 'the output'))}")
+        return 2
     except KeyboardInterrupt as stopped:  # what it says is how to go on
         note(f"\nglassformer: stopped.{stopped}")
         return 130
@@ -83,7 +84,7 @@ def _run(words: list[str]) -> int:
         words = [*words[1:], "--help"]
     from .commands.signature import execute
 
-    return execute(parser(words[:1]).parse(words))
+    return execute(parser(words[:1]), words)
 
 
 def overview() -> str:

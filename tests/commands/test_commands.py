@@ -150,11 +150,11 @@ def test_a_signature_is_a_command_line() -> None:
     signature.add_arguments(parser, command, "")
     text = parser.format_help()
     assert "a group:\n  --size N" in text and "how large (3)" in text and "--dry " in text
-    assert signature.call(command, parser.parse(["here"])) == ("here", (), 3, False)
+    assert signature.bound(command, parser.parse(["here"]))() == ("here", (), 3, False)
     words = ["--dry", "here", "--size", "2", "a", "b"]
-    assert signature.call(command, parser.parse(words)) == ("here", ["a", "b"], 2, True)
+    assert signature.bound(command, parser.parse(words))() == ("here", ["a", "b"], 2, True)
     with pytest.raises(UserError, match="--size is 0; give 1 or more"):
-        signature.call(command, parser.parse(["here", "--size", "0"]))
+        signature.bound(command, parser.parse(["here", "--size", "0"]))
 
 
 def test_every_setting_is_listed_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from glassformer.core import files
-from many import free_port
+from many import environment, free_port
 
 pytestmark = pytest.mark.slow
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -166,6 +166,26 @@ def test_a_process_that_is_slow_beyond_the_timeout_ends_all(tmp_path):
         message.count("was lost or did not answer within 5 s") == 1
         and "glassformer/cli.py" not in message
     )
+
+
+def test_a_first_process_that_is_killed_is_a_sentence_of_the_other_without_torchs_frames(tmp_path):
+    """It hosts the store where no agent does."""
+    message, port = words(tmp_path, "out", 5000), free_port()
+    first, second = (
+        subprocess.Popen(
+            [sys.executable, *message],
+            env=environment(rank, 2, port),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    )
+    wait_for(tmp_path / "out" / "step-000004", first)
+    first.kill()
+    _, written = second.communicate(timeout=90)
+    first.communicate()
+    assert second.returncode == 2 and len(written.strip().splitlines()) == 1, written
+    assert "was lost or did not answer within 60 s (" in written and ".cc" not in written
 
 
 AXES = {

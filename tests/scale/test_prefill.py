@@ -95,6 +95,8 @@ def test_what_is_generated_and_refused(two):
     [
         (["that is the question"], 0),
         pytest.param(["to", "--edit", "no"], 2, marks=pytest.mark.slow),
+        pytest.param(["to", "--most-new", "no"], 2, marks=pytest.mark.slow),
+        pytest.param(["to", "--top-p", "9"], 2, marks=pytest.mark.slow),
     ],
 )
 def test_the_command(

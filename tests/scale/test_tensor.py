@@ -179,8 +179,49 @@ def test_adapters_are_cut_with_their_layers(two):
             assert many >= 16 and max(far) < 1e-12, (name, far)
 
 
+WHOLE = {
+    "norms work on the whole residual stream": (c.LayerNorm, c.RMSNorm),
+    "functions of positions": (c.NoPosition, c.Sinusoidal, c.Learned, c.Rotary),
+    "frequencies": (
+        c.LinearScaling,
+        c.Llama3Scaling,
+        c.YarnScaling,
+        c.LongRopeScaling,
+    ),
+    "rules over positions": (
+        *(
+            c.Full,
+            c.Causal,
+            c.Prefix,
+            c.Window,
+            c.Every,
+            c.Chunk,
+            c.Tail,
+        ),
+        *(c.Strided, c.Fixed, c.Both, c.Either),
+    ),
+    "made of others": (
+        c.Block,
+        c.Stack,
+        c.Decoder,
+        c.Encoder,
+        c.EncoderDecoder,
+        c.Init,
+    ),
+    "a few rows": (c.Pool, c.TokenHead),
+    "a step needs all of the state": (
+        c.Recurrent,
+        c.GRU,
+        c.LSTM,
+        c.Summary,
+        c.Additive,
+    ),
+}
+"""What every process has and computes as a whole, and why."""
+
+
 def test_every_config_type_is_in_the_table_or_declared_whole():
-    kinds = [kind for kinds in tensor.WHOLE.values() for kind in kinds]
+    kinds = [kind for kinds in WHOLE.values() for kind in kinds]
     assert len(kinds) == len(set(kinds)) and not set(kinds) & tensor.TABLE.keys()
     assert {kind for kind in makers() if kind.__module__.startswith("glassformer.")} == set(
         kinds

@@ -278,7 +278,7 @@ def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
             raise error
 
         # where the command computes, whatever its signature
-        monkeypatch.setattr("glassformer.commands.signature.call", fail)
+        monkeypatch.setattr("glassformer.commands.signature.bound", fail)
         assert cli.main(["masks", "full"]) == 2 and "not enough memory" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import UserError, need, note
+from ..core.errors import mute, need, note
 from ..sight.labels import display_texts, pieces
 from .common import count_noun, new_file, print_json, progress_counter
 from .options import Edits, ModelOptions, Texts, read_prompts
@@ -41,24 +41,16 @@ def prompt_reader(device: str | None, out: str | None) -> Iterator[tuple[Reader 
     if processes() == 1:
         yield None, True
         return
-    need(out is None, "--out is for one process; leave out torchrun.")
-    with contextlib.ExitStack() as opened:
-        mesh = opened.enter_context(started(Parallel(data=1, context=processes()), device))
+    with started(Parallel(data=1, context=processes()), device) as mesh:
+        mute(not mesh.is_first)  # a mistake is everybody's: the first one says it
+        need(out is None, "--out is for one process; leave out torchrun.")
         ring = Ring(mesh.group("context"))
-        if not mesh.is_first:
-            nowhere = opened.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
-            opened.enter_context(contextlib.redirect_stdout(nowhere))
-            opened.enter_context(contextlib.redirect_stderr(nowhere))
 
         def read(model: Any, tokens: Any, pos: Any) -> Any:
             return prefill(model, tokens, pos, ring, keep=mesh.is_first)
 
-        try:
+        with contextlib.redirect_stdout(sys.stdout if mesh.is_first else None):
             yield read, mesh.is_first
-        except UserError:  # everybody's: the first one says it
-            if mesh.is_first:
-                raise
-            raise SystemExit(2) from None
 
 
 def run(
@@ -140,7 +132,7 @@ def run(
             )
             seed = output.seed
             if len(texts) == samples == 1 and not (json or next or logprobs):
-                if sys.stderr.isatty():
+                if is_first and sys.stderr.isatty():
                     print(texts[0] or "", end="", file=sys.stderr, flush=True)
                 for step in output:
                     print(step.text, end="", flush=True)

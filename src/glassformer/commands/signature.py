@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..core.errors import need
+from ..core.errors import mute, need
 from .common import CommandOutput
 from .parsing import Parser
 
@@ -131,13 +133,18 @@ def add_arguments(parser: Parser, function: Callable[..., Any], shared: str) -> 
         parser.add_argument("--json", action="store_true", help=explained["json"][2])
 
 
-def execute(args: argparse.Namespace) -> int:
-    """Runs the command, prints its results and returns the exit code."""
+def execute(parser: Parser, words: Sequence[str]) -> int:
+    """Runs the command that the words name, prints its results and returns the exit code."""
+    # several processes read the same words: the first one says what is wrong with them
+    mute(os.environ.get("RANK", "0") != "0")
+    args = parser.parse(words)
     for file in getattr(args, "use", ()):
         from ..core.config.extend import use
 
         use(file)
-    result = call(args.run, args)
+    command = bound(args.run, args)
+    mute(False)
+    result = command()
     if result is None or isinstance(result, int):
         return result or 0
     exit_code = 0
@@ -147,13 +154,13 @@ def execute(args: argparse.Namespace) -> int:
     return exit_code
 
 
-def call(function: Callable[..., Any], args: argparse.Namespace) -> Any:
-    """Calls the function with what was typed; what was not has its default."""
+def bound(function: Callable[..., Any], args: argparse.Namespace) -> partial[Any]:
+    """The function with what was typed; what was not has its default."""
     values, extra = {}, ()
     for parameter, hint in parameters(function):
         name = parameter.name
         if is_dataclass(hint):
-            values[name] = call(hint, args)  # type: ignore[arg-type]
+            values[name] = bound(hint, args)()  # type: ignore[arg-type]
         elif parameter.kind is parameter.VAR_POSITIONAL:
             extra = args.extra
         elif hasattr(args, name):
@@ -167,4 +174,4 @@ def call(function: Callable[..., Any], args: argparse.Namespace) -> Any:
                 else:
                     value = mark(value)
             values[name] = value
-    return function(*extra, **values)
+    return partial(function, *extra, **values)

@@ -17,7 +17,7 @@ from ..core.training.causal import Causal
 from ..formats.tokenizer_forms import from_json
 from ..scale import experts, pipeline, ring, tensor
 from ..scale.layout import Layout, pieces_for
-from ..scale.mesh import Mesh, has_agent, is_peer_loss, restarts
+from ..scale.mesh import Mesh, has_agent, peer_loss, restarts
 from ..scale.parallel import AXES
 from ..tasks.objectives import Prefix
 from . import run_checkpoints
@@ -49,12 +49,12 @@ def rank0_logging(mesh: Mesh) -> Iterator[None]:
         raise
     except Exception as error:
         mute(has_agent() and not mesh.is_first)
-        if not is_peer_loss(error):
+        reason = peer_loss(error)
+        if reason is None:
             mesh.post_error(f"A process failed: {type(error).__name__}: {error}")
             raise
-        word, reason = mesh.peer_error(), str(error).splitlines()[0]
         raise UserError(
-            word
+            mesh.peer_error()
             or (
                 "A process of this training ended, was lost or did not answer within "
                 f"{mesh.layout.timeout:g} s ({reason}); its own message says why; without one, "

@@ -15,11 +15,13 @@ import importlib
 import json
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,13 +40,16 @@ class Lost(RuntimeError):
     saved now."""
 
 
-def is_peer_loss(error: Exception) -> bool:
-    """True if an error means that another process is gone: FSDP's collectives raise their backend's
-    errors."""
+def peer_loss(error: Exception) -> str | None:
+    """Returns what an error says if another process is gone, else None: FSDP's collectives
+    raise their backend's errors."""
     import torch.distributed as dist
 
-    words = ("/gloo/", "NCCL", "c10d")
-    return isinstance(error, Lost | dist.DistError) or any(word in str(error) for word in words)
+    words, text = ("/gloo/", "NCCL", "c10d"), str(error)
+    if not isinstance(error, Lost | dist.DistError) and not any(word in text for word in words):
+        return None
+    # without the place in the library's source, and its advice
+    return re.sub(r"^\[\S+\] |\. .*", "", text.splitlines()[0])
 
 
 class Mesh:
@@ -59,6 +64,7 @@ class Mesh:
         self.device = device or torch.device("cpu")
         self._groups: dict[tuple[str, ...], Any] = {}
         self._turns = 0
+        self._ranks = np.arange(self.size).reshape([layout.size(axis) for axis in AXES])
 
     @property
     def alone(self) -> bool:
@@ -84,10 +90,8 @@ class Mesh:
 
     def coordinate(self, rank: int | None = None) -> dict[str, int]:
         """Coordinate of a rank (None: this one) along each axis."""
-        remaining, position = self.rank if rank is None else rank, {}
-        for axis in reversed(AXES):
-            remaining, position[axis] = divmod(remaining, self.layout.size(axis))
-        return position
+        place = np.argwhere(self._ranks == (self.rank if rank is None else rank))[0]
+        return dict(zip(AXES, place.tolist(), strict=True))
 
     def extent(self, *axes: str) -> int:
         return self.layout.size(*axes)
@@ -102,14 +106,11 @@ class Mesh:
     def neighbours(self, *axes: str, of: int | None = None) -> list[int]:
         """The ranks that differ from this one (or ``of``) along these axes alone, in the order of
         ``index``."""
-        origin = self.coordinate(of)
-        fixed_axes = [axis for axis in AXES if axis not in axes]
-        ranks = [
-            rank
-            for rank in range(self.size)
-            if all(self.coordinate(rank)[a] == origin[a] for a in fixed_axes)
-        ]
-        return sorted(ranks, key=lambda rank: self.index(*axes, rank=rank))
+        at = self.coordinate(of)
+        box = tuple(slice(None) if axis in axes else at[axis] for axis in AXES)
+        order = np.argsort([AXES.index(axis) for axis in axes]).argsort()
+        ranks: list[int] = self._ranks[box].transpose(order).flatten().tolist()
+        return ranks
 
     def group(self, *axes: str, again: bool = False) -> Any:
         """The ProcessGroup of ``neighbours(*axes)``; None where there is no other process along
@@ -203,22 +204,7 @@ class Mesh:
     def first(self, value: Any = None) -> Any:
         """The first process's value, as JSON gives it back; what the others give counts for
         nothing."""
-        if self.alone:
-            return value
-        import torch.distributed as dist
-
-        content = json.dumps(value).encode() if self.is_first else b""
-        size = torch.tensor([len(content)])
-        with self.watched():
-            dist.broadcast(size, 0)
-            buffer = (
-                torch.frombuffer(bytearray(content), dtype=torch.uint8)
-                if content
-                else torch.empty(0)
-            )
-            buffer = buffer if self.is_first else torch.empty(int(size), dtype=torch.uint8)
-            dist.broadcast(buffer, 0)
-        return json.loads(buffer.numpy().tobytes())
+        return self.gather_json(value if self.is_first else None)[0]
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sums of everybody's numbers, each added up in the order of ranks in fp64."""

@@ -127,46 +127,6 @@ TABLE: dict[type, SplitRule] = {
 """How each config type is cut. A part of a user's own says ``columns``, ``rows`` and ``parameters``
 in its class."""
 
-WHOLE: dict[str, tuple[type, ...]] = {
-    "norms work on the whole residual stream": (config.LayerNorm, config.RMSNorm),
-    "functions of positions": (config.NoPosition, config.Sinusoidal, config.Learned, config.Rotary),
-    "frequencies": (
-        config.LinearScaling,
-        config.Llama3Scaling,
-        config.YarnScaling,
-        config.LongRopeScaling,
-    ),
-    "rules over positions": (
-        *(
-            config.Full,
-            config.Causal,
-            config.Prefix,
-            config.Window,
-            config.Every,
-            config.Chunk,
-            config.Tail,
-        ),
-        *(config.Strided, config.Fixed, config.Both, config.Either),
-    ),
-    "made of others": (
-        config.Block,
-        config.Stack,
-        config.Decoder,
-        config.Encoder,
-        config.EncoderDecoder,
-        config.Init,
-    ),
-    "a few rows": (config.Pool, config.TokenHead),
-    "a step needs all of the state": (
-        config.Recurrent,
-        config.GRU,
-        config.LSTM,
-        config.Summary,
-        config.Additive,
-    ),
-}
-"""What every process has and computes as a whole, and why."""
-
 
 def bounds(size: int, shards: int, rank: int) -> tuple[int, int]:
     """The first of a process's share of ``size``, and the one after its last; shares differ by one

@@ -228,3 +228,9 @@ def with_dropout(config: c.Decoder, dropout: float) -> c.Decoder:
 
 def tokens(rows: int = 3, length: int = 20, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def inputs_of(model: Model) -> dict[str, torch.Tensor]:
+    """One text, and a source where the model reads one."""
+    pair = isinstance(model.config, c.EncoderDecoder)
+    return {"text": tokens(1, 9), **({"source": tokens(1, 7, seed=1)} if pair else {})}

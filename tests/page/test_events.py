@@ -20,17 +20,7 @@ import served
 from glassformer.core.config.run import PAUSED
 from glassformer.serve.page.events import Trainings
 
-
-def line(step: int, **more: float) -> str:
-    """A line of a log."""
-    return json.dumps({"step": step, "loss": 5.0 / step, **more}) + "\n"
-
-
-def write(path: Path, first: int, last: int, mode: str = "a", **more: float) -> None:
-    """Lines of steps, as a training appends them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open(mode) as opened:
-        opened.writelines(line(step, **more) for step in range(first, last + 1))
+from .test_tail import write
 
 
 def test_a_run_folder_becomes_a_model(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -25,14 +26,12 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="package")
 def two() -> Iterator[Processes]:
     """Two processes that stay up as long as this room's tests run."""
-    pool = Processes(2)
-    yield pool
-    pool.close()
+    with contextlib.closing(Processes(2)) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[Processes]:
     """Four processes that stay up; for tests marked slow."""
-    pool = Processes(4)
-    yield pool
-    pool.close()
+    with contextlib.closing(Processes(4)) as pool:
+        yield pool

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+import glassformer
 import served
 import tiny
 from glassformer import config as c
@@ -83,6 +84,10 @@ class Server:
                         return line
             time.sleep(0.02)
         raise AssertionError(f"no line of request {identifier!r} in the log")
+
+
+def opened(path: Path) -> tuple[Any, Any]:
+    return glassformer.load(path, dtype="float32")
 
 
 @contextlib.contextmanager

@@ -308,9 +308,12 @@ def test_c10_schemas_that_cannot_be_enforced(server: Server, schema: Any) -> Non
         {"guided_regex": "a", "guided_grammar": "start: /a/"}, {"response_format": {"type": "json_schema"}},
         {"response_format": {"type": "xml"}}, {"response_format": "json"}, {"response_format": {}},
         {"guided_regex": "(" * 5000 + ")" * 5000},
+        {"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"a": 1}}, {"tools": [{"a": 1}]}, {"logprobs": 3},
+        {"functions": [{"name": "f"}]}, {"tool_choice": "required"}, {"top_logprobs": 3}, {"n": 65},
+        {"logprobs": True, "top_logprobs": 21}, {"max_completion_tokens": 0}, {"stream_options": {}},
     ],
 )  # fmt: skip
-def test_c10_expressions_and_grammars(server: Server, more: dict[str, Any]) -> None:
+def test_c10_c11_c28_what_a_chat_may_not_ask_for(server: Server, more: dict[str, Any]) -> None:
     refused(server.post(CHAT, {**TALK, **more}))
 
 
@@ -326,18 +329,6 @@ def test_c10_an_explosive_grammar_ends_soon(server: Server) -> None:
     answer = server.post(CHAT, {**TALK, "guided_regex": "((a{1,1000}){1,1000}){1,1000}"})
     assert answer.status_code in (200, 400) and time.monotonic() - start < 30
     assert server.client().get("/health").status_code == 200
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"chat_template": "{{ 1 }}"}, {"chat_template_kwargs": {"a": 1}}, {"tools": [{"a": 1}]}, {"logprobs": 3},
-        {"functions": [{"name": "f"}]}, {"tool_choice": "required"}, {"top_logprobs": 3}, {"n": 65},
-        {"logprobs": True, "top_logprobs": 21}, {"max_completion_tokens": 0}, {"stream_options": {}},
-    ],
-)  # fmt: skip
-def test_c11_c28_what_a_chat_may_not_ask_for(server: Server, more: dict[str, Any]) -> None:
-    refused(server.post(CHAT, {**TALK, **more}))
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-import glassformer
 from glassformer.tasks import predictions, translation
 
-from .conftest import Server
+from .conftest import Server, opened
 from .test_bad_input import refused
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a mat and a log"]
-
-
-def opened(path: Path) -> tuple[Any, Any]:
-    return glassformer.load(path, dtype="float32")
 
 
 def test_embeddings(server: Server, other_models: dict[str, Path]) -> None:

@@ -16,17 +16,13 @@ import served
 from glassformer import sight as inspection
 from glassformer.sight import edits
 
-from .conftest import Server, events, started
+from .conftest import Server, events, opened, started
 from .test_bad_input import refused
 
 INSPECT, TEXT, CHAT = "/v1/inspect", "/v1/completions", "/v1/chat/completions"
 PROMPT = "O Romeo, Romeo"
 # the engine's kernels beside PyTorch's: sums of fp32 in another order
 NEAR = {"atol": 5e-5, "rtol": 1e-4}
-
-
-def opened(path: Path) -> tuple[Any, Any]:
-    return glassformer.load(path, dtype="float32")
 
 
 def test_values_are_those_of_look(server: Server, chat_model: Path) -> None:

@@ -28,6 +28,7 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import lora
 from glassformer.sight import Attribution, attribute, edits, logits_by_depth, look
 from glassformer.sight.streams import body_of
+from tiny import inputs_of
 
 STORIES = Path(os.environ.get("GLASSFORMER_DATA", "/work/shared/data")) / "stories260K"
 STACKED = {name: cfg for name, cfg in tiny.ALL.items() if not c.recurrent(cfg).get("decoder")}
@@ -56,15 +57,6 @@ def model_of(name: str) -> Model:
             if weight.ndim == 1:
                 weight += 0.2 * torch.randn(weight.shape, generator=draw)
     return model
-
-
-def inputs_of(model: Model, length: int = 9) -> dict[str, Tensor]:
-    tokens = {"text": tiny.tokens(1, length)}
-    return (
-        {**tokens, "source": tiny.tokens(1, 7, seed=1)}
-        if isinstance(model.config, c.EncoderDecoder)
-        else tokens
-    )
 
 
 @pytest.mark.parametrize("name", MODELS)

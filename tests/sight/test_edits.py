@@ -8,6 +8,7 @@ and parsing.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -52,11 +53,25 @@ def inputs_of(model: Model, rows: int = 2, length: int = 10) -> tuple[Tensor, di
     return tiny.tokens(rows, length), {"source": tiny.tokens(rows, 8, seed=3)} if pair else {}
 
 
-def logits(model: Model, *edits: Edit, tokens: Tensor | None = None) -> Tensor:
-    text, source = inputs_of(model)
-    return look(model, None, text if tokens is None else tokens, "logits", edits=edits, **source)[
-        "logits"
-    ]
+def values(
+    model: Model,
+    *edits: Edit | str,
+    paths: tuple[str, ...] = (),
+    tokens: Any = None,
+    source: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """What a pass with these edits computes, of the texts of ``inputs_of`` where none are given."""
+    text, pair = inputs_of(model)
+    pair = pair if source is None else {"source": source}
+    return look(model, None, text if tokens is None else tokens, *paths, edits=edits, **pair)
+
+
+def seen(model: Model, path: str, *edits: Edit | str, **texts: Any) -> Tensor:
+    return values(model, *edits, paths=(path,), **texts)[path]
+
+
+def logits(model: Model, *edits: Edit | str, **texts: Any) -> Tensor:
+    return seen(model, "logits", *edits, **texts)
 
 
 # --------------------------------------------------------------------------------------- touching
@@ -66,8 +81,7 @@ def logits(model: Model, *edits: Edit, tokens: Tensor | None = None) -> Tensor:
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
     model = MODELS[name]
-    tokens, source = inputs_of(model)
-    full = look(model, None, tokens, **source)
+    full = values(model)
     free = [
         path
         for path in full
@@ -78,7 +92,7 @@ def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
         scale("decoder.out" if "decoder.out" in full else "encoder.out", 1.0),
         steer("*.out", [0.0] * tiny.DIM, positions=(2,)),
         set_value("*.out", 0.0, positions=()),
-        swap_token(3, int(tokens[0, 3])) if len(tokens) == 1 else scale("*.out", 3.0, index=()),
+        scale("*.out", 3.0, index=()),
     ]
     if any(path.endswith(".z") for path in full):
         item += [
@@ -86,7 +100,7 @@ def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
             attn_off("*", positions=()),
             set_attention("*", 0, (), [1.0]),
         ]
-    edited = look(model, None, tokens, edits=item, **source)
+    edited = values(model, *item)
     assert list(edited) == list(full)
     for path, value in full.items():
         assert torch.equal(value, edited[path]), path
@@ -95,13 +109,9 @@ def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_attention_patched_by_itself_is_itself(name: str) -> None:
     model = MODELS[name]
-    tokens, source = inputs_of(model)
-    full = look(model, None, tokens, **source)
-    paths = [path for path in full if path.endswith(("scores", "pattern"))]
-    edited = look(
-        model, None, tokens, "logits", edits=[patch(path, full) for path in paths], **source
-    )
-    torch.testing.assert_close(edited["logits"], full["logits"], rtol=1e-4, atol=1e-4)
+    full = values(model)
+    edits = [patch(path, full) for path in full if path.endswith(("scores", "pattern"))]
+    torch.testing.assert_close(logits(model, *edits), full["logits"], rtol=1e-4, atol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------ parts,
@@ -159,9 +169,7 @@ def test_a_heads_mean() -> None:
         pos[1, :4] = -1
         _, _, hooks = apply([head_off(ATTENTION, 3, "mean")], model, tokens)
         padded = model(tokens, pos=pos, tape=Tape(edits=hooks)).logits[1, 4:]
-        alone = look(model, None, tokens[1:, 4:], "logits", edits=[head_off(ATTENTION, 3, "mean")])[
-            "logits"
-        ][0]
+        alone = logits(model, head_off(ATTENTION, 3, "mean"), tokens=tokens[1:, 4:])[0]
         torch.testing.assert_close(padded, alone)
         packed = {
             "pos": torch.arange(10).remainder(4)[None],
@@ -169,9 +177,7 @@ def test_a_heads_mean() -> None:
         }
         _, _, hooks = apply([head_off(ATTENTION, 3, "mean")], model, tokens[:1])
         second_logits = model(tokens[:1], tape=Tape(edits=hooks), **packed).logits[0, 4:8]
-        alone = look(
-            model, None, tokens[:1, 4:8], "logits", edits=[head_off(ATTENTION, 3, "mean")]
-        )["logits"][0]
+        alone = logits(model, head_off(ATTENTION, 3, "mean"), tokens=tokens[:1, 4:8])[0]
         torch.testing.assert_close(second_logits, alone)
 
 
@@ -180,10 +186,8 @@ def test_a_heads_mean() -> None:
 def test_experts_are_off(name: str, off: tuple[int, ...]) -> None:
     model = MODELS[name]
     piece, ffn = "decoder.blocks.0.ffn", model.decoder.blocks[0].ffn
-    tokens, _ = inputs_of(model)
     edits = [expert_off(piece, item) for item in off]
-    observed = look(model, None, tokens, edits=edits)
-    plain = look(model, None, tokens)
+    observed, plain = values(model, *edits), values(model)
     p = (plain[f"{piece}.in"] @ ffn.router.weight.T).softmax(-1)
     allowed = torch.tensor([expert not in off for expert in range(p.shape[-1])])
     indices = p.topk(ffn.cfg.top_k, -1).indices
@@ -199,9 +203,7 @@ def test_experts_are_off(name: str, off: tuple[int, ...]) -> None:
         written += plain[f"{piece}.shared.write"]
     torch.testing.assert_close(observed[f"{piece}.write"], written)
     untouched = ~torch.isin(indices, torch.tensor(off)).any(-1)
-    twice = look(
-        model, None, tokens, f"{piece}.weight", edits=[scale(f"{piece}.weight", 2.0), *edits]
-    )[f"{piece}.weight"]
+    twice = seen(model, f"{piece}.weight", scale(f"{piece}.weight", 2.0), *edits)
     # an earlier edit of theirs stays
     assert torch.equal(twice[untouched], 2 * plain[f"{piece}.weight"][untouched])
     for leaf in ("weight", "chosen"):
@@ -233,25 +235,20 @@ def test_a_masked_token_reaches_nobody(name: str) -> None:
     assert not torch.equal(single_logits[:, 4], two[:, 4])
     assert not torch.allclose(single_logits[:, 5:], logits(model, tokens=tokens)[:, 5:], atol=1e-4)
     assert logits(model, mask_token(0), mask_token(1)).isfinite().all()
-    for pattern in look(model, None, tokens, "*.pattern", edits=[mask_token(4)]).values():
+    for pattern in values(model, mask_token(4), paths=("*.pattern",)).values():
         assert (pattern[:, :, elsewhere, 4] == 0).all() and (pattern[:, :, 4, 4] > 0).all()
 
 
 @pytest.mark.parametrize("name", ["vaswani", "t5", "attention-pair", "two vocabularies"])
 def test_a_masked_token_of_a_source_reaches_nobody(name: str) -> None:
     model = MODELS[name]
-    tokens, source = inputs_of(model)
-    second = source["source"].clone()
+    source = inputs_of(model)[1]["source"]
+    second = source.clone()
     second[:, 2] = (second[:, 2] + 7) % tiny.VOCAB
-    pair = [
-        look(model, None, tokens, "logits", source=item, edits=[mask_token(2, "source")])["logits"]
-        for item in (source["source"], second)
-    ]
+    pair = [logits(model, mask_token(2, "source"), source=item) for item in (source, second)]
     assert torch.equal(*pair)
     assert not torch.allclose(pair[0], logits(model), atol=1e-4)
-    alone = look(
-        model, None, tokens, "logits", source=second[:, :1], edits=[mask_token(0, "source")]
-    )["logits"]
+    alone = logits(model, mask_token(0, "source"), source=second[:, :1])
     assert alone.isfinite().all()  # nobody is left to look at
 
 
@@ -262,7 +259,7 @@ def test_an_encoder_reads_its_mask_token_instead() -> None:
     masked = look(model, tokenizer, "abc de", "logits", edits=[mask_token(1)])["logits"]
     ids = token_ids(model, tokenizer, "abc de")
     ids[0, 1] = tokenizer.mask
-    assert torch.equal(masked, look(model, None, ids, "logits")["logits"])
+    assert torch.equal(masked, logits(model, tokens=ids))
 
 
 def test_swapped_tokens() -> None:
@@ -273,13 +270,9 @@ def test_swapped_tokens() -> None:
     second_logits = logits(model, swap_token(4, 9), swap_token(-1, 11), tokens=tokens)
     assert torch.equal(second_logits, logits(model, tokens=swapped))
     pair = MODELS["vaswani"]
-    tokens, source = inputs_of(pair)
-    second = source["source"].clone()
+    second = inputs_of(pair)[1]["source"].clone()
     second[:, 2] = 9
-    a = look(
-        pair, None, tokens, "logits", source=source["source"], edits=[swap_token(2, 9, "source")]
-    )["logits"]
-    assert torch.equal(a, look(pair, None, tokens, "logits", source=second)["logits"])
+    assert torch.equal(logits(pair, swap_token(2, 9, "source")), logits(pair, source=second))
 
 
 # ------------------------------------------------------------------------------------ values and
@@ -288,52 +281,30 @@ def test_swapped_tokens() -> None:
 
 def test_values_by_position_head_and_index() -> None:
     model = MODELS["llama"]
-    tokens, _ = inputs_of(model)
-    plain = look(model, None, tokens)
-    item = look(
-        model,
-        None,
-        tokens,
-        edits=[scale("decoder.blocks.0.ffn.hidden", 3.0, positions=(2, -1), index=(5, 7))],
-    )
-    hidden = plain["decoder.blocks.0.ffn.hidden"].clone()
+    plain, ffn, embed = values(model), "decoder.blocks.0.ffn", "decoder.embed"
+    scaled = values(model, scale(f"{ffn}.hidden", 3.0, positions=(2, -1), index=(5, 7)))
+    hidden = plain[f"{ffn}.hidden"].clone()
     hidden[:, [[2], [9]], [5, 7]] *= 3
-    assert torch.equal(item["decoder.blocks.0.ffn.hidden"], hidden)
+    assert torch.equal(scaled[f"{ffn}.hidden"], hidden)
     torch.testing.assert_close(
-        item["decoder.blocks.0.ffn.write"], model.decoder.blocks[0].ffn.down(hidden).detach()
+        scaled[f"{ffn}.write"], model.decoder.blocks[0].ffn.down(hidden).detach()
     )
-    two = look(model, None, tokens, edits=[set_value(f"{ATTENTION}.q", 0.25, 3, head=1)])[
-        f"{ATTENTION}.q"
-    ]
     q = plain[f"{ATTENTION}.q"].clone()
     q[:, 1, 3] = 0.25
-    assert torch.equal(two, q)
+    assert torch.equal(
+        values(model, set_value(f"{ATTENTION}.q", 0.25, 3, head=1))[f"{ATTENTION}.q"], q
+    )
     row = torch.arange(32.0)
-    three = look(
-        model,
-        None,
-        tokens,
-        edits=[set_value("decoder.embed", row, ":2"), scale("decoder.embed", 2.0, 1)],
-    )
-    assert torch.equal(three["decoder.embed"][:, 0], row.expand(2, -1))
-    assert torch.equal(three["decoder.embed"][:, 1], 2 * row.expand(2, -1))
-    four = look(model, None, tokens, edits=[set_value("decoder.embed", [1.0, 2.0], index=(3, 1))])[
-        "decoder.embed"
-    ]
-    assert (
-        (four[..., 3] == 1).all()
-        and (four[..., 1] == 2).all()
-        and torch.equal(four[..., 0], plain["decoder.embed"][..., 0])
-    )
-    five = look(
-        model,
-        None,
-        tokens,
-        edits=[steer("decoder.blocks.0.resid", row.tolist(), -0.5, positions="8:")],
-    )
-    moved = plain["decoder.blocks.0.resid"].clone()
+    rows = values(model, set_value(embed, row, ":2"), scale(embed, 2.0, 1))[embed]
+    assert torch.equal(rows[:, :2], torch.stack((row, 2 * row)).expand(2, -1, -1))
+    columns = plain[embed].clone()
+    columns[..., 3], columns[..., 1] = 1, 2
+    assert torch.equal(values(model, set_value(embed, [1.0, 2.0], index=(3, 1)))[embed], columns)
+    resid = "decoder.blocks.0.resid"
+    moved = plain[resid].clone()
     moved[:, 8:] += -0.5 * row
-    assert torch.equal(five["decoder.blocks.0.resid"], moved)
+    steered = values(model, steer(resid, row.tolist(), -0.5, positions="8:"))
+    assert torch.equal(steered[resid], moved)
 
 
 def test_a_direction_between_two_texts() -> None:
@@ -355,57 +326,39 @@ def test_values_patched_from_another_run(name: str) -> None:
     model = MODELS[name]
     tokens, source = inputs_of(model)
     second = (tokens + 11) % tiny.VOCAB
-    present = look(model, None, second, **source)
+    present = values(model, tokens=second)
     side = "decoder" if hasattr(model, "decoder") else "encoder"
     path = f"{side}.embed"
     assert torch.equal(logits(model, patch(path, present)), present["logits"])
     row = look(model, None, second[:1], path, **{name: value[:1] for name, value in source.items()})
-    moved = look(
-        model,
-        None,
-        tokens,
-        path,
-        edits=[patch(path, row, positions=(3, 5), from_positions=(1, -1))],
-        **source,
-    )
-    want = look(model, None, tokens, path, **source)[path].clone()
+    moved = seen(model, path, patch(path, row, positions=(3, 5), from_positions=(1, -1)))
+    want = seen(model, path).clone()
     want[:, 3], want[:, 5] = row[path][0, 1], row[path][0, -1]
-    assert torch.equal(moved[path], want)
+    assert torch.equal(moved, want)
 
 
 def test_a_patch_of_one_head_and_of_attention() -> None:
     model = MODELS["llama"]
-    tokens, _ = inputs_of(model)
-    present = look(model, None, (tokens + 11) % tiny.VOCAB)
-    plain = look(model, None, tokens)
-    z = look(model, None, tokens, edits=[patch(f"{ATTENTION}.z", present, positions=4, head=2)])[
-        f"{ATTENTION}.z"
-    ]
-    want = plain[f"{ATTENTION}.z"].clone()
-    want[:, 2, 4] = present[f"{ATTENTION}.z"][:, 2, 4]
-    assert torch.equal(z, want)
-    observed = look(
-        model, None, tokens, edits=[patch(f"{ATTENTION}.pattern", present, positions=6)]
-    )
-    torch.testing.assert_close(
-        observed[f"{ATTENTION}.z"][:, :, 6],
-        (present[f"{ATTENTION}.pattern"] @ plain[f"{ATTENTION}.v"].repeat_interleave(2, 1))[
-            :, :, 6
-        ],
-    )
+    present, plain = values(model, tokens=(inputs_of(model)[0] + 11) % tiny.VOCAB), values(model)
+    z, pattern = f"{ATTENTION}.z", f"{ATTENTION}.pattern"
+    want = plain[z].clone()
+    want[:, 2, 4] = present[z][:, 2, 4]
+    assert torch.equal(values(model, patch(z, present, positions=4, head=2))[z], want)
+    observed = values(model, patch(pattern, present, positions=6))[z]
+    want = present[pattern] @ plain[f"{ATTENTION}.v"].repeat_interleave(2, 1)
+    torch.testing.assert_close(observed[:, :, 6], want[:, :, 6])
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "vaswani"])
 def test_attention_is_set(name: str) -> None:
     model = MODELS[name]
-    tokens, source = inputs_of(model)
     piece = f"{'decoder' if hasattr(model, 'decoder') else 'encoder'}.blocks.1.attn"
-    plain = look(model, None, tokens, **source)
-    edits = [
+    plain = values(model)
+    observed = values(
+        model,
         set_attention(piece, 1, 5, [0.0, 0.75, 0.25]),
         set_attention(piece, 2, 6, {0: 1.0}, renormalise=True),
-    ]
-    observed = look(model, None, tokens, edits=edits, **source)
+    )
     want = plain[f"{piece}.pattern"].clone()
     want[:, 1, 5] = 0
     want[:, 1, 5, 1], want[:, 1, 5, 2] = 0.75, 0.25
@@ -419,28 +372,26 @@ def test_attention_is_set(name: str) -> None:
 
 def test_attention_of_a_recurrent_decoder_is_set() -> None:
     model = MODELS["bahdanau"]
-    tokens, source = inputs_of(model)
-    edit = (
+    path = "decoder.cross.pattern"
+    observed = seen(
+        model,
+        path,
         set_attention("decoder.cross", None, (2, 3), {1: 1.0}),
         set_attention("decoder.cross", 0, 4, [0.5, 0.5]),
     )
-    observed = look(model, None, tokens, "*.pattern", edits=edit, **source)["decoder.cross.pattern"]
-    plain = look(model, None, tokens, "*.pattern", **source)["decoder.cross.pattern"]
+    plain = seen(model, path)
     assert (observed[:, 0, 2:4, 1] == 1).all() and torch.equal(observed[:, 0, :2], plain[:, 0, :2])
     assert torch.equal(observed[:, 0, 4], torch.tensor([0.5, 0.5, *[0.0] * 6]).expand(2, -1))
 
 
 def test_several_edits_of_one_path_come_in_their_order() -> None:
     model = MODELS["gpt2"]
-    tokens, _ = inputs_of(model)
-    path = "decoder.blocks.0.resid"
-    plain = look(model, None, tokens, path)[path]
-    ones = [1.0] * 32
-    a = look(model, None, tokens, path, edits=[steer(path, ones), scale(path, 2.0)])[path]
-    b = look(model, None, tokens, path, edits=[scale(path, 2.0), steer(path, ones)])[path]
-    assert torch.equal(a, (plain + 1) * 2) and torch.equal(b, plain * 2 + 1)
-    c_ = look(model, None, tokens, path, edits=[scale("decoder.blocks.*.resid", 2.0)])[path]
-    assert torch.equal(c_, plain * 2)
+    path, ones = "decoder.blocks.0.resid", [1.0] * 32
+    plain = seen(model, path)
+    moved_first = seen(model, path, steer(path, ones), scale(path, 2.0))
+    scaled_first = seen(model, path, scale(path, 2.0), steer(path, ones))
+    assert torch.equal(moved_first, (plain + 1) * 2) and torch.equal(scaled_first, plain * 2 + 1)
+    assert torch.equal(seen(model, path, scale("decoder.blocks.*.resid", 2.0)), plain * 2)
 
 
 # -------------------------------------------------------------------------------- generation and
@@ -598,12 +549,12 @@ def test_scores_with_edits_are_those_of_edited_passes() -> None:
     pieces = [[tokenizer.bos, *ids][index : index + 9] for index in range(0, len(ids), 8)]
     total = 0.0
     for piece in pieces:
-        observed = look(model, None, piece[:-1], "logits", edits=edits)["logits"][0].log_softmax(-1)
+        observed = logits(model, *edits, tokens=piece[:-1])[0].log_softmax(-1)
         total -= observed.gather(1, torch.tensor(piece[1:])[:, None]).sum().item()
     assert many == pytest.approx(total / len(ids), rel=1e-5)
     pairs = [(ids[:5], ids[5:9]), (ids[:3], ids[3:6])]
     result = likelihoods(model, pairs, edits=edits)
-    observed = look(model, None, ids[:8], "logits", edits=edits)["logits"][0].log_softmax(-1)
+    observed = logits(model, *edits, tokens=ids[:8])[0].log_softmax(-1)
     assert result[0].logprob == pytest.approx(
         sum(observed[at - 1, ids[at]].item() for at in range(5, 9)), rel=1e-5
     )
@@ -621,7 +572,7 @@ def test_labels_with_edits() -> None:
     edits = [head_off("encoder.blocks.0.attn", 2), scale("pool.write", 2.0)]
     logits = classify(model, tokenizer, ["abc", "de"], edits=edits)
     ids = tokenizer.encode_pairs(["abc"], most=16)[0][0]
-    observed = look(model, None, ids, "pool.write", edits=edits)["pool.write"].softmax(-1)
+    observed = seen(model, "pool.write", *edits, tokens=ids).softmax(-1)
     torch.testing.assert_close(logits[:1], observed)
     tagger = build_model(
         dataclasses.replace(base, pool=None, token_head=c.TokenHead(3)), seed=1
@@ -746,13 +697,13 @@ def test_what_is_no_edit_is_a_sentence() -> None:
     "line", [f'head_off("{ATTENTION}", 2)', 'scale("decoder.blocks.1.resid", 0.5)']
 )
 def test_a_line_is_the_edit_that_it_writes(line: str) -> None:
-    model, (tokens, _) = MODELS["llama"], inputs_of(MODELS["llama"])
+    model = MODELS["llama"]
     plain, expected_logits = logits(model), logits(model, parse(line))
     assert not torch.equal(plain, expected_logits)
-    for edits in ([line], line, [parse(line)]):
-        assert torch.equal(
-            look(model, None, tokens, "logits", edits=edits)["logits"], expected_logits
-        )
+    tokens, _ = inputs_of(model)
+    for edits in ([line], line):
+        observed = look(model, None, tokens, "logits", edits=edits)["logits"]
+        assert torch.equal(observed, expected_logits)
     texts = [
         list(generate(model, None, [1, 2, 3], max_new=4, temperature=0, edits=[item]))
         for item in (line, parse(line))
@@ -778,10 +729,7 @@ def test_the_edit_that_makes_nan_is_named_and_no_weight(edit: Edit) -> None:
 
 def test_an_infinite_score_hides_a_key() -> None:
     off = set_value(f"{ATTENTION}.scores", float("-inf"), head=1, index=0, positions="1:")
-    text, _ = inputs_of(MODELS["llama"])
-    observed = look(MODELS["llama"], None, text, f"{ATTENTION}.pattern", edits=[off])[
-        f"{ATTENTION}.pattern"
-    ]
+    observed = seen(MODELS["llama"], f"{ATTENTION}.pattern", off)
     assert bool((observed[:, 1, 1:, 0] == 0).all()) and bool((observed[:, 0, 1:, 0] > 0).all())
 
 
@@ -789,10 +737,13 @@ def test_routers_are_seen_as_edited() -> None:
     """An edit of the router after the expert that is off counts: the choice is made of what the
     router then says."""
     model = MODELS["nanomoe"]
-    tokens, _ = inputs_of(model)
     piece, row = "decoder.blocks.0.ffn", [9.0, 2.0, 1.0, 0.0]
-    edits = [expert_off(piece, 0), set_value(f"{piece}.router", row)]
-    observed = look(model, None, tokens, f"{piece}.chosen", f"{piece}.weight", edits=edits)
+    observed = values(
+        model,
+        expert_off(piece, 0),
+        set_value(f"{piece}.router", row),
+        paths=(f"{piece}.chosen", f"{piece}.weight"),
+    )
     p = torch.tensor(row).softmax(0)[1:3]
     assert (observed[f"{piece}.chosen"] == torch.tensor([1, 2])).all()
     torch.testing.assert_close(observed[f"{piece}.weight"], (p / p.sum()).expand(2, 10, -1))

@@ -19,15 +19,7 @@ from glassformer.core.nn import Model, Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import saliency
-
-
-def inputs_of(model: Model, length: int = 7) -> dict[str, Tensor]:
-    tokens = {"text": tiny.tokens(1, length)}
-    return (
-        {**tokens, "source": tiny.tokens(1, 5, seed=1)}
-        if isinstance(model.config, c.EncoderDecoder)
-        else tokens
-    )
+from tiny import inputs_of
 
 
 def answer(

@@ -36,12 +36,26 @@ def run(*words: object) -> int:
 def test_a_folder_is_made_with_its_report(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "few"
-    options = ("--bits", 4, "--calibrate", folder / "text.txt", "--tokens", 512, "--measure", 256)
+    pytest.importorskip("matplotlib")
+    out, image = tmp_path / "few", tmp_path / "harm.svg"
+    options = (
+        "--bits",
+        4,
+        "--calibrate",
+        folder / "text.txt",
+        "--tokens",
+        512,
+        "--measure",
+        256,
+        "--picture",
+        image,
+    )
     assert run("quantize", folder / "model", out, *options) == 0
     output = capsys.readouterr().out
-    assert "nats a token" in output and "--calibrate" not in output
-    assert "calibrated" in output and "became" in output
+    assert (
+        f"{image}: the harm" in output and "nats a token" in output and "--calibrate" not in output
+    )
+    assert "calibrated" in output and "became" in output and "<svg" in image.read_text()
     report = json.loads((out / "quantization.json").read_text())
     assert len(report["rows"]) == 36 and report["bits"] == 4 and report["perplexity"] > 1
     model, tokenizer = glassformer.load(out)
@@ -82,6 +96,7 @@ def test_weights_and_report_appear_at_once(
         (("--bits", 4, "--head", 4), "not 4"),
         (("--bits", 4, "--tokens", 0), "give 1 or more"),
         (("--bits", 4, "--top", -1), "give 0 or more"),
+        (("--bits", 4, "--picture", "x.gif"), "neither .svg nor .png"),
         (("--bits", 4, "--calibrate", "nowhere.txt"), "nowhere.txt"),
         (("--bits", 4, "--target", "text.de"), "--target goes with --calibrate"),
         (

@@ -20,6 +20,7 @@ from glassformer.fast.quantize import (
     QuantizationReport,
     Text,
     display,
+    picture,
     quantize_model,
     quantizing,
 )
@@ -184,3 +185,10 @@ def test_without_a_text_the_codes_are_those_of_load() -> None:
     )
     errors = [row.weight for row in report.rows]
     assert errors == sorted(errors, reverse=True)
+
+
+def test_the_picture_has_a_cell_for_each_matrix() -> None:
+    pytest.importorskip("matplotlib")
+    _, _, report = reported()
+    grid = picture(report).axes[0].images[0].get_array()
+    assert int((~grid.mask).sum() if hasattr(grid, "mask") else grid.size) == len(report.rows)

@@ -3,20 +3,24 @@ matrix."""
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from ..core import files
 from ..core.errors import need, note
-from .common import CommandOutput, is_terminal, new_folder, tables
+from .common import CommandOutput, is_terminal, new_file, new_folder, tables
 from .options import note_untrained
 from .signature import Count, Whole, Words
 from .sources import read_examples
 
 EXAMPLES = (
     "glassformer quantize out/mine out/mine-int8 --bits 8",
-    "glassformer quantize out/mine out/mine-int4 --bits 4 --calibrate notes.txt",
+    "glassformer quantize out/mine out/mine-int4 --bits 4 --calibrate notes.txt --picture harm.svg",
     "glassformer quantize out/pair out/pair-int8 --bits 8 --calibrate valid.en --target valid.de",
 )
 EPILOG = (
@@ -39,6 +43,7 @@ def run(
     measure: Count = 2_048,
     dtype: str | None = None,
     top: Whole = 12,
+    picture: Path | None = None,
     use: Words = (),
 ) -> CommandOutput:
     """Rounds a model's weights to 8 or 4 bits, and measures what that costs.
@@ -53,9 +58,11 @@ def run(
     measure N: of it, held out, to measure on
     dtype D: of what is left: float32, bfloat16 or float16 (the checkpoint's own)
     top N: matrices that are shown, the most harmful first
+    picture FILE: the harm of each matrix, as .svg or .png
     json: the whole report as JSON
     """
     from ..core.config import EncoderDecoder
+    from ..fast.quantize import picture as draw
     from ..fast.quantize import quantize_model
     from ..fast.quantized import QuantizedLayout, quantized
     from ..formats import store
@@ -66,6 +73,13 @@ def run(
         target is None or calibrate is not None,
         "--target goes with --calibrate, which has its sources.",
     )
+    image = None if picture is None else new_file(picture, model, calibrate, target)
+    need(
+        image is None or image.suffix in (".svg", ".png"),
+        f"--picture {picture} is neither .svg nor .png; name one.",
+    )
+    drawn = image is None or importlib.util.find_spec("matplotlib") is not None
+    need(drawn, "--picture needs matplotlib; pip install matplotlib, or leave it out.")
     out, opened = new_folder(folder), Checkpoint.open(model)
     already = f"{model} is quantised already; give the model that it was made of."
     need(opened.quantization is None, already)
@@ -92,6 +106,10 @@ def run(
     report_progress("")
     written = json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n"
     store.save(net, out, tokenizer, labels=opened.labels, beside={REPORT: written})
+    if image is not None:
+        page = io.BytesIO()
+        draw(report).savefig(page, format=image.suffix[1:])
+        files.write(image, page.getvalue())
     short = sum(row.shape[-1] < group for row in report.rows)
     if short:
         note(
@@ -105,6 +123,8 @@ def run(
             f"\n{out}: {report.before / 1e6:,.2f} MB of {report.dtype} became "
             f"{report.after / 1e6:,.2f} MB."
         )
+        if image is not None:
+            yield f"{image}: the harm of each matrix, layer by layer."
         if text is None:
             better = ", and 4 bits are rounded for it" if bits == 4 else ""
             yield (

@@ -7,5 +7,6 @@ report = quantize_model(model, Layout(bits=4), text)
 
 from ..quantized import QuantizedLayout as QuantizedLayout
 from .calibration import Text as Text
+from .display import picture as picture
 from .quantizing import quantize_model as quantize_model
 from .report import QuantizationReport as QuantizationReport

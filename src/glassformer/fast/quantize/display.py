@@ -1,8 +1,16 @@
-"""A report as people read it: columns with what they mean."""
+"""A report as people read it: columns with what they mean, and a picture."""
 
 from __future__ import annotations
 
-from .report import Effect, QuantizationReport
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...core.errors import UserError
+from .report import Effect, MatrixReport, QuantizationReport
 
 Lines = list[tuple[str, ...]]
 """The heads of some columns, then a line for each row."""
@@ -88,3 +96,46 @@ def _effect(effect: Effect | None) -> tuple[str, str, str]:
 
 def _shown(value: float | None, format_spec: str) -> str:
     return "-" if value is None else format(value, format_spec)
+
+
+def picture(report: QuantizationReport) -> Any:
+    """A figure: the harm of each matrix, layers across, kinds down; UserError without
+    matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("Pictures need matplotlib; pip install matplotlib.") from None
+    kinds, grid = _grid(report.rows)
+    layers = grid.shape[1]
+    figure = Figure(figsize=(3.5 + 0.35 * layers, 1.5 + 0.3 * len(kinds)), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(grid.numpy(), aspect="auto", cmap="viridis")
+    axes.set_yticks(range(len(kinds)), kinds)
+    axes.set_xticks(range(layers))
+    axes.set_xlabel("layer")
+    figure.colorbar(image, label=f"log10 of the {_harm(report.rows)} of one matrix alone")
+    axes.set_title(f"{report.model}: {report.bits} bits, groups of {report.group}")
+    return figure
+
+
+def _harm(rows: Sequence[MatrixReport]) -> str:
+    """Axis label: the measure of harm."""
+    if rows[0].effect is not None:
+        return "KL (nats a token)" if rows[0].effect.kl is not None else "vectors' relative error"
+    return "weights' relative error"
+
+
+def _grid(rows: Sequence[MatrixReport]) -> tuple[list[str], torch.Tensor]:
+    """Kinds of matrices, and log10 of their harm (kinds, layers), NaN where a layer has none."""
+    cells: dict[str, dict[int, float]] = {}
+    for row in rows:
+        match = re.fullmatch(r"(.*)\.blocks\.(\d+)\.(.*)", row.name)
+        kind, layer = (f"{match[1]} {match[3]}", int(match[2])) if match else (row.name, 0)
+        harm = row.effect.harm if row.effect else row.weight
+        cells.setdefault(kind.removesuffix(".weight"), {})[layer] = math.log10(max(harm, 1e-12))
+    kinds = sorted(cells)
+    grid = torch.full((len(kinds), max(max(line) for line in cells.values()) + 1), math.nan)
+    for y, kind in enumerate(kinds):
+        for x, value in cells[kind].items():
+            grid[y, x] = value
+    return kinds, grid

@@ -289,7 +289,7 @@ def prepare_looks(
         "An engine looks inside decoders alone; use glassformer.look for this model.",
     )
     must_match(request.want, [*shapes])
-    reading = Reading.for_generation(model, [request.tokens], None, tokenizer)
+    reading = Reading(model, [[*request.tokens]], None, tokenizer, grows=True)
     reading.__dict__["shapes"] = shapes  # known already
     hooks = build_hooks(request.edits, reading)
     assert reading.rows is not None

@@ -264,7 +264,7 @@ def test_cache_forks_reorders_and_trims(name: str) -> None:
     second_tokens = tokens()
     cache = Cache(model.config)
     model(second_tokens[:, :10], cache=cache)
-    cache.fork(2)
+    cache.select(torch.arange(len(second_tokens)).repeat_interleave(2))
     near(
         model(second_tokens[:, 10:11].repeat_interleave(2, 0), cache=cache).logits[::2, 0],
         model(second_tokens[:, :11]).logits[:, 10],

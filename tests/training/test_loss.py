@@ -15,7 +15,7 @@ from glassformer.core.nn import build_model
 from glassformer.core.nn.experts import Dispatch
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
-from glassformer.core.training.loss import backward, forward, sums, tokens_in
+from glassformer.core.training.loss import backward, cross_entropy, forward, sums, tokens_in
 
 FAMILIES = {**tiny.DECODERS, **tiny.OTHERS}
 
@@ -131,3 +131,14 @@ def test_experts_on_a_gpu_work_on_every_choice(
 
 def _order(choices: Dispatch) -> torch.Tensor:
     return choices.expert_index.flatten().argsort(stable=True)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_validation_computes_no_gradient(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss alone, the same to the bit, although the table requires a gradient."""
+    hidden, table = torch.randn(7, 8), torch.randn(11, 8, requires_grad=True)
+    targets = torch.randint(11, (7,))
+    expected = cross_entropy(hidden, targets, table)
+    monkeypatch.setattr(torch, "mm", None)  # what a gradient is computed by
+    with mode():
+        assert torch.equal(cross_entropy(hidden, targets, table), expected.detach())

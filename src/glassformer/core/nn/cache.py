@@ -293,17 +293,9 @@ class Cache:
         if self._last is not None:
             self._last = self._last[index]
 
-    def fork(self, times: int) -> None:
-        """Each row ``times`` times, side by side: several continuations of one reading."""
-        state = self.layers[0][0]
-        first_tensor = state.tensors[0] if isinstance(state, MixerState) else state.k
-        self.select(
-            torch.arange(len(first_tensor), device=first_tensor.device).repeat_interleave(times)
-        )
-
 
 def enlarged(x: Tensor, filled: int, room: int, dim: int) -> Tensor:
-    """A buffer with more columns, the first ``used`` copied from ``x``; the others are
+    """A buffer with more columns, the first ``filled`` copied from ``x``; the others are
     uninitialised until written."""
     shape = list(x.shape)
     shape[dim] = room

@@ -78,7 +78,7 @@ def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
 def token_loss(
     model: Any, output: Output, targets: Tensor, smoothing: float, indices: Tensor | None = None
 ) -> Loss:
-    """The cross-entropy of the tokens at each place (B, T); only at those that are ``asked``, where
+    """The cross-entropy of the tokens at each place (B, T); only at ``indices``, where
     they are few."""
     head, hidden, targets = model.head, output.hidden.flatten(0, 1), targets.flatten()
     counted = targets >= 0
@@ -170,7 +170,8 @@ def backward_from(loss: Loss, weight: float = 1.0) -> Loss:
 
 
 def sums(losses: Sequence[Loss]) -> Sums:
-    """Returns the ``Sums`` of a batch from its pieces' losses, in order, with one device sync."""
+    """Returns the ``Sums`` of a batch from its pieces' losses, in order; metrics cost a device sync
+    each."""
     device = losses[0].sum.device
     totals: list[Any] = [sum(loss.total for loss in losses), sum(loss.sum for loss in losses)]
     totals += [sum(loss.count for loss in losses), sum(loss.tokens for loss in losses)]
@@ -228,7 +229,10 @@ def cross_entropy(
         )
     rows = max(1, (limit or ONE_SHOT) // len(table))
     to_grad = _compiled_to_grad() if fused else _to_grad
-    args = (hidden, table, bias, targets, softcap, smoothing, rows, to_grad)
+    # inside the function autograd no longer tells whether a backward pass may come
+    inputs = (hidden, table) if bias is None else (hidden, table, bias)
+    train = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    args = (hidden, table, bias, targets, softcap, smoothing, rows, to_grad, train)
     total: Tensor = _HeadLoss.apply(*args)  # type: ignore[no-untyped-call]
     return total
 
@@ -253,8 +257,8 @@ class _HeadLoss(torch.autograd.Function):
         smoothing: float,
         rows: int,
         to_grad: Callable[..., Tensor],
+        train: bool,
     ) -> Tensor:
-        train = any(ctx.needs_input_grad)  # then a backward may come
         total = hidden.new_zeros((), dtype=_sum_dtype(hidden))
         to_hidden = torch.empty_like(hidden) if train else None
         to_table: Tensor | None = None
@@ -268,7 +272,7 @@ class _HeadLoss(torch.autograd.Function):
             total += to_grad(grad, targets[start : start + rows], softcap, smoothing, train)
             if to_hidden is not None:
                 torch.mm(grad, table, out=to_hidden[start : start + rows])
-            if ctx.needs_input_grad[1]:
+            if train and ctx.needs_input_grad[1]:
                 table_grad = torch.mm(grad.mT, chunk)
                 single_chunk = len(hidden) <= rows
                 to_table = (
@@ -293,7 +297,7 @@ class _HeadLoss(torch.autograd.Function):
         to_hidden, to_table, to_bias = (
             None if grad is None else grad.to(ctx.dtype) for grad in grads
         )
-        return to_hidden, to_table, to_bias, None, None, None, None, None
+        return to_hidden, to_table, to_bias, None, None, None, None, None, None
 
 
 def _to_grad(

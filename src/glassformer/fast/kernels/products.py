@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from . import reference
 from .weights import GROUP, STEP, Packed
 
+ALONE = 1 << 18  # multiplications that one thread ends before another has woken up
 MAX_ROWS = 512  # rows of a call
 AT_ONCE = 1 << 22  # results of whole numbers that torch's path holds at a time
 
@@ -51,7 +52,9 @@ def _compiled_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tens
     )
     matrix.append(0 if added is None else added.data_ptr())
     flags = [] if packed.scales is None else [rows.dtype == torch.bfloat16]
-    threads = torch.get_num_threads()
+    # bits do not depend on it
+    small = len(rows) * packed.inputs * packed.outputs < ALONE
+    threads = 1 if small else torch.get_num_threads()
     for row_chunk, y_chunk in zip(
         torch.split(rows, MAX_ROWS), torch.split(y, MAX_ROWS), strict=True
     ):

@@ -9,7 +9,7 @@ import sys
 
 # looks at a variable before an OpenMP thread sleeps; libgomp's own 300,000 take milliseconds of a
 # core
-SPIN = 1000
+SPIN = 3000
 # what a user sets to say how they wait; other variables of OpenMP are set by libraries, too
 WAITING = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME", "KMP_LIBRARY"}
 GROUPS = "/sys/fs/cgroup"

@@ -11,7 +11,6 @@ in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by si
     shapes mask_arrays                                        its parameters' shapes and its masks, without torch
     run objective optimizer                                   how a training goes: a run file's [train]
     serial                                                    config <-> dict, JSON and TOML; dotted overrides
-    differences                                               in which settings two configs differ
     extend                                                    a Python file of the user's own
 """
 

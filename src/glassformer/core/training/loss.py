@@ -54,10 +54,6 @@ class Loss:
     def total(self) -> Tensor:
         return self.sum if self.aux is None else self.sum + self.aux * self.count
 
-    @property
-    def mean(self) -> float:
-        return float(self.sum.detach()) / max(1, int(self.count))
-
 
 def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
     """The output of a model of any shape for a batch; no logits, the losses ask the head
@@ -229,10 +225,9 @@ def cross_entropy(
         )
     rows = max(1, (limit or ONE_SHOT) // len(table))
     to_grad = _compiled_to_grad() if fused else _to_grad
-    # inside the function autograd no longer tells whether a backward pass may come
-    inputs = (hidden, table) if bias is None else (hidden, table, bias)
-    train = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    args = (hidden, table, bias, targets, softcap, smoothing, rows, to_grad, train)
+    # asked here: inside the function the mode is off
+    mode = torch.is_grad_enabled()
+    args = (hidden, table, bias, targets, softcap, smoothing, rows, to_grad, mode)
     total: Tensor = _HeadLoss.apply(*args)  # type: ignore[no-untyped-call]
     return total
 
@@ -257,8 +252,9 @@ class _HeadLoss(torch.autograd.Function):
         smoothing: float,
         rows: int,
         to_grad: Callable[..., Tensor],
-        train: bool,
+        grad_enabled: bool,
     ) -> Tensor:
+        train = grad_enabled and any(ctx.needs_input_grad)  # then a backward may come
         total = hidden.new_zeros((), dtype=_sum_dtype(hidden))
         to_hidden = torch.empty_like(hidden) if train else None
         to_table: Tensor | None = None

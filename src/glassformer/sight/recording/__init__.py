@@ -1,0 +1,15 @@
+"""A pass of any module records itself: every number an address, every address its arithmetic.
+
+source         the line that called a function, and the variable that it fills
+recorder       each function of a pass with its inputs and results
+rules          which numbers of its inputs a part of a result needs, and which it only moves
+written_out    fused functions in steps
+opening        one number and the operands that give it
+words          equations and sentences
+module_trace   a pass by address
+"""
+
+from .module_trace import ModuleTrace
+from .opening import Explanation, Operand
+
+__all__ = ["Explanation", "ModuleTrace", "Operand"]

@@ -1,0 +1,260 @@
+"""``trace`` of any PyTorch module: one pass in which every number has an address."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ...core.errors import UserError
+from .. import tables
+from .opening import Explanation, explain
+from .recorder import Edit, Key, Operation, Recorder, Value, tensors_of
+from .rules import Index, read
+from .written_out import write_out
+
+KEEP = 512 << 20
+"""Bytes of recorded values that a trace keeps by default; what is beyond is computed again when it
+is asked for."""
+
+
+class ModuleTrace:
+    """A forward pass of a module: ``trace[address]`` is any value of it, ``trace.explain(address)``
+    the arithmetic of one number, ``trace.output`` what the module returned."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        keep: int = KEEP,
+        edits: Mapping[Key, Edit] | None = None,
+    ) -> None:
+        _check(module)
+        self.module, self.args, self.kwargs = module, args, dict(kwargs or {})
+        self.keep, self.edits = keep, dict(edits or {})
+        recorder = Recorder(keep, self.edits)
+        started = time.perf_counter()
+        with recorder.watching(module):
+            for address, tensor in self._inputs():
+                recorder.leaf(tensor, address, "input")
+            self.output = module(*args, **self.kwargs)
+        self.seconds = time.perf_counter() - started
+        fields = _fields(self.output)
+        if not fields:
+            raise UserError(f"{type(module).__name__} returns no tensor, so nothing can be opened.")
+        outputs = {name: recorder.value(tensor) for name, tensor in fields.items()}
+        self.operations = write_out(recorder.operations)
+        self.kept_bytes = recorder.kept_bytes
+        self.values = _addresses(self.operations, recorder.leaves)
+        self.aliases = {**recorder.modules, **outputs}
+
+    def _inputs(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that the module is given, by the names of its parameters."""
+        try:
+            names = inspect.signature(self.module.forward).bind(*self.args, **self.kwargs).arguments
+        except TypeError:
+            names = {f"input{at}": x for at, x in enumerate(self.args)} | self.kwargs
+        for name, argument in names.items():
+            for path, leaf in pytree.tree_leaves_with_path(argument):
+                if isinstance(leaf, Tensor):
+                    yield f"{name}{''.join(f'.{_key(key)}' for key in path)}", leaf
+
+    def __repr__(self) -> str:
+        return (
+            f"<Trace of {type(self.module).__name__}: {len(self.operations)} operations; "
+            "trace[address], trace.explain(address), trace.lines() lists the addresses>"
+        )
+
+    # --------------------------------------------------------------------------------- addresses
+
+    def value(self, name: str) -> Value:
+        """The value at an address without an index; raises UserError where there is none."""
+        value = self.values.get(name) or self.aliases.get(name)
+        if value is not None:
+            return value
+        names = [*self.aliases, *self.values]
+        near = get_close_matches(name, names, n=3, cutoff=0.5)
+        meant = f" Nearest: {', '.join(near)}." if near else ""
+        raise UserError(f'Nothing has the address "{name}".{meant} trace.lines() lists them all.')
+
+    def parse(self, address: str) -> tuple[Value, tuple[int | slice, ...]]:
+        """An address as a value and an index, of as many dimensions as are given."""
+        match = re.fullmatch(r"\s*([^\[\]\s]+)\s*(?:\[([-\d\s:,]*)\])?\s*", address)
+        if match is None:
+            raise UserError(
+                f'"{address}" is no address; give one such as "{next(iter(self.aliases))}[0,0]".'
+            )
+        value = self.value(match.group(1))
+        pieces = [piece.strip() for piece in (match.group(2) or "").split(",") if piece.strip()]
+        sides = " x ".join(map(str, value.shape)) or "one number"
+        if len(pieces) > len(value.shape):
+            raise UserError(f"{match.group(1)} is {sides}; {address} has too many places.")
+        return value, tuple(
+            _place(piece, size, f"{match.group(1)} is {sides}")
+            for piece, size in zip(pieces, value.shape, strict=False)
+        )
+
+    def __getitem__(self, address: str) -> Tensor:
+        value, index = self.parse(address)
+        return read(value)[index]
+
+    def addresses(self) -> list[str]:
+        """The address of every value, in the order in which they were computed."""
+        return [
+            value.address
+            for operation in self.operations
+            for value in operation.outputs
+            if value.address
+        ]
+
+    def lines(self, all: bool = False) -> list[str]:
+        """The pass as text, a line for each value; integers and masks where ``all`` is asked."""
+        rows = []
+        for operation in self.operations:
+            for value in operation.outputs:
+                if all or (value.dtype.is_floating_point and not value.is_view):
+                    shape = " x ".join(map(str, value.shape))
+                    rows.append((value.address, operation.name, shape, str(operation.line)))
+        return tables.lines(rows, ("address", "function", "shape", "code"), left_columns=range(4))
+
+    # ----------------------------------------------------------------------------------- reasons
+
+    def explain(self, address: str) -> Explanation:
+        """The arithmetic of one number."""
+        value, index = self.parse(address)
+        if len(index) < len(value.shape) or not all(isinstance(at, int) for at in index):
+            zeros = ",".join("0" for _ in value.shape)
+            name = address.partition("[")[0].strip()
+            raise UserError(
+                f"{address} is {' x '.join(map(str, value.shape))} numbers; give one of them, as "
+                f"{name}[{zeros}]."
+            )
+        at: Index = tuple(place for place in index if isinstance(place, int))
+        return explain(value, at)
+
+    def why(self, address: str, up: int = 0) -> Iterator[Explanation]:
+        """``explain``, then ``up`` steps back along the operand that counts most."""
+        explanation = self.explain(address)
+        yield explanation
+        for _ in range(up):
+            largest = explanation.largest()
+            if largest is None:
+                return
+            explanation = self.explain(largest)
+            yield explanation
+
+    def check(self) -> float:
+        """The largest difference between what this pass returned and a pass that nobody watches;
+        with edits it is what they change."""
+        with torch.no_grad():
+            plain = self.module(*self.args, **self.kwargs)
+        pairs = zip(tensors_of(plain), tensors_of(self.output), strict=True)
+        return max(float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel())
+
+    # ------------------------------------------------------------------------------------- edits
+
+    def edit(self, edits: Mapping[str, Callable[[Tensor], Tensor]]) -> ModuleTrace:
+        """The pass again with values changed: ``{address: function of the value}``.
+
+        An address with an index changes that part alone.
+        """
+        keys: dict[Key, Edit] = {}
+        for name, change in edits.items():
+            value, index = self.parse(name)
+            if value.key is None:
+                raise UserError(
+                    f"{name} is given to the pass, not computed in it; change it there."
+                )
+            keys[value.key] = _partial(change, index) if index else change
+        return ModuleTrace(self.module, self.args, self.kwargs, self.keep, {**self.edits, **keys})
+
+
+def _partial(change: Callable[[Tensor], Tensor], index: tuple[int | slice, ...]) -> Edit:
+    def edit(value: Tensor) -> Tensor:
+        value[index] = change(value[index])
+        return value
+
+    return edit
+
+
+def _place(piece: str, size: int, what: str) -> int | slice:
+    if ":" in piece:
+        start, _, end = piece.partition(":")
+        return slice(int(start) if start.strip() else None, int(end) if end.strip() else None)
+    try:
+        at = int(piece)
+    except ValueError:
+        raise UserError(f'"{piece}" is no place; {what}.') from None
+    if not -size <= at < size:
+        raise UserError(f"{what}: there is no place {at} of {size}.")
+    return at % size
+
+
+def _check(module: nn.Module) -> None:
+    """Refuses what Python code does not compute."""
+    kind = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UserError(f"{kind.__name__} is a scripted module; trace the module it was made from.")
+    if kind.__name__ == "OptimizedModule":
+        raise UserError("The module is compiled; trace the one that torch.compile was given.")
+
+
+def _fields(output: Any) -> dict[str, Tensor]:
+    """The tensors of a result by name: ``logits``, ``hidden_states.3``; ``output`` where it is one
+    tensor."""
+    if isinstance(output, Tensor):
+        return {"output": output}
+    start = "output." if isinstance(output, list | tuple) else ""
+    if hasattr(output, "_asdict"):  # a named tuple
+        output, start = output._asdict(), ""
+    elif isinstance(output, list | tuple):
+        output = dict(enumerate(output))
+    elif not isinstance(output, Mapping):
+        output = vars(output) if hasattr(output, "__dict__") else {}
+    fields: dict[str, Tensor] = {}
+    for name, part in output.items():
+        for path, leaf in pytree.tree_leaves_with_path(part):
+            if isinstance(leaf, Tensor):
+                fields[f"{start}{name}{''.join(f'.{_key(key)}' for key in path)}"] = leaf
+    return fields
+
+
+def _key(key: Any) -> Any:
+    return getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))
+
+
+def _addresses(operations: list[Operation], leaves: list[Value]) -> dict[str, Value]:
+    """Gives every value its address: module path and variable; the last value of a variable has no
+    suffix, others their function and a number where it repeats."""
+    values: dict[str, Value] = {}
+    for leaf in leaves:
+        leaf.address = leaf.address or f"constant.{len(values)}"
+        values.setdefault(leaf.address, leaf)
+    last: dict[tuple[str, str], Value] = {}
+    for operation in operations:
+        path, _, name, occurrence = operation.place
+        for value in operation.outputs:
+            variable = operation.line.variable(value.output, len(operation.outputs))
+            words = [path, variable, name]
+            words += [str(occurrence)] if occurrence > 1 else []
+            words += [str(value.output)] if value.output and not variable else []
+            value.address = ".".join(word for word in words if word)
+            while value.address in values:
+                value.address += "'"
+            values[value.address] = value
+            if variable:
+                last[path, variable] = value
+    for (path, variable), value in last.items():
+        short = f"{path}.{variable}" if path else variable
+        if short not in values:
+            values[short] = value
+            value.address = short
+    return values

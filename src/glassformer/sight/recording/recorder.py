@@ -1,0 +1,399 @@
+"""One forward pass of any module, recorded: each PyTorch function with its inputs and its results.
+
+A ``TorchFunctionMode`` sees every function of PyTorch that Python code calls, hooks say which module
+is under way, and the line that called a function names its result. No bit of the pass changes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import types
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from ...core.errors import UserError
+from .source import Line, calling_line
+
+# module path, variable, function, occurrence, number of the result
+Key: TypeAlias = tuple[str, str, str, int, int]
+Edit: TypeAlias = Callable[[Tensor], Tensor]
+Geometry: TypeAlias = tuple[int, int, tuple[int, ...]]  # storage, offset, stride
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the pass at one moment: the result of an operation, a weight, an input or a
+    constant.
+
+    ``tensor`` is None where the value is not kept; it is then computed from its operation's inputs.
+    ``geometry`` says where its numbers lay in memory.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    tensor: Tensor | None = None
+    operation: Operation | None = None
+    output: int = 0  # its number among the operation's results
+    address: str = ""
+    kind: str = "constant"  # of a value without an operation: weight, input, constant
+    geometry: Geometry = (0, 0, ())
+
+    @property
+    def key(self) -> Key | None:
+        """What finds the value in another pass of the module; None where no operation gave it."""
+        if self.operation is None:
+            return None
+        return (*self.operation.place, self.output)
+
+    @property
+    def is_view(self) -> bool:
+        """True where the value only shows numbers of its operation's first input."""
+        operation = self.operation
+        if operation is None or operation.written is not None or not operation.inputs:
+            return False
+        if operation.name == "overlay":
+            return False
+        first = operation.inputs[0]
+        same = first.geometry[0] == self.geometry[0] and first.dtype == self.dtype
+        return same and self.geometry[0] != 0
+
+
+@dataclass(eq=False)
+class Operation:
+    """One call of a PyTorch function: ``leaves`` are its flattened arguments, a Value for each
+    tensor."""
+
+    function: Callable[..., Any]
+    name: str
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+    line: Line
+    place: tuple[str, str, str, int] = ("", "", "", 0)
+    written: int | None = None  # the number of the input that the function overwrites
+    outputs: list[Value] = field(default_factory=list)
+    is_written_out: bool = False  # a step of a fused function that was computed in one
+    origins: list[Tensor] | None = None  # of a function that moves numbers: where each came from
+
+    @property
+    def inputs(self) -> list[Value]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, Value)]
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument by its position or its name; a Value where it is a tensor."""
+        args, kwargs = pytree.tree_unflatten(self.leaves, self.spec)
+        return args[position] if len(args) > position else kwargs.get(name, default)
+
+    def run(self, tensors: Sequence[Tensor], exact: bool = False) -> list[Tensor]:
+        """The results of the function with other tensors in its inputs' places, which stay as they
+        are; ``exact`` computes in float64."""
+        remaining = iter(tensors)
+        leaves = [next(remaining) if isinstance(leaf, Value) else leaf for leaf in self.leaves]
+        target: Tensor | None = None
+        if self.written is not None:
+            places = [at for at, leaf in enumerate(self.leaves) if isinstance(leaf, Value)]
+            target = leaves[places[self.written]] = tensors[self.written].clone()
+        for at, leaf in enumerate(leaves):
+            if exact and isinstance(leaf, torch.dtype) and leaf.is_floating_point:
+                leaves[at] = torch.float64
+            elif isinstance(leaf, torch.device) and leaf.type == "meta":
+                leaves[at] = tensors[0].device if tensors else torch.device("cpu")
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        result = self.function(*args, **kwargs)
+        return tensors_of(result) if target is None else [target]
+
+
+def tensors_of(structure: Any) -> list[Tensor]:
+    """The tensors of a nested structure, in order."""
+    return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, Tensor)]
+
+
+OPERATORS = {"truediv": "div", "itruediv": "div", "idiv": "div", "rtruediv": "rdiv"}
+OPERATORS |= {"iadd": "add", "radd": "add", "isub": "sub", "imul": "mul", "rmul": "mul"}
+OPERATORS |= {"floordiv": "floor_divide", "mod": "remainder", "invert": "logical_not"}
+OPERATORS |= {"multiply": "mul", "subtract": "sub", "divide": "div", "negative": "neg"}
+OPERATORS |= {"ipow": "pow", "iand": "and", "ior": "or"}
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """The word for a function: ``add`` for ``torch.add``, ``x + y`` and ``x.add_``."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    if name == "__get__":  # a property such as x.T
+        name = str(getattr(getattr(function, "__self__", None), "__name__", name))
+    return OPERATORS.get(name.strip("_"), name.strip("_"))
+
+
+IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"}
+IN_PLACE |= {"__ipow__", "__iand__", "__ior__", "__ixor__", "__imod__", "__ifloordiv__"}
+NO_WRITE = {"requires_grad_", "detach_", "share_memory_"}
+RANDOM = {"bernoulli", "multinomial", "rand", "randn", "rand_like", "randn_like", "randint"}
+RANDOM |= {"normal", "randperm", "exponential", "uniform", "gumbel_softmax"}
+
+
+def overwritten(function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | None:
+    """The tensor that a call writes into, None where it makes a new one."""
+    name = str(getattr(function, "__name__", ""))
+    out: Any = kwargs.get("out")
+    if isinstance(out, Tensor):
+        return out
+    ends = name.endswith("_") and not name.endswith("__") and name not in NO_WRITE
+    writes = ends or name in IN_PLACE or kwargs.get("inplace") is True
+    return args[0] if writes and args and isinstance(args[0], Tensor) else None
+
+
+def _from_torch(module: nn.Module) -> bool:
+    home = type(module).__module__
+    return home.startswith("torch.") and not home.endswith(".transformer")
+
+
+def overlay(old: Geometry, new: Geometry, below: Tensor, above: Tensor) -> Tensor:
+    """``below`` where ``above`` has written into the memory that both share."""
+    shift = min(old[1], new[1])
+    end = max(
+        offset + sum(s * (n - 1) for s, n in zip(stride, x.shape, strict=True)) + 1
+        for (_, offset, stride), x in ((old, below), (new, above))
+    )
+    memory = below.new_zeros(end - shift)
+    memory = memory.as_strided_scatter(below, below.shape, old[2], old[1] - shift)
+    memory = memory.as_strided_scatter(above, above.shape, new[2], new[1] - shift)
+    return memory.as_strided(below.shape, old[2], old[1] - shift).clone()
+
+
+class Recorder(TorchFunctionMode):
+    """Records what is computed while it is active; ``keep`` bounds the bytes of the values.
+
+    ``edits`` are functions of the values that they replace, by the key of a value.
+    """
+
+    def __init__(self, keep: int, edits: Mapping[Key, Edit] | None = None) -> None:
+        super().__init__()
+        self.keep, self.edits = keep, dict(edits or {})
+        self.operations: list[Operation] = []
+        self.leaves: list[Value] = []
+        self.modules: dict[str, Value] = {}  # what each module gave
+        self.kept_bytes = 0
+        self._live: dict[int, tuple[weakref.ref[Tensor], Value]] = {}  # by id of the tensor
+        self._sharing: dict[int, list[int]] = {}  # ids of the tensors of a storage
+        self._stack: list[tuple[str, bool]] = []  # path, and True for a layer of torch's own
+        self._calls: Counter[str] = Counter()
+        self._occurrences: Counter[tuple[str, str, str]] = Counter()
+        self._kept: dict[int, list[Value]] = {}  # the values of a storage
+        self._largest: list[tuple[int, int]] = []  # heap of (-bytes, storage)
+
+    # ----------------------------------------------------------------------------------- modules
+
+    @contextmanager
+    def watching(self, module: nn.Module) -> Iterator[None]:
+        """Records what is computed in the block, and follows which module computes it."""
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            self.leaf(tensor, name, "weight")
+        self._stack, handles = [("", _from_torch(module))], []
+        for path, part in module.named_modules():
+            if path:
+                handles.append(part.register_forward_pre_hook(partial(self._enter, path)))
+                handles.append(part.register_forward_hook(self._leave, always_call=True))
+        try:
+            with torch.no_grad(), self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, path: str, module: nn.Module, args: Any) -> None:
+        self._calls[path] += 1
+        again = f":{self._calls[path]}" if self._calls[path] > 1 else ""
+        self._stack.append((path + again, _from_torch(module)))
+
+    def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
+        path, _ = self._stack.pop()
+        first = next(iter(tensors_of(result)), None)
+        if first is not None:
+            self.modules[path] = self.value(first)
+
+    def _path(self) -> str:
+        """The module whose code is under way; a layer of torch's own is a line of its caller's."""
+        paths = (path for path, from_torch in reversed(self._stack) if not from_torch)
+        return next(paths, self._stack[-1][0] if self._stack else "")
+
+    # ------------------------------------------------------------------------------------ values
+
+    def leaf(self, tensor: Tensor, address: str, kind: str) -> Value:
+        """A value that no operation gave."""
+        value = Value(tuple(tensor.shape), tensor.dtype, tensor, address=address, kind=kind)
+        self.leaves.append(value)
+        self._register(tensor, value)
+        return value
+
+    @contextmanager
+    def inside(self, path: str) -> Iterator[None]:
+        """Records what is computed in the block as the work of one module."""
+        self._stack = [(path, False)]
+        with self:
+            yield
+
+    def alias(self, tensor: Tensor, value: Value) -> None:
+        """Lets a tensor stand for a value of another recorder."""
+        self._live[id(tensor)] = (weakref.ref(tensor), value)
+        self._sharing.setdefault(0, []).append(id(tensor))
+
+    def value(self, tensor: Tensor) -> Value:
+        """The value that a tensor holds now."""
+        ref, value = self._live.get(id(tensor), (None, None))
+        if ref is not None and value is not None and ref() is tensor:
+            return value
+        return self.leaf(tensor, "", "constant")
+
+    def _register(self, tensor: Tensor, value: Value) -> None:
+        strided = tensor.layout == torch.strided
+        storage = int(tensor.untyped_storage()._cdata) if strided else 0
+        value.geometry = (
+            (storage, int(tensor.storage_offset()), tensor.stride()) if strided else (0, 0, ())
+        )
+        self._live[id(tensor)] = (weakref.ref(tensor), value)
+        self._sharing.setdefault(storage, []).append(id(tensor))
+
+    def _sharers(self, tensor: Tensor) -> list[tuple[Tensor, Value]]:
+        """The other live tensors that share memory with ``tensor``."""
+        storage, sharers = self.value(tensor).geometry[0], []
+        for key in dict.fromkeys(self._sharing[storage]):
+            ref, value = self._live[key]
+            alias = ref()
+            if alias is not None and alias is not tensor and value.geometry[0] == storage:
+                sharers.append((alias, value))
+        return sharers
+
+    def _keep(self, value: Value) -> None:
+        """Keeps a result, and drops the largest ones where all are more than the bound."""
+        assert value.tensor is not None
+        storage = value.geometry[0]
+        if storage not in self._kept:
+            size = value.tensor.untyped_storage().nbytes()
+            self._kept[storage] = []
+            self.kept_bytes += size
+            heapq.heappush(self._largest, (-size, storage))
+        self._kept[storage].append(value)
+        while self.kept_bytes > self.keep:
+            size, dropped = heapq.heappop(self._largest)
+            self.kept_bytes += size
+            for old in self._kept.pop(dropped):
+                old.tensor = None
+
+    # -------------------------------------------------------------------------------- operations
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is F.multi_head_attention_forward:
+            with self:  # Python code all the way, so its own operations are recorded
+                return MULTI_HEAD(*args, **kwargs)
+        target = overwritten(function, args, kwargs)
+        if target is not None:
+            return self._write(target, function, args, kwargs)
+        result = function(*args, **kwargs)
+        outputs = tensors_of(result)
+        if not outputs:
+            return result
+        arguments = tensors_of((args, kwargs))
+        if any(output is argument for output in outputs for argument in arguments):
+            return result
+        operation = self._operation(function, args, kwargs, len(outputs))
+        edited = [self._result(operation, output) for output in outputs]
+        if all(new is old for new, old in zip(edited, outputs, strict=True)):
+            return result
+        remaining = iter(edited)
+        return pytree.tree_map(lambda x: next(remaining) if isinstance(x, Tensor) else x, result)
+
+    def _write(self, target: Tensor, function: Any, args: Any, kwargs: Any) -> Any:
+        """A call that overwrites ``target``: a new version of its value, and of its sharers'."""
+        sharers = self._sharers(target)
+        for tensor, value in ((target, self.value(target)), *sharers):
+            if value.tensor is tensor:
+                value.tensor = tensor.detach().clone()
+        operation = self._operation(function, args, kwargs)
+        inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        operation.written = next(at for at, x in enumerate(inputs) if x is target)
+        result = function(*args, **kwargs)
+        edited = self._result(operation, target)
+        if edited is not target:
+            target.copy_(edited)
+            self._live[id(target)] = (weakref.ref(target), self.value(edited))
+        new = self.value(target)
+        for alias, value in sharers:
+            call = partial(overlay, value.geometry, new.geometry)
+            self._result(self._step(call, "overlay", (value, new), operation.line), alias)
+        return result
+
+    def _operation(self, function: Any, args: Any, kwargs: Any, count: int = 1) -> Operation:
+        self._check_random(name := function_name(function), args, kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves = [self.value(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        line = calling_line()
+        at = (self._path(), line.variable(0, count), name)
+        self._occurrences[at] += 1
+        operation = Operation(function, name, leaves, spec, line, (*at, self._occurrences[at]))
+        self.operations.append(operation)
+        return operation
+
+    def _step(self, call: Any, name: str, inputs: tuple[Value, ...], line: Line) -> Operation:
+        """An operation of the recorder's own: no function of PyTorch that the module called."""
+        leaves, spec = pytree.tree_flatten((inputs, {}))
+        at = (self._path(), line.variable(0, 1), name)
+        self._occurrences[at] += 1
+        operation = Operation(call, name, leaves, spec, line, (*at, self._occurrences[at]))
+        self.operations.append(operation)
+        return operation
+
+    @staticmethod
+    def _check_random(name: str, args: Any, kwargs: Any) -> None:
+        is_dropout = "dropout" in name and (args[2:3] == (True,) or kwargs.get("training") is True)
+        rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+        if name in RANDOM or (is_dropout and rate):
+            raise UserError(
+                f"The pass draws random numbers ({name}), so a second one would give others; "
+                "call model.eval() first."
+            )
+
+    def _result(self, operation: Operation, tensor: Tensor) -> Tensor:
+        """Records a result; gives what an edit makes of it."""
+        output = len(operation.outputs)
+        value = Value(tuple(tensor.shape), tensor.dtype, tensor, operation, output)
+        operation.outputs.append(value)
+        self._register(tensor, value)
+        if tensor.device.type == "meta":  # its shape is all there is
+            value.tensor = None
+        elif tensor.layout == torch.strided:
+            self._keep(value)
+        edit = self.edits.get((*operation.place, output))
+        return tensor if edit is None else self._edit(value, edit)
+
+    def _edit(self, value: Value, edit: Edit) -> Tensor:
+        assert value.tensor is not None
+        before = value.tensor
+        after = edit(before.clone()).to(before)
+        if after.shape != before.shape:
+            raise UserError(
+                f"The edit makes {tuple(after.shape)} of {tuple(before.shape)} numbers; it must "
+                "keep the shape."
+            )
+        assert value.operation is not None
+        return self._result(self._step(edit, "edit", (value,), value.operation.line), after)
+
+
+MULTI_HEAD = types.FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**F.__dict__, "has_torch_function": lambda tensors: False},
+    "multi_head_attention_forward",
+    F.multi_head_attention_forward.__defaults__,
+)
+"""PyTorch's own function, without the question whether a mode wants it whole."""

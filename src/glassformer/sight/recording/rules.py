@@ -1,0 +1,251 @@
+"""Which numbers of its inputs a part of a result needs: known for the functions that large tensors
+meet; of all others, all of them.
+
+A region is one slice a dimension. Functions that only move numbers say where each came from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .recorder import Operation, Value
+
+Region: TypeAlias = tuple[slice, ...]
+Index: TypeAlias = tuple[int, ...]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+POINTWISE = _names(
+    """add sub rsub mul div rdiv neg pow rpow exp expm1 exp2 log log1p log2 sqrt rsqrt square
+reciprocal abs sign sin cos tan tanh sigmoid erf relu relu6 gelu silu mish selu elu celu
+leaky_relu softplus softsign hardswish hardsigmoid hardtanh logsigmoid threshold clamp clamp_min
+clamp_max clip maximum minimum where masked_fill lerp addcmul addcdiv floor ceil round trunc
+floor_divide remainder fmod eq ne lt le gt ge and or xor not logical_and logical_or logical_not
+logical_xor isnan isinf isfinite nan_to_num dropout edit sinh cosh atan atan2 bitwise_and
+bitwise_or bitwise_not bitwise_xor zero fill"""
+)
+CASTS = _names(
+    """to float double half bfloat16 type type_as int long bool contiguous clone detach data alias
+identity cpu cuda"""
+)
+"""One number gives one number, rounded perhaps."""
+MOVES = _names(
+    """view reshape transpose permute t T mT H flatten unflatten unsqueeze squeeze expand expand_as
+view_as reshape_as repeat repeat_interleave tile cat concat concatenate stack hstack vstack
+getitem setitem narrow select index_select take_along_dim gather chunk split unbind tensor_split
+movedim swapaxes flip roll pad tril triu diagonal scatter index_copy copy index_put
+masked_scatter masked_select slice_scatter select_scatter overlay broadcast_to rot90 unfold
+as_strided meshgrid broadcast_tensors atleast_1d atleast_2d"""
+)
+"""Each number of the result is one of an input, or a constant."""
+CREATED = _names(
+    """empty zeros ones full tensor arange linspace empty_like zeros_like ones_like full_like new_empty
+new_zeros new_ones new_full new_tensor eye scalar_tensor"""
+)
+MARK = 1 << 40  # numbers from here on are places of inputs, smaller ones constants
+INDEXED = {
+    "gather",
+    "index_select",
+    "take_along_dim",
+    "repeat_interleave",
+    "getitem",
+    "masked_select",
+}
+
+
+@dataclass(frozen=True)
+class Need:
+    """The regions of the inputs that give a region of the result; None for a whole input."""
+
+    inputs: list[Region | None]
+    output: Region
+
+
+def whole(shape: Sequence[int]) -> Region:
+    return tuple(slice(0, size) for size in shape)
+
+
+def cell(index: Index) -> Region:
+    return tuple(slice(at, at + 1) for at in index)
+
+
+def relative(region: Region, base: Region) -> Region:
+    """``region`` counted from where ``base`` begins."""
+    pairs = zip(region, base, strict=True)
+    return tuple(slice(at.start - of.start, at.stop - of.start) for at, of in pairs)
+
+
+def need(operation: Operation, value: Value, region: Region) -> Need:
+    """What ``region`` of a result needs."""
+    rule = RULES.get(operation.name)
+    if rule is None and operation.name in POINTWISE | CASTS:
+        rule = _pointwise
+    found = None if rule is None else rule(operation, region)
+    return found or Need([None] * len(operation.inputs), whole(value.shape))
+
+
+def _broadcast(shape: Sequence[int], region: Region) -> Region:
+    """The part of an input that ``region`` of a broadcast result reads."""
+    last = region[len(region) - len(shape) :]
+    return tuple(slice(0, 1) if n == 1 else at for n, at in zip(shape, last, strict=True))
+
+
+def _pointwise(operation: Operation, region: Region) -> Need | None:
+    shapes = [value.shape for value in operation.inputs]
+    if any(len(shape) > len(region) for shape in shapes):
+        return None
+    return Need([_broadcast(shape, region) for shape in shapes], region)
+
+
+def _linear(operation: Operation, region: Region) -> Need | None:
+    x, weight, *bias = operation.inputs
+    if len(weight.shape) != 2:
+        return None
+    row = (*region[:-1], slice(0, x.shape[-1]))
+    return Need(
+        [row, (region[-1], slice(0, weight.shape[1])), *[(region[-1],) for _ in bias]], region
+    )
+
+
+def _matmul(operation: Operation, region: Region) -> Need | None:
+    left, right = (value.shape for value in operation.inputs[:2])
+    if min(len(left), len(right)) < 2:
+        return None
+    batch, row, column = region[:-2], region[-2], region[-1]
+    a = (*_broadcast(left[:-2], batch), row, slice(0, left[-1]))
+    return Need([a, (*_broadcast(right[:-2], batch), slice(0, right[-2]), column)], region)
+
+
+def _addmm(operation: Operation, region: Region) -> Need | None:
+    bias, left, right = (value.shape for value in operation.inputs)
+    *batch, row, column = region
+    a, b = (*batch, row, slice(0, left[-1])), (*batch, slice(0, right[-2]), column)
+    return Need([_broadcast(bias, region), a, b], region)
+
+
+def _along(operation: Operation, region: Region) -> Need | None:
+    """All of one dimension, the rest alone."""
+    (x,), dim = operation.inputs, operation.argument(1, "dim")
+    if not isinstance(dim, int):
+        return None
+    at = dim % len(x.shape)
+    row = (*region[:at], slice(0, x.shape[at]), *region[at + 1 :])
+    return Need([row], row)
+
+
+def _norm(operation: Operation, region: Region) -> Need | None:
+    """All of the last dimensions."""
+    x, *weights = operation.inputs
+    sizes = operation.argument(1, "normalized_shape")
+    last = len(sizes) if isinstance(sizes, Sequence) else 1
+    row = (*region[:-last], *whole(x.shape[-last:]))
+    return Need([row, *[None for _ in weights]], row)
+
+
+RULES: dict[str, Callable[[Operation, Region], Need | None]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "bmm": _matmul,
+    "addmm": _addmm,
+    "baddbmm": _addmm,
+    "softmax": _along,
+    "log_softmax": _along,
+    "layer_norm": _norm,
+    "rms_norm": _norm,
+}
+
+
+def read(value: Value, region: Region | None = None) -> Tensor:
+    """The numbers of a value: of a region of it, the region alone where that can be."""
+    if value.tensor is not None:
+        return value.tensor if region is None else value.tensor[region]
+    operation = value.operation
+    assert operation is not None, "a value without an operation is kept"
+    region = whole(value.shape) if region is None else region
+    needed = need(operation, value, region)
+    tensors = [read(x, part) for x, part in zip(operation.inputs, needed.inputs, strict=True)]
+    with torch.no_grad():
+        result = operation.run(tensors)[value.output]
+    return result[relative(region, needed.output)]
+
+
+# ------------------------------------------------------------------------------------------- moves
+
+
+def origin(value: Value, index: Index) -> tuple[Value, Index]:
+    """Where a number was computed: views and moves are walked through."""
+    while (operation := value.operation) is not None:
+        step = _viewed(value, index) if value.is_view else None
+        if step is None and (operation.name in MOVES or operation.name in CASTS):
+            step = _moved(operation, value, index)
+        if step is None:
+            return value, index
+        value, index = step
+    return value, index
+
+
+def _viewed(value: Value, index: Index) -> tuple[Value, Index] | None:
+    """The same place in memory, as the operation's input counts it."""
+    assert value.operation is not None
+    of = value.operation.inputs[0]
+    _, offset, stride = value.geometry
+    left = offset + sum(s * at for s, at in zip(stride, index, strict=True)) - of.geometry[1]
+    places = [0] * len(of.shape)
+    for dim in sorted(range(len(places)), key=lambda dim: -of.geometry[2][dim]):
+        if of.geometry[2][dim] and of.shape[dim] > 1:
+            places[dim], left = divmod(left, of.geometry[2][dim])
+    inside = all(0 <= at < size for at, size in zip(places, of.shape, strict=True))
+    return (of, tuple(places)) if inside and left == 0 else None
+
+
+def _moved(operation: Operation, value: Value, index: Index) -> tuple[Value, Index] | None:
+    """The operation on the numbers of its inputs' places in their stead: each says where it came
+    from, and what says nothing is a constant."""
+    inputs = operation.inputs
+    if operation.name in CASTS:
+        cuts = inputs[0].dtype.is_floating_point and not value.dtype.is_floating_point
+        return None if cuts or inputs[0].shape != value.shape else (inputs[0], index)
+    moved = _moving(operation)
+    sizes = [math.prod(x.shape) if at in moved else 0 for at, x in enumerate(inputs)]
+    starts = [0, *itertools.accumulate(sizes)]
+    if operation.origins is None:
+        numbers = [
+            torch.arange(MARK + start, MARK + start + size).reshape(x.shape)
+            if at in moved
+            else read(x)
+            for at, (x, start, size) in enumerate(zip(inputs, starts, sizes, strict=False))
+        ]
+        try:
+            operation.origins = operation.run(numbers)
+        except (RuntimeError, TypeError, IndexError):
+            operation.origins = []
+    if not operation.origins:
+        return None
+    number = int(operation.origins[value.output][index]) - MARK
+    if number < 0:
+        return None
+    at = max(at for at in moved if starts[at] <= number)
+    places = torch.unravel_index(torch.tensor(number - starts[at]), inputs[at].shape)
+    return inputs[at], tuple(int(place) for place in places)
+
+
+def _moving(operation: Operation) -> list[int]:
+    """The inputs whose numbers are moved; the others say where to."""
+    count = len(operation.inputs)
+    if operation.name in INDEXED:
+        return [0]
+    if operation.name in ("setitem", "index_put", "index_copy", "scatter", "masked_scatter"):
+        source = operation.name != "scatter" or isinstance(operation.argument(3, "src"), Value)
+        is_tensor = operation.name != "setitem" or isinstance(operation.argument(2, "value"), Value)
+        return [0, count - 1] if source and is_tensor and count > 1 else [0]
+    return list(range(count))

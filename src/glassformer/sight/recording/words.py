@@ -1,0 +1,84 @@
+"""What a function of PyTorch does to one number: an equation, and a sentence for the screen."""
+
+from __future__ import annotations
+
+EQUATIONS = {
+    "linear": "sum_i x_i W[o,i] (+ b_o)",
+    "matmul": "sum_i a[r,i] b[i,c]",
+    "bmm": "sum_i a[r,i] b[i,c]",
+    "addmm": "b_c + sum_i x_i W[i,c]",
+    "baddbmm": "b_c + sum_i x_i W[i,c]",
+    "embedding": "E[id,c]",
+    "grouped_mm": "sum_i x_i W_e[i,c]",
+    "softmax": "e^(x_j - max) / sum_i e^(x_i - max)",
+    "log_softmax": "x_j - log sum_i e^x_i",
+    "layer_norm": "(x - mean) / sqrt(var + eps) * gain + shift",
+    "rms_norm": "x / sqrt(mean(x^2) + eps) * gain",
+    "mean": "sum_i x_i / n",
+    "sum": "sum_i x_i",
+    "cumsum": "x_0 + .. + x_i",
+    "var": "sum_i (x_i - mean)^2 / n",
+    "add": "a + b",
+    "sub": "a - b",
+    "rsub": "b - a",
+    "mul": "a b",
+    "div": "a / b",
+    "rdiv": "b / a",
+    "neg": "-x",
+    "pow": "x^p",
+    "exp": "e^x",
+    "log": "ln x",
+    "sqrt": "sqrt(x)",
+    "rsqrt": "1 / sqrt(x)",
+    "square": "x^2",
+    "sigmoid": "1 / (1 + e^-x)",
+    "tanh": "tanh x",
+    "relu": "max(0, x)",
+    "gelu": "x Phi(x)",
+    "silu": "x / (1 + e^-x)",
+    "softplus": "ln(1 + e^x)",
+    "sin": "sin x",
+    "cos": "cos x",
+    "where": "a where the condition holds, else b",
+    "masked_fill": "x, or a constant where the mask is set",
+    "max": "the largest x_i",
+    "amax": "the largest x_i",
+    "topk": "the k largest x_i",
+    "argmax": "the place of the largest x_i",
+    "conv1d": "sum_i x_i w_i (+ b)",
+    "conv2d": "sum_i x_i w_i (+ b)",
+}
+
+SENTENCES = {
+    "embedding": "Row {row} of the table {table}; nothing is computed.",
+    "softmax": "e^(x - {max:.6g}) = {exp:.6g}, divided by the sum of all {count}, {sum:.6g}.",
+    "layer_norm": "The row's mean {mean:.6g} is taken away, the rest divided by its deviation {deviation:.6g}.",
+    "rms_norm": "Divided by the row's root mean square {root mean square:.6g}.",
+    "masked_fill": "A mask may put a constant in its place.",
+    "where": "A condition chooses which of two numbers stands here.",
+    "dropout": "Dropout is off and changes nothing.",
+    "max": "The largest number of its row.",
+    "amax": "The largest number of its row.",
+    "edit": "An edit has changed this value.",
+}
+
+LEAVES = {
+    "weight": "A number of the model's weights: here the arithmetic begins.",
+    "input": "A number that the model is given: here the arithmetic begins.",
+    "constant": "A number that was there before the pass: here the arithmetic begins.",
+    "created": "A number that {name} makes from nothing else.",
+}
+
+
+def sentence(name: str, count: int, numbers: dict[str, float], names: dict[str, str]) -> str:
+    """The sentence about a function that read ``count`` numbers."""
+    if name in SENTENCES:
+        return SENTENCES[name].format(**numbers, **names, count=count)
+    if count == 1:
+        return f"{name} of one number."
+    return f"{name} of {count} numbers."
+
+
+def equation(name: str) -> str:
+    """The equation of a function; its own name where it has none here."""
+    return EQUATIONS.get(name, f"{name}(..)")

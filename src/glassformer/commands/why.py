@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..core.errors import need
 from .common import CommandOutput
 from .options import Edits, ModelOptions, Text
 from .signature import Whole
 
 EXAMPLES = (
     'glassformer why out/mine "The cat sat" "logits[2,5]"',
+    'glassformer why --model-file model.py:make "5 3 8" "output[0,2,7]" --up 3',
     'glassformer why out/mine "The cat sat" "decoder.blocks.3.attn.scores[0,2,1]" --up 3',
 )
 
 
 def run(
     options: ModelOptions,
-    text: Text,
+    text: Text | None = None,
     address: str | None = None,
     *,
+    model_file: str | None = None,
+    with_transformers: bool = False,
     source: str | None = None,
     up: Whole = 0,
     terms: Whole = 8,
@@ -26,10 +32,22 @@ def run(
 
     address ADDRESS: an address such as "logits[2,5]"; without its index: the shape; none lists the
         plan of the pass
+    model_file FILE.py:FUNCTION: a model of your own in MODEL's place: any torch.nn.Module that the
+        function returns; TEXT is then token ids, "5 3 8" (docs/sight.md)
+    with_transformers: MODEL is a folder that the library transformers reads and computes
     up N: then N steps back along the largest term (0)
     terms N: the N largest terms of each
     json: every number as JSON
     """
+    if model_file is not None:  # it stands for MODEL, so the words move up
+        text, address = options.model, text
+    need(text is not None, 'Give the text that the model reads, as in why MODEL "The cat".')
+    assert text is not None
+    if model_file is not None or with_transformers:
+        need(
+            not source and not edit, "--source and --edit are for models of Glassformer's families."
+        )
+        return _foreign(options.model, text, address, model_file, up, terms)
     model, tokenizer = options.load_with_tokenizer()
     from ..sight.tracing import trace
 
@@ -42,7 +60,31 @@ def run(
         sides = " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
         shape_record = {"address": name, "axes": list(axes), "shape": list(shape)}
         return CommandOutput(shape_record, [f"{name}: {sides}"])
-    steps = list(tape.why(address, up))
+    return _steps(list(tape.why(address, up)), up, terms)
+
+
+def _foreign(
+    model: str, text: str, address: str | None, model_file: str | None, up: int, terms: int
+) -> CommandOutput:
+    """A model that is not of our families, by its own code."""
+    from ..sight.recording import sources
+
+    file, folder = sources.trace_file, sources.trace_transformers
+    tape = folder(model, text) if model_file is None else file(model_file, text)
+    module = type(tape.module)
+    code = f"Computed by {module.__module__}.{module.__qualname__}."
+    if address is None:
+        return CommandOutput(tape.to_dict, [code, "", *tape.lines()])
+    value, index = tape.parse(address)
+    if len(index) < len(value.shape):
+        shape = " x ".join(map(str, value.shape))
+        return CommandOutput(
+            {"address": address, "shape": list(value.shape)}, [f"{address}: {shape}"]
+        )
+    return _steps(list(tape.why(address, up)), up, terms)
+
+
+def _steps(steps: list[Any], up: int, terms: int) -> CommandOutput:
     records = [step.to_dict(terms) for step in steps]
     lines = "\n\n".join("\n".join(step.lines(terms)) for step in steps)
     return CommandOutput(records if up else records[0], [lines])

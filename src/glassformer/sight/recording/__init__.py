@@ -7,6 +7,7 @@ written_out    fused functions in steps
 opening        one number and the operands that give it
 words          equations and sentences
 module_trace   a pass by address
+sources        models that are not ours, and the verb ``trace``
 """
 
 from .module_trace import ModuleTrace

@@ -53,8 +53,8 @@ class ModuleTrace:
         outputs = {name: recorder.value(tensor) for name, tensor in fields.items()}
         self.operations = write_out(recorder.operations)
         self.kept_bytes = recorder.kept_bytes
-        self.values = _addresses(self.operations, recorder.leaves)
         self.aliases = {**recorder.modules, **outputs}
+        self.values = _addresses(self.operations, recorder.leaves, self.aliases)
 
     def _inputs(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that the module is given, by the names of its parameters."""
@@ -124,6 +124,23 @@ class ModuleTrace:
                     shape = " x ".join(map(str, value.shape))
                     rows.append((value.address, operation.name, shape, str(operation.line)))
         return tables.lines(rows, ("address", "function", "shape", "code"), left_columns=range(4))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The pass as JSON holds it: every operation with its operands, in order."""
+        plan = [
+            {
+                "id": value.address,
+                "function": operation.name,
+                "in": [x.address for x in operation.inputs],
+                "shape": list(value.shape),
+                "dtype": str(value.dtype).removeprefix("torch."),
+                "src": str(operation.line),
+            }
+            for operation in self.operations
+            for value in operation.outputs
+        ]
+        aliases = {name: value.address for name, value in self.aliases.items()}
+        return {"plan": plan, "names": aliases, "kept": self.kept_bytes, "ms": 1000 * self.seconds}
 
     # ----------------------------------------------------------------------------------- reasons
 
@@ -231,30 +248,37 @@ def _key(key: Any) -> Any:
     return getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))
 
 
-def _addresses(operations: list[Operation], leaves: list[Value]) -> dict[str, Value]:
+def _addresses(
+    operations: list[Operation], leaves: list[Value], aliases: Mapping[str, Value]
+) -> dict[str, Value]:
     """Gives every value its address: module path and variable; the last value of a variable has no
-    suffix, others their function and a number where it repeats."""
+    suffix, others their function and a number where it repeats.
+
+    A value that no variable holds is called by the module that returns it.
+    """
     values: dict[str, Value] = {}
     for leaf in leaves:
         leaf.address = leaf.address or f"constant.{len(values)}"
         values.setdefault(leaf.address, leaf)
-    last: dict[tuple[str, str], Value] = {}
+    short: dict[str, Value] = {}
+    nameless: set[Value] = set()
     for operation in operations:
         path, _, name, occurrence = operation.place
         for value in operation.outputs:
             variable = operation.line.variable(value.output, len(operation.outputs))
-            words = [path, variable, name]
-            words += [str(occurrence)] if occurrence > 1 else []
-            words += [str(value.output)] if value.output and not variable else []
+            words = [path, variable, name, str(occurrence) if occurrence > 1 else ""]
+            words.append(str(value.output) if value.output and not variable else "")
             value.address = ".".join(word for word in words if word)
             while value.address in values:
                 value.address += "'"
             values[value.address] = value
             if variable:
-                last[path, variable] = value
-    for (path, variable), value in last.items():
-        short = f"{path}.{variable}" if path else variable
-        if short not in values:
-            values[short] = value
-            value.address = short
+                short[f"{path}.{variable}" if path else variable] = value
+            else:
+                nameless.add(value)
+    short |= {name: value for name, value in aliases.items() if value in nameless}
+    for name, value in short.items():
+        if name not in values or values[name] is value:
+            values[name] = value
+            value.address = name
     return values

@@ -311,12 +311,11 @@ class Opening:
         """The record of the number, which stands at ``address``."""
         name = self.operation.name
         terms, factors, others = self._arithmetic()
-        count = sum(map(len, (*factors, *others)))
         numbers = self._numbers(name)
-        names = {}
+        facts: dict[str, Any] = {**numbers, "terms": len(terms)}
         if name == "embedding":
-            names = {"row": str(self.starts[1][0]), "table": self.operation.inputs[1].address}
-        text = words.sentence(name, count, numbers, names)
+            facts |= {"row": self.starts[1][0], "table": self.operation.inputs[1].address}
+        text = words.sentence(name, sum(map(len, (*factors, *others))), facts)
         if self.operation.is_written_out:
             text += " PyTorch computes this attention in one step; here it is written out."
         if self.value.dtype.is_floating_point and not (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 EQUATIONS = {
     "linear": "sum_i x_i W[o,i] (+ b_o)",
     "matmul": "sum_i a[r,i] b[i,c]",
@@ -50,15 +52,33 @@ EQUATIONS = {
 }
 
 SENTENCES = {
+    "linear": "{terms} products are added up.",
+    "matmul": "{terms} products are added up.",
+    "bmm": "{terms} products are added up.",
+    "addmm": "{terms} products are added up.",
+    "baddbmm": "{terms} products are added up.",
+    "grouped_mm": "{terms} products with the matrix of the row's expert are added up.",
     "embedding": "Row {row} of the table {table}; nothing is computed.",
-    "softmax": "e^(x - {max:.6g}) = {exp:.6g}, divided by the sum of all {count}, {sum:.6g}.",
+    "softmax": "e^(x - {max:.6g}) = {exp:.6g}, divided by the sum of all {terms}, {sum:.6g}.",
     "layer_norm": "The row's mean {mean:.6g} is taken away, the rest divided by its deviation {deviation:.6g}.",
     "rms_norm": "Divided by the row's root mean square {root mean square:.6g}.",
+    "add": "Two numbers are added.",
+    "sub": "One number less another.",
+    "mul": "Numbers are multiplied.",
+    "div": "One number divided by another.",
+    "sum": "{count} numbers are added up.",
+    "mean": "The mean of {count} numbers.",
+    "sigmoid": "Pressed between 0 and 1.",
+    "tanh": "Pressed between -1 and 1.",
+    "relu": "Negative numbers become 0.",
+    "gelu": "Large numbers pass, negative ones become almost 0, with a smooth bend between.",
+    "silu": "The number times its own sigmoid.",
     "masked_fill": "A mask may put a constant in its place.",
     "where": "A condition chooses which of two numbers stands here.",
     "dropout": "Dropout is off and changes nothing.",
     "max": "The largest number of its row.",
     "amax": "The largest number of its row.",
+    "argmax": "The place of the largest number of its row.",
     "edit": "An edit has changed this value.",
 }
 
@@ -70,13 +90,10 @@ LEAVES = {
 }
 
 
-def sentence(name: str, count: int, numbers: dict[str, float], names: dict[str, str]) -> str:
+def sentence(name: str, count: int, numbers: dict[str, Any]) -> str:
     """The sentence about a function that read ``count`` numbers."""
-    if name in SENTENCES:
-        return SENTENCES[name].format(**numbers, **names, count=count)
-    if count == 1:
-        return f"{name} of one number."
-    return f"{name} of {count} numbers."
+    plain = f"The function {name} of {count} number{'s' * (count != 1)}."
+    return SENTENCES.get(name, plain).format(**numbers, count=count)
 
 
 def equation(name: str) -> str:

@@ -16,9 +16,8 @@ from torch.utils import _pytree as pytree
 from ...core.errors import UserError
 from .. import tables
 from .opening import Explanation, explain
-from .recorder import Edit, Key, Operation, Recorder, Value, tensors_of
+from .recorder import Edit, Key, Recorder, Value
 from .rules import Index, read
-from .written_out import write_out
 
 KEEP = 512 << 20
 """Bytes of recorded values that a trace keeps by default; what is beyond is computed again when it
@@ -51,10 +50,10 @@ class ModuleTrace:
         if not fields:
             raise UserError(f"{type(module).__name__} returns no tensor, so nothing can be opened.")
         outputs = {name: recorder.value(tensor) for name, tensor in fields.items()}
-        self.operations = write_out(recorder.operations)
+        self.operations = recorder.operations
         self.kept_bytes = recorder.kept_bytes
-        self.aliases = {**recorder.modules, **outputs}
-        self.values = _addresses(self.operations, recorder.leaves, self.aliases)
+        self.aliases = {**recorder.modules, **outputs, **recorder.names}
+        self.values = _addresses(recorder, {**recorder.returned, **outputs})
 
     def _inputs(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that the module is given, by the names of its parameters."""
@@ -173,7 +172,7 @@ class ModuleTrace:
         with edits it is what they change."""
         with torch.no_grad():
             plain = self.module(*self.args, **self.kwargs)
-        pairs = zip(tensors_of(plain), tensors_of(self.output), strict=True)
+        pairs = zip(_fields(plain).values(), _fields(self.output).values(), strict=True)
         return max(float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel())
 
     # ------------------------------------------------------------------------------------- edits
@@ -248,21 +247,20 @@ def _key(key: Any) -> Any:
     return getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))
 
 
-def _addresses(
-    operations: list[Operation], leaves: list[Value], aliases: Mapping[str, Value]
-) -> dict[str, Value]:
+def _addresses(recorder: Recorder, returned: Mapping[str, Value]) -> dict[str, Value]:
     """Gives every value its address: module path and variable; the last value of a variable has no
     suffix, others their function and a number where it repeats.
 
-    A value that no variable holds is called by the module that returns it.
+    A value that no variable holds is called by the module that returns it; one that the model
+    itself has a name for, by that.
     """
     values: dict[str, Value] = {}
-    for leaf in leaves:
+    for leaf in recorder.leaves:
         leaf.address = leaf.address or f"constant.{len(values)}"
         values.setdefault(leaf.address, leaf)
     short: dict[str, Value] = {}
     nameless: set[Value] = set()
-    for operation in operations:
+    for operation in recorder.operations:
         path, _, name, occurrence = operation.place
         for value in operation.outputs:
             variable = operation.line.variable(value.output, len(operation.outputs))
@@ -276,8 +274,14 @@ def _addresses(
                 short[f"{path}.{variable}" if path else variable] = value
             else:
                 nameless.add(value)
-    short |= {name: value for name, value in aliases.items() if value in nameless}
+    short |= {name: value for name, value in returned.items() if value in nameless}
+    for name, value in reversed(recorder.names.items()):  # the first of several names stays
+        if value.operation is not None:
+            values[name] = value
+            value.address = name
     for name, value in short.items():
+        if value.is_named:
+            continue
         if name not in values or values[name] is value:
             values[name] = value
             value.address = name

@@ -194,7 +194,16 @@ def explain(value: Value, index: Index) -> Explanation:
     stored = read(value, cell(index)).reshape(())
     at, number = address(value, index), stored.item()
     dtype = str(value.dtype).removeprefix("torch.")
-    value, index = origin(value, index)
+    start, (value, index) = value, origin(value, index, value)
+    if value.is_named and value is not start:  # its number, by another name
+        assert start.operation is not None
+        places, one = torch.tensor([index]), torch.ones(1, dtype=torch.float64)
+        same = Operands(value, places, stored.reshape(1).double(), one)
+        name, source = start.operation.name, str(start.operation.line)
+        text = "The same number in another place; nothing is computed."
+        return Explanation(
+            at, name, number, dtype, number, text, "y = x", source, same.terms, (same,)
+        )
     operation = value.operation
     if operation is None or not operation.inputs or operation.name in CREATED:
         kind = value.kind if operation is None else "created"

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from ...core.errors import UserError
 from .source import Line, calling_line
+from .written_out import attention
 
 # module path, variable, function, occurrence, number of the result
 Key: TypeAlias = tuple[str, str, str, int, int]
@@ -47,6 +48,7 @@ class Value:
     output: int = 0  # its number among the operation's results
     address: str = ""
     kind: str = "constant"  # of a value without an operation: weight, input, constant
+    is_named: bool = False  # the model itself has a name for it
     geometry: Geometry = (0, 0, ())
 
     @property
@@ -181,10 +183,14 @@ class Recorder(TorchFunctionMode):
         self.operations: list[Operation] = []
         self.leaves: list[Value] = []
         self.modules: dict[str, Value] = {}  # what each module gave
+        self.returned: dict[str, Value] = {}  # the same where the module computed it
+        self.names: dict[str, Value] = {}  # the model's own names
+        self.is_paused = self.is_written_out = False
         self.kept_bytes = 0
         self._live: dict[int, tuple[weakref.ref[Tensor], Value]] = {}  # by id of the tensor
         self._sharing: dict[int, list[int]] = {}  # ids of the tensors of a storage
-        self._stack: list[tuple[str, bool]] = []  # path, and True for a layer of torch's own
+        # path, True for a layer of torch's own, and how many operations came before
+        self._stack: list[tuple[str, bool, int]] = []
         self._calls: Counter[str] = Counter()
         self._occurrences: Counter[tuple[str, str, str]] = Counter()
         self._kept: dict[int, list[Value]] = {}  # the values of a storage
@@ -197,7 +203,7 @@ class Recorder(TorchFunctionMode):
         """Records what is computed in the block, and follows which module computes it."""
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             self.leaf(tensor, name, "weight")
-        self._stack, handles = [("", _from_torch(module))], []
+        self._stack, handles = [("", _from_torch(module), 0)], []
         for path, part in module.named_modules():
             if path:
                 handles.append(part.register_forward_pre_hook(partial(self._enter, path)))
@@ -212,17 +218,21 @@ class Recorder(TorchFunctionMode):
     def _enter(self, path: str, module: nn.Module, args: Any) -> None:
         self._calls[path] += 1
         again = f":{self._calls[path]}" if self._calls[path] > 1 else ""
-        self._stack.append((path + again, _from_torch(module)))
+        self._stack.append((path + again, _from_torch(module), len(self.operations)))
 
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
-        path, _ = self._stack.pop()
+        path, _, start = self._stack.pop()
         first = next(iter(tensors_of(result)), None)
         if first is not None:
-            self.modules[path] = self.value(first)
+            self.modules[path] = value = self.value(first)
+            if (
+                value.operation in self.operations[start:]
+            ):  # else it only hands on what it was given
+                self.returned[path] = value
 
     def _path(self) -> str:
         """The module whose code is under way; a layer of torch's own is a line of its caller's."""
-        paths = (path for path, from_torch in reversed(self._stack) if not from_torch)
+        paths = (path for path, from_torch, _ in reversed(self._stack) if not from_torch)
         return next(paths, self._stack[-1][0] if self._stack else "")
 
     # ------------------------------------------------------------------------------------ values
@@ -234,17 +244,41 @@ class Recorder(TorchFunctionMode):
         self._register(tensor, value)
         return value
 
-    @contextmanager
-    def inside(self, path: str) -> Iterator[None]:
-        """Records what is computed in the block as the work of one module."""
-        self._stack = [(path, False)]
-        with self:
-            yield
+    def name(self, name: str, tensor: Tensor) -> None:
+        """The model's own name for a value."""
+        value = self.value(tensor)
+        value.is_named = True
+        self.names[name] = value
 
-    def alias(self, tensor: Tensor, value: Value) -> None:
-        """Lets a tensor stand for a value of another recorder."""
-        self._live[id(tensor)] = (weakref.ref(tensor), value)
-        self._sharing.setdefault(0, []).append(id(tensor))
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is recorded meanwhile."""
+        self.is_paused, before = True, self.is_paused
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
+    def write_out(
+        self, function: Callable[..., Tensor], result: Tensor, *args: Any, **kw: Any
+    ) -> None:
+        """Records ``function(*args, **kw)`` as the steps that gave ``result``: they run on tensors
+        without numbers, which are computed when asked for."""
+        empty: dict[int, Tensor] = {}
+        line = calling_line()
+        with self.paused():
+            for tensor in tensors_of((args, kw)):
+                if id(tensor) not in empty:
+                    empty[id(tensor)] = shape = torch.empty_like(tensor, device="meta")
+                    self._live[id(shape)] = (weakref.ref(shape), self.value(tensor))
+        args, kw = pytree.tree_map(lambda x: empty.get(id(x), x), (args, kw))
+        self.is_written_out = True
+        value = self.value(function(*args, **kw))
+        self.is_written_out = False
+        value.tensor = result
+        assert value.operation is not None
+        value.operation.line = line
+        self._live[id(result)] = (weakref.ref(result), value)
 
     def value(self, tensor: Tensor) -> Value:
         """The value that a tensor holds now."""
@@ -294,6 +328,13 @@ class Recorder(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.is_paused:
+            return function(*args, **kwargs)
+        if function is F.scaled_dot_product_attention and not self.is_written_out:
+            fused: Tensor = function(*args, **kwargs)
+            with self:
+                self.write_out(attention, fused, *args, **kwargs)
+            return fused
         if function is F.multi_head_attention_forward:
             with self:  # Python code all the way, so its own operations are recorded
                 return MULTI_HEAD(*args, **kwargs)
@@ -342,6 +383,7 @@ class Recorder(TorchFunctionMode):
         at = (self._path(), line.variable(0, count), name)
         self._occurrences[at] += 1
         operation = Operation(function, name, leaves, spec, line, (*at, self._occurrences[at]))
+        operation.is_written_out = self.is_written_out
         self.operations.append(operation)
         return operation
 
@@ -375,19 +417,20 @@ class Recorder(TorchFunctionMode):
         elif tensor.layout == torch.strided:
             self._keep(value)
         edit = self.edits.get((*operation.place, output))
-        return tensor if edit is None else self._edit(value, edit)
+        return tensor if edit is None else self.edited(tensor, edit)
 
-    def _edit(self, value: Value, edit: Edit) -> Tensor:
-        assert value.tensor is not None
-        before = value.tensor
-        after = edit(before.clone()).to(before)
+    def edited(self, before: Tensor, edit: Edit) -> Tensor:
+        """What an edit makes of a value: a step of its own."""
+        value = self.value(before)
+        with self.paused():
+            after = edit(before.clone()).to(before)
         if after.shape != before.shape:
             raise UserError(
                 f"The edit makes {tuple(after.shape)} of {tuple(before.shape)} numbers; it must "
                 "keep the shape."
             )
-        assert value.operation is not None
-        return self._result(self._step(edit, "edit", (value,), value.operation.line), after)
+        line = Line() if value.operation is None else value.operation.line
+        return self._result(self._step(edit, "edit", (value,), line), after)
 
 
 MULTI_HEAD = types.FunctionType(

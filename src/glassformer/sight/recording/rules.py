@@ -182,9 +182,10 @@ def read(value: Value, region: Region | None = None) -> Tensor:
 # ------------------------------------------------------------------------------------------- moves
 
 
-def origin(value: Value, index: Index) -> tuple[Value, Index]:
-    """Where a number was computed: views and moves are walked through."""
-    while (operation := value.operation) is not None:
+def origin(value: Value, index: Index, start: Value | None = None) -> tuple[Value, Index]:
+    """Where a number was computed: views and moves are walked through, to a value that the model
+    has a name for, other than ``start``."""
+    while (operation := value.operation) is not None and (not value.is_named or value is start):
         step = _viewed(value, index) if value.is_view else None
         if step is None and (operation.name in MOVES or operation.name in CASTS):
             step = _moved(operation, value, index)

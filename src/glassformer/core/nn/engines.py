@@ -81,13 +81,11 @@ def eager_attention(inputs: AttentionInputs) -> Tensor:
     """Attention as the paper writes it (Vaswani et al. 2017, section 3.2.1) -> (B, H, T, D)."""
     q, k, v, mask, bias, scale, softcap, dropout, look, _, heads = inputs
     kv_heads = k.shape[1]
-    # (B, H, T, S)
-    scores = (fold_groups(q, kv_heads) @ k.transpose(-1, -2)).view(*q.shape[:3], -1) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias
-    scores = look("scores", scores.masked_fill(~mask.dense(), float("-inf")))
+    qk = (fold_groups(q, kv_heads) @ k.transpose(-1, -2)).view(*q.shape[:3], -1)  # (B, H, T, S)
+    scaled = qk * scale
+    capped = scaled if softcap is None else softcap * torch.tanh(scaled / softcap)
+    biased = capped if bias is None else capped + bias
+    scores = look("scores", biased.masked_fill(~mask.dense(), float("-inf")))
     pattern = look(
         "pattern", scores.softmax(-1, torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
     )

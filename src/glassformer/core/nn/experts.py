@@ -68,7 +68,8 @@ class MoE(TracedModule):
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         x = flow.look(self, "in", x)
         logits = flow.look(self, "router", self.route(x))  # (B, T, E)
-        weight, chosen = logits.softmax(-1).topk(self.cfg.top_k, dim=-1)  # (B, T, K)
+        router_probs = logits.softmax(-1)
+        weight, chosen = router_probs.topk(self.cfg.top_k, dim=-1)  # (B, T, K)
         if self.cfg.normalize:
             weight = weight / weight.sum(-1, keepdim=True)
         weight, chosen = flow.look(self, "weight", weight), flow.look(self, "chosen", chosen)
@@ -228,7 +229,7 @@ class MoE(TracedModule):
         al. 2022, 5)."""
         is_token = choices.is_token
         normal = logits.logsumexp(-1)  # (N,)
-        router_probs = (logits - normal[:, None]).exp()
+        probs = (logits - normal[:, None]).exp()
         expert_counts, mean = (
             self.sum_over_ranks(choices.expert_counts),
             partial(_mean, is_token=is_token, total=self.sum_over_ranks),
@@ -237,13 +238,13 @@ class MoE(TracedModule):
         if self.cfg.balance_loss:
             flow.add_loss(
                 "balance",
-                self.cfg.balance_loss * self.cfg.experts * (load * mean(router_probs)).sum(),
+                self.cfg.balance_loss * self.cfg.experts * (load * mean(probs)).sum(),
             )
         if self.cfg.z_loss:
             flow.add_loss("z", self.cfg.z_loss * mean(normal.square()))
         if self.training:
             flow.add_metric("load", load)
-            flow.add_metric("entropy", mean(normal - (router_probs * logits).sum(-1)))
+            flow.add_metric("entropy", mean(normal - (probs * logits).sum(-1)))
             flow.add_metric(
                 "dropped",
                 1

@@ -38,22 +38,29 @@ class ModuleTrace:
     ) -> None:
         _check(module)
         self.module, self.args, self.kwargs = module, args, dict(kwargs or {})
-        self.keep, self.edits = keep, dict(edits or {})
-        recorder = Recorder(keep, self.edits)
+        self.keep, self.key_edits = keep, dict(edits or {})
+        recorder = Recorder(keep, self.key_edits)
         started = time.perf_counter()
         with recorder.watching(module):
             for address, tensor in self._inputs():
                 recorder.leaf(tensor, address, "input")
-            self.output = module(*args, **self.kwargs)
+            self.output = self._call(recorder)
         self.seconds = time.perf_counter() - started
-        fields = _fields(self.output)
-        if not fields:
+        self.outputs = _fields(self.output)
+        if not self.outputs:
             raise UserError(f"{type(module).__name__} returns no tensor, so nothing can be opened.")
-        outputs = {name: recorder.value(tensor) for name, tensor in fields.items()}
-        self.operations = recorder.operations
-        self.kept_bytes = recorder.kept_bytes
-        self.aliases = {**recorder.modules, **outputs, **recorder.names}
-        self.values = _addresses(recorder, {**recorder.returned, **outputs})
+        outputs = {name: recorder.value(tensor) for name, tensor in self.outputs.items()}
+        self.operations, self.leaves = recorder.operations, recorder.leaves
+        self.kept_bytes, self.kept_all = recorder.kept_bytes, recorder.kept_all
+        # where the model's own name is a module's path, the module's result is its projection
+        modules = {_beside(name, recorder.names): value for name, value in recorder.modules.items()}
+        returned = {_beside(name, recorder.names): x for name, x in recorder.returned.items()}
+        self.aliases = {**modules, **outputs, **recorder.names}
+        self.values = _addresses(recorder, {**returned, **outputs})
+
+    def _call(self, recorder: Recorder) -> Any:
+        """The pass itself."""
+        return self.module(*self.args, **self.kwargs)
 
     def _inputs(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that the module is given, by the names of its parameters."""
@@ -172,7 +179,7 @@ class ModuleTrace:
         with edits it is what they change."""
         with torch.no_grad():
             plain = self.module(*self.args, **self.kwargs)
-        pairs = zip(_fields(plain).values(), _fields(self.output).values(), strict=True)
+        pairs = zip(_fields(plain).values(), self.outputs.values(), strict=True)
         return max(float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel())
 
     # ------------------------------------------------------------------------------------- edits
@@ -190,7 +197,9 @@ class ModuleTrace:
                     f"{name} is given to the pass, not computed in it; change it there."
                 )
             keys[value.key] = _partial(change, index) if index else change
-        return ModuleTrace(self.module, self.args, self.kwargs, self.keep, {**self.edits, **keys})
+        return ModuleTrace(
+            self.module, self.args, self.kwargs, self.keep, {**self.key_edits, **keys}
+        )
 
 
 def _partial(change: Callable[[Tensor], Tensor], index: tuple[int | slice, ...]) -> Edit:
@@ -245,6 +254,10 @@ def _fields(output: Any) -> dict[str, Tensor]:
 
 def _key(key: Any) -> Any:
     return getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))
+
+
+def _beside(name: str, names: Mapping[str, Value]) -> str:
+    return f"{name}_proj" if name in names else name
 
 
 def _addresses(recorder: Recorder, returned: Mapping[str, Value]) -> dict[str, Value]:

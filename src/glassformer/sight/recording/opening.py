@@ -87,6 +87,12 @@ class Explanation:
     factors: tuple[Operands, ...] = ()
     others: tuple[Operands, ...] = ()
     numbers: dict[str, float] = field(default_factory=dict)
+    place: str = ""  # what its sides are: head 4, token 7 "it"
+    weights: dict[str, str] = field(default_factory=dict)  # role -> address
+
+    @property
+    def edited(self) -> bool:
+        return self.kind == "edit"
 
     @property
     def difference(self) -> float:
@@ -144,6 +150,7 @@ class Explanation:
             "recomputed": number(self.recomputed),
             "difference": number(self.difference),
             "sentence": self.sentence,
+            "place": self.place,
             "equation": self.equation,
             "numbers": {name: number(x) for name, x in self.numbers.items()},
             "count": len(self.terms),
@@ -153,11 +160,13 @@ class Explanation:
             ],
             "others": [group[0].to_dict() for group in self.others if len(group) == 1],
             "source": self.source,
+            "edited": self.edited,
         }
 
     def lines(self, most: int = 8) -> list[str]:
         """Lines of text: the number, its function, its largest terms, their sum."""
         rows = [f"{self.address} = {self.value:.9g}   ({self.kind}, {self.dtype})"]
+        rows += [f"  {self.place}"] * bool(self.place)
         rows += [f"  {self.sentence}", f"  {self.equation}   {self.source}".rstrip()]
         order, running = self.order()[:most], 0.0
         for at in order:
@@ -186,7 +195,8 @@ class Explanation:
 
 def address(value: Value, index: Index) -> str:
     """``model.layers.0.mlp.down_proj[0,3,7]``."""
-    return f"{value.address}[{','.join(map(str, index))}]" if index else value.address
+    places = index[value.batch :]
+    return f"{value.address}[{','.join(map(str, places))}]" if places else value.address
 
 
 def explain(value: Value, index: Index) -> Explanation:

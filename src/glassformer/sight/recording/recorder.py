@@ -7,6 +7,7 @@ is under way, and the line that called a function names its result. No bit of th
 from __future__ import annotations
 
 import heapq
+import threading
 import types
 import weakref
 from collections import Counter
@@ -49,6 +50,7 @@ class Value:
     address: str = ""
     kind: str = "constant"  # of a value without an operation: weight, input, constant
     is_named: bool = False  # the model itself has a name for it
+    batch: int = 0  # sides of one row that addresses leave out
     geometry: Geometry = (0, 0, ())
 
     @property
@@ -186,7 +188,8 @@ class Recorder(TorchFunctionMode):
         self.returned: dict[str, Value] = {}  # the same where the module computed it
         self.names: dict[str, Value] = {}  # the model's own names
         self.is_paused = self.is_written_out = False
-        self.kept_bytes = 0
+        self._thread = threading.get_ident()
+        self.kept_bytes, self.kept_all = 0, True
         self._live: dict[int, tuple[weakref.ref[Tensor], Value]] = {}  # by id of the tensor
         self._sharing: dict[int, list[int]] = {}  # ids of the tensors of a storage
         # path, True for a layer of torch's own, and how many operations came before
@@ -216,11 +219,15 @@ class Recorder(TorchFunctionMode):
                 handle.remove()
 
     def _enter(self, path: str, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:  # somebody else's pass of the same model
+            return
         self._calls[path] += 1
         again = f":{self._calls[path]}" if self._calls[path] > 1 else ""
         self._stack.append((path + again, _from_torch(module), len(self.operations)))
 
     def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         path, _, start = self._stack.pop()
         first = next(iter(tensors_of(result)), None)
         if first is not None:
@@ -230,7 +237,8 @@ class Recorder(TorchFunctionMode):
             ):  # else it only hands on what it was given
                 self.returned[path] = value
 
-    def _path(self) -> str:
+    @property
+    def path(self) -> str:
         """The module whose code is under way; a layer of torch's own is a line of its caller's."""
         paths = (path for path, from_torch, _ in reversed(self._stack) if not from_torch)
         return next(paths, self._stack[-1][0] if self._stack else "")
@@ -264,13 +272,10 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         """Records ``function(*args, **kw)`` as the steps that gave ``result``: they run on tensors
         without numbers, which are computed when asked for."""
-        empty: dict[int, Tensor] = {}
         line = calling_line()
+        values = {id(x): self.value(x) for x in tensors_of((args, kw))}
         with self.paused():
-            for tensor in tensors_of((args, kw)):
-                if id(tensor) not in empty:
-                    empty[id(tensor)] = shape = torch.empty_like(tensor, device="meta")
-                    self._live[id(shape)] = (weakref.ref(shape), self.value(tensor))
+            empty = {id(x): self._empty(values[id(x)]) for x in tensors_of((args, kw))}
         args, kw = pytree.tree_map(lambda x: empty.get(id(x), x), (args, kw))
         self.is_written_out = True
         value = self.value(function(*args, **kw))
@@ -279,6 +284,18 @@ class Recorder(TorchFunctionMode):
         assert value.operation is not None
         value.operation.line = line
         self._live[id(result)] = (weakref.ref(result), value)
+
+    def imagine(self, name: str, function: Callable[..., Tensor], *values: Value) -> None:
+        """Names what ``function`` gives of values: no part of the pass, computed when asked for."""
+        with self.paused():
+            empty = [self._empty(value) for value in values]
+        self.name(name, function(*empty))
+
+    def _empty(self, value: Value) -> Tensor:
+        """A tensor without numbers that stands for a value."""
+        tensor = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        self._live[id(tensor)] = (weakref.ref(tensor), value)
+        return tensor
 
     def value(self, tensor: Tensor) -> Value:
         """The value that a tensor holds now."""
@@ -317,6 +334,7 @@ class Recorder(TorchFunctionMode):
             heapq.heappush(self._largest, (-size, storage))
         self._kept[storage].append(value)
         while self.kept_bytes > self.keep:
+            self.kept_all = False
             size, dropped = heapq.heappop(self._largest)
             self.kept_bytes += size
             for old in self._kept.pop(dropped):
@@ -380,7 +398,7 @@ class Recorder(TorchFunctionMode):
         leaves, spec = pytree.tree_flatten((args, kwargs))
         leaves = [self.value(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         line = calling_line()
-        at = (self._path(), line.variable(0, count), name)
+        at = (self.path, line.variable(0, count), name)
         self._occurrences[at] += 1
         operation = Operation(function, name, leaves, spec, line, (*at, self._occurrences[at]))
         operation.is_written_out = self.is_written_out
@@ -390,7 +408,7 @@ class Recorder(TorchFunctionMode):
     def _step(self, call: Any, name: str, inputs: tuple[Value, ...], line: Line) -> Operation:
         """An operation of the recorder's own: no function of PyTorch that the module called."""
         leaves, spec = pytree.tree_flatten((inputs, {}))
-        at = (self._path(), line.variable(0, 1), name)
+        at = (self.path, line.variable(0, 1), name)
         self._occurrences[at] += 1
         operation = Operation(call, name, leaves, spec, line, (*at, self._occurrences[at]))
         self.operations.append(operation)

@@ -1,0 +1,207 @@
+"""The plan of a pass of ours: its operations in order, with their kinds and the names of their sides."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .recorder import Operation, Value
+
+if TYPE_CHECKING:
+    from .trace import Trace
+
+SIDES = {
+    "B T C": "token segment position embed in write mid mid_cross resid out state",
+    "B H T D": "q z",
+    "B K S D": "k v",
+    "B H T S": "qk scaled capped biased scores pattern",
+    "B T F": "pre gate up hidden",
+    "B T k F": "pre gate up hidden",
+    "B T E": "router router_probs",
+    "B T k": "weight chosen",
+    "B T V": "logits probs",
+    "B T QKV": "qkv",
+    "B T HD": "q_proj",
+    "B S KD": "k_proj v_proj",
+    "N C": "vector",
+    "N L": "write",
+    "B T": "tokens source",
+}
+"""The names of the sides of a value by the last word of its address: B batch, T tokens (queries), S
+keys, H heads, K key-value heads, D of a head, C model dim, F hidden, V vocabulary, E experts, k
+chosen experts, L labels, N documents."""
+AXES: dict[tuple[str, int], tuple[str, ...]] = {
+    (word, len(sides.split())): tuple(sides.split())
+    for sides, words in SIDES.items()
+    for word in words.split()
+}
+KINDS = {
+    ("linear", "logits"): "lm_head",
+    ("linear", "router"): "router",
+    ("add", "resid"): "residual",
+    ("add", "mid"): "residual",
+    ("add", "mid_cross"): "residual",
+    ("matmul", "z"): "av",
+    ("matmul", "qk"): "qk",
+    ("mul", "scaled"): "scale",
+    ("masked_fill", "scores"): "mask",
+    ("mul", "hidden"): "glu",
+    ("embedding", ""): "lookup",
+    ("layer_norm", ""): "norm",
+    ("rms_norm", ""): "norm",
+    ("cat", ""): "concat",
+    ("topk", ""): "topk",
+    **{(name, ""): "act" for name in ("gelu", "silu", "relu", "tanh")},
+}
+"""What a screen calls an operation, by its function and the last word of its address."""
+
+
+def last_word(value: Value) -> str:
+    return value.address.rpartition(".")[2]
+
+
+def axes_of(value: Value) -> tuple[str, ...]:
+    """The names of a value's sides: by its name, or those of an operand of the same shape."""
+    word, count = last_word(value), len(value.shape)
+    if value.kind == "weight" and value.operation is None:
+        return tuple(f"side {number}" for number in range(count))
+    if (word, count) in AXES:
+        return AXES[word, count]
+    return _inherited(value)
+
+
+def _inherited(value: Value) -> tuple[str, ...]:
+    axes = [f"side {number}" for number in range(len(value.shape))]
+    if len(axes) > 1 and value.batch:
+        axes[:2] = ["B", "T"] if len(axes) == 3 else ["B", axes[1]]
+    for x in value.operation.inputs if value.operation else ():
+        if x.kind == "weight" and x.operation is None:
+            continue
+        if x.shape == value.shape:
+            return axes_of(x)
+    return tuple(axes)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation: its address, kind, inputs, weights by their role, and the sides of its
+    result."""
+
+    value: Value
+    id: str
+    kind: str
+    inputs: tuple[str, ...]
+    axes: tuple[str, ...]
+    weights: Mapping[str, str]
+    source: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape
+
+    @property
+    def layer(self) -> int | None:
+        """The number of its block or recurrent layer."""
+        names = self.id.split(".")
+        numbers = (b for a, b in itertools.pairwise(names) if a in ("blocks", "cells", "back"))
+        return next((int(number) for number in numbers if number.isdigit()), None)
+
+    @property
+    def quadratic(self) -> bool:
+        """True if it grows with the square of the text, and so is computed on request."""
+        return {"T", "S"} <= set(self.axes)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Plain arguments of the function."""
+        operation = self.value.operation
+        leaves = operation.leaves if operation else []
+        return {"arguments": ", ".join(str(x) for x in leaves if isinstance(x, int | float))}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON holds it."""
+        return {
+            "id": self.id,
+            "kind": self.kind,
+            "layer": self.layer,
+            "in": list(self.inputs),
+            "w": dict(self.weights),
+            "axes": list(self.axes),
+            "shape": list(self.shape),
+            "params": self.params,
+            "src": self.source,
+        }
+
+
+class Plan:
+    """Operations by address, in the order in which they were computed, of all that depends on the
+    tokens."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.weights = {x.address: x.address for x in trace.leaves if x.kind == "weight"}
+        shown = _shown(trace)
+        self.ops: dict[str, Op] = {value.address: _op(value, shown) for value in shown}
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self.ops.values())
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def __contains__(self, name: str) -> bool:
+        return self.get(name) is not None
+
+    def get(self, name: str) -> Op | None:
+        """The operation of any of its names, None where there is none."""
+        value = self.trace.aliases.get(name)
+        return self.ops.get(name) or (self.ops.get(value.address) if value else None)
+
+    def __getitem__(self, name: str) -> Op:
+        op = self.get(name)
+        if op is None:
+            raise KeyError(name)
+        return op
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        return [op.to_dict() for op in self]
+
+
+def _shown(trace: Trace) -> dict[Value, None]:
+    """Values that depend on the tokens: those with a name, and results of arithmetic."""
+    inputs = [x for x in trace.leaves if x.kind == "input"]
+    reached, shown = set(inputs), dict.fromkeys(inputs)
+    for operation in trace.operations:
+        if not any(x in reached for x in operation.inputs):
+            continue
+        for value in operation.outputs:
+            reached.add(value)
+            if value.is_named or (value.dtype.is_floating_point and not value.is_view):
+                shown[value] = None
+    return shown
+
+
+def _op(value: Value, shown: Mapping[Value, None]) -> Op:
+    operation = value.operation
+    if operation is None:
+        return Op(value, value.address, "leaf", (), axes_of(value), {}, "")
+    weights = {
+        x.address.rpartition(".")[2]: x.address for x in operation.inputs if x.kind == "weight"
+    }
+    word = last_word(value) if value.is_named else ""
+    kind = KINDS.get((operation.name, word)) or KINDS.get((operation.name, "")) or operation.name
+    inputs = dict.fromkeys(_sources(operation, shown))
+    return Op(
+        value, value.address, kind, tuple(inputs), axes_of(value), weights, str(operation.line)
+    )
+
+
+def _sources(operation: Operation, shown: Mapping[Value, None]) -> Iterator[str]:
+    """The shown values that an operation reads, others walked through."""
+    for x in operation.inputs:
+        if x in shown:
+            yield x.address
+        elif x.operation is not None:
+            yield from _sources(x.operation, shown)

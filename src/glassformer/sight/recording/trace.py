@@ -1,0 +1,336 @@
+"""A pass of a model of ours: the recorded operations with the model's own names, sides and tokens.
+
+The model's tape (``core/nn/hooks.py``) names what it shows. Attention is written out in the readable
+engine's steps, whichever engine computed it.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.errors import UserError
+from ...core.nn import Model, Tape
+from ...core.nn.attention import Attention
+from ...core.nn.engines import AttentionEngine, AttentionInputs, attend, eager_attention
+from ...core.nn.finite import must_be_finite
+from ...core.nn.hooks import Edit
+from ...core.nn.model import inference
+from .. import export, tables
+from ..looking import Text, inputs
+from ..streams import display_texts, pieces, word_id
+from .module_trace import KEEP, ModuleTrace
+from .opening import Explanation
+from .plan import Plan, axes_of
+from .recorder import Recorder, Value
+
+if TYPE_CHECKING:
+    from ...core.nn.edited import ModelEdit
+    from ...core.tokenizer.tokenizer import Tokenizer
+
+SIDES = {
+    "T": "token",
+    "S": "key",
+    "V": "word",
+    "H": "head",
+    "K": "key-value head",
+    "E": "expert",
+    "L": "label",
+    "k": "choice",
+    "F": "neuron",
+}
+INSIDE = ("scores", "pattern")  # of attention: only an edit makes the model compute them
+
+
+def trace_model(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    source: Text | None = None,
+    edits: Sequence[ModelEdit | str] = (),
+    keep: int = KEEP,
+) -> Trace:
+    """One pass over ``text`` (or one row of token ids), everything addressable; nothing of it needs
+    gradients.
+
+    ``source`` is what an encoder-decoder's encoder reads, ``edits`` are of
+    ``glassformer.sight.edits``; ``keep`` bounds the bytes of recorded values. Raises UserError
+    for a text that the model cannot read.
+    """
+    tokens, source_ids, changes = inputs(model, tokenizer, text, source, edits)
+    for ids in (tokens, source_ids):
+        if ids is not None and len(ids) != 1:
+            raise UserError(
+                f"A trace is of one text and these are {len(ids)} rows; give one of them."
+            )
+    return Trace(model, tokenizer, tokens, source_ids, changes, keep)
+
+
+class NamingTape(Tape):
+    """Gives the recorder the model's own names, and records edits as steps of their own."""
+
+    def __init__(self, recorder: Recorder, edits: Mapping[str, Edit]) -> None:
+        super().__init__(edits=edits)
+        self.recorder = recorder
+
+    def watches(self, path: str) -> bool:
+        return path.rpartition(".")[2] not in (*INSIDE, "qkv") or self.changes(path)
+
+    def pass_through(self, path: str, x: Tensor) -> Tensor:
+        if self.changes(path):
+            x = self.recorder.edited(x, partial(self.edit, path))
+        self.recorder.name(path, x)
+        return x
+
+
+class DenseMask(NamedTuple):
+    """A mask that is written out already."""
+
+    visible: Tensor
+
+    def dense(self) -> Tensor:
+        return self.visible
+
+
+class Trace(ModuleTrace):
+    """One pass of ``model`` over tokens (1, T); addresses leave the batch row out.
+
+    ``trace.plan`` says what was computed in which order.
+    """
+
+    batch = 1
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer | None,
+        tokens: Tensor,
+        source: Tensor | None = None,
+        edits: Mapping[str, Any] | None = None,
+        keep: int = KEEP,
+    ) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.tokens, self.source, self.edits = tokens, source, edits or {}
+        super().__init__(model, (tokens,) if source is None else (tokens, source), {}, keep)
+        if not self.edits:  # which may set anything
+            must_be_finite(model, *self.outputs.values())
+        for value in (*self.leaves, *(x for op in self.operations for x in op.outputs)):
+            value.batch = int(
+                value.kind != "weight" and value.shape[:1] == (1,) and len(value.shape) > 1
+            )
+        self.plan = Plan(self)
+        self.names: dict[str, list[str]] = {}  # an operation's other names
+        for name, value in self.aliases.items():
+            if name != value.address:
+                self.names.setdefault(value.address, []).append(name)
+
+    def _call(self, recorder: Recorder) -> Any:
+        tape = NamingTape(recorder, self.edits)
+        attentions = {path: m for path, m in self.model.named_modules() if isinstance(m, Attention)}
+        changed = any(tape.changes(f"{path}.{name}") for path in attentions for name in INSIDE)
+        view = copy.copy(self.model)  # the same weights, with an engine of its own
+        if not changed:
+            view.engine = self._engine(recorder)
+        with inference(self.model):
+            output = view(*self.args, tape=tape)
+            for path in attentions:
+                projections = [recorder.modules.get(f"{path}.{name}") for name in "qkv"]
+                parts = [value for value in projections if value is not None]
+                if (
+                    len(parts) == 3
+                    and not attentions[path].cross
+                    and f"{path}.qkv" not in recorder.names
+                ):
+                    recorder.imagine(f"{path}.qkv", lambda *x: torch.cat(x, -1), *parts)
+            if "logits" in recorder.names:
+                recorder.imagine("probs", partial(torch.softmax, dim=-1), recorder.names["logits"])
+        return output
+
+    def _engine(self, recorder: Recorder) -> AttentionEngine:
+        """Computes attention as the model does, and records the readable engine's steps."""
+        engine = self.model.engine
+
+        def run(attention: AttentionInputs) -> Tensor:
+            position, path = attention.position, recorder.path
+            bias = None if position is None else attention.mask.bias(position)
+            visible = attention.mask.dense()
+            attention = attention._replace(bias=bias)
+            with recorder.paused():
+                z = attend(attention, engine)
+
+            def steps(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
+                return eager_attention(
+                    attention._replace(q=q, k=k, v=v, mask=DenseMask(mask), bias=bias, look=look)
+                )
+
+            def look(name: str, x: Tensor) -> Tensor:
+                recorder.name(f"{path}.{name}", x)
+                return x
+
+            recorder.write_out(steps, z, attention.q, attention.k, attention.v, visible, bias)
+            return z
+
+        return AttentionEngine("recorded", run, lambda inputs: True, None)
+
+    # --------------------------------------------------------------------------------- addresses
+
+    def parse(self, address: str) -> tuple[Value, tuple[int | slice, ...]]:
+        """An address as a value and an index of its sides; words in quotes are places of tokens."""
+        match = re.fullmatch(r"\s*([^\[\]\s]+)\s*(?:\[(.*)\])?\s*", address)
+        if match is None:
+            raise UserError(f'"{address}" is no address; give one such as {self.example()}.')
+        value = self.value(match.group(1))
+        inside = re.findall(r'"[^"]*"|\'[^\']*\'|[^,]+', match.group(2) or "")
+        axes = axes_of(value)
+        skipped = value.batch if inside and len(inside) < len(value.shape) else 0
+        places = [
+            self._place_of_word(value, axis, piece) if piece[:1] in "\"'" else piece
+            for axis, piece in zip(axes[skipped:], map(str.strip, inside), strict=False)
+        ]
+        places += inside[len(places) :]
+        whole = ["0"] * skipped + places
+        return super().parse(f"{match.group(1)}[{','.join(whole)}]" if whole else match.group(1))
+
+    def _place_of_word(self, value: Value, axis: str, word: str) -> str:
+        """The place of a token along a side: in the vocabulary, or the one place in the text where
+        it stands."""
+        name, word = value.address, word[1:-1]
+        if axis == "V":
+            return str(word_id(self.model, self.tokenizer, word))
+        if axis not in ("T", "S") or self.tokenizer is None:
+            raise UserError(f'{name} has no words along {axis}; give a number, not "{word}".')
+        ids, reader = self.side(name, axis)[0].tolist(), self.reads(name, axis)
+        labels, named = display_texts(reader, ids), pieces(reader, ids)
+        positions = [
+            at for at, label in enumerate(labels) if word in (label, label.strip("·"), named[at])
+        ]
+        if len(positions) == 1:
+            return str(positions[0])
+        available = ", ".join(f"{at} {piece}" for at, piece in enumerate(labels[:40]))
+        if positions:
+            raise UserError(
+                f'"{word}" stands at {" and ".join(map(str, positions))}; give one of these numbers.'
+            )
+        raise UserError(f'No token of the text is "{word}"; give a number. There are: {available}.')
+
+    def example(self) -> str:
+        """An address that exists."""
+        op = next((op for op in self.plan if op.quadratic), next(iter(self.plan)))
+        return f'"{op.id}[{",".join("0" for _ in op.shape[1:])}]"'
+
+    def shape(self, name: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The shape of a value or a weight, and the names of its sides."""
+        value = self.value(name)
+        return value.shape, axes_of(value)
+
+    # ----------------------------------------------------------------------------------- reasons
+
+    def explain(self, address: str) -> Explanation:
+        """The arithmetic of one number."""
+        explanation = super().explain(address)
+        value, index = self.parse(address)
+        places = []
+        for axis, place in zip(axes_of(value), index, strict=True):
+            if axis in ("B", "N") or not isinstance(place, int):
+                continue
+            piece = self.token(value.address, axis, place)
+            word = "" if piece is None else f' "{piece}"'
+            places.append(f"{SIDES.get(axis, 'dimension')} {place}{word}")
+        return replace(explanation, place=", ".join(places) if value.operation else "")
+
+    # ----------------------------------------------------------------------------------- tokens
+
+    def token(self, name: str, axis: str, place: int) -> str | None:
+        """The token at a place of a side of ``name``, as it reads; None where the side has no
+        tokens."""
+        if self.tokenizer is None or axis not in ("T", "S", "V"):
+            return None
+        id = place if axis == "V" else int(self.side(name, axis)[0, place])
+        return display_texts(self.reads(name, axis), [id])[0]
+
+    def side(self, name: str, axis: str) -> Tensor:
+        """The token ids (1, length) along a side of tokens of a value."""
+        return self.source if self.source is not None and _of_source(name, axis) else self.tokens
+
+    def reads(self, name: str, axis: str) -> Tokenizer | None:
+        """The tokenizer of the tokens along a side of a value."""
+        across = self.source is not None and _of_source(name, axis)
+        return self.tokenizer and (self.tokenizer.for_source if across else self.tokenizer)
+
+    # ---------------------------------------------------------------------------- as a document
+
+    @property
+    def tier(self) -> str:
+        """``full``: every value is kept; ``part``: some are computed again when asked for."""
+        return "full" if self.kept_all else "part"
+
+    def check(self) -> float:
+        """The largest difference between this trace's last logits and those of a pass that nobody
+        watches."""
+        with inference(self.model):
+            tape = Tape(edits=self.edits) if self.edits else None
+            plain = self.model(*self.args, tape=tape)
+        name = "logits" if "logits" in self.outputs and plain.logits.shape[1] else "hidden"
+        mine = self.outputs[name][:, -1]
+        return float((getattr(plain, name)[:, -1] - mine).abs().max())
+
+    def lines(self, all: bool = False) -> list[str]:
+        """The plan as text: a line for each operation, in order."""
+        rows = []
+        for op in self.plan:
+            pairs = zip(op.axes, op.shape, strict=True)
+            sides = " x ".join(f"{axis} {size}" for axis, size in pairs if axis != "B")
+            rows.append((op.id, op.kind, sides, ", ".join(op.inputs), op.source))
+        return tables.lines(rows, ("address", "kind", "sides", "of", "code"), left_columns=range(5))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as JSON holds it: tokens, plan, what was kept."""
+        record: dict[str, Any] = {"tokens": self._tokens(self.tokens, self.tokenizer)}
+        if self.source is not None:
+            reader = self.tokenizer and self.tokenizer.for_source
+            record["source"] = self._tokens(self.source, reader)
+        kept = {"tier": self.tier, "bytes": self.kept_bytes}
+        return {**record, "plan": self.plan.to_dict(), "kept": kept, "ms": 1000 * self.seconds}
+
+    @staticmethod
+    def _tokens(tokens: Tensor, tokenizer: Tokenizer | None) -> dict[str, Any]:
+        ids = tokens[0].tolist()
+        return {"ids": ids, "pieces": None if tokenizer is None else pieces(tokenizer, ids)}
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the trace as one HTML file that opens without a server, 2 MB at most, or all of it
+        as .safetensors.
+
+        ``cells``: addresses whose arithmetic the file is to hold; ``most``: the bytes of the file;
+        ``name``: of the model, as the file calls it.
+        """
+        return export.save(self, path, **options)
+
+    def live(self, view: str = "playground", height: int = 640) -> Any:
+        """A widget for a notebook (extra ``live``): the page on this text, every number computed by
+        the kernel.
+
+        ``view`` is one of its screens, such as "attention". It lives as long as the kernel does.
+        """
+        # by its name: the page stands above this room
+        live_page = importlib.import_module("glassformer.serve.page.live")
+        return live_page.live(self, view, height)
+
+    def _repr_html_(self) -> str:
+        """Notebook output: the page in a frame, with these numbers, alive after the kernel
+        has gone."""
+        return export.frame(self)
+
+
+def _of_source(name: str, axis: str) -> bool:
+    across = axis == "S" and ".cross." in name
+    return name.startswith(("encoder.", "source")) or across

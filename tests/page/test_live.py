@@ -19,7 +19,7 @@ from glassformer.core.nn import build_model
 from glassformer.serve.page.app import starlette_app
 from glassformer.serve.page.live import WidgetBridge
 from glassformer.sight.edits import head_off
-from glassformer.sight.tracing import Trace
+from glassformer.sight.recording.trace import Trace
 
 Ask = Callable[..., tuple[int, bytes]]
 

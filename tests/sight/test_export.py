@@ -20,7 +20,7 @@ import tiny
 from glassformer import UserError
 from glassformer.serve.page.models import shipped
 from glassformer.sight import export
-from glassformer.sight.tracing import Trace
+from glassformer.sight.recording.trace import Trace
 from test_packaging import licences
 
 TEXT = "To be, or not to be: that is the question"

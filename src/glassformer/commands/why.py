@@ -49,17 +49,17 @@ def run(
         )
         return _foreign(options.model, text, address, model_file, up, terms)
     model, tokenizer = options.load_with_tokenizer()
-    from ..sight.tracing import trace
+    from ..sight.recording.trace import trace
 
     tape = trace(model, tokenizer, text, source, edit)
     if address is None:
         return CommandOutput(tape.to_dict, tape.lines)
-    name, index = tape.parse(address)
-    if index is None:
-        shape, axes = tape.shape(name)
+    value, index = tape.parse(address)
+    if not index and value.shape:
+        shape, axes = tape.shape(value.address)
         sides = " x ".join(f"{axis} {size}" for axis, size in zip(axes, shape, strict=True))
-        shape_record = {"address": name, "axes": list(axes), "shape": list(shape)}
-        return CommandOutput(shape_record, [f"{name}: {sides}"])
+        shape_record = {"address": value.address, "axes": list(axes), "shape": list(shape)}
+        return CommandOutput(shape_record, [f"{value.address}: {sides}"])
     return _steps(list(tape.why(address, up)), up, terms)
 
 

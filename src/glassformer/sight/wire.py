@@ -34,10 +34,11 @@ class TracePart:
 
     def __init__(self, trace: Any, address: str) -> None:
         self.trace = trace
-        self.name, index = trace.parse(address)
+        value, index = trace.parse(address)
+        self.name = value.address
         shape, axes = trace.shape(self.name)
-        if index is None:
-            index = (0,) if axes[:1] in (("B",), ("N",)) else ()
+        if not index:
+            index = (0,) * value.batch
         self.index: list[int | slice] = [*index, *[slice(None)] * (len(shape) - len(index))]
         sliced_axes = [at for at, place in enumerate(self.index) if isinstance(place, slice)]
         self.axes = [axes[at] for at in sliced_axes]

@@ -19,7 +19,7 @@ from ...core.errors import UserError, install_extra, need
 from ...core.files import JsonObject
 
 if TYPE_CHECKING:
-    from ...sight.tracing import Trace
+    from ...sight.recording.trace import Trace
 
 VIEWS = ("playground", "inside", "attention", "lens", "tokens", "experts", "compare")
 MISSING = f"A live page needs anywidget, Starlette and uvicorn: {install_extra('live')}"

@@ -15,7 +15,7 @@ from ..asgi.replies import CancelCheck, not_found
 from .models import Loaded, ModelEntry, Models
 
 if TYPE_CHECKING:
-    from ...sight.tracing import Trace
+    from ...sight.recording.trace import Trace
 
 MAX_BYTES = 1 << 30  # bytes of all traces
 # of answers: another number makes other ids, so that no browser takes what it kept for the new
@@ -49,11 +49,8 @@ class CachedTrace:
 
     @property
     def bytes(self) -> int:
-        """Size of recorded and computed values."""
-        computed = sum(
-            value.numel() * value.element_size() for value in list(self.trace._made.values())
-        )
-        return self.trace.kept_bytes + computed
+        """Size of recorded values."""
+        return int(self.trace.kept_bytes)
 
 
 class TraceCache:
@@ -191,22 +188,10 @@ def truncation_report(*inputs: tuple[str, Any, int]) -> JsonObject:
 
 
 def trace_run(loaded: Loaded, tokens: Any, source: Any, hooks: Any, check: CancelCheck) -> Trace:
-    """Traces a forward pass; ``check`` is called at each recorded value and may raise."""
-    from ...sight.tracing import Trace
+    """Traces a forward pass; ``check`` is called at each named value and may raise."""
+    from ...sight.recording.trace import Trace
 
-    checks = [check]
-
-    class CancellableTrace(Trace):
-        def _run(self, is_recorded: Any, records: Any, model: Any = None) -> None:
-            def is_recorded_now(path: str) -> bool:
-                checks[0]()
-                return bool(is_recorded(path))
-
-            super()._run(is_recorded_now, records, model)
-
-    trace = CancellableTrace(loaded.model, loaded.tokenizer, tokens, source, hooks)
-    checks[0] = lambda: None  # who looks at it later has not gone
-    return trace
+    return Trace(loaded.model, loaded.tokenizer, tokens, source, hooks, check=check)
 
 
 def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[Any, int]:

@@ -110,7 +110,13 @@ class ModuleTrace:
 
     def __getitem__(self, address: str) -> Tensor:
         value, index = self.parse(address)
-        return read(value)[index]
+        places = [*index, *[slice(None)] * (len(value.shape) - len(index))]
+        region = tuple(
+            slice(at, at + 1) if isinstance(at, int) else slice(*at.indices(size)[:2])
+            for at, size in zip(places, value.shape, strict=True)
+        )
+        part = read(value, region)
+        return part[tuple(0 if isinstance(at, int) else slice(None) for at in places)]
 
     def addresses(self) -> list[str]:
         """The address of every value, in the order in which they were computed."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .recorder import Operation, Value
+from .rules import CASTS, MOVES
 
 if TYPE_CHECKING:
     from .trace import Trace
@@ -74,8 +75,7 @@ def axes_of(value: Value) -> tuple[str, ...]:
 
 def _inherited(value: Value) -> tuple[str, ...]:
     axes = [f"side {number}" for number in range(len(value.shape))]
-    if len(axes) > 1 and value.batch:
-        axes[:2] = ["B", "T"] if len(axes) == 3 else ["B", axes[1]]
+    axes[:1] = ["B"] * value.batch
     for x in value.operation.inputs if value.operation else ():
         if x.kind == "weight" and x.operation is None:
             continue
@@ -111,7 +111,8 @@ class Op:
     @property
     def quadratic(self) -> bool:
         """True if it grows with the square of the text, and so is computed on request."""
-        return {"T", "S"} <= set(self.axes)
+        operation = self.value.operation
+        return {"T", "S"} <= set(self.axes) or bool(operation and operation.is_written_out)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -143,7 +144,16 @@ class Plan:
         self.trace = trace
         self.weights = {x.address: x.address for x in trace.leaves if x.kind == "weight"}
         shown = _shown(trace)
-        self.ops: dict[str, Op] = {value.address: _op(value, shown) for value in shown}
+        sides = {  # of the named values of a module, by their shape
+            (value.address.rpartition(".")[0], value.shape): axes_of(value)
+            for value in shown
+            if value.is_named
+        }
+        self.ops: dict[str, Op] = {}
+        for value in shown:
+            home = value.operation.place[0] if value.operation else ""
+            axes = axes_of(value) if value.is_named else sides.get((home, value.shape))
+            self.ops[value.address] = _op(value, shown, axes or axes_of(value))
 
     def __iter__(self) -> Iterator[Op]:
         return iter(self.ops.values())
@@ -178,24 +188,23 @@ def _shown(trace: Trace) -> dict[Value, None]:
             continue
         for value in operation.outputs:
             reached.add(value)
-            if value.is_named or (value.dtype.is_floating_point and not value.is_view):
+            moved = operation.name in MOVES | CASTS or value.is_view
+            if value.is_named or (value.dtype.is_floating_point and not moved):
                 shown[value] = None
     return shown
 
 
-def _op(value: Value, shown: Mapping[Value, None]) -> Op:
+def _op(value: Value, shown: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
     operation = value.operation
     if operation is None:
-        return Op(value, value.address, "leaf", (), axes_of(value), {}, "")
+        return Op(value, value.address, "leaf", (), axes, {}, "")
     weights = {
         x.address.rpartition(".")[2]: x.address for x in operation.inputs if x.kind == "weight"
     }
     word = last_word(value) if value.is_named else ""
     kind = KINDS.get((operation.name, word)) or KINDS.get((operation.name, "")) or operation.name
     inputs = dict.fromkeys(_sources(operation, shown))
-    return Op(
-        value, value.address, kind, tuple(inputs), axes_of(value), weights, str(operation.line)
-    )
+    return Op(value, value.address, kind, tuple(inputs), axes, weights, str(operation.line))
 
 
 def _sources(operation: Operation, shown: Mapping[Value, None]) -> Iterator[str]:

@@ -290,6 +290,9 @@ class Recorder(TorchFunctionMode):
         with self.paused():
             empty = [self._empty(value) for value in values]
         self.name(name, function(*empty))
+        operation = self.names[name].operation
+        assert operation is not None
+        operation.line = Line()
 
     def _empty(self, value: Value) -> Tensor:
         """A tensor without numbers that stands for a value."""

@@ -99,10 +99,10 @@ def trace(model: nn.Module, *args: Any, keep: int = KEEP, **kwargs: Any) -> Any:
     bounds the bytes of recorded values. Raises UserError for what cannot be opened.
     """
     from ...core.nn import Model
-    from ..tracing import trace as trace_model
+    from . import trace as ours
 
     if isinstance(model, Model):
-        return trace_model(model, *args, **{**kwargs, "keep": keep})
+        return ours.trace(model, *args, **{**kwargs, "keep": keep})
     if len(args) == 2 and isinstance(args[1], str) and callable(args[0]):
         return ModuleTrace(model, (), {**args[0](args[1], return_tensors="pt"), **kwargs}, keep)
     return ModuleTrace(model, args, kwargs, keep)

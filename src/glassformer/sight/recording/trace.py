@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ SIDES = {
 INSIDE = ("scores", "pattern")  # of attention: only an edit makes the model compute them
 
 
-def trace_model(
+def trace(
     model: Model,
     tokenizer: Tokenizer | None,
     text: Text,
@@ -78,18 +78,29 @@ def trace_model(
 class NamingTape(Tape):
     """Gives the recorder the model's own names, and records edits as steps of their own."""
 
-    def __init__(self, recorder: Recorder, edits: Mapping[str, Edit]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        edits: Mapping[str, Edit],
+        computed_apart: Iterable[str],
+        check: Callable[[], None],
+    ) -> None:
         super().__init__(edits=edits)
-        self.recorder = recorder
+        self.recorder, self.computed_apart = recorder, frozenset(computed_apart)
+        self.check = check
 
     def watches(self, path: str) -> bool:
-        return path.rpartition(".")[2] not in (*INSIDE, "qkv") or self.changes(path)
+        return path not in self.computed_apart or self.changes(path)
 
     def pass_through(self, path: str, x: Tensor) -> Tensor:
         if self.changes(path):
             x = self.recorder.edited(x, partial(self.edit, path))
-        self.recorder.name(path, x)
+        self.record(path, x)
         return x
+
+    def record(self, path: str, x: Tensor) -> None:
+        self.check()
+        self.recorder.name(path, x)
 
 
 class DenseMask(NamedTuple):
@@ -117,7 +128,10 @@ class Trace(ModuleTrace):
         source: Tensor | None = None,
         edits: Mapping[str, Any] | None = None,
         keep: int = KEEP,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        """``check`` is called at each named value of the pass and may raise."""
+        self.check_pass = check
         self.model, self.tokenizer = model, tokenizer
         self.tokens, self.source, self.edits = tokens, source, edits or {}
         super().__init__(model, (tokens,) if source is None else (tokens, source), {}, keep)
@@ -134,9 +148,11 @@ class Trace(ModuleTrace):
                 self.names.setdefault(value.address, []).append(name)
 
     def _call(self, recorder: Recorder) -> Any:
-        tape = NamingTape(recorder, self.edits)
         attentions = {path: m for path, m in self.model.named_modules() if isinstance(m, Attention)}
-        changed = any(tape.changes(f"{path}.{name}") for path in attentions for name in INSIDE)
+        inside = [f"{path}.{name}" for path in attentions for name in INSIDE]
+        apart = (*inside, *(f"{path}.qkv" for path in attentions))
+        tape = NamingTape(recorder, self.edits, apart, self.check_pass)
+        changed = any(map(tape.changes, inside))
         view = copy.copy(self.model)  # the same weights, with an engine of its own
         if not changed:
             view.engine = self._engine(recorder)
@@ -168,9 +184,8 @@ class Trace(ModuleTrace):
                 z = attend(attention, engine)
 
             def steps(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
-                return eager_attention(
-                    attention._replace(q=q, k=k, v=v, mask=DenseMask(mask), bias=bias, look=look)
-                )
+                written: Any = attention._replace(q=q, k=k, v=v, bias=bias, look=look)
+                return eager_attention(written._replace(mask=DenseMask(mask)))
 
             def look(name: str, x: Tensor) -> Tensor:
                 recorder.name(f"{path}.{name}", x)

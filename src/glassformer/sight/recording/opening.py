@@ -61,7 +61,7 @@ class Operands:
 
     @property
     def terms(self) -> Tensor:
-        """What each contributes where the function is linear in them."""
+        """The contribution of each where the function is linear in them."""
         return self.gradients * self.numbers
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .module_trace import ModuleTrace
 from .recorder import Operation, Value
 from .rules import CASTS, MOVES
-
-if TYPE_CHECKING:
-    from .trace import Trace
 
 SIDES = {
     "B T C": "token segment position embed in write mid mid_cross resid out state",
@@ -75,7 +73,8 @@ def axes_of(value: Value) -> tuple[str, ...]:
 
 def _inherited(value: Value) -> tuple[str, ...]:
     axes = [f"side {number}" for number in range(len(value.shape))]
-    axes[:1] = ["B"] * value.batch
+    if value.batch:
+        axes[0] = "B"
     for x in value.operation.inputs if value.operation else ():
         if x.kind == "weight" and x.operation is None:
             continue
@@ -140,7 +139,7 @@ class Plan:
     """Operations by address, in the order in which they were computed, of all that depends on the
     tokens."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: ModuleTrace) -> None:
         self.trace = trace
         self.weights = {x.address: x.address for x in trace.leaves if x.kind == "weight"}
         shown = _shown(trace)
@@ -179,7 +178,7 @@ class Plan:
         return [op.to_dict() for op in self]
 
 
-def _shown(trace: Trace) -> dict[Value, None]:
+def _shown(trace: ModuleTrace) -> dict[Value, None]:
     """Values that depend on the tokens: those with a name, and results of arithmetic."""
     inputs = [x for x in trace.leaves if x.kind == "input"]
     reached, shown = set(inputs), dict.fromkeys(inputs)

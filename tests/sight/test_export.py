@@ -19,7 +19,7 @@ import glassformer
 import tiny
 from glassformer import UserError
 from glassformer.serve.page.models import shipped
-from glassformer.sight import export
+from glassformer.sight import export, wire
 from glassformer.sight.recording.trace import Trace
 from test_packaging import licences
 
@@ -61,7 +61,7 @@ def test_a_saved_page_holds_the_numbers_bit_for_bit(trace: Trace, tmp_path: Path
     tensors, output = load(data), facts(data)
     assert set(tensors) == {op.id for op in trace.plan}
     for address, values in tensors.items():
-        expected = trace[address][0].float().numpy()
+        expected = wire.TracePart(trace, address).to_array()
         assert values.tobytes() == expected.tobytes(), address
     (card,) = output["answers"]["GET api/models"]
     assert card["parameters"] == 917_760 and not card["abilities"]["generate"]
@@ -181,7 +181,9 @@ def test_every_shape_can_be_saved(name: str, tmp_path: Path) -> None:
     path = trace.save(tmp_path / "it.safetensors")
     loaded = load(path.read_bytes())
     for op in trace.plan:
-        assert np.array_equal(loaded[op.id], trace[op.id][0].float().numpy(), equal_nan=True), op.id
+        assert np.array_equal(
+            loaded[op.id], wire.TracePart(trace, op.id).to_array(), equal_nan=True
+        ), op.id
     assert export.summary(trace).startswith("<details>")
 
 

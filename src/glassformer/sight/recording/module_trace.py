@@ -67,7 +67,7 @@ class ModuleTrace:
         try:
             names = inspect.signature(self.module.forward).bind(*self.args, **self.kwargs).arguments
         except TypeError:
-            names = {f"input{at}": x for at, x in enumerate(self.args)} | self.kwargs
+            names = {f"input.{at}": x for at, x in enumerate(self.args)} | self.kwargs
         for name, argument in names.items():
             for path, leaf in pytree.tree_leaves_with_path(argument):
                 if isinstance(leaf, Tensor):
@@ -88,25 +88,37 @@ class ModuleTrace:
             return value
         names = [*self.aliases, *self.values]
         near = get_close_matches(name, names, n=3, cutoff=0.5)
-        meant = f" Nearest: {', '.join(near)}." if near else ""
-        raise UserError(f'Nothing has the address "{name}".{meant} trace.lines() lists them all.')
+        meant = f' Did you mean "{near[0]}"?' if near else ""
+        others = f" Near it: {', '.join(near[1:])}." if near[1:] else ""
+        raise UserError(
+            f'Nothing has the address "{name}".{meant}{others} trace.lines() lists them all.'
+        )
 
     def parse(self, address: str) -> tuple[Value, tuple[int | slice, ...]]:
         """An address as a value and an index, of as many dimensions as are given."""
-        match = re.fullmatch(r"\s*([^\[\]\s]+)\s*(?:\[([-\d\s:,]*)\])?\s*", address)
+        match = re.fullmatch(r"\s*([^\[\]\s]+)\s*(?:\[(.*)\])?\s*", address)
         if match is None:
             raise UserError(
                 f'"{address}" is no address; give one such as "{next(iter(self.aliases))}[0,0]".'
             )
         value = self.value(match.group(1))
         pieces = [piece.strip() for piece in (match.group(2) or "").split(",") if piece.strip()]
-        sides = " x ".join(map(str, value.shape)) or "one number"
+        sides = " x ".join(self.sides(value))
         if len(pieces) > len(value.shape):
-            raise UserError(f"{match.group(1)} is {sides}; {address} has too many places.")
+            count = len(value.shape) - value.batch
+            without = ", without the batch row" * value.batch
+            raise UserError(
+                f"{match.group(1)} has {count} sides ({sides}) and the index "
+                f"{len(pieces) - value.batch}; give {count}{without}."
+            )
         return value, tuple(
-            _place(piece, size, f"{match.group(1)} is {sides}")
+            _place(piece, size, f"{match.group(1)} is {sides or 'one number'}")
             for piece, size in zip(pieces, value.shape, strict=False)
         )
+
+    def sides(self, value: Value) -> list[str]:
+        """The sides of a value as messages say them."""
+        return list(map(str, value.shape))
 
     def __getitem__(self, address: str) -> Tensor:
         value, index = self.parse(address)
@@ -160,10 +172,10 @@ class ModuleTrace:
         """The arithmetic of one number."""
         value, index = self.parse(address)
         if len(index) < len(value.shape) or not all(isinstance(at, int) for at in index):
-            zeros = ",".join("0" for _ in value.shape)
+            zeros = ",".join("0" for _ in value.shape[value.batch :])
             name = address.partition("[")[0].strip()
             raise UserError(
-                f"{address} is {' x '.join(map(str, value.shape))} numbers; give one of them, as "
+                f"{address} is {' x '.join(self.sides(value))} numbers; give one of them, as "
                 f"{name}[{zeros}]."
             )
         at: Index = tuple(place for place in index if isinstance(place, int))
@@ -219,14 +231,18 @@ def _partial(change: Callable[[Tensor], Tensor], index: tuple[int | slice, ...])
 def _place(piece: str, size: int, what: str) -> int | slice:
     if ":" in piece:
         start, _, end = piece.partition(":")
-        return slice(int(start) if start.strip() else None, int(end) if end.strip() else None)
-    try:
-        at = int(piece)
-    except ValueError:
-        raise UserError(f'"{piece}" is no place; {what}.') from None
+        return slice(*(_integer(end, what) if end.strip() else None for end in (start, end)))
+    at = _integer(piece, what)
     if not -size <= at < size:
         raise UserError(f"{what}: there is no place {at} of {size}.")
     return at % size
+
+
+def _integer(text: str, what: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f'"{text}" is no index; give integers: {what}.') from None
 
 
 def _check(module: nn.Module) -> None:

@@ -335,6 +335,8 @@ class Opening:
         if name == "embedding":
             facts |= {"row": self.starts[1][0], "table": self.operation.inputs[1].address}
         text = words.sentence(name, sum(map(len, (*factors, *others))), facts)
+        if name == "softmax" and number == 0 and numbers["exp"] == 0:
+            text += " The mask hides this key."
         if self.operation.is_written_out:
             text += " PyTorch computes this attention in one step; here it is written out."
         if self.value.dtype.is_floating_point and not (

@@ -9,7 +9,7 @@ from typing import Any
 
 from .module_trace import ModuleTrace
 from .recorder import Operation, Value
-from .rules import CASTS, MOVES
+from .rules import CASTS, MOVES, POINTWISE
 
 SIDES = {
     "B T C": "token segment position embed in write mid mid_cross resid out state",
@@ -55,6 +55,8 @@ KINDS = {
     **{(name, ""): "act" for name in ("gelu", "silu", "relu", "tanh")},
 }
 """What a screen calls an operation, by its function and the last word of its address."""
+
+FOLDED = POINTWISE | CASTS | MOVES  # steps without a name that are opened from what they lead to
 
 
 def last_word(value: Value) -> str:
@@ -179,7 +181,7 @@ class Plan:
 
 
 def _shown(trace: ModuleTrace) -> dict[Value, None]:
-    """Values that depend on the tokens: those with a name, and results of arithmetic."""
+    """Values that depend on the tokens: those with a name, and sums, products and norms."""
     inputs = [x for x in trace.leaves if x.kind == "input"]
     reached, shown = set(inputs), dict.fromkeys(inputs)
     for operation in trace.operations:
@@ -187,8 +189,9 @@ def _shown(trace: ModuleTrace) -> dict[Value, None]:
             continue
         for value in operation.outputs:
             reached.add(value)
-            moved = operation.name in MOVES | CASTS or value.is_view
-            if value.is_named or (value.dtype.is_floating_point and not moved):
+            written_out = operation.is_written_out and operation.name in POINTWISE
+            folded = value.is_view or (operation.name in FOLDED and not written_out)
+            if value.is_named or (value.dtype.is_floating_point and not folded):
                 shown[value] = None
     return shown
 

@@ -196,6 +196,13 @@ class Trace(ModuleTrace):
 
         return AttentionEngine("recorded", run, lambda inputs: True, None)
 
+    def __repr__(self) -> str:
+        size = f"{self.tokens.shape[1]} tokens, {len(self.plan.ops)} operations"
+        return (
+            f"<Trace of {size}: trace[address], trace.explain(address), trace.lines() lists "
+            "the addresses>"
+        )
+
     # --------------------------------------------------------------------------------- addresses
 
     def parse(self, address: str) -> tuple[Value, tuple[int | slice, ...]]:
@@ -212,8 +219,14 @@ class Trace(ModuleTrace):
             for axis, piece in zip(axes[skipped:], map(str.strip, inside), strict=False)
         ]
         places += inside[len(places) :]
-        whole = ["0"] * skipped + places
-        return super().parse(f"{match.group(1)}[{','.join(whole)}]" if whole else match.group(1))
+        if len(places) > len(value.shape) - value.batch > 0 and len(places) != len(value.shape):
+            skipped = value.batch
+        places = ["0"] * skipped + places
+        return super().parse(f"{match.group(1)}[{','.join(places)}]" if places else match.group(1))
+
+    def sides(self, value: Value) -> list[str]:
+        pairs = zip(axes_of(value), value.shape, strict=True)
+        return [f"{axis} {size}" for axis, size in pairs][value.batch :]
 
     def _place_of_word(self, value: Value, axis: str, word: str) -> str:
         """The place of a token along a side: in the vocabulary, or the one place in the text where

@@ -3,9 +3,6 @@ embedding."""
 
 from __future__ import annotations
 
-import re
-from functools import partial
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -40,7 +37,7 @@ def test_values_are_those_that_looking_gives() -> None:
     for path, value in observed.items():
         torch.testing.assert_close(full[path], value, rtol=1e-5, atol=1e-5)
     assert torch.equal(full["decoder.blocks.1.attn.q"], observed["decoder.blocks.1.attn.q"])
-    assert glassformer.trace is trace
+    assert isinstance(glassformer.trace(model, None, tokens), Trace)
 
 
 def test_a_head_or_a_row_is_that_of_the_whole() -> None:
@@ -65,7 +62,7 @@ def test_the_sum_of_a_score_by_hand() -> None:
     products = (q[0, 3, 7] * k[0, 1, 2]).double()  # four heads read two keys: head 3 the second
     torch.testing.assert_close(cell.terms, q[0, 3, 7].double() * k[0, 1, 2].double())
     assert cell.value == pytest.approx(float(products.sum()), rel=1e-6)
-    assert [len(line.values) for line in cell.factors] == [8, 8]
+    assert [len(group) for group in cell.factors] == [8, 8]
     assert cell.operands[0].address == "decoder.blocks.0.attn.q[3,7,0]"
     scaled = item.explain("decoder.blocks.0.attn.scaled[3,7,2]")
     assert scaled.value == pytest.approx(cell.value / 8**0.5, rel=1e-6)
@@ -87,7 +84,7 @@ def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
             f"{final}[{','.join('1' if size > 1 else '0' for size in item.plan[final].shape)}]", 400
         )
     )
-    assert steps[-1].kind in ("leaf", "weight")
+    assert steps[-1].kind in ("input", "weight", "created")
     assert len(steps) < 400
     observed = set[str]()
 
@@ -104,66 +101,16 @@ def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
     follow(steps[0].address)
 
 
-def test_what_is_over_the_bound_is_recorded_anew() -> None:
-    for name in ("llama", "bert", "t5", "gru"):
-        full, little = of(name), of(name, keep=2_000)
-        assert full.tier == "full"
-        assert little.tier == "resid"
-        assert little.kept_bytes < full.kept_bytes
-        for op in full.plan:
-            if not op.quadratic:
-                torch.testing.assert_close(
-                    little[op.id], full[op.id], rtol=1e-5, atol=1e-5, msg=op.id
-                )
-
-
-def note(ran: list[str], path: str, *_: object) -> None:
-    ran.append(path)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "mixtral", "gemma2", "gptj"])
-def test_a_dropped_block_is_run_again_alone(name: str) -> None:
-    """From the stream before it, and it gives the same bits, with edits in blocks before it and in
-    it too."""
-    body = "encoder" if name == "bert" else "decoder"
-    for output in (
-        {},
-        {
-            f"{body}.blocks.0.ffn.write": lambda path, x: 1.5 * x,
-            "*.1.attn.z": lambda path, x: x + 0.1,
-        },
-    ):
-        model = tiny.model(tiny.ALL[name])
-        args = (tiny.tokens(1, 11), tiny.tokens(1, 7, seed=1) if name == "t5" else None)
-        full, little = (Trace(model, None, *args, edits=output, keep=keep) for keep in (1 << 30, 0))
-        little._tape_names()  # asks the model by a pass of its own, once
-        blocks = [
-            (path, piece)
-            for path, piece in model.named_modules()
-            if re.fullmatch(r".*blocks\.\d+", path)
-        ]
-        ran: list[str] = []
-        for path, block in blocks:
-            block.register_forward_pre_hook(partial(note, ran, path))
-        opened = 0
-        for path, _ in blocks:
-            dropped = sorted(
-                item
-                for item in little.dropped
-                if item.startswith(f"{path}.") and item in full.records
-            )
-            for item in dropped:
-                assert torch.equal(little[item], full.records[item]), item
-            assert ran == [path] and dropped, (path, ran)
-            ran.clear()
-            opened += 1
-        assert opened == len(blocks) >= 2
-        outside = [
-            item
-            for item in little.dropped
-            if ".blocks." not in item and item in full.records and item != "logits"
-        ]
-        assert all(torch.equal(little[item], full.records[item]) for item in outside) and not ran
+@pytest.mark.parametrize("name", ["llama", "bert", "t5", "gru", "mixtral", "gemma2"])
+@pytest.mark.parametrize("keep", [0, 5_000])
+def test_what_is_over_the_bound_is_computed_again(name: str, keep: int) -> None:
+    full, little = of(name), of(name, keep=keep)
+    assert full.tier == "full" and little.tier == "part"
+    assert little.kept_bytes <= keep < full.kept_bytes
+    for op in full.plan:
+        torch.testing.assert_close(little[op.id], full[op.id], rtol=1e-5, atol=1e-5, msg=op.id)
+        at = op.id + f"[{','.join('0' for _ in op.shape)}]"
+        assert little.explain(at).to_dict(4)["terms"] == full.explain(at).to_dict(4)["terms"]
 
 
 def test_edits_are_told() -> None:
@@ -232,7 +179,7 @@ def test_tokens_have_names() -> None:
     [
         ("decoder.blocks.0.attn.score[0,1,1]", r'Did you mean "decoder.blocks.0.attn.scores"'),
         ("decoder.blocks.7.attn.q", "Nothing has the address"),
-        ("decoder.blocks.0.attn.scores[4,1,1]", "has 4 places along H, 0 to 3; 4 is none"),
+        ("decoder.blocks.0.attn.scores[4,1,1]", "4 is no place of 4, 0 to 3"),
         (
             "decoder.blocks.0.attn.scores[0,1,1,1,1]",
             r"has 3 sides \(H 4 x T 11 x S 11\) and the index 5; give 3, without the batch row",

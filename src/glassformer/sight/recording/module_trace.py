@@ -234,7 +234,7 @@ def _place(piece: str, size: int, what: str) -> int | slice:
         return slice(*(_integer(end, what) if end.strip() else None for end in (start, end)))
     at = _integer(piece, what)
     if not -size <= at < size:
-        raise UserError(f"{what}: there is no place {at} of {size}.")
+        raise UserError(f"{what}; {at} is no place of {size}, 0 to {size - 1}.")
     return at % size
 
 

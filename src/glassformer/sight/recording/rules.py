@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ masked_scatter masked_select slice_scatter select_scatter overlay broadcast_to r
 as_strided meshgrid broadcast_tensors atleast_1d atleast_2d"""
 )
 """Each number of the result is one of an input, or a constant."""
+SHAPED = {"view", "reshape"}  # of the same shape: nothing at all
 CREATED = _names(
     """empty zeros ones full tensor arange linspace empty_like zeros_like ones_like full_like new_empty
 new_zeros new_ones new_full new_tensor eye scalar_tensor"""
@@ -165,18 +167,51 @@ RULES: dict[str, Callable[[Operation, Region], Need | None]] = {
 }
 
 
+COMPUTED = 256 << 20  # bytes of values that were computed again and stay, the latest
+_computed: weakref.WeakKeyDictionary[Value, dict[Any, Tensor]] = weakref.WeakKeyDictionary()
+
+
 def read(value: Value, region: Region | None = None) -> Tensor:
-    """The numbers of a value: of a region of it, the region alone where that can be."""
+    """The numbers of a value, or of a region of it.
+
+    What is not kept is computed again: all of it, as the model did, so that the bits are its own;
+    of a step that the model did not compute, whole matrices.
+    """
     if value.tensor is not None:
-        return value.tensor if region is None else value.tensor[region]
+        return value.tensor.detach() if region is None else value.tensor.detach()[region]
     operation = value.operation
     assert operation is not None, "a value without an operation is kept"
     region = whole(value.shape) if region is None else region
+    if operation.name in SHAPED and operation.inputs[0].shape == value.shape:
+        return read(operation.inputs[0], region)
+    full = whole(value.shape)
+    matrices = (*region[:-2], *full[-2:]) if operation.is_written_out else full
+    key = tuple((at.start, at.stop) for at in matrices)
+    stored = _computed.setdefault(value, {})
+    if key not in stored:
+        stored[key] = _compute(operation, value, matrices)
+        _forget(value)
+    return stored[key][relative(region, matrices)]
+
+
+def _compute(operation: Operation, value: Value, region: Region) -> Tensor:
     needed = need(operation, value, region)
     tensors = [read(x, part) for x, part in zip(operation.inputs, needed.inputs, strict=True)]
     with torch.no_grad():
         result = operation.run(tensors)[value.output]
     return result[relative(region, needed.output)]
+
+
+def _forget(latest: Value) -> None:
+    """Keeps the computed values within their bound, the latest in any case."""
+    sizes = {value: sum(x.nbytes for x in parts.values()) for value, parts in _computed.items()}
+    total = sum(sizes.values())
+    for value, size in sizes.items():
+        if total <= COMPUTED:
+            return
+        if value is not latest:
+            del _computed[value]
+            total -= size
 
 
 # ------------------------------------------------------------------------------------------- moves

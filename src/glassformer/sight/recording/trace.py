@@ -136,7 +136,9 @@ class Trace(ModuleTrace):
         self.tokens, self.source, self.edits = tokens, source, edits or {}
         super().__init__(model, (tokens,) if source is None else (tokens, source), {}, keep)
         if not self.edits:  # which may set anything
-            must_be_finite(model, *self.outputs.values())
+            # fused kernels make zeros of NaN scores: outputs hide them
+            named = (value.tensor for value in self.aliases.values() if value.is_named)
+            must_be_finite(model, *(x for x in named if x is not None and x.is_floating_point()))
         for value in (*self.leaves, *(x for op in self.operations for x in op.outputs)):
             value.batch = int(
                 value.kind != "weight" and value.shape[:1] == (1,) and len(value.shape) > 1

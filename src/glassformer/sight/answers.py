@@ -72,14 +72,9 @@ KIND_WORDS = {
     "act": "activation",
     "glu": "gate times up",
     "router": "router",
-    "topk": "the chosen experts",
-    "expert": "experts",
-    "combine": "sum of the experts",
     "residual": "added to the stream",
     "lm_head": "logits",
-    "pool": "pooled",
     "classify": "labels",
-    "generic": "a part of its own",
 }
 
 
@@ -284,11 +279,13 @@ def cell(trace: Any, address: str, terms: int) -> dict[str, Any]:
     gives it."""
     explanation = trace.explain(address)
     payload = explanation.to_dict(terms)
+    if payload["kind"] in ("input", "constant", "created"):
+        payload["kind"] = "leaf"
     name, _, index = payload["address"].partition("[")
     readers = [op.id for op in trace.plan if name in op.inputs]
     rows = "".join(f"[{axis}]" for axis in index.rstrip("]").split(",")) if index else ""
     op = trace.plan.get(name)
-    row = "[0]" if op is not None and op.axes[0] in ("B", "N") else ""
+    row = "[0]" if op is not None and op.value.batch else ""
     summary = {
         "plain": payload["sentence"],
         "place": payload["place"],

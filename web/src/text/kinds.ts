@@ -1,6 +1,6 @@
 /** What each kind of operation is, at three depths: plain words, the equation, the line of PyTorch that does the same.
  *
- *  The kinds are those of inspection/tracing/kinds; a kind that is not here gets the text of `generic`.
+ *  The kinds are those of sight/recording/plan.py; a kind that is not here gets the text of `generic`.
  */
 import { type Maths, cases, frac, math, n, o, paren, root, seq, sub, sum, sup, v, words } from "./mathml";
 
@@ -57,18 +57,6 @@ const TEXTS: Record<string, Text> = {
     maths: math(sub(v("y"), v("t")), eq, sub(v("E"), words("row "), sub(v("id"), v("t")))),
     code: "y = F.embedding(ids, table)",
   },
-  pos_sin: {
-    title: "Sine and cosine of the position",
-    plain: "Gives each position its own pattern of waves, from fast to slow. The pattern is calculated, not learned.",
-    maths: math(sub(v("y"), v("t"), o(","), n(2), v("i")), eq, v("sin"), paren(frac(v("t"), sup(v("θ"), n(2), v("i"), o("/"), v("d")))), o(","), sub(v("y"), v("t"), o(","), n(2), v("i"), o("+"), n(1)), eq, v("cos"), paren(frac(v("t"), sup(v("θ"), n(2), v("i"), o("/"), v("d"))))),
-    code: "angle = pos[:, None] * theta ** (-2 * i / d)\ny = torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)",
-  },
-  shift: {
-    title: "One step back",
-    plain: "The state of the step before. The first step gets zeros, or a state made from the source.",
-    maths: math(sub(v("y"), v("t")), eq, sub(v("h"), v("t"), o("−"), n(1))),
-    code: "y = torch.cat((first, h[:, :-1]), 1)",
-  },
   split: {
     title: "Split",
     plain: "Cuts each vector into equal pieces, one for each head. No number changes.",
@@ -89,23 +77,6 @@ const TEXTS: Record<string, Text> = {
           maths: math(v("y"), eq, o("["), v("a"), o(";"), v("b"), o(";"), o("…"), o("]")),
           code: "y = torch.cat(parts, -1)",
         },
-  repeat: {
-    title: "The same for every token",
-    plain: "Hands one vector to every position of the text.",
-    maths: math(sub(v("y"), v("t")), eq, x),
-    code: "y = x[:, None].expand(-1, T, -1)",
-  },
-  pool: (p) => {
-    const of = String(p.of ?? "mean");
-    const how: Record<string, [string, Maths, string]> = {
-      first: ["Takes the vector of the first token for the whole text.", seq(sub(v("x"), n(0))), "x[:, 0]"],
-      last: ["Takes the vector of the last token for the whole text.", seq(sub(v("x"), v("T"), o("−"), n(1))), "x[:, -1]"],
-      ends: ["Puts the vectors of the first and the last token side by side.", seq(o("["), sub(v("x"), n(0)), o(";"), sub(v("x"), v("T"), o("−"), n(1)), o("]")), "torch.cat((x[:, 0], x[:, -1]), -1)"],
-      max: ["Takes, in each dimension, the greatest number of all tokens.", seq(sub(v("max"), v("t")), sub(v("x"), v("t"))), "x.amax(1)"],
-    };
-    const [plain, maths, code] = how[of] ?? ["The mean of all tokens' vectors: one vector for the whole text.", seq(frac(n(1), v("T")), sum(v("t")), sub(v("x"), v("t"))), "x.mean(1)"];
-    return { title: "One vector for the text", plain, maths: math(v("y"), eq, maths), code: `y = ${code}` };
-  },
   rope: {
     title: "Rotate (RoPE)",
     plain: "Turns pairs of numbers in queries and keys by an angle that grows with the position. A query and a key then meet at an angle that depends only on how far apart their tokens are.",
@@ -139,18 +110,6 @@ const TEXTS: Record<string, Text> = {
       code: `y = ${cap} * torch.tanh(x / ${cap})`,
     };
   },
-  bias: (p) => ({
-    title: "Bias by distance",
-    plain:
-      p.type === "alibi"
-        ? "Takes something from each score for the distance between the two tokens (ALiBi): the farther, the more, at another rate in each head."
-        : "A learned number for the distance between the two tokens and the head. Near distances have their own number, far ones share one.",
-    maths:
-      p.type === "alibi"
-        ? math(sub(v("b"), v("h"), o(","), v("t"), o(","), v("s")), eq, o("−"), sub(v("m"), v("h")), o("|"), v("t"), o("−"), v("s"), o("|"))
-        : math(sub(v("b"), v("h"), o(","), v("t"), o(","), v("s")), eq, sub(v("R"), words("bucket"), paren(v("s"), o("−"), v("t")), o(","), v("h"))),
-    code: p.type === "alibi" ? "b = -slope[h] * (t - s).abs()" : "b = table[bucket(s - t)][:, :, h]",
-  }),
   mask: (p) => ({
     title: "Mask",
     plain: p.causal
@@ -174,12 +133,6 @@ const TEXTS: Record<string, Text> = {
     plain: "Mixes the value vectors by the attention weights: a token that gets 0.4 of the attention gives 0.4 of its value. A strong weight on a small value carries little.",
     maths: math(sub(v("z"), v("t")), eq, sum(v("s")), sub(v("a"), v("t"), o(","), v("s")), sub(v("v"), v("s"))),
     code: "z = pattern @ v",
-  },
-  additive: {
-    title: "Additive score",
-    plain: "How well a state of the source fits the state before: both are added, pressed between −1 and 1, and summed by learned weights.",
-    maths: math(sub(words("score"), v("t"), o(","), v("s")), eq, sum(v("a")), sub(v("w"), v("a")), v("tanh"), paren(sub(v("q"), v("t"), o(","), v("a")), o("+"), sub(v("k"), v("s"), o(","), v("a")))),
-    code: "s = torch.tanh(q[:, :, None] + k[:, None]) @ w",
   },
   linear: (p, address) => {
     const last = address.split(".").pop() ?? "";
@@ -221,18 +174,6 @@ const TEXTS: Record<string, Text> = {
     maths: p.gives === "chosen" ? math(v("c"), eq, sub(words("argtop"), v("k")), v("p")) : p.normalize ? math(sub(v("w"), v("j")), eq, frac(sub(v("p"), sub(v("c"), v("j"))), seq(sum(v("i")), sub(v("p"), sub(v("c"), v("i")))))) : math(sub(v("w"), v("j")), eq, sub(v("p"), sub(v("c"), v("j")))),
     code: p.normalize ? "weight, chosen = p.topk(k)\nweight = weight / weight.sum(-1, keepdim=True)" : "weight, chosen = p.topk(k)",
   }),
-  expert: {
-    title: "Expert's matrix",
-    plain: "The chosen expert's own linear layer. Another token may be sent to another expert, and so through another matrix.",
-    maths: math(sub(v("y"), v("e"), o(","), v("o")), eq, sum(v("i")), sub(sup(v("W"), paren(v("e"))), v("o"), o(","), v("i")), xi),
-    code: "y[here] = F.linear(x[here], weight[expert])",
-  },
-  combine: {
-    title: "Sum of the experts",
-    plain: "Adds the chosen experts' answers, each times its weight from the router.",
-    maths: math(v("y"), eq, sum(v("j")), sub(v("w"), v("j")), sub(v("y"), sub(v("c"), v("j")))),
-    code: "y = (answers * weight[..., None]).sum(2)",
-  },
   add: {
     title: "Add",
     plain: "Adds several vectors number by number.",
@@ -281,26 +222,6 @@ const TEXTS: Record<string, Text> = {
       code: "y = F.layer_norm(x, x.shape[-1:], gain, shift, eps)",
     };
   },
-  cell: (p) =>
-    p.type === "lstm"
-      ? {
-          title: "LSTM state",
-          plain: "The output gate decides how much of the cell's memory shows in this step's state.",
-          maths: math(sub(v("h"), v("t")), eq, sub(v("o"), v("t")), o("·"), v("tanh"), paren(sub(v("c"), v("t")))),
-          code: "h = o * torch.tanh(c)",
-        }
-      : {
-          title: "GRU state",
-          plain: "The update gate mixes the state before with a new candidate; the reset gate decides how much the candidate sees of the state before.",
-          maths: math(sub(v("h"), v("t")), eq, paren(n(1), o("−"), sub(v("z"), v("t"))), sub(v("n"), v("t")), o("+"), sub(v("z"), v("t")), sub(v("h"), v("t"), o("−"), n(1))),
-          code: "h = (1 - z) * n + z * h_before",
-        },
-  memory: {
-    title: "LSTM memory",
-    plain: "The forget gate decides what stays of the memory, the input gate what enters it.",
-    maths: math(sub(v("c"), v("t")), eq, sub(v("f"), v("t")), sub(v("c"), v("t"), o("−"), n(1)), o("+"), sub(v("i"), v("t")), sub(v("g"), v("t"))),
-    code: "c = f * c_before + i * g",
-  },
   edit: {
     title: "Edit",
     plain: "You changed this value: what follows is computed from yours, not from the model's own.",
@@ -308,10 +229,10 @@ const TEXTS: Record<string, Text> = {
     code: "x = edit(x)",
   },
   generic: {
-    title: "Part of its own",
-    plain: "A part whose arithmetic nobody has described. What goes in and what comes out are the model's own values.",
+    title: "A function of PyTorch",
+    plain: "One call of the model's own code; the line below says which. Any of its numbers opens to the operands that it read.",
     maths: math(v("y"), eq, v("f"), paren(x)),
-    code: "y = part(x)",
+    code: "y = f(x)",
   },
 };
 

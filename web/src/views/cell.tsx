@@ -183,7 +183,6 @@ function Others({ one }: { one: Cell }) {
 
 function Check({ one }: { one: Cell }) {
   if (one.kind === "leaf" || one.kind === "weight") return <p class="note">Here the arithmetic begins.</p>;
-  if (one.kind === "generic") return null;
   return (
     <p>
       again, in float64: <span class="num" data-recomputed={one.recomputed ?? ""}>{number(one.recomputed, 8)}</span><br />

@@ -30,7 +30,7 @@ function chosen(op: Op) {
   return (axis: string, size: number) => {
     if (axis === "H") return state.head.value ?? 0;
     if (axis === "K") {
-      const heads = [...ops.value.values()].find((one) => one.kind === "qk" && one.layer === op.layer)?.shape[1] ?? size;
+      const heads = [...ops.value.values()].find((one) => one.kind === "softmax" && one.layer === op.layer && one.axes.includes("H"))?.shape[1] ?? size;
       return Math.floor((state.head.value ?? 0) / Math.max(1, heads / size));
     }
     if (axis === "T") return state.query.value ?? 0;

@@ -42,19 +42,24 @@ KINDS = {
     ("add", "resid"): "residual",
     ("add", "mid"): "residual",
     ("add", "mid_cross"): "residual",
-    ("matmul", "z"): "av",
+    ("add", "q"): "rope",
+    ("add", "k"): "rope",
+    ("transpose", "q"): "split",
+    ("transpose", "k"): "split",
+    ("transpose", "v"): "split",
     ("matmul", "qk"): "qk",
     ("mul", "scaled"): "scale",
+    ("mul", "capped"): "softcap",
     ("masked_fill", "scores"): "mask",
+    ("view", "z"): "av",
     ("mul", "hidden"): "glu",
     ("embedding", ""): "lookup",
     ("layer_norm", ""): "norm",
     ("rms_norm", ""): "norm",
     ("cat", ""): "concat",
-    ("topk", ""): "topk",
     **{(name, ""): "act" for name in ("gelu", "silu", "relu", "tanh")},
 }
-"""What a screen calls an operation, by its function and the last word of its address."""
+"""The word of screens for an operation, by its function and its value's name or variable."""
 
 FOLDED = POINTWISE | CASTS | MOVES  # steps without a name that are opened from what they lead to
 
@@ -203,8 +208,10 @@ def _op(value: Value, shown: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
     weights = {
         x.address.rpartition(".")[2]: x.address for x in operation.inputs if x.kind == "weight"
     }
-    word = last_word(value) if value.is_named else ""
+    word = last_word(value) if value.is_named else operation.line.variable(0, 1)
     kind = KINDS.get((operation.name, word)) or KINDS.get((operation.name, "")) or operation.name
+    if value.address in ("pool.write", "token_head.write"):
+        kind = "classify"
     inputs = dict.fromkeys(_sources(operation, shown))
     return Op(value, value.address, kind, tuple(inputs), axes, weights, str(operation.line))
 

@@ -76,7 +76,12 @@ def test_the_bound_is_of_bytes_that_are_held(models: Models) -> None:
     ]
     sizes = [runs[run].bytes for run in result]
     trace = runs[result[0]].trace
-    storages = {x.tensor.untyped_storage() for op in trace.operations for x in op.outputs if x.tensor is not None}
+    storages = {
+        x.tensor.untyped_storage()
+        for op in trace.operations
+        for x in op.outputs
+        if x.tensor is not None
+    }
     assert 0 < sizes[0] == trace.kept_bytes <= sum(storage.nbytes() for storage in storages)
     bounded = TraceCache(models, max_bytes=sum(sizes[1:]))
     for word in ("cat", "dog", "mat", "log"):

@@ -247,12 +247,12 @@ class Opening:
         inputs = self.operation.inputs
         needed = need(self.operation, self.value, cell(self.index))
         regions = [
-            whole(x.shape) if part is None else part
-            for x, part in zip(inputs, needed.inputs, strict=True)
+            whole(x.shape) if region is None else region
+            for x, region in zip(inputs, needed.inputs, strict=True)
         ]
         self.starts = [tuple(at.start for at in region) for region in regions]
-        self.tensors = [read(x, part) for x, part in zip(inputs, regions, strict=True)]
-        self.at = tuple(part.start for part in relative(cell(self.index), needed.output))
+        self.tensors = [read(x, region) for x, region in zip(inputs, regions, strict=True)]
+        self.at = tuple(place.start for place in relative(cell(self.index), needed.output))
         self.gradients, self.recomputed = self._again()
 
     def _row(self) -> None:
@@ -308,8 +308,8 @@ class Opening:
         inexact = [x for x in leaves if x.requires_grad]
         if not number.requires_grad:
             return [None] * len(leaves)
-        part = torch.view_as_real(number).sum() if number.is_complex() else number
-        gradients = iter(torch.autograd.grad(part, inexact, allow_unused=True))
+        real = torch.view_as_real(number).sum() if number.is_complex() else number
+        gradients = iter(torch.autograd.grad(real, inexact, allow_unused=True))
         return [next(gradients) if x.requires_grad else None for x in leaves]
 
     def _operands(self, at: int, everything: bool = False) -> Operands:
@@ -365,11 +365,15 @@ class Opening:
         if name in PAIRED and self.recomputed is not None:
             first = 1 if name in ("addmm", "baddbmm") else 0
             rows = [self._operands(at, everything=True) for at in (first, first + 1)]
-            other = tuple(self._operands(at) for at in range(count) if at not in (first, first + 1))
-            return rows[0].terms, tuple(rows), tuple(x for x in other if len(x))
+            bias = tuple(self._operands(at) for at in range(count) if at not in (first, first + 1))
+            return rows[0].terms, tuple(rows), tuple(x for x in bias if len(x))
         if name in POINTWISE | CASTS:
             cells = tuple(self._operands(at, everything=True) for at in range(count))
-            if name in ("add", "sub", "rsub") and all(x.gradients.all() for x in cells):
+            if (
+                name in ("add", "sub", "rsub")
+                and len(cells) > 1
+                and all(x.gradients.all() for x in cells)
+            ):
                 return torch.cat([x.terms for x in cells]), (), cells
             single = self.recomputed is not None and math.isfinite(abs(self.recomputed))
             inexact = [
@@ -393,14 +397,14 @@ class Opening:
         for linear in ([inexact[0]] if inexact else [], inexact):
             total = sum(group.terms.sum().item() for group in linear)
             if linear and self.recomputed is not None and _close(total, self.recomputed):
-                rest = tuple(group for group in inexact if group not in linear)
+                constant = tuple(group for group in inexact if group not in linear)
                 if len(linear) == 1:
-                    return linear[0].terms, (linear[0],), (*rest, *exact)
+                    return linear[0].terms, (linear[0],), (*constant, *exact)
                 return torch.cat([group.terms for group in linear]), (), (*linear, *exact)
         return none, (), (*inexact, *(exact if not inexact else ()))
 
     def _numbers(self, name: str) -> dict[str, float]:
-        """What comes out on the way."""
+        """Numbers on the way: a mean, a sum of exponentials."""
         if self.recomputed is None or not self.tensors:
             return {}
         x = self.tensors[0]

@@ -149,17 +149,17 @@ class Plan:
     def __init__(self, trace: ModuleTrace) -> None:
         self.trace = trace
         self.weights = {x.address: x.address for x in trace.leaves if x.kind == "weight"}
-        shown = _shown(trace)
+        visible = _visible(trace)
         sides = {  # of the named values of a module, by their shape
             (value.address.rpartition(".")[0], value.shape): axes_of(value)
-            for value in shown
+            for value in visible
             if value.is_named
         }
         self.ops: dict[str, Op] = {}
-        for value in shown:
+        for value in visible:
             home = value.operation.place[0] if value.operation else ""
             axes = axes_of(value) if value.is_named else sides.get((home, value.shape))
-            self.ops[value.address] = _op(value, shown, axes or axes_of(value))
+            self.ops[value.address] = _op(value, visible, axes or axes_of(value))
 
     def __iter__(self) -> Iterator[Op]:
         return iter(self.ops.values())
@@ -185,23 +185,25 @@ class Plan:
         return [op.to_dict() for op in self]
 
 
-def _shown(trace: ModuleTrace) -> dict[Value, None]:
-    """Values that depend on the tokens: those with a name, and sums, products and norms."""
+def _visible(trace: ModuleTrace) -> dict[Value, None]:
+    """Values with a name, and sums, products and norms that depend on the tokens."""
     inputs = [x for x in trace.leaves if x.kind == "input"]
-    reached, shown = set(inputs), dict.fromkeys(inputs)
+    reached, visible = set(inputs), dict.fromkeys(inputs)
     for operation in trace.operations:
-        if not any(x in reached for x in operation.inputs):
-            continue
+        depends = any(x in reached for x in operation.inputs)
         for value in operation.outputs:
-            reached.add(value)
+            if depends:
+                reached.add(value)
+            elif not value.is_named:
+                continue
             written_out = operation.is_written_out and operation.name in POINTWISE
             folded = value.is_view or (operation.name in FOLDED and not written_out)
             if value.is_named or (value.dtype.is_floating_point and not folded):
-                shown[value] = None
-    return shown
+                visible[value] = None
+    return visible
 
 
-def _op(value: Value, shown: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
+def _op(value: Value, visible: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
     operation = value.operation
     if operation is None:
         return Op(value, value.address, "leaf", (), axes, {}, "")
@@ -212,14 +214,14 @@ def _op(value: Value, shown: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
     kind = KINDS.get((operation.name, word)) or KINDS.get((operation.name, "")) or operation.name
     if value.address in ("pool.write", "token_head.write"):
         kind = "classify"
-    inputs = dict.fromkeys(_sources(operation, shown))
+    inputs = dict.fromkeys(_sources(operation, visible))
     return Op(value, value.address, kind, tuple(inputs), axes, weights, str(operation.line))
 
 
-def _sources(operation: Operation, shown: Mapping[Value, None]) -> Iterator[str]:
-    """The shown values that an operation reads, others walked through."""
+def _sources(operation: Operation, visible: Mapping[Value, None]) -> Iterator[str]:
+    """The visible values that an operation reads, others walked through."""
     for x in operation.inputs:
-        if x in shown:
+        if x in visible:
             yield x.address
         elif x.operation is not None:
-            yield from _sources(x.operation, shown)
+            yield from _sources(x.operation, visible)

@@ -55,7 +55,7 @@ class Value:
 
     @property
     def key(self) -> Key | None:
-        """What finds the value in another pass of the module; None where no operation gave it."""
+        """The place of the value in any pass of the module; None where no operation gave it."""
         if self.operation is None:
             return None
         return (*self.operation.place, self.output)
@@ -207,10 +207,10 @@ class Recorder(TorchFunctionMode):
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             self.leaf(tensor, name, "weight")
         self._stack, handles = [("", _from_torch(module), 0)], []
-        for path, part in module.named_modules():
+        for path, child in module.named_modules():
             if path:
-                handles.append(part.register_forward_pre_hook(partial(self._enter, path)))
-                handles.append(part.register_forward_hook(self._leave, always_call=True))
+                handles.append(child.register_forward_pre_hook(partial(self._enter, path)))
+                handles.append(child.register_forward_hook(self._leave, always_call=True))
         try:
             with torch.no_grad(), self:
                 yield
@@ -441,7 +441,7 @@ class Recorder(TorchFunctionMode):
         return tensor if edit is None else self.edited(tensor, edit)
 
     def edited(self, before: Tensor, edit: Edit) -> Tensor:
-        """What an edit makes of a value: a step of its own."""
+        """The result of an edit of a value: a step of its own."""
         value = self.value(before)
         with self.paused():
             after = edit(before.clone()).to(before)

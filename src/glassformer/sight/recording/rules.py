@@ -88,12 +88,12 @@ def relative(region: Region, base: Region) -> Region:
 
 
 def need(operation: Operation, value: Value, region: Region) -> Need:
-    """What ``region`` of a result needs."""
+    """The regions of the inputs that ``region`` of a result needs."""
     rule = RULES.get(operation.name)
     if rule is None and operation.name in POINTWISE | CASTS:
         rule = _pointwise
-    found = None if rule is None else rule(operation, region)
-    return found or Need([None] * len(operation.inputs), whole(value.shape))
+    needed = None if rule is None else rule(operation, region)
+    return needed or Need([None] * len(operation.inputs), whole(value.shape))
 
 
 def _broadcast(shape: Sequence[int], region: Region) -> Region:
@@ -196,7 +196,7 @@ def read(value: Value, region: Region | None = None) -> Tensor:
 
 def _compute(operation: Operation, value: Value, region: Region) -> Tensor:
     needed = need(operation, value, region)
-    tensors = [read(x, part) for x, part in zip(operation.inputs, needed.inputs, strict=True)]
+    tensors = [read(x, at) for x, at in zip(operation.inputs, needed.inputs, strict=True)]
     with torch.no_grad():
         result = operation.run(tensors)[value.output]
     return result[relative(region, needed.output)]
@@ -218,7 +218,7 @@ def _forget(latest: Value) -> None:
 
 
 def origin(value: Value, index: Index, start: Value | None = None) -> tuple[Value, Index]:
-    """Where a number was computed: views and moves are walked through, to a value that the model
+    """The value that computed a number: views and moves are walked through, to a value that the model
     has a name for, other than ``start``."""
     while (operation := value.operation) is not None and (not value.is_named or value is start):
         step = _viewed(value, index) if value.is_view else None
@@ -235,13 +235,13 @@ def _viewed(value: Value, index: Index) -> tuple[Value, Index] | None:
     assert value.operation is not None
     of = value.operation.inputs[0]
     _, offset, stride = value.geometry
-    left = offset + sum(s * at for s, at in zip(stride, index, strict=True)) - of.geometry[1]
+    remainder = offset + sum(s * at for s, at in zip(stride, index, strict=True)) - of.geometry[1]
     places = [0] * len(of.shape)
     for dim in sorted(range(len(places)), key=lambda dim: -of.geometry[2][dim]):
         if of.geometry[2][dim] and of.shape[dim] > 1:
-            places[dim], left = divmod(left, of.geometry[2][dim])
+            places[dim], remainder = divmod(remainder, of.geometry[2][dim])
     inside = all(0 <= at < size for at, size in zip(places, of.shape, strict=True))
-    return (of, tuple(places)) if inside and left == 0 else None
+    return (of, tuple(places)) if inside and remainder == 0 else None
 
 
 def _moved(operation: Operation, value: Value, index: Index) -> tuple[Value, Index] | None:

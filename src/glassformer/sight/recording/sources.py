@@ -34,8 +34,8 @@ def trace_file(name: str, text: str, keep: int = KEEP) -> ModuleTrace:
     spec.loader.exec_module(code)
     if not callable(make := getattr(code, function, None)):
         raise UserError(f'{path} has no function "{function}".')
-    made = make()
-    module, encode = made if isinstance(made, tuple) else (made, _ids)
+    result = make()
+    module, encode = result if isinstance(result, tuple) else (result, _ids)
     if not isinstance(module, nn.Module):
         raise UserError(
             f"{name} returns {type(module).__name__}; it must return a torch.nn.Module."

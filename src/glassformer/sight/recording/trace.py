@@ -310,8 +310,8 @@ class Trace(ModuleTrace):
             tape = Tape(edits=self.edits) if self.edits else None
             plain = self.model(*self.args, tape=tape)
         name = "logits" if "logits" in self.outputs and plain.logits.shape[1] else "hidden"
-        mine = self.outputs[name][:, -1]
-        return float((getattr(plain, name)[:, -1] - mine).abs().max())
+        traced = self.outputs[name][:, -1]
+        return float((getattr(plain, name)[:, -1] - traced).abs().max())
 
     def lines(self, all: bool = False) -> list[str]:
         """The plan as text: a line for each operation, in order."""
@@ -328,8 +328,8 @@ class Trace(ModuleTrace):
         if self.source is not None:
             reader = self.tokenizer and self.tokenizer.for_source
             record["source"] = self._tokens(self.source, reader)
-        kept = {"tier": self.tier, "bytes": self.kept_bytes}
-        return {**record, "plan": self.plan.to_dict(), "kept": kept, "ms": 1000 * self.seconds}
+        memory = {"tier": self.tier, "bytes": self.kept_bytes}
+        return {**record, "plan": self.plan.to_dict(), "kept": memory, "ms": 1000 * self.seconds}
 
     @staticmethod
     def _tokens(tokens: Tensor, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers.models.marian.modeling_marian as marian
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiny
 from glassformer import UserError
@@ -134,6 +135,27 @@ def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling: Any) -> None
         slack = 8 * rounding + float(angle.max()) * 2**-22
         torch.testing.assert_close(first, size * (angle.cos() - angle.sin()), rtol=0, atol=slack)
         torch.testing.assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
+
+
+def test_frequencies_are_made_once_and_never_of_stand_ins() -> None:
+    """A compiler's and a fake mode's tensors are nobody else's; those of inference mode serve a
+    training."""
+    rotary, calls = build(c.Rotary(scaling=c.LinearScaling(3.0)), 64, 4, True), []
+    scaling, x, pos = rotary.scaling, torch.randn(1, 4, 5, 16), torch.arange(5)[None]
+    rotary.scaling = lambda *args: calls.append(args) or scaling(*args)
+    with FakeTensorMode() as fake:
+        rotary.table(fake.from_tensor(pos), 16, torch.float32)
+    torch.compile(rotary.table, backend="eager", fullgraph=True)(pos, 16, torch.float32)
+    assert len(calls) == 2 and not rotary._frequencies
+    with torch.inference_mode():
+        expected = rotary.rotate(x, Flow(pos))
+    x.requires_grad_()
+    output = rotary.rotate(x, Flow(pos))
+    output.sum().backward()
+    assert len(calls) == 3 and torch.equal(output, expected) and x.grad is not None
+    meta = rotary.rotate(x.detach().to("meta"), Flow(pos.to("meta")))
+    assert meta.is_meta and len(calls) == 4
+    assert torch.equal(rotary.rotate(x, Flow(pos)), expected) and len(calls) == 4
 
 
 @pytest.mark.parametrize("fast", [32.0, 8.0, 1.0, 1000.0])

@@ -108,7 +108,7 @@ class Block:
             f'Block.place "{self.place}" says where norms stand and Block.norm is none; use "pre".',
         )
         need(
-            self.cross is None or isinstance(self.cross, Attention),
+            self.cross is None or type(self.cross) is Attention,
             f"Block.cross is a {type(self.cross).__name__}; only Attention reads an encoder's output.",
         )
         need(
@@ -124,7 +124,7 @@ class Block:
 
     def shapes(self, dim: int, causal: bool, dropout: float) -> Shapes:
         """Shapes of the sublayers and their norms."""
-        place = {"attn": (causal, dropout), "cross": (False, dropout, True), "ffn": ()}
+        place = {"attn": (causal, dropout), "cross": (False, dropout), "ffn": ()}
         norm = shapes_of(self.norm, dim)
         result: Shapes = {}
         for name, sublayer in self.sublayers.items():

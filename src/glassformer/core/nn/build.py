@@ -74,8 +74,9 @@ def build(config: Any, *args: Any) -> Any:
 
 
 def kind_of(module: Any) -> type | None:
-    """The config type that builds a module of this class; None where none does."""
-    return next((kind for kind, maker in _MAKERS.items() if maker is type(module)), None)
+    """The config type that builds a module of this class, or of one it derives from; None where none does."""
+    kinds = {maker: kind for kind, maker in _MAKERS.items()}
+    return next((kinds[base] for base in type(module).__mro__ if base in kinds), None)
 
 
 def makers() -> dict[type, Callable[..., Any]]:

@@ -20,6 +20,7 @@ from ..config.context_length import longer_hint
 from ..errors import UserError
 from .build import build, builds
 from .cache import KV, Cache, CrossKV, MixerState
+from .cross_attention import CrossAttention
 from .dropout import dropout_module
 from .engines import AttentionEngine, engine_name
 from .flow import Flow, TracedModule
@@ -48,7 +49,7 @@ class Block(TracedModule):
         self.attn = build(cfg.attention, dim, causal, dropout)
         if cfg.cross is not None:
             self.cross_norm = norm(cfg.norm, dim)
-        self.cross = build(cfg.cross, dim, False, dropout, True) if cfg.cross is not None else None
+        self.cross = CrossAttention(cfg.cross, dim, dropout) if cfg.cross is not None else None
         if cfg.feedforward is not None and cfg.place != "parallel":
             self.ffn_norm = norm(cfg.norm, dim)
         self.ffn: Any = build(cfg.feedforward, dim) if cfg.feedforward is not None else None

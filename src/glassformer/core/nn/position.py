@@ -67,6 +67,7 @@ class Rotary(Position):
         super().__init__(cfg, dim, heads, causal)
         self.theta, self.fraction, self.interleaved = cfg.theta, cfg.fraction, cfg.interleaved
         self.scaling: RopeScaling | None = build(cfg.scaling) if cfg.scaling else None
+        self._frequencies: dict[tuple[int, torch.device], tuple[Tensor, float]] = {}
 
     def rotate(self, x: Tensor, flow: Flow) -> Tensor:
         cos, sin = self.cos_sin(x.shape[-1], x.dtype, flow)
@@ -94,12 +95,24 @@ class Rotary(Position):
             partner = x.roll(x.shape[-1] // 2, dims=-1)
         return x * cos + partner * sin  # no addcmul: rounded as published models are
 
+    def frequencies(self, turned: int, device: torch.device) -> tuple[Tensor, float]:
+        """Radians a position (turned / 2), scaled for long texts, and a factor of what turns: made
+        once for each device."""
+        key = (turned, device)
+        # a compiler guards what it reads: the dictionary, once filled, would have it compile again
+        if not torch.compiler.is_compiling() and key in self._frequencies:
+            return self._frequencies[key]
+        exponent = torch.arange(0, turned, 2, device=device, dtype=torch.int64).float() / turned
+        result = 1.0 / (self.theta**exponent), 1.0
+        if self.scaling is not None:
+            result = self.scaling(result[0], self.theta)
+        if not torch.compiler.is_compiling() and type(result[0]) is Tensor:  # no stand-in for one
+            self._frequencies[key] = result
+        return result
+
     def table(self, pos: Tensor, turned: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines (B or 1, 1, T, turned), the sines of each pair's first negated."""
-        exponent = torch.arange(0, turned, 2, device=pos.device, dtype=torch.int64).float() / turned
-        frequencies, size = 1.0 / (self.theta**exponent), 1.0  # radians per position, (turned / 2)
-        if self.scaling is not None:
-            frequencies, size = self.scaling(frequencies, self.theta)
+        frequencies, size = self.frequencies(turned, pos.device)
         angle = pos[:, None, :, None].float() * frequencies
         cos, sin = angle.cos(), angle.sin()
         if size != 1.0:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from ..errors import UserError, need
 from ..tokenizer.framing import document_start
@@ -134,52 +133,3 @@ class Shards:
 
     def _stretch(self, start: int, end: int) -> Shards:
         return Shards(self.tokens[start:end], self.first + start, self.corpus)
-
-
-class CorpusRows:
-    """A corpus as rows of ``context`` tokens and their targets."""
-
-    def __init__(self, shards: Shards, context: int) -> None:
-        self.context, self.check = context, shards.check
-        self.last = len(shards) - 1  # tokens that have a successor
-        self.windows = sliding_window_view(np.asarray(shards.tokens), context)
-        # a closing token that also opens the next document is the last one's target and the next
-        # one's first
-        self.shared = shards.shared_border
-        # mapped: not a number of them is copied
-        self.borders, self.base = shards.borders, shards.first + self.shared
-
-    def packed(self, low: Array, high: Array) -> bool:
-        """True if a row of ``load`` holds more than one document; no token is read for it."""
-        starts = np.maximum(high - self.context, 0) + self.base
-        borders_before_end = np.searchsorted(self.borders, starts + self.context - 1, side="right")
-        return bool(
-            (borders_before_end > np.searchsorted(self.borders, starts, side="right")).any()
-        )
-
-    def load(self, low: Array, high: Array) -> tuple[Array, Array, Array]:
-        """The rows that predict the successors of tokens low..high-1 (each R long).
-
-        Tokens, targets and whether a token opens a document inside its row, each (R, T).
-        """
-        self.check()
-        T, rows = self.context, len(low)
-        starts = np.maximum(high - T, 0)
-        tokens, targets = (self.windows[first].astype(np.int64) for first in (starts, starts + 1))
-        opens = np.zeros((rows, T), np.bool_)
-        if (high - low < T).any():
-            place = starts[:, None] + np.arange(T)
-            targets[(place < low[:, None]) | (place >= high[:, None])] = -1
-        first = np.searchsorted(self.borders, starts + self.base, side="right")
-        count = np.searchsorted(self.borders, starts + self.base + T, side="right") - first
-        if count.any():
-            # every border in a row, one after another: nth counts it among all borders, column is
-            # its place in the row
-            row = np.repeat(np.arange(rows), count)
-            nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
-            column = self.borders[nth] - self.base - starts[row]
-            if not self.shared:
-                targets[row, column - 1] = -1  # the next document cannot be told from this one
-            inside = column < T
-            opens[row[inside], column[inside]] = True
-        return tokens, targets, opens

@@ -12,6 +12,7 @@ from ...core import config
 from ...core.config.mask_arrays import TokenInfo, allowed
 from ...core.nn import additive_position, attention, experts, layers, position
 from ...core.nn.build import build
+from ...core.nn.cross_attention import CrossAttention
 from ...core.nn.engines import eager_attention
 from ...core.nn.flow import Flow
 from ...core.nn.mask import Mask
@@ -153,9 +154,13 @@ def attended(
     T, keys_from = b.tokens, b.memory if cross else x
     S = b.plan[keys_from].shape[1]
     joined = (attention.Attention.qkv, "fused_linear(x, self.q, self.k, self.v)")
-    memory = (attention.Attention.memory_keys, "self.k(hidden)")
+    memory = (CrossAttention.memory_keys, "self.k(hidden)")
     q = b.linear(
-        f"{path}.q_proj", x, f"{path}.q", "HD", (forward, "self.q(x)") if cross else joined
+        f"{path}.q_proj",
+        x,
+        f"{path}.q",
+        "HD",
+        (CrossAttention.mix, "self.q(x)") if cross else joined,
     )
     k, v = (
         b.linear(f"{path}.{n}_proj", keys_from, f"{path}.{n}", "KD", memory if cross else joined)

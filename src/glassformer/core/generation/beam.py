@@ -23,7 +23,7 @@ from ..nn.finite import must_be_finite
 from .generating import starts_and_sources
 from .loop import Finish
 from .prompt import Prompt, Start, end_tokens
-from .session import PREPACK_AFTER, Session
+from .session import Session
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -201,8 +201,8 @@ def _search(
         if not going:
             return
         rows = [place * width + parent for place in going for parent in parents[place]]
-        if index == 0 and room * len(rows) >= PREPACK_AFTER:
-            session.prepare(steps=room - 1)
+        if index == 0:
+            session.prepare(room * len(rows), steps=room - 1)
         session.select(rows, same_prompts=len(going) == len(states))
         states = [states[place] for place in going]
         tokens = [beam.tokens[-1] for state in states for beam in state.beams]

@@ -17,7 +17,7 @@ import torch
 
 from ..nn.finite import must_be_finite
 from .sample import Sampling, choose, likeliest, log_probability, token_mask
-from .session import PREPACK_AFTER, Session, closing_ranks, uniform_numbers
+from .session import Session, closing_ranks, uniform_numbers
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -233,8 +233,8 @@ def steps(
             uniform = uniform[keep] if uniform is not None else None
             mask = mask[keep] if mask is not None else None
         # not before: the first token is waited for
-        if index == 0 and longest * len(rows) >= PREPACK_AFTER:
-            session.prepare(steps=longest - 1)
+        if index == 0:
+            session.prepare(longest * len(rows), steps=longest - 1)
         if slide and any(row.full(context) for row in rows):
             session = Session(model)
             logits = session.prefill([row.window(context) for row in rows], None, 1)

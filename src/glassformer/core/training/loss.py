@@ -7,7 +7,6 @@ B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -206,15 +205,13 @@ def cross_entropy(
     bias: Tensor | None = None,
     softcap: float | None = None,
     smoothing: float = 0.0,
-    limit: int | None = None,
-    fused: bool = False,
+    to_grad: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     """The summed cross-entropy of the logits hidden table^T + bias, capped, against targets; in
     fp32 at least.
 
-    hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``limit`` logits
-    exist at once; ``fused``: what is done to them is compiled to one kernel or two, not a dozen
-    passes over memory.
+    hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``ONE_SHOT`` logits
+    exist at once; ``to_grad``: the function of this name, compiled.
     """
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
@@ -223,18 +220,12 @@ def cross_entropy(
             table.to(dtype),
             None if bias is None else bias.to(dtype),
         )
-    rows = max(1, (limit or ONE_SHOT) // len(table))
-    to_grad = _compiled_to_grad() if fused else _to_grad
+    rows, compute = max(1, ONE_SHOT // len(table)), to_grad or logits_to_grad
     # asked here: inside the function the mode is off
     mode = torch.is_grad_enabled()
-    args = (hidden, table, bias, targets, softcap, smoothing, rows, to_grad, mode)
+    args = (hidden, table, bias, targets, softcap, smoothing, rows, compute, mode)
     total: Tensor = _HeadLoss.apply(*args)  # type: ignore[no-untyped-call]
     return total
-
-
-@functools.cache
-def _compiled_to_grad() -> Callable[..., Tensor]:
-    return torch.compile(_to_grad, dynamic=False)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -269,15 +260,11 @@ class _HeadLoss(torch.autograd.Function):
             if to_hidden is not None:
                 torch.mm(grad, table, out=to_hidden[start : start + rows])
             if train and ctx.needs_input_grad[1]:
-                table_grad = torch.mm(grad.mT, chunk)
-                single_chunk = len(hidden) <= rows
-                to_table = (
-                    table_grad
-                    if single_chunk
-                    else table_grad.to(total.dtype)
-                    if to_table is None
-                    else to_table.add_(table_grad)
-                )
+                product = torch.mm(grad.mT, chunk)
+                if to_table is not None:
+                    to_table.add_(product)
+                else:  # the first of several: these are added up in fp32
+                    to_table = product if len(hidden) <= rows else product.to(total.dtype)
             if to_bias is not None:
                 to_bias += grad.sum(0, dtype=to_bias.dtype)
         ctx.save_for_backward(to_hidden, to_table, to_bias)
@@ -296,7 +283,7 @@ class _HeadLoss(torch.autograd.Function):
         return to_hidden, to_table, to_bias, None, None, None, None, None, None
 
 
-def _to_grad(
+def logits_to_grad(
     logits: Tensor, targets: Tensor, softcap: float | None, smoothing: float, train: bool
 ) -> Tensor:
     """The summed loss of logits (rows, V); they are overwritten with its gradient to them when

@@ -29,6 +29,23 @@ class HeadShard(NamedTuple):
         full = draw(x.new_empty(()).expand(x.shape[0], self.total_heads, *x.shape[2:]))
         return full.narrow(1, self.first, x.shape[1])
 
+    def attend(self, inputs: Any, dense: Tensor | None) -> Tensor:
+        """PyTorch's attention with dropout on a CPU, written out (B, H, T, D): its kernel cannot take
+        a shard of the random numbers. ``dense``: a mask of booleans, or what is added to scores."""
+        k, v = (x.repeat_interleave(inputs.group_size, 1) for x in (inputs.k, inputs.v))
+        scores = inputs.q @ k.mT * inputs.scale
+        if dense is None and inputs.mask.fast_path == "causal":
+            dense = inputs.mask.dense()
+        if dense is not None and dense.dtype == torch.bool:
+            scores = scores.masked_fill(~dense, float("-inf"))
+        elif dense is not None:
+            scores = scores + dense
+        keep = self.draw_shard(
+            scores, lambda full: torch.empty_like(full).bernoulli_(1 - inputs.dropout)
+        )
+        result: Tensor = (scores.softmax(-1) * keep / (1 - inputs.dropout)) @ v
+        return result
+
 
 def keep_mask(x: Tensor, rate: float, heads: HeadShard | None = None) -> Tensor:
     """Booleans in the shape of ``x``, false for a share of ``rate``; drawn from its device's own

@@ -113,7 +113,7 @@ def sdpa_attention(inputs: AttentionInputs) -> Tensor:
             else bias.to(q.dtype).masked_fill(~mask.dense(), float("-inf"))
         )
     if inputs.heads is not None and dropout > 0:
-        return _with_sharded_dropout(inputs, dense)
+        return inputs.heads.attend(inputs, dense)
     if group > 1 and (fast == "full" or (fast is None and queries <= FOLD_UP_TO)):
         # (B, H, T, D) -> (B, K, H / K * T, D): the queries of a group of heads become queries of
         # its one key-value head
@@ -145,26 +145,6 @@ def sdpa_attention(inputs: AttentionInputs) -> Tensor:
         scale=scale,
         enable_gqa=group > 1,
     )
-
-
-def _with_sharded_dropout(inputs: AttentionInputs, dense: Tensor | None) -> Tensor:
-    """PyTorch's attention with dropout on a CPU, written out: its kernel cannot take a shard of the
-    random numbers."""
-    assert inputs.heads is not None
-    k, v = (x.repeat_interleave(inputs.group_size, 1) for x in (inputs.k, inputs.v))
-    scores = inputs.q @ k.mT * inputs.scale
-    if dense is None and inputs.mask.fast_path == "causal":
-        dense = inputs.mask.dense()
-    if dense is not None:
-        scores = (
-            scores.masked_fill(~dense, float("-inf"))
-            if dense.dtype == torch.bool
-            else scores + dense
-        )
-    keep = inputs.heads.draw_shard(
-        scores, lambda full: torch.empty_like(full).bernoulli_(1 - inputs.dropout)
-    )
-    return (scores.softmax(-1) * keep / (1 - inputs.dropout)) @ v
 
 
 class AttentionEngine(NamedTuple):

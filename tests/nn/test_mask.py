@@ -491,7 +491,7 @@ def test_slips_are_named(
 
 def test_a_model_with_a_prefix_reads_it_in_one_go() -> None:
     model = tiny.model(tiny.DECODERS["prefix"])
-    with pytest.raises(UserError, match="first 3 tokens in one go"):
+    with pytest.raises(UserError, match="first 3 tokens see each other"):
         model(tokens(1, 2), cache=Cache(model.config))
     pos = torch.tensor([[-1, -1, 0, 1]])
     with pytest.raises(UserError, match="in one go"):

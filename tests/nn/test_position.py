@@ -192,6 +192,23 @@ def test_yarn_is_transformers(
     assert actual == pytest.approx(size)
 
 
+def test_a_position_past_a_learned_table_is_a_sentence() -> None:
+    """Positions may be passed, and then no count of tokens tells that the table is too short."""
+    model = tiny.model(tiny.DECODERS["gpt2"])
+    length = model.config.decoder.position.length
+    tokens, pos = torch.tensor([[1, 2]]), torch.tensor([[length - 2, length - 1]])
+    assert model(tokens, pos=pos).logits.isfinite().all()
+    with pytest.raises(UserError, match=f"position {length} is past the {length} of its table"):
+        model(tokens, pos=pos + 1)
+
+
+def test_alibi_falls_with_the_distance_on_both_sides() -> None:
+    pos = torch.tensor([[0, 3, 4]])
+    bias = build(c.Alibi(), 64, 2, False).bias(Mask(pos, pos, False))
+    distance = torch.tensor([[0, 3, 4], [3, 0, 1], [4, 1, 0]])
+    assert torch.equal(bias[0], -distance * torch.tensor([2.0**-4, 2.0**-8])[:, None, None])
+
+
 def test_neighbours_turn_as_complex_numbers() -> None:
     """Llama's own code: each pair of neighbours is one complex number times e^(i pos theta^(-2 j /
     D))."""

@@ -85,7 +85,7 @@ class Prefix(Rule):
         return self.length
 
     def allows(self, causal: bool) -> MaskFunction | None:
-        # else added where the direction is
+        # in a causal stack ``allowed`` adds the first ``prefix_length`` keys (mask_arrays.py)
         return None if causal else lambda q, k: (k <= q) | (k < self.length)
 
 

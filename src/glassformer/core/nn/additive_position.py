@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import config
+from ..errors import UserError
 from .build import builds
 from .flow import Flow
 from .mask import Mask
@@ -51,9 +52,14 @@ class Learned(Position):
         self.weight = nn.Parameter(torch.empty(cfg.length, dim))
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
-        return x + flow.look(
-            flow.embed_path, "position", nn.functional.embedding(flow.pos.clamp(min=0), self.weight)
-        )
+        try:
+            vectors = nn.functional.embedding(flow.pos.clamp(min=0), self.weight)
+        except IndexError:  # of a CPU: a GPU is not waited for
+            last, length = int(flow.pos.max()), len(self.weight)
+            raise UserError(
+                f"position {last} is past the {length} of its table, counted from 0; give lower ones."
+            ) from None
+        return x + flow.look(flow.embed_path, "position", vectors)
 
 
 @builds(config.RelativeBias)
@@ -99,7 +105,7 @@ class Alibi(Position):
 
     def bias(self, mask: Mask) -> Tensor:
         away = (mask.q_pos[:, None, :, None] - mask.k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
-        # made there, it would be waited for
+        # from the CPU without waiting: a tensor of numbers made on a GPU waits for it
         slopes = torch.tensor(self.slopes).to(away.device, non_blocking=True)
         return -away * slopes[:, None, None]
 

@@ -85,21 +85,21 @@ def makers() -> dict[type, Callable[..., Any]]:
     return _MAKERS
 
 
-# ------------------------------------------------------------------- what a module says of its own
-# parameters
+# ---------------------------------------------- what a module says of its own parameters
 #
-#     writes = ("down.weight",)     matrices that write to the residual stream
-# biases = ("up_bias",)         parameters of two sides or more that are biases all the same (a
-# stack of experts')
-#     tables = ("weight",)          parameters that tokens are looked up in, not multiplied with
-#     products = ("weight",)        matrices (.., N, C) that may be held in few bits (quantized.py)
-#     exact = ("router",)           parts of it whose matrices are not
-# columns = ("up",)             layers whose outputs may lie on several processes, and in ``rows`` =
-# ("down",) those
-# that take these as inputs (scale/tensor.py); without them a part is whole on each
-# init_std_divisor = {"old.weight": 2}   tables of an embedding that start with a standard deviation divided
-# by so much
-#     def reset(std, generator)     fills in what no rule of ``init`` draws
+#     writes = ("down.weight",)   matrices that write to the residual stream
+#     biases = ("up_bias",)       parameters of two sides or more that are biases all the same
+#                                 (a stack of experts')
+#     tables = ("weight",)        parameters that tokens are looked up in, not multiplied with
+#     products = ("weight",)      matrices (.., N, C) that may be held in few bits (quantized.py)
+#     exact = ("router",)         parts of it whose matrices are not
+#     columns = ("up",)           layers whose outputs may lie on several processes, and
+#     rows = ("down",)            those that take these as inputs (scale/tensor.py); without them
+#                                 a part is whole on each
+#     init_std_divisor = {"lag.0.weight": 2}
+#                                 tables of an embedding that start with a standard deviation
+#                                 divided by so much
+#     def reset(std, generator)   fills in what no rule of ``init`` draws
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:

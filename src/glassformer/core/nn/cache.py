@@ -218,10 +218,10 @@ class Cache:
         ]
         self.length = 0
         self.contiguous = True
-        # the latest tokens and their positions, (B, N) each
-        self.history: tuple[Tensor, Tensor] | None = None
         self._previous = cfg.embed.previous_token_embeddings
-        # tokens to be read in one go
+        # the last ``_previous`` tokens of each row and their positions, (B, N) each
+        self.history: tuple[Tensor, Tensor] | None = None
+        # first tokens that see each other: all of them have to be in the first pass
         self.prefix_length = max((mask.prefix_length for mask in masks), default=0)
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
 
@@ -232,8 +232,10 @@ class Cache:
         if self.length == 0 and self.prefix_length > (
             tokens.shape[1] if pos is None else int(pos.amax(1).min()) + 1
         ):
-            first = f"its first {self.prefix_length} tokens in one go"
-            raise UserError(f"this model reads {first}; give that many to begin with.")
+            raise UserError(
+                f"this model's first {self.prefix_length} tokens see each other and are read in one "
+                "go; give at least that many in the first pass."
+            )
         if pos is not None:
             if self._last is None:
                 self._last = torch.full((tokens.shape[0], 1), self.length - 1, device=tokens.device)

@@ -24,7 +24,9 @@ class Mask:
     """The queries' and keys' positions and documents, and the rules between them.
 
     ``contiguous``: no padding, no documents, and the keys are 0..S-1 with the queries the last T of
-    them.
+    them. A window's full ring holds later positions, and in another order: it has no more keys than
+    the window for one query, which sees them all, and more for several, for which ``dense`` asks
+    the positions.
     """
 
     def __init__(

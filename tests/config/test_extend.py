@@ -22,7 +22,6 @@ from glassformer import families as recipes
 from glassformer.cli import main
 from glassformer.core.config import extend, run, serial
 from glassformer.core.config import objective as objectives
-from glassformer.core.config.mask_arrays import count_pairs
 from glassformer.core.config.mask_expressions import parse_rule
 from glassformer.core.errors import need
 from glassformer.core.nn import Cache, Mask, Tape, build, build_model, builds
@@ -32,6 +31,7 @@ from glassformer.core.training.optimizer import Optimizer
 from glassformer.formats import lora, store
 from glassformer.runs import launch
 from glassformer.scale import cost
+from glassformer.scale.cost import count_pairs
 from glassformer.sight import masks
 from tiny import CONTEXT, DIM, VOCAB, WIDE, block, decoder, tokens
 

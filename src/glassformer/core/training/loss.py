@@ -91,17 +91,6 @@ def token_loss(
     return Loss(total, count, aux_loss(output), count, output.metrics)
 
 
-def chosen_loss(model: Any, batch: Batch, smoothing: float) -> Loss:
-    """The cross-entropy where ``batch.targets`` asks; the head sees only those places, and all
-    tokens count as read."""
-    # which are compiled for on a GPU
-    few_shapes = 1 if batch.host is None else max(1, batch.tokens.numel() // 16)
-    loss = token_loss(
-        model, forward(model, batch), batch.targets, smoothing, batch.target_indices(few_shapes)
-    )
-    return dataclasses.replace(loss, tokens=tokens_in(batch))
-
-
 def tokens_in(batch: Batch) -> int | Tensor:
     return batch.tokens.numel() if batch.pos is None else (batch.pos >= 0).sum()
 

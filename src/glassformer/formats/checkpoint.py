@@ -23,8 +23,7 @@ from ..core.checkpoints.headers import INDEX, SINGLE, Headers, read_headers
 from ..core.checkpoints.names import Table
 from ..core.config import Model as ModelConfig
 from ..core.config import serial
-from ..core.config.context_length import long_scalings
-from ..core.config.model import stacks
+from ..core.config.model import long_scalings, stacks
 from ..core.config.position import Rotary
 from ..core.errors import UserError, need
 from ..families import sentences

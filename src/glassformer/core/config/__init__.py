@@ -6,7 +6,6 @@ in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by si
 
     model embed_head pool norm init                          what a model is made of: its ends, how it starts
     feedforward position scaling mask recurrence             the parts of its blocks
-    context_length                                            scalings that differ for short and for long texts
     mask_expressions                                          rules such as window(4) | every(8)
     shapes mask_arrays                                        its parameters' shapes and its masks, without torch
     run objective optimizer                                   how a training goes: a run file's [train]

@@ -22,6 +22,7 @@ from .norm import Norm, RMSNorm
 from .pool import Pool, TokenHead
 from .position import NoPosition, Position
 from .recurrence import Recurrent
+from .scaling import LongRopeScaling
 from .serial import PositiveFloat, PositiveInt, Share, frozen
 from .shapes import Shapes, indexed, join, linear, shapes_of
 
@@ -295,6 +296,28 @@ def stacks(model: Model) -> dict[str, Stack]:
 def recurrent(model: Model) -> dict[str, Recurrent]:
     """The model's recurrent parts by the name of their slot."""
     return {name: body for name, body in bodies(model).items() if isinstance(body, Recurrent)}
+
+
+def long_scalings(model: Model) -> dict[str, LongRopeScaling]:
+    """The scalings that differ for short texts and for long ones, by the name of their stack."""
+    scalings = {
+        name: getattr(stack.position, "scaling", None) for name, stack in stacks(model).items()
+    }
+    return {
+        name: scaling for name, scaling in scalings.items() if isinstance(scaling, LongRopeScaling)
+    }
+
+
+def longer_hint(model: Model) -> str:
+    """A sentence to add where a text is too long for a model that could be one for longer texts;
+    else nothing."""
+    if any(
+        not scaling.use_long and scaling.factor > 1 for scaling in long_scalings(model).values()
+    ):
+        return (
+            " For longer texts: glassformer convert MODEL FOLDER --context N --layout glassformer."
+        )
+    return ""
 
 
 def shapes(model: Model) -> Shapes:

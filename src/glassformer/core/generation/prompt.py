@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from .. import config
-from ..config.context_length import longer_hint
+from ..config.model import longer_hint
 from ..errors import UserError, need
 from ..tokenizer.framing import document_start, must_be_known, target_start, text_start
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import config as configs
-from ..config.context_length import longer_hint
+from ..config.model import longer_hint
 from ..errors import UserError
 from .build import build, builds
 from .cache import KV, Cache, CrossKV, MixerState

@@ -1,5 +1,4 @@
-"""The vocabulary: every way two published Transformers differ, as frozen dataclasses. No torch
-here.
+"""The vocabulary: all ways that published Transformers differ, as frozen dataclasses. No torch.
 
 The type is the switch, numbers do the rest: mechanisms that exclude each other are different types
 in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by side.

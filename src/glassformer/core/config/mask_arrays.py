@@ -1,5 +1,4 @@
-"""Masks as arrays of any kind: those of a model, the pairs that ``cost`` counts, pictures. No torch
-here."""
+"""Masks as arrays of any kind: those of a model, pairs that ``cost`` counts, pictures."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The shapes of models: blocks, stacks and the three kinds of model, as frozen dataclasses. No
-torch here.
+"""The shapes of models: blocks, stacks and the three kinds of model, as frozen dataclasses.
 
 Decoder                                   the model: what goes in, what happens, what comes out
 +- embed    Embed(vocab, ...)             tokens -> vectors
@@ -33,8 +32,7 @@ Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 
 @frozen
 class Attention:
-    """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is
-    MQA."""
+    """Multi-head attention. ``kv_heads`` as many as ``heads`` (None) is MHA, fewer GQA, 1 MQA."""
 
     heads: PositiveInt  # query heads
     kv_heads: PositiveInt | None = None  # none: as many as heads
@@ -177,8 +175,7 @@ class Stack:
         return next((attention.heads for attention in self.attentions), 1)
 
     def shapes(self, dim: int, width: int) -> Shapes:
-        """Its blocks, position scheme, norms, and a layer where embeddings are of another
-        ``width``."""
+        """Its blocks, position scheme and norms, a layer from embeddings of another ``width``."""
         position = shapes_of(self.position, width, self.heads, self.causal)
         project = {} if width == dim else linear(width, dim)
         block_shapes = [shapes_of(block, dim, self.causal, self.dropout) for block in self.pattern]
@@ -196,8 +193,7 @@ Body: TypeAlias = Stack | Recurrent
 
 @frozen
 class Decoder:
-    """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama); ``head=None``
-    ends in vectors."""
+    """head(decoder(embed(tokens))): a token sees what came before (GPT-2); no head: vectors."""
 
     dim: PositiveInt  # width of the residual stream
     context: PositiveInt  # the most tokens it reads
@@ -221,8 +217,7 @@ class Decoder:
 
 @frozen
 class Encoder:
-    """head(encoder(embed(tokens))): every token sees every token (BERT); ``head=None`` ends in
-    vectors."""
+    """head(encoder(embed(tokens))): every token sees every token (BERT); without head: vectors."""
 
     dim: PositiveInt  # width of the residual stream
     context: PositiveInt  # the most tokens it reads
@@ -241,8 +236,7 @@ class Encoder:
 
 @frozen
 class EncoderDecoder:
-    """head(decoder(embed(tokens), memory=encoder(embed(source)))): one embedding for both (2017,
-    T5) or two."""
+    """head(decoder(embed(tokens), memory=encoder(embed(source)))), embeddings shared or not."""
 
     dim: PositiveInt  # width of the residual stream
     context: PositiveInt  # the most tokens each side reads
@@ -309,8 +303,7 @@ def long_scalings(model: Model) -> dict[str, LongRopeScaling]:
 
 
 def longer_hint(model: Model) -> str:
-    """A sentence to add where a text is too long for a model that could be one for longer texts;
-    else nothing."""
+    """A sentence for a text that is too long for a model which could be one for longer texts."""
     if any(
         not scaling.use_long and scaling.factor > 1 for scaling in long_scalings(model).values()
     ):
@@ -321,8 +314,7 @@ def longer_hint(model: Model) -> str:
 
 
 def shapes(model: Model) -> Shapes:
-    """The name and shape of every parameter of a model, in the module's order; UserError for too
-    many to be counted."""
+    """Name and shape of each parameter, in the module's order; UserError for too many to count."""
     blocks = [(stack.depth, block) for stack in stacks(model).values() for block in stack.pattern]
     layers = sum(depth * getattr(block.feedforward, "networks", 1) for depth, block in blocks)
     if layers > MOST_PARTS:

@@ -99,8 +99,7 @@ class Rotary:
         return getattr(self.scaling, "limit", None)
 
     def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
-        """Refuse heads of which an odd number of dimensions would turn, and factors that are not
-        one a frequency."""
+        """Refuse an odd number of turning dimensions, and factors that are not one a frequency."""
         for index, block in enumerate(pattern):
             if not hasattr(block.attention, "heads"):
                 continue
@@ -140,8 +139,7 @@ class RelativeBias:
     check = _same_heads
 
     def check_causal(self, causal: bool) -> None:
-        """Refuse too few buckets, or a distance within those that hold one each; two directions
-        share the buckets."""
+        """Refuse too few buckets, or a distance within those that hold one each."""
         least, exact = (2, self.buckets // 2) if causal else (4, self.buckets // 4)
         need(
             self.buckets >= least, f"RelativeBias.buckets is {self.buckets}; give {least} or more."
@@ -154,8 +152,7 @@ class RelativeBias:
 
 @frozen
 class Alibi:
-    """A fixed penalty per head that grows with distance, added to the scores (Press et al.
-    2022)."""
+    """A fixed penalty a head that grows with distance, added to scores (Press et al. 2022)."""
 
     shapes = no_shapes
 

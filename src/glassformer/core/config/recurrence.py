@@ -40,8 +40,7 @@ class LSTM:
 
 @frozen
 class Summary:
-    """The whole source in one vector, made of its first and last states (Cho et al. 2014, Sutskever
-    et al. 2014)."""
+    """The source in one vector, of its first and last states (Cho, Sutskever et al. 2014)."""
 
     def shapes(self, dim: int) -> Shapes:
         """The layer over both ends of the source."""
@@ -58,8 +57,7 @@ class Summary:
 
 @frozen
 class Additive:
-    """For each word a sum of the source's states, weighed by a layer of ``width`` (Bahdanau et al.
-    2015)."""
+    """For each word a sum of the source's states, weighed by a layer (Bahdanau et al. 2015)."""
 
     width: PositiveInt  # of the layer that scores the source's states
 

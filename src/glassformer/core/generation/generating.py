@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 class Generation:
-    """A generation under way: iterate over it for its steps as they come, or ``run()`` it to the
-    end.
+    """A generation under way: iterate over it for its steps as they come, or ``run()`` it.
 
     ``rows`` hold what there is so far, a prompt's samples side by side; ``texts``, ``tokens``,
     ``logprobs`` and ``finishes`` are theirs, ``text`` is the first one's. ``seed`` repeats it.
@@ -98,8 +97,7 @@ def generate(
     edits: Sequence[ModelEdit | str] = (),
     reader: Reader | None = None,
 ) -> Generation:
-    """Continuations of each prompt, token by token; by default drawn from the model's own
-    distribution.
+    """Continuations of each prompt, token by token, drawn from the model's own distribution.
 
     ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come), None the
     beginning of a text; ``tokenizer`` may be None for ids. Each prompt gets ``samples``
@@ -191,8 +189,7 @@ def starts_and_sources(
     start: Start,
     slide: bool = False,
 ) -> tuple[list[list[int]], list[list[int]] | None]:
-    """First tokens of the decoder and source ids of the encoder (None for a decoder alone), a row
-    for each prompt.
+    """First tokens of the decoder and source ids of the encoder (or None), a row a prompt.
 
     Raises UserError for a model that cannot continue a text, and as ``encode`` and ``first_tokens``
     do.

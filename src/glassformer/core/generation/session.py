@@ -147,8 +147,7 @@ class Session:
 
 
 def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The rows as one batch that ends in one column: tokens (B, T) and positions (B, T), -1 where
-    there is nothing.
+    """The rows as one batch that ends in one column: tokens and positions (B, T), -1 for none.
 
     Positions are None when no row needs padding.
     """
@@ -164,8 +163,7 @@ def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tenso
 
 
 def closing_ranks(alive: Sequence[bool]) -> list[int]:
-    """The places that are alive, the last ones moved into the gaps: few rows of a cache change
-    places."""
+    """The places that are alive, the last ones moved into the gaps: few rows of a cache move."""
     last = [place for place in range(len(alive)) if alive[place]]
     return [place if alive[place] else last.pop() for place in range(len(last))]
 

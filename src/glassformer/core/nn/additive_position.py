@@ -1,5 +1,4 @@
-"""Position schemes that add: vectors to the embeddings (Learned, Sinusoidal), or a term to the scores
-(RelativeBias, Alibi).
+"""Position schemes that add: to embeddings (Learned, Sinusoidal), to scores (RelativeBias, Alibi).
 
 B batch, T queries, S keys, H heads, K key-value heads, C model dim.
 """
@@ -21,8 +20,7 @@ from .position import Position
 
 @builds(config.Sinusoidal)
 class Sinusoidal(Position):
-    """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017, section 3.5), or
-    in the halves."""
+    """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017), or halves."""
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
         (wave,) = flow.at_positions(self, self.wave, dim=1)
@@ -64,8 +62,7 @@ class Learned(Position):
 
 @builds(config.RelativeBias)
 class RelativeBias(Position):
-    """A trained bias per head for each bucket of distances, wider buckets further away (T5, section
-    2.1)."""
+    """A trained bias a head for each bucket of distances, wider ones further away (T5, 2.1)."""
 
     def __init__(self, cfg: config.RelativeBias, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
@@ -77,8 +74,7 @@ class RelativeBias(Position):
         return nn.functional.embedding(self.bucket(distance), self.weight).permute(0, 3, 1, 2)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Half the buckets count exactly, the other half grow logarithmically up to
-        ``distance``."""
+        """Half the buckets count exactly, the others grow logarithmically up to ``distance``."""
         if self.causal:
             buckets, first, behind = (
                 self.buckets,
@@ -96,8 +92,7 @@ class RelativeBias(Position):
 
 @builds(config.Alibi)
 class Alibi(Position):
-    """Scores fall linearly with distance, at a slope of its own for each head (Press et al.
-    2022)."""
+    """Scores fall linearly with distance, at a slope for each head (Press et al. 2022)."""
 
     def __init__(self, cfg: config.Alibi, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
@@ -111,8 +106,7 @@ class Alibi(Position):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """2^(-8 i / heads) for a power of two; otherwise the next lower power's, filled from the next
-    higher's."""
+    """2^(-8 i / heads) for a power of two; else those of the next lower and higher powers."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     return slopes + [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]

@@ -26,8 +26,7 @@ from .position import Position
 
 @builds(config.Attention)
 class Attention(TracedModule):
-    """MHA, GQA and MQA by the number of key-value heads; that of a decoder to an encoder is in
-    cross_attention.py."""
+    """MHA, GQA and MQA by the number of key-value heads; to an encoder: cross_attention.py."""
 
     cross = False
     fused_projections: tuple[str, ...] = ("q", "k", "v")  # of one and the same x
@@ -70,8 +69,7 @@ class Attention(TracedModule):
         return self.attend(flow, q, k, v, self.self_mask(flow, kv), position)
 
     def qkv(self, x: Tensor, flow: Flow, position: Position) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, C) -> its queries (B, H, T, D), keys and values (B, K, T, D), turned by their
-        positions."""
+        """x (B, T, C) -> queries (B, H, T, D), keys and values (B, K, T, D), turned by position."""
         # self.q(x), self.k(x), self.v(x); prepacked: one product
         q, k, v = fused_linear(x, self.q, self.k, self.v)
         if flow.watches(self, "qkv"):
@@ -119,14 +117,12 @@ class Attention(TracedModule):
         return attend(inputs, flow.engine)
 
     def split(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
-        """(B, T, heads * D) -> (B, heads, T, D), each head's vectors normed; as many heads as x has
-        (a shard: some)."""
+        """(B, T, heads * D) -> (B, heads, T, D), each head's vectors normed; a shard's heads."""
         x = x.view(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim)
         return (x if norm is None else norm(x)).transpose(1, 2)
 
     def self_mask(self, flow: Flow, kv: KV | None) -> Mask:
-        """Which keys each query may attend to, within the stack; made once per pass for all layers
-        with one rule."""
+        """Which keys each query sees within the stack; made once a pass for layers of one rule."""
         k_pos = flow.pos if kv is None else kv.slots.k_pos
         document_ids = None if flow.document_ids is None else (flow.document_ids, flow.document_ids)
         prefix = flow.prefix

@@ -32,8 +32,7 @@ def builds(kind: type) -> Callable[[M], M]:
 
 
 def _for_any_array(maker: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of (config, causal) that gives a rule over tensors -> one whose rule takes numpy's
-    arrays too."""
+    """A function (config, causal) -> rule over tensors, as one whose rule takes numpy's too."""
     import torch
 
     def allows(cfg: Any, causal: bool) -> Any:
@@ -50,15 +49,13 @@ def _for_any_array(maker: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def uncompiled(method: M) -> M:
-    """A forward pass that ``compiled`` leaves as it is; torch's own decorator would import its
-    compiler, seconds."""
+    """A forward pass that ``compiled`` leaves; torch's decorator would import its compiler."""
     method.uncompiled = True  # type: ignore[attr-defined]
     return method
 
 
 def compiled(model: Any) -> Any:
-    """``model`` compiled for one shape at a time, all but the forward passes marked as
-    ``uncompiled``."""
+    """``model`` compiled for one shape at a time, but for passes marked as ``uncompiled``."""
     import torch
 
     for module in model.modules():
@@ -68,8 +65,7 @@ def compiled(model: Any) -> Any:
 
 
 def build(config: Any, *args: Any) -> Any:
-    """The module that ``config`` describes; ``args`` are what only its place in the model can
-    know."""
+    """The module that ``config`` describes; ``args`` are what only its place can know."""
     return (_MAKERS.get(type(config)) or makers()[type(config)])(config, *args)
 
 

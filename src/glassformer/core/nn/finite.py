@@ -15,8 +15,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def must_be_finite(model: nn.Module, *answers: Tensor) -> None:
-    """Raise UserError that names the first weight that is not finite, where one of ``answers`` is
-    not."""
+    """Raise UserError that names the first weight not finite, where one of ``answers`` is not."""
     if all(map(is_finite, answers)):
         return
     check_weights(model.named_parameters())

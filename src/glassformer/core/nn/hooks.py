@@ -87,8 +87,7 @@ class Tape:
         return x
 
     def edit(self, path: str, x: Tensor, place: Place | None = None) -> Tensor:
-        """``x`` after each edit whose pattern matches ``path``; ``place`` where it is not the whole
-        pass's."""
+        """``x`` after each edit that matches ``path``; ``place`` if not the whole pass's."""
         for pattern, edit in self.edits.items():
             if not fnmatchcase(path, pattern):
                 continue

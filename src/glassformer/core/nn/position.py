@@ -57,8 +57,7 @@ class Position(TracedModule):
 
 @builds(config.Rotary)
 class Rotary(Position):
-    """Pairs (i, i + half), or (2i, 2i + 1), of each head's dimensions turned by pos * theta^(-i /
-    half) (Su et al.).
+    """Pairs (i, i + half), or (2i, 2i + 1), of a head turned by pos * theta^(-i / half).
 
     Both are the same turn of dimensions in another order.
     """
@@ -87,8 +86,7 @@ class Rotary(Position):
         return tables
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """(a, b) -> (a cos - b sin, b cos + a sin) for the two halves a, b of the last dimension,
-        or its neighbours."""
+        """(a, b) -> (a cos - b sin, b cos + a sin) for each head's halves a, b, or neighbours."""
         if self.interleaved:
             partner = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
         else:
@@ -96,8 +94,7 @@ class Rotary(Position):
         return x * cos + partner * sin  # no addcmul: rounded as published models are
 
     def frequencies(self, turned: int, device: torch.device) -> tuple[Tensor, float]:
-        """Radians a position (turned / 2), scaled for long texts, and a factor of what turns: made
-        once for each device."""
+        """Radians a position (turned / 2), scaled, and a factor of what turns: once a device."""
         key = (turned, device)
         # a compiler guards what it reads: the dictionary, once filled, would have it compile again
         if not torch.compiler.is_compiling() and key in self._frequencies:

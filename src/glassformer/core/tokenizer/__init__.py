@@ -1,5 +1,4 @@
-"""Tokenizers, trained and applied (formats/ reads published ones); nothing heavy loads before its
-first use."""
+"""Tokenizers, trained and applied (formats/ reads published ones); nothing heavy loads early."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a tokenizer.json holds: who plays which part, old forms made new, and what plain text must
-not reach."""
+"""What a tokenizer.json holds: who plays which part, and what plain text must not reach."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ MOST_IDS = 1 << 22  # lists are as long as the highest id says
 
 
 class ByRank(dict[str, int]):
-    """In place of a list of merges: tiktoken's entries and ranks, whose rule says the merges
-    (``with_merges``)."""
+    """Tiktoken's entries and ranks in place of merges, which follow from them (``with_merges``)."""
 
 
 # ------------------------------------------------------------------------------------ written
@@ -53,8 +51,7 @@ def added_token(id: int, content: str, special: bool = True) -> Spec:
 
 
 def around(opens: int, closes: int, names: list[str]) -> Spec:
-    """BERT's post-processor: ``opens`` before a text, ``closes`` behind it, and a second text is of
-    segment 1."""
+    """BERT's post-processor: ``opens`` text ``closes``, and a second text is of segment 1."""
     spec = {"cls": [names[opens], opens], "sep": [names[closes], closes]}
     return {"type": "BertProcessing", **spec}
 

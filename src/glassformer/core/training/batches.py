@@ -148,8 +148,7 @@ RowBounds = tuple[CorpusRows, Array, Array]
 
 
 def as_batch(loaded_rows: Iterable[tuple[Array, Array, Array]], packed: bool = False) -> Batch:
-    """A batch of what ``CorpusRows.load`` gave; ``packed`` where it is a piece of one with several
-    documents a row."""
+    """A batch of what ``CorpusRows.load`` gave; ``packed``: a piece of one with borders."""
     tokens, targets, opens = (np.concatenate(arrays) for arrays in zip(*loaded_rows, strict=True))
     columns = [tokens, targets]
     if packed or opens.any():
@@ -266,8 +265,7 @@ class Batches(Iterator[Batch]):
         return {**self._identity(), "order": self._order_kind, "cursors": cursors}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where ``state()`` was taken; UserError when it is of other data, context,
-        weights or seed."""
+        """Go on where ``state()`` was taken; UserError when it is of other data or settings."""
         if state.get("order") not in (LISTED, COMPUTED):
             raise UserError(
                 "This run was begun by another version of Glassformer, which reads the data in "

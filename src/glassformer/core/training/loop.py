@@ -65,8 +65,7 @@ class State:
 
 
 class Stuck(UserError):
-    """Too many steps in a row were skipped; the state is whole, its weights those from before the
-    first of them."""
+    """Too many steps in a row were skipped; the weights are those from before the first."""
 
 
 @dataclass
@@ -113,8 +112,7 @@ def train(
     state: State | None = None,
     execution: ExecutionSettings | None = None,
 ) -> Iterator[TrainStep]:
-    """Train ``model`` in place, one yielded TrainStep at a time; ``state`` goes on where a checkpoint
-    stopped.
+    """Train ``model`` in place, a yielded TrainStep at a time; ``state`` goes on with a run.
 
     Raises Stuck, a UserError, when ``settings.max_skipped_steps`` steps in a row have no finite
     loss and gradient; such steps never reach the weights.
@@ -197,8 +195,7 @@ def seed(number: int) -> None:
 
 
 def seed_piece(number: int, step: int, piece: int) -> None:
-    """Start every random generator for one piece of one step: what is drawn for it is the same on
-    any process."""
+    """Start every random generator for one piece of one step, alike on any process."""
     drawn = int(np.random.SeedSequence((number, step, piece)).generate_state(1, np.uint64)[0])
     torch.default_generator.manual_seed(drawn)
     if torch.cuda.is_available():

@@ -1,5 +1,4 @@
-"""The loss of a batch and its gradients: a forward pass, cross-entropy fused with the head, what
-the model adds to it.
+"""The loss of a batch and its gradients: a forward pass, head and cross-entropy in one.
 
 B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 """
@@ -55,8 +54,7 @@ class Loss:
 
 
 def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
-    """The output of a model of any shape for a batch; no logits, the losses ask the head
-    themselves."""
+    """The output of a model of any shape for a batch; no logits, losses ask the head."""
     kwargs: dict[str, Any] = {
         "pos": batch.pos,
         "document_ids": batch.document_ids,
@@ -73,8 +71,7 @@ def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
 def token_loss(
     model: Any, output: Output, targets: Tensor, smoothing: float, indices: Tensor | None = None
 ) -> Loss:
-    """The cross-entropy of the tokens at each place (B, T); only at ``indices``, where
-    they are few."""
+    """The cross-entropy of the tokens at each place (B, T), or at a few ``indices``."""
     head, hidden, targets = model.head, output.hidden.flatten(0, 1), targets.flatten()
     counted = targets >= 0
     count = counted.sum()
@@ -102,8 +99,7 @@ def aux_loss(output: Output) -> Tensor | None:
 
 @dataclass
 class Sums:
-    """Results of a batch: ``total`` with aux and ``loss`` as sums over ``count`` targets; tokens
-    read; mean metrics."""
+    """A batch's ``total`` with aux and ``loss``, sums over ``count`` targets; tokens; metrics."""
 
     total: float
     loss: float
@@ -120,8 +116,7 @@ def gradients(
     smoothing: float = 0.0,
     draws: Callable[[int], None] | None = None,
 ) -> Sums:
-    """Leave the gradients of the batch's summed loss in ``.grad``, worked through in so many
-    pieces.
+    """Leave the gradients of the batch's summed loss in ``.grad``, in so many pieces.
 
     ``draws`` is called with each piece's number before it: it starts the random generators that the
     piece draws from.
@@ -154,8 +149,7 @@ def backward_from(loss: Loss, weight: float = 1.0) -> Loss:
 
 
 def sums(losses: Sequence[Loss]) -> Sums:
-    """Returns the ``Sums`` of a batch from its pieces' losses, in order; metrics cost a device sync
-    each."""
+    """The ``Sums`` of a batch from its pieces' losses, in order; a metric costs a device sync."""
     device = losses[0].sum.device
     totals: list[Any] = [sum(loss.total for loss in losses), sum(loss.sum for loss in losses)]
     totals += [sum(loss.count for loss in losses), sum(loss.tokens for loss in losses)]
@@ -196,8 +190,7 @@ def cross_entropy(
     smoothing: float = 0.0,
     to_grad: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """The summed cross-entropy of the logits hidden table^T + bias, capped, against targets; in
-    fp32 at least.
+    """The summed cross-entropy of capped logits hidden table^T + bias against targets, in fp32.
 
     hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``ONE_SHOT`` logits
     exist at once; ``to_grad``: the function of this name, compiled.
@@ -218,8 +211,7 @@ def cross_entropy(
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Head and loss in one: the logits turn into their own gradient in place, and never exist in
-    fp32 as a whole."""
+    """Head and loss in one: logits turn into their gradient in place, never whole in fp32."""
 
     @staticmethod
     def forward(
@@ -275,8 +267,7 @@ class _HeadLoss(torch.autograd.Function):
 def logits_to_grad(
     logits: Tensor, targets: Tensor, softcap: float | None, smoothing: float, train: bool
 ) -> Tensor:
-    """The summed loss of logits (rows, V); they are overwritten with its gradient to them when
-    ``train``."""
+    """The summed loss of logits (rows, V), which become its gradient to them when ``train``."""
     total = logits.new_zeros((), dtype=_sum_dtype(logits))
     vocab = logits.shape[1]
     block_rows = max(1, LOGITS_IN_CACHE // vocab) if logits.device.type == "cpu" else len(logits)

@@ -70,8 +70,7 @@ class ComputedOrder:
 
 
 def _mixed(numbers: Array) -> Array:
-    """Each of some 64-bit numbers as another that looks random (the finalizer of SplitMix64, Steele
-    et al. 2014)."""
+    """64-bit numbers as others that look random (SplitMix64's finalizer, Steele et al. 2014)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Array = numbers ^ (numbers >> np.uint64(31))

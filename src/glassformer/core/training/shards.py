@@ -97,8 +97,7 @@ class Shards:
         return self._stretch(0, cut), self._stretch(cut, len(self))
 
     def spread(self, valid: float, count: int) -> list[tuple[Shards, Shards]]:
-        """``split`` of each of ``count`` stretches of about the same length: what is held out is
-        like all of the text.
+        """``split`` of each of ``count`` stretches: what is held out is like all of the text.
 
         A stretch begins at the document border next to its place, where one is near.
         """
@@ -111,8 +110,7 @@ class Shards:
         return [self._stretch(a, b).split(valid) for a, b in itertools.pairwise(cuts)]
 
     def _border(self, place: int, near: float) -> int:
-        """The document border next to ``place``, if it is at most ``near`` tokens away; else the
-        place itself."""
+        """The document border next to ``place`` if it is at most ``near`` away, else the place."""
         at = int(np.searchsorted(self.borders, self.first + place))
         close = [
             0,
@@ -123,8 +121,7 @@ class Shards:
         return border if abs(border - place) <= near else place
 
     def check(self) -> None:
-        """UserError where a file behind this was cut: to read it there would end the process
-        (SIGBUS)."""
+        """UserError where a file behind this was cut: reading it would end the process (SIGBUS)."""
         if any(mapped.size() < len(mapped) for mapped in self.corpus.maps):
             raise UserError(
                 f"The tokenised copy of {self.name} was cut while in use; start again, it is "

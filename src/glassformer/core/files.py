@@ -96,7 +96,6 @@ def json_value(text: Path | bytes | str, source: str, fix: str) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256 as hexadecimal text."""
     import hashlib
 
     with path.open("rb") as file:
@@ -122,7 +121,6 @@ def inside(folder: Path, *names: str) -> Path | None:
 
 
 def sync(path: Path) -> None:
-    """Push a file or folder to the disk itself."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -36,18 +36,20 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SHARD = 5_000_000_000  # bytes; a checkpoint above this is written as several files
 REMOTE = {
-    "9p",
-    "afs",
-    "ceph",
-    "cifs",
-    "fuse",
-    "glusterfs",
-    "lustre",
-    "nfs",
-    "nfs4",
-    "smb3",
-    "smbfs",
-    "virtiofs",
+    *[
+        "9p",
+        "afs",
+        "ceph",
+        "cifs",
+        "fuse",
+        "glusterfs",
+        "lustre",
+        "nfs",
+        "nfs4",
+        "smb3",
+        "smbfs",
+        "virtiofs",
+    ]
 }
 # bytes of a line of the processor's cache: where the first tensor begins, for those who map the
 # file
@@ -139,7 +141,6 @@ def open_files(folder: Path, mapped: bool = False) -> Files:
 
 
 def open_file(path: Path) -> Files:
-    """The tensors of one file."""
     return Files(Headers(path.parent, read_header(path)))
 
 
@@ -266,5 +267,4 @@ class TensorFile:
 
     @property
     def size(self) -> int:
-        """The bytes of the file."""
         return len(self.header) + sum(piece.size for piece in self.pieces)

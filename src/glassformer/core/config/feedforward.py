@@ -20,7 +20,6 @@ class MLP:
     bias: bool = False  # of both layers
 
     def shapes(self, dim: int) -> Shapes:
-        """Two layers."""
         return join(
             up=linear(dim, self.hidden, self.bias), down=linear(self.hidden, dim, self.bias)
         )
@@ -39,7 +38,6 @@ class GatedMLP:
     bias: bool = False  # of all three layers
 
     def shapes(self, dim: int) -> Shapes:
-        """Three layers."""
         up = linear(dim, self.hidden, self.bias)
         return join(gate=up, up=up, down=linear(self.hidden, dim, self.bias))
 

@@ -160,7 +160,6 @@ class Stack:
             self.position.check_causal(self.causal)
 
     def block(self, index: int) -> Block:
-        """The config of block ``index``."""
         return self.pattern[index % len(self.pattern)]
 
     @property
@@ -262,7 +261,6 @@ Model: TypeAlias = Decoder | Encoder | EncoderDecoder
 
 
 def head_dim(attention: Attention, dim: int) -> int:
-    """The width of one head."""
     return attention.width(dim)
 
 
@@ -288,7 +286,6 @@ def stacks(model: Model) -> dict[str, Stack]:
 
 
 def recurrent(model: Model) -> dict[str, Recurrent]:
-    """The model's recurrent parts by the name of their slot."""
     return {name: body for name, body in bodies(model).items() if isinstance(body, Recurrent)}
 
 

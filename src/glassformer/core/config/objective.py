@@ -96,7 +96,6 @@ class Objective:
 
     @property
     def prepares(self) -> bool:
-        """The objective overrides ``prepare``."""
         return type(self).prepare is not Objective.prepare
 
     def example(self, row: Any) -> Any:

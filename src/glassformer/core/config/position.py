@@ -53,16 +53,13 @@ class Learned:
     length: PositiveInt  # positions in the table
 
     def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
-        """One vector a position."""
         return table(self.length, width)
 
     @property
     def limit(self) -> int:
-        """Positions that it knows."""
         return self.length
 
     def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
-        """Refuse a table that is too short."""
         need(
             self.length >= context,
             f"{name}.position.length {self.length} is below context {context}; raise it.",
@@ -133,7 +130,6 @@ class RelativeBias:
     distance: PositiveInt = 128  # from which on all share a bucket
 
     def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
-        """A bias for each bucket and head."""
         return join(weight=Unmultiplied((self.buckets, heads)))
 
     check = _same_heads

@@ -79,7 +79,6 @@ class BeamState:
         self.beams = [Beam(0.0), *[Beam()] * (self.width - 1)]
 
     def add(self, beam: Beam, finish: Finish) -> None:
-        """``beam`` has ended."""
         score = sum(beam.logprobs) / len(beam.tokens) ** self.length_penalty
         self.hypotheses.append(Hypothesis(beam.tokens, beam.logprobs, score, finish))
 

@@ -35,29 +35,24 @@ class Generation:
         return self._steps
 
     def run(self) -> Generation:
-        """Itself, finished."""
         for _ in self._steps:
             pass
         return self
 
     @property
     def text(self) -> str:
-        """The first row's text."""
         return self.rows[0].text
 
     @property
     def texts(self) -> list[str]:
-        """Each row's text, without the prompt."""
         return [row.text for row in self.rows]
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Each row's tokens, without the prompt's."""
         return [row.tokens for row in self.rows]
 
     @property
     def logprobs(self) -> list[list[float]]:
-        """The log-probability of each of the rows' tokens."""
         return [row.logprobs for row in self.rows]
 
     @property
@@ -66,7 +61,6 @@ class Generation:
         return [row.finish for row in self.rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON holds it."""
         names = ("prompt", "text", "tokens", "logprobs", "finish")
         return {
             "seed": self.seed,

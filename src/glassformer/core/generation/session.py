@@ -128,7 +128,6 @@ class Session:
                 room.prepare(self, steps)
 
     def close(self) -> None:
-        """Give back what ``prepare`` took for this session."""
         if self.paged is not None:
             self.paged.close()
 

@@ -159,7 +159,6 @@ class MoE(TracedModule):
         return write.to(x.dtype)
 
     def expert_output(self, expert: int, x: Tensor) -> Tensor:
-        """Output of one expert for x (..., C)."""
         gate = None if self.gate is None else self.product(expert, x, self.gate, self.gate_bias)
         hidden = self.activation(self.product(expert, x, self.up, self.up_bias), gate, unwatched)
         return self.product(expert, hidden, self.down, self.down_bias)
@@ -171,7 +170,6 @@ class MoE(TracedModule):
         return look("hidden", look("gate", self.act(look("pre", gate))) * look("up", up))
 
     def product(self, expert: int, x: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
-        """x by one expert's own table."""
         y = F.linear(x, table[expert])
         return y if bias is None else y + bias[expert]
 
@@ -258,7 +256,6 @@ class Dispatch:
 
     @property
     def expert_load(self) -> Tensor:
-        """Number of choices that each expert takes (E,)."""
         return (
             self.expert_counts
             if self.capacity is None

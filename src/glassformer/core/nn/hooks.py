@@ -75,7 +75,6 @@ class Tape:
         return self._watched[path]
 
     def changes(self, path: str) -> bool:
-        """True where an edit applies to ``path``."""
         return any(fnmatchcase(path, pattern) for pattern in self.edits)
 
     def pass_through(self, path: str, x: Tensor) -> Tensor:

@@ -51,7 +51,6 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.shape, None if gain is None else gain.to(x.dtype), self.eps)
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
-        """A gain of 1, offset included."""
         if self.weight is not None:
             nn.init.constant_(self.weight, 1.0 - self.offset)
 
@@ -103,7 +102,6 @@ class Linear(nn.Linear):
 
 
 def linear(inputs: int, outputs: int, bias: bool) -> Linear:
-    """A dense layer y = x W^T (+ b); its weight is (outputs, inputs)."""
     return Linear(inputs, outputs, bias=bias)
 
 
@@ -257,7 +255,6 @@ class Head(TracedModule):
         self.cross_entropy: Callable[..., Tensor] | None = None
 
     def forward(self, hidden: Tensor, embed: Embed) -> Tensor:
-        """hidden (..., C) -> logits (..., V)."""
         logits: Tensor = self.proj(self.prepare(hidden), self.table(embed))
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)

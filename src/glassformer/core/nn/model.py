@@ -167,7 +167,6 @@ class Model(TracedModule):
         self._engine = engine_name(name)
 
     def train(self, mode: bool = True) -> Self:
-        """Sets the training mode; training drops what was derived from the weights."""
         if mode:
             for forget in _FORGET:
                 forget(self)

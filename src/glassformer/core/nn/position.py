@@ -50,7 +50,6 @@ class Position(TracedModule):
         return None
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
-        """Draw what is trained."""
         for weight in self.parameters(recurse=False):
             nn.init.normal_(weight, std=std, generator=generator)
 

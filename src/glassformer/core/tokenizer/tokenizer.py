@@ -257,7 +257,6 @@ class Tokenizer(Vocabulary):
 
     @functools.cached_property
     def _spec(self) -> Spec:
-        """The tokenizer.json, whole."""
         return tokenizer_json.with_merges(self._tables)
 
     @functools.cached_property
@@ -274,7 +273,6 @@ class Tokenizer(Vocabulary):
 
     @functools.cached_property
     def _special(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer that reads special tokens out of the text."""
         return library.load(library.marking_lost(self._spec), self._source)
 
     # ------------------------------------------------------------------------------------ files

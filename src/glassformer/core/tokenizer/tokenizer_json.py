@@ -45,7 +45,6 @@ def make_spec(model: Spec, **components: Any) -> Spec:
 
 
 def added_token(id: int, content: str, special: bool = True) -> Spec:
-    """An entry of a tokenizer.json's "added_tokens"."""
     rules = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": id, "content": content, **rules, "special": special}
 
@@ -71,7 +70,6 @@ def steps(component: Any) -> Iterator[Spec]:
 
 
 def ids_of(spec: Spec) -> dict[str, int]:
-    """Every name in a tokenizer.json and its id."""
     vocabulary = spec["model"]["vocab"]
     if isinstance(vocabulary, list):
         vocabulary = {piece: id for id, (piece, _) in enumerate(vocabulary)}
@@ -97,7 +95,6 @@ def roles_of(spec: Spec, stated_roles: Roles) -> Roles:
 
 
 def with_merges(spec: Spec) -> Spec:
-    """The specification with its merges as a list."""
     ranks = spec["model"].get("merges")
     if not isinstance(ranks, ByRank):
         return spec

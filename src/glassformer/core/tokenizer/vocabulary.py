@@ -24,7 +24,6 @@ def byte_alphabet() -> dict[int, str]:
 
 @functools.cache
 def bytes_by_letter() -> dict[str, int]:
-    """The byte of each character of the byte alphabet."""
     return {letter: byte for byte, letter in byte_alphabet().items()}
 
 

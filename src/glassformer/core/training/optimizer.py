@@ -69,7 +69,6 @@ class Optimizer:
             yield from optimizer.param_groups
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that a step moves, by their weights' paths."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def place(self, key: str) -> Any:
@@ -77,7 +76,6 @@ class Optimizer:
         return None
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients that backward left, by their parameters' paths."""
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def norm(self, grads: Mapping[str, Tensor]) -> float:
@@ -98,7 +96,6 @@ class Optimizer:
             optimizer.step()
 
     def clear(self) -> None:
-        """Forget the gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
 

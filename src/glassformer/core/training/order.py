@@ -35,7 +35,6 @@ def order_kind_for(rows: int) -> int:
 
 
 def order_of(size: int, seed: np.random.SeedSequence, kind: int) -> Order:
-    """A random order of 0 to size - 1."""
     if kind == COMPUTED:
         return ComputedOrder(size, seed.generate_state(ROUNDS, np.uint64))
     # RandomState's stream is the same in all versions of NumPy; 8 bytes a row

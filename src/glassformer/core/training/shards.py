@@ -56,7 +56,6 @@ class Shards:
 
     @property
     def name(self) -> str:
-        """The corpus's name."""
         return str(self.corpus.source.name)
 
     @property

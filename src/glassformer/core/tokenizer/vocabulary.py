@@ -44,10 +44,7 @@ class Vocabulary:
     size: int
 
     def __init__(
-        self,
-        ids: Mapping[str, int],
-        hidden: frozenset[int],
-        decode_token: ByteDecoder,
+        self, ids: Mapping[str, int], hidden: frozenset[int], decode_token: ByteDecoder
     ) -> None:
         self._ids, self._hidden, self._decode_token = ids, hidden, decode_token
         self._names = [""] * self.size

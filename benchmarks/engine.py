@@ -333,9 +333,9 @@ def decoding(args: argparse.Namespace) -> Iterator[str]:
                     second.eval([token])
 
             start()
-            sessions[0].prepare(steps=8)  # the copies, which later prompts read too
+            sessions[0].prepare(1 << 10, steps=8)  # the copies, which later prompts read too
             prompts = turns([[start], [prefill]], 3, clock)
-            sessions[0].prepare(steps=8 * (args.repeats + 4))
+            sessions[0].prepare(1 << 10, steps=8 * (args.repeats + 4))
             times = turns([[step], [go]], args.repeats, clock)
             memory, _ = limits(args.threads, clock)
             speed = path.stat().st_size * 8 / statistics.median(times[0]) / 1e9

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,6 @@ from glassformer import families as recipes
 from glassformer.cli import main
 from glassformer.core.config import extend, run, serial
 from glassformer.core.config import objective as objectives
-from glassformer.core.config.mask_arrays import count_pairs
 from glassformer.core.config.mask_expressions import parse_rule
 from glassformer.core.errors import need
 from glassformer.core.nn import Cache, Mask, Tape, build, build_model, builds
@@ -31,6 +31,7 @@ from glassformer.core.training.optimizer import Optimizer
 from glassformer.formats import lora, store
 from glassformer.runs import launch
 from glassformer.scale import cost
+from glassformer.scale.cost import count_pairs
 from glassformer.sight import masks
 from tiny import CONTEXT, DIM, VOCAB, WIDE, block, decoder, tokens
 
@@ -160,6 +161,20 @@ def test_the_first_example_runs_as_the_page_says(forgotten, tmp_path, monkeypatc
         for item in (squared, config.MLP(24, "relu2", True))
     )
     assert torch.equal(individual(tokens()).logits, actual(tokens()).logits)
+
+
+def test_the_script_in_plain_python_runs(forgotten, tmp_path, monkeypatch, capsys) -> None:
+    (script,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(script.split("\n\n")[1].splitlines()) <= 15  # below the imports
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("".join(f"{i} and {i} make {2 * i}.\n" for i in range(300)))
+    shutil.copy(OWN, "own_parts.py")
+    names: dict[str, Any] = {}
+    exec(compile(script.replace("steps=100", "steps=3"), "extending.md", "exec"), names)
+    model, letters = names["model"], names["letters"]
+    written = glassformer.generate(model, letters, "12 and", max_new=20, seed=0).run().text
+    assert [type(block.ffn).__name__ for block in model.decoder.blocks] == ["ReluSquaredModule"] * 4
+    assert re.fullmatch(rf"1 \S+\n2 \S+\n3 \S+\n{re.escape(written)}\n", capsys.readouterr().out)
 
 
 def test_it_trains_resumes_saves_and_loads(own_types, tmp_path, monkeypatch, capsys) -> None:

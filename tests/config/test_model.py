@@ -12,7 +12,7 @@ import pytest
 from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.config import objective, recurrence, run, serial
-from glassformer.core.config.context_length import for_context
+from glassformer.formats.checkpoint import for_context
 from glassformer.tasks import objectives
 
 BLOCK = c.Block(c.Attention(4), c.MLP(16))

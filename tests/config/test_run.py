@@ -6,7 +6,7 @@ import pytest
 
 from glassformer import config
 from glassformer.core.config import run, serial
-from glassformer.core.errors import UserError
+from glassformer.core.errors import UserError, nearest
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.runs import run_config, run_file
 from glassformer.runs.plan import plan_run
@@ -217,6 +217,31 @@ def test_one_rate_scales_every_group():
 def test_the_rate_of_the_rest_follows_unless_it_is_given(changes, rest):
     """Three ways to say one thing: a rate ten times lower is so for embeddings and head as well."""
     assert run_file.read_run(None, changes).train.optimizer.rest.lr == pytest.approx(rest)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 1.0), (1.0, 0.9), (-0.1, 0.9), (0.9,)])
+def test_a_mean_that_never_moves_is_refused(betas):
+    with pytest.raises(UserError, match=r"AdamW\.betas is .*; give two numbers from 0 to below 1"):
+        run.AdamW(betas=betas)
+    assert run.AdamW(betas=(0.0, 0.999)).betas == (0.0, 0.999)
+
+
+@pytest.mark.parametrize(
+    ("word", "words", "hint"),
+    [
+        ("dpeth", ["depth", "width"], ' Did you mean "depth"?'),
+        ("--max-nw", ["--max-new", "--seed"], ' Did you mean "--max-new"?'),
+        ("hiden", ["hide", "hidden"], ' Did you mean "hidden"?'),
+        ("tarin", ["tarina", "train"], ' Did you mean "train"?'),  # letters that changed places
+        ("strand", ["stand", "strands"], ' Did you mean "strands"?'),  # one of several
+        ("depth", ["a.b.depth", "c.depth"], ' Did you mean "c.depth"?'),  # the least deep
+        ("depth", ["b.depth", "c.depth", "d.depth"], ' Did you mean "b.depth" or "c.depth"?'),
+        ("qqqq", ["depth", "width"], " Known: depth, width."),
+        ("qqqq", map(str, range(10**5, 10**5 + 31)), ""),
+    ],
+)
+def test_the_hint_names_what_was_meant(word, words, hint):
+    assert nearest(word, words) == hint
 
 
 @pytest.mark.parametrize("word", ["patience", "early_stopping"])

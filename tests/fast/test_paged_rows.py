@@ -31,7 +31,7 @@ def test_ragged_rows_go_on_in_pages_as_in_the_cache(name: str) -> None:
         session = Session(model)
         logits = [session.prefill(starts, None, 1)]
         if paged:
-            session.prepare(steps=20)
+            session.prepare(1 << 10, steps=20)
             assert session.paged is not None
         for step in range(8):
             if step == 4:
@@ -55,7 +55,7 @@ def test_layers_with_windows_fill_the_same_pages_in_turns(name: str) -> None:
         session = Session(model)
         logits = [session.prefill(starts, None, 1)]
         if paged:
-            session.prepare(steps=110)
+            session.prepare(1 << 10, steps=110)
             assert session.paged is not None
             sizes = {
                 individual.lookback: len(individual.pages.keys)
@@ -97,7 +97,7 @@ def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
         starts = [[0]] * 3 if pair else prompts
         logits = [session.prefill(starts, prompts if pair else None, 2)]
         if paged:
-            session.prepare(steps=40)
+            session.prepare(1 << 10, steps=40)
             assert session.paged is not None
         for step in range(34):
             if step in orders:
@@ -140,7 +140,7 @@ def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(
     paged, plain = Session(model), Session(model)
     for session in (paged, plain):
         session.prefill(*output, 1)
-    paged.prepare(steps=100)
+    paged.prepare(1 << 10, steps=100)
     assert paged.paged is not None
     at = [1] * widest if pair else lengths
     for _ in range(100):
@@ -180,5 +180,5 @@ def test_a_model_that_does_not_fit_goes_on_in_its_cache() -> None:
     for name in ("mixtral", "gru", "nanomoe"):
         session = Session(tiny.model(tiny.DECODERS[name]))
         session.prefill([[1, 2, 3]], None, 1)
-        session.prepare(steps=20)
+        session.prepare(1 << 10, steps=20)
         assert session.paged is None and session.decode(torch.tensor([4])).isfinite().all()

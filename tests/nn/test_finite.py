@@ -144,6 +144,7 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
 def test_mapped_weights_are_looked_at_once_all_of_them(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By formats/first_use.py."""
     calls: list[int] = []
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     store.save(tiny.model(tiny.ALL[name]), tmp_path / "m", layout="glassformer")

@@ -18,13 +18,14 @@ import tiny
 from glassformer import config as c
 from glassformer.cli import main
 from glassformer.core.config import serial
-from glassformer.core.config.mask_arrays import count_pairs, ring_pieces
+from glassformer.core.config.mask_arrays import ring_pieces
 from glassformer.core.config.mask_expressions import parse_rule, rules
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Cache, Mask
 from glassformer.core.nn.engines import ENGINES, AttentionInputs, attend, choose
 from glassformer.fast import block_mask, cpu_blocks
 from glassformer.scale import cost
+from glassformer.scale.cost import count_pairs
 from glassformer.sight import masks
 from tiny import tokens
 
@@ -491,7 +492,7 @@ def test_slips_are_named(
 
 def test_a_model_with_a_prefix_reads_it_in_one_go() -> None:
     model = tiny.model(tiny.DECODERS["prefix"])
-    with pytest.raises(UserError, match="first 3 tokens in one go"):
+    with pytest.raises(UserError, match="first 3 tokens see each other"):
         model(tokens(1, 2), cache=Cache(model.config))
     pos = torch.tensor([[-1, -1, 0, 1]])
     with pytest.raises(UserError, match="in one go"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers.models.marian.modeling_marian as marian
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tiny
 from glassformer import UserError
@@ -136,6 +137,27 @@ def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling: Any) -> None
         torch.testing.assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
 
 
+def test_frequencies_are_made_once_and_never_of_stand_ins() -> None:
+    """A compiler's and a fake mode's tensors are nobody else's; those of inference mode serve a
+    training."""
+    rotary, calls = build(c.Rotary(scaling=c.LinearScaling(3.0)), 64, 4, True), []
+    scaling, x, pos = rotary.scaling, torch.randn(1, 4, 5, 16), torch.arange(5)[None]
+    rotary.scaling = lambda *args: calls.append(args) or scaling(*args)
+    with FakeTensorMode() as fake:
+        rotary.table(fake.from_tensor(pos), 16, torch.float32)
+    torch.compile(rotary.table, backend="eager", fullgraph=True)(pos, 16, torch.float32)
+    assert len(calls) == 2 and not rotary._frequencies
+    with torch.inference_mode():
+        expected = rotary.rotate(x, Flow(pos))
+    x.requires_grad_()
+    output = rotary.rotate(x, Flow(pos))
+    output.sum().backward()
+    assert len(calls) == 3 and torch.equal(output, expected) and x.grad is not None
+    meta = rotary.rotate(x.detach().to("meta"), Flow(pos.to("meta")))
+    assert meta.is_meta and len(calls) == 4
+    assert torch.equal(rotary.rotate(x, Flow(pos)), expected) and len(calls) == 4
+
+
 @pytest.mark.parametrize("fast", [32.0, 8.0, 1.0, 1000.0])
 @pytest.mark.parametrize("slow", [1.0, 0.25, 1e-6])
 @pytest.mark.parametrize(
@@ -168,6 +190,23 @@ def test_yarn_is_transformers(
     )
     torch.testing.assert_close(result, expected, rtol=1e-6, atol=0)
     assert actual == pytest.approx(size)
+
+
+def test_a_position_past_a_learned_table_is_a_sentence() -> None:
+    """Positions may be passed, and then no count of tokens tells that the table is too short."""
+    model = tiny.model(tiny.DECODERS["gpt2"])
+    length = model.config.decoder.position.length
+    tokens, pos = torch.tensor([[1, 2]]), torch.tensor([[length - 2, length - 1]])
+    assert model(tokens, pos=pos).logits.isfinite().all()
+    with pytest.raises(UserError, match=f"position {length} is past the {length} of its table"):
+        model(tokens, pos=pos + 1)
+
+
+def test_alibi_falls_with_the_distance_on_both_sides() -> None:
+    pos = torch.tensor([[0, 3, 4]])
+    bias = build(c.Alibi(), 64, 2, False).bias(Mask(pos, pos, False))
+    distance = torch.tensor([[0, 3, 4], [3, 0, 1], [4, 1, 0]])
+    assert torch.equal(bias[0], -distance * torch.tensor([2.0**-4, 2.0**-8])[:, None, None])
 
 
 def test_neighbours_turn_as_complex_numbers() -> None:

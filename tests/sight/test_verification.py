@@ -19,6 +19,7 @@ from glassformer import cli, config
 from glassformer.core.config import objective as objectives
 from glassformer.core.errors import UserError
 from glassformer.core.nn import attention, cache, hooks, layers
+from glassformer.core.nn.cross_attention import CrossAttention
 from glassformer.core.nn.engines import ENGINES
 from glassformer.fast import prepacked
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
@@ -125,7 +126,7 @@ def stateless(kept: Any, state: Any, order: Any, was: Any = recurrence.keep_last
     was(kept, tuple(torch.zeros_like(piece) for piece in state), order)
 
 
-def blind_across(self: Any, flow: Any, was: Any = ATTENTION.cross_mask) -> Any:
+def blind_across(self: Any, flow: Any, was: Any = CrossAttention.cross_mask) -> Any:
     flow.memory.pos = flow.memory.pos.clamp(min=0)
     return was(self, flow)
 
@@ -170,7 +171,7 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
     "prepacked": ("gpt2", PACKED, "product", shifted, {"prepacked"}, FIRST + r"attn\.qkv\[0,0\]"),
     "source": (
         "t5",
-        ATTENTION,
+        CrossAttention,
         "cross_mask",
         blind_across,
         {"padding", "cache"},

@@ -25,12 +25,14 @@ from glassformer.core.config import (
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import Tokenizer
-from glassformer.core.training.batches import Batch, Batches, every_token_once, next_pieces
+from glassformer.core.training.batches import Batch, Batches, CorpusRows
 from glassformer.core.training.loss import split
-from glassformer.core.training.shards import CorpusRows, Shards
+from glassformer.core.training.shards import Shards
+from glassformer.core.training.validation import every_token_once
 from glassformer.formats.data.corpus import Source
 from glassformer.formats.data.tokenising import TokenizedCorpus
 from glassformer.runs.prepared import Prepared
+from glassformer.scale.prefetch import next_pieces
 from glassformer.tasks.objectives import Prefix
 
 EOS = 0

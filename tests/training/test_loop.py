@@ -91,11 +91,11 @@ def test_cross_entropy_in_pieces_equals_torchs(bias, softcap, smoothing, monkeyp
         logits, targets, ignore_index=-1, reduction="sum", label_smoothing=smoothing
     )
     expected = torch.autograd.grad(plain * 3, values)
-    for limit in (50 * 5, None):
+    for limit in (50 * 5, loss.ONE_SHOT):
+        monkeypatch.setattr(loss, "ONE_SHOT", limit)
         hidden, table, *remaining = values
-        pieces = cross_entropy(
-            hidden, targets, table, remaining[0] if remaining else None, softcap, smoothing, limit
-        )
+        bias_weight = remaining[0] if remaining else None
+        pieces = cross_entropy(hidden, targets, table, bias_weight, softcap, smoothing)
         torch.testing.assert_close(pieces, plain)
         torch.testing.assert_close(torch.autograd.grad(pieces * 3, values), expected)
 
@@ -112,13 +112,12 @@ def test_a_certain_model_has_its_exact_loss_and_a_broken_one_none():
 def test_pieces_never_hold_more_logits_than_the_limit(monkeypatch):
     calls, linear = [], F.linear
     monkeypatch.setattr(loss.F, "linear", lambda *args: calls.append(len(args[0])) or linear(*args))
+    monkeypatch.setattr(loss, "ONE_SHOT", 500)
     hidden, table = torch.randn(37, 16, requires_grad=True), torch.randn(50, 16)
-    cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table, limit=500).backward()
+    cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table).backward()
     assert calls == [10, 10, 10, 7] and table.grad is None
     with torch.no_grad():
-        assert not cross_entropy(
-            hidden, torch.zeros(37, dtype=torch.long), table, limit=500
-        ).requires_grad
+        assert not cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table).requires_grad
 
 
 # ------------------------------------------------------------------------------------------ bf16

@@ -16,10 +16,10 @@ from glassformer.core.config import run
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.core.training import loop, train
+from glassformer.core.training import loop, loss, train
 from glassformer.core.training.batches import Batches
 from glassformer.core.training.execution import ExecutionSettings
-from glassformer.core.training.loss import cross_entropy, forward
+from glassformer.core.training.loss import forward
 from glassformer.core.training.optimizer import Optimizer, factor, factor_in_extended_run
 from glassformer.formats import store
 from glassformer.formats.data import find as find_corpus
@@ -37,6 +37,7 @@ def test_a_gradient_below_the_clip_is_only_averaged():
     assert torch.equal(grads[0], torch.tensor([0.3, 0.4]))
     loop._scale(grads, norm=5.0, count=1, clip=1.0)
     assert grads[0].tolist() == pytest.approx([0.06, 0.08])
+    loop._scale([], norm=0.0, count=1, clip=1.0)  # no weight has a gradient
 
 
 def test_a_seed_starts_every_generator():
@@ -122,12 +123,27 @@ def test_a_prefix_reaches_the_model():
     assert not torch.allclose(plain[:, 2], output[:, 2]) and torch.isfinite(output).all()
 
 
-def test_a_tables_gradient_over_many_pieces_is_added_up_in_fp32():
+def test_gradients_shared_by_processes_see_every_batch():
+    """Nothing is drawn for a choice of number format before them."""
+    batches, seen = iter(range(3)), []
+    state = loop.State(model := build_model(tiny(), seed=0), Optimizer(model, run.AdamW()), batches)
+
+    def gradients(runner, batches, *args):
+        seen.append(next(batches))
+        return loss.Sums(0.0, 0.0, 0, 0, {})
+
+    state.gradients = gradients
+    list(train(model, batches, settings=run.Train(steps=3), state=state))
+    assert seen == [0, 1, 2]
+
+
+def test_a_tables_gradient_over_many_pieces_is_added_up_in_fp32(monkeypatch):
     """512 equal pieces: added up in bf16 the sum would stand still long before the end."""
     hidden = torch.ones(512, 8, dtype=torch.bfloat16)
     table = torch.zeros(4, 8, dtype=torch.bfloat16, requires_grad=True)
     targets = torch.zeros(512, dtype=torch.long)
-    cross_entropy(hidden, targets, table, limit=4).backward()
+    monkeypatch.setattr(loss, "ONE_SHOT", 4)
+    loss.cross_entropy(hidden, targets, table).backward()
     right = torch.tensor([-0.75, 0.25, 0.25, 0.25]) * 512
     torch.testing.assert_close(table.grad.float(), right[:, None].expand(4, 8), rtol=0.01, atol=0.0)
 

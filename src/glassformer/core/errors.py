@@ -1,5 +1,4 @@
-"""What the user is told on standard error: the one kind of error that is theirs to fix, warnings,
-notes."""
+"""What goes to standard error: the one kind of error that is the user's to fix, warnings, notes."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ def mute(silent: bool = True) -> None:
 
 
 def note(text: str) -> None:
-    """A line for the reader, on standard error; where that is closed, full or gone, the work goes
-    on without."""
+    """A line on standard error; where that is closed, full or gone, the work goes on without."""
     if sys.stderr is not None and not _MUTED:  # None where it was closed before we began
         try:
             print(text, file=sys.stderr, flush=True)

@@ -1,5 +1,4 @@
-"""Files that are whole or absent: write beside, fsync, rename; hashes, locks and the cache folder;
-lazy modules."""
+"""Files that are whole or absent: write beside, fsync, rename; hashes, locks, lazy modules."""
 
 from __future__ import annotations
 
@@ -24,22 +23,19 @@ JsonObject = dict[str, Any]
 
 
 def cache_home() -> Path:
-    """Returns the folder of downloads and tokenised corpora: ``$GLASSFORMER_CACHE`` or
-    ``~/.cache/glassformer``."""
+    """The folder of downloads and tokenised corpora; ``$GLASSFORMER_CACHE`` names another."""
     named = os.environ.get("GLASSFORMER_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "glassformer"
 
 
 def data_home() -> Path | None:
-    """The user's folder of data that would otherwise be downloaded (``$GLASSFORMER_DATA``), if
-    set."""
+    """The user's folder of data that is then not downloaded (``$GLASSFORMER_DATA``), if set."""
     named = os.environ.get("GLASSFORMER_DATA")
     return Path(named).expanduser() if named else None
 
 
 def path_kind(path: Path) -> Literal["file", "folder", "other"] | None:
-    """Returns the kind of a path, None for nothing; UserError for what is not a path, a lost link,
-    and a locked folder."""
+    """The kind of a path, None for nothing; UserError for a lost link, a locked folder, no path."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -62,8 +58,7 @@ def path_kind(path: Path) -> Literal["file", "folder", "other"] | None:
 
 
 def nearest_path(path: Path) -> str:
-    """A closing hint for a path where nothing is: the name in its folder that is most like it; ""
-    without any."""
+    """A closing hint for a missing path: the name in its folder that is most like it, or ""."""
     import difflib
 
     try:
@@ -76,16 +71,14 @@ def nearest_path(path: Path) -> str:
 
 
 def read_json(path: Path, fix: str = "restore the file") -> dict[str, Any]:
-    """The JSON object in a file; UserError, which ends with ``fix``, where it cannot be read or
-    holds none."""
+    """The JSON object in a file; UserError, which ends with ``fix``, where there is none."""
     return json_object(path, str(path), fix)
 
 
 def json_object(
     text: Path | bytes | str, source: str, fix: str = "restore the file"
 ) -> dict[str, Any]:
-    """The JSON object in a text, UTF-8 where it is bytes; UserError as ``read_json`` says, about
-    ``source``."""
+    """The JSON object in a text (bytes: UTF-8); UserError about ``source`` as ``read_json``."""
     value = json_value(text, source, fix)
     if not isinstance(value, dict):
         raise UserError(f"{source} is not a JSON object; {fix}.")
@@ -103,7 +96,6 @@ def json_value(text: Path | bytes | str, source: str, fix: str) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """The file's SHA-256 as hexadecimal text."""
     import hashlib
 
     with path.open("rb") as file:
@@ -111,8 +103,7 @@ def sha256(path: Path) -> str:
 
 
 def inside(folder: Path, *names: str) -> Path | None:
-    """The path of what a file of ``folder`` names there; None where that leads out of it, by ".."
-    or by a link.
+    """The path of what a file of ``folder`` names there; None where that leads out of it.
 
     In the hub's cache a folder's files are links to its neighbour "blobs".
     """
@@ -130,7 +121,6 @@ def inside(folder: Path, *names: str) -> Path | None:
 
 
 def sync(path: Path) -> None:
-    """Push a file or folder to the disk itself."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -200,8 +190,7 @@ def _temporary_name(prefix: str) -> str:
 
 @contextlib.contextmanager
 def temporary(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder in ``parent``, gone afterwards unless it was renamed; UserError where it cannot
-    be made."""
+    """A new folder in ``parent``, gone afterwards unless it was renamed; UserError as ``write``."""
     beside = parent / _temporary_name(prefix)
     with explain_errors(parent):
         beside.mkdir()
@@ -213,8 +202,7 @@ def temporary(parent: Path, prefix: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def write_folder(path: Path, lasting: bool = True) -> Iterator[Path]:
-    """Fill a folder beside ``path``, then rename it into place: all of its files appear at once or
-    none do.
+    """Fill a folder beside ``path``, then rename it: all of its files appear at once or none do.
 
     A folder that stood at ``path`` is replaced. ``lasting`` waits until the disk has it; a cache
     whose reader checks hashes need not. Raises UserError as ``write`` does.
@@ -236,8 +224,7 @@ def write_folder(path: Path, lasting: bool = True) -> Iterator[Path]:
 
 
 def exclusive(file: IO[Any], wait: bool = True) -> None:
-    """Lock an open file until it is closed; OSError where another process has it and ``wait`` is
-    false."""
+    """Lock an open file until it is closed; OSError where another has it, unless ``wait``."""
     try:
         import fcntl
     except ImportError:
@@ -248,8 +235,7 @@ def exclusive(file: IO[Any], wait: bool = True) -> None:
 
 
 def try_lock(file: IO[Any], path: Path) -> bool:
-    """Lock an open file until it is closed; False where another process holds it, or has just
-    removed it."""
+    """Lock an open file until it is closed; False where another holds it or has removed it."""
     try:
         exclusive(file, wait=False)
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
@@ -285,8 +271,7 @@ def lock(folder: Path, purpose: str) -> Iterator[None]:
 
 
 def json_number(value: float) -> float | str:
-    """A number as JSON holds it; one that is not finite by its name (NaN, Infinity, -Infinity),
-    which float() reads."""
+    """A number as JSON holds it; by its name (NaN, Infinity, -Infinity) where it is not finite."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -295,8 +280,7 @@ def json_number(value: float) -> float | str:
 def lazily(
     package: str, home: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package whose names come from these modules, each
-    imported on first use."""
+    """``__getattr__`` and ``__dir__`` of a package that imports each of its names on first use."""
 
     def load(name: str) -> Any:
         if name not in home:

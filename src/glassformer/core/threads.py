@@ -17,8 +17,7 @@ MEMBERSHIP = "/proc/self/cgroup"
 
 
 def prepare() -> None:
-    """Set what OpenMP reads once, when torch is loaded. A variable of the user's stays; later
-    nothing can be changed.
+    """Set what OpenMP reads once, when torch is loaded, unless the user has set it.
 
     On a busy machine threads that spin at every barrier take the cores from those they wait for.
     """
@@ -33,15 +32,13 @@ def prepare() -> None:
 
 
 def cores() -> int:
-    """The cores that this process may use: by its affinity, and by its container's quota, rounded
-    up."""
+    """The cores that this process may use: by its affinity, and by its container's quota."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, -int(-min(_quota(), allowed) // 1))
 
 
 def _quota() -> float:
-    """Cores that the control groups around this process grant, of version 1 or 2; infinity where
-    none sets a limit."""
+    """Cores that the control groups around this process grant (version 1 or 2), or infinity."""
     quota = float("inf")
     for line in _read(MEMBERSHIP).splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")

@@ -12,7 +12,8 @@ from typing import Any
 from ..core import config
 from ..core.checkpoints.names import NameRule as NameRule
 from ..core.checkpoints.names import Table as Table
-from ..core.config import context_length, serial
+from ..core.config import serial
+from ..core.config.model import long_scalings
 from ..core.errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT
@@ -169,7 +170,7 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
         raise UserError(
             'No published layout holds a recurrent model; save it with the layout "glassformer".'
         )
-    if any(scaling.use_long for scaling in context_length.long_scalings(model).values()):
+    if any(scaling.use_long for scaling in long_scalings(model).values()):
         raise UserError(
             "No published layout is for long texts alone, as this model's LongRopeScaling is; "
             "save it with the layout "

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.checkpoints.names import NameRule
-from ..core.config.context_length import long_scalings
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP, GatedMLP
 from ..core.config.mask import Window
-from ..core.config.model import Attention, Block, Decoder, Model, Stack
+from ..core.config.model import Attention, Block, Decoder, Model, Stack, long_scalings
 from ..core.config.norm import LayerNorm, RMSNorm
 from ..core.config.position import Rotary
 from . import decoders

@@ -17,17 +17,17 @@ from .prepacked import View, prepack
 from .prepacked import packable as packable
 
 
-def prepare(session: Session, new: bool, steps: int) -> None:
+def prepare(session: Session, steps: int) -> None:
     """Set the session's ``view``, and before ``steps`` tokens after the prompt its ``paged`` rows.
 
-    Without ``new`` only copies that an earlier session left are compared and used.
+    For a prompt only copies that an earlier session left are compared and used.
     """
     model, view = session.model, session.view
     if next(model.parameters()).device.type != "cpu":
         return
     exact = session.plain and supports_model(model)
     if not isinstance(view, View) or not view.complete:
-        room = available_memory() if new else 0
+        room = available_memory() if steps else 0
         view = prepack(model, None if room is None else room // 2, exact=exact)
     if steps and exact and session.paged is None:
         fused = fuse(view.model)

@@ -22,6 +22,7 @@ from ..core import config
 from ..core.nn.additive_position import Alibi, Learned, RelativeBias, Sinusoidal
 from ..core.nn.attention import Attention
 from ..core.nn.cache import Cache
+from ..core.nn.cross_attention import CrossAttention
 from ..core.nn.flow import Flow
 from ..core.nn.layers import ACTIVATIONS, MLP, GatedMLP, LayerNorm, RMSNorm
 from ..core.nn.model import Block, Stack
@@ -78,7 +79,7 @@ def supports_stack(stack: Stack, dtype: torch.dtype) -> bool:
             for attn in attns
         )
         and len({attn.head_dim for attn in attns}) == 1
-        and all(type(attn) is Attention for attn in across)
+        and all(type(attn) is CrossAttention for attn in across)
         and all(attn.head_dim % 2 == 0 for attn in attns + across)
         and all(type(ffn) in (MLP, GatedMLP) and ffn.act in acts for ffn in ffns)
     )

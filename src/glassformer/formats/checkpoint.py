@@ -23,7 +23,8 @@ from ..core.checkpoints.headers import INDEX, SINGLE, Headers, read_headers
 from ..core.checkpoints.names import Table
 from ..core.config import Model as ModelConfig
 from ..core.config import serial
-from ..core.config.context_length import for_context
+from ..core.config.model import long_scalings, stacks
+from ..core.config.position import Rotary
 from ..core.errors import UserError, need
 from ..families import sentences
 from ..families.recipe import Recipe
@@ -283,6 +284,32 @@ class Checkpoint:
         from .tokenizer_forms import from_json
 
         return from_json(path.read_text(encoding="utf-8"), source=str(path))
+
+
+def for_context(model: ModelConfig, context: int) -> ModelConfig:
+    """The same model for texts of ``context`` tokens; a LongRopeScaling takes the factors for such
+    texts.
+
+    Raises UserError for what is not a number of tokens, and for more than its LongRopeScaling or
+    its table holds.
+    """
+    need(
+        type(context) is int and context > 0, f"context is {context!r}; give an integer, 1 or more."
+    )
+    changes: dict[str, Any] = {"context": context}
+    for name, scaling in long_scalings(model).items():
+        most = round(scaling.original_context * scaling.factor)
+        need(
+            context <= most,
+            f"context is {context} and this model was made for {most} tokens; give no more.",
+        )
+        stack = stacks(model)[name]
+        assert isinstance(stack.position, Rotary)
+        position = replace(
+            stack.position, scaling=replace(scaling, use_long=context > scaling.original_context)
+        )
+        changes[name] = replace(stack, position=position)
+    return replace(model, **changes)
 
 
 def open_tokenizer(folder: Path) -> Tokenizer | None:

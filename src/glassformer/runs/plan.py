@@ -15,7 +15,7 @@ from typing import Any
 from .. import families as recipes
 from ..core import config
 from ..core.config import serial
-from ..core.config.context_length import longer_hint
+from ..core.config.model import longer_hint
 from ..core.config.objective import Full, Objective
 from ..core.errors import UserError, nearest, need, note
 from ..core.tokenizer import Tokenizer

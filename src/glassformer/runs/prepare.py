@@ -17,7 +17,8 @@ from ..core.config.run import Train
 from ..core.errors import UserError, need, note
 from ..core.memory import gibibytes
 from ..core.nn import build_model
-from ..core.training.batches import Batch, Batches, every_token_once
+from ..core.training.batches import Batch, Batches
+from ..core.training.validation import every_token_once
 from ..formats import lora, resolve
 from ..formats.checkpoint import Checkpoint
 from ..formats.data import Shards, shards_under, tokenise

@@ -122,8 +122,6 @@ class Cost:
         if not isinstance(mask_rule, config.Full | config.Window):
             import numpy as np
 
-            from ..core.config.mask_arrays import count_pairs
-
             rows = np.linspace(0, T - 1, min(T, 1024)).astype(int)
             return count_pairs(mask_rule, T, causal, rows) / len(rows)
         lookback = min(mask_rule.size, T) if isinstance(mask_rule, config.Window) else T
@@ -322,6 +320,21 @@ def _attention_layers(
             if block.cross is not None and not cached:
                 attentions.append((stack, block.cross, True))
     return attentions
+
+
+def count_pairs(rule: config.MaskRule, length: int, causal: bool, rows: Any = None) -> int:
+    """Counts the pairs that a rule allows in a row of ``length`` tokens, or only those of the
+    queries ``rows``; exact."""
+    import numpy as np
+
+    from ..core.config.mask_arrays import PAIRS_AT_ONCE, TokenInfo, dense_mask
+
+    keys, several = np.arange(length), max(1, PAIRS_AT_ONCE // length)
+    queries = keys if rows is None else rows
+    chunks = (queries[start : start + several] for start in range(0, len(queries), several))
+    return sum(
+        int(dense_mask(rule, TokenInfo(chunk), TokenInfo(keys), causal).sum()) for chunk in chunks
+    )
 
 
 def _other_mixers(model: config.Model) -> list[tuple[config.Stack, Any]]:

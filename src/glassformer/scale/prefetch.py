@@ -1,5 +1,5 @@
-"""Batches read ahead in a thread: the disk is waited for while the model computes, and no bit is
-another."""
+"""What a process reads of the batches: its own pieces alone, and ahead in a thread, so that the disk is
+waited for while the model computes. No bit is another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,37 @@ from typing import Any
 import torch
 
 from ..core.memory import available_memory
-from ..core.training.batches import Batch, next_pieces
+from ..core.training.batches import Batch, Batches, RowBounds, as_batch, piece_borders
+
+
+def next_pieces(batches: Iterator[Batch], count: int, indices: Iterable[int]) -> list[Batch]:
+    """Pieces ``indices`` of the ``count`` that the next batch is cut into, with the bits that they
+    have in the whole batch.
+
+    Every process calls it with the same ``batches`` and ``count``, so that all cursors stay alike.
+    Running text is read for these pieces alone; what an objective prepares is a function of the
+    whole batch, so that is made and cut.
+    """
+    if not isinstance(batches, Batches):
+        batch = next(batches)
+        cuts = piece_borders(len(batch.tokens), count)
+        return [batch.rows(*cuts[number]) for number in indices]
+    drawn, cuts = list(batches.draw()), piece_borders(batches.batch, count)
+    packed = any(rows.packed(low, high) for rows, low, high in drawn)
+    return [
+        as_batch((rows.load(*bounds) for rows, *bounds in _between(drawn, *cuts[number])), packed)
+        for number in indices
+    ]
+
+
+def _between(drawn: Iterable[RowBounds], low: int, high: int) -> Iterator[RowBounds]:
+    """Rows number ``low`` to ``high`` - 1 of those that are drawn."""
+    start = 0
+    for rows, *bounds in drawn:
+        overlap = slice(max(low - start, 0), max(high - start, 0))
+        start += len(bounds[0])
+        if len(bounds[0][overlap]):
+            yield rows, bounds[0][overlap], bounds[1][overlap]
 
 
 class Prefetched(Iterator[Any]):

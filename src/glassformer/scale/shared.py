@@ -21,7 +21,7 @@ from ..core.config import run
 from ..core.config.objective import Objective
 from ..core.errors import need
 from ..core.nn.flow import Flow
-from ..core.training.batches import Batch, Batches, next_pieces
+from ..core.training.batches import Batch, Batches
 from ..core.training.loop import State
 from ..core.training.loss import Loss, Sums, backward, backward_from, sums
 from ..core.training.optimizer import Optimizer
@@ -30,7 +30,7 @@ from .collectives import summed
 from .mesh import ALONE, Mesh
 from .optimizer import ShardedOptimizer
 from .parallel import ROWS
-from .prefetch import Prefetched
+from .prefetch import Prefetched, next_pieces
 from .ring import Ring
 from .shard import begin_round, in_shards
 

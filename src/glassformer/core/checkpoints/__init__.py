@@ -1,2 +1,1 @@
-"""Weights in files: safetensors read and written in parts, and the tables of names that lie between
-a published checkpoint and a model."""
+"""Weights in files: safetensors, and tables of names between a published checkpoint and a model."""

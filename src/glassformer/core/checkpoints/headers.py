@@ -93,8 +93,7 @@ def read_headers(folder: Path) -> Headers:
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """The tensors that a safetensors file holds; the safetensors library compares all that it
-    claims with the file.
+    """The tensors that a safetensors file holds, its claims compared with the file by the library.
 
     Raises UserError where the file is cut short, lies about itself or cannot be read.
     """

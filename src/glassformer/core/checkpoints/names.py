@@ -45,8 +45,7 @@ class Table:
 
 
 def rules(layers: Mapping[str, str], transpose: bool = False) -> tuple[NameRule, ...]:
-    """A rule for the weight and one for the bias of each of their layers and ours; ``transpose``
-    turns the weights."""
+    """A rule for weight and bias of each of their layers and ours; ``transpose``: the weights."""
     suffixes = {"weight": transpose, "bias": False}
     pairs = [
         (f"{file_name}.{end}", f"{param_name}.{end}", turn)

@@ -1,5 +1,4 @@
-"""The tensors of safetensors files, read or mapped one at a time; and such files, written one
-tensor at a time."""
+"""The tensors of safetensors files, read, mapped and written one at a time."""
 
 from __future__ import annotations
 
@@ -37,18 +36,20 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SHARD = 5_000_000_000  # bytes; a checkpoint above this is written as several files
 REMOTE = {
-    "9p",
-    "afs",
-    "ceph",
-    "cifs",
-    "fuse",
-    "glusterfs",
-    "lustre",
-    "nfs",
-    "nfs4",
-    "smb3",
-    "smbfs",
-    "virtiofs",
+    *[
+        "9p",
+        "afs",
+        "ceph",
+        "cifs",
+        "fuse",
+        "glusterfs",
+        "lustre",
+        "nfs",
+        "nfs4",
+        "smb3",
+        "smbfs",
+        "virtiofs",
+    ]
 }
 # bytes of a line of the processor's cache: where the first tensor begins, for those who map the
 # file
@@ -56,8 +57,7 @@ ALIGNED = 64
 
 
 class Files(Headers):
-    """The tensors of one or several safetensors files by name; ``mapped`` says that ``take`` may
-    map them."""
+    """The tensors of safetensors files by name; ``mapped`` says that ``take`` may map them."""
 
     def __init__(self, headers: Headers, mapped: bool = False) -> None:
         super().__init__(headers.folder, headers.entries)
@@ -121,13 +121,11 @@ class Files(Headers):
         )
 
     def lies_mapped(self, name: str) -> bool:
-        """True where ``take`` gave a view of the mapped file, whose pages have not been read
-        yet."""
+        """True where ``take`` gave a view of the mapped file, whose pages nobody has read yet."""
         return self._maps.get(self.entries[name].path) is not None
 
     def release(self, names: Iterable[str]) -> None:
-        """Let go of the tensors' mapped pages until they are looked at again; what was written to
-        them is lost."""
+        """Let go of the tensors' mapped pages until they are looked at again, and of changes."""
         # GPT-2 124M (475 MiB, its matrices transposed): 501 MiB more at the peak of loading instead
         # of 822.
         for entry in map(self.entries.__getitem__, names):
@@ -143,7 +141,6 @@ def open_files(folder: Path, mapped: bool = False) -> Files:
 
 
 def open_file(path: Path) -> Files:
-    """The tensors of one file."""
     return Files(Headers(path.parent, read_header(path)))
 
 
@@ -207,8 +204,7 @@ def contents(
     limit: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> dict[str, str | Callable[[Path], None]]:
-    """The files that hold the pieces, by name: one, or shards of at most ``limit`` bytes
-    (``SHARD``) and an index.
+    """The files that hold the pieces, by name: one, or shards up to ``limit`` bytes and an index.
 
     ``metadata`` stands in the header of each.
     """
@@ -271,5 +267,4 @@ class TensorFile:
 
     @property
     def size(self) -> int:
-        """The bytes of the file."""
         return len(self.header) + sum(piece.size for piece in self.pieces)

@@ -1,12 +1,10 @@
-"""The vocabulary: every way two published Transformers differ, as frozen dataclasses. No torch
-here.
+"""The vocabulary: all ways that published Transformers differ, as frozen dataclasses. No torch.
 
 The type is the switch, numbers do the rest: mechanisms that exclude each other are different types
 in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by side.
 
     model embed_head pool norm init                          what a model is made of: its ends, how it starts
     feedforward position scaling mask recurrence             the parts of its blocks
-    context_length                                            a model for longer or shorter texts than it was made for
     mask_expressions                                          rules such as window(4) | every(8)
     shapes mask_arrays                                        its parameters' shapes and its masks, without torch
     run objective optimizer                                   how a training goes: a run file's [train]

@@ -32,8 +32,7 @@ class Embed:
     dim: PositiveInt | None = None
 
     def shapes(self, width: int) -> Shapes:
-        """A table of tokens, one of segments, and one for each token before; its last row is for no
-        token."""
+        """A table of tokens, one of segments, one for each token before (its last row: none)."""
         segments = table(self.segments, width) if self.segments else {}
         lags = [table(self.vocab + 1, width)] * self.previous_token_embeddings
         return join(token=table(self.vocab, width), segment=segments) | indexed("lag", lags)

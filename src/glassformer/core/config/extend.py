@@ -12,8 +12,7 @@ _USED: set[Path] = set()
 
 
 def use(path: str | Path) -> None:
-    """Run a Python file of your own, once: what it registers (``member``, ``builds``) is known from
-    then on.
+    """Run a Python file of your own, once: what it registers (``member``, ``builds``) is known.
 
     Only ever a file that a person names, never one that a checkpoint or a run file names. Raises
     UserError where it cannot be read or fails.

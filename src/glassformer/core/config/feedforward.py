@@ -20,14 +20,12 @@ class MLP:
     bias: bool = False  # of both layers
 
     def shapes(self, dim: int) -> Shapes:
-        """Two layers."""
         return join(
             up=linear(dim, self.hidden, self.bias), down=linear(self.hidden, dim, self.bias)
         )
 
     def saved_activations(self, dim: int) -> int:
-        """Activations per token kept for the backward pass: those before and after the
-        nonlinearity."""
+        """Numbers a token that training keeps: those before and after the nonlinearity."""
         return 2 * self.hidden
 
 
@@ -40,20 +38,17 @@ class GatedMLP:
     bias: bool = False  # of all three layers
 
     def shapes(self, dim: int) -> Shapes:
-        """Three layers."""
         up = linear(dim, self.hidden, self.bias)
         return join(gate=up, up=up, down=linear(self.hidden, dim, self.bias))
 
     def saved_activations(self, dim: int) -> int:
-        """Numbers a token that training keeps for the backward pass: two of the gate, ``up`` and
-        the product."""
+        """Numbers a token that training keeps: two of the gate, ``up`` and the product."""
         return 4 * self.hidden
 
 
 @frozen
 class MoE:
-    """Mixture of experts: each token goes to its ``top_k`` of ``experts`` (Shazeer et al. 2017,
-    Mixtral)."""
+    """Mixture of experts: a token goes to ``top_k`` of ``experts`` (Shazeer et al. 2017)."""
 
     experts: PositiveInt  # number of experts
     top_k: PositiveInt  # experts that a token goes to
@@ -81,8 +76,7 @@ class MoE:
         return self.experts
 
     def shapes(self, dim: int) -> Shapes:
-        """The experts' layers stacked: (E, H, C) where one expert's is (H, C); their biases are (E,
-        H)."""
+        """The experts' layers stacked: (E, H, C) for an expert's (H, C), and biases (E, H)."""
         stacked: Shapes = {}
         biases: Shapes = {}
         for name, shape in self.expert.shapes(dim).items():
@@ -104,14 +98,12 @@ class MoE:
         )
 
     def idle(self, name: str, size: int) -> int:
-        """Numbers of the parameter ``name``, of ``size`` in all, that belong to experts a token
-        does not visit."""
+        """Numbers of the parameter ``name`` (``size`` in all) in experts a token does not visit."""
         met = name.startswith(("router.", "noise.", "shared."))
         return 0 if met else size * (self.experts - self.top_k) // self.experts
 
     def saved_activations(self, dim: int) -> int:
-        """Numbers a token that training keeps: its experts', their sorted rows, answers and
-        indices, the router's."""
+        """Numbers a token that training keeps: its experts', sorted rows, indices, the router's."""
         shared = 0 if self.shared is None else self.shared.saved_activations(dim)
         return (
             self.top_k * (self.expert.saved_activations(dim) + 3 * dim + 9)

@@ -25,8 +25,7 @@ class Rule:
 
     @property
     def lookback(self) -> int | None:
-        """Number of positions back that a query attends to at most, itself included; None for no
-        bound."""
+        """Positions that a query sees back at most, itself included; None for no bound."""
         return None
 
     @property
@@ -62,8 +61,7 @@ class Full(Rule):
 
 @frozen
 class Causal(Rule):
-    """Keys no later than the query. A causal stack says so for all its blocks; in an encoder a
-    block may say it."""
+    """Keys no later than the query: all blocks of a causal stack have it, one of an encoder may."""
 
     def allows(self, causal: bool) -> MaskFunction | None:
         return None if causal else lambda q, k: k <= q
@@ -71,8 +69,7 @@ class Causal(Rule):
 
 @frozen
 class Prefix(Rule):
-    """The first ``length`` tokens see each other both ways, the others what came before (T5's
-    prefix language model).
+    """The first ``length`` tokens see each other both ways, the others what came before (T5).
 
     In a causal stack it is the one rule that adds keys instead of taking them away; what the data
     names as its own prefix is added to it. A cache must read these tokens in one go.
@@ -85,7 +82,7 @@ class Prefix(Rule):
         return self.length
 
     def allows(self, causal: bool) -> MaskFunction | None:
-        # else added where the direction is
+        # in a causal stack ``allowed`` adds the first ``prefix_length`` keys (mask_arrays.py)
         return None if causal else lambda q, k: (k <= q) | (k < self.length)
 
 
@@ -105,8 +102,7 @@ class Window(Rule):
 
 @frozen
 class Every(Rule):
-    """Only keys a multiple of ``step`` positions away: the second half of ``Strided``, for a block
-    of its own."""
+    """Only keys a multiple of ``step`` positions away: the second half of ``Strided``."""
 
     step: PositiveInt  # positions between the keys
 
@@ -116,8 +112,7 @@ class Every(Rule):
 
 @frozen
 class Chunk(Rule):
-    """Only keys in the query's own chunk of ``size`` positions (Llama 4): the first half of
-    ``Fixed``."""
+    """Only keys in the query's own chunk of ``size`` positions (Llama 4): half of ``Fixed``."""
 
     size: PositiveInt  # positions of a chunk
 
@@ -127,8 +122,7 @@ class Chunk(Rule):
 
 @frozen
 class Tail(Rule):
-    """Only keys among the ``last`` of their chunk of ``size`` positions, and itself: the second
-    half of ``Fixed``."""
+    """Only the ``last`` keys of each chunk of ``size`` positions, and itself: half of ``Fixed``."""
 
     size: PositiveInt  # positions of a chunk
     last: PositiveInt = 1  # positions at a chunk's end that are seen
@@ -157,8 +151,7 @@ class Strided(Rule):
 
 @frozen
 class Fixed(Rule):
-    """The query's own ``block``, and the last ``summary`` keys of every block (Child et al.
-    2019)."""
+    """The query's own ``block`` and the last ``summary`` keys of each block (Child et al. 2019)."""
 
     block: PositiveInt  # positions of a block
     summary: PositiveInt = 1  # positions at a block's end that all later ones see

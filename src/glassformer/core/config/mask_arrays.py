@@ -1,5 +1,4 @@
-"""Masks as arrays of any kind: those of a model, the pairs that ``cost`` counts, pictures. No torch
-here."""
+"""Masks as arrays of any kind: those of a model, pairs that ``cost`` counts, pictures."""
 
 from __future__ import annotations
 
@@ -52,21 +51,7 @@ def dense_mask(rule: MaskRule, q: TokenInfo, k: TokenInfo, causal: bool) -> np.n
     )
 
 
-PAIRS_AT_ONCE = 1 << 22
-"""Pairs looked at in one go while counting."""
-
-
-def count_pairs(
-    rule: MaskRule, length: int, causal: bool, rows: np.ndarray[Any, Any] | None = None
-) -> int:
-    """Counts the pairs that a rule allows in a row of ``length`` tokens, or only those of the
-    queries ``rows``; exact."""
-    keys, several = np.arange(length), max(1, PAIRS_AT_ONCE // length)
-    queries = keys if rows is None else rows
-    chunks = (queries[start : start + several] for start in range(0, len(queries), several))
-    return sum(
-        int(dense_mask(rule, TokenInfo(chunk), TokenInfo(keys), causal).sum()) for chunk in chunks
-    )
+PAIRS_AT_ONCE = 1 << 22  # looked at in one go while they are counted or drawn
 
 
 def ring_pieces(length: int, size: int) -> list[tuple[range, range]]:

@@ -29,8 +29,7 @@ def rules() -> dict[str, type]:
 
 
 def parse_rule(text: str) -> MaskRule:
-    """The rule that an expression such as ``window(4) | every(8)`` means; UserError where it means
-    none."""
+    """The rule that an expression such as ``window(4) | every(8)`` means; UserError for others."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):

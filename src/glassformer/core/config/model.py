@@ -1,5 +1,4 @@
-"""The shapes of models: blocks, stacks and the three kinds of model, as frozen dataclasses. No
-torch here.
+"""The shapes of models: blocks, stacks and the three kinds of model, as frozen dataclasses.
 
 Decoder                                   the model: what goes in, what happens, what comes out
 +- embed    Embed(vocab, ...)             tokens -> vectors
@@ -22,6 +21,7 @@ from .norm import Norm, RMSNorm
 from .pool import Pool, TokenHead
 from .position import NoPosition, Position
 from .recurrence import Recurrent
+from .scaling import LongRopeScaling
 from .serial import PositiveFloat, PositiveInt, Share, frozen
 from .shapes import Shapes, indexed, join, linear, shapes_of
 
@@ -32,8 +32,7 @@ Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
 
 @frozen
 class Attention:
-    """Multi-head attention. ``kv_heads`` equal to ``heads`` (None) is MHA, fewer is GQA, 1 is
-    MQA."""
+    """Multi-head attention. ``kv_heads`` as many as ``heads`` (None) is MHA, fewer GQA, 1 MQA."""
 
     heads: PositiveInt  # query heads
     kv_heads: PositiveInt | None = None  # none: as many as heads
@@ -108,7 +107,7 @@ class Block:
             f'Block.place "{self.place}" says where norms stand and Block.norm is none; use "pre".',
         )
         need(
-            self.cross is None or isinstance(self.cross, Attention),
+            self.cross is None or type(self.cross) is Attention,
             f"Block.cross is a {type(self.cross).__name__}; only Attention reads an encoder's output.",
         )
         need(
@@ -124,7 +123,7 @@ class Block:
 
     def shapes(self, dim: int, causal: bool, dropout: float) -> Shapes:
         """Shapes of the sublayers and their norms."""
-        place = {"attn": (causal, dropout), "cross": (False, dropout, True), "ffn": ()}
+        place = {"attn": (causal, dropout), "cross": (False, dropout), "ffn": ()}
         norm = shapes_of(self.norm, dim)
         result: Shapes = {}
         for name, sublayer in self.sublayers.items():
@@ -161,7 +160,6 @@ class Stack:
             self.position.check_causal(self.causal)
 
     def block(self, index: int) -> Block:
-        """The config of block ``index``."""
         return self.pattern[index % len(self.pattern)]
 
     @property
@@ -176,8 +174,7 @@ class Stack:
         return next((attention.heads for attention in self.attentions), 1)
 
     def shapes(self, dim: int, width: int) -> Shapes:
-        """Its blocks, position scheme, norms, and a layer where embeddings are of another
-        ``width``."""
+        """Its blocks, position scheme and norms, a layer from embeddings of another ``width``."""
         position = shapes_of(self.position, width, self.heads, self.causal)
         project = {} if width == dim else linear(width, dim)
         block_shapes = [shapes_of(block, dim, self.causal, self.dropout) for block in self.pattern]
@@ -195,8 +192,7 @@ Body: TypeAlias = Stack | Recurrent
 
 @frozen
 class Decoder:
-    """head(decoder(embed(tokens))): a token sees what came before (GPT-2, Llama); ``head=None``
-    ends in vectors."""
+    """head(decoder(embed(tokens))): a token sees what came before (GPT-2); no head: vectors."""
 
     dim: PositiveInt  # width of the residual stream
     context: PositiveInt  # the most tokens it reads
@@ -220,8 +216,7 @@ class Decoder:
 
 @frozen
 class Encoder:
-    """head(encoder(embed(tokens))): every token sees every token (BERT); ``head=None`` ends in
-    vectors."""
+    """head(encoder(embed(tokens))): every token sees every token (BERT); without head: vectors."""
 
     dim: PositiveInt  # width of the residual stream
     context: PositiveInt  # the most tokens it reads
@@ -240,8 +235,7 @@ class Encoder:
 
 @frozen
 class EncoderDecoder:
-    """head(decoder(embed(tokens), memory=encoder(embed(source)))): one embedding for both (2017,
-    T5) or two."""
+    """head(decoder(embed(tokens), memory=encoder(embed(source)))), embeddings shared or not."""
 
     dim: PositiveInt  # width of the residual stream
     context: PositiveInt  # the most tokens each side reads
@@ -267,7 +261,6 @@ Model: TypeAlias = Decoder | Encoder | EncoderDecoder
 
 
 def head_dim(attention: Attention, dim: int) -> int:
-    """The width of one head."""
     return attention.width(dim)
 
 
@@ -293,13 +286,32 @@ def stacks(model: Model) -> dict[str, Stack]:
 
 
 def recurrent(model: Model) -> dict[str, Recurrent]:
-    """The model's recurrent parts by the name of their slot."""
     return {name: body for name, body in bodies(model).items() if isinstance(body, Recurrent)}
 
 
+def long_scalings(model: Model) -> dict[str, LongRopeScaling]:
+    """The scalings that differ for short texts and for long ones, by the name of their stack."""
+    scalings = {
+        name: getattr(stack.position, "scaling", None) for name, stack in stacks(model).items()
+    }
+    return {
+        name: scaling for name, scaling in scalings.items() if isinstance(scaling, LongRopeScaling)
+    }
+
+
+def longer_hint(model: Model) -> str:
+    """A sentence for a text that is too long for a model which could be one for longer texts."""
+    if any(
+        not scaling.use_long and scaling.factor > 1 for scaling in long_scalings(model).values()
+    ):
+        return (
+            " For longer texts: glassformer convert MODEL FOLDER --context N --layout glassformer."
+        )
+    return ""
+
+
 def shapes(model: Model) -> Shapes:
-    """The name and shape of every parameter of a model, in the module's order; UserError for too
-    many to be counted."""
+    """Name and shape of each parameter, in the module's order; UserError for too many to count."""
     blocks = [(stack.depth, block) for stack in stacks(model).values() for block in stack.pattern]
     layers = sum(depth * getattr(block.feedforward, "networks", 1) for depth, block in blocks)
     if layers > MOST_PARTS:

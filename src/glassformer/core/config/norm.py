@@ -16,7 +16,6 @@ class LayerNorm:
     bias: bool = True  # shift as well as scale
 
     def shapes(self, dim: int) -> Shapes:
-        """A gain and a shift for each dimension."""
         return join(weight=(dim,), bias=(dim,) if self.bias else ())
 
 
@@ -32,7 +31,6 @@ class RMSNorm:
     gain: bool = True  # scale by a weight as well
 
     def shapes(self, dim: int) -> Shapes:
-        """A gain for each dimension."""
         return join(weight=(dim,) if self.gain else ())
 
 

@@ -30,8 +30,7 @@ Random: TypeAlias = Any  # numpy.random.Generator
 
 
 class Objective:
-    """Base class of training objectives. A subclass has its settings as fields, and overrides what
-    differs.
+    """Base class of objectives: settings are fields, and a subclass overrides what differs.
 
     What is here is right for one that learns from running text and asks about tokens.
     """
@@ -63,8 +62,7 @@ class Objective:
     def check(
         self, model: Model, tokenizer: Any = None, *, examples: bool, tune: Tune | None = None
     ) -> None:
-        """UserError where the model's shape, its tokenizer, the kind of data or what is trained
-        does not fit."""
+        """UserError where model, tokenizer, kind of data or what is trained does not fit."""
         name, shape = type(self).__name__, type(model)
         shapes = " or ".join(kind.__name__ for kind in self.shapes)
         others = " or ".join(
@@ -86,21 +84,18 @@ class Objective:
         )
 
     def with_heads(self, model: Model, labels: int) -> tuple[Model, list[str]]:
-        """The config with the heads that the loss reads, and what had to be added or left out, in
-        sentences."""
+        """The config with the heads that the loss reads, and notes of what was changed for it."""
         if model.head is not None:
             return model, []
         head = Head(bias=isinstance(model, Encoder))
         return replace(model, head=head), ["The model has no head over tokens; one is added."]
 
     def task(self) -> dict[str, Any]:
-        """Returns the settings that two runs must share for their losses to be comparable, as JSON
-        holds them."""
+        """The settings that two runs must share for their losses to be comparable, as JSON."""
         return {key: value for key, value in to_dict(self).items() if key not in self.regularizers}
 
     @property
     def prepares(self) -> bool:
-        """The objective overrides ``prepare``."""
         return type(self).prepare is not Objective.prepare
 
     def example(self, row: Any) -> Any:
@@ -115,20 +110,17 @@ class Objective:
         raise NotImplementedError
 
     def prepare(self, batch: Any, random: Random, tokenizer: Any) -> Any:
-        """The batch of running text, on the CPU, as a question: tokens hidden or cut, targets what
-        is asked."""
+        """The batch of running text (on the CPU) as a question: tokens hidden, targets asked."""
         return batch
 
     def loss(self, model: Any, batch: Any, smoothing: float = 0.0) -> Any:
-        """The ``training.Loss`` of a prepared batch, with label ``smoothing``; its gradients reach
-        every parameter."""
+        """The ``training.Loss`` of a prepared batch; its gradients reach every parameter."""
         raise NotImplementedError
 
     def metrics(
         self, predictions: Any, labels: Any, names: tuple[str, ...] = ()
     ) -> dict[str, float]:
-        """Returns metrics over all of validation's predictions that are no mean over batches;
-        ``names`` are those of the labels."""
+        """Metrics over all of validation's predictions that are no mean over batches."""
         return {}
 
 
@@ -154,8 +146,7 @@ class Full:
 
 @frozen
 class Frozen:
-    """Only the weights whose path matches ``train`` (fnmatch); by default the heads, on a trunk
-    that stays."""
+    """Only the weights whose path matches ``train`` (fnmatch): by default the heads."""
 
     # fnmatch patterns of the parameters that train
     train: tuple[str, ...] = ("head.*", "pool.*", "token_head.*")

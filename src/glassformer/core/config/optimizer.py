@@ -1,5 +1,4 @@
-"""How the weights move: optimizers and learning-rate schedules, as frozen dataclasses. No torch
-here."""
+"""How the weights move: optimizers and learning-rate schedules, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ Floor: TypeAlias = Annotated[float, Range(lambda x: 0 <= x <= 1, "a share of the
 
 @frozen
 class Group:
-    """The parameters whose path matches ``pattern`` (fnmatch): their rate is ``lr_scale`` times the
-    optimizer's."""
+    """Parameters whose path matches ``pattern`` (fnmatch): ``lr_scale`` times the usual rate."""
 
     pattern: str  # fnmatch pattern of parameters' paths
     lr_scale: Scale = 1.0  # their learning rate, in multiples of the optimizer's
@@ -56,8 +54,7 @@ class AdamW:
 
 @frozen
 class Muon:
-    """Momentum made orthogonal, for the matrices inside blocks (Jordan et al. 2024); ``rest`` has
-    everything else.
+    """Momentum made orthogonal, for matrices in blocks (Jordan et al. 2024); ``rest`` has all else.
 
     Updates are scaled to AdamW's usual size (Liu et al. 2025), so one ``lr`` suits both.
     """
@@ -89,8 +86,7 @@ class Constant:
 
 @frozen
 class Cosine:
-    """Linear ``warmup`` (steps, or below 1 a share of the run), then half a cosine down to
-    ``floor`` times the rate."""
+    """Linear ``warmup``, then half a cosine down to ``floor`` times the rate."""
 
     warmup: Length = 0.05  # steps of linear rise; below 1 a share of the run
     floor: Floor = 0.1  # the last rate, as a share of the full rate
@@ -98,8 +94,7 @@ class Cosine:
 
 @frozen
 class WarmupStableDecay:
-    """Linear ``warmup``, the full rate, then linear ``decay`` towards ``floor``: steps, or below 1
-    shares."""
+    """Linear ``warmup``, the full rate, then linear ``decay`` towards ``floor``."""
 
     warmup: Length = 0.02  # steps of linear rise; below 1 a share of the run
     decay: Length = 0.6  # steps of linear fall at the end; below 1 a share of the run

@@ -1,5 +1,4 @@
-"""Heads of an encoder: one vector or some logits for a whole sequence, or for each token. No torch
-here."""
+"""Heads of an encoder: one vector or some logits for a whole sequence, or for each token."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from .shapes import Shapes, join, linear
 
 @frozen
 class Pool:
-    """One vector for a whole sequence: of its ``first`` token (BERT), its ``last``, the ``mean`` or
-    ``max`` of all.
+    """One vector for a sequence: of its ``first`` token (BERT), its ``last``, ``mean`` or ``max``.
 
     ``attention`` is a mean weighed by a softmax of how well each token fits a learned query (Lin et
     al. 2017). Then (``transform`` with that activation: BERT's pooler), dropout, and ``labels``

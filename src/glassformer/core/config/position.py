@@ -53,16 +53,13 @@ class Learned:
     length: PositiveInt  # positions in the table
 
     def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
-        """One vector a position."""
         return table(self.length, width)
 
     @property
     def limit(self) -> int:
-        """Positions that it knows."""
         return self.length
 
     def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
-        """Refuse a table that is too short."""
         need(
             self.length >= context,
             f"{name}.position.length {self.length} is below context {context}; raise it.",
@@ -99,8 +96,7 @@ class Rotary:
         return getattr(self.scaling, "limit", None)
 
     def check(self, name: str, pattern: Sequence[Any], dim: int, width: int, context: int) -> None:
-        """Refuse heads of which an odd number of dimensions would turn, and factors that are not
-        one a frequency."""
+        """Refuse an odd number of turning dimensions, and factors that are not one a frequency."""
         for index, block in enumerate(pattern):
             if not hasattr(block.attention, "heads"):
                 continue
@@ -134,14 +130,12 @@ class RelativeBias:
     distance: PositiveInt = 128  # from which on all share a bucket
 
     def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
-        """A bias for each bucket and head."""
         return join(weight=Unmultiplied((self.buckets, heads)))
 
     check = _same_heads
 
     def check_causal(self, causal: bool) -> None:
-        """Refuse too few buckets, or a distance within those that hold one each; two directions
-        share the buckets."""
+        """Refuse too few buckets, or a distance within those that hold one each."""
         least, exact = (2, self.buckets // 2) if causal else (4, self.buckets // 4)
         need(
             self.buckets >= least, f"RelativeBias.buckets is {self.buckets}; give {least} or more."
@@ -154,8 +148,7 @@ class RelativeBias:
 
 @frozen
 class Alibi:
-    """A fixed penalty per head that grows with distance, added to the scores (Press et al.
-    2022)."""
+    """A fixed penalty a head that grows with distance, added to scores (Press et al. 2022)."""
 
     shapes = no_shapes
 

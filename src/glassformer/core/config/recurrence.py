@@ -40,26 +40,21 @@ class LSTM:
 
 @frozen
 class Summary:
-    """The whole source in one vector, made of its first and last states (Cho et al. 2014, Sutskever
-    et al. 2014)."""
+    """The source in one vector, of its first and last states (Cho, Sutskever et al. 2014)."""
 
     def shapes(self, dim: int) -> Shapes:
-        """The layer over both ends of the source."""
         return join(whole=linear(2 * dim, dim))
 
     def saved_activations(self, dim: int, context: int) -> int:
-        """Numbers a token that training keeps."""
         return 2 * dim
 
     def flops(self, dim: int, context: int) -> int:
-        """Forward FLOPs a token for what it scores and sums."""
         return 0
 
 
 @frozen
 class Additive:
-    """For each word a sum of the source's states, weighed by a layer of ``width`` (Bahdanau et al.
-    2015)."""
+    """For each word a sum of the source's states, weighed by a layer (Bahdanau et al. 2015)."""
 
     width: PositiveInt  # of the layer that scores the source's states
 
@@ -77,7 +72,6 @@ class Additive:
         return 8 * dim + self.width * context
 
     def flops(self, dim: int, context: int) -> int:
-        """Forward FLOPs a token for what it scores and sums."""
         return 2 * (self.width + dim) * context
 
 
@@ -106,13 +100,11 @@ class Recurrent:
         )
 
     def saved_activations(self, dim: int, context: int) -> int:
-        """Numbers a token that training keeps."""
         return self.depth * self.cell.saved_per_dim * dim + (
             0 if self.cross is None else self.cross.saved_activations(dim, context)
         )
 
     def flops(self, dim: int, context: int) -> int:
-        """Forward FLOPs a token beside those of its matrices."""
         return 0 if self.cross is None else self.cross.flops(dim, context)
 
 

@@ -38,8 +38,7 @@ Cut: TypeAlias = Literal["end", "start", "no"]
 
 @frozen
 class Train:
-    """Settings of a training. ``batch`` rows of ``context`` tokens make a step, worked through in
-    ``accumulate`` pieces."""
+    """Settings of a training. ``batch`` rows of ``context`` tokens make a step."""
 
     table: ClassVar[str] = "train"
 

@@ -1,5 +1,4 @@
-"""Scalings of rotary frequencies, for texts longer than those a model was trained on. No torch
-here."""
+"""Scalings of rotary frequencies, for texts longer than those a model was trained on."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ class LinearScaling:
 
 @frozen
 class Llama3Scaling:
-    """Llama 3.1's frequency-dependent scaling: low frequencies divided by ``factor``, high ones
-    kept."""
+    """Llama 3.1's scaling: low frequencies divided by ``factor``, high ones unchanged."""
 
     factor: PositiveFloat = 8.0  # low frequencies are divided by it
     low_freq_factor: PositiveFloat = 1.0  # frequencies with fewer turns in them are low
@@ -53,8 +51,7 @@ class YarnScaling:
 
 @frozen
 class LongRopeScaling:
-    """Each frequency divided by a factor of its own: one of ``short``, or with ``use_long`` one of
-    ``long``.
+    """Each frequency divided by its own factor, of ``short``, or of ``long`` with ``use_long``.
 
     ``original_context`` positions were learnt first and ``factor`` times as many later;
     ``attention_factor`` multiplies what is turned (None: sqrt(1 + ln(factor) /

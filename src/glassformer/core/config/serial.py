@@ -46,8 +46,7 @@ InnerShare: TypeAlias = Annotated[float, Range(lambda x: 0 < x < 1, "a share bet
 
 @typing.dataclass_transform(frozen_default=True)
 def frozen(kind: type[T]) -> type[T]:
-    """Class decorator: a frozen dataclass whose fields are held to their types before its own
-    ``__post_init__``.
+    """Class decorator: a frozen dataclass that checks its fields' types before ``__post_init__``.
 
     A field takes what a file may say for it, and becomes what the file's reader would make of it; a
     number is held to the ``Range`` in its type (``PositiveInt``, ``Share``). Raises UserError.
@@ -104,8 +103,7 @@ def _options(slot: Any) -> frozenset[type]:
 
 @typing.dataclass_transform(frozen_default=True)
 def member(slot: Any) -> Callable[[type[T]], type[T]]:
-    """Class decorator: a frozen dataclass that is one more type of a slot, as ``config.Norm`` or
-    ``config.MaskRule``.
+    """Class decorator: a frozen dataclass that is one more type of a slot, as ``config.Norm``.
 
     Configs, run files and checkpoints know it from then on, by its name; ``nn.builds`` tells its
     module. In a file of your own it is there once ``glassformer.use`` (``--use FILE``) has read the
@@ -166,8 +164,7 @@ def added_types(config: Any) -> set[str]:
 
 
 def to_dict(value: Any) -> Any:
-    """A dataclass as nested dictionaries, each with its ``"type"``; everything else as JSON holds
-    it."""
+    """A dataclass as nested dictionaries, each with its ``"type"``; all else as JSON holds it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         inside = {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **inside}
@@ -208,8 +205,7 @@ def from_dict(kind: Any, raw: Any, path: str = "") -> Any:
 
 
 def _from_slot(kind: Any, raw: Any, path: str) -> Any:
-    """A value of one of the slot's types: a dataclass by its table or its name, else what the first
-    plain type takes."""
+    """A value of one of the slot's types: a dataclass by table or name, else a plain type's."""
     options, classes = typing.get_args(kind) or (kind,), members(kind)
     word = raw if isinstance(raw, str) else None
     if type(None) in options and (

@@ -17,8 +17,7 @@ Shapes: TypeAlias = dict[str, Shape]
 
 
 class Unmultiplied(tuple[int, ...]):
-    """The shape of a parameter of two or more dimensions that costs no FLOPs: an embedding table,
-    an expert's bias."""
+    """The shape of a parameter of two or more dimensions that costs no FLOPs, such as a table."""
 
 
 # what nn does for a type without ``shapes``; a list: registered later
@@ -26,8 +25,7 @@ _DESCRIBE: list[Callable[..., Shapes]] = []
 
 
 def shapes_of(cfg: Any, *args: Any) -> Shapes:
-    """The parameters of one part, nothing for None; ``args`` are what only its place in the model
-    can know."""
+    """The parameters of one part, nothing for None; ``args`` are what only its place tells."""
     if cfg is None:
         return {}
     shapes: Shapes = cfg.shapes(*args) if "shapes" in vars(type(cfg)) else _DESCRIBE[0](cfg, *args)

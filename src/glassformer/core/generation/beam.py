@@ -23,7 +23,7 @@ from ..nn.finite import must_be_finite
 from .generating import starts_and_sources
 from .loop import Finish
 from .prompt import Prompt, Start, end_tokens
-from .session import PREPACK_AFTER, Session
+from .session import Session
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -49,8 +49,7 @@ class Hypothesis:
 
 @dataclass
 class Beam:
-    """A continuation under way; ``total`` is the sum of its ``logprobs``, or -inf for one that is
-    out of the race."""
+    """A continuation under way; ``total`` is the sum of its ``logprobs``, -inf: out of the race."""
 
     total: float = -math.inf
     tokens: list[int] = field(default_factory=list)
@@ -59,8 +58,7 @@ class Beam:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Beam ``parent`` with one more token: its total, the token, and the token's own
-    log-probability."""
+    """Beam ``parent`` with one more token: its total, the token, the token's log-probability."""
 
     total: float
     parent: int
@@ -70,8 +68,7 @@ class Candidate:
 
 @dataclass
 class BeamState:
-    """The search for one prompt's continuations: the beams under way and the hypotheses there
-    are."""
+    """The search for one prompt's continuations: beams under way, and hypotheses."""
 
     width: int  # beams under way at once
     eos_ids: frozenset[int]
@@ -82,13 +79,11 @@ class BeamState:
         self.beams = [Beam(0.0), *[Beam()] * (self.width - 1)]
 
     def add(self, beam: Beam, finish: Finish) -> None:
-        """``beam`` has ended."""
         score = sum(beam.logprobs) / len(beam.tokens) ** self.length_penalty
         self.hypotheses.append(Hypothesis(beam.tokens, beam.logprobs, score, finish))
 
     def grow(self, candidates: Sequence[Candidate]) -> list[int]:
-        """Take the best ``candidates`` (the best first) as the next beams; their parents, none once
-        all is found."""
+        """Take the best ``candidates`` (best first) as the next beams; their parents, or none."""
         width = self.width
         grown: list[Beam] = []
         parents = []
@@ -201,8 +196,8 @@ def _search(
         if not going:
             return
         rows = [place * width + parent for place in going for parent in parents[place]]
-        if index == 0 and room * len(rows) >= PREPACK_AFTER:
-            session.prepare(steps=room - 1)
+        if index == 0:
+            session.prepare(room * len(rows), steps=room - 1)
         session.select(rows, same_prompts=len(going) == len(states))
         states = [states[place] for place in going]
         tokens = [beam.tokens[-1] for state in states for beam in state.beams]
@@ -212,8 +207,7 @@ def _search(
 def advance(
     states: Sequence[BeamState], logits: Tensor, vocab_size: int | None, last: bool
 ) -> list[list[int]]:
-    """Grows each search by a token of logits (P * K, V); the parents of its new beams, none where
-    it has ended.
+    """Grow each search by a token of logits (P * K, V); the parents of its new beams, or none.
 
     After the ``last`` token what has not ended counts as it stands.
     """

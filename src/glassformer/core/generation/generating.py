@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 class Generation:
-    """A generation under way: iterate over it for its steps as they come, or ``run()`` it to the
-    end.
+    """A generation under way: iterate over it for its steps as they come, or ``run()`` it.
 
     ``rows`` hold what there is so far, a prompt's samples side by side; ``texts``, ``tokens``,
     ``logprobs`` and ``finishes`` are theirs, ``text`` is the first one's. ``seed`` repeats it.
@@ -36,29 +35,24 @@ class Generation:
         return self._steps
 
     def run(self) -> Generation:
-        """Itself, finished."""
         for _ in self._steps:
             pass
         return self
 
     @property
     def text(self) -> str:
-        """The first row's text."""
         return self.rows[0].text
 
     @property
     def texts(self) -> list[str]:
-        """Each row's text, without the prompt."""
         return [row.text for row in self.rows]
 
     @property
     def tokens(self) -> list[list[int]]:
-        """Each row's tokens, without the prompt's."""
         return [row.tokens for row in self.rows]
 
     @property
     def logprobs(self) -> list[list[float]]:
-        """The log-probability of each of the rows' tokens."""
         return [row.logprobs for row in self.rows]
 
     @property
@@ -67,7 +61,6 @@ class Generation:
         return [row.finish for row in self.rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON holds it."""
         names = ("prompt", "text", "tokens", "logprobs", "finish")
         return {
             "seed": self.seed,
@@ -98,8 +91,7 @@ def generate(
     edits: Sequence[ModelEdit | str] = (),
     reader: Reader | None = None,
 ) -> Generation:
-    """Continuations of each prompt, token by token; by default drawn from the model's own
-    distribution.
+    """Continuations of each prompt, token by token, drawn from the model's own distribution.
 
     ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come), None the
     beginning of a text; ``tokenizer`` may be None for ids. Each prompt gets ``samples``
@@ -191,8 +183,7 @@ def starts_and_sources(
     start: Start,
     slide: bool = False,
 ) -> tuple[list[list[int]], list[list[int]] | None]:
-    """First tokens of the decoder and source ids of the encoder (None for a decoder alone), a row
-    for each prompt.
+    """First tokens of the decoder and source ids of the encoder (or None), a row a prompt.
 
     Raises UserError for a model that cannot continue a text, and as ``encode`` and ``first_tokens``
     do.

@@ -17,7 +17,7 @@ import torch
 
 from ..nn.finite import must_be_finite
 from .sample import Sampling, choose, likeliest, log_probability, token_mask
-from .session import PREPACK_AFTER, Session, closing_ranks, uniform_numbers
+from .session import Session, closing_ranks, uniform_numbers
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -81,8 +81,7 @@ class Continuation:
         return Writer(self.tokenizer.stream(), self.start[-16:], self.stops)
 
     def append(self, token: int) -> str:
-        """The text that may be shown after one more token; ``finish`` is set when it was the
-        last."""
+        """The text that may be shown after one more token; ``finish`` is set with the last."""
         self.tokens.append(token)
         text = ""
         if token in self.eos:
@@ -121,8 +120,7 @@ class Writer:
         return self.stopped_by is not None
 
     def push(self, token: int) -> str:
-        """The text that may be shown after this token, often one token's, sometimes none or
-        more."""
+        """The text that may be shown after this token: often one token's, or none, or more."""
         return self._show(self.stream.push(token))
 
     def close(self) -> str:
@@ -168,8 +166,7 @@ class Row(Continuation):
         self.window_start = 0  # tokens from the beginning that a sliding context has left behind
 
     def window(self, context: int) -> list[int]:
-        """Tokens of the row that the model reads: all of it, or from its last half context on once
-        that is full."""
+        """Tokens of the row that the model reads: all, or its last half context when it is full."""
         ids = [*self.start, *self.tokens]
         if self.full(context):
             self.window_start = len(ids) - max(1, context // 2)
@@ -201,8 +198,7 @@ def steps(
     vocab_size: int | None,
     likely: int,
 ) -> Iterator[Step]:
-    """One prefill for all prompts, then one token per row at a time; a row that has ended leaves
-    the batch."""
+    """One prefill for all prompts, then a token a row; a row that has ended leaves the batch."""
     model, context = session.model, session.model.config.context
     logits = session.prefill([row.window(context) for row in rows][::samples], sources, samples)
     longest = max(row.max_tokens for row in rows)
@@ -233,8 +229,8 @@ def steps(
             uniform = uniform[keep] if uniform is not None else None
             mask = mask[keep] if mask is not None else None
         # not before: the first token is waited for
-        if index == 0 and longest * len(rows) >= PREPACK_AFTER:
-            session.prepare(steps=longest - 1)
+        if index == 0:
+            session.prepare(longest * len(rows), steps=longest - 1)
         if slide and any(row.full(context) for row in rows):
             session = Session(model)
             logits = session.prefill([row.window(context) for row in rows], None, 1)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from .. import config
-from ..config.context_length import longer_hint
+from ..config.model import longer_hint
 from ..errors import UserError, need
 from ..tokenizer.framing import document_start, must_be_known, target_start, text_start
 
@@ -83,8 +83,7 @@ def check(ids: Sequence[int], vocab: int) -> None:
 
 
 def first_tokens(tokenizer: Tokenizer | None, start: Start, cfg: config.Model) -> list[int]:
-    """First tokens of an encoder-decoder's decoder: an id, or several (a language's tag); UserError
-    for bad ones."""
+    """First tokens of an encoder-decoder's decoder: an id, or several (a language's tag)."""
     if start is None and tokenizer is not None:
         start = target_start(tokenizer)
     if start is None:

@@ -1,5 +1,4 @@
-"""From logits to one token per row: penalise what was said, warm, cut the tail, draw. Pure
-functions of (B, V) logits.
+"""From logits (B, V) to one token a row: penalise, warm, cut the tail, draw. Pure functions.
 
     logits -> repetition penalty -> temperature -> top-k -> top-p -> min-p -> draw
 
@@ -103,8 +102,7 @@ def token_mask(rows: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
 
 
 def cut(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits with what top-k, top-p and min-p leave out at minus infinity; each sees what the one
-    before left."""
+    """Logits with minus infinity for what top-k, top-p and min-p leave out, one after another."""
     if sampling.top_k is not None:
         logits = top_k(logits, sampling.top_k)
     if sampling.top_p is not None and sampling.top_p < 1:
@@ -115,8 +113,7 @@ def cut(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def penalise(logits: Tensor, mask: Tensor, penalty: float) -> Tensor:
-    """Seen tokens less likely: logits above 0 divided by the penalty, others multiplied (Keskar et
-    al. 2019)."""
+    """Seen tokens less likely: logits above 0 over the penalty, others times it (Keskar 2019)."""
     return torch.where(mask, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
@@ -127,8 +124,7 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
 
 def top_p(logits: Tensor, p: float) -> Tensor:
-    """The nucleus: a token stays while the mass of those likelier than it is below p (Holtzman et
-    al. 2020)."""
+    """The nucleus: tokens whose likelier ones weigh less than p together (Holtzman et al. 2020)."""
     chance, vocab = logits.softmax(-1), logits.shape[-1]
     # All tokens below (1 - p) / V together weigh less than 1 - p: none is in the nucleus, so none
     # needs sorting. An accelerator sorts them sooner than it could tell us how many they are.
@@ -161,8 +157,7 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
 
 
 def greatest(values: Tensor, least: Tensor, count: Tensor) -> Tensor:
-    """Booleans (B, V): the ``count`` (B, 1) greatest of each row, of which ``least`` (B, 1) is the
-    last.
+    """Booleans (B, V): the ``count`` (B, 1) greatest of each row, down to ``least`` (B, 1).
 
     Of equal ones the first: which they are does not depend on how many others are asked for, as
     with ``topk``.
@@ -175,15 +170,13 @@ def greatest(values: Tensor, least: Tensor, count: Tensor) -> Tensor:
 
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
-    """The natural logarithm of the model's own probability of ``tokens`` (B,), before penalty,
-    temperature and cuts."""
+    """The model's own log-probability of ``tokens`` (B,), before penalty, temperature and cuts."""
     logits = logits.float()
     return logits.gather(-1, tokens[:, None]).squeeze(-1) - logits.logsumexp(-1)
 
 
 def likeliest(logits: Tensor, vocab_size: int | None, count: int) -> list[list[tuple[int, float]]]:
-    """For each row its ``count`` likeliest of the first ``vocab_size`` ids, with the model's own
-    log-probability of each."""
+    """The ``count`` likeliest of the first ``vocab_size`` ids a row, with log-probabilities."""
     best = logits.float().log_softmax(-1)[:, :vocab_size]
     count = min(count, best.shape[-1])
     top = greatest(best, best.topk(count).values[:, -1:], torch.tensor(count, device=best.device))

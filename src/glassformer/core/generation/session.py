@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,35 +17,12 @@ from ..nn import Cache, EncoderDecoder, Memory, Model, Tape
 from ..nn.model import inference
 from .sample import random_generator
 
-PREPACK_AFTER = 32  # tokens that repay another look at the weights
-PREPACK_AFTER_BF16 = (
-    # and tokens of a prompt that do in bf16, where prepacked weights gain less for many rows at
-    # once
-    256
-)
+MANY = 32  # tokens that repay another look at the weights
+MANY_BF16 = 256  # of a prompt in bf16: prepacked weights gain less there for many rows at once
 
 Reader: TypeAlias = Callable[[Model, Tensor, Tensor | None], tuple[Tensor, Cache]]
 """(model, tokens (B, T), positions or None) -> logits (B, V) after the last column, and the cache
 of all of them."""
-
-
-class PreparedModel(Protocol):
-    """A model whose weights are laid out for many tokens, as long as they are ``current``."""
-
-    @property
-    def model(self) -> Model: ...
-
-    def current(self) -> bool: ...
-
-
-class PreparedRows(Protocol):
-    """Rows of a session whose keys and values have left its cache for another place."""
-
-    def decode(self, model: Model, tokens: Tensor) -> Tensor: ...
-
-    def select(self, rows: Sequence[int]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Session:
@@ -53,8 +30,9 @@ class Session:
 
     ``pos`` (B, 1) holds each row's next position once rows differ; None while the cache's own count
     does. A ``tape`` edits what the model computes; a ``reader`` reads prompts instead of the model
-    alone (scale/prefill.py). In a ``search`` rows may double. ``prepare`` sets ``view`` and
-    ``paged``.
+    alone (scale/prefill.py). In a ``search`` rows may double. ``prepare`` sets ``view``, whose
+    ``model`` computes in the model's place while it is ``current()``, and ``paged``: the rows, once
+    their keys and values have left the cache.
     """
 
     def __init__(
@@ -73,8 +51,8 @@ class Session:
         self.plain = (
             tape is None and reader is None and not model.config.embed.previous_token_embeddings
         )
-        self.view: PreparedModel | None = None
-        self.paged: PreparedRows | None = None
+        self.view: Any = None
+        self.paged: Any = None
 
     def prefill(
         self, starts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None, samples: int
@@ -85,10 +63,7 @@ class Session:
         """
         weight = next(self.model.parameters())
         tokens, pos = pad_left(starts, weight.device)
-        if tokens.numel() >= (
-            PREPACK_AFTER_BF16 if weight.dtype == torch.bfloat16 else PREPACK_AFTER
-        ):
-            self.prepare(new=False)
+        self.prepare(tokens.numel())
         if sources is not None:
             assert isinstance(self.model, EncoderDecoder)
             source, source_pos = pad_left(sources, weight.device)
@@ -110,7 +85,8 @@ class Session:
         """The logits (B, V) after one more token per row, ``tokens`` (B,)."""
         if self.paged is not None:
             with inference(self.model):
-                return self.paged.decode(self._computing(), tokens).float()
+                logits: Tensor = self.paged.decode(self._computing(), tokens).float()
+                return logits
         logits = self._last_logits(tokens[:, None], self.pos)
         if self.pos is not None:
             self.pos = self.pos + 1
@@ -139,19 +115,19 @@ class Session:
                 hidden[index], pos if pos.shape[0] == 1 else pos[index], self.memory.contiguous
             )
 
-    def prepare(self, new: bool = True, steps: int = 0) -> None:
-        """Prepare for many tokens by what rooms register (fast/acceleration.py).
+    def prepare(self, tokens: int, steps: int = 0) -> None:
+        """Prepare for so many ``tokens`` by what rooms register (fast/acceleration.py): those of a
+        prompt, or all that may come in ``steps`` after it.
 
-        Without ``new`` only what an earlier session left is compared and used. With ``steps``,
-        after the prompt: so many tokens at most follow. Not in the middle of a training, whose next
-        step would undo it.
+        Not in the middle of a training, whose next step would undo it.
         """
-        if not self.model.training:
+        is_bf16 = next(self.model.parameters()).dtype == torch.bfloat16
+        many = MANY_BF16 if is_bf16 and not steps else MANY
+        if tokens >= many and not self.model.training:
             for room in registry.load("acceleration"):
-                room.prepare(self, new, steps)
+                room.prepare(self, steps)
 
     def close(self) -> None:
-        """Give back what ``prepare`` took for this session."""
         if self.paged is not None:
             self.paged.close()
 
@@ -170,8 +146,7 @@ class Session:
 
 
 def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The rows as one batch that ends in one column: tokens (B, T) and positions (B, T), -1 where
-    there is nothing.
+    """The rows as one batch that ends in one column: tokens and positions (B, T), -1 for none.
 
     Positions are None when no row needs padding.
     """
@@ -187,15 +162,14 @@ def pad_left(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tenso
 
 
 def closing_ranks(alive: Sequence[bool]) -> list[int]:
-    """The places that are alive, the last ones moved into the gaps: few rows of a cache change
-    places."""
+    """The places that are alive, the last ones moved into the gaps: few rows of a cache move."""
     last = [place for place in range(len(alive)) if alive[place]]
     return [place if alive[place] else last.pop() for place in range(len(last))]
 
 
 def uniform_numbers(rows: Sequence[Any], seed: int, length: int) -> Tensor:
-    """Each row's luck for its whole length, (B, length): made from the seed, its prompt and its
-    number among equals."""
+    """Random numbers of each row's draws (B, length), from the seed, the row's prompt, and its number
+    among the rows of that prompt."""
     equals: Counter[tuple[int, ...]] = Counter()
     uniform = []
     for row in rows:

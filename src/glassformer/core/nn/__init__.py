@@ -1,5 +1,7 @@
 """The blocks: torch, but no files, no network, nothing distributed."""
 
+# ruff: noqa: F401
+# mypy: implicit-reexport
 import importlib
 import pkgutil
 
@@ -11,26 +13,6 @@ from .hooks import Tape
 from .init import build_model
 from .mask import Mask
 from .model import Decoder, Model, Output
-
-__all__ = [
-    "KV",
-    "Cache",
-    "CrossKV",
-    "Decoder",
-    "Encoder",
-    "EncoderDecoder",
-    "Flow",
-    "Mask",
-    "Memory",
-    "Model",
-    "Output",
-    "Tape",
-    "TracedModule",
-    "build",
-    "build_model",
-    "builds",
-    "makers",
-]
 
 for _file in pkgutil.iter_modules(__path__):  # each file registers what it builds, a new one too
     importlib.import_module(f"{__name__}.{_file.name}")

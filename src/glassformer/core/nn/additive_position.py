@@ -1,5 +1,4 @@
-"""Position schemes that add: vectors to the embeddings (Learned, Sinusoidal), or a term to the scores
-(RelativeBias, Alibi).
+"""Position schemes that add: to embeddings (Learned, Sinusoidal), to scores (RelativeBias, Alibi).
 
 B batch, T queries, S keys, H heads, K key-value heads, C model dim.
 """
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import config
+from ..errors import UserError
 from .build import builds
 from .flow import Flow
 from .mask import Mask
@@ -20,8 +20,7 @@ from .position import Position
 
 @builds(config.Sinusoidal)
 class Sinusoidal(Position):
-    """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017, section 3.5), or
-    in the halves."""
+    """Sines in the even dimensions, cosines in the odd ones (Vaswani et al. 2017), or halves."""
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
         (wave,) = flow.at_positions(self, self.wave, dim=1)
@@ -51,15 +50,19 @@ class Learned(Position):
         self.weight = nn.Parameter(torch.empty(cfg.length, dim))
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
-        return x + flow.look(
-            flow.embed_path, "position", nn.functional.embedding(flow.pos.clamp(min=0), self.weight)
-        )
+        try:
+            vectors = nn.functional.embedding(flow.pos.clamp(min=0), self.weight)
+        except IndexError:  # of a CPU: a GPU is not waited for
+            last, length = int(flow.pos.max()), len(self.weight)
+            raise UserError(
+                f"position {last} is past the {length} of its table, counted from 0; give lower ones."
+            ) from None
+        return x + flow.look(flow.embed_path, "position", vectors)
 
 
 @builds(config.RelativeBias)
 class RelativeBias(Position):
-    """A trained bias per head for each bucket of distances, wider buckets further away (T5, section
-    2.1)."""
+    """A trained bias a head for each bucket of distances, wider ones further away (T5, 2.1)."""
 
     def __init__(self, cfg: config.RelativeBias, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
@@ -71,8 +74,7 @@ class RelativeBias(Position):
         return nn.functional.embedding(self.bucket(distance), self.weight).permute(0, 3, 1, 2)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Half the buckets count exactly, the other half grow logarithmically up to
-        ``distance``."""
+        """Half the buckets count exactly, the others grow logarithmically up to ``distance``."""
         if self.causal:
             buckets, first, behind = (
                 self.buckets,
@@ -90,8 +92,7 @@ class RelativeBias(Position):
 
 @builds(config.Alibi)
 class Alibi(Position):
-    """Scores fall linearly with distance, at a slope of its own for each head (Press et al.
-    2022)."""
+    """Scores fall linearly with distance, at a slope for each head (Press et al. 2022)."""
 
     def __init__(self, cfg: config.Alibi, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
@@ -99,14 +100,13 @@ class Alibi(Position):
 
     def bias(self, mask: Mask) -> Tensor:
         away = (mask.q_pos[:, None, :, None] - mask.k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
-        # made there, it would be waited for
+        # from the CPU without waiting: a tensor of numbers made on a GPU waits for it
         slopes = torch.tensor(self.slopes).to(away.device, non_blocking=True)
         return -away * slopes[:, None, None]
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """2^(-8 i / heads) for a power of two; otherwise the next lower power's, filled from the next
-    higher's."""
+    """2^(-8 i / heads) for a power of two; else those of the next lower and higher powers."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     return slopes + [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]

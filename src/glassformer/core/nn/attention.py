@@ -6,6 +6,7 @@ B batch, T queries, S keys, H heads, K key-value heads, D head dim, C model dim.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from .. import config
 from ..errors import need
 from .build import build, builds
-from .cache import KV, CrossKV, ExternalKV
+from .cache import KV, ExternalKV
 from .dropout import HeadShard
 from .engines import AttentionEngine, AttentionInputs, attend, eager_attention
 from .flow import Flow, TracedModule
@@ -22,34 +23,24 @@ from .layers import fused_linear, linear
 from .mask import Mask
 from .position import Position
 
-ALL = config.Full()  # made once: torch.compile has no way to make one
-
 
 @builds(config.Attention)
 class Attention(TracedModule):
-    """MHA, GQA and MQA by the number of key-value heads; over itself, or across at the encoder
-    (``cross``)."""
+    """MHA, GQA and MQA by the number of key-value heads; to an encoder: cross_attention.py."""
 
+    cross = False
+    fused_projections: tuple[str, ...] = ("q", "k", "v")  # of one and the same x
     writes = ("out.weight",)
 
-    def __init__(
-        self, cfg: config.Attention, dim: int, causal: bool, dropout: float, cross: bool = False
-    ) -> None:
+    def __init__(self, cfg: config.Attention, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
         self.head_dim = config.head_dim(cfg, dim)
         self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
-        self.softcap, self.mask, self.causal, self.dropout, self.cross = (
-            cfg.softcap,
-            cfg.mask,
-            causal,
-            dropout,
-            cross,
-        )
+        self.softcap, self.mask, self.causal, self.dropout = cfg.softcap, cfg.mask, causal, dropout
         self.prefix_length = cfg.mask.prefix_length
         # which ones, where other processes have the others
         self.head_shard: HeadShard | None = None
-        self.fused_projections = () if cross else ("q", "k", "v")  # of one and the same x
         self.q = linear(dim, self.heads * self.head_dim, cfg.bias)
         self.k = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
         self.v = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
@@ -59,28 +50,26 @@ class Attention(TracedModule):
         self.q_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
         self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
 
-    def forward(
-        self, x: Tensor, flow: Flow, position: Position, kv: KV | CrossKV | ExternalKV | None = None
-    ) -> Tensor:
-        """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
+    def forward(self, x: Tensor, flow: Flow, position: Position, kv: Any = None) -> Tensor:
+        """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: this layer's cache."""
         x = flow.look(self, "in", x)
-        if isinstance(kv, ExternalKV):
-            z = kv.attention(self, x, flow, position)
-        elif self.cross:
-            k, v = self.from_memory(flow, kv)
-            q = flow.look(self, "q", self.split(self.q(x), self.q_norm))
-            z = self.attend(flow, q, k, v, self.cross_mask(flow))
-        else:
-            q, k, v = self.qkv(x, flow, position)
-            if isinstance(kv, KV):
-                k, v = kv.extend(k, v)  # the cached columns with these after them, (B, K, S, D)
-            z = self.attend(flow, q, k, v, self.self_mask(flow, kv), position)
+        z = (
+            kv.attention(self, x, flow, position)
+            if isinstance(kv, ExternalKV)
+            else self.mix(x, flow, position, kv)
+        )
         z = flow.look(self, "z", z)  # (B, H, T, D)
         return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
 
+    def mix(self, x: Tensor, flow: Flow, position: Position, kv: KV | None) -> Tensor:
+        """x (B, T, C) -> the mixture of values that each head makes for each token (B, H, T, D)."""
+        q, k, v = self.qkv(x, flow, position)
+        if kv is not None:
+            k, v = kv.extend(k, v)  # the cached columns with these after them, (B, K, S, D)
+        return self.attend(flow, q, k, v, self.self_mask(flow, kv), position)
+
     def qkv(self, x: Tensor, flow: Flow, position: Position) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, T, C) -> its queries (B, H, T, D), keys and values (B, K, T, D), turned by their
-        positions."""
+        """x (B, T, C) -> queries (B, H, T, D), keys and values (B, K, T, D), turned by position."""
         # self.q(x), self.k(x), self.v(x); prepacked: one product
         q, k, v = fused_linear(x, self.q, self.k, self.v)
         if flow.watches(self, "qkv"):
@@ -128,25 +117,13 @@ class Attention(TracedModule):
         return attend(inputs, flow.engine)
 
     def split(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
-        """(B, T, heads * D) -> (B, heads, T, D), each head's vectors normed; as many heads as x has
-        (a shard: some)."""
+        """(B, T, heads * D) -> (B, heads, T, D), each head's vectors normed; a shard's heads."""
         x = x.view(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim)
         return (x if norm is None else norm(x)).transpose(1, 2)
 
-    def from_memory(self, flow: Flow, kv: KV | CrossKV | None) -> tuple[Tensor, Tensor]:
-        """The encoder's keys and values, from the cache when it has them."""
-        assert flow.memory is not None
-        make = partial(self.memory_keys, flow.memory.hidden)
-        k, v = kv.cached(make) if isinstance(kv, CrossKV) else make()
-        return flow.look(self, "k", k), flow.look(self, "v", v)
-
-    def memory_keys(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self.split(self.k(hidden), self.k_norm), self.split(self.v(hidden))
-
-    def self_mask(self, flow: Flow, kv: KV | CrossKV | None) -> Mask:
-        """Which keys each query may attend to, within the stack; made once per pass for all layers
-        with one rule."""
-        k_pos = kv.slots.k_pos if isinstance(kv, KV) else flow.pos
+    def self_mask(self, flow: Flow, kv: KV | None) -> Mask:
+        """Which keys each query sees within the stack; made once a pass for layers of one rule."""
+        k_pos = flow.pos if kv is None else kv.slots.k_pos
         document_ids = None if flow.document_ids is None else (flow.document_ids, flow.document_ids)
         prefix = flow.prefix
         # what a cache holds lies before all of it
@@ -164,13 +141,3 @@ class Attention(TracedModule):
             self.prefix_length,
         )
         return flow.cached(("self_mask", self.causal, self.mask), make_mask)
-
-    def cross_mask(self, flow: Flow) -> Mask:
-        """Every token may attend to all of the encoder's output but padding."""
-        memory, document_ids = flow.memory, None
-        assert memory is not None
-        if flow.document_ids is not None and memory.document_ids is not None:
-            document_ids = (flow.document_ids, memory.document_ids)
-        contiguous = memory.contiguous and document_ids is None
-        make_mask = partial(Mask, flow.pos, memory.pos, False, ALL, document_ids, contiguous)
-        return flow.cached("cross_mask", make_mask)

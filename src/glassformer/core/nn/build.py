@@ -32,8 +32,7 @@ def builds(kind: type) -> Callable[[M], M]:
 
 
 def _for_any_array(maker: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of (config, causal) that gives a rule over tensors -> one whose rule takes numpy's
-    arrays too."""
+    """A function (config, causal) -> rule over tensors, as one whose rule takes numpy's too."""
     import torch
 
     def allows(cfg: Any, causal: bool) -> Any:
@@ -50,15 +49,13 @@ def _for_any_array(maker: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def uncompiled(method: M) -> M:
-    """A forward pass that ``compiled`` leaves as it is; torch's own decorator would import its
-    compiler, seconds."""
+    """A forward pass that ``compiled`` leaves; torch's decorator would import its compiler."""
     method.uncompiled = True  # type: ignore[attr-defined]
     return method
 
 
 def compiled(model: Any) -> Any:
-    """``model`` compiled for one shape at a time, all but the forward passes marked as
-    ``uncompiled``."""
+    """``model`` compiled for one shape at a time, but for passes marked as ``uncompiled``."""
     import torch
 
     for module in model.modules():
@@ -68,14 +65,14 @@ def compiled(model: Any) -> Any:
 
 
 def build(config: Any, *args: Any) -> Any:
-    """The module that ``config`` describes; ``args`` are what only its place in the model can
-    know."""
+    """The module that ``config`` describes; ``args`` are what only its place can know."""
     return (_MAKERS.get(type(config)) or makers()[type(config)])(config, *args)
 
 
 def kind_of(module: Any) -> type | None:
-    """The config type that builds a module of this class; None where none does."""
-    return next((kind for kind, maker in _MAKERS.items() if maker is type(module)), None)
+    """The config type that builds a module of this class, or of one it derives from; None where none does."""
+    kinds = {maker: kind for kind, maker in _MAKERS.items()}
+    return next((kinds[base] for base in type(module).__mro__ if base in kinds), None)
 
 
 def makers() -> dict[type, Callable[..., Any]]:
@@ -84,21 +81,21 @@ def makers() -> dict[type, Callable[..., Any]]:
     return _MAKERS
 
 
-# ------------------------------------------------------------------- what a module says of its own
-# parameters
+# ---------------------------------------------- what a module says of its own parameters
 #
-#     writes = ("down.weight",)     matrices that write to the residual stream
-# biases = ("up_bias",)         parameters of two sides or more that are biases all the same (a
-# stack of experts')
-#     tables = ("weight",)          parameters that tokens are looked up in, not multiplied with
-#     products = ("weight",)        matrices (.., N, C) that may be held in few bits (quantized.py)
-#     exact = ("router",)           parts of it whose matrices are not
-# columns = ("up",)             layers whose outputs may lie on several processes, and in ``rows`` =
-# ("down",) those
-# that take these as inputs (scale/tensor.py); without them a part is whole on each
-# init_std_divisor = {"old.weight": 2}   tables of an embedding that start with a standard deviation divided
-# by so much
-#     def reset(std, generator)     fills in what no rule of ``init`` draws
+#     writes = ("down.weight",)   matrices that write to the residual stream
+#     biases = ("up_bias",)       parameters of two sides or more that are biases all the same
+#                                 (a stack of experts')
+#     tables = ("weight",)        parameters that tokens are looked up in, not multiplied with
+#     products = ("weight",)      matrices (.., N, C) that may be held in few bits (quantized.py)
+#     exact = ("router",)         parts of it whose matrices are not
+#     columns = ("up",)           layers whose outputs may lie on several processes, and
+#     rows = ("down",)            those that take these as inputs (scale/tensor.py); without them
+#                                 a part is whole on each
+#     init_std_divisor = {"lag.0.weight": 2}
+#                                 tables of an embedding that start with a standard deviation
+#                                 divided by so much
+#     def reset(std, generator)   fills in what no rule of ``init`` draws
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:

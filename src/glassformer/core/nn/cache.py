@@ -28,8 +28,7 @@ LONGEST_RING = 1 << 16
 
 
 class RowSelection:
-    """Row i of a batch becomes what row ``index[i]`` was; some rows may come twice, others not at
-    all.
+    """Row i of a batch becomes what row ``index[i]`` was; some rows come twice, others not at all.
 
     ``in_place``: each row stays or moves up, so rows are copied within the memory that holds them.
     """
@@ -55,8 +54,7 @@ class RowSelection:
 
 
 class Slots:
-    """Which position lies in which column, for all layers of one lookback; -1 is an empty
-    column."""
+    """Which position lies in which column, for all layers of one lookback; -1: empty."""
 
     def __init__(self, ring: int | None) -> None:
         self.ring = ring
@@ -115,8 +113,7 @@ class KV:
         self.k = self.v = torch.empty(0)
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep k and v (B, K, T, D); returns all that the new tokens may look at, (B, K, S, D)
-        each."""
+        """Keep k and v (B, K, T, D); returns all that the new tokens may see, (B, K, S, D)."""
         slots, new = self.slots, k.shape[2]
         room = slots.capacity + bool(slots.ring)
         if self.k.ndim < 4:
@@ -153,8 +150,7 @@ class CrossKV:
         self.kv: tuple[Tensor, Tensor] | None = None
 
     def cached(self, make: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """The encoder's keys and values (B, K, S, D) each: made by ``make`` in the first call, kept
-        for later ones."""
+        """The encoder's keys and values (B, K, S, D), which ``make`` makes in the first call."""
         if self.kv is None:
             self.kv = make()
         return self.kv
@@ -183,8 +179,7 @@ class ExternalKV:
 
 
 class Cache:
-    """Keys and values of the tokens that a decoder has processed; one cache for each batch of
-    sequences.
+    """Keys and values of the tokens that a decoder has processed, for one batch of sequences.
 
     ``length`` counts the columns read, padding included. Buffers grow by themselves; a token is
     written in place. A forward pass that fails half-way leaves the cache unusable.
@@ -218,22 +213,23 @@ class Cache:
         ]
         self.length = 0
         self.contiguous = True
-        # the latest tokens and their positions, (B, N) each
-        self.history: tuple[Tensor, Tensor] | None = None
         self._previous = cfg.embed.previous_token_embeddings
-        # tokens to be read in one go
+        # the last ``_previous`` tokens of each row and their positions, (B, N) each
+        self.history: tuple[Tensor, Tensor] | None = None
+        # first tokens that see each other: all of them have to be in the first pass
         self.prefix_length = max((mask.prefix_length for mask in masks), default=0)
         self._last: Tensor | None = None  # highest position of each row, (B, 1), once rows differ
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
-        """Make room for ``tokens`` (B, T) and tell their positions (B or 1, T); None goes on from
-        each row's last."""
+        """Make room for ``tokens`` (B, T) and tell their positions (B or 1, T), if not passed."""
         offsets = torch.arange(tokens.shape[1], device=tokens.device)[None]
         if self.length == 0 and self.prefix_length > (
             tokens.shape[1] if pos is None else int(pos.amax(1).min()) + 1
         ):
-            first = f"its first {self.prefix_length} tokens in one go"
-            raise UserError(f"this model reads {first}; give that many to begin with.")
+            raise UserError(
+                f"this model's first {self.prefix_length} tokens see each other and are read in one "
+                "go; give at least that many in the first pass."
+            )
         if pos is not None:
             if self._last is None:
                 self._last = torch.full((tokens.shape[0], 1), self.length - 1, device=tokens.device)
@@ -265,15 +261,13 @@ class Cache:
 
     @property
     def evicts(self) -> bool:
-        """True where older tokens are lost: a window's ring overwrites them, a state merges
-        them."""
+        """True where older tokens are lost: overwritten in a window's ring, merged in a state."""
         return any(isinstance(state, MixerState) for state, _ in self.layers) or any(
             slots.ring is not None for slots in self.slots.values()
         )
 
     def select(self, index: Tensor, cross: bool = True) -> None:
-        """Row i becomes what row ``index[i]`` was (beams); ``index`` may be longer or shorter than
-        the batch.
+        """Row i becomes what row ``index[i]`` was (beams); ``index`` may have another length.
 
         Where each row stays or moves up (index[i] >= i, as when finished rows are dropped), only
         the rows that move are copied, within the same memory; otherwise all keys and values are
@@ -295,8 +289,7 @@ class Cache:
 
 
 def enlarged(x: Tensor, filled: int, room: int, dim: int) -> Tensor:
-    """A buffer with more columns, the first ``filled`` copied from ``x``; the others are
-    uninitialised until written."""
+    """A buffer with more columns, the first ``filled`` from ``x``, the others uninitialised."""
     shape = list(x.shape)
     shape[dim] = room
     larger = x.new_empty(shape)

@@ -10,8 +10,7 @@ from ..errors import UserError, need
 
 
 def find(name: str | None = None) -> torch.device:
-    """The device that ``name`` means: cpu, cuda, cuda:1 or mps; None is the first CUDA device, or
-    the CPU.
+    """The device that ``name`` means: cpu, cuda, cuda:1 or mps; None: CUDA's first, or the CPU.
 
     MPS is taken only when it is asked for: nothing has been measured on it. UserError for one that
     is not there.

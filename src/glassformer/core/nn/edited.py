@@ -18,8 +18,7 @@ class ModelEdit(Protocol):
         """Change ``reading.rows`` and ``reading.sources``."""
 
     def hooks(self, reading: Any) -> Mapping[str, Callable[[str, Tensor, Place], Tensor]]:
-        """A function of path, value and place for each path that changes; UserError for what does
-        not exist."""
+        """A function of path, value and place for each path that changes; UserError for others."""
 
 
 Ids: TypeAlias = list[list[int]] | None

@@ -31,8 +31,7 @@ def unwatched(name: str, x: Tensor) -> Tensor:
 
 
 class AttentionInputs(NamedTuple):
-    """One attention call: dropout(softmax(cap(q k^T * scale) + bias, over the keys that ``mask``
-    allows)) v."""
+    """One attention call: dropout(softmax(cap(q k^T * scale) + bias, where ``mask`` allows)) v."""
 
     q: Tensor  # (B, H, T, D)
     k: Tensor  # (B, K, S, D); query head h reads key-value head h // (H / K)
@@ -66,14 +65,12 @@ class AttentionInputs(NamedTuple):
 
     @property
     def on_cpu(self) -> bool:
-        """On a CPU and not under torch.compile, which can follow none of the engines written for
-        it."""
+        """On a CPU and not under torch.compile, which can follow no engine written for it."""
         return self.q.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def fold_groups(x: Tensor, kv_heads: int) -> Tensor:
-    """(B, H, T, ..) -> (B, K, H / K * T, ..): the queries of a group side by side, as if they were
-    one head's."""
+    """(B, H, T, ..) -> (B, K, H / K * T, ..): a group's queries, as if they were one head's."""
     return x.reshape(x.shape[0], kv_heads, x.shape[1] * x.shape[2] // kv_heads, x.shape[3])
 
 
@@ -111,7 +108,7 @@ def sdpa_attention(inputs: AttentionInputs) -> Tensor:
             else bias.to(q.dtype).masked_fill(~mask.dense(), float("-inf"))
         )
     if inputs.heads is not None and dropout > 0:
-        return _with_sharded_dropout(inputs, dense)
+        return inputs.heads.attend(inputs, dense)
     if group > 1 and (fast == "full" or (fast is None and queries <= FOLD_UP_TO)):
         # (B, H, T, D) -> (B, K, H / K * T, D): the queries of a group of heads become queries of
         # its one key-value head
@@ -145,26 +142,6 @@ def sdpa_attention(inputs: AttentionInputs) -> Tensor:
     )
 
 
-def _with_sharded_dropout(inputs: AttentionInputs, dense: Tensor | None) -> Tensor:
-    """PyTorch's attention with dropout on a CPU, written out: its kernel cannot take a shard of the
-    random numbers."""
-    assert inputs.heads is not None
-    k, v = (x.repeat_interleave(inputs.group_size, 1) for x in (inputs.k, inputs.v))
-    scores = inputs.q @ k.mT * inputs.scale
-    if dense is None and inputs.mask.fast_path == "causal":
-        dense = inputs.mask.dense()
-    if dense is not None:
-        scores = (
-            scores.masked_fill(~dense, float("-inf"))
-            if dense.dtype == torch.bool
-            else scores + dense
-        )
-    keep = inputs.heads.draw_shard(
-        scores, lambda full: torch.empty_like(full).bernoulli_(1 - inputs.dropout)
-    )
-    return (scores.softmax(-1) * keep / (1 - inputs.dropout)) @ v
-
-
 class AttentionEngine(NamedTuple):
     """One way to compute ``AttentionInputs`` -> (B, H, T, D)."""
 
@@ -196,8 +173,7 @@ supports a call."""
 
 
 def engine_name(name: str | AttentionEngine) -> str | AttentionEngine:
-    """Which engine a name means today: of ENGINES, or "auto", or an Engine itself; UserError where
-    it means none."""
+    """The engine that a name means: of ENGINES, "auto", or an Engine itself; else UserError."""
     if isinstance(name, AttentionEngine):
         return name
     if name != "auto" and name not in ENGINES:
@@ -208,8 +184,7 @@ def engine_name(name: str | AttentionEngine) -> str | AttentionEngine:
 
 
 def choose(inputs: AttentionInputs, name: str | AttentionEngine = "auto") -> AttentionEngine:
-    """The engine of that name where it supports the call; otherwise, and for "auto", the table's
-    first.
+    """The engine of that name where it supports the call; else, and for "auto", the table's.
 
     An Engine from outside (``scale/ring.py``) is always taken.
     """

@@ -1,5 +1,4 @@
-"""Mixture of experts: a router chooses experts for each token, whose outputs are summed by the
-router's weights.
+"""Mixture of experts: a router chooses and weighs the experts of each token.
 
     x (B, T, C) --router--> logits (+ noise) --softmax, top k--> weight, chosen (B, T, K)
       |                                                            |
@@ -35,8 +34,7 @@ HIDDEN_NAMES = ("pre", "gate", "up", "hidden")  # what the tape may see between 
 
 @builds(config.MoE)
 class MoE(TracedModule):
-    """Each token goes to its ``top_k`` experts and to the ``shared`` one; only ``capacity`` drops
-    any.
+    """Each token goes to its ``top_k`` experts and the ``shared`` one; only ``capacity`` drops.
 
     The experts' weights are stacked: up and gate (E, H, C), down (E, C, H), biases (E, H) and (E,
     C). ``flow.aux`` gets "balance" and "z" where they are weighed. While training, ``flow.metrics``
@@ -93,8 +91,7 @@ class MoE(TracedModule):
         return flow.look(self, "write", write)
 
     def route(self, x: Tensor) -> Tensor:
-        """The logits (B, T, E), in fp32 at least; while training with noise of a learnt size
-        (Shazeer et al. 2017)."""
+        """The logits (B, T, E), in fp32 at least, in training with noise (Shazeer et al. 2017)."""
         with torch.autocast(x.device.type, enabled=False):
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
             logits = F.linear(wide, self.router.matrix().to(wide.dtype))
@@ -104,8 +101,7 @@ class MoE(TracedModule):
         return logits
 
     def dispatch(self, weight: Tensor, chosen: Tensor, flow: Flow) -> Dispatch:
-        """Assigns each choice to an expert: padding to none, and in training no more than its
-        capacity."""
+        """Assigns each choice to an expert: padding to none, in training up to its capacity."""
         expert_index, is_token, experts = chosen.flatten(0, 1).mT, None, self.cfg.experts
         if not flow.contiguous:
             is_token = (flow.pos >= 0).expand(chosen.shape[:2]).flatten()
@@ -131,8 +127,7 @@ class MoE(TracedModule):
         return Dispatch(expert_index, weight.flatten(0, 1).mT, expert_counts, is_token, capacity)
 
     def reference(self, x: Tensor, choices: Dispatch) -> Tensor:
-        """The definition: a loop over experts, each applied to its tokens; x (B, T, C) -> (B, T,
-        C)."""
+        """The definition: a loop over experts, each with its tokens; x (B, T, C) -> (B, T, C)."""
         tokens = x.flatten(0, 1)
         write = torch.zeros_like(tokens, dtype=choices.weight.dtype)
         for expert in range(self.cfg.experts):
@@ -165,26 +160,22 @@ class MoE(TracedModule):
         return write.to(x.dtype)
 
     def expert_output(self, expert: int, x: Tensor) -> Tensor:
-        """Output of one expert for x (..., C)."""
         gate = None if self.gate is None else self.product(expert, x, self.gate, self.gate_bias)
         hidden = self.activation(self.product(expert, x, self.up, self.up_bias), gate, unwatched)
         return self.product(expert, hidden, self.down, self.down_bias)
 
     def activation(self, up: Tensor, gate: Tensor | None, look: Look) -> Tensor:
-        """Activated hidden units (..., H) from the products with ``up`` and ``gate``, each step
-        recorded under its name."""
+        """Hidden units (..., H) from the products with ``up`` and ``gate``, recorded by name."""
         if gate is None:
             return look("hidden", self.act(look("pre", up)))
         return look("hidden", look("gate", self.act(look("pre", gate))) * look("up", up))
 
     def product(self, expert: int, x: Tensor, table: Tensor, bias: Tensor | None) -> Tensor:
-        """x by one expert's own table."""
         y = F.linear(x, table[expert])
         return y if bias is None else y + bias[expert]
 
     def grouped_forward(self, x: Tensor, choices: Dispatch, flow: Flow) -> Tensor:
-        """Token-expert pairs sorted by expert, so that each expert's matrix is one product (grouped
-        GEMM)."""
+        """Rows sorted by expert, so that each one's matrix is one product (grouped GEMM)."""
         tokens = x.flatten(0, 1)
         order, real, expert_counts = choices.rows(_step(x, self.cfg))
         token, weight = order % len(tokens), choices.weight.flatten().index_select(0, order)
@@ -205,8 +196,7 @@ class MoE(TracedModule):
         return outputs.new_zeros(tokens.shape).index_add(0, token, outputs).to(x.dtype).view_as(x)
 
     def expert_forward(self, rows: Tensor, expert_counts: Tensor, look: Look) -> Tensor:
-        """Output (P, C) of every expert for its own rows: the first expert_counts[0] of rows (P, C)
-        are expert 0's."""
+        """Output (P, C) of each expert for its rows: the first expert_counts[0] are expert 0's."""
         gate = (
             None if self.gate is None else grouped(rows, self.gate, self.gate_bias, expert_counts)
         )
@@ -216,8 +206,7 @@ class MoE(TracedModule):
     def look_at(
         self, name: str, rows: Tensor, order: Tensor, real: Tensor | None, x: Tensor, flow: Flow
     ) -> Tensor:
-        """Sorted rows (P, H) shown as each token's own, (B, T, K, H); zeros where a choice went
-        nowhere."""
+        """Sorted rows (P, H) shown as each token's own (B, T, K, H), zeros for dropped choices."""
         B, T, K = *x.shape[:2], self.cfg.top_k
         index, values = (order, rows) if real is None else (order[real], rows[real])
         by_token = rows.new_zeros(K * B * T, rows.shape[1]).index_copy(0, index, values)
@@ -225,8 +214,7 @@ class MoE(TracedModule):
         return by_token.permute(2, 0, 1, 3).flatten(0, 2).index_select(0, order)
 
     def add_aux_losses(self, logits: Tensor, choices: Dispatch, flow: Flow) -> None:
-        """Losses and metrics: load balancing (Fedus et al. 2021, 4, all chosen), router z (Zoph et
-        al. 2022, 5)."""
+        """Losses and metrics: load balancing (Fedus et al. 2021), router z (Zoph et al. 2022)."""
         is_token = choices.is_token
         normal = logits.logsumexp(-1)  # (N,)
         probs = (logits - normal[:, None]).exp()
@@ -254,8 +242,7 @@ class MoE(TracedModule):
 
 @dataclass
 class Dispatch:
-    """Assignment of tokens to experts, slot by slot: ``expert_index`` (K, N) is an expert, or E for
-    none.
+    """Assignment of tokens to experts, slot by slot: ``expert_index`` (K, N), E for none.
 
     ``weight`` (K, N) is the router's; ``expert_counts`` (E,) are the choices that fell on each
     expert, of which it takes the first ``capacity``; ``is_token`` (N,) is false where a token is
@@ -270,7 +257,6 @@ class Dispatch:
 
     @property
     def expert_load(self) -> Tensor:
-        """Number of choices that each expert takes (E,)."""
         return (
             self.expert_counts
             if self.capacity is None
@@ -278,8 +264,7 @@ class Dispatch:
         )
 
     def rows(self, step: int) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Indices (P,) into the flat choices, one expert after another; which are real (P,); rows
-        of each expert (E,).
+        """Indices (P,) into the flat choices, by expert; which are real (P,); rows of each expert.
 
         An expert's rows are made up to a multiple of ``step`` by its last one again, which is not
         real (None: all are).
@@ -297,8 +282,7 @@ class Dispatch:
         return order[first + rank.minimum(last)], rank <= last, filled
 
     def _every_row(self, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``rows`` on a GPU, which is not asked how many are left: all are worked on, by the last
-        expert at worst."""
+        """``rows`` on a GPU, which is not asked how many there are: all, by the last expert."""
         expert = self.expert_index.flatten()[order]
         row_counts = F.pad(self.expert_counts, (0, 1))
         row_counts[-1] = (
@@ -313,8 +297,7 @@ class Dispatch:
 
 
 def _step(x: Tensor, cfg: config.MoE) -> int:
-    """oneDNN, which multiplies bf16 on a CPU, writes a program for each new shape: few shapes, at
-    some more rows."""
+    """oneDNN compiles a program for each new bf16 shape: few shapes, at some more rows."""
     if x.device.type != "cpu" or x.dtype != torch.bfloat16:
         return 1
     # a power of two, at most a sixteenth of an expert's mean share: rounding up adds 6 % of rows at
@@ -323,8 +306,7 @@ def _step(x: Tensor, cfg: config.MoE) -> int:
 
 
 def grouped(rows: Tensor, table: Tensor, bias: Tensor | None, expert_counts: Tensor) -> Tensor:
-    """Rows (P, C), the first counts[0] times table[0]^T, the next times table[1]^T, ..: table (E,
-    H, C) -> (P, H)."""
+    """Rows (P, C), the first counts[0] times table[0]^T and so on: table (E, H, C) -> (P, H)."""
     if torch.is_autocast_enabled(rows.device.type):
         dtype = torch.get_autocast_dtype(rows.device.type)
         rows, table, bias = (
@@ -343,8 +325,7 @@ def grouped(rows: Tensor, table: Tensor, bias: Tensor | None, expert_counts: Ten
 
 
 def _kernel(rows: Tensor, table: Tensor) -> bool:
-    """True where torch's grouped product supports these: 16-byte rows, bf16 on CUDA, bf16 and fp32
-    on a CPU."""
+    """True where torch has a grouped product: 16-byte rows, bf16 on CUDA, or fp32 on a CPU."""
     if hasattr(table, "quantized_data"):  # quantised: it has a product of its own
         return False
     kinds = (torch.bfloat16, torch.float32) if rows.device.type == "cpu" else (torch.bfloat16,)

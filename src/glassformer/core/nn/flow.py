@@ -26,8 +26,7 @@ class TracedModule(nn.Module):
 
 @dataclass
 class Memory:
-    """The encoder's output for the decoder: hidden (B, S, C) and positions (B or 1, S), -1 at
-    padding.
+    """The encoder's output for the decoder: hidden (B, S, C), positions (B or 1, S), -1: padding.
 
     ``aux`` and ``metrics`` are its mixtures'; the decoder's come after them.
     """
@@ -113,8 +112,7 @@ class Flow:
         )
 
     def keys(self, pos: Tensor, visible: Callable[[], Tensor]) -> None:
-        """Tell the tape where the keys of the attention under way stand (B or 1, S), and which of
-        them are seen."""
+        """Tell the tape where the keys of this attention stand (B or 1, S), and which are seen."""
         if self.tape is not None and self.tape.place is not None:
             self.tape.place.keys, self.tape.place.visible = pos, visible
 
@@ -125,8 +123,7 @@ class Flow:
         return cast(T, self._cached[key])
 
     def add_metric(self, name: str, value: Tensor) -> None:
-        """Append one layer's row to a metric (layers, ...); rows whose last dimensions differ are
-        padded with zeros."""
+        """Append a layer's row to a metric (layers, ...), both padded with zeros to one width."""
         row, metric = value.detach()[None], self.metrics.get(name)
         if metric is not None and row.ndim > 1:
             missing = metric.shape[-1] - row.shape[-1]

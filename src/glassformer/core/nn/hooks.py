@@ -75,7 +75,6 @@ class Tape:
         return self._watched[path]
 
     def changes(self, path: str) -> bool:
-        """True where an edit applies to ``path``."""
         return any(fnmatchcase(path, pattern) for pattern in self.edits)
 
     def pass_through(self, path: str, x: Tensor) -> Tensor:
@@ -87,8 +86,7 @@ class Tape:
         return x
 
     def edit(self, path: str, x: Tensor, place: Place | None = None) -> Tensor:
-        """``x`` after each edit whose pattern matches ``path``; ``place`` where it is not the whole
-        pass's."""
+        """``x`` after each edit that matches ``path``; ``place`` if not the whole pass's."""
         for pattern, edit in self.edits.items():
             if not fnmatchcase(path, pattern):
                 continue

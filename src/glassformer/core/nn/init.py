@@ -44,8 +44,7 @@ def build_model(
 
 
 def allocate(model: Model, device: torch.device | str) -> None:
-    """Give a model of the "meta" device memory elsewhere, whatever stands in it (to_empty imports
-    sympy for that)."""
+    """Give a model of the "meta" device memory elsewhere (to_empty would import sympy)."""
     model._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device))  # type: ignore[no-untyped-call]
 
 

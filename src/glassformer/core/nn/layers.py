@@ -34,8 +34,7 @@ class LayerNorm(nn.LayerNorm):
 
 @builds(config.RMSNorm)
 class RMSNorm(nn.Module):
-    """Divide by the root mean square and scale (Zhang & Sennrich 2019); the gain is ``offset +
-    weight``."""
+    """Divide by the root mean square, times ``offset + weight`` (Zhang & Sennrich 2019)."""
 
     def __init__(self, cfg: config.RMSNorm, dim: int) -> None:
         super().__init__()
@@ -52,14 +51,12 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.shape, None if gain is None else gain.to(x.dtype), self.eps)
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
-        """A gain of 1, offset included."""
         if self.weight is not None:
             nn.init.constant_(self.weight, 1.0 - self.offset)
 
 
 class _Unit(torch.autograd.Function):
-    """x / rms(x) with its gradient by hand: PyTorch's CPU one is put together from a dozen small
-    operations."""
+    """x / rms(x) with its gradient by hand: PyTorch's on a CPU is a dozen small operations."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
@@ -92,29 +89,24 @@ class Linear(nn.Linear):
 
     @property
     def prepackable(self) -> bool:
-        """True where the forward pass is exactly nn.Linear's (no LoRA), so that a prepacked copy
-        may take its place."""
+        """True where the forward pass is nn.Linear's, so that a prepacked copy may replace it."""
         return type(self).forward is nn.Linear.forward
 
     def matrix(self) -> Tensor:
-        """The effective weight (N, C), a low-rank change added: for kernels that take a matrix, not
-        a layer."""
+        """The effective weight (N, C), a low-rank change added: for kernels that take a matrix."""
         return self.weight
 
     def joint(self, x: Tensor, layers: Sequence[Linear]) -> Sequence[Tensor]:
-        """The outputs of ``layers``, of which this is the first, on one input x; prepacked weights
-        fuse them."""
+        """The outputs of ``layers`` (this is the first) on one x; prepacked weights fuse them."""
         return [layer(x) for layer in layers]
 
 
 def linear(inputs: int, outputs: int, bias: bool) -> Linear:
-    """A dense layer y = x W^T (+ b); its weight is (outputs, inputs)."""
     return Linear(inputs, outputs, bias=bias)
 
 
 def fused_linear(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
-    """[layer(x) for layer in layers], x (..., C) -> (..., N) each; one fused product where weights
-    are prepacked."""
+    """[layer(x) for layer in layers], x (..., C) -> (..., N); one product where prepacked."""
     return layers[0].joint(x, layers)
 
 
@@ -180,8 +172,7 @@ class GatedMLP(TracedModule):
 
 @builds(config.Embed)
 class Embed(TracedModule):
-    """One vector per token, scaled, plus one per segment (BERT) and one for each of some tokens
-    before it."""
+    """One vector a token, scaled, plus one a segment (BERT) and one for each token before it."""
 
     def __init__(self, cfg: config.Embed, dim: int) -> None:
         super().__init__()
@@ -214,14 +205,12 @@ class Embed(TracedModule):
 
 
 def make_table(rows: int, dim: int) -> nn.Embedding:
-    """Vectors not drawn yet: PyTorch's own draw, on the "meta" device, imports its compiler, which
-    takes seconds."""
+    """Vectors not drawn yet: PyTorch's own draw on the "meta" device imports its compiler."""
     return nn.Embedding(rows, dim, _weight=torch.empty(rows, dim))
 
 
 def previous_tokens(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tensor:
-    """The token ``back`` positions before each one in its own document (B, T); ``nothing`` where
-    there is none."""
+    """The token ``back`` positions before each one in its document (B, T), or ``nothing``."""
     if flow.previous is not None:
         earlier = flow.previous[:, :, back - 1]
         return torch.where(earlier >= 0, earlier, nothing)
@@ -237,8 +226,7 @@ def previous_tokens(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tens
 
 
 class Projection(nn.Module):
-    """Hidden states times a table (V, C), plus a bias: the head's own table, or the embedding's
-    where it is tied."""
+    """Hidden states times a table (V, C), plus a bias; its own table unless it is tied."""
 
     products = ("weight",)
 
@@ -254,8 +242,7 @@ class Projection(nn.Module):
 
 @builds(config.Head)
 class Head(TracedModule):
-    """Hidden states to logits over the vocabulary: (transform, activate, norm), scale, project,
-    cap."""
+    """Hidden states to logits (B, T, V): (transform, activate, norm), scale, project, cap."""
 
     def __init__(self, cfg: config.Head, dim: int, vocab: int) -> None:
         super().__init__()
@@ -268,7 +255,6 @@ class Head(TracedModule):
         self.cross_entropy: Callable[..., Tensor] | None = None
 
     def forward(self, hidden: Tensor, embed: Embed) -> Tensor:
-        """hidden (..., C) -> logits (..., V)."""
         logits: Tensor = self.proj(self.prepare(hidden), self.table(embed))
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
@@ -282,6 +268,5 @@ class Head(TracedModule):
         return hidden * self.scale if self.scale != 1.0 else hidden
 
     def table(self, embed: Embed) -> Tensor:
-        """A vector for each token of the vocabulary, (V, C): the head's own, or the embedding's
-        when tied."""
+        """A vector for each token of the vocabulary, (V, C); the embedding's when tied."""
         return embed.token.weight if self.proj.weight is None else self.proj.weight

@@ -17,8 +17,7 @@ from .replace import is_packed
 
 
 class LoRALinear(Linear):
-    """W x + scale * up (down (drop (x))), W frozen (Hu et al. 2021); ``up`` starts at zero, so that
-    nothing changes.
+    """W x + scale * up (down (drop (x))), W frozen (Hu et al. 2021); ``up`` starts at zero.
 
     ``down`` and ``up`` are PEFT's ``lora_A`` and ``lora_B``.
     """
@@ -51,8 +50,7 @@ class LoRALinear(Linear):
         )
 
     def matrix(self) -> Tensor:
-        """W with the change in it, through which gradients reach the change; the dropout of its
-        input is left out."""
+        """W with the change in it, through which gradients reach the change; without dropout."""
         return (
             self.weight + self.scale * (self.up @ self.down)
             if self.original is None

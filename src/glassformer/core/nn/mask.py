@@ -1,5 +1,4 @@
-"""Which keys a query may attend to: rules over positions, dense or as the name of a kernel's fast
-path.
+"""Which keys a query may attend to: rules over positions, dense or as a kernel's fast path.
 
 B batch, T queries, S keys.
 """
@@ -24,7 +23,9 @@ class Mask:
     """The queries' and keys' positions and documents, and the rules between them.
 
     ``contiguous``: no padding, no documents, and the keys are 0..S-1 with the queries the last T of
-    them.
+    them. A window's full ring holds later positions, and in another order: it has no more keys than
+    the window for one query, which sees them all, and more for several, for which ``dense`` asks
+    the positions.
     """
 
     def __init__(
@@ -54,8 +55,7 @@ class Mask:
         self.fast_path = self._fast_path()
 
     def _fast_path(self) -> Literal["full", "causal"] | None:
-        """The fused kernel's own mask that equals this one: "full" (no mask) or "causal"; None: it
-        needs ``dense``."""
+        """The fused kernel's mask that equals this one: "full" (no mask), "causal", or None."""
         queries, keys = self.q_pos.shape[1], self.k_pos.shape[1]
         if not self.contiguous or not _allows_all(self.rule, keys, self.causal):
             return None
@@ -64,8 +64,7 @@ class Mask:
         return "causal" if queries == keys and self.prefix_length <= 1 else None
 
     def token_info(self, expand: bool = False) -> tuple[TokenInfo, TokenInfo]:
-        """Token info of the queries and of the keys; ``expand`` gives all of it the same number of
-        rows."""
+        """Token info of the queries and of the keys; ``expand``: with the same number of rows."""
         q_documents, k_documents = self.document_ids or (None, None)
         q, k = TokenInfo(self.q_pos, q_documents), TokenInfo(self.k_pos, k_documents, self.prefix)
         if expand:
@@ -97,8 +96,7 @@ class Mask:
 
 
 def _allows_all(rule: config.MaskRule, keys: int, causal: bool) -> bool:
-    """True where a rule masks nothing beyond the stack's own causal or full mask, for keys at
-    positions 0..keys-1."""
+    """True where a rule masks nothing beyond the stack's own mask, for keys at 0..keys-1."""
     match rule:
         case config.Window(distance) | config.Strided(distance):
             return distance >= keys

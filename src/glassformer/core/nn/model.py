@@ -1,5 +1,4 @@
-"""The paper's figure: a block, a stack of blocks, and the decoder that is made of one. The shapes with
-an encoder are in encoders.py.
+"""The paper's figure: block, stack of blocks, decoder. The shapes with an encoder: encoders.py.
 
 B batch, T tokens, C model dim, V vocabulary. ``norm(None, dim)`` is the identity, so
 a block or stack without some norm needs no case of its own.
@@ -16,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import config as configs
-from ..config.context_length import longer_hint
+from ..config.model import longer_hint
 from ..errors import UserError
 from .build import build, builds
 from .cache import KV, Cache, CrossKV, MixerState
+from .cross_attention import CrossAttention
 from .dropout import dropout_module
 from .engines import AttentionEngine, engine_name
 from .flow import Flow, TracedModule
@@ -38,8 +38,7 @@ def on_training(forget: Callable[[nn.Module], None]) -> None:
 
 @builds(configs.Block)
 class Block(TracedModule):
-    """One step of the residual stream; ``pre``, ``post``, ``sandwich`` and ``parallel`` differ in
-    where norms stand."""
+    """One step of the residual stream; ``place`` says where norms stand."""
 
     def __init__(self, cfg: configs.Block, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
@@ -48,7 +47,7 @@ class Block(TracedModule):
         self.attn = build(cfg.attention, dim, causal, dropout)
         if cfg.cross is not None:
             self.cross_norm = norm(cfg.norm, dim)
-        self.cross = build(cfg.cross, dim, False, dropout, True) if cfg.cross is not None else None
+        self.cross = CrossAttention(cfg.cross, dim, dropout) if cfg.cross is not None else None
         if cfg.feedforward is not None and cfg.place != "parallel":
             self.ffn_norm = norm(cfg.norm, dim)
         self.ffn: Any = build(cfg.feedforward, dim) if cfg.feedforward is not None else None
@@ -95,8 +94,7 @@ class Block(TracedModule):
 
 @builds(configs.Stack)
 class Stack(TracedModule):
-    """Embeddings in, hidden states out; an encoder or a decoder is a stack that is causal or
-    not."""
+    """Embeddings in, hidden states out: a decoder's if causal, else an encoder's."""
 
     def __init__(self, cfg: configs.Stack, dim: int, width: int) -> None:
         super().__init__()
@@ -124,8 +122,7 @@ class Stack(TracedModule):
 
 @dataclass
 class Output:
-    """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses and metrics
-    (routing) by name.
+    """logits (B, T, V), hidden (B, T, C) that they come from, auxiliary losses and metrics by name.
 
     ``logits`` is (B, 1, V) when only the last were asked for, of the columns that a tensor named,
     and empty when none were; ``pooled`` is what a Pool makes of each document, (D, C) or (D,
@@ -141,8 +138,7 @@ class Output:
 
 
 class Model(TracedModule):
-    """Base class of Encoder, Decoder and EncoderDecoder: embedding, Flow of a forward pass, head
-    and pool."""
+    """Base class of Encoder, Decoder and EncoderDecoder: embedding, Flow of a pass, head, pool."""
 
     config: configs.Model
 
@@ -171,7 +167,6 @@ class Model(TracedModule):
         self._engine = engine_name(name)
 
     def train(self, mode: bool = True) -> Self:
-        """Sets the training mode; training drops what was derived from the weights."""
         if mode:
             for forget in _FORGET:
                 forget(self)
@@ -215,8 +210,7 @@ class Model(TracedModule):
         return flow
 
     def finish(self, hidden: Tensor, flow: Flow, want: Want, cached: bool = False) -> Output:
-        """Hidden states to the output that was asked for; nothing is pooled of a text read in parts
-        (``cached``)."""
+        """Hidden states to the output that is wanted; nothing is pooled of a ``cached`` text."""
         pooled = self.pool(hidden, flow) if hasattr(self, "pool") and not cached else None
         tagged = None if self.token_head is None else self.token_head(hidden, flow)
         logits = hidden[:, :0]
@@ -260,8 +254,7 @@ class Decoder(Model):
         tape: Tape | None = None,
         logits: Want = "all",
     ) -> Output:
-        """tokens (B, T) -> Output. ``pos`` (B, T) is -1 at padding; ``document_ids`` (B, T)
-        separates packed documents.
+        """tokens (B, T) -> Output. ``pos`` (B, T) is -1 at padding, ``document_ids`` packed rows'.
 
         ``prefix`` (B, T) is true for tokens that all of their document see (with a cache: read in
         one go). Raises UserError for tokens of another shape or past a learned

@@ -50,15 +50,13 @@ class Position(TracedModule):
         return None
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
-        """Draw what is trained."""
         for weight in self.parameters(recurse=False):
             nn.init.normal_(weight, std=std, generator=generator)
 
 
 @builds(config.Rotary)
 class Rotary(Position):
-    """Pairs (i, i + half), or (2i, 2i + 1), of each head's dimensions turned by pos * theta^(-i /
-    half) (Su et al.).
+    """Pairs (i, i + half), or (2i, 2i + 1), of a head turned by pos * theta^(-i / half).
 
     Both are the same turn of dimensions in another order.
     """
@@ -67,6 +65,7 @@ class Rotary(Position):
         super().__init__(cfg, dim, heads, causal)
         self.theta, self.fraction, self.interleaved = cfg.theta, cfg.fraction, cfg.interleaved
         self.scaling: RopeScaling | None = build(cfg.scaling) if cfg.scaling else None
+        self._frequencies: dict[tuple[int, torch.device], tuple[Tensor, float]] = {}
 
     def rotate(self, x: Tensor, flow: Flow) -> Tensor:
         cos, sin = self.cos_sin(x.shape[-1], x.dtype, flow)
@@ -86,20 +85,30 @@ class Rotary(Position):
         return tables
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """(a, b) -> (a cos - b sin, b cos + a sin) for the two halves a, b of the last dimension,
-        or its neighbours."""
+        """(a, b) -> (a cos - b sin, b cos + a sin) for each head's halves a, b, or neighbours."""
         if self.interleaved:
             partner = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
         else:
             partner = x.roll(x.shape[-1] // 2, dims=-1)
         return x * cos + partner * sin  # no addcmul: rounded as published models are
 
+    def frequencies(self, turned: int, device: torch.device) -> tuple[Tensor, float]:
+        """Radians a position (turned / 2), scaled, and a factor of what turns: once a device."""
+        key = (turned, device)
+        # a compiler guards what it reads: the dictionary, once filled, would have it compile again
+        if not torch.compiler.is_compiling() and key in self._frequencies:
+            return self._frequencies[key]
+        exponent = torch.arange(0, turned, 2, device=device, dtype=torch.int64).float() / turned
+        result = 1.0 / (self.theta**exponent), 1.0
+        if self.scaling is not None:
+            result = self.scaling(result[0], self.theta)
+        if not torch.compiler.is_compiling() and type(result[0]) is Tensor:  # no stand-in for one
+            self._frequencies[key] = result
+        return result
+
     def table(self, pos: Tensor, turned: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines (B or 1, 1, T, turned), the sines of each pair's first negated."""
-        exponent = torch.arange(0, turned, 2, device=pos.device, dtype=torch.int64).float() / turned
-        frequencies, size = 1.0 / (self.theta**exponent), 1.0  # radians per position, (turned / 2)
-        if self.scaling is not None:
-            frequencies, size = self.scaling(frequencies, self.theta)
+        frequencies, size = self.frequencies(turned, pos.device)
         angle = pos[:, None, :, None].float() * frequencies
         cos, sin = angle.cos(), angle.sin()
         if size != 1.0:

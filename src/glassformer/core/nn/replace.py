@@ -11,8 +11,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def replace_modules(module: M, swaps: Mapping[nn.Module, nn.Module]) -> M:
-    """``module`` with those inside it exchanged as ``swaps`` says; what lies above these is a
-    shallow copy."""
+    """``module`` with some inside it exchanged; what lies above these is a shallow copy."""
     return _replace(module, dict(swaps))  # type: ignore[no-any-return]
 
 

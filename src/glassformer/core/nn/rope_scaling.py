@@ -20,8 +20,7 @@ def linear_scaling(cfg: config.LinearScaling) -> RopeScaling:
 
 @builds(config.Llama3Scaling)
 def llama3_scaling(cfg: config.Llama3Scaling) -> RopeScaling:
-    """Wavelengths above length/low stretched by the factor, below length/high kept, blended
-    between."""
+    """Wavelengths above length/low stretched by the factor, those below length/high unchanged."""
 
     def scaling(frequencies: Tensor, theta: float) -> tuple[Tensor, float]:
         # full turns within the original length
@@ -36,8 +35,7 @@ def llama3_scaling(cfg: config.Llama3Scaling) -> RopeScaling:
 
 @builds(config.YarnScaling)
 def yarn_scaling(cfg: config.YarnScaling) -> RopeScaling:
-    """Frequencies kept above ``fast`` turns in the original length, divided below ``slow`` turns,
-    blended between.
+    """Frequencies above ``fast`` turns in the original length unchanged, below ``slow`` divided.
 
     As published code has it, the blend is linear in the frequency's index, and its two ends are
     integers.

@@ -1,5 +1,4 @@
-"""Tokenizers, trained and applied (formats/ reads published ones); nothing heavy loads before its
-first use."""
+"""Tokenizers, trained and applied (formats/ reads published ones); nothing heavy loads early."""
 
 from __future__ import annotations
 
@@ -12,10 +11,6 @@ if TYPE_CHECKING:
     from .trainers import train
     from .vocabulary import Stream
 
-_HOME = {
-    "Stream": ".vocabulary",
-    "Tokenizer": ".tokenizer",
-    "train": ".trainers",
-}
+_HOME = {"Stream": ".vocabulary", "Tokenizer": ".tokenizer", "train": ".trainers"}
 __all__ = ["Stream", "Tokenizer", "train"]
 __getattr__, __dir__ = lazily(__name__, _HOME)

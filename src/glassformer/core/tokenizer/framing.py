@@ -1,5 +1,4 @@
-"""What opens and closes a text: one page, so that training, generation and evaluation cannot
-differ.
+"""What opens and closes a text: one page, so that training, generation and evaluation agree.
 
 document          <s> t t t </s>      or t t t </s>, whose end opens the next one, where both are the same token
 encoder           [CLS] a a [SEP] b [SEP]      as the tokenizer's own file says
@@ -16,14 +15,12 @@ from .tokenizer import Tokenizer
 
 
 def document_start(tokenizer: Tokenizer) -> int | None:
-    """The token that opens each document: ``bos``, unless ``eos`` is the same and closes the one
-    before."""
+    """The token that opens each document: ``bos``, unless ``eos`` of the one before does."""
     return None if tokenizer.bos == tokenizer.eos else tokenizer.bos
 
 
 def text_start(tokenizer: Tokenizer) -> int | None:
-    """The token before the first of a text: ``bos``, or ``eos``, which in training closes the
-    document before."""
+    """The token before a text's first: ``bos``, or ``eos``, which closes the document before."""
     return tokenizer.eos if tokenizer.bos is None else tokenizer.bos
 
 
@@ -57,8 +54,7 @@ def source(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 
 
 def question(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Ids that a decoder alone reads before it writes the target: (bos) source, then sep or the
-    target's first token."""
+    """Ids that a decoder alone reads first: (bos) source, then sep or the target's first token."""
     bos = document_start(tokenizer)
     parted = decoder_start(tokenizer) if tokenizer.sep is None else tokenizer.sep
     return [*([] if bos is None else [bos]), *ids, parted]

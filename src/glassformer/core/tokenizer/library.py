@@ -65,8 +65,7 @@ def reason(error: BaseException) -> str:
 
 
 def marking_lost(spec: Spec) -> Spec:
-    """The specification with a token, ``LOST``, that stands for each character the model would
-    leave out.
+    """The specification with a token ``LOST`` for each character the model would leave out.
 
     Only a BPE with no unknown token leaves any out, where not every byte is an entry; others come
     back as they are.
@@ -131,8 +130,7 @@ def count_characters(texts: Sequence[Any]) -> int:
 
 
 def refusal(texts: Sequence[Any], library: tokenizers.Tokenizer, error: BaseException) -> UserError:
-    """Why the library could not encode these texts: the first thing that is not a text or that it
-    does not know."""
+    """Why the library could not encode these texts: the first one that is none or unknown."""
     for text in texts:
         if not isinstance(text, str):
             return UserError(
@@ -165,8 +163,7 @@ def _knows(letter: str, library: tokenizers.Tokenizer) -> bool:
 
 
 def within_budget(work: Callable[[], T], characters: int) -> T:
-    """Runs ``work`` on a text of so many characters and returns or raises as it does; UserError
-    when its budget is spent.
+    """Do ``work`` on a text of so many characters; UserError when its budget is spent.
 
     The budget is of processor time, so that a busy machine ends nothing. The work itself cannot be
     ended: it goes on in a thread that does not keep the process alive.

@@ -138,8 +138,7 @@ class Tokenizer(Vocabulary):
 
     @functools.cached_property
     def _tiktoken(self) -> Any:
-        """An encoder whose ids are proven to be the library's, from outside the core; None where
-        there is none."""
+        """An encoder from outside whose ids are proven to be the library's; None without one."""
         plain = None if self._by_rank else self._plain
         backends = (
             module.of(self._tables, plain) for module in registry.load("tokenizer_backends")
@@ -147,8 +146,7 @@ class Tokenizer(Vocabulary):
         return next((backend for backend in backends if backend is not None), None)
 
     def _by_tiktoken(self, texts: Sequence[str]) -> list[Any]:
-        """The ids of each text by tiktoken, and by the library where tiktoken's are not proven to
-        be the same."""
+        """The ids of each text by tiktoken, and by the library where they are not proven equal."""
         encoded = [
             self._tiktoken.encode(text) if self._tiktoken and isinstance(text, str) else None
             for text in texts
@@ -169,8 +167,7 @@ class Tokenizer(Vocabulary):
         most: int | None = None,
         special: bool = False,
     ) -> tuple[list[int], list[int]]:
-        """The ids of one text or two with the tokens that belong around them, and each id's
-        segment, 0 or 1.
+        """The ids of one text or two with the tokens around them, and each id's segment, 0 or 1.
 
         BERT: [CLS] first [SEP] second [SEP]. With ``most`` tokens in all, the longer text is cut
         until it fits; ``special=True`` reads special tokens that are written in a text ([MASK]).
@@ -217,8 +214,7 @@ class Tokenizer(Vocabulary):
 
     @functools.cached_property
     def _frames(self) -> tuple[list[Place], list[Place]]:
-        """Special tokens around a text and around two: as the file says, else cls or bos before,
-        sep or eos after."""
+        """Special tokens around one text and two: the file's, else cls or bos and sep or eos."""
         double = library.places(self._tables, self._source, pair=True)
         if any(text is None for text, _, _ in double):
             return library.places(self._tables, self._source, pair=False), double
@@ -230,8 +226,7 @@ class Tokenizer(Vocabulary):
         return [place for place in double if place[2] == 0], double
 
     def offsets(self, text: str, *, special: bool = False) -> list[tuple[int, int]]:
-        """The span (start, end) in characters that each token of ``encode(text, special=special)``
-        stands for.
+        """The span (start, end) in characters of each token of ``encode(text, special=special)``.
 
         Tokens that share a character, such as the bytes of an emoji, each have that character's
         span.
@@ -254,8 +249,7 @@ class Tokenizer(Vocabulary):
         return not self._by_rank and len("".join(self.words("a"))) > 1
 
     def encode_continuation(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids and spans of a text that continues another behind a line's end: nothing is put in
-        front of it."""
+        """The ids and spans of a text that continues another: nothing is put in front of it."""
         (answer,) = library.encodings(self._plain, [f"\n{text}"])
         ids, offsets = answer.ids, answer.offsets
         first = next((at for at, (_, end) in enumerate(offsets) if end > 1), len(ids))
@@ -263,7 +257,6 @@ class Tokenizer(Vocabulary):
 
     @functools.cached_property
     def _spec(self) -> Spec:
-        """The tokenizer.json, whole."""
         return tokenizer_json.with_merges(self._tables)
 
     @functools.cached_property
@@ -280,30 +273,26 @@ class Tokenizer(Vocabulary):
 
     @functools.cached_property
     def _special(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer that reads special tokens out of the text."""
         return library.load(library.marking_lost(self._spec), self._source)
 
     # ------------------------------------------------------------------------------------ files
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The SHA-256 of everything that decides ids, as hexadecimal text: equal after a round trip
-        through files."""
+        """The SHA-256 (hexadecimal) of all that decides ids; a round trip keeps it."""
         spec = {**self._spec, "post_processor": None}  # nothing is added around a text here
         content = [spec, {role: self.roles[role] for role in ENDS}]
         serialized = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(serialized.encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The text of a tokenizer.json, with one more key where parts are played by unusual
-        names."""
+        """The text of a tokenizer.json, with one more key where unusual names play the parts."""
         usual = tokenizer_json.roles_of(self._spec, {}) == self.roles
         extra = {} if usual else {EXTRA: self.roles}
         return json.dumps({**self._spec, **extra}, ensure_ascii=False)
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json into a folder, as `transformers` opens
-        them.
+        """Write tokenizer.json and tokenizer_config.json as `transformers` opens them.
 
         There too a text then begins with bos, if it does here, or stands between cls and sep.
         """

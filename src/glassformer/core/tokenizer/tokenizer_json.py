@@ -1,5 +1,4 @@
-"""What a tokenizer.json holds: who plays which part, old forms made new, and what plain text must
-not reach."""
+"""What a tokenizer.json holds: who plays which part, and what plain text must not reach."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ MOST_IDS = 1 << 22  # lists are as long as the highest id says
 
 
 class ByRank(dict[str, int]):
-    """In place of a list of merges: tiktoken's entries and ranks, whose rule says the merges
-    (``with_merges``)."""
+    """Tiktoken's entries and ranks in place of merges, which follow from them (``with_merges``)."""
 
 
 # ------------------------------------------------------------------------------------ written
@@ -47,14 +45,12 @@ def make_spec(model: Spec, **components: Any) -> Spec:
 
 
 def added_token(id: int, content: str, special: bool = True) -> Spec:
-    """An entry of a tokenizer.json's "added_tokens"."""
     rules = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": id, "content": content, **rules, "special": special}
 
 
 def around(opens: int, closes: int, names: list[str]) -> Spec:
-    """BERT's post-processor: ``opens`` before a text, ``closes`` behind it, and a second text is of
-    segment 1."""
+    """BERT's post-processor: ``opens`` text ``closes``, and a second text is of segment 1."""
     spec = {"cls": [names[opens], opens], "sep": [names[closes], closes]}
     return {"type": "BertProcessing", **spec}
 
@@ -74,7 +70,6 @@ def steps(component: Any) -> Iterator[Spec]:
 
 
 def ids_of(spec: Spec) -> dict[str, int]:
-    """Every name in a tokenizer.json and its id."""
     vocabulary = spec["model"]["vocab"]
     if isinstance(vocabulary, list):
         vocabulary = {piece: id for id, (piece, _) in enumerate(vocabulary)}
@@ -100,7 +95,6 @@ def roles_of(spec: Spec, stated_roles: Roles) -> Roles:
 
 
 def with_merges(spec: Spec) -> Spec:
-    """The specification with its merges as a list."""
     ranks = spec["model"].get("merges")
     if not isinstance(ranks, ByRank):
         return spec

@@ -58,8 +58,7 @@ def train(
 
 
 def _checked(texts: Iterable[str]) -> Iterator[str]:
-    """The texts one by one; UserError for what is not a text, and in the end when there was
-    none."""
+    """The texts one by one; UserError for what is not a text, and where there was none."""
     empty = True
     for number, text in enumerate(texts):
         if not isinstance(text, str):
@@ -74,6 +73,5 @@ def _checked(texts: Iterable[str]) -> Iterator[str]:
 
 
 def written_specials(text: str) -> list[str]:
-    """Pieces of a text that look like a special token, as often as they occur: <|endoftext|>, </s>,
-    [MASK]."""
+    """Pieces of a text that look like a special token: <|endoftext|>, </s>, [MASK]."""
     return LOOKS_SPECIAL.findall(text)

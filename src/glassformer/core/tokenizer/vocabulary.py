@@ -1,5 +1,4 @@
-"""Names and bytes of ids: what every tokenizer decodes by, and a stream that never prints half a
-character."""
+"""Names and bytes of ids: what tokenizers decode by, and a stream of whole characters."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ ByteDecoder = Callable[[str, bool], bytes]
 
 @functools.cache
 def byte_alphabet() -> dict[int, str]:
-    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's
-    table), from 0 to 255."""
+    """Byte -> the printable character that stands for it in a byte-level vocabulary (GPT-2's)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare_codes = itertools.count(256)
     return {byte: chr(byte if byte in printable else next(spare_codes)) for byte in range(256)}
@@ -26,7 +24,6 @@ def byte_alphabet() -> dict[int, str]:
 
 @functools.cache
 def bytes_by_letter() -> dict[str, int]:
-    """The byte of each character of the byte alphabet."""
     return {letter: byte for byte, letter in byte_alphabet().items()}
 
 
@@ -47,10 +44,7 @@ class Vocabulary:
     size: int
 
     def __init__(
-        self,
-        ids: Mapping[str, int],
-        hidden: frozenset[int],
-        decode_token: ByteDecoder,
+        self, ids: Mapping[str, int], hidden: frozenset[int], decode_token: ByteDecoder
     ) -> None:
         self._ids, self._hidden, self._decode_token = ids, hidden, decode_token
         self._names = [""] * self.size
@@ -60,8 +54,7 @@ class Vocabulary:
         self._later: list[bytes | None] = [None] * self.size
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of ids; special tokens show only with ``special=True``; a broken character is
-        U+FFFD.
+        """The text of ids; special tokens show only with ``special=True``; U+FFFD for broken ones.
 
         Raises UserError for an id that is out of range.
         """
@@ -79,8 +72,7 @@ class Vocabulary:
         return Stream(self, special)
 
     def bytes_of(self, id: int, first: bool = False) -> bytes:
-        """The UTF-8 bytes, perhaps a part of a character, that an id stands for; ``first`` in the
-        text or later."""
+        """The UTF-8 bytes that an id stands for, ``first`` in the text or later."""
         if first:
             return self._decode_token(self.token(id), True)
         piece = self._later[id] if isinstance(id, int) and 0 <= id < self.size else None
@@ -93,8 +85,7 @@ class Vocabulary:
         return id in self._hidden
 
     def token(self, id: int) -> str:
-        """The name of an id as the vocabulary writes it, such as ``Ġthe``; empty for an id that is
-        not used."""
+        """The name of an id in the vocabulary, such as ``Ġthe``; empty for an unused id."""
         try:
             id = operator.index(id)
         except TypeError:
@@ -117,8 +108,7 @@ class Vocabulary:
 
 
 class Stream:
-    """Text from ids, one at a time: what ``push`` and then ``flush`` return joins to what
-    ``decode`` gives."""
+    """Text from ids, one at a time: ``push`` and ``flush`` give what ``decode`` gives."""
 
     def __init__(self, vocabulary: Vocabulary, special: bool = False) -> None:
         self.vocabulary, self.special = vocabulary, special
@@ -126,8 +116,7 @@ class Stream:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, id: int) -> str:
-        """The text that is certain now: empty for a hidden special token or while a character is
-        unfinished."""
+        """The text that is certain now: empty for a special token or an unfinished character."""
         if not self.special and self.vocabulary.hides(id):
             return ""
         piece = self.vocabulary.bytes_of(id, self.first)
@@ -135,8 +124,7 @@ class Stream:
         return self.decoder.decode(piece)
 
     def flush(self) -> str:
-        """Releases held-back bytes (U+FFFD for an unfinished character); the stream then starts
-        afresh."""
+        """The bytes held back (U+FFFD for an unfinished character); then it starts afresh."""
         tail = self.decoder.decode(b"", final=True)
         self.decoder.reset()
         self.first = True

@@ -2,7 +2,7 @@
 
     loop optimizer loss                            one step
     causal                                         what is learned: the next token
-    batches order shards                           batches
+    batches order shards validation                batches
     execution                                      number format and compiling, which fast/training chooses
 
 Names are imported on first use: torch is slow.
@@ -18,21 +18,23 @@ from ..files import lazily
 
 if TYPE_CHECKING:
     from ..config.objective import Objective
-    from .batches import Batch, Batches, every_token_once
+    from .batches import Batch, Batches
     from .causal import Causal
     from .execution import ExecutionSettings
     from .loop import State, TrainStep, train
     from .loss import Loss
     from .optimizer import Optimizer, factor
+    from .validation import every_token_once
 
 _HOME = {
-    ".batches": "Batch Batches every_token_once",
+    ".batches": "Batch Batches",
     ".causal": "Causal",
     ".execution": "ExecutionSettings",
     ".loop": "State TrainStep train",
     ".loss": "Loss",
     "..config.objective": "Objective",
     ".optimizer": "Optimizer factor",
+    ".validation": "every_token_once",
 }
 __all__ = list(" ".join(_HOME.values()).split())
 __getattr__, _ = lazily(

@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from ..errors import UserError
 from ..nn.flow import document_starts
 from .order import COMPUTED, LISTED, order_kind_for, order_of
-from .shards import CorpusRows, Shards
+from .shards import Shards
 
 Array = np.ndarray[Any, Any]
 
@@ -91,9 +92,63 @@ class Batch:
         )
 
 
-def _batch(loaded_rows: Iterable[tuple[Array, Array, Array]], packed: bool = False) -> Batch:
-    """A batch of what ``CorpusRows.load`` gave; ``packed`` where it is a piece of one with several
-    documents a row."""
+class CorpusRows:
+    """A corpus as rows of ``context`` tokens and their targets."""
+
+    def __init__(self, shards: Shards, context: int) -> None:
+        self.shards, self.context = shards, context
+        self.last = len(shards) - 1  # tokens that have a successor
+        self.windows = sliding_window_view(np.asarray(shards.tokens), context)
+        # a closing token that also opens the next document is the last one's target and the next
+        # one's first
+        self.shared = shards.shared_border
+        # mapped: not a number of them is copied
+        self.borders, self.base = shards.borders, shards.first + self.shared
+
+    def packed(self, low: Array, high: Array) -> bool:
+        """True if a row of ``load`` holds more than one document; no token is read for it."""
+        starts = np.maximum(high - self.context, 0) + self.base
+        borders_before_end = np.searchsorted(self.borders, starts + self.context - 1, side="right")
+        return bool(
+            (borders_before_end > np.searchsorted(self.borders, starts, side="right")).any()
+        )
+
+    def load(self, low: Array, high: Array) -> tuple[Array, Array, Array]:
+        """The rows that predict the successors of tokens low..high-1 (each R long).
+
+        Tokens, targets and whether a token opens a document inside its row, each (R, T).
+        """
+        # a file that was cut: to read it there would end the process (SIGBUS)
+        if any(mapped.size() < len(mapped) for mapped in self.shards.corpus.maps):
+            self.shards.check()
+        T, rows = self.context, len(low)
+        starts = np.maximum(high - T, 0)
+        tokens, targets = (self.windows[first].astype(np.int64) for first in (starts, starts + 1))
+        opens = np.zeros((rows, T), np.bool_)
+        if (high - low < T).any():
+            place = starts[:, None] + np.arange(T)
+            targets[(place < low[:, None]) | (place >= high[:, None])] = -1
+        first = np.searchsorted(self.borders, starts + self.base, side="right")
+        count = np.searchsorted(self.borders, starts + self.base + T, side="right") - first
+        if count.any():
+            # every border in a row, one after another: nth counts it among all borders, column is
+            # its place in the row
+            row = np.repeat(np.arange(rows), count)
+            nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
+            column = self.borders[nth] - self.base - starts[row]
+            if not self.shared:
+                targets[row, column - 1] = -1  # the next document cannot be told from this one
+            inside = column < T
+            opens[row[inside], column[inside]] = True
+        return tokens, targets, opens
+
+
+RowBounds = tuple[CorpusRows, Array, Array]
+"""Bounds of rows that are drawn and not yet loaded: the arguments of ``CorpusRows.load``."""
+
+
+def as_batch(loaded_rows: Iterable[tuple[Array, Array, Array]], packed: bool = False) -> Batch:
+    """A batch of what ``CorpusRows.load`` gave; ``packed``: a piece of one with borders."""
     tokens, targets, opens = (np.concatenate(arrays) for arrays in zip(*loaded_rows, strict=True))
     columns = [tokens, targets]
     if packed or opens.any():
@@ -101,32 +156,6 @@ def _batch(loaded_rows: Iterable[tuple[Array, Array, Array]], packed: bool = Fal
         pos = place - np.maximum.accumulate(np.where(opens, place, 0), axis=1)
         columns += [pos, np.cumsum(opens, axis=1, dtype=np.int64)]
     return Batch(*map(torch.from_numpy, columns))
-
-
-def every_token_once(
-    shards: Shards, batch: int, context: int, stride: int | None = None
-) -> Iterator[Batch]:
-    """The corpus in order, each token that has a predecessor in its document a target exactly once.
-
-    ``stride`` below ``context`` gives each target at least ``context - stride`` tokens to look back
-    on (where there are so many). The last batch may be smaller; rows are shorter when the corpus
-    is.
-    """
-    check_sizes(batch, context)
-    if len(shards) < 2:
-        raise UserError(
-            f"{shards.name} holds fewer than two tokens, so nothing can be "
-            "predicted; give more text."
-        )
-    rows = CorpusRows(shards, min(context, len(shards) - 1))
-    step = min(stride or rows.context, rows.context)
-    for start in range(0, rows.last, batch * step):
-        low = np.arange(start, min(start + batch * step, rows.last), step)
-        yield _batch([rows.load(low, np.minimum(low + step, rows.last))])
-
-
-RowBounds = tuple[CorpusRows, Array, Array]
-"""Bounds of rows that are drawn and not yet loaded: the arguments of ``CorpusRows.load``."""
 
 
 class _Cursor:
@@ -204,21 +233,9 @@ class Batches(Iterator[Batch]):
         ]
 
     def __next__(self) -> Batch:
-        return _batch(rows.load(low, high) for rows, low, high in self._draw())
+        return as_batch(rows.load(low, high) for rows, low, high in self.draw())
 
-    def pieces(self, count: int, indices: Iterable[int]) -> list[Batch]:
-        """Pieces ``indices`` of the ``count`` that the next batch is cut into.
-
-        Each has the bits that it has in the whole batch; no token of another piece is read.
-        """
-        drawn, cuts = list(self._draw()), piece_borders(self.batch, count)
-        packed = any(rows.packed(low, high) for rows, low, high in drawn)
-        return [
-            _batch((rows.load(*bounds) for rows, *bounds in _between(drawn, *cuts[n])), packed)
-            for n in indices
-        ]
-
-    def _draw(self) -> Iterator[RowBounds]:
+    def draw(self) -> Iterator[RowBounds]:
         for cursor, count in zip(self._cursors, self._shares(), strict=True):
             yield from cursor.draw(count)
 
@@ -248,8 +265,7 @@ class Batches(Iterator[Batch]):
         return {**self._identity(), "order": self._order_kind, "cursors": cursors}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where ``state()`` was taken; UserError when it is of other data, context,
-        weights or seed."""
+        """Go on where ``state()`` was taken; UserError when it is of other data or settings."""
         if state.get("order") not in (LISTED, COMPUTED):
             raise UserError(
                 "This run was begun by another version of Glassformer, which reads the data in "
@@ -271,34 +287,10 @@ class Batches(Iterator[Batch]):
         }
 
 
-def next_pieces(batches: Iterator[Batch], count: int, indices: Iterable[int]) -> list[Batch]:
-    """Pieces ``indices`` of the ``count`` that the next batch is cut into.
-
-    Every process calls it with the same ``batches`` and ``count``, so that all cursors stay alike.
-    Running text is read for these pieces alone; what an objective prepares is a function of the
-    whole batch, so that is made and cut.
-    """
-    if isinstance(batches, Batches):
-        return batches.pieces(count, indices)
-    batch = next(batches)
-    cuts = piece_borders(len(batch.tokens), count)
-    return [batch.rows(*cuts[number]) for number in indices]
-
-
 def piece_borders(rows: int, pieces: int) -> list[tuple[int, int]]:
     """The first row of each piece of so many rows, and the row after its last."""
     size, more = divmod(rows, pieces)
     return list(itertools.pairwise(at * size + min(at, more) for at in range(pieces + 1)))
-
-
-def _between(drawn: Iterable[RowBounds], low: int, high: int) -> Iterator[RowBounds]:
-    """Rows number ``low`` to ``high`` - 1 of those that are drawn."""
-    start = 0
-    for rows, *bounds in drawn:
-        overlap = slice(max(low - start, 0), max(high - start, 0))
-        start += len(bounds[0])
-        if len(bounds[0][overlap]):
-            yield rows, bounds[0][overlap], bounds[1][overlap]
 
 
 def check_same(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

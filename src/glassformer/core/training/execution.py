@@ -12,8 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class ExecutionSettings:
-    """Number format and compiling of a run, saved with its checkpoints, so that a resumed run does
-    the same.
+    """Number format and compiling of a run, saved with it so that a resumed run does the same.
 
     ``blocks``: each block is compiled, not the whole model; ``tf32``: fp32 products are in TF32.
     ``machine`` is the kind it was decided for. ``seconds`` is a step's measured time (0: not
@@ -32,8 +31,7 @@ class ExecutionSettings:
 
     @contextlib.contextmanager
     def products(self) -> Iterator[None]:
-        """While entered, fp32 products are computed as ``tf32`` says; what was set before is set
-        again afterwards."""
+        """While entered, fp32 products are computed as ``tf32`` says, afterwards as before."""
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high" if self.tf32 else before)
         try:

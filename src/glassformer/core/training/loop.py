@@ -65,8 +65,7 @@ class State:
 
 
 class Stuck(UserError):
-    """Too many steps in a row were skipped; the state is whole, its weights those from before the
-    first of them."""
+    """Too many steps in a row were skipped; the weights are those from before the first."""
 
 
 @dataclass
@@ -113,8 +112,7 @@ def train(
     state: State | None = None,
     execution: ExecutionSettings | None = None,
 ) -> Iterator[TrainStep]:
-    """Train ``model`` in place, one yielded TrainStep at a time; ``state`` goes on where a checkpoint
-    stopped.
+    """Train ``model`` in place, a yielded TrainStep at a time; ``state`` goes on with a run.
 
     Raises Stuck, a UserError, when ``settings.max_skipped_steps`` steps in a row have no finite
     loss and gradient; such steps never reach the weights.
@@ -122,10 +120,10 @@ def train(
     settings = settings or run.Train()
     objective = objective or Causal()
     state = state or State(model, Optimizer(model, settings.optimizer), batches)
-    first, runner, replica = None, model, None
+    runner, replica = model, None
     for room in registry.load("execution"):  # fast/training/execution.py
         if execution is None:
-            execution = room.choose_execution(model, first := next(batches), objective, settings)
+            execution = room.choose_execution(model, None, objective, settings)
         runner, replica = room.prepare(model, execution, state.gradients is not None)
     execution, state.bf16_replica = execution or ExecutionSettings(), replica
     if state.step == 0:
@@ -143,10 +141,8 @@ def train(
             if state.gradients is not None:
                 sums = state.gradients(runner, batches, objective, settings, draws)
             else:
-                batch, first = first or next(batches), None
-                sums = gradients(
-                    runner, batch, objective, settings.accumulate, settings.label_smoothing, draws
-                )
+                options = objective, settings.accumulate, settings.label_smoothing
+                sums = gradients(runner, next(batches), *options, draws)
         count = max(1, sums.count)
         named_grads = state.optimizer.gradients()
         grads, norm = list(named_grads.values()), state.optimizer.norm(named_grads) / count
@@ -199,8 +195,7 @@ def seed(number: int) -> None:
 
 
 def seed_piece(number: int, step: int, piece: int) -> None:
-    """Start every random generator for one piece of one step: what is drawn for it is the same on
-    any process."""
+    """Start every random generator for one piece of one step, alike on any process."""
     drawn = int(np.random.SeedSequence((number, step, piece)).generate_state(1, np.uint64)[0])
     torch.default_generator.manual_seed(drawn)
     if torch.cuda.is_available():
@@ -212,4 +207,5 @@ def seed_piece(number: int, step: int, piece: int) -> None:
 def _scale(grads: list[Tensor], norm: float, count: int, clip: float | None) -> None:
     """From the gradients of a sum to those of the mean, bounded by ``clip``: one pass for both."""
     bound = 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
-    torch._foreach_mul_(grads, bound / count)
+    if grads:  # torch refuses an empty list
+        torch._foreach_mul_(grads, bound / count)

@@ -1,5 +1,4 @@
-"""The loss of a batch and its gradients: a forward pass, cross-entropy fused with the head, what
-the model adds to it.
+"""The loss of a batch and its gradients: a forward pass, head and cross-entropy in one.
 
 B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 """
@@ -7,7 +6,6 @@ B batch, T tokens, N counted rows (B * T), C model dim, V vocabulary
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,8 +54,7 @@ class Loss:
 
 
 def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
-    """The output of a model of any shape for a batch; no logits, the losses ask the head
-    themselves."""
+    """The output of a model of any shape for a batch; no logits, losses ask the head."""
     kwargs: dict[str, Any] = {
         "pos": batch.pos,
         "document_ids": batch.document_ids,
@@ -74,8 +71,7 @@ def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
 def token_loss(
     model: Any, output: Output, targets: Tensor, smoothing: float, indices: Tensor | None = None
 ) -> Loss:
-    """The cross-entropy of the tokens at each place (B, T); only at ``indices``, where
-    they are few."""
+    """The cross-entropy of the tokens at each place (B, T), or at a few ``indices``."""
     head, hidden, targets = model.head, output.hidden.flatten(0, 1), targets.flatten()
     counted = targets >= 0
     count = counted.sum()
@@ -92,17 +88,6 @@ def token_loss(
     return Loss(total, count, aux_loss(output), count, output.metrics)
 
 
-def chosen_loss(model: Any, batch: Batch, smoothing: float) -> Loss:
-    """The cross-entropy where ``batch.targets`` asks; the head sees only those places, and all
-    tokens count as read."""
-    # which are compiled for on a GPU
-    few_shapes = 1 if batch.host is None else max(1, batch.tokens.numel() // 16)
-    loss = token_loss(
-        model, forward(model, batch), batch.targets, smoothing, batch.target_indices(few_shapes)
-    )
-    return dataclasses.replace(loss, tokens=tokens_in(batch))
-
-
 def tokens_in(batch: Batch) -> int | Tensor:
     return batch.tokens.numel() if batch.pos is None else (batch.pos >= 0).sum()
 
@@ -114,8 +99,7 @@ def aux_loss(output: Output) -> Tensor | None:
 
 @dataclass
 class Sums:
-    """Results of a batch: ``total`` with aux and ``loss`` as sums over ``count`` targets; tokens
-    read; mean metrics."""
+    """A batch's ``total`` with aux and ``loss``, sums over ``count`` targets; tokens; metrics."""
 
     total: float
     loss: float
@@ -132,8 +116,7 @@ def gradients(
     smoothing: float = 0.0,
     draws: Callable[[int], None] | None = None,
 ) -> Sums:
-    """Leave the gradients of the batch's summed loss in ``.grad``, worked through in so many
-    pieces.
+    """Leave the gradients of the batch's summed loss in ``.grad``, in so many pieces.
 
     ``draws`` is called with each piece's number before it: it starts the random generators that the
     piece draws from.
@@ -166,8 +149,7 @@ def backward_from(loss: Loss, weight: float = 1.0) -> Loss:
 
 
 def sums(losses: Sequence[Loss]) -> Sums:
-    """Returns the ``Sums`` of a batch from its pieces' losses, in order; metrics cost a device sync
-    each."""
+    """The ``Sums`` of a batch from its pieces' losses, in order; a metric costs a device sync."""
     device = losses[0].sum.device
     totals: list[Any] = [sum(loss.total for loss in losses), sum(loss.sum for loss in losses)]
     totals += [sum(loss.count for loss in losses), sum(loss.tokens for loss in losses)]
@@ -206,15 +188,12 @@ def cross_entropy(
     bias: Tensor | None = None,
     softcap: float | None = None,
     smoothing: float = 0.0,
-    limit: int | None = None,
-    fused: bool = False,
+    to_grad: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """The summed cross-entropy of the logits hidden table^T + bias, capped, against targets; in
-    fp32 at least.
+    """The summed cross-entropy of capped logits hidden table^T + bias against targets, in fp32.
 
-    hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``limit`` logits
-    exist at once; ``fused``: what is done to them is compiled to one kernel or two, not a dozen
-    passes over memory.
+    hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``ONE_SHOT`` logits
+    exist at once; ``to_grad``: the function of this name, compiled.
     """
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
@@ -223,23 +202,16 @@ def cross_entropy(
             table.to(dtype),
             None if bias is None else bias.to(dtype),
         )
-    rows = max(1, (limit or ONE_SHOT) // len(table))
-    to_grad = _compiled_to_grad() if fused else _to_grad
+    rows, compute = max(1, ONE_SHOT // len(table)), to_grad or logits_to_grad
     # asked here: inside the function the mode is off
     mode = torch.is_grad_enabled()
-    args = (hidden, table, bias, targets, softcap, smoothing, rows, to_grad, mode)
+    args = (hidden, table, bias, targets, softcap, smoothing, rows, compute, mode)
     total: Tensor = _HeadLoss.apply(*args)  # type: ignore[no-untyped-call]
     return total
 
 
-@functools.cache
-def _compiled_to_grad() -> Callable[..., Tensor]:
-    return torch.compile(_to_grad, dynamic=False)
-
-
 class _HeadLoss(torch.autograd.Function):
-    """Head and loss in one: the logits turn into their own gradient in place, and never exist in
-    fp32 as a whole."""
+    """Head and loss in one: logits turn into their gradient in place, never whole in fp32."""
 
     @staticmethod
     def forward(
@@ -269,15 +241,11 @@ class _HeadLoss(torch.autograd.Function):
             if to_hidden is not None:
                 torch.mm(grad, table, out=to_hidden[start : start + rows])
             if train and ctx.needs_input_grad[1]:
-                table_grad = torch.mm(grad.mT, chunk)
-                single_chunk = len(hidden) <= rows
-                to_table = (
-                    table_grad
-                    if single_chunk
-                    else table_grad.to(total.dtype)
-                    if to_table is None
-                    else to_table.add_(table_grad)
-                )
+                product = torch.mm(grad.mT, chunk)
+                if to_table is not None:
+                    to_table.add_(product)
+                else:  # the first of several: these are added up in fp32
+                    to_table = product if len(hidden) <= rows else product.to(total.dtype)
             if to_bias is not None:
                 to_bias += grad.sum(0, dtype=to_bias.dtype)
         ctx.save_for_backward(to_hidden, to_table, to_bias)
@@ -296,11 +264,10 @@ class _HeadLoss(torch.autograd.Function):
         return to_hidden, to_table, to_bias, None, None, None, None, None, None
 
 
-def _to_grad(
+def logits_to_grad(
     logits: Tensor, targets: Tensor, softcap: float | None, smoothing: float, train: bool
 ) -> Tensor:
-    """The summed loss of logits (rows, V); they are overwritten with its gradient to them when
-    ``train``."""
+    """The summed loss of logits (rows, V), which become its gradient to them when ``train``."""
     total = logits.new_zeros((), dtype=_sum_dtype(logits))
     vocab = logits.shape[1]
     block_rows = max(1, LOGITS_IN_CACHE // vocab) if logits.device.type == "cpu" else len(logits)

@@ -18,8 +18,7 @@ from ..nn.build import matches, vectors
 
 
 class Optimizer:
-    """One or two of torch's optimizers that step together; each group's rate is its own times the
-    schedule's."""
+    """One or two of torch's optimizers that step together, each group at its own rate."""
 
     move: Any = None  # what Muon does with a group and its momenta; None: ``move_matrices``
 
@@ -65,27 +64,22 @@ class Optimizer:
             )
 
     def groups(self) -> Iterator[dict[str, Any]]:
-        """Every parameter group: its ``name``, ``paths``, ``base_lr``, ``lr`` now and
-        ``weight_decay``."""
+        """Every parameter group: its ``name``, ``paths``, ``base_lr``, ``lr``, ``weight_decay``."""
         for optimizer in self.optimizers:
             yield from optimizer.param_groups
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that a step moves, by their weights' paths."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def place(self, key: str) -> Any:
-        """The place of this process's numbers in a tensor of ``state()``; None where they are all
-        of it."""
+        """Place of this process's numbers in a tensor of ``state()``; None where they are all."""
         return None
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients that backward left, by their parameters' paths."""
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
     def norm(self, grads: Mapping[str, Tensor]) -> float:
-        """The norm of all ``gradients()`` together; on a CPU the same bits on any number of
-        processes."""
+        """The norm of all ``gradients()``; on a CPU the same bits on any number of processes."""
         if any(grad.is_cuda for grad in grads.values()):
             return float(torch.nn.utils.get_total_norm(list(grads.values())))
         rows = [
@@ -102,7 +96,6 @@ class Optimizer:
             optimizer.step()
 
     def clear(self) -> None:
-        """Forget the gradients."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -116,8 +109,7 @@ class Optimizer:
         return tensors
 
     def restore(self, tensors: Mapping[str, Any]) -> None:
-        """Take up a ``state()`` again; UserError when it is another model's or another
-        optimizer's."""
+        """Take up a ``state()`` again; UserError when it is another model's or optimizer's."""
         optimizer_of = {
             name: optimizer
             for optimizer in self.optimizers
@@ -162,8 +154,7 @@ def squares(numbers: Tensor, width: int) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """torch's Muon, with matrices of one shape, wide or tall, worked on together: small ones are
-    all overhead.
+    """torch's Muon, with matrices of one shape worked on together: small ones are all overhead.
 
     A parameter of three sides is a stack of matrices, an expert's each.
     """
@@ -202,8 +193,7 @@ def move_matrices(group: dict[str, Any], ahead: Sequence[Tensor]) -> None:
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """Each matrix of x (M, rows, columns >= rows) with singular values near 1, by Newton and
-    Schulz's iteration."""
+    """Each matrix of x (M, rows, columns >= rows) with singular values near 1 (Newton-Schulz)."""
     a, b, c = 3.4445, -4.775, 2.0315  # Jordan et al. 2024
     x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(5):
@@ -232,8 +222,7 @@ def stack_numel(weights: Sequence[Tensor]) -> int:
 def stack_indices(
     matrices: Iterable[tuple[int, ...]], max_numel: int = STACK_NUMEL
 ) -> list[list[int]]:
-    """Indices of matrices to stack: of one shape once tall ones are transposed, ``max_numel``
-    numbers at most."""
+    """Indices of matrices to stack: of one shape, wide or tall, ``max_numel`` numbers at most."""
     shapes: dict[tuple[int, ...], list[int]] = {}
     for i, shape in enumerate(matrices):
         shapes.setdefault((min(shape), max(shape)), []).append(i)
@@ -290,8 +279,7 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
 def factor_in_extended_run(
     schedule: Schedule, step: int, steps: int, ended: Sequence[int] = ()
 ) -> float:
-    """``factor`` in a run that was extended: it had ended at each step of ``ended`` before it got
-    more steps.
+    """``factor`` in a run that was extended: it had ended at each step of ``ended`` before.
 
     Constant and InverseSqrt go on as if nothing had been; Cosine and WarmupStableDecay, whose rate
     has fallen, begin anew for the steps that were added.

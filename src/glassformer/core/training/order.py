@@ -35,7 +35,6 @@ def order_kind_for(rows: int) -> int:
 
 
 def order_of(size: int, seed: np.random.SeedSequence, kind: int) -> Order:
-    """A random order of 0 to size - 1."""
     if kind == COMPUTED:
         return ComputedOrder(size, seed.generate_state(ROUNDS, np.uint64))
     # RandomState's stream is the same in all versions of NumPy; 8 bytes a row
@@ -70,8 +69,7 @@ class ComputedOrder:
 
 
 def _mixed(numbers: Array) -> Array:
-    """Each of some 64-bit numbers as another that looks random (the finalizer of SplitMix64, Steele
-    et al. 2014)."""
+    """64-bit numbers as others that look random (SplitMix64's finalizer, Steele et al. 2014)."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Array = numbers ^ (numbers >> np.uint64(31))

@@ -11,8 +11,7 @@ from .batches import Batch
 
 
 class Pieces:
-    """The ``batches`` of a step that lie here, each read as often as is asked, always with the same
-    draws.
+    """The local ``batches`` of a step, each read as often as is asked, with the same draws.
 
     ``draws`` starts the random generators for the piece of that place; None: they run on from one
     to the next.
@@ -28,8 +27,7 @@ class Pieces:
         return len(self.batches)
 
     def iterate(self, backward: bool = False) -> Iterator[tuple[Batch, bool]]:
-        """Each piece, and whether it counts; ``backward``: gradients are taken of it before the
-        next is asked for.
+        """Each piece and whether it counts; ``backward``: its gradients come before the next.
 
         One that does not count is read for the sake of others, who wait for this process's weights.
         """

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from ..errors import UserError, need
 from ..tokenizer.framing import document_start
@@ -57,7 +56,6 @@ class Shards:
 
     @property
     def name(self) -> str:
-        """The corpus's name."""
         return str(self.corpus.source.name)
 
     @property
@@ -98,8 +96,7 @@ class Shards:
         return self._stretch(0, cut), self._stretch(cut, len(self))
 
     def spread(self, valid: float, count: int) -> list[tuple[Shards, Shards]]:
-        """``split`` of each of ``count`` stretches of about the same length: what is held out is
-        like all of the text.
+        """``split`` of each of ``count`` stretches: what is held out is like all of the text.
 
         A stretch begins at the document border next to its place, where one is near.
         """
@@ -112,8 +109,7 @@ class Shards:
         return [self._stretch(a, b).split(valid) for a, b in itertools.pairwise(cuts)]
 
     def _border(self, place: int, near: float) -> int:
-        """The document border next to ``place``, if it is at most ``near`` tokens away; else the
-        place itself."""
+        """The document border next to ``place`` if it is at most ``near`` away, else the place."""
         at = int(np.searchsorted(self.borders, self.first + place))
         close = [
             0,
@@ -124,8 +120,7 @@ class Shards:
         return border if abs(border - place) <= near else place
 
     def check(self) -> None:
-        """UserError where a file behind this was cut: to read it there would end the process
-        (SIGBUS)."""
+        """UserError where a file behind this was cut: reading it would end the process (SIGBUS)."""
         if any(mapped.size() < len(mapped) for mapped in self.corpus.maps):
             raise UserError(
                 f"The tokenised copy of {self.name} was cut while in use; start again, it is "
@@ -134,52 +129,3 @@ class Shards:
 
     def _stretch(self, start: int, end: int) -> Shards:
         return Shards(self.tokens[start:end], self.first + start, self.corpus)
-
-
-class CorpusRows:
-    """A corpus as rows of ``context`` tokens and their targets."""
-
-    def __init__(self, shards: Shards, context: int) -> None:
-        self.context, self.check = context, shards.check
-        self.last = len(shards) - 1  # tokens that have a successor
-        self.windows = sliding_window_view(np.asarray(shards.tokens), context)
-        # a closing token that also opens the next document is the last one's target and the next
-        # one's first
-        self.shared = shards.shared_border
-        # mapped: not a number of them is copied
-        self.borders, self.base = shards.borders, shards.first + self.shared
-
-    def packed(self, low: Array, high: Array) -> bool:
-        """True if a row of ``load`` holds more than one document; no token is read for it."""
-        starts = np.maximum(high - self.context, 0) + self.base
-        borders_before_end = np.searchsorted(self.borders, starts + self.context - 1, side="right")
-        return bool(
-            (borders_before_end > np.searchsorted(self.borders, starts, side="right")).any()
-        )
-
-    def load(self, low: Array, high: Array) -> tuple[Array, Array, Array]:
-        """The rows that predict the successors of tokens low..high-1 (each R long).
-
-        Tokens, targets and whether a token opens a document inside its row, each (R, T).
-        """
-        self.check()
-        T, rows = self.context, len(low)
-        starts = np.maximum(high - T, 0)
-        tokens, targets = (self.windows[first].astype(np.int64) for first in (starts, starts + 1))
-        opens = np.zeros((rows, T), np.bool_)
-        if (high - low < T).any():
-            place = starts[:, None] + np.arange(T)
-            targets[(place < low[:, None]) | (place >= high[:, None])] = -1
-        first = np.searchsorted(self.borders, starts + self.base, side="right")
-        count = np.searchsorted(self.borders, starts + self.base + T, side="right") - first
-        if count.any():
-            # every border in a row, one after another: nth counts it among all borders, column is
-            # its place in the row
-            row = np.repeat(np.arange(rows), count)
-            nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
-            column = self.borders[nth] - self.base - starts[row]
-            if not self.shared:
-                targets[row, column - 1] = -1  # the next document cannot be told from this one
-            inside = column < T
-            opens[row[inside], column[inside]] = True
-        return tokens, targets, opens

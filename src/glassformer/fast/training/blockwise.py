@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...core.nn.build import compiled
 from ...core.nn.flow import Flow
 from ...core.nn.replace import replace_modules
-from ...core.training.loss import cross_entropy
+from ...core.training.loss import cross_entropy, logits_to_grad
 
 
 def blockwise(model: Any) -> Any:
@@ -22,9 +22,7 @@ def blockwise(model: Any) -> Any:
 
     A stack's first block, which makes the masks, has a program of its own.
     """
-    stacks = [
-        module for name, module in model.named_modules() if name.rpartition(".")[2] == "blocks"
-    ]
+    stacks = [module for name, module in model.named_modules() if name.endswith(".blocks")]
     view: Any = replace_modules(
         model, {block: Compiled(block) for stack in stacks for block in stack}
     )
@@ -59,6 +57,8 @@ def compiled_with_loss(model: Any, blocks: bool = False) -> Any:
     vocabulary's logits are the largest tensors, with the head's loss."""
     if model.head is not None and next(model.parameters()).device.type == "cuda":
         head = copy.copy(model.head)
-        head.cross_entropy = head.cross_entropy or functools.partial(cross_entropy, fused=True)
+        head.cross_entropy = head.cross_entropy or functools.partial(
+            cross_entropy, to_grad=torch.compile(logits_to_grad, dynamic=False)
+        )
         model = replace_modules(model, {model.head: head})
     return blockwise(model) if blocks else compiled(model)

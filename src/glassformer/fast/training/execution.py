@@ -124,10 +124,10 @@ def _tf32(settings: run.Train, device: torch.device) -> str:
 
 
 def choose_execution(
-    model: Model, batch: Batch, objective: Objective, settings: run.Train
+    model: Model, batch: Batch | None, objective: Objective, settings: run.Train
 ) -> ExecutionSettings:
-    """Decide number format and compiling for a run, and time a step of ``batch``; the model is left
-    as it was."""
+    """Decide number format and compiling for a run, and time a step of ``batch`` where there is one;
+    the model is left as it was."""
     device = next(model.parameters()).device
     if device.type == "cpu":
         keep_freed_memory()
@@ -144,9 +144,11 @@ def choose_execution(
         if settings.compile == "auto"
         else f"torch.compile as asked: {settings.compile}"
     )
-    with ExecutionSettings(tf32=settings.tf32).products():
-        seconds = _step_seconds(model, batch, objective, settings, dtype)
-        peak = matmul_peak(getattr(torch, dtype), device)
+    seconds = peak = 0.0
+    if batch is not None:
+        with ExecutionSettings(tf32=settings.tf32).products():
+            seconds = _step_seconds(model, batch, objective, settings, dtype)
+            peak = matmul_peak(getattr(torch, dtype), device)
     return ExecutionSettings(
         dtype,
         settings.compile in COMPILED,
@@ -194,8 +196,7 @@ def _step_seconds(
         batch, min(rows, max(settings.accumulate, math.ceil(_work(model, batch) / TRIAL)))
     )[0]
     model.train()
-    half = Bf16Replica(model) if dtype == "bfloat16" else None
-    runner = model if half is None else half.model
+    runner = Bf16Replica(model).model if dtype == "bfloat16" else model
     device = next(model.parameters()).device
     # no other GPU is woken for it
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

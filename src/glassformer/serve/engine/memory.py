@@ -10,13 +10,13 @@ from ...core import config
 from ...core.errors import need
 from ...core.memory import available_memory, gibibytes
 from ...core.nn import Model
-from ...core.nn.finite import check_now
 from ...fast import kernels
 from ...fast.batch_invariant_moe import batch_invariant_moe
 from ...fast.fused import fuse
 from ...fast.kernels import PAGE
 from ...fast.paged import PagedCache
 from ...fast.prepacked import prepack
+from ...formats.first_use import check_now
 from .pages import PagePool, Windows
 from .runner import PagedRunner, Runner, StateRunner
 

@@ -14,7 +14,6 @@ from ...core.nn import additive_position, attention, experts, layers, position
 from ...core.nn.build import build
 from ...core.nn.engines import eager_attention
 from ...core.nn.flow import Flow
-from ...core.nn.mask import Mask
 from .plan import Builder, Code, can_describe, describe, describes
 
 
@@ -109,15 +108,11 @@ def rotated(b: Builder, id: str, x: str) -> str:
     )
 
 
-def biased(b: Builder, path: str, scores: str, causal: bool) -> str:
+def biased(b: Builder, path: str, scores: str) -> str:
     """Scores with the scheme's bias for each head and distance."""
     scheme: Any = b.model.get_submodule(b.position_module)
     if type(scheme).bias is position.Position.bias:
         return scores
-
-    def call(q_pos: Tensor, k_pos: Tensor) -> Tensor:
-        bias: Tensor = scheme.bias(Mask(q_pos, k_pos, causal))
-        return bias
 
     op, params = b.plan[scores], dict[str, Any]()
     weights = {}
@@ -135,7 +130,7 @@ def biased(b: Builder, path: str, scores: str, causal: bool) -> str:
         op.shape,
         code,
         weights,
-        call=call,
+        call=scheme.bias,
         **params,
     )
     return b.add_like(
@@ -202,7 +197,7 @@ def attended(
             f"{path}.capped", "softcap", s, code=(scores_code, "torch.tanh"), cap=cfg.softcap
         )
     if not cross:
-        s = biased(b, path, s, causal)
+        s = biased(b, path, s)
     rule, see_ahead = config.Full() if cross else cfg.mask, not causal or cross
     may = partial(
         _allowed, build(rule, not see_ahead), 0 if see_ahead else rule.prefix_length, not see_ahead

@@ -66,7 +66,7 @@ class RelativeBias(Position):
         self.weight = nn.Parameter(torch.empty(cfg.buckets, heads))
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
-        distance = k_pos[:, None, :] - q_pos[:, :, None]  # (B, T, S)
+        distance = k_pos[:, None] - q_pos[:, :, None]  # (B, T, S)
         return nn.functional.embedding(self.bucket(distance), self.weight).permute(0, 3, 1, 2)
 
     def bucket(self, distance: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Alibi(Position):
         self.slopes = alibi_slopes(heads)
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
-        away = (q_pos[:, None, :, None] - k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
+        away = (q_pos[:, None, :, None] - k_pos[:, None, None]).abs()  # (B, 1, T, S)
         # made there, it would be waited for
         slopes = torch.tensor(self.slopes).to(away.device, non_blocking=True)
         return -away * slopes[:, None, None]

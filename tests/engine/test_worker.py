@@ -49,7 +49,7 @@ APART = {
 }
 """What keeps requests apart, and what runs when all else failed."""
 CROWDS = ("gemma2", "draft", "t5", "gru", "mixer")
-NOT_REACHED = {"Worker._plan", "Worker._encode", "draft_model.check_draft"}
+NOT_REACHED = {"Worker._plan", "Worker._encode", "draft_model.check_draft", "Runner.read"}
 NOT_REACHED |= {
     "Scheduler.plan",
     "Scheduler._admit",
@@ -65,7 +65,7 @@ RARE = {
     "StateRunner.copy",
     "PagePool.knows",
 }
-RARE |= {"PagedRunner._parts", "PagedRunner._previous", "StateRunner._memory"}
+RARE |= {"PagedRunner._parts", "PagedRunner._previous", "StateRunner.read"}
 GUESSES = {"DraftModel.propose", "DraftModel._guess_count", "DraftModel._room"}
 """Where a fault ends nobody, since guesses change no answer."""
 
@@ -86,8 +86,7 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", module, name
             methods = (
                 vars(value).items()
-                if isinstance(value, type)
-                and value.__name__ not in ("Runner", "StepItem", "RequestHandle")
+                if isinstance(value, type) and value is not RequestHandle
                 else ()
             )
             for inner, method in methods:

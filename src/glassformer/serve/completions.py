@@ -157,7 +157,7 @@ async def complete(context: Context, body: CompletionRequest) -> JsonObject | Ev
         f"may ask for {MOST_CONTINUATIONS:,}; send several requests."
     )
     refuse(count > MOST_CONTINUATIONS, message, "n")
-    prompts = await served.encode_prompts(body.prompt, None if body.add_special_tokens else False)
+    prompts = await served.encode_prompts(body.prompt, body.add_special_tokens)
     for prompt in prompts:
         served.check_context(prompt, body.max_tokens, "max_tokens")
     request = await engine_request(context, body, prompts[0], body.max_tokens, body.logprobs)

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..core import config
-from ..core.errors import UserError, need
+from ..core.errors import UserError, must_be_known, need
 from ..core.nn import Model, Tape
 from ..core.nn.finite import must_be_finite
 from ..core.nn.hooks import Edit
 from ..core.nn.model import inference
-from ..core.tokenizer.framing import decoder_start, must_be_known
+from ..core.tokenizer.framing import decoder_start
 from ..core.tokenizer.framing import source as framed_source
 from .labels import TokenLabel as TokenLabel
 from .labels import display_texts as display_texts

@@ -18,7 +18,7 @@ from ...fast.kernels import PAGE
 from ...fast.paged import PagedCache
 from ...fast.prepacked import prepack
 from .pages import PagePool, Windows
-from .runner import PagedRunner, Runner, StateRunner
+from .runner import PagedRunner, StateRunner
 
 
 @dataclass
@@ -67,7 +67,7 @@ class MemoryPlan:
         copied = f" and {gibibytes(self.copied)} for prepacked weights" if self.copied else ""
         return f"{gibibytes(self.nbytes)} for {contents}{copied}; {texts}."
 
-    def runner(self) -> Runner:
+    def runner(self) -> PagedRunner | StateRunner:
         """A runner of the model over these pages."""
         if not self.rewinds:
             return StateRunner(self.model)

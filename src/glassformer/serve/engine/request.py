@@ -161,11 +161,7 @@ class Encode:
     output: Encoded = "vector"
     positions: Sequence[int] | None = None
     client: str = ""
-
-    @property
-    def size(self) -> int:
-        """One text, as a Request counts them."""
-        return 1
+    size = 1  # a text, as a Request counts them
 
     def __post_init__(self) -> None:
         need(

@@ -390,6 +390,7 @@ class Chunk:
     finishes: bool
     places: Seq[int] = ()
     logits: Tensor = NO_LOGITS
+    is_finite: bool = True  # all logits of the pass were
     adjusted: Tensor = NO_LOGITS  # (V,), of the next token as the request changes them
     next_token: tuple[int, float, Likely] = (0, 0.0, ())
     accepted: int = 0  # guesses that were right

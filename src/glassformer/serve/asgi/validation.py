@@ -7,9 +7,24 @@ import json
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
 from ...core.files import JsonObject
 from .replies import HttpError
+
+
+def field_error(sentence: str) -> PydanticCustomError:
+    """Validation error with a message."""
+    return PydanticCustomError("wrong", "{sentence}", {"sentence": sentence})
+
+
+def is_ids(value: Any) -> bool:
+    """True for a list of whole numbers."""
+    return isinstance(value, list) and all(
+        (isinstance(item, int) and not isinstance(item, bool))
+        or (isinstance(item, float) and item.is_integer())
+        for item in value
+    )
 
 
 def validation_error(error: ValidationError) -> HttpError:
@@ -66,6 +81,7 @@ TYPE_NAMES = {
 }
 SENTENCES = {
     "missing": "is missing; give it.",
+    "extra_forbidden": "is no field here; leave it out.",
     "finite_number": "is not finite; give a number.",
     "ge": "is {value}; give {bound} or more.",
     "gt": "is {value}; give more than {bound}.",

@@ -98,16 +98,22 @@ def prepare(
     Raises UserError for what the model cannot read, for several texts at once, for a source that is
     missing or that nobody reads, and for an edit of what is not there.
     """
+    text = blanks_masked(model, tokenizer, text)
+    inputs_read = Read(*inputs(model, tokenizer, text, source, edits))
+    for ids in inputs_read.inputs:
+        need(len(ids) == 1, f"There are {len(ids)} texts; give one at a time.")
+    return inputs_read
+
+
+def blanks_masked(model: Model, tokenizer: Tokenizer | None, text: Text) -> Text:
+    """The ids of an encoder's text with ``___`` or mask tokens in it; anything else as it is."""
     encoder = model.config.main_body == "encoder"
     if encoder and isinstance(text, str) and tokenizer and tokenizer.mask is not None:
         mark = tokenizer.token(tokenizer.mask)
         text = text.replace(BLANK, mark)
         if mark in text:
-            text = tokenizer.encode_pair(text, special=True)[0]
-    inputs_read = Read(*inputs(model, tokenizer, text, source, edits))
-    for ids in inputs_read.inputs:
-        need(len(ids) == 1, f"There are {len(ids)} texts; give one at a time.")
-    return inputs_read
+            return tokenizer.encode_pair(text, special=True)[0]
+    return text
 
 
 def states(model: Model, inputs: Read) -> States:

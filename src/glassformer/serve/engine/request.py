@@ -9,7 +9,7 @@ V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -116,18 +116,16 @@ class Request:
             check_beams(
                 self.beams, self.n, self.length_penalty, 1 if self.max_new is None else self.max_new
             )
-            defaults = {member.name: member.default for member in fields(self)}
-            conflict = next(
-                (
-                    name
-                    for name in SEARCHED
-                    if getattr(self, name) not in (defaults[name], None, [], {})
-                ),
-                None,
-            )
+            plain = Request(self.tokens)
+            conflicts = [
+                name
+                for name in SEARCHED
+                if getattr(self, name) not in (getattr(plain, name), None, [], {})
+            ]
             need(
-                conflict is None,
-                f"A search with beams is by the model's own probabilities; leave out {conflict}.",
+                not conflicts,
+                "A search with beams is by the model's own probabilities; leave out "
+                f"{', '.join(conflicts)}.",
             )
         need(
             0 <= self.since < max(1, len(self.tokens)),

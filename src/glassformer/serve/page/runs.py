@@ -210,42 +210,22 @@ def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[An
     import torch
 
     from ...core import config
-    from ...core.tokenizer.framing import document_start, target_start
-    from ...sight import streams
-    from ...sight.looking import token_ids
+    from ...sight.looking import text_frame, token_ids
+    from ...sight.streams import blanks_masked
 
-    model = loaded.model
-    tokenizer = loaded.tokenizer
-    cfg = loaded.model.config
+    model, tokenizer, cfg = loaded.model, loaded.tokenizer, loaded.model.config
     is_target = isinstance(cfg, config.EncoderDecoder) and not source
-    is_encoder = isinstance(cfg, config.Encoder)
-    if isinstance(text, list):
-        ids = torch.tensor([text], dtype=torch.long)
-        truncated = max(0, len(text) - cfg.context) if cut else 0
-        return token_ids(model, tokenizer, ids, second=is_target, truncate=cut), truncated
-    if not isinstance(text, str):
+    if text is None:
         raise UserError('There is no text; give "text", or "ids".')
-    if tokenizer is None:
-        raise UserError(
-            "This model has no tokenizer, so text cannot be read; give ids, or a model with one."
-        )
-    masked_text = text
-    if is_encoder and tokenizer.mask is not None:
-        masked_text = text.replace(streams.BLANK, tokenizer.token(tokenizer.mask))
-    try:
-        if is_encoder:
-            return streams.prepare(model, tokenizer, masked_text).tokens, 0
-        return token_ids(model, tokenizer, text, second=is_target), 0
-    except UserError:
-        if not cut:
-            raise
-    reader = tokenizer.for_source if source else tokenizer
-    bos = None
-    if isinstance(cfg, config.Decoder) or is_target:
-        bos = target_start(reader) if is_target else document_start(reader)
-    elif is_encoder:
-        bos = reader.bos
-    opening = [] if bos is None else [bos]
-    return encode_input(
-        loaded, opening + list(reader.encode(masked_text, special=is_encoder)), source, True
-    )
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise UserError(
+                "This model has no tokenizer, so text cannot be read; give ids, or a model with one."
+            )
+        text = blanks_masked(model, tokenizer, text)
+    if isinstance(text, str):
+        reader, before, after = text_frame(cfg, tokenizer, is_target)
+        text = [*before, *reader.encode(text), *after]
+    ids = torch.tensor([text], dtype=torch.long)
+    truncated = max(0, len(text) - cfg.context) if cut else 0
+    return token_ids(model, tokenizer, ids, is_target, truncate=cut), truncated

@@ -28,7 +28,7 @@ from glassformer.serve.engine.request import Encode
 from glassformer.serve.engine.sequence import BeamSearch, Chunk, RequestHandle, Sequence
 from pages import check_pages
 
-ROOMS = ["worker", "scheduler", "sequence", "pages", "runner", "request", "draft_model"]
+ROOMS = ["worker", "scheduler", "sequence", "pages", "runner", "encoder", "request", "draft_model"]
 PLACES = [importlib.import_module(f"glassformer.serve.engine.{name}") for name in ROOMS]
 APART = {
     "_draw",

@@ -29,9 +29,10 @@ from ...core.generation.sample import likeliest, log_probability
 from ...core.nn import Model
 from ...core.nn.finite import is_finite, must_be_finite
 from .draft_model import DraftModel
+from .encoder import encode
 from .memory import MemoryPlan
 from .request import Event, FinishReason, Stats, TokenLogprob
-from .runner import PagedRunner, encode
+from .runner import PagedRunner
 from .scheduler import FairQueue, Scheduler
 from .sequence import Chunk, PromptLookup, RequestHandle, Sequence, sample_with_logprobs
 

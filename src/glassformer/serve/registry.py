@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +126,15 @@ class ServedModel(InMemoryEntry):
     async def encode_prompts(
         self, texts: Sequence[str | list[int]], bos: bool = True
     ) -> list[list[int]]:
-        """Token ids of each prompt of a decoder, texts after its bos. Raises HttpError for prompts
-        that are empty or too long."""
+        """Token ids of each prompt: a decoder's texts after its bos, an encoder's in their frame.
+        Raises HttpError for prompts that are empty or too long."""
         self.check_lengths(texts, "prompt")
         refuse(not all(texts), "The prompt is empty; give a text, or token ids.", "prompt")
-        encode = partial(self.tokenizer.encode, bos=bos and self.starts_with_bos)
+
+        def encode(text: str) -> Any:
+            if isinstance(self.config, config.Encoder):
+                return self.tokenizer.encode_pair(text, special=True)[0]
+            return self.tokenizer.encode(text, bos=bos and self.starts_with_bos)
 
         def encode_texts() -> list[list[int]]:
             return [text if isinstance(text, list) else encode(text) for text in texts]

@@ -28,7 +28,17 @@ from glassformer.serve.engine.request import Encode
 from glassformer.serve.engine.sequence import BeamSearch, Chunk, RequestHandle, Sequence
 from pages import check_pages
 
-ROOMS = ["worker", "scheduler", "sequence", "pages", "runner", "encoder", "request", "draft_model"]
+ROOMS = [
+    "worker",
+    "scheduler",
+    "sequence",
+    "pages",
+    "runner",
+    "state_runner",
+    "encoder",
+    "recording",
+    "draft_model",
+]
 PLACES = [importlib.import_module(f"glassformer.serve.engine.{name}") for name in ROOMS]
 APART = {
     "_draw",
@@ -80,7 +90,7 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
         for name, value in vars(module).items():
             if getattr(value, "__module__", "") != module.__name__:
                 continue
-            if module.__name__.endswith("request") and name != "Look":
+            if module.__name__.endswith("recording") and name != "Look":
                 continue  # values without a step
             if isinstance(value, FunctionType) and name != "_atomic":
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", module, name

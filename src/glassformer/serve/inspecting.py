@@ -28,7 +28,8 @@ from ..core.files import JsonObject
 from ..sight import edits, lens, looking, streams
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
-from .engine.request import SQUARE, concatenate, first_outside, token_axis
+from .engine.recording import SQUARE, concatenate, token_axis
+from .engine.request import first_outside
 from .registry import ServedModel
 from .schemas import InspectNames, InspectOptions, Positions, Texts, example
 from .tracking import Context

@@ -26,11 +26,11 @@ from ...sight.looking import must_match
 from ...sight.reading import Reading, as_edit_list, build_hooks, one_token
 from .draft_model import check_draft
 from .memory import MemoryPlan, plan_memory
+from .recording import Look
 from .request import (
     Encode,
     EngineClosed,
     Event,
-    Look,
     QueueFull,
     Request,
     RequestTooLarge,

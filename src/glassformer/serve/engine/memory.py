@@ -18,7 +18,8 @@ from ...fast.kernels import PAGE
 from ...fast.paged import PagedCache
 from ...fast.prepacked import prepack
 from .pages import PagePool, Windows
-from .runner import PagedRunner, StateRunner
+from .runner import PagedRunner
+from .state_runner import StateRunner
 
 
 @dataclass

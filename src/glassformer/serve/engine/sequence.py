@@ -35,19 +35,17 @@ from ...core.generation.sample import (
     random_generator,
     token_mask,
 )
+from .recording import Look, RecordedValues, concatenate
 from .request import (
     Completion,
     Encode,
     Event,
     FinishReason,
     Guide,
-    Look,
-    RecordedValues,
     Request,
     Result,
     TokenLogprob,
     Usage,
-    concatenate,
 )
 
 if TYPE_CHECKING:

@@ -121,10 +121,8 @@ class Engine:
             check_request(
                 request, self.model, self.tokenizer, self.max_context, self.memory_plan.first
             )
-        seed = getattr(request, "seed", None)
-        handle = RequestHandle(
-            request, self.cancel, int(torch.randint(2**31, ())) if seed is None else seed
-        )
+        seed = int(torch.randint(2**31, ())) if request.seed is None else request.seed
+        handle = RequestHandle(request, self.cancel, seed)
         if isinstance(request, Request):
             self._add_sequences(handle, request)
         with self._work:

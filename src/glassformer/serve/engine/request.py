@@ -156,7 +156,9 @@ class Encode:
     output: Encoded = "vector"
     positions: Sequence[int] | None = None
     client: str = ""
-    size = 1  # a text, as a Request counts them
+    size = n = 1  # a text, as a Request counts them
+    seed = None
+    want = ()
 
     def __post_init__(self) -> None:
         need(
@@ -257,7 +259,6 @@ class Stats:
 
     running: int = 0
     waiting: int = 0
-    pages: int = 0
     pages_used: int = 0
     pages_cached: int = 0
     pages_free: int = 0

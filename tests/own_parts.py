@@ -14,7 +14,6 @@ from glassformer.core.errors import need
 from glassformer.core.nn import Flow, TracedModule, builds
 from glassformer.core.nn.cache import MixerState
 from glassformer.core.nn.layers import linear
-from glassformer.core.nn.mask import Mask
 from glassformer.core.nn.model import Block
 from glassformer.core.nn.position import Position
 from glassformer.core.training.batches import Batch
@@ -138,8 +137,8 @@ class DecayModule(Position):
         super().__init__(cfg, width, heads, causal)
         self.slope = nn.Parameter(torch.empty(heads))
 
-    def bias(self, mask: Mask) -> Tensor:
-        away = (mask.q_pos[:, None, :, None] - mask.k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
+    def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        away = (q_pos[:, None, :, None] - k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
         return -away * self.slope[:, None, None]
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:

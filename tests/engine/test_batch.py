@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 import sys
 from dataclasses import replace
@@ -75,40 +74,6 @@ def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(
     write(out)
     with pytest.raises(UserError, match="there already"):
         write(out)
-
-
-def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path: Path) -> None:
-    write(tmp_path / "whole.jsonl")
-    full_content, out, piece = (
-        (tmp_path / "whole.jsonl").read_bytes(),
-        tmp_path / "out.jsonl",
-        tmp_path / "out.jsonl.part",
-    )
-    with pytest.raises(KeyboardInterrupt):
-        write(out, stop=4)
-    second_content, draw, refused = piece.read_bytes(), random.Random(1), 0
-    lines = second_content.splitlines(keepends=True)
-    harmed = [
-        b"".join((*lines[:2], *lines[4:])),
-        b"".join((*lines[:3], *lines[2:])),
-        second_content.replace(b"tokens", b"Tokens"),
-    ]
-    for _ in range(40):
-        group = bytearray(second_content)
-        group[draw.randrange(len(group))] ^= 1 << draw.randrange(8)
-        harmed.append(bytes(group))
-    for number, content in enumerate(harmed):
-        piece.write_bytes(content)
-        try:
-            write(out)
-            assert out.read_bytes() == full_content and number > 2
-            out.unlink()
-        except UserError as error:
-            assert "remove it" in str(error) and (
-                "damaged in line" in str(error) or "another job" in str(error)
-            )
-            refused += 1
-    assert refused > 35
 
 
 def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:

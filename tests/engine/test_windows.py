@@ -15,7 +15,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.generation import Sampling, beam
 from glassformer.fast import kernels
 from glassformer.serve.engine import Engine, Request, Result
-from glassformer.serve.engine.memory import Bounds, plan_memory
+from glassformer.serve.engine.memory import fit_pages, page_needs, plan_memory
 from glassformer.serve.engine.pages import PagePool, Windows
 from glassformer.serve.engine.runner import PagedRunner
 from glassformer.sight import look
@@ -82,8 +82,8 @@ def test_the_same_bits_as_with_all_pages(name: str) -> None:
         alone = [answers(engine, [item])[0] for item in expected]
     full = plan_memory(served, None, 8, None, None, STEP)
     assert full.windows is not None and full.windows.span is not None
-    bounds, (individual, near) = Bounds.of(CONTEXT, 8, full.windows.span, 8), full.page_bytes
-    least = individual * bounds.per_sequence + near * bounds.window_per_sequence
+    pages, parts, _ = page_needs(CONTEXT, 8, full.windows.span, 8)
+    least = full.page_bytes[0] * pages + full.page_bytes[1] * parts
     with pytest.raises(UserError, match="400 tokens needs"):
         plan_memory(served, None, 8, least - 1, None, STEP)
     calls = [0, 0, 0]
@@ -200,24 +200,20 @@ def test_no_context_is_refused_that_could_be_served_with_all_pages() -> None:
     """There are as many window pages as pages while memory is short, never fewer than a text
     needs."""
     for memory in range(1, 4000, 7):
-        bounds = Bounds.of(1000, 8, 100, 64)
-        pages, pieces = bounds.fit(3, 5, memory)
-        assert pages * 3 + pieces * 5 <= max(
-            memory, bounds.per_sequence * 3 + bounds.window_per_sequence * 5
-        )
-        if memory >= bounds.per_sequence * 8:
-            assert pages >= bounds.per_sequence and pieces >= bounds.window_per_sequence
-        if memory >= bounds.per_sequence * 3 + bounds.window_per_sequence * 5:
-            assert pages >= bounds.per_sequence and pieces >= bounds.window_per_sequence
-        assert pages <= 8 * bounds.per_sequence and pieces <= bounds.all
+        each, parts, most = needs = page_needs(1000, 8, 100, 64)
+        pages, pieces = fit_pages(needs, 8, 3, 5, memory)
+        assert pages * 3 + pieces * 5 <= max(memory, each * 3 + parts * 5)
+        if memory >= each * 3 + parts * 5:
+            assert pages >= each and pieces >= parts
+        assert pages <= 8 * each and pieces <= most
 
 
 def test_a_window_of_one_token_and_every_place_in_a_page() -> None:
-    """``window_per_sequence`` is the need of the worst place of a step, no more."""
+    """Window pages are those that the worst place of a step needs, no more."""
     for span in (1, 2, 31, 32, 33, 34, 100):
         for step in (1, 7, 32, 64):
             worst = max(-(-(at + step) // 32) - max(0, at + 1 - span) // 32 for at in range(200))
-            assert Bounds.of(100_000, 1, span, step).window_per_sequence == worst, (span, step)
+            assert page_needs(100_000, 1, span, step)[1] == worst, (span, step)
 
 
 def test_parts_follow_their_pages() -> None:

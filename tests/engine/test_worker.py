@@ -28,7 +28,17 @@ from glassformer.serve.engine.request import Encode
 from glassformer.serve.engine.sequence import BeamSearch, Chunk, RequestHandle, Sequence
 from pages import check_pages
 
-ROOMS = ["worker", "scheduler", "sequence", "pages", "runner", "request", "draft_model"]
+ROOMS = [
+    "worker",
+    "scheduler",
+    "sequence",
+    "pages",
+    "runner",
+    "state_runner",
+    "encoder",
+    "recording",
+    "draft_model",
+]
 PLACES = [importlib.import_module(f"glassformer.serve.engine.{name}") for name in ROOMS]
 APART = {
     "_draw",
@@ -49,7 +59,7 @@ APART = {
 }
 """What keeps requests apart, and what runs when all else failed."""
 CROWDS = ("gemma2", "draft", "t5", "gru", "mixer")
-NOT_REACHED = {"Worker._plan", "Worker._encode", "draft_model.check_draft"}
+NOT_REACHED = {"Worker._plan", "Worker._encode", "draft_model.check_draft", "Runner.read"}
 NOT_REACHED |= {
     "Scheduler.plan",
     "Scheduler._admit",
@@ -65,7 +75,7 @@ RARE = {
     "StateRunner.copy",
     "PagePool.knows",
 }
-RARE |= {"PagedRunner._parts", "PagedRunner._previous", "StateRunner._memory"}
+RARE |= {"PagedRunner._parts", "PagedRunner._previous", "StateRunner.read"}
 GUESSES = {"DraftModel.propose", "DraftModel._guess_count", "DraftModel._room"}
 """Where a fault ends nobody, since guesses change no answer."""
 
@@ -80,14 +90,13 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
         for name, value in vars(module).items():
             if getattr(value, "__module__", "") != module.__name__:
                 continue
-            if module.__name__.endswith("request") and name != "Look":
+            if module.__name__.endswith("recording") and name != "Look":
                 continue  # values without a step
             if isinstance(value, FunctionType) and name != "_atomic":
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", module, name
             methods = (
                 vars(value).items()
-                if isinstance(value, type)
-                and value.__name__ not in ("Runner", "StepItem", "RequestHandle")
+                if isinstance(value, type) and value is not RequestHandle
                 else ()
             )
             for inner, method in methods:

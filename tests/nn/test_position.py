@@ -18,7 +18,7 @@ import tiny
 from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.config import serial
-from glassformer.core.nn import Flow, Mask, build, build_model
+from glassformer.core.nn import Flow, build, build_model
 
 DIM, LENGTH = 16, 40
 HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it
@@ -295,5 +295,5 @@ def test_alibis_slopes_are_blooms(heads: int) -> None:
 
     expected = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # one token away
     pos = torch.arange(2)[None]
-    result = build(c.Alibi(), 64, heads, True).bias(Mask(pos, pos, True))[0, :, 1, 0]
+    result = build(c.Alibi(), 64, heads, True).bias(pos, pos)[0, :, 1, 0]
     torch.testing.assert_close(-result, expected, rtol=1e-6, atol=0)

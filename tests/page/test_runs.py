@@ -14,6 +14,7 @@ pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 import served
 from glassformer.serve.asgi.replies import ClientDisconnected, HttpError
+from glassformer.serve.page.fields import RunFields, TensorFields, ThumbnailFields
 from glassformer.serve.page.models import Models
 from glassformer.serve.page.runs import TraceCache
 from glassformer.serve.page.wire import thumbnails, values
@@ -37,15 +38,15 @@ def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
         f"the cat sat on {word}"
         for word in ("a mat", "the log", "a dog", "9", "the mat and the log")
     ]
-    second_query = [{"model": name, "text": text} for name in ("llama", "gpt") for text in texts]
-    query = {"address": "logits", "as": "f32"}
+    second_query = [RunFields(model=name, text=text) for name in ("llama", "gpt") for text in texts]
+    query = TensorFields(address="logits")
     expected = {}
     for item in second_query:
         result = alone.make(item)
         expected[result["run"]] = values(alone[result["run"]], query, nothing)
     runs = TraceCache(models)
 
-    def browse(order: list[dict[str, str]]) -> None:
+    def browse(order: list[RunFields]) -> None:
         for item in order:
             result = runs.make(item)
             assert values(runs[result["run"]], query, nothing) == expected[result["run"]]
@@ -57,13 +58,13 @@ def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
 
 def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
     runs = TraceCache(models, max_bytes=1)
-    first = runs.make({"model": "llama", "text": "the cat"})["run"]
+    first = runs.make(RunFields(model="llama", text="the cat"))["run"]
     assert runs[first].bytes > 1, "one stays, however large"
-    second = runs.make({"model": "llama", "text": "the dog"})["run"]
+    second = runs.make(RunFields(model="llama", text="the dog"))["run"]
     assert len(runs) == 1 and runs[second].id == second
     with pytest.raises(HttpError, match="no run"):
         runs[first]
-    again = runs.make({"model": "llama", "text": "the cat"})
+    again = runs.make(RunFields(model="llama", text="the cat"))
     assert again["run"] == first and "found" not in again
 
 
@@ -71,7 +72,7 @@ def test_the_bound_is_of_bytes_that_are_held(models: Models) -> None:
     """Recorded values; the oldest runs go, and no more of them than must."""
     runs = TraceCache(models)
     result = [
-        runs.make({"model": "llama", "text": f"the {word}"})["run"]
+        runs.make(RunFields(model="llama", text=f"the {word}"))["run"]
         for word in ("cat", "dog", "mat", "log")
     ]
     sizes = [runs[run].bytes for run in result]
@@ -85,7 +86,7 @@ def test_the_bound_is_of_bytes_that_are_held(models: Models) -> None:
     assert 0 < sizes[0] == trace.kept_bytes <= sum(storage.nbytes() for storage in storages)
     bounded = TraceCache(models, max_bytes=sum(sizes[1:]))
     for word in ("cat", "dog", "mat", "log"):
-        bounded.make({"model": "llama", "text": f"the {word}"})
+        bounded.make(RunFields(model="llama", text=f"the {word}"))
     assert len(bounded) == 3 and [bounded[run].id for run in result[1:]] == result[1:]
 
 
@@ -98,9 +99,9 @@ def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> N
             raise ClientDisconnected
 
     with pytest.raises(ClientDisconnected):
-        runs.make({"model": "llama", "text": "the cat sat"}, check)
+        runs.make(RunFields(model="llama", text="the cat sat"), check)
     assert not len(runs) and len(calls) == 7
-    result = runs.make({"model": "llama", "text": "the cat sat"})
+    result = runs.make(RunFields(model="llama", text="the cat sat"))
     loaded = runs[result["run"]].loaded
     assert loaded.lock.acquire(timeout=1), "and it left the model free"
     gone = threading.Event()
@@ -110,7 +111,7 @@ def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> N
             raise ClientDisconnected
 
     with ThreadPoolExecutor(1) as item:
-        waits = item.submit(thumbnails, runs[result["run"]], {"px": "8"}, waiting)
+        waits = item.submit(thumbnails, runs[result["run"]], ThumbnailFields(px=8), waiting)
         gone.set()
         with pytest.raises(ClientDisconnected):
             waits.result(5)
@@ -119,7 +120,7 @@ def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> N
 
 def test_what_is_left_out_is_of_this_text_though_the_run_is_known(models: Models) -> None:
     runs, texts = TraceCache(models), ["the cat " * count for count in (500, 900)]
-    first, second = (runs.make({"model": "llama", "text": text, "cut": True}) for text in texts)
+    first, second = (runs.make(RunFields(model="llama", text=text, cut=True)) for text in texts)
     assert second["run"] == first["run"] and second["found"]
     assert 0 < first["left_out"]["tokens"] < second["left_out"]["tokens"]
     assert f"of {len(first['tokens']) + second['left_out']['tokens']:,} tokens" in second["cut"]

@@ -100,16 +100,17 @@ def test_beams_are_the_librarys(kind: str, tmp_path: Path) -> None:
         ] == hypothesis.score
         assert [token["logprob"] for token in displayed["tokens"]] == hypothesis.logprobs
     far = client.post("/api/beam", json={"model": "mine", "beams": 99, **query})
-    assert far.status_code == 400 and "1 to 8" in far.json()["error"]
+    assert far.status_code == 400 and "8 or less" in far.json()["error"]
 
 
 def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Path) -> None:
     from glassformer.serve.page import words
+    from glassformer.serve.page.fields import BeamFields
 
     class Gone(Exception):
         pass
 
-    body = {"model": "mine", "text": "the cat", "max_new": 6}
+    body = BeamFields(model="mine", text="the cat", max_new=6)
     models, remaining = served.page(served.saved("gpt2", tmp_path / "mine")).models, [9]
 
     def check() -> None:
@@ -117,7 +118,9 @@ def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Pat
         if remaining[0] < 0:
             raise Gone
 
-    words.beams(models, body | {"max_new": 1}, check)  # loading and waiting ask too
+    words.beams(
+        models, body.model_copy(update={"max_new": 1}), check
+    )  # loading and waiting ask too
     remaining[0] = 9 - remaining[0] + 2  # so many, and two tokens more
     with pytest.raises(Gone):
         words.beams(models, body, check)

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from glassformer.serve import app, completions, registry, tracking
-from glassformer.serve.tracking import Metrics
+from glassformer.serve.metrics import Metrics
 
 ERRORS = [
     KeyError("k"),

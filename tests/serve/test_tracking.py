@@ -13,8 +13,9 @@ import pytest
 
 import tiny
 from glassformer.serve.engine import Engine, QueueFull, Request
+from glassformer.serve.metrics import Metrics
 from glassformer.serve.registry import Registry
-from glassformer.serve.tracking import Context, Metrics, RequestStats, cancel, submit
+from glassformer.serve.tracking import Context, RequestStats, cancel, submit
 
 from .conftest import Server
 

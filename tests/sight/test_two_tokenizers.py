@@ -19,6 +19,7 @@ from glassformer.core.config import serial
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
+from glassformer.serve.page.fields import RunFields
 from glassformer.serve.page.models import Models
 from glassformer.serve.page.runs import TraceCache
 from glassformer.sight import streams
@@ -172,7 +173,7 @@ def test_the_command_line_the_page_and_saving(
     assert '"prompt_pieces": ["eine", "katze", "sitzt", "da", "</s>"]' in capsys.readouterr().out
     models = Models([str(folder)])
     runs, (name,) = TraceCache(models), models.entries
-    answer = runs.make({"model": name, "text": ENGLISH, "source": GERMAN})
+    answer = runs.make(RunFields(model=name, text=ENGLISH, source=GERMAN))
     assert [token["id"] for token in answer["source_tokens"]] == ids
     assert [token["end"] - token["start"] for token in answer["source_tokens"][:4]] == [4, 5, 5, 2]
     with torch.no_grad():

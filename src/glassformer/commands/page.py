@@ -44,6 +44,7 @@ def run(
     if run_ is not None and run_.exists() and not run_.is_dir():
         raise UserError(f"--run {run_} is a file; give a run folder, or a folder of them.")
     try:
+        import pydantic  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn
     except ImportError:

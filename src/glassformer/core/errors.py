@@ -42,6 +42,16 @@ def need(fact: bool, sentence: str) -> None:
         raise UserError(sentence)
 
 
+def must_be_known(ids: Iterable[int], vocab: int) -> None:
+    """UserError unless each id is one of the ``vocab`` that a model knows."""
+    wrong = next((id for id in ids if not 0 <= id < vocab), None)
+    if wrong is not None:
+        valid_ids = f"this model knows 0 to {vocab - 1}"
+        raise UserError(
+            f"Token id {wrong} is out of range: {valid_ids}; use the tokenizer it was trained with."
+        )
+
+
 _MUTED = False
 
 

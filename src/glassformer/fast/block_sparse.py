@@ -26,7 +26,6 @@ from torch import Tensor
 
 from ..core.nn.dropout import HeadShard, keep_mask
 from ..core.nn.engines import AttentionInputs
-from ..core.nn.mask import Mask
 from .block_mask import MASKED, BlockMask, Tile, block_masks
 
 QKV: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -145,8 +144,7 @@ class BlockSparseCall:
         """The position scheme's term for a tile's scores, (G, H, E, n * E)."""
         if self.position is None:
             return None
-        q, k = block_mask.positions(tile)
-        bias: Tensor | None = self.position.bias(Mask(q, k, False))
+        bias: Tensor | None = self.position.bias(*block_mask.positions(tile))
         return bias
 
     @property

@@ -190,7 +190,7 @@ class FusedStack(Stack):
                 table.view(-1, table.shape[-1])
                 for table in self.position.cos_sin(self.head_dim, x.dtype, flow)
             )
-        bias = cache.bias(self.position, self.position.bias)
+        bias = cache.bias(self.position)
         for first in range(0, x.shape[1], MAX_TOKENS):
             chunk = slice(first, first + MAX_TOKENS)
             places = texts.rows[chunk], texts.lengths[chunk]

@@ -126,42 +126,32 @@ class PagedKV(ExternalKV):
             return self.across(q, module.scale, module.softcap, flow)
         q, k, v = module.qkv(x, flow, position)
         self.extend(k, v)
-        bias = self.cache.bias(position, position.bias)
-        mask = Mask(flow.pos, flow.pos, module.causal, module.mask)
-        inputs = AttentionInputs(q, k, v, mask, bias, module.scale, module.softcap)
-        z = self.attend(inputs, module.mask, flow)
+        bias = self.cache.bias(position)
+        z = self.attend(module, q, bias, flow)
         if flow.watches(module, "scores", "pattern"):
-            self.watch(module.path, inputs, module.mask, flow, z)
+            self.watch(module, q, bias, flow, z)
         return z
 
     def extend(self, k: Tensor, v: Tensor) -> None:
         """Keep k and v (1, K, N, D) of the tokens in the row."""
         self.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), self.layout[1])
 
-    def attend(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
-        """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far; ``inputs.k``,
-        ``v`` are not read.
+    def attend(self, module: Any, q: Tensor, bias: Tensor | None, flow: Flow) -> Tensor:
+        """z (1, H, N, D) of queries (1, H, N, D) over what their texts have so far.
 
-        ``inputs.bias`` (H, most) is by distance: of the key so many places before.
+        ``bias`` (H, most) is by distance: of the key so many places before.
         """
-        match rule:
+        match module.mask:
             case config.Full() | config.Causal():
                 window = None
             case config.Window(window):
                 pass
             case _:
-                return self._by_rule(inputs, rule, flow)
-        texts, q = self.cache.texts, inputs.q[0].transpose(0, 1)
-        args = (
-            self.layout[0],
-            texts.rows,
-            texts.lengths,
-            inputs.scale,
-            window,
-            inputs.softcap,
-            inputs.bias,
-        )
-        return paged_attention(q, self.pages, *args).transpose(0, 1)[None]
+                return self._by_rule(module, q, bias, flow)
+        texts = self.cache.texts
+        flat, args = q[0].transpose(0, 1), (self.layout[0], texts.rows, texts.lengths)
+        z = paged_attention(flat, self.pages, *args, module.scale, window, module.softcap, bias)
+        return z.transpose(0, 1)[None]
 
     def across(self, q: Tensor, scale: float, softcap: float | None, flow: Flow) -> Tensor:
         """z (1, H, N, D) of queries (1, H, N, D) over all of what their texts' encoder read."""
@@ -170,35 +160,33 @@ class PagedKV(ExternalKV):
         flat, args = q[0].transpose(0, 1), (source.tables, source.rows, source.lengths)
         return paged_attention(flat, self.pages, *args, scale, None, softcap).transpose(0, 1)[None]
 
-    def watch(
-        self, path: str, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow, z: Tensor
-    ) -> None:
+    def watch(self, module: Any, q: Tensor, bias: Tensor | None, flow: Flow, z: Tensor) -> None:
         """Scores and patterns of the texts that are watched, (1, H, T, L), and what edits of them
         make of ``z``."""
         assert isinstance(flow.tape, PackedTape)
         for text, ((first, end), tape) in flow.tape.tapes.items():
-            names = [f"{path}.{name}" for name in ("scores", "pattern")]
+            names = [f"{module.path}.{name}" for name in ("scores", "pattern")]
             if not any(map(tape.watches, names)):
                 continue
-            text_inputs = self.of_text(inputs, text, rule, flow)
+            text_inputs = self.of_text(module, q, bias, text, flow)
             if tape.place is not None:
                 tape.place.keys, tape.place.visible = text_inputs.mask.k_pos, text_inputs.mask.dense
             output = eager_attention(
-                text_inputs._replace(look=partial(_look, flow.tape, text, tape, path))
+                text_inputs._replace(look=partial(_look, flow.tape, text, tape, module.path))
             )
             if any(map(tape.changes, names)):
                 z[:, :, first:end] = output
 
-    def _by_rule(self, inputs: AttentionInputs, rule: config.MaskRule, flow: Flow) -> Tensor:
+    def _by_rule(self, module: Any, q: Tensor, bias: Tensor | None, flow: Flow) -> Tensor:
         """The same by any rule over positions, one text after another."""
-        z = torch.empty_like(inputs.q)
+        z = torch.empty_like(q)
         for text, (first, end) in enumerate(self.cache.texts.spans):
-            text_inputs = self.of_text(inputs, text, rule, flow)
+            text_inputs = self.of_text(module, q, bias, text, flow)
             z[:, :, first:end] = attend(text_inputs, flow.engine)
         return z
 
     def of_text(
-        self, inputs: AttentionInputs, text: int, rule: config.MaskRule, flow: Flow
+        self, module: Any, q: Tensor, bias: Tensor | None, text: int, flow: Flow
     ) -> AttentionInputs:
         """Attention inputs of one text's tokens in the row, with its keys and values (1, K, L, D)
         as any engine takes them."""
@@ -211,11 +199,11 @@ class PagedKV(ExternalKV):
             for x in (k, v):
                 x[:, :, : max(0, texts.start(text) + 1 - self.lookback)] = 0
         k_pos = torch.arange(length, device=q_pos.device)[None]
-        mask = flow.cached(("paged", text, rule), lambda: Mask(q_pos, k_pos, True, rule))
-        bias = inputs.bias
+        make = partial(Mask, q_pos, k_pos, True, module.mask)
+        mask = flow.cached(("paged", text, module.mask), make)
         if bias is not None:  # (H, most) -> (1, H, T, L)
             bias = bias[:, (q_pos[0, :, None] - k_pos).clamp(min=0)][None]
-        return inputs._replace(q=inputs.q[:, :, first:end], k=k, v=v, mask=mask, bias=bias)
+        return AttentionInputs(q[:, :, first:end], k, v, mask, bias, module.scale, module.softcap)
 
 
 def _look(packed: PackedTape, text: int, tape: Tape, path: str, name: str, x: Tensor) -> Tensor:
@@ -318,11 +306,11 @@ class PagedCache(Cache):
             self._made[key] = make(torch.arange(self.context, device=self.texts.pos.device)[None])
         return self._made[key]
 
-    def bias(self, position: object, make: Callable[[Mask], Tensor | None]) -> Tensor | None:
+    def bias(self, position: Position) -> Tensor | None:
         """A position scheme's term for scores by distance, (H, context); None where it has none."""
 
         def by_distance(pos: Tensor) -> tuple[Tensor, ...]:
-            term = make(Mask(pos[:, -1:], pos, True))  # of the last place, and each before it
+            term = position.bias(pos[:, -1:], pos)  # of the last place, and each before it
             return () if term is None else (term[0, :, 0].flip(-1).float().contiguous(),)
 
         return next(iter(self.by_position((position, "bias"), by_distance)), None)

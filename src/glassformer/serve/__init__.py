@@ -2,7 +2,8 @@
 
 app            routes, openapi.json             schemas     request bodies and their fields
 completions    texts and conversations continued  grammars   answers held to a schema
-tracking       id, key, log line, metrics; requests through the engine
+tracking       a request of the API: id, key, log line, body, answer; its requests to the engine
+metrics        counters and histograms
 registry       models with their engines; texts as ids, off the event loop
 inspecting     a look inside                   encoding    vectors, ranks, labels
 searching      blanks, translations            server      connections, signals, the process

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, NotRequired
 
 from anyio import to_thread
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,17 +19,17 @@ from ..core.errors import UserError
 from ..core.files import JsonObject
 from . import encoding, searching
 from .asgi.limits import LONGEST_NAME
-from .asgi.replies import HttpError, from_json, handle_error, json_response, read_body, to_json
+from .asgi.replies import HttpError, handle_error, json_response
 from .asgi.security import Guard
 from .completions import ChatAnswer, CompletionAnswer, chat, complete
 from .inspecting import Inspection, InspectRequest, inspect
+from .metrics import Metrics
 from .registry import Registry, ServedModel, check_count, check_ids
 from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from .tracking import Context, Metrics, RequestMiddleware
+from .tracking import Context, RequestMiddleware, endpoint
 
 ERRORS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 HINT = "use its IP address, 127.0.0.1 or localhost, or start it with --allow-host NAME"
-ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class ErrorObject(TypedDict):
@@ -247,154 +246,28 @@ class Api:
         gets = {path.replace("{name}", "{name:path}"): handler for path, handler in gets.items()}
         gets["/openapi.json"] = self.openapi
         return [
-            *(Route(path, answer_with(handler), methods=["GET"]) for path, handler in gets.items()),
+            *(Route(path, read_with(handler), methods=["GET"]) for path, handler in gets.items()),
             *(
-                Route(path, answer_with(partial(self._compute, post)), methods=["POST"])
+                Route(path, self._computed(post), methods=["POST"])
                 for post in POSTS
                 for path in post.paths
             ),
         ]
 
-    async def _compute(self, post: Post, request: Request) -> Any:
-        content = await read_body(request)
-        body = await to_thread.run_sync(parse_body, post.body, content)
-        context = Context(request, self.registry[body.model], self.metrics)
-        return await post.handler(context, body)
+    def _computed(self, post: Post) -> Callable[[Request], Awaitable[Response]]:
+        return endpoint(post.handler, post.body, self.registry, self.metrics)
 
 
-def answer_with(
-    compute: Callable[[Request], Awaitable[Any]],
+def read_with(
+    handler: Callable[[Request], Awaitable[Any]],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Starlette endpoint that encodes answers in a thread: megabytes of JSON of one client never
-    block the streams of others."""
+    """Starlette endpoint of what is read; what is no Response is answered as JSON."""
 
     async def answer(request: Request) -> Response:
-        value = await compute(request)
-        if isinstance(value, Response):
-            return value
-        return json_response(await to_thread.run_sync(encode_json, value))
+        value = await handler(request)
+        return value if isinstance(value, Response) else json_response(value)
 
     return answer
-
-
-def parse_body(model: type[BaseModel], content: bytes) -> Any:
-    """Parses and validates a body. Raises HttpError for invalid JSON and invalid fields."""
-    try:
-        return model.model_validate(from_json(content))
-    except ValidationError as error:
-        raise validation_error(error.errors(include_url=False)) from None
-
-
-def validation_error(problems: list[Any]) -> HttpError:
-    """Turns pydantic's validation errors into one HttpError about the first invalid field."""
-    first = problems[0]
-    place = [str(key) for key in first["loc"]]
-    if not place:
-        is_sentence = first["type"] == "wrong"
-        message = "The body is not a JSON object; send one as application/json."
-        return (
-            HttpError(400, first["msg"], first["msg"].split()[0])
-            if is_sentence
-            else HttpError(400, message, code="invalid_json")
-        )
-    alternatives = [first]
-    # one of several forms that a field may have: it is held to its own
-    if _field_path(place[:-1]) == _field_path(place):
-        alternatives = [
-            problem
-            for problem in problems
-            if [*map(str, problem["loc"])][: len(place) - 1] == place[:-1]
-        ]
-        deeper = [problem for problem in alternatives if not problem["type"].endswith("_type")]
-        alternatives = (
-            deeper[:1] if deeper and deeper[0]["type"] != "literal_error" else alternatives
-        )
-    name = _field_path([str(key) for key in alternatives[0]["loc"]])
-    return HttpError(400, _describe(name, alternatives), param=name)
-
-
-def _field_path(keys: list[str]) -> str:
-    """Formats a pydantic location: messages.0.content as messages[0].content, without the names of
-    union members."""
-    path = ""
-    for key in keys:
-        if key.isdigit():
-            path += f"[{key}]"
-        elif (
-            key.isidentifier()
-            and not key[0].isupper()
-            and key not in ("str", "int", "list", "dict", "float", "bool")
-        ):
-            path += f".{key}" if path else key
-    return path[:200] or "The body"
-
-
-TYPE_NAMES = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "a text",
-    "list": "a list",
-}
-SENTENCES = {
-    "missing": "is missing; give it.",
-    "finite_number": "is not finite; give a number.",
-    "ge": "is {value}; give {bound} or more.",
-    "gt": "is {value}; give more than {bound}.",
-    "le": "is {value}; give {bound} or less.",
-    "lt": "is {value}; give less than {bound}.",
-    "max_length": "has more than {bound} {entries}; give fewer.",
-    "min_length": "is empty; give at least one of its {entries}.",
-}
-"""By pydantic's type of the error, or by the bound that a value misses."""
-
-
-def _describe(name: str, problems: list[JsonObject]) -> str:
-    """Message for one invalid field: its name, the value sent and the values allowed."""
-    problem = problems[0]
-    kind = problem["type"]
-    context = problem.get("ctx", {})
-    value = _preview(problem.get("input"))
-    if kind == "wrong":
-        return f"{name}: {problem['msg']}"
-    entries = "characters" if kind.startswith("string") else "entries"
-    for key, template in SENTENCES.items():
-        if key == kind or key in context:
-            bound = _number(context.get(key, 0))
-            return f"{name} {template.format(value=value, bound=bound, entries=entries)}"
-    allowed = dict.fromkeys(
-        alternative.get("ctx", {}).get("expected") or _expected_type(alternative["type"])
-        for alternative in problems
-    )
-    return f"{name} is {value}; give {' or '.join(allowed)}."
-
-
-def _expected_type(error: str) -> str:
-    return TYPE_NAMES.get(error.partition("_")[0], "an object")
-
-
-def _number(value: float) -> str:
-    return f"{value:g}" if isinstance(value, float) else f"{value:,}"
-
-
-def _preview(value: Any) -> str:
-    """Short preview of an invalid value."""
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    text = (
-        json.dumps(value)
-        if value is None or isinstance(value, str | int | float)
-        else type(value).__name__
-    )
-    return text if len(text) <= 60 else f"{text[:56]} ..."
-
-
-def encode_json(answer: Any) -> bytes:
-    """JSON by an encoder in Python: other threads run meanwhile, which one in C keeps waiting."""
-    try:
-        return "".join(ENCODER.iterencode(answer)).encode()
-    except ValueError:  # numbers that are not finite
-        return to_json(answer).encode()
 
 
 def model_card(served: ServedModel) -> ModelCard:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Literal, NamedTuple, NotRequired
+from typing import Any, Literal, NotRequired
 
 from anyio import to_thread
 from typing_extensions import TypedDict
@@ -157,7 +157,7 @@ async def complete(context: Context, body: CompletionRequest) -> JsonObject | Ev
         f"may ask for {MOST_CONTINUATIONS:,}; send several requests."
     )
     refuse(count > MOST_CONTINUATIONS, message, "n")
-    prompts = await served.encode_prompts(body.prompt, None if body.add_special_tokens else False)
+    prompts = await served.encode_prompts(body.prompt, body.add_special_tokens)
     for prompt in prompts:
         served.check_context(prompt, body.max_tokens, "max_tokens")
     request = await engine_request(context, body, prompts[0], body.max_tokens, body.logprobs)
@@ -222,25 +222,39 @@ async def engine_request(
     )
 
 
-class ScoredToken(NamedTuple):
-    """Token with its log-probability, top candidates and bytes (none for a special token); the
-    ``first`` of a text may have other bytes than in the middle (SentencePiece spaces)."""
+class ScoredToken:
+    """Token with its log-probability, top candidates and bytes (none for a special token).
 
-    token: int
-    logprob: float | None
-    top: Likely
-    raw: bytes
-    hidden: bool
-    first: bool
+    The ``first`` of a text may have other bytes than in the middle (SentencePiece spaces). JSON
+    lacks minus infinity, for which OpenAI writes -9999.
+    """
 
+    def __init__(
+        self, tokenizer: Tokenizer, token: int, logprob: float | None, top: Likely, first: bool
+    ) -> None:
+        self.tokenizer, self.token, self.top, self.first = tokenizer, token, top, first
+        self.logprob = None if logprob is None else max(logprob, -9999.0)
+        self.hidden = tokenizer.hides(token)
+        self.raw = b"" if self.hidden else tokenizer.bytes_of(token, first)
 
-def scored_token(
-    tokenizer: Tokenizer, token: int, logprob: float | None, top: Likely, first: bool
-) -> ScoredToken:
-    """A ScoredToken; JSON lacks minus infinity, for which OpenAI writes -9999."""
-    hidden, finite = tokenizer.hides(token), None if logprob is None else max(logprob, -9999.0)
-    raw = b"" if hidden else tokenizer.bytes_of(token, first)
-    return ScoredToken(token, finite, top, raw, hidden, first)
+    @property
+    def text(self) -> str:
+        """Token as text; incomplete UTF-8 as ``bytes:\\x..``, as OpenAI writes it."""
+        if self.hidden:
+            return self.tokenizer.token(self.token)
+        try:
+            return self.raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.raw)
+
+    def candidates(self, count: int) -> list[ScoredToken]:
+        """Top candidates in the token's place; the token itself keeps its own log-probability."""
+        return [
+            self
+            if token == self.token
+            else ScoredToken(self.tokenizer, token, logprob, (), self.first)
+            for token, logprob in self.top[:count]
+        ]
 
 
 class TokenBuffer:
@@ -255,7 +269,7 @@ class TokenBuffer:
         """Adds an event and returns the tokens whose text is complete with it."""
         if event.token is not None:
             first = not self.has_text
-            scored = scored_token(self.tokenizer, event.token, event.logprob, event.top, first)
+            scored = ScoredToken(self.tokenizer, event.token, event.logprob, event.top, first)
             self.has_text = self.has_text or not scored.hidden
             start, self.decoded_bytes = self.decoded_bytes, self.decoded_bytes + len(scored.raw)
             self.pending.append((start, self.decoded_bytes, scored))
@@ -270,26 +284,6 @@ class TokenBuffer:
             ready.append(scored)
             self.pending.popleft()
         return ready
-
-
-def token_text(tokenizer: Tokenizer, token: ScoredToken) -> str:
-    """Token as text; incomplete UTF-8 as ``bytes:\\x..``, as OpenAI writes it."""
-    if token.hidden:
-        return tokenizer.token(token.token)
-    try:
-        return token.raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
-
-
-def top_tokens(tokenizer: Tokenizer, scored: ScoredToken, count: int) -> list[ScoredToken]:
-    """Top candidates at a token's position; the token itself keeps its own log-probability."""
-    return [
-        scored_token(
-            tokenizer, token, scored.logprob if token == scored.token else logprob, (), scored.first
-        )
-        for token, logprob in scored.top[:count]
-    ]
 
 
 class Choice:
@@ -359,7 +353,7 @@ class CompletionChoiceWriter(Choice):
             text = self.tokenizer.decode(self.handle.request.tokens) + text
             prompt, first = list[ScoredToken](), True
             for token, logprob, top in self.handle.prompt_logprobs or ():
-                prompt.append(scored_token(self.tokenizer, token, logprob, top, first))
+                prompt.append(ScoredToken(self.tokenizer, token, logprob, top, first))
                 first = first and prompt[-1].hidden
             tokens = [*prompt, *tokens]
         logprobs = None if self.body.logprobs is None else self._logprobs(tokens)
@@ -367,18 +361,17 @@ class CompletionChoiceWriter(Choice):
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> CompletionLogprobs:
         """Lists of the next tokens."""
-        tokenizer, count = self.tokenizer, self.body.logprobs
+        count = self.body.logprobs
         offsets, tops = list[int](), list[dict[str, float] | None]()
         for scored in tokens:
             offsets.append(self.offset)
             self.offset += len(self.decoder.decode(scored.raw))
             by_text: dict[str, float] = {}
-            # OpenAI names the token itself too
-            for likely in (*top_tokens(tokenizer, scored, count), scored):
-                by_text.setdefault(token_text(tokenizer, likely), likely.logprob or 0.0)
+            for likely in (*scored.candidates(count), scored):  # OpenAI names the token itself too
+                by_text.setdefault(likely.text, likely.logprob or 0.0)
             tops.append(None if scored.logprob is None else by_text)
         return {
-            "tokens": [token_text(tokenizer, scored) for scored in tokens],
+            "tokens": [scored.text for scored in tokens],
             "token_logprobs": [scored.logprob for scored in tokens],
             "top_logprobs": tops if count else None,
             "text_offset": offsets,
@@ -394,19 +387,15 @@ class ChatChoiceWriter(Choice):
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
         if not self.body.logprobs:
             return None
-        tokenizer, count, content = (
-            self.tokenizer,
-            self.body.top_logprobs or 0,
-            list[TokenLogprob](),
-        )
 
         def entry(scored: ScoredToken) -> TopLogprob:
             raw, logprob = None if scored.hidden else list(scored.raw), scored.logprob or 0.0
-            return {"token": token_text(tokenizer, scored), "logprob": logprob, "bytes": raw}
+            return {"token": scored.text, "logprob": logprob, "bytes": raw}
 
+        count, content = self.body.top_logprobs or 0, list[TokenLogprob]()
         for scored in tokens:
             if not scored.hidden:  # those that are not are the text
-                top = [entry(likely) for likely in top_tokens(tokenizer, scored, count)]
+                top = [entry(likely) for likely in scored.candidates(count)]
                 content.append({**entry(scored), "top_logprobs": top})
         return {"content": content}
 

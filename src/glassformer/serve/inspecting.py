@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any, NotRequired, TypeVar
 
 import torch
@@ -29,8 +28,9 @@ from ..core.files import JsonObject
 from ..sight import edits, lens, looking, streams
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
-from .engine.request import SQUARE, concatenate, first_outside, token_axis
-from .registry import ServedModel, check_ids
+from .engine.recording import SQUARE, concatenate, token_axis
+from .engine.request import first_outside
+from .registry import ServedModel
 from .schemas import InspectNames, InspectOptions, Positions, Texts, example
 from .tracking import Context
 
@@ -98,13 +98,14 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
     else:
         refuse(not pair, "Only an encoder-decoder has a source; leave it out.", "source")
         source = await _encode_pair(served, single_text(body.source, "source"), False, "source")
+    if pair:
+        ids = await _encode_pair(served, text, True, "prompt")
+    else:
+        (ids,) = await served.encode_prompts([text])
     if not isinstance(served.config, config.Decoder):
-        encoded = _encode_pair(served, text, True, "prompt") if pair else None
-        ids = await (encoded or _encode_input(served, text))
         context.tally.model = served.id
         context.tally.prompt_tokens = len(ids)
         return await context.run_exclusively(run_inspection, served, ids, body, source)
-    (ids,) = await served.encode_prompts([text])
     body = body.model_copy(update={"positions": _positions(body.positions, len(ids))})
     request = Request(ids, max_new=0, client=context.client)
     handles = await context.submit([with_inspection(served, body, request)])
@@ -120,19 +121,6 @@ def single_text(texts: Sequence[str | list[int]], param: str) -> str | list[int]
     message = f"One text is inspected at a time; give one {param}."
     refuse(len(texts) != 1, message, param)
     return texts[0]
-
-
-async def _encode_input(served: ServedModel, text: str | list[int]) -> list[int]:
-    served.check_lengths([text], "prompt")
-    refuse(not text, "The prompt is empty; give a text, or token ids.", "prompt")
-    if isinstance(text, list):
-        ids = text
-    else:
-        encode = partial(served.tokenizer.encode_pair, text, special=True)
-        ids = (await to_thread.run_sync(encode))[0]
-    check_ids(ids, served.config.embed.vocab, "prompt")
-    served.check_context(ids, 0, "prompt")
-    return ids
 
 
 async def _encode_pair(

@@ -17,7 +17,6 @@ from anyio import to_thread
 
 from ..core import config
 from ..core.errors import need
-from ..core.generation.prompt import encode
 from ..core.tokenizer.framing import document_start
 from ..formats import chat_template
 from ..formats.chat_template import ChatTemplate
@@ -70,6 +69,7 @@ class ServedModel(InMemoryEntry):
         # classes of a text (one: a number), and of its tokens
         self.labelled = self.config.pool is not None and bool(self.config.pool.labels)
         self.tags = tags(self.config)
+        self.starts_with_bos = document_start(tokenizer) is not None
         self.embeds = not self.translates and not self.labelled
         folder = checkpoint.folder
         source = None if folder is None else chat_template.find(folder)
@@ -85,10 +85,6 @@ class ServedModel(InMemoryEntry):
         label_head: Any = self.config.token_head if self.tags else self.config.pool
         count = label_head.labels if label_head else 0
         self.labels = list(checkpoint.labels) or list(map(str, range(count)))
-
-    @property
-    def starts_with_bos(self) -> bool:
-        return document_start(self.tokenizer) is not None
 
     def abilities(self) -> list[str]:
         """Names of the endpoints that the model supports."""
@@ -128,17 +124,24 @@ class ServedModel(InMemoryEntry):
             raise HttpError(400, message, param, "context_length_exceeded")
 
     async def encode_prompts(
-        self, texts: Sequence[str | list[int]], bos: bool | None = None
+        self, texts: Sequence[str | list[int]], bos: bool = True
     ) -> list[list[int]]:
-        """Token ids of each prompt. Raises HttpError for prompts that are empty or too long."""
+        """Token ids of each prompt: a decoder's texts after its bos, an encoder's in their frame.
+        Raises HttpError for prompts that are empty or too long."""
         self.check_lengths(texts, "prompt")
         refuse(not all(texts), "The prompt is empty; give a text, or token ids.", "prompt")
 
+        def encode(text: str) -> Any:
+            if isinstance(self.config, config.Encoder):
+                return self.tokenizer.encode_pair(text, special=True)[0]
+            return self.tokenizer.encode(text, bos=bos and self.starts_with_bos)
+
         def encode_texts() -> list[list[int]]:
-            return [encode(text, self.tokenizer, self.config, bos, slide=True)[0] for text in texts]
+            return [text if isinstance(text, list) else encode(text) for text in texts]
 
         rows = await to_thread.run_sync(encode_texts)
         for row in rows:
+            check_ids(row, self.config.embed.vocab, "prompt")
             self.check_context(row, 0, "prompt")
         return rows
 

@@ -19,7 +19,6 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from .asgi.limits import (
     LONGEST_NAME,
@@ -33,6 +32,7 @@ from .asgi.limits import (
     MOST_TEXTS,
     MOST_TOKENS,
 )
+from .asgi.validation import field_error, is_ids
 
 TYPO_SIMILARITY = 0.85  # of two names: max_token is max_tokens, and min_tokens is not
 IGNORED_FIELDS = {
@@ -150,11 +150,6 @@ class RequestBody(BaseModel):
         raise field_error(f"{ascii(name[:80])[1:-1]} is no field here{hint}")
 
 
-def field_error(sentence: str) -> PydanticCustomError:
-    """Validation error with a message."""
-    return PydanticCustomError("wrong", "{sentence}", {"sentence": sentence})
-
-
 def _to_int(value: Any) -> Any:
     return (
         int(value)
@@ -169,18 +164,10 @@ Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Ids = list[JsonInt]
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        (isinstance(item, int) and not isinstance(item, bool))
-        or (isinstance(item, float) and item.is_integer())
-        for item in value
-    )
-
-
 def _texts(value: Any) -> list[str | list[int]]:
     """Validates a text, token ids, or a list of either, and gives a list."""
-    texts = value if isinstance(value, list) and not _is_ids(value) else [value]
-    if not all(isinstance(text, str) for text in texts) and not all(map(_is_ids, texts)):
+    texts = value if isinstance(value, list) and not is_ids(value) else [value]
+    if not all(isinstance(text, str) for text in texts) and not all(map(is_ids, texts)):
         raise field_error(
             "This is neither a text nor token ids; give a text, a list of ids, or a list of either."
         )

@@ -1,8 +1,5 @@
-"""Requests under way: id, key, log line and metrics of each, and its requests to the engine, which are
-cancelled when the client disconnects.
-
-Prometheus's metrics are named as vLLM's, with the prefix ``glassformer:``.
-"""
+"""A request of the API from its first byte to its answer's last: id, key, log line and metrics; its body read,
+its answer written; its requests to the engine, which are cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -13,20 +10,13 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from anyio import CapacityLimiter, to_thread
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
@@ -35,12 +25,18 @@ from .asgi.replies import (
     ClientDisconnected,
     HttpError,
     disconnected,
+    encode_json,
     error_response,
+    from_json,
+    json_response,
     log_line,
+    read_body,
     until_disconnect,
 )
 from .asgi.security import check_key
+from .asgi.validation import validation_error
 from .engine import Encode, Engine, EngineClosed, Event, Request, RequestHandle
+from .metrics import Metrics
 from .registry import Registry, ServedModel
 
 T = TypeVar("T")
@@ -49,121 +45,6 @@ BATCH_SIZE = 32  # texts of one request that are encoded side by side
 ONE_THREAD = CapacityLimiter(1)
 ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 OPEN_PATHS = ("/health",)
-PREFIX = "glassformer:"
-SECONDS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-)
-STATS = {
-    "num_requests_running": (GaugeMetricFamily, "running", "Requests that are being computed."),
-    "num_requests_waiting": (GaugeMetricFamily, "waiting", "Requests that wait for their turn."),
-    "kv_cache_usage_perc": (
-        GaugeMetricFamily,
-        "used_share",
-        "Share of the memory of keys and values in use, 0 to 1.",
-    ),
-    "num_preemptions": (
-        CounterMetricFamily,
-        "preempted",
-        "Continuations that gave their pages back for others, to be read again.",
-    ),
-    "spec_decode_num_draft_tokens": (
-        CounterMetricFamily,
-        "drafted_tokens",
-        "Tokens that were guessed ahead.",
-    ),
-    "spec_decode_num_accepted_tokens": (
-        CounterMetricFamily,
-        "accepted_tokens",
-        "Guessed tokens that were right.",
-    ),
-}
-"""Read from the engines: the kind of metric and the field of their Stats, by name."""
-COUNTERS = {
-    "prompt_tokens": "Tokens of prompts that were answered.",
-    "generation_tokens": "Tokens that were generated.",
-    "request_success": "Requests that were answered to their end, by how they ended.",
-}
-HISTOGRAMS = {
-    "time_to_first_token_seconds": "From the request to its first token.",
-    "inter_token_latency_seconds": "From one token to the next of the same choice.",
-    "e2e_request_latency_seconds": "From the request to its end.",
-    "request_queue_time_seconds": "From the request to the step in which it is first computed.",
-}
-
-
-@dataclass(frozen=True)
-class EngineStats(Collector):
-    """Gauges and totals of every engine, read at each scrape."""
-
-    registry: Registry
-
-    def collect(self) -> Iterable[Metric]:
-        """Yields one sample per model and metric."""
-        stats = {id: served.engine.stats() for id, served in self.registry.entries.items()}
-        for name, (family, number, help_text) in STATS.items():
-            metric = family(PREFIX + name, help_text, labels=["model_name"])
-            for id, values in stats.items():
-                metric.add_metric([id], getattr(values, number))
-            yield metric
-
-
-class Metrics:
-    """Counters and histograms of one server; ``text`` is what Prometheus reads."""
-
-    def __init__(self, registry: Registry) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.collectors = CollectorRegistry()
-        self.collectors.register(EngineStats(registry))
-        named = {name: ["model_name"] for name in (*COUNTERS, *HISTOGRAMS)}
-        named["request_success"] = ["model_name", "finished_reason"]
-        self.counters = {
-            name: Counter(PREFIX + name, help_text, named[name], registry=self.collectors)
-            for name, help_text in COUNTERS.items()
-        }
-        self.histograms = {
-            name: Histogram(
-                PREFIX + name, help_text, named[name], registry=self.collectors, buckets=SECONDS
-            )
-            for name, help_text in HISTOGRAMS.items()
-        }
-        for id in registry.entries:  # a counter that is there from the start shows its first step
-            for name in ("prompt_tokens", "generation_tokens"):
-                self.counters[name].labels(id)
-            for name in HISTOGRAMS:
-                self.histograms[name].labels(id)
-        self.load = 0  # answers under way
-
-    def count(self, name: str, model: str, number: float = 1, *more: str) -> None:
-        """Add to a counter."""
-        self.counters[name].labels(model, *more).inc(number)
-
-    def observe(self, name: str, model: str, seconds: float) -> None:
-        """Add to a histogram."""
-        self.histograms[name].labels(model).observe(max(seconds, 0.0))
-
-    def text(self) -> bytes:
-        """Everything, in Prometheus's text format."""
-        return generate_latest(self.collectors)
 
 
 @dataclass
@@ -350,27 +231,26 @@ class Context:
                     raise EngineClosed("The server ends; try again later.")
                 if queued:
                     queued = False
-                    waited = (handle.start_time or now) - start
-                    metrics.observe("request_queue_time_seconds", id, waited)
+                    waited = max(0.0, (handle.start_time or now) - start)
+                    metrics.queue_time.labels(id).observe(waited)
                 if event.token is not None:
                     tally.generated_tokens += 1
                     if event.index in last:
-                        seconds = now - last[event.index]
-                        metrics.observe("inter_token_latency_seconds", id, seconds)
+                        metrics.inter_token.labels(id).observe(now - last[event.index])
                     elif not last:
-                        metrics.observe("time_to_first_token_seconds", id, now - start)
+                        metrics.first_token.labels(id).observe(now - start)
                     last[event.index] = now
                 if event.finish_reason is not None:
                     tally.finish.append(event.finish_reason)
                 if event.usage is not None:
-                    metrics.observe("e2e_request_latency_seconds", id, now - start)
-                    metrics.count("prompt_tokens", id, event.usage.prompt)
-                    metrics.count("generation_tokens", id, event.usage.generated)
-                    metrics.count("request_success", id, 1, event.finish_reason or "stop")
+                    metrics.full_time.labels(id).observe(now - start)
+                    metrics.prompt_tokens.labels(id).inc(event.usage.prompt)
+                    metrics.generation_tokens.labels(id).inc(event.usage.generated)
+                    metrics.request_success.labels(id, event.finish_reason or "stop").inc()
                 yield event
         finally:
             if not handle.exhausted:
-                metrics.count("request_success", id, 1, "abort")
+                metrics.request_success.labels(id, "abort").inc()
                 handle.cancel()
 
     async def merge_events(
@@ -438,3 +318,34 @@ class Context:
         """Outputs of encoder requests, in fp32."""
         handles = await self.run_batches(requests)
         return [handle.output.float().cpu() for handle in handles if handle.output is not None]
+
+
+def parse_body(body: type[BaseModel], content: bytes) -> Any:
+    """Raises HttpError for invalid JSON and invalid fields."""
+    try:
+        return body.model_validate(from_json(content))
+    except ValidationError as error:
+        raise validation_error(error) from None
+
+
+def endpoint(
+    handler: Callable[[Context, Any], Awaitable[Any]],
+    body: type[BaseModel],
+    registry: Registry,
+    metrics: Metrics,
+) -> Callable[[HttpRequest], Awaitable[Response]]:
+    """Starlette endpoint of what is computed from a JSON body.
+
+    Bodies and answers are read and written in threads: megabytes of JSON of one client never block
+    the streams of others.
+    """
+
+    async def answer(request: HttpRequest) -> Response:
+        content = await read_body(request)
+        fields = await to_thread.run_sync(parse_body, body, content)
+        value = await handler(Context(request, registry[fields.model], metrics), fields)
+        if isinstance(value, Response):
+            return value
+        return json_response(await to_thread.run_sync(encode_json, value))
+
+    return answer

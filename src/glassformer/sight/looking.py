@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ..core import config
-from ..core.errors import UserError, need
+from ..core.errors import UserError, must_be_known, need
 from ..core.nn import Model, Tape
 from ..core.nn.edited import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.hooks import Edit
 from ..core.nn.model import inference
-from ..core.tokenizer.framing import document_start, must_be_known, target_start
+from ..core.tokenizer.framing import document_start, target_start
 from . import tables
 from .labels import display_texts, pieces
 from .reading import Reading, apply, as_edit_list, one_token

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..core import config
-from ..core.errors import UserError, need
+from ..core.errors import UserError, must_be_known, need
 from ..core.nn import Model, Tape
 from ..core.nn.finite import must_be_finite
 from ..core.nn.hooks import Edit
 from ..core.nn.model import inference
-from ..core.tokenizer.framing import decoder_start, must_be_known
+from ..core.tokenizer.framing import decoder_start
 from ..core.tokenizer.framing import source as framed_source
 from .labels import TokenLabel as TokenLabel
 from .labels import display_texts as display_texts
@@ -98,16 +98,22 @@ def prepare(
     Raises UserError for what the model cannot read, for several texts at once, for a source that is
     missing or that nobody reads, and for an edit of what is not there.
     """
+    text = blanks_masked(model, tokenizer, text)
+    inputs_read = Read(*inputs(model, tokenizer, text, source, edits))
+    for ids in inputs_read.inputs:
+        need(len(ids) == 1, f"There are {len(ids)} texts; give one at a time.")
+    return inputs_read
+
+
+def blanks_masked(model: Model, tokenizer: Tokenizer | None, text: Text) -> Text:
+    """The ids of an encoder's text with ``___`` or mask tokens in it; anything else as it is."""
     encoder = model.config.main_body == "encoder"
     if encoder and isinstance(text, str) and tokenizer and tokenizer.mask is not None:
         mark = tokenizer.token(tokenizer.mask)
         text = text.replace(BLANK, mark)
         if mark in text:
-            text = tokenizer.encode_pair(text, special=True)[0]
-    inputs_read = Read(*inputs(model, tokenizer, text, source, edits))
-    for ids in inputs_read.inputs:
-        need(len(ids) == 1, f"There are {len(ids)} texts; give one at a time.")
-    return inputs_read
+            return tokenizer.encode_pair(text, special=True)[0]
+    return text
 
 
 def states(model: Model, inputs: Read) -> States:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .. import config
 from ..config.model import longer_hint
-from ..errors import UserError, need
-from ..tokenizer.framing import document_start, must_be_known, target_start, text_start
+from ..errors import UserError, must_be_known, need
+from ..tokenizer.framing import document_start, target_start, text_start
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer

@@ -14,7 +14,6 @@ from .. import config
 from ..errors import UserError
 from .build import builds
 from .flow import Flow
-from .mask import Mask
 from .position import Position
 
 
@@ -69,8 +68,8 @@ class RelativeBias(Position):
         self.buckets, self.distance, self.causal = cfg.buckets, cfg.distance, causal
         self.weight = nn.Parameter(torch.empty(cfg.buckets, heads))
 
-    def bias(self, mask: Mask) -> Tensor:
-        distance = mask.k_pos[:, None, :] - mask.q_pos[:, :, None]  # (B, T, S)
+    def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        distance = k_pos[:, None] - q_pos[:, :, None]  # (B, T, S)
         return nn.functional.embedding(self.bucket(distance), self.weight).permute(0, 3, 1, 2)
 
     def bucket(self, distance: Tensor) -> Tensor:
@@ -98,9 +97,9 @@ class Alibi(Position):
         super().__init__(cfg, dim, heads, causal)
         self.slopes = alibi_slopes(heads)
 
-    def bias(self, mask: Mask) -> Tensor:
-        away = (mask.q_pos[:, None, :, None] - mask.k_pos[:, None, None, :]).abs()  # (B, 1, T, S)
-        # from the CPU without waiting: a tensor of numbers made on a GPU waits for it
+    def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        away = (q_pos[:, None, :, None] - k_pos[:, None, None]).abs()  # (B, 1, T, S)
+        # made there, it would be waited for
         slopes = torch.tensor(self.slopes).to(away.device, non_blocking=True)
         return -away * slopes[:, None, None]
 

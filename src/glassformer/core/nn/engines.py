@@ -42,7 +42,7 @@ class AttentionInputs(NamedTuple):
     softcap: float | None = None  # scores become softcap * tanh(scores / softcap)
     dropout: float = 0.0  # share of the attention pattern set to 0
     look: Look = unwatched  # given "scores" and "pattern" (B, H, T, S), by the eager engine alone
-    # the scheme whose ``bias(mask)`` that is: for an engine that asks for some pairs at a time
+    # the scheme whose ``bias`` that is: for an engine that asks for some pairs at a time
     position: Any = None
     # which ones those of q are, where other processes have others: what dropout draws
     heads: HeadShard | None = None

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from .. import config
 from .build import build, builds
 from .flow import Flow, TracedModule
-from .mask import Mask
 
 RopeScaling: TypeAlias = Callable[[Tensor, float], tuple[Tensor, float]]
 """(frequencies, theta) -> (frequencies, attention factor): inverse frequencies in radians a
@@ -45,8 +44,9 @@ class Position(TracedModule):
         """Queries or keys (B, H, T, D), rotated by their positions."""
         return x
 
-    def bias(self, mask: Mask) -> Tensor | None:
-        """A term (B or 1, H, T, S) for the scores, from query and key positions."""
+    def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
+        """A term (B or 1, H, T, S) for the scores, from positions of queries (B or 1, T) and keys
+        (B or 1, S)."""
         return None
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:

@@ -8,7 +8,7 @@ decoder           question and answer  <s> s s s [SEP] t t t </s>, parted by wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..errors import UserError
 from .tokenizer import Tokenizer
@@ -58,13 +58,3 @@ def question(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     bos = document_start(tokenizer)
     parted = decoder_start(tokenizer) if tokenizer.sep is None else tokenizer.sep
     return [*([] if bos is None else [bos]), *ids, parted]
-
-
-def must_be_known(ids: Iterable[int], vocab: int) -> None:
-    """UserError unless each id is one of the ``vocab`` that a model knows."""
-    wrong = next((id for id in ids if not 0 <= id < vocab), None)
-    if wrong is not None:
-        valid_ids = f"this model knows 0 to {vocab - 1}"
-        raise UserError(
-            f"Token id {wrong} is out of range: {valid_ids}; use the tokenizer it was trained with."
-        )

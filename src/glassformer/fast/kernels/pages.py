@@ -6,7 +6,9 @@ T tokens of S sequences, H heads, K heads of keys, D numbers a head, P pages.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +31,7 @@ class Pages:
 
     keys: Tensor
     values: Tensor
+    functions: Mapping[str, Any] = field(default_factory=dict)  # of the build; none: torch computes
 
     @staticmethod
     def empty(count: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> Pages:
@@ -37,7 +40,9 @@ class Pages:
         if head_dim % 2:
             raise ValueError(f"heads of {head_dim} numbers: pages take an even number")
         keys = _room((count, kv_heads, head_dim // step, PAGE, step), dtype)
-        return Pages(keys, _room((count, kv_heads, PAGE, -(-head_dim // 16) * 16), dtype))
+        values = _room((count, kv_heads, PAGE, -(-head_dim // 16) * 16), dtype)
+        names = () if path() == "torch" else ("write_pages", "copy_pages", "paged_attention")
+        return Pages(keys, values, {name: function(name, path()) for name in names})
 
     @property
     def head_dim(self) -> int:
@@ -51,10 +56,10 @@ class Pages:
 
     def write(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
         """Put k, v (T, K, D) into ``slots`` (T,) int64."""
-        if path() != "torch" and self.keys.device.type == "cpu":
+        if self.functions:
             k, v = (x.detach().to(self.keys.dtype).contiguous() for x in (k, v))
             slots, sizes = slots.contiguous(), (*k.shape, self.values.shape[3], k.element_size())
-            function("write_pages", path())(
+            self.functions["write_pages"](
                 *(x.data_ptr() for x in (k, v, self.keys, self.values, slots)), *sizes
             )
             return
@@ -72,11 +77,11 @@ class Pages:
         """Whole pages ``source`` to pages ``target``, both (n,) int64: before one of several
         sharers writes."""
         for tensor in (self.keys, self.values):
-            if path() == "torch" or tensor.device.type != "cpu":
+            if not self.functions:
                 tensor[target] = tensor[source]
             else:
                 addresses = source.contiguous().data_ptr(), target.contiguous().data_ptr()
-                function("copy_pages", path())(
+                self.functions["copy_pages"](
                     tensor.data_ptr(), *addresses, len(source), tensor[:1].nbytes
                 )
 
@@ -110,7 +115,7 @@ def paged_attention(
     bounds scores; ``bias`` (H, most) fp32 is added to the score of the key that lies so many places
     before the last one seen. Every length is at least 1.
     """
-    if path() != "torch":
+    if pages.functions:
         return _compiled(q, pages, tables, rows, lengths, scale, window or 0, softcap or 0.0, bias)
     y = torch.empty_like(q)
     heads, kv_heads = q.shape[1], pages.values.shape[1]
@@ -173,7 +178,7 @@ def _compiled(
     )
     bf16 = queries.dtype == torch.bfloat16
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-    function("paged_attention", path())(
+    pages.functions["paged_attention"](
         *addresses, *sizes, scale, softcap, bf16, torch.get_num_threads()
     )
     return y.to(q.dtype)

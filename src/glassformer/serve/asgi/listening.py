@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 from ...core.errors import UserError
@@ -16,7 +17,7 @@ def listening_socket(host: str, port: int, default_port: int) -> socket.socket:
             f"Port {port} is for the system's own; take one above 1023, such as --port {default_port}."
         ) from None
     except OSError as error:
-        if isinstance(error, socket.gaierror) or not _in_use(error):
+        if isinstance(error, socket.gaierror) or error.errno != errno.EADDRINUSE:
             raise UserError(
                 f"--host {host} is no address of this machine ({error.strerror}); leave it out."
             ) from None
@@ -29,12 +30,6 @@ def listening_socket(host: str, port: int, default_port: int) -> socket.socket:
     raise UserError(
         f"Port {port} is in use, and so are those after it; --port 0 takes any free one."
     )
-
-
-def _in_use(error: OSError) -> bool:
-    import errno
-
-    return error.errno == errno.EADDRINUSE
 
 
 def _listen(host: str, port: int) -> socket.socket:

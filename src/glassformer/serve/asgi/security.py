@@ -123,13 +123,11 @@ class Guard:
             await self.app(scope, receive, send)
             return
         request = HTTPConnection(scope)
-        app = self.app
+        app, is_link = self.app, self.token is not None and "token" in request.query_params
         try:
             self._check(scope["method"], request)
         except HttpError as error:
-            app = error_response(error, scope)
-        is_let_in = app is self.app
-        is_link = is_let_in and self.token is not None and "token" in request.query_params
+            app, is_link = error_response(error, scope), False
 
         async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":

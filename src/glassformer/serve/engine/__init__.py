@@ -2,6 +2,7 @@
 get alone."""
 
 from .engine import Engine
+from .recording import RecordedValues
 from .request import (
     Completion,
     Encode,
@@ -9,7 +10,6 @@ from .request import (
     Event,
     Guide,
     QueueFull,
-    RecordedValues,
     Request,
     RequestTooLarge,
     Result,

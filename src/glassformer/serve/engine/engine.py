@@ -19,18 +19,18 @@ import torch
 from torch import Tensor
 
 from ...core import config
-from ...core.errors import UserError, need
-from ...core.generation.prompt import check, end_tokens
+from ...core.errors import UserError, must_be_known, need
+from ...core.generation.prompt import end_tokens
 from ...core.nn import Model
 from ...sight.looking import must_match
 from ...sight.reading import Reading, as_edit_list, build_hooks, one_token
 from .draft_model import check_draft
 from .memory import MemoryPlan, plan_memory
+from .recording import Look
 from .request import (
     Encode,
     EngineClosed,
     Event,
-    Look,
     QueueFull,
     Request,
     RequestTooLarge,
@@ -121,10 +121,8 @@ class Engine:
             check_request(
                 request, self.model, self.tokenizer, self.max_context, self.memory_plan.first
             )
-        seed = getattr(request, "seed", None)
-        handle = RequestHandle(
-            request, self.cancel, int(torch.randint(2**31, ())) if seed is None else seed
-        )
+        seed = int(torch.randint(2**31, ())) if request.seed is None else request.seed
+        handle = RequestHandle(request, self.cancel, seed)
         if isinstance(request, Request):
             self._add_sequences(handle, request)
         with self._work:
@@ -316,7 +314,7 @@ def check_request(
 ) -> None:
     """UserError for what this model cannot continue."""
     cfg = model.config
-    _check_length(request.tokens, model, context)
+    _check_tokens(request.tokens, cfg.embed.vocab, context)
     if isinstance(cfg, config.Encoder) or cfg.head is None:
         raise UserError("This model cannot continue a text; use it to encode texts.")
     problem = f"this model reads its first {first} tokens in one go; give that many to begin with."
@@ -327,12 +325,8 @@ def check_request(
         f"This model {'needs a' if two else 'takes no'} source.",
     )
     if request.source is not None:
-        check(request.source, config.source_embed(cfg).vocab)
-        length = len(request.source)
-        need(
-            length <= context,
-            f"{length} tokens of source are more than the {context} allowed; shorten them.",
-        )
+        vocab = config.source_embed(cfg).vocab
+        _check_tokens(request.source, vocab, context, "tokens of source")
     need(
         not request.stop or tokenizer is not None,
         "Stop strings need a tokenizer; give the engine one.",
@@ -352,7 +346,7 @@ def check_request(
 def check_encode(request: Encode, model: Model, context: int) -> None:
     """UserError for what this model cannot say of a text."""
     cfg = model.config
-    _check_length(request.tokens, model, context)
+    _check_tokens(request.tokens, cfg.embed.vocab, context)
     need(
         not isinstance(cfg, config.EncoderDecoder),
         "An encoder-decoder has no vector for a text; use another.",
@@ -379,7 +373,8 @@ def check_encode(request: Encode, model: Model, context: int) -> None:
     )
 
 
-def _check_length(tokens: object, model: Model, context: int) -> None:
-    check(tokens, model.config.embed.vocab)  # type: ignore[arg-type]
-    length = len(tokens)  # type: ignore[arg-type]
-    need(length <= context, f"{length} tokens are more than the {context} allowed; shorten them.")
+def _check_tokens(tokens: Seq[int], vocab: int, context: int, text: str = "tokens") -> None:
+    need(bool(tokens), "The prompt is empty; give at least one token.")
+    must_be_known(tokens, vocab)
+    length = len(tokens)
+    need(length <= context, f"{length} {text} are more than the {context} allowed; shorten them.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -18,7 +18,8 @@ from ...fast.paged import PagedCache
 from ...fast.prepacked import prepack
 from ...formats.first_use import check_now
 from .pages import PagePool, Windows
-from .runner import PagedRunner, Runner, StateRunner
+from .runner import PagedRunner
+from .state_runner import StateRunner
 
 
 @dataclass
@@ -67,7 +68,7 @@ class MemoryPlan:
         copied = f" and {gibibytes(self.copied)} for prepacked weights" if self.copied else ""
         return f"{gibibytes(self.nbytes)} for {contents}{copied}; {texts}."
 
-    def runner(self) -> Runner:
+    def runner(self) -> PagedRunner | StateRunner:
         """A runner of the model over these pages."""
         if not self.rewinds:
             return StateRunner(self.model)
@@ -179,22 +180,22 @@ def plan_memory(
         draft, more = prepacked_view(draft)
         copied += more
     span = max((attention.mask.lookback or 0 for attention in attentions), default=0)
-    bounds = Bounds.of(context, sequences, span, max(step_tokens, first, sequences))
-    least = bounds.per_sequence
-    least_parts = bounds.window_per_sequence
+    needs = page_needs(context, sequences, span, max(step_tokens, first, sequences))
+    least, least_parts, most_parts = needs
     if not window_bytes or least_parts == least:
         full_bytes = full_bytes + window_bytes
         window_bytes = 0
         least_parts = 0
     if memory is None:
         free = available_memory(device)
-        wanted = (full_bytes + cross_bytes) * least * sequences + window_bytes * bounds.all
+        wanted = (full_bytes + cross_bytes) * least * sequences + window_bytes * most_parts
         memory = wanted if free is None else free // 2
     sources = 0
     if cross_bytes:
         sequences = min(sequences, max(1, memory // 2 // (cross_bytes * least)))
         sources = least * sequences
-    pages, parts = bounds.fit(full_bytes, window_bytes, memory - sources * cross_bytes)
+    memory_left = memory - sources * cross_bytes
+    pages, parts = fit_pages(needs, sequences, full_bytes, window_bytes, memory_left)
     need(
         pages >= least and parts >= least_parts,
         f"One text of {context:,} tokens needs "
@@ -202,11 +203,20 @@ def plan_memory(
         f"and {gibibytes(memory)} are there for it; give a smaller max_context, or more memory.",
     )
     pool = PagePool(pages)
-    nbytes = (full_bytes, window_bytes)
-    taken = pages * full_bytes + parts * window_bytes + sources * cross_bytes
-    windows = Windows(pool, PAGE, span, parts) if window_bytes else None
-    plan = MemoryPlan(model, context, sequences, pool, sources, PAGE, taken, first, copied)
-    return replace(plan, draft=draft, windows=windows, page_bytes=nbytes)
+    return MemoryPlan(
+        model,
+        context,
+        sequences,
+        pool,
+        sources,
+        PAGE,
+        nbytes=pages * full_bytes + parts * window_bytes + sources * cross_bytes,
+        first=first,
+        copied=copied,
+        draft=draft,
+        windows=Windows(pool, PAGE, span, parts) if window_bytes else None,
+        page_bytes=(full_bytes, window_bytes),
+    )
 
 
 def _has_pages(model: Model) -> bool:
@@ -220,48 +230,28 @@ def _has_pages(model: Model) -> bool:
     return len(cfg.decoder.attentions) == len(cfg.decoder.pattern)
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Pages that a sequence needs at most (``per_sequence``); layers with windows hold
-    ``window_per_sequence`` of these.
+def page_needs(context: int, sequences: int, span: int, step: int) -> tuple[int, int, int]:
+    """Pages that a sequence of ``context`` tokens needs at most; window pages that it needs, where
+    a token sees ``span`` and at most ``step`` are computed at a time; and those that all sequences
+    can use, with a surplus that keeps prompts which begin alike."""
+    each = -(-context // PAGE)
+    reach = span + PAGE - 3  # of n tokens anywhere at most (n - 2) // PAGE + 2 pages hold some
+    parts = min(each, (reach + step) // PAGE + 1)
+    return each, parts, min(sequences * each, 2 * (sequences * (reach // PAGE + 2) + step // PAGE))
 
-    ``all`` is twice what they hold of all sequences: the surplus keeps prompts that begin alike.
-    """
 
-    per_sequence: int
-    window_per_sequence: int
-    all: int
-    sequences: int
-
-    @staticmethod
-    def of(context: int, sequences: int, span: int, step: int) -> Bounds:
-        """Bounds for sequences of ``context`` tokens of which a token sees ``span`` if not all, at
-        most ``step`` computed at a time."""
-        per_sequence = -(-context // PAGE)
-        # those before a token; of n tokens anywhere at most (n - 2) // PAGE + 2 pages hold some
-        reach = span + PAGE - 3
-        window_per_sequence = min(per_sequence, (reach + step) // PAGE + 1)
-        return Bounds(
-            per_sequence,
-            window_per_sequence,
-            min(sequences * per_sequence, 2 * (sequences * (reach // PAGE + 2) + step // PAGE)),
-            sequences,
-        )
-
-    def fit(self, page_nbytes: int, part_nbytes: int, memory: int) -> tuple[int, int]:
-        """Numbers of pages of ``page_nbytes`` and of window pages of ``part_nbytes``: equally many,
-        until all window pages fit."""
-        if not part_nbytes:
-            return min(self.per_sequence * self.sequences, memory // page_nbytes), 0
-        part_count = max(
-            self.window_per_sequence, min(self.all, memory // (page_nbytes + part_nbytes))
-        )
-        if not page_nbytes:  # a page is a number
-            return self.per_sequence * self.sequences + part_count, min(
-                part_count, memory // part_nbytes
-            )
-        if (memory - part_count * part_nbytes) // page_nbytes < self.per_sequence:
-            part_count = (memory - self.per_sequence * page_nbytes) // part_nbytes
-        return min(
-            self.per_sequence * self.sequences, (memory - part_count * part_nbytes) // page_nbytes
-        ), part_count
+def fit_pages(
+    needs: tuple[int, int, int], sequences: int, page_nbytes: int, part_nbytes: int, memory: int
+) -> tuple[int, int]:
+    """Numbers of pages of ``page_nbytes`` and of window pages of ``part_nbytes``: equally many,
+    until all window pages fit."""
+    each, parts, most_parts = needs
+    most = each * sequences
+    if not part_nbytes:
+        return min(most, memory // page_nbytes), 0
+    parts = max(parts, min(most_parts, memory // (page_nbytes + part_nbytes)))
+    if not page_nbytes:  # a page is a number
+        return most + parts, min(parts, memory // part_nbytes)
+    if (memory - parts * part_nbytes) // page_nbytes < each:
+        parts = (memory - each * page_nbytes) // part_nbytes
+    return min(most, (memory - parts * part_nbytes) // page_nbytes), parts

@@ -9,20 +9,17 @@ V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ...core.errors import UserError, need
 from ...core.generation.beam import check_beams
 from ...core.generation.loop import Likely
 from ...core.generation.sample import Sampling
-from ...core.nn import Tape
 from ...core.nn.edited import ModelEdit
-from ...fast.paged import HEADS
+from .recording import RecordedValues
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 Guide: TypeAlias = Callable[[Sequence[int]], Tensor | None]
@@ -116,18 +113,16 @@ class Request:
             check_beams(
                 self.beams, self.n, self.length_penalty, 1 if self.max_new is None else self.max_new
             )
-            defaults = {member.name: member.default for member in fields(self)}
-            conflict = next(
-                (
-                    name
-                    for name in SEARCHED
-                    if getattr(self, name) not in (defaults[name], None, [], {})
-                ),
-                None,
-            )
+            plain = Request(self.tokens)
+            conflicts = [
+                name
+                for name in SEARCHED
+                if getattr(self, name) not in (getattr(plain, name), None, [], {})
+            ]
             need(
-                conflict is None,
-                f"A search with beams is by the model's own probabilities; leave out {conflict}.",
+                not conflicts,
+                "A search with beams is by the model's own probabilities; leave out "
+                f"{', '.join(conflicts)}.",
             )
         need(
             0 <= self.since < max(1, len(self.tokens)),
@@ -161,11 +156,9 @@ class Encode:
     output: Encoded = "vector"
     positions: Sequence[int] | None = None
     client: str = ""
-
-    @property
-    def size(self) -> int:
-        """One text, as a Request counts them."""
-        return 1
+    size = n = 1  # a text, as a Request counts them
+    seed = None
+    want = ()
 
     def __post_init__(self) -> None:
         need(
@@ -198,63 +191,6 @@ class TokenLogprob(NamedTuple):
     token: int
     logprob: float | None
     top: Likely = ()
-
-
-class RecordedValues(NamedTuple):
-    """Values of the tokens from place ``start`` on by path: (1, T, ...), (1, H, T, ...), of
-    patterns (1, H, T, S)."""
-
-    start: int
-    values: dict[str, Tensor]
-
-
-SQUARE = ("scores", "pattern")  # a row for each token, which has a column for each token up to it
-
-
-def token_axis(path: str) -> int:
-    """Axis of a recorded value along which its tokens lie."""
-    leaf = path.rpartition(".")[2]
-    return 2 if leaf in SQUARE or leaf in HEADS else 1
-
-
-def concatenate(pieces: Sequence[RecordedValues]) -> RecordedValues:
-    """Joins consecutive pieces; later tokens of a pattern have more keys."""
-    values = {}
-    for path in pieces[0].values if len(pieces) > 1 else ():
-        values_by_piece = [piece.values[path] for piece in pieces]
-        leaf = path.rpartition(".")[2]
-        if leaf in SQUARE:
-            widest = values_by_piece[-1].shape[-1]
-            nothing = 0.0 if leaf == "pattern" else float("-inf")
-            values_by_piece = [
-                F.pad(x, (0, widest - x.shape[-1]), value=nothing) for x in values_by_piece
-            ]
-        values[path] = torch.cat(values_by_piece, token_axis(path))
-    return RecordedValues(pieces[0].start, values) if len(pieces) > 1 else pieces[0]
-
-
-class Look:
-    """Tape of one continuation with the values that nobody took yet; ``next`` is the first place to
-    be recorded."""
-
-    def __init__(self, patterns: Sequence[str], edits: Mapping[str, Any], since: int = 0) -> None:
-        self.tape = Tape(*patterns, edits=edits)
-        self.next = since
-        self.pieces: list[RecordedValues] = []
-        self.error: Exception | None = None  # of an edit
-
-    def keep(self, start: int, length: int) -> None:
-        """Keeps the values of a chunk of ``length`` tokens from place ``start`` on, without those
-        recorded before."""
-        recorded = max(0, self.next - start)
-        self.next = max(self.next, start + length)
-        if self.tape.records and recorded < length:
-            cut = {
-                path: x.narrow(token_axis(path), recorded, length - recorded).clone()
-                for path, x in self.tape.records.items()
-            }
-            self.pieces.append(RecordedValues(start + recorded, cut))
-        self.tape.records.clear()
 
 
 @dataclass(frozen=True)
@@ -323,7 +259,6 @@ class Stats:
 
     running: int = 0
     waiting: int = 0
-    pages: int = 0
     pages_used: int = 0
     pages_cached: int = 0
     pages_free: int = 0

@@ -1,79 +1,89 @@
-"""Chunks of many sequences through the model's own forward pass, as one flat row; and whole texts
-through an encoder.
+"""Chunks of many sequences through the model's own forward pass, as one flat row.
 
     PagedRunner   attention: keys and values in pages, the encoder's output in pages of its own
-    StateRunner   recurrent cells, mixers of a user's own, or elsewhere than on a CPU: a cache a sequence, its one page
+    StateRunner   (state_runner) a cache a sequence, its one page
 
 N tokens in the row, S sequences, R rows of logits, C model dim, V vocabulary.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sequence as Seq
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from ...core import config
-from ...core.nn import Cache, EncoderDecoder, Memory, Model, Output
-from ...core.nn.attention import Attention
-from ...core.nn.cache import ExternalKV
-from ...core.nn.flow import Flow
-from ...core.nn.mask import Mask
-from ...core.nn.model import Stack, inference
-from ...core.nn.position import Position
+from ...core.nn import EncoderDecoder, Memory, Model, Output
+from ...core.nn.model import inference
 from ...fast.kernels import PAGE
 from ...fast.paged import PackedTape, PackedTexts, PagedCache
-from ...tasks.pool import Pool
 from .pages import Windows
-from .request import Encode
 from .sequence import Chunk, Sequence
 
+S = TypeVar("S")  # what is kept of a source
 
-class Runner(Protocol):
-    """Forward passes over chunks."""
 
-    def forward(self, chunks: Seq[Chunk]) -> Tensor:
-        """fp32 logits (R, V) that follow the tokens in the ``places`` of each chunk."""
+class Runner(Generic[S]):
+    """Forward passes over chunks: ``forward`` gives fp32 logits (R, V) that follow the tokens in the
+    ``places`` of each, ``copy`` copies one page to another.
 
-    def copy(self, source: int, target: int) -> None:
-        """Copies one page to another."""
+    What is kept of an encoder's source is shared by the sequences of equal source, as long as one
+    of them reads it.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.sources: dict[tuple[int, ...], S] = {}
+        self.readers: set[Sequence] = set()
+
+    def read(self, source: tuple[int, ...]) -> S:
+        """Reads a source and returns what is kept of it."""
+        raise NotImplementedError
+
+    def source_of(self, sequence: Sequence) -> S | None:
+        """A sequence's source as it is kept, read the first time; None where it has none. A pass that
+        fails keeps nothing."""
+        if sequence.source is None:
+            return None
+        if sequence.source not in self.sources:
+            self.sources[sequence.source] = self.read(sequence.source)
+        self.readers.add(sequence)
+        return self.sources[sequence.source]
 
     def released(self, sequence: Sequence) -> None:
         """Drops what is kept for a sequence."""
+        self.readers.discard(sequence)
+        if not any(reader.source == sequence.source for reader in self.readers):
+            self.sources.pop(sequence.source or (), None)
 
     def restart(self) -> None:
         """Drops what is kept for all sequences."""
+        self.readers.clear()
+        self.sources.clear()
+
+    def row(self, numbers: Seq[Any], dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype).to(self.device, non_blocking=True)
 
 
-class PagedRunner:
-    """One pass of the model over the tokens of all chunks, side by side.
-
-    Of ``source_pages`` each source that is read has its pages, which sequences of equal ids share.
-    """
+class PagedRunner(Runner[list[int]]):
+    """One pass of the model over the tokens of all chunks, side by side; each source that is read has
+    pages of ``source_pages``."""
 
     def __init__(
         self, model: Model, cache: PagedCache, source_pages: int = 0, windows: Windows | None = None
     ) -> None:
-        self.model = model
+        super().__init__(model)
         self.cache = cache
         self.windows = windows
         self.source_pages = source_pages
-        self.sources = dict[tuple[int, ...], list[int]]()
-        self.readers: set[Sequence] = set()  # of sources that are in pages
-        self.device = next(model.parameters()).device
         self.lag = model.config.embed.previous_token_embeddings
 
     def forward(self, chunks: Seq[Chunk]) -> Tensor:
-        for chunk in chunks:
-            if chunk.sequence.source is not None and chunk.sequence not in self.readers:
-                self._read_source(chunk.sequence, chunk.sequence.source)
         texts = self.cache.texts = self._packed(chunks)
-        tokens = self._row([token for chunk in chunks for token in chunk.tokens])[None]
+        tokens = self.row([token for chunk in chunks for token in chunk.tokens])[None]
         columns = [
             start + place
             for (start, _), chunk in zip(texts.spans, chunks, strict=True)
@@ -88,7 +98,7 @@ class PagedRunner:
                 pos=texts.pos,
                 cache=self.cache,
                 tape=tape,
-                logits=self._row(columns),
+                logits=self.row(columns),
                 **extras,
             )
         keep_records(chunks, tape)
@@ -99,30 +109,22 @@ class PagedRunner:
         for kv, _ in self.cache.pages:
             has_window = kv.lookback is not None and self.windows is not None
             pair = [self._parts([page])[0] if has_window else page for page in (source, target)]
-            kv.pages.copy(*(self._row([page]) for page in pair))
+            kv.pages.copy(*(self.row([page]) for page in pair))
 
-    def released(self, sequence: Sequence) -> None:
-        self.readers.discard(sequence)
-        if not any(reader.source == sequence.source for reader in self.readers):
-            self.sources.pop(sequence.source or (), None)
-
-    def restart(self) -> None:
-        self.readers.clear()
-        self.sources.clear()
-
-    def _read_source(self, sequence: Sequence, source: tuple[int, ...]) -> None:
-        """Fills the pages of a sequence's source, if no other one has; they are listed once they
-        are filled, so that a pass that fails takes none."""
-        if source not in self.sources:
-            used = set(itertools.chain.from_iterable(self.sources.values()))
-            free = (page for page in range(self.source_pages) if page not in used)
-            pages = [*itertools.islice(free, -(-len(source) // PAGE))]
-            self._encode(source, pages)
-            self.sources[source] = pages
-        self.readers.add(sequence)
-
-    def _row(self, numbers: Seq[int], dtype: torch.dtype = torch.long) -> Tensor:
-        return torch.tensor(numbers, dtype=dtype).to(self.device, non_blocking=True)
+    def read(self, source: tuple[int, ...]) -> list[int]:
+        """The pages of a source, filled."""
+        assert isinstance(self.model, EncoderDecoder)
+        used = set(itertools.chain.from_iterable(self.sources.values()))
+        free = (page for page in range(self.source_pages) if page not in used)
+        pages = [*itertools.islice(free, -(-len(source) // PAGE))]
+        places = torch.arange(len(source), device=self.device)
+        slots = self.row(pages)[places // PAGE] * PAGE + places % PAGE
+        with inference(self.model):
+            hidden = self.model.encode(self.row(source)[None]).hidden
+            for block, (_, across) in zip(self.model.decoder.blocks, self.cache.pages, strict=True):
+                k, v = block.cross.memory_keys(hidden)
+                across.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), slots)  # type: ignore[union-attr]
+        return pages
 
     def _packed(self, chunks: Seq[Chunk]) -> PackedTexts:
         """Layout of the chunks' tokens in one row."""
@@ -134,14 +136,12 @@ class PagedRunner:
             pos += range(chunk.start, chunk.start + len(chunk.tokens))
             rows += [number] * len(chunk.tokens)
         pages = [chunk.sequence.pages for chunk in chunks]
-        sources = None
+        filled = [source for chunk in chunks if (source := self.source_of(chunk.sequence))]
         lengths = [len(chunk.sequence.source or ()) for chunk in chunks]
-        if chunks[0].sequence.source is not None:
-            filled = [self.sources[chunk.sequence.source or ()] for chunk in chunks]
-            sources = self._tables(filled), self._row(lengths, torch.int32)
+        sources = (self._tables(filled), self.row(lengths, torch.int32)) if filled else None
         return PackedTexts(
-            self._row(pos)[None],
-            self._row(rows, torch.int32),
+            self.row(pos)[None],
+            self.row(rows, torch.int32),
             self._tables(pages),
             spans,
             sources,
@@ -156,7 +156,7 @@ class PagedRunner:
 
     def _tables(self, pages: Seq[Seq[int]]) -> Tensor:
         longest = max(map(len, pages))
-        return self._row([[*row, *[0] * (longest - len(row))] for row in pages], torch.int32)  # type: ignore[misc]
+        return self.row([[*row, *[0] * (longest - len(row))] for row in pages], torch.int32)
 
     def _previous(self, chunks: Seq[Chunk]) -> Tensor:
         """The tokens before each one (1, N, lag), the nearest first; -1 before the beginning."""
@@ -167,79 +167,7 @@ class PagedRunner:
             ids = [-1] * self.lag + before + chunk.tokens
             for place in range(chunk.start + self.lag, len(ids)):
                 previous.append(ids[place - self.lag : place][::-1])
-        return self._row(previous)[None]  # type: ignore[arg-type]
-
-    def _encode(self, source: Seq[int], pages: Seq[int]) -> None:
-        """Fill the pages of a source."""
-        assert isinstance(self.model, EncoderDecoder)
-        places = torch.arange(len(source), device=self.device)
-        slots = self._row(pages)[places // PAGE] * PAGE + places % PAGE
-        with inference(self.model):
-            hidden = self.model.encode(self._row(source)[None]).hidden
-            for block, (_, across) in zip(self.model.decoder.blocks, self.cache.pages, strict=True):
-                k, v = block.cross.memory_keys(hidden)
-                across.pages.write(k[0].transpose(0, 1), v[0].transpose(0, 1), slots)  # type: ignore[union-attr]
-
-
-class StateRunner:
-    """A decoder of recurrent cells, or with token mixers that keep states: a cache and a pass of
-    its own for each sequence."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.device = next(model.parameters()).device
-        self.caches: dict[int, Cache] = {}  # by page
-        self.memories: dict[Sequence, Memory] = {}
-
-    def forward(self, chunks: Seq[Chunk]) -> Tensor:
-        return torch.cat([self._forward(chunk) for chunk in chunks])
-
-    def _forward(self, chunk: Chunk) -> Tensor:
-        sequence = chunk.sequence
-        page = chunk.sequence.pages[0]
-        before = list[int]()
-        # none is kept while it is computed: a pass that fails leaves it unusable
-        cache = self.caches.pop(page, None)
-        if cache is None or cache.length != chunk.start:
-            cache = Cache(self.model.config)
-            before = sequence.ids[: chunk.start]
-        extras = {"memory": self._memory(sequence)} if sequence.source is not None else {}
-        first = len(before)
-        tape = packed_tape([chunk], [(first, first + len(chunk.tokens))])
-        columns = torch.tensor([first + place for place in chunk.places], dtype=torch.long)
-        with inference(self.model):
-            out: Output = self.model(
-                torch.tensor([before + chunk.tokens], device=self.device),
-                cache=cache,
-                tape=tape,
-                logits=columns.to(self.device),
-                **extras,
-            )
-        keep_records([chunk], tape)
-        self.caches[page] = cache
-        return out.logits[0].float()
-
-    def copy(self, source: int, target: int) -> None:
-        self.caches[target] = copy.deepcopy(self.caches[source])
-
-    def released(self, sequence: Sequence) -> None:
-        self.memories.pop(sequence, None)
-
-    def restart(self) -> None:
-        self.memories.clear()
-        self.caches.clear()
-
-    def _memory(self, sequence: Sequence) -> Memory:
-        """Encoder output of a sequence's source; those of equal sources share it."""
-        if sequence not in self.memories:
-            assert isinstance(self.model, EncoderDecoder)
-            equal = [
-                memory for item, memory in self.memories.items() if item.source == sequence.source
-            ]
-            source = torch.tensor([sequence.source], device=self.device)
-            with inference(self.model):
-                self.memories[sequence] = equal[0] if equal else self.model.encode(source)
-        return self.memories[sequence]
+        return self.row(previous)[None]
 
 
 def packed_tape(chunks: Seq[Chunk], spans: Seq[tuple[int, int]]) -> PackedTape | None:
@@ -261,72 +189,3 @@ def keep_records(chunks: Seq[Chunk], tape: PackedTape | None) -> None:
         if look is not None and tape is not None:
             look.error = tape.errors.get(number)
             look.keep(chunk.start, len(chunk.tokens))
-
-
-class SeparateTexts(ExternalKV):
-    """In the cache's place: the texts in ``spans`` of one row, each attended to by itself as if it
-    were alone."""
-
-    def __init__(self, spans: Seq[tuple[int, int]], blocks: int) -> None:
-        self.spans = spans
-        self.layers = [(self, None)] * blocks
-
-    def attention(self, module: Attention, x: Tensor, flow: Flow, position: Position) -> Tensor:
-        q, k, v = module.qkv(x, flow, position)
-        z = torch.empty_like(q)
-        for first, end in self.spans:
-            columns = slice(first, end)
-            length = end - first
-            mask = flow.cached(
-                (length, module.causal, module.mask), partial(_mask_of, module, length, x.device)
-            )
-            z[:, :, columns] = module.attend(
-                flow, q[:, :, columns], k[:, :, columns], v[:, :, columns], mask, position
-            )
-        return z
-
-
-def _mask_of(module: Attention, length: int, device: torch.device) -> Mask:
-    pos = torch.arange(length, device=device)[None]
-    return Mask(pos, pos, module.causal, module.mask, contiguous=True)
-
-
-def encode(model: Model, requests: Seq[Encode]) -> list[Tensor]:
-    """Output of each Encode request, all texts side by side in one row, each attending to itself
-    alone."""
-    device = next(model.parameters()).device
-    spans = list[tuple[int, int]]()
-    tokens, places, documents, segments = (list[int]() for _ in range(4))
-    for number, request in enumerate(requests):
-        spans.append((len(tokens), len(tokens) + len(request.tokens)))
-        tokens += request.tokens
-        places += range(len(request.tokens))
-        documents += [number] * len(request.tokens)
-        segments += request.segments or [0] * len(request.tokens)
-    row, pos, ids, segment_ids = (
-        torch.tensor([values], device=device) for values in (tokens, places, documents, segments)
-    )
-    body: Any = model.encoder if isinstance(model.config, config.Encoder) else model.decoder
-    with inference(model):
-        flow = model.flow(row, pos, ids)
-        x = model.embed(row, flow, segment_ids if model.config.embed.segments else None)
-        blocks = len(body.blocks) if isinstance(body, Stack) else 0
-        hidden: Tensor = body(x, flow, SeparateTexts(spans, blocks) if blocks else None)
-        return [
-            _answer(model, request, hidden[:, a:b], pos[:, a:b])
-            for request, (a, b) in zip(requests, spans, strict=True)
-        ]
-
-
-def _answer(model: Model, request: Encode, hidden: Tensor, pos: Tensor) -> Tensor:
-    """Output that one request names, from the hidden states (1, T, C) of its text."""
-    flow = Flow(pos)
-    pooling = model.config.pool
-    if request.output in ("vector", "labels"):
-        own = pooling is not None and (request.output == "labels" or not pooling.labels)
-        pool: Any = model.pool if own else Pool(config.Pool("mean"), model.config.dim)
-        return pool(hidden, flow)[0]  # type: ignore[no-any-return]
-    if request.output == "tags":
-        return model.token_head(hidden, flow)[0]  # type: ignore[no-any-return, misc]
-    hidden = hidden[0] if request.positions is None else hidden[0, list(request.positions)]
-    return hidden if request.output == "hidden" else model.head(hidden, model.embed)  # type: ignore[misc]

@@ -35,19 +35,17 @@ from ...core.generation.sample import (
     random_generator,
     token_mask,
 )
+from .recording import Look, RecordedValues, concatenate
 from .request import (
     Completion,
     Encode,
     Event,
     FinishReason,
     Guide,
-    Look,
-    RecordedValues,
     Request,
     Result,
     TokenLogprob,
     Usage,
-    concatenate,
 )
 
 if TYPE_CHECKING:
@@ -108,7 +106,7 @@ class RequestHandle:
     @property
     def continuations(self) -> list[Sequence]:
         """The sequences that are answered: of a search as many as its best, of others all."""
-        return self.sequences[: getattr(self.request, "n", 0)]
+        return self.sequences[: self.request.n]
 
     @property
     def usage(self) -> Usage:
@@ -174,7 +172,7 @@ class RequestHandle:
 
     def collect(self, events: Seq[Event]) -> Result:
         """Result of all events; raises what made the request fail."""
-        completions = [Completion(index) for index in range(getattr(self.request, "n", 1))]
+        completions = [Completion(index) for index in range(self.request.n)]
         usage = Usage(len(self.request.tokens), 0, 0)
         for event in events:
             if event.error is not None:
@@ -189,7 +187,7 @@ class RequestHandle:
                 completion.finish_reason = event.finish_reason
                 completion.stopped_by = event.stopped_by
             usage = event.usage or usage
-        for index in range(len(completions) if getattr(self.request, "want", ()) else 0):
+        for index in range(len(completions) if self.request.want else 0):
             pieces = [event.records for event in events if event.index == index and event.records]
             self.records[index] = concatenate(pieces).values if pieces else {}
         return Result(completions, usage, self.prompt_logprobs, self.output)
@@ -390,6 +388,7 @@ class Chunk:
     finishes: bool
     places: Seq[int] = ()
     logits: Tensor = NO_LOGITS
+    is_finite: bool = True  # all logits of the pass were
     adjusted: Tensor = NO_LOGITS  # (V,), of the next token as the request changes them
     next_token: tuple[int, float, Likely] = (0, 0.0, ())
     accepted: int = 0  # guesses that were right

@@ -23,16 +23,16 @@ from dataclasses import replace
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from ...core.errors import UserError, note
+from ...core.errors import need, note
 from ...core.generation.sample import likeliest, log_probability
 from ...core.nn import Model
 from ...core.nn.finite import is_finite, must_be_finite
 from .draft_model import DraftModel
+from .encoder import encode
 from .memory import MemoryPlan
 from .request import Event, FinishReason, Stats, TokenLogprob
-from .runner import PagedRunner, encode
+from .runner import PagedRunner
 from .scheduler import FairQueue, Scheduler
 from .sequence import Chunk, PromptLookup, RequestHandle, Sequence, sample_with_logprobs
 
@@ -178,15 +178,27 @@ class Worker:
         item.handle.start_time = item.handle.start_time or time.monotonic()
 
     def _forward(self, chunks: Seq[Chunk]) -> None:
-        logits = torch.split(self.runner.forward(chunks), [len(chunk.places) for chunk in chunks])
-        for chunk, chunk_logits in zip(chunks, logits, strict=True):
+        logits = self.runner.forward(chunks)
+        finite = True
+        if logits.numel():
+            least, most = logits.aminmax()  # NaN where there is one
+            finite = bool((most - least).isfinite())
+        rows = torch.split(logits, [len(chunk.places) for chunk in chunks])
+        for chunk, chunk_logits in zip(chunks, rows, strict=True):
             chunk.logits = chunk_logits
+            chunk.is_finite = finite
 
     def _check(self, chunk: Chunk) -> None:
-        """Checks that logits are finite and records prompt scores."""
-        if (error := edit_error(chunk.sequence, chunk.logits)) is not None:
-            raise error
-        must_be_finite(self.model, chunk.logits)
+        """Checks that logits are finite and records prompt scores. An edit at fault fails its own
+        sequence alone."""
+        look = chunk.sequence.look
+        if look is not None and look.error is not None:
+            raise look.error
+        if not chunk.is_finite:
+            edited = look is not None and bool(look.tape.edits) and not is_finite(chunk.logits)
+            sentence = "The edits make NaN or infinite numbers of the logits; give smaller ones."
+            need(not edited, sentence)
+            must_be_finite(self.model, chunk.logits)
         record_scores(chunk, self.vocab_size)
 
     def _draw(self, chunks: list[Chunk]) -> None:
@@ -365,15 +377,6 @@ class Worker:
             sequence.recompute_from = sequence.look.next
         if self.drafts is not None:
             self.drafts.released(sequence)
-
-
-def edit_error(sequence: Sequence, logits: Tensor) -> Exception | None:
-    """Error of an edit in the pass that gave these logits: it fails its own sequence, no other in
-    the step."""
-    look = sequence.look
-    if look is None or look.error is not None or not look.tape.edits or is_finite(logits):
-        return None if look is None else look.error
-    return UserError("The edits make NaN or infinite numbers of the logits; give smaller ones.")
 
 
 def wants_scores(sequence: Sequence) -> bool:

@@ -2,6 +2,7 @@
 running trainings.
 
 app        routes
+fields     what requests hold
 models     the models that are offered, loaded when first asked for
 runs       traces that are kept, the latest
 measures   a model's heads, one word in two contexts

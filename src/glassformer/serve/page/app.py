@@ -35,8 +35,29 @@ from ..asgi.replies import (
 from ..asgi.security import Guard
 from . import measures, wire, words
 from .events import Trainings
+from .fields import (
+    AttributionFields,
+    BeamFields,
+    CellFields,
+    CompareFields,
+    ContextsFields,
+    F,
+    GenerateFields,
+    LensFields,
+    PageFields,
+    PauseFields,
+    PositionFields,
+    ProbeFields,
+    RunFields,
+    SeriesFields,
+    StepsFields,
+    TensorFields,
+    ThumbnailFields,
+    read,
+    within,
+)
 from .models import Models
-from .runs import CachedTrace, TraceCache, int_field, is_ids
+from .runs import CachedTrace, TraceCache
 
 EXAMPLE = "example.trace"  # benchmarks/example.py
 IMMUTABLE = "private, max-age=31536000, immutable"
@@ -66,21 +87,22 @@ def content_response(content: bytes, kind: str, cache: str = "no-cache") -> Resp
     return Response(content, 200, {"etag": tag, "cache-control": cache, "content-type": kind})
 
 
-async def read_fields(request: Request) -> JsonObject:
-    """JSON object of a POST's body, else the query. Raises UserError for a body that is none."""
+async def read_fields(request: Request, model: type[F]) -> F:
+    """Fields of a POST's JSON body, else of the query. Raises HttpError."""
     if request.method != "POST":
-        return dict(request.query_params)
-    fields = await to_thread.run_sync(from_json, await read_body(request))
-    need(isinstance(fields, dict), "The request is not a JSON object; send an object.")
-    return fields  # type: ignore[no-any-return]
+        return read(model, request.query_params)
+    content = await read_body(request)
+    return await to_thread.run_sync(lambda: read(model, from_json(content)))
 
 
-def endpoint(task: Callable[..., Any]) -> Callable[[Request], Awaitable[Response]]:
+def endpoint(
+    task: Callable[..., Any], model: type[PageFields] = PageFields
+) -> Callable[[Request], Awaitable[Response]]:
     """Starlette endpoint of ``task(fields, check, **path_params)``; what is no Response is answered
     as JSON."""
 
     async def answer(request: Request) -> Response:
-        fields = await read_fields(request)
+        fields = await read_fields(request, model)
 
         def run(check: CancelCheck) -> Response:
             result = task(fields, check, **request.path_params)
@@ -127,7 +149,7 @@ class Page:
         self.static = {path.name: path for path in paths if path.suffix in TYPES}
         self.example_loaded = threading.Event()  # a browser has what it needs to show the example
 
-    def file(self, fields: JsonObject, check: CancelCheck, name: str = "index.html") -> Response:
+    def file(self, fields: PageFields, check: CancelCheck, name: str = "index.html") -> Response:
         """Static file of the build, by name."""
         if name == "index.html" and name not in self.static:
             return Response(MISSING_BUILD, 200, media_type=TYPES[".html"])
@@ -143,7 +165,7 @@ class Page:
     def tensors(
         self,
         make: Callable[[CachedTrace, Any, CancelCheck], bytes],
-        fields: JsonObject,
+        fields: PageFields,
         check: CancelCheck,
         run: str,
     ) -> Response:
@@ -151,48 +173,30 @@ class Page:
         data = make(self.runs[run], fields, check)
         return content_response(data, "application/x-safetensors", IMMUTABLE)
 
-    def cell(self, fields: JsonObject, check: CancelCheck, run: str) -> JsonObject:
+    def cell(self, fields: CellFields, check: CancelCheck, run: str) -> JsonObject:
         """Explanation of the number at an address."""
         from ...sight import answers
 
         traced = self.runs[run]
-        address = wire.address_of(fields)
-        terms = int_field(fields, "terms", 64, 0, 20_000)
         with traced.loaded.acquire(check):
-            return answers.cell(traced.trace, address, terms)
+            return answers.cell(traced.trace, fields.address, fields.terms)
 
-    def lens(self, fields: JsonObject, check: CancelCheck, run: str) -> JsonObject:
+    def lens(self, fields: LensFields, check: CancelCheck, run: str) -> JsonObject:
         """Logit lens at ``positions``, with the ``top`` tokens and those to ``track``."""
         from ...sight.lens import logit_lens
 
-        traced = self.runs[run]
-        positions = fields.get("positions")
-        track = fields.get("track") or []
-        need(positions is None or is_ids(positions, 16), "positions are 1 to 16 whole numbers.")
-        valid = (
-            isinstance(track, list)
-            and len(track) <= 16
-            and all(isinstance(token, int | str) for token in track)
-        )
-        need(valid, "track is a list of tokens, 16 at most.")
-        options = {
-            "positions": positions,
-            "track": track,
-            "top": int_field(fields, "top", 5, 1, 100),
-        }
-        return self._read_again(logit_lens, traced, check, options)
+        return self._read_again(logit_lens, self.runs[run], check, dict(fields))
 
-    def attribution(self, fields: JsonObject, check: CancelCheck, run: str) -> JsonObject:
+    def attribution(self, fields: AttributionFields, check: CancelCheck, run: str) -> JsonObject:
         """Direct contribution of each part of the model to a logit."""
         from ...sight.attribution import attribute
 
         traced = self.runs[run]
         length = traced.trace.tokens.shape[1]
-        options: dict[str, Any] = {
-            "position": int_field(fields, "position", None, -length, length - 1)
-        }
-        for name in ("token", "against"):
-            text = fields.get(name) or ""
+        if fields.position is not None:
+            within("position", fields.position, -length, length - 1)
+        options: dict[str, Any] = {"position": fields.position}
+        for name, text in (("token", fields.token), ("against", fields.against)):
             is_id = text.isascii() and text.isdigit() and len(text) < 10
             options[name] = int(text) if is_id else text or None
         return self._read_again(attribute, traced, check, options)
@@ -211,7 +215,14 @@ class Page:
             answer: JsonObject = method(trace.model, trace.tokenizer, run.text, **options).to_dict()
             return answer
 
-    def experts(self, fields: JsonObject, check: CancelCheck, run: str) -> JsonObject:
+    def vocabulary(self, fields: PageFields, check: CancelCheck, name: str) -> Response:
+        """Vocabulary of a tokenizer, packed."""
+        from ...sight import answers
+
+        data = answers.vocabulary(self.tokenizers[name])
+        return content_response(data, "application/octet-stream")
+
+    def experts(self, fields: PageFields, check: CancelCheck, run: str) -> JsonObject:
         """Expert loads of each mixture, and each token's expert with its weight."""
         from ...sight import answers
 
@@ -220,7 +231,7 @@ class Page:
         need(bool(loads["layers"]), "This model has no mixture of experts.")
         return loads
 
-    def export(self, fields: JsonObject, check: CancelCheck, run: str, kind: str) -> Response:
+    def export(self, fields: PageFields, check: CancelCheck, run: str, kind: str) -> Response:
         """Run as a file to download, sandboxed so that it runs no script of this origin."""
         from ...sight import export
 
@@ -245,18 +256,16 @@ class Page:
 
     async def generate(self, request: Request) -> Response:
         """Token-by-token generation as server-sent events."""
-        fields = await read_fields(request)
+        fields = await read_fields(request, GenerateFields)
         gone = threading.Event()
         steps = words.generate(self.models, fields, partial(check_connected, gone))
         # what is wrong is said before the stream begins
         first = await run_in_thread(request, lambda check: next(steps))
         return EventStream(stream_steps(first, steps, gone))
 
-    def probe(self, fields: JsonObject, check: CancelCheck, name: str) -> JsonObject:
+    def probe(self, fields: ProbeFields, check: CancelCheck, name: str) -> JsonObject:
         """One text through the latest checkpoints of a training."""
-        text = fields.get("text", "")
-        need(len(text) <= 2000, "A probe has 2,000 characters at most.")
-        return self.trainings.probe(self.runs, name, text, check)
+        return self.trainings.probe(self.runs, name, fields.text, check)
 
     async def events(self, request: Request) -> Response:
         """New rows of trainings, as a stream or, with ``poll``, at once."""
@@ -277,45 +286,43 @@ class Page:
         models = self.models
         tokenizers = self.tokenizers
         trainings = self.trainings
-        get: dict[str, Callable[..., Any]] = {
-            "/": self.file,
-            "/api/models": lambda fields, check: models.cards(),
-            "/api/heads/{name:path}": partial(measures.heads, models),
-            run: lambda fields, check, run: self.runs[run].answer,
-            f"{run}/check": lambda fields, check, run: self.runs[run].measure_error(check),
-            f"{run}/t": partial(self.tensors, wire.values),
-            f"{run}/thumbs": partial(self.tensors, wire.thumbnails),
-            f"{run}/logits": partial(self.tensors, wire.logits),
-            f"{run}/cell": self.cell,
-            f"{run}/attribution": self.attribution,
-            f"{run}/experts": self.experts,
-            f"{run}/export.{{kind}}": self.export,
-            "/api/tokenizers": tokenizers.listing,
-            "/api/vocab/{name:path}": lambda fields, check, name: content_response(
-                tokenizers.vocabulary(name), "application/octet-stream"
-            ),
-            "/api/train": trainings.listing,
-            f"{train}/series": trainings.series,
-            f"{train}/samples": trainings.samples,
-            f"{train}/routing": trainings.routing,
-            f"{train}/probe": self.probe,
-            "/{name}": self.file,
+        get: dict[str, tuple[Any, ...]] = {
+            "/": (self.file,),
+            "/api/models": (lambda fields, check: models.cards(),),
+            "/api/heads/{name:path}": (partial(measures.heads, models),),
+            run: (lambda fields, check, run: self.runs[run].answer,),
+            f"{run}/check": (lambda fields, check, run: self.runs[run].measure_error(check),),
+            f"{run}/t": (partial(self.tensors, wire.values), TensorFields),
+            f"{run}/thumbs": (partial(self.tensors, wire.thumbnails), ThumbnailFields),
+            f"{run}/logits": (partial(self.tensors, wire.logits), PositionFields),
+            f"{run}/cell": (self.cell, CellFields),
+            f"{run}/attribution": (self.attribution, AttributionFields),
+            f"{run}/experts": (self.experts,),
+            f"{run}/export.{{kind}}": (self.export,),
+            "/api/tokenizers": (tokenizers.listing,),
+            "/api/vocab/{name:path}": (self.vocabulary,),
+            "/api/train": (trainings.listing,),
+            f"{train}/series": (trainings.series, SeriesFields),
+            f"{train}/samples": (trainings.samples,),
+            f"{train}/routing": (trainings.routing,),
+            f"{train}/probe": (self.probe, ProbeFields),
+            "/{name}": (self.file,),
         }
-        post: dict[str, Callable[..., Any]] = {
-            "/api/runs": self.runs.make,
-            "/api/contexts": partial(measures.contexts, models),
-            f"{run}/lens": self.lens,
-            "/api/beam": partial(words.beams, models),
-            "/api/tokenize": tokenizers.compare,
-            "/api/tokenize/steps": tokenizers.steps,
-            f"{train}/stop": trainings.stop,
-            f"{train}/pause": trainings.pause,
+        post: dict[str, tuple[Any, ...]] = {
+            "/api/runs": (self.runs.make, RunFields),
+            "/api/contexts": (partial(measures.contexts, models), ContextsFields),
+            f"{run}/lens": (self.lens, LensFields),
+            "/api/beam": (partial(words.beams, models), BeamFields),
+            "/api/tokenize": (tokenizers.compare, CompareFields),
+            "/api/tokenize/steps": (tokenizers.steps, StepsFields),
+            f"{train}/stop": (trainings.stop,),
+            f"{train}/pause": (trainings.pause, PauseFields),
         }
         return [
             Route("/api/generate", self.generate, methods=["POST"]),
             Route("/api/events", self.events),
-            *(Route(path, endpoint(task), methods=["POST"]) for path, task in post.items()),
-            *(Route(path, endpoint(task)) for path, task in get.items()),
+            *(Route(path, endpoint(*task), methods=["POST"]) for path, task in post.items()),
+            *(Route(path, endpoint(*task)) for path, task in get.items()),
         ]
 
 

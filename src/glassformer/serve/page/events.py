@@ -26,8 +26,8 @@ from ...core.errors import UserError, need
 from ...core.files import JsonObject
 from ..asgi.replies import CancelCheck, format_event, not_found
 from . import records
+from .fields import PageFields, PauseFields, RunFields, SeriesFields
 from .models import ModelEntry, Models, unique_id
-from .runs import int_field
 from .tail import LogTail
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Trainings:
         with self._lock:
             return self._tails.setdefault(path, LogTail(path / LOG_FILE))
 
-    def listing(self, fields: JsonObject, check: CancelCheck) -> list[JsonObject]:
+    def listing(self, fields: PageFields, check: CancelCheck) -> list[JsonObject]:
         """A card of each training: its settings, how far it is, its checkpoints as models."""
         return [self._card(name, path) for name, path in self.folders().items()]
 
@@ -165,35 +165,32 @@ class Trainings:
 
     # ----------------------------------------------------------------------- a training's routes
 
-    def series(self, fields: JsonObject, check: CancelCheck, name: str) -> JsonObject:
+    def series(self, fields: SeriesFields, check: CancelCheck, name: str) -> JsonObject:
         """Numbers of a training from row ``since`` on, in at most ``most`` buckets."""
-        since = int_field(fields, "since", 0, 0, 1 << 50)
-        return self._series(name, since, int_field(fields, "most", MAX_ROWS, 2, 20_000))
+        return self._series(name, fields.since, fields.most)
 
     def _series(self, name: str, since: int, max_rows: int) -> JsonObject:
         return {"name": name, **self._tail(self._path(name)).series(since, max_rows)}
 
-    def samples(self, fields: JsonObject, check: CancelCheck, name: str) -> list[JsonObject]:
+    def samples(self, fields: PageFields, check: CancelCheck, name: str) -> list[JsonObject]:
         """Samples generated during the training."""
         return records.samples(self._path(name))
 
-    def routing(self, fields: JsonObject, check: CancelCheck, name: str) -> list[JsonObject]:
+    def routing(self, fields: PageFields, check: CancelCheck, name: str) -> list[JsonObject]:
         """Expert routing of the validations."""
         return records.routing(self._path(name))
 
-    def stop(self, fields: JsonObject, check: CancelCheck, name: str) -> JsonObject:
+    def stop(self, fields: PageFields, check: CancelCheck, name: str) -> JsonObject:
         """Asks a running training, by a file in its folder, to save and end after the current
         step."""
         files.write(self._live(name) / STOP, "The page asked this training to save and end.\n")
         return {"name": name, "asked": True}
 
-    def pause(self, fields: JsonObject, check: CancelCheck, name: str) -> JsonObject:
+    def pause(self, fields: PauseFields, check: CancelCheck, name: str) -> JsonObject:
         """Asks a running training, by a file in its folder, to pause after the current step, or to
         resume."""
         path = self._path(name)
-        paused = fields.get("paused")
-        need(isinstance(paused, bool), '"paused" is true or false.')
-        if not paused:
+        if not fields.paused:
             (path / PAUSE).unlink(missing_ok=True)
         # what a training that waits has written there stays
         elif not (self._live(name) / PAUSE).is_file():
@@ -214,7 +211,8 @@ class Trainings:
             check()
             # removed meanwhile, or of a model that reads no text alone
             with contextlib.suppress(UserError):
-                answer = runs.make({"model": f"{name}@{step}", "text": text or PROBE_TEXT}, check)
+                fields = RunFields(model=f"{name}@{step}", text=text or PROBE_TEXT)
+                answer = runs.make(fields, check)
                 probes.append({"step": step, "model": f"{name}@{step}", "run": answer["run"]})
         return {"name": name, "text": text or PROBE_TEXT, "steps": probes}
 

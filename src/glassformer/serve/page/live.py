@@ -144,15 +144,10 @@ def _scope(method: str, path: str) -> JsonObject:
     place, _, query = path.lstrip("/").partition("?")
     return {
         "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
         "method": method,
         "scheme": "http",
         "path": f"/{unquote(place)}",
-        "raw_path": f"/{place}".encode(),
-        "root_path": "",
         "query_string": query.encode(),
         "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
-        "client": None,
         "server": ("127.0.0.1", 80),
     }

@@ -5,13 +5,11 @@ from __future__ import annotations
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
 from ..asgi.replies import CancelCheck
+from .fields import ContextsFields, PageFields
 from .models import Models
-from .runs import text_field
-
-MOST_CONTEXT = 10_000  # characters of a text that a word stands in
 
 
-def heads(models: Models, fields: JsonObject, check: CancelCheck, name: str) -> JsonObject:
+def heads(models: Models, fields: PageFields, check: CancelCheck, name: str) -> JsonObject:
     """Attention head scores on repeated random tokens, cached. Raises UserError for models without
     heads."""
     from ...sight.heads import head_scores
@@ -23,19 +21,16 @@ def heads(models: Models, fields: JsonObject, check: CancelCheck, name: str) -> 
         return loaded.heads
 
 
-def contexts(models: Models, payload: JsonObject, check: CancelCheck) -> JsonObject:
-    """{model, word, texts: [one, another]} -> the word's cosine at each depth. UserError where a
-    text lacks it."""
+def contexts(models: Models, fields: ContextsFields, check: CancelCheck) -> JsonObject:
+    """A word's cosine at each depth in two texts. UserError where a text lacks it."""
     from ...sight.contexts import word_in_contexts
 
-    entry = models[text_field(payload, "model", 200) or ""]
-    word = text_field(payload, "word", 200) or ""
-    texts = payload.get("texts")
-    need(isinstance(texts, list) and len(texts) == 2, "texts are two; give both.")
-    first, second = (text_field({"text": text}, "text", MOST_CONTEXT) or "" for text in texts or ())
-    need(bool(word.strip()), "There is no word; give one that stands in both texts.")
+    entry = models[fields.model]
+    need(len(fields.texts) == 2, "texts are two; give both.")
+    need(bool(fields.word.strip()), "There is no word; give one that stands in both texts.")
     loaded = entry.open(check)
     if loaded.tokenizer is None:
         raise UserError("This model has no tokenizer, so it reads no words; take one that has.")
     with loaded.acquire(check):
-        return word_in_contexts(loaded.model, loaded.tokenizer, word, first, second).to_dict()
+        texts = fields.texts
+        return word_in_contexts(loaded.model, loaded.tokenizer, fields.word, *texts).to_dict()

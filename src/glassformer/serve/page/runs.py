@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import UserError, need
+from ...core.errors import UserError
 from ...core.files import JsonObject
 from ..asgi.replies import CancelCheck, not_found
+from .fields import RunFields
 from .models import Loaded, ModelEntry, Models
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 30  # bytes of all traces
 # of answers: another number makes other ids, so that no browser takes what it kept for the new
 FORMAT = 1
-MAX_TEXT = 1 << 20  # characters of a text
 
 
 @dataclass
@@ -84,20 +83,16 @@ class TraceCache:
                 _, oldest = self._runs.popitem(last=False)
                 total_bytes -= oldest.bytes
 
-    def make(self, payload: JsonObject, check: CancelCheck = lambda: None) -> JsonObject:
-        """Returns the run of {model, text or ids, source?, edits?, cut?}, cached or new.
-
-        Raises UserError for invalid input.
-        """
-        entry = self.models[text_field(payload, "model", 200) or ""]
+    def make(self, fields: RunFields, check: CancelCheck = lambda: None) -> JsonObject:
+        """Returns the run of a text, cached or new. Raises UserError for invalid input."""
+        entry = self.models[fields.model]
         loaded = entry.open(check)
         from ...sight.edits import apply
 
-        edits = parse_edits(payload)
-        text = text_field(payload, "text")
-        source = text_field(payload, "source")
-        cut = bool(payload.get("cut"))
-        tokens, text_truncated = encode_input(loaded, payload.get("ids", text), False, cut)
+        edits = fields.parsed_edits()
+        text, source, cut = fields.text, fields.source, fields.cut
+        prompt = text if fields.ids is None else fields.ids
+        tokens, text_truncated = encode_input(loaded, prompt, False, cut)
         source_ids, source_truncated = (
             (None, 0) if source is None else encode_input(loaded, source, True, cut)
         )
@@ -200,101 +195,22 @@ def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[An
     import torch
 
     from ...core import config
-    from ...core.tokenizer.framing import document_start, target_start
-    from ...sight import streams
-    from ...sight.looking import token_ids
+    from ...sight.looking import text_frame, token_ids
+    from ...sight.streams import blanks_masked
 
-    model = loaded.model
-    tokenizer = loaded.tokenizer
-    cfg = loaded.model.config
+    model, tokenizer, cfg = loaded.model, loaded.tokenizer, loaded.model.config
     is_target = isinstance(cfg, config.EncoderDecoder) and not source
-    is_encoder = isinstance(cfg, config.Encoder)
-    if isinstance(text, list):
-        valid = not text or is_ids(text, MAX_TEXT)
-        need(valid, "ids are whole numbers of a vocabulary; give a list of them.")
-        ids = torch.tensor([text], dtype=torch.long)
-        truncated = max(0, len(text) - cfg.context) if cut else 0
-        return token_ids(model, tokenizer, ids, second=is_target, truncate=cut), truncated
-    if not isinstance(text, str):
+    if text is None:
         raise UserError('There is no text; give "text", or "ids".')
-    if tokenizer is None:
-        raise UserError(
-            "This model has no tokenizer, so text cannot be read; give ids, or a model with one."
-        )
-    masked_text = text
-    if is_encoder and tokenizer.mask is not None:
-        masked_text = text.replace(streams.BLANK, tokenizer.token(tokenizer.mask))
-    try:
-        if is_encoder:
-            return streams.prepare(model, tokenizer, masked_text).tokens, 0
-        return token_ids(model, tokenizer, text, second=is_target), 0
-    except UserError:
-        if not cut:
-            raise
-    reader = tokenizer.for_source if source else tokenizer
-    bos = None
-    if isinstance(cfg, config.Decoder) or is_target:
-        bos = target_start(reader) if is_target else document_start(reader)
-    elif is_encoder:
-        bos = reader.bos
-    opening = [] if bos is None else [bos]
-    return encode_input(
-        loaded, opening + list(reader.encode(masked_text, special=is_encoder)), source, True
-    )
-
-
-def text_field(payload: JsonObject, key: str, max_characters: int = MAX_TEXT) -> str | None:
-    """Text field of a request, None if absent. Raises UserError for other types and texts that are
-    too long."""
-    value = payload.get(key)
-    if value is None:
-        return None
-    need(isinstance(value, str), f'"{key}" is a text; give one.')
-    need(
-        len(value) <= max_characters,
-        f'"{key}" has {len(value):,} characters and {max_characters:,} are read; shorten it.',
-    )
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f'"{key}" holds half a character (a lone surrogate); give whole ones.'
-        ) from None
-    return str(value)
-
-
-def int_field(
-    fields: Mapping[str, Any], name: str, default: int | None, low: int, high: int
-) -> Any:
-    """Integer of a body or a query string, ``default`` if absent. Raises UserError outside the
-    bounds."""
-    value = fields.get(name)
-    if value is None:
-        return default
-    if isinstance(value, str):
-        digits = value.removeprefix("-")
-        value = int(value) if digits.isascii() and digits.isdigit() and len(digits) < 17 else value
-    if type(value) is not int or not low <= value <= high:
-        raise UserError(f'{name} is "{str(value)[:20]}"; give a number from {low} to {high}.')
-    return value
-
-
-def is_ids(value: Any, most: int) -> bool:
-    """True for a list of 1 to ``most`` integers."""
-    return (
-        isinstance(value, list)
-        and 0 < len(value) <= most
-        and all(type(id) is int and abs(id) < 1 << 63 for id in value)
-    )
-
-
-def parse_edits(payload: JsonObject) -> list[Any]:
-    """Edits of a request."""
-    from ...sight.edits import parse
-
-    lines = payload.get("edits") or []
-    need(isinstance(lines, list) and len(lines) <= 100, "edits are a list of texts, 100 at most.")
-    for line in lines:
-        valid = isinstance(line, str) and len(line) <= 2000
-        need(valid, "An edit is a text of 2,000 characters at most.")
-    return [parse(line) for line in lines]
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise UserError(
+                "This model has no tokenizer, so text cannot be read; give ids, or a model with one."
+            )
+        text = blanks_masked(model, tokenizer, text)
+    if isinstance(text, str):
+        reader, before, after = text_frame(cfg, tokenizer, is_target)
+        text = [*before, *reader.encode(text), *after]
+    ids = torch.tensor([text], dtype=torch.long)
+    truncated = max(0, len(text) - cfg.context) if cut else 0
+    return token_ids(model, tokenizer, ids, is_target, truncate=cut), truncated

@@ -59,17 +59,12 @@ class LogTail:
             return
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
             return
-        for name, value in record.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                if name not in self.columns:
-                    if len(self.columns) >= 100:
-                        continue
-                    self.columns[name] = array("d", [math.nan]) * self.rows
-                self.columns[name].append(float(value))
+        numbers = {name: value for name, value in record.items() if type(value) in (int, float)}
+        for name in [*dict.fromkeys((*self.columns, *numbers))][:100]:
+            if name not in self.columns:
+                self.columns[name] = array("d", [math.nan]) * self.rows
+            self.columns[name].append(numbers.get(name, math.nan))
         self.rows += 1
-        for column in self.columns.values():
-            if len(column) < self.rows:
-                column.append(math.nan)
 
     def series(self, since: int, max_rows: int) -> JsonObject:
         """The rows from ``since`` on, in buckets of a power of two of them where they are more than

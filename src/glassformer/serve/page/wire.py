@@ -10,7 +10,8 @@ from urllib.parse import urlencode
 
 from ...core.errors import need
 from ..asgi.replies import CancelCheck, HttpError
-from .runs import CachedTrace, int_field
+from .fields import PositionFields, TensorFields, ThumbnailFields, within
+from .runs import CachedTrace
 
 MAX_BYTES = 4 << 20  # bytes of an answer
 MAX_SIDE = 512  # cells a side of what is offered instead
@@ -21,17 +22,13 @@ def too_large(message: str, run: CachedTrace, part: str, query: Mapping[str, str
     return HttpError(413, message, pooled=f"api/runs/{run.id}/{part}?{urlencode(query)}")
 
 
-def values(run: CachedTrace, query: Mapping[str, str], check: CancelCheck) -> bytes:
+def values(run: CachedTrace, fields: TensorFields, check: CancelCheck) -> bytes:
     """Tensor ``address`` of a run as f32, f16 or u8, optionally pooled. Raises HttpError 413."""
     from ...sight import wire
 
-    kind = query.get("as", "f32")
-    shape = query.get("map", "lin")
-    address = address_of(query)
-    need(kind in wire.KINDS, f'"{kind[:20]}" is no way to send numbers; give as=f32, f16 or u8.')
-    need(shape in wire.MAPS, f'"{shape[:20]}" is no map; give map=lin or sqrt.')
-    pool = wire.pool_of(query.get("pool"))
-    span = _span(query.get("range"))
+    kind, shape, address = fields.kind, fields.map, fields.address
+    pool = wire.pool_of(fields.pool)
+    span = _span(fields.range)
     with run.loaded.acquire(check):
         tensor_slice = wire.TracePart(run.trace, address)
         sizes = [*tensor_slice.shape]
@@ -51,14 +48,6 @@ def values(run: CachedTrace, query: Mapping[str, str], check: CancelCheck) -> by
     coded, metadata = wire.coded(array, kind, shape, span)
     used_pool = pool if array.size < tensor_slice.cells else None
     return wire.packed({"values": coded}, metadata | wire.facts(tensor_slice, used_pool))
-
-
-def address_of(query: Mapping[str, str]) -> str:
-    """The address in a query. Raises UserError where there is none."""
-    address = query.get("address", "")
-    message = 'There is no address; give one, such as address="logits[0,0]".'
-    need(0 < len(address) <= 500, message)
-    return address
 
 
 def _suggested_pool(shape: list[int]) -> str:
@@ -82,27 +71,22 @@ def _span(text: str | None) -> tuple[float, float] | None:
     return span
 
 
-def thumbnails(run: CachedTrace, query: Mapping[str, str], check: CancelCheck) -> bytes:
+def thumbnails(run: CachedTrace, fields: ThumbnailFields, check: CancelCheck) -> bytes:
     """Attention maps of all heads of the requested layers, pooled to ``px``, as u8: one tensor (H,
     px, px) a layer."""
     from ...sight import wire
 
-    kind = query.get("kind", "pattern")
-    need(
-        kind in ("pattern", "scores"),
-        f'"{kind[:20]}" has no thumbnails; give kind=pattern or scores.',
-    )
-    px = int_field(query, "px", 48, 4, 128)
+    kind, px = fields.kind, fields.px
     squares = [
         op.id
         for op in run.trace.plan
         if op.quadratic and op.id.rpartition(".")[2] == kind and "H" in op.axes
     ]
     need(bool(squares), "This model has no attention with heads.")
-    low, _, high = query.get("layers", "").partition(":")
+    low, _, high = fields.layers.partition(":")
     count = len(squares)
-    first = int_field({"layers": low or None}, "layers", 0, 0, count)
-    last = int_field({"layers": high or None}, "layers", count, 0, count)
+    first, last = int(low or 0), int(high or count)
+    within("layers", max(first, last), 0, count)
     shape, span = ("sqrt", (0.0, 1.0)) if kind == "pattern" else ("lin", None)
     tensors = {}
     layers = {}
@@ -122,12 +106,13 @@ def thumbnails(run: CachedTrace, query: Mapping[str, str], check: CancelCheck) -
     return wire.packed(tensors, {"layers": json.dumps(layers), "total": str(count), "px": str(px)})
 
 
-def logits(run: CachedTrace, query: Mapping[str, str], check: CancelCheck) -> bytes:
+def logits(run: CachedTrace, fields: PositionFields, check: CancelCheck) -> bytes:
     """Logits (V,) at ``position``, as f32; the first ``known`` of them are tokens."""
     from ...sight import wire
 
     length = run.trace.tokens.shape[1]
-    at = int_field(query, "position", -1, -length, length - 1) % length
+    within("position", fields.position, -length, length - 1)
+    at = fields.position % length
     need("logits" in run.trace.plan, "This model has no head over tokens and predicts none.")
     with run.loaded.acquire(check):
         row = wire.TracePart(run.trace, f"logits[{at}]").to_array()

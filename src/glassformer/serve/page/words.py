@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,31 +12,29 @@ from ...core.files import JsonObject
 from ...scale import cost
 from ...sight import labels
 from ..asgi.replies import CancelCheck, HttpError, not_found
+from .fields import (
+    BeamFields,
+    CompareFields,
+    GenerateFields,
+    GrowthFields,
+    PageFields,
+    StepsFields,
+    within,
+)
 from .models import Loaded, Models
-from .runs import MAX_TEXT, encode_input, int_field, is_ids, parse_edits, text_field
+from .runs import encode_input
 
-SETTINGS = {
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-}
 TOP = 10
-MOST_NEW = 4096
-MOST_BEAMS = 8
 
 
 def generate(
-    models: Models, payload: JsonObject, check: CancelCheck
+    models: Models, fields: GenerateFields, check: CancelCheck
 ) -> Iterator[tuple[str, JsonObject]]:
     """Yields (event, data): ``start``, one ``token`` each, ``end``; the model is released between
     tokens."""
     from ...sight import answers
 
-    name, loaded, ids, options = _generation_input(models, payload, check, 64)
-    settings = _sampling_settings(payload.get("settings") or {})
-    seed = int_field(payload, "seed", None, 0, 2**63 - 1)
+    name, loaded, ids, options = _generation_input(models, fields, check)
     from ...core.generation import generate as start_generation
 
     with loaded.acquire(check):
@@ -45,10 +42,10 @@ def generate(
             loaded.model,
             loaded.tokenizer,
             ids,
-            seed=seed,
+            seed=fields.seed,
             likely=TOP,
             **options,
-            **settings,
+            **fields.settings.model_dump(exclude_unset=True),
         )
     yield "start", {"ids": ids, "seed": generation.seed, "model": name}
     steps = iter(generation)
@@ -78,14 +75,13 @@ def generate(
     yield "end", {"finish": row.finish, "text": row.text}
 
 
-def beams(models: Models, payload: JsonObject, check: CancelCheck) -> JsonObject:
-    """Beam search: {beams, ...as for generate} -> hypotheses, best first."""
+def beams(models: Models, fields: BeamFields, check: CancelCheck) -> JsonObject:
+    """Beam search: hypotheses, best first."""
     from ...core.generation import beam
     from ...sight import answers
 
-    count = int_field(payload, "beams", 4, 1, MOST_BEAMS)
-    _, loaded, ids, options = _generation_input(models, payload, check, 32)
-    options |= {"beams": count, "best": count, "check": check}
+    _, loaded, ids, options = _generation_input(models, fields, check)
+    options |= {"beams": fields.beams, "best": fields.beams, "check": check}
     with loaded.acquire(check):
         (hypotheses,) = beam(loaded.model, loaded.tokenizer, [ids], **options)
     beam_list = []
@@ -106,15 +102,10 @@ def beams(models: Models, payload: JsonObject, check: CancelCheck) -> JsonObject
 
 
 def _generation_input(
-    models: Models, payload: JsonObject, check: CancelCheck, default_max_new: int
+    models: Models, fields: GrowthFields, check: CancelCheck
 ) -> tuple[str, Loaded, list[int], dict[str, Any]]:
-    """Name, model, prompt or source ids, and options of {model, text or ids, source?, start?,
-    max_new?, edits?}.
-
-    ``start`` are the first ids of an encoder-decoder's target. Raises UserError for invalid
-    input.
-    """
-    entry = models[text_field(payload, "model", 200) or ""]
+    """Name, model, prompt or source ids, and options. Raises UserError for invalid input."""
+    entry = models[fields.model]
     card = entry.card()["abilities"]
     message = (
         "This model does not continue a text: an encoder reads all of it at once; mask a "
@@ -122,35 +113,14 @@ def _generation_input(
     )
     need(card["generate"], message)
     pair = card["source"]
-    max_new = int_field(payload, "max_new", default_max_new, 1, MOST_NEW)
-    start = payload.get("start")
-    need(
-        start is None or (pair and is_ids(start, MOST_NEW)),
-        "start is a list of ids, for an encoder-decoder.",
-    )
+    need(fields.start is None or pair, "start is a list of ids, for an encoder-decoder.")
     loaded = entry.open(check)
-    text = payload.get("ids", text_field(payload, "source" if pair else "text"))
+    text = fields.source if pair else fields.text
     with loaded.acquire(check):
-        ids = encode_input(loaded, text, pair, False)[0][0].tolist()
-        edits = parse_edits(payload)
-    return entry.id, loaded, ids, {"max_new": max_new, "edits": edits, "start": start}
-
-
-def _sampling_settings(settings: Any) -> dict[str, Any]:
-    """Validated sampling settings; None leaves one out."""
-    need(isinstance(settings, dict), "settings are a table of names and numbers.")
-    parsed = {}
-    for name, value in settings.items():
-        number = SETTINGS.get(name)
-        if number is None:
-            names = ", ".join(SETTINGS)
-            raise UserError(f'There is no setting "{name[:40]}"; there are: {names}.')
-        if value is not None:
-            is_finite = type(value) in (int, float) and math.isfinite(value)
-            need(is_finite, f"{name} is a number.")
-            parsed[name] = number(value)
-            need(parsed[name] == value, f"{name} is a whole number.")
-    return parsed
+        ids = encode_input(loaded, text if fields.ids is None else fields.ids, pair, False)
+        edits = fields.parsed_edits()
+    options = {"edits": edits, "start": fields.start, "max_new": fields.max_new}
+    return entry.id, loaded, ids[0][0].tolist(), options
 
 
 class Tokenizers:
@@ -161,7 +131,7 @@ class Tokenizers:
         self._open: dict[str, Any] = {}
         self._tracers: dict[int, Any] = {}  # by the tokenizer that each follows
 
-    def listing(self, fields: JsonObject, check: CancelCheck) -> list[JsonObject]:
+    def listing(self, fields: PageFields, check: CancelCheck) -> list[JsonObject]:
         """Lists tokenizers without opening them; a missing one comes with the command that
         downloads it.
 
@@ -206,18 +176,9 @@ class Tokenizers:
         self._open[key] = tokenizer
         return tokenizer
 
-    def compare(self, payload: JsonObject, check: CancelCheck) -> list[JsonObject]:
-        """Compares tokenizers: {text, tokenizers} -> tokens of each, or the error."""
-        text = text_field(payload, "text", MAX_TEXT)
-        need(text is not None, "There is no text; give one.")
-        names = payload.get("tokenizers")
-        valid = (
-            isinstance(names, list)
-            and 0 < len(names) <= 12
-            and all(isinstance(name, str) for name in names)
-        )
-        need(valid, "tokenizers are a list of names, 12 at most.")
-        return [self._compare_tokenizer(name, text or "") for name in names or []]
+    def compare(self, fields: CompareFields, check: CancelCheck) -> list[JsonObject]:
+        """Tokens of each tokenizer, or the error."""
+        return [self._compare_tokenizer(name, fields.text) for name in fields.tokenizers]
 
     def _compare_tokenizer(self, name: str, text: str) -> JsonObject:
         from ...sight import answers
@@ -240,27 +201,25 @@ class Tokenizers:
             result["refused"] = str(error)
         return result
 
-    def steps(self, payload: JsonObject, check: CancelCheck) -> JsonObject:
-        """Segmentation steps of the word that contains token ``at``: {tokenizer, text, at} ->
-        steps.
+    def steps(self, fields: StepsFields, check: CancelCheck) -> JsonObject:
+        """Segmentation steps of the word that contains token ``at``.
 
         "first" is the word's first token, "shown" the text of each piece. Raises UserError for an
         added token.
         """
         from ...sight.tokens.segmentation import Tracer
 
-        text = text_field(payload, "text") or ""
-        tokenizer = self[text_field(payload, "tokenizer", 200) or ""]
-        ids = tokenizer.encode(text)
+        tokenizer = self[fields.tokenizer]
+        ids = tokenizer.encode(fields.text)
         offset = 0
-        at = int_field(payload, "at", 0, 0, len(ids) - 1)
+        within("at", fields.at, 0, len(ids) - 1)
         tracer = self._tracers.setdefault(id(tokenizer), Tracer(tokenizer, 2))
-        for word in tokenizer.words(text):
+        for word in tokenizer.words(fields.text):
             segmentation = tracer(word)
             if list(segmentation.ids) != ids[offset : offset + len(segmentation.ids)]:
                 break
             offset += len(segmentation.ids)
-            if at < offset:
+            if fields.at < offset:
                 answer = segmentation.to_dict()
                 pieces = {
                     *segmentation.start,
@@ -273,12 +232,6 @@ class Tokenizers:
             "This token, or one before it, was added to the vocabulary and is found whole: it "
             "has no steps."
         )
-
-    def vocabulary(self, name: str) -> bytes:
-        """Vocabulary of a tokenizer, packed."""
-        from ...sight import answers
-
-        return answers.vocabulary(self[name])
 
 
 def _row(name: str, title: str, vocab: int | None, available: bool) -> JsonObject:

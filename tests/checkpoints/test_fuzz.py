@@ -365,7 +365,7 @@ def fuzz(home: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
 
 
 @pytest.mark.slow
-def test_mutated_folders_answer_or_are_refused(tmp_path: Path) -> None:
+def test_mutated_folders_answer_or_are_refused(tmp_path):
     threads = torch.get_num_threads()
     try:
         outcomes, findings = fuzz(tmp_path, 1000, 11)

@@ -702,7 +702,7 @@ def test_a_full_disk(home, capsys, monkeypatch):
     story."""
     real = files.sync
 
-    def full(path: Path) -> None:
+    def full(path):
         if "step-000002" in str(path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(path)
@@ -719,7 +719,7 @@ def test_a_full_disk(home, capsys, monkeypatch):
 
 
 def test_a_full_disk_while_converting(home, refused, monkeypatch):
-    def full(path: Path) -> None:
+    def full(path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files, "sync", full)
@@ -866,11 +866,11 @@ def test_json_is_numbers(capsys):
     "words", [["serve", "no-model"], ["generate", "no-model", "O", "--out", "answers.jsonl"]]
 )
 def test_the_engine_says_before_it_loads_a_model_that_a_device_is_not_there(
-    words: list[str],
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words,
+    capsys,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.chdir(tmp_path)
     assert main([*words, "--device", "cuda:7"]) == 2
     assert "This machine has no device cuda:7 that torch" in capsys.readouterr().err

@@ -75,11 +75,11 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_two_models_one_table_and_nothing_twice(
-    files: dict[str, str],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    files,
+    tmp_path,
+    capfd,
+    monkeypatch,
+):
     out, called = tmp_path / "out", []
     run_one = training.run
     monkeypatch.setattr(
@@ -134,9 +134,7 @@ def test_two_models_one_table_and_nothing_twice(
         assert result["test"]["texts"] == 60
 
 
-def test_seeds_and_varied_settings(
-    files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_seeds_and_varied_settings(files, tmp_path, capfd):
     out = tmp_path / "out"
     words = [
         "compare",
@@ -181,9 +179,7 @@ def test_seeds_and_varied_settings(
     assert "--seeds is 0" in error_of(capfd, files["one-vector"], "--seeds", "0")
 
 
-def test_each_seed_goes_on_from_its_own_checkpoint(
-    files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_each_seed_goes_on_from_its_own_checkpoint(files, tmp_path, capfd):
     """``{seed}`` in ``from``: a second training at a rate of nothing has the losses that the first
     one ended with."""
     words = ["--seeds", "2", "--json", "--out"]
@@ -206,7 +202,7 @@ def test_each_seed_goes_on_from_its_own_checkpoint(
     )
 
 
-def test_a_bag_of_words_beside_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bag_of_words_beside_a_model(tmp_path, capfd):
     draw = random.Random(0)
     labelled = [
         (label, " ".join(draw.choices(("good fine well", "bad poor ill")[label].split(), k=4)))
@@ -241,7 +237,7 @@ def test_a_bag_of_words_beside_a_model(tmp_path: Path, capfd: pytest.CaptureFixt
     assert compare.BAG in capfd.readouterr().out
 
 
-def test_taggers_are_held_to_a_test_set(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_taggers_are_held_to_a_test_set(tmp_path, capfd):
     for name in ("train", "test"):
         (tmp_path / f"{name}.conll").write_text(
             "Ann\tB-PER\nsaw\tO\n\nRome\tB-PLACE\nslept\tO\n\n" * 10
@@ -268,7 +264,7 @@ def test_taggers_are_held_to_a_test_set(tmp_path: Path, capfd: pytest.CaptureFix
     )
 
 
-def test_the_memory_of_an_arm_is_its_own() -> None:
+def test_the_memory_of_an_arm_is_its_own():
     """Not that of a greater one before it; what was freed and is kept for the next step goes back
     in between."""
     keep_freed_memory()
@@ -281,9 +277,7 @@ def test_the_memory_of_an_arm_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_comparison_alone_ends_the_training_too(
-    number: signal.Signals, files: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_signal_to_the_comparison_alone_ends_the_training_too(number, files, tmp_path):
     """A service manager sends it so; the training saves, the comparison names the way on, no
     process remains."""
     long = tmp_path / "long.toml"
@@ -309,15 +303,15 @@ def test_a_signal_to_the_comparison_alone_ends_the_training_too(
 
 
 def test_a_run_that_was_cut_off_goes_on(
-    files: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    files,
+    tmp_path,
+    monkeypatch,
+    capfd,
+):
     """A stopped training ends the comparison with its code; the same call then resumes it."""
     called, signals, peaks = [], iter([signal.SIGINT, None]), iter([7, 6])
 
-    def run_one(settings: run_config.Run, folder: Path, resume: bool, **options: Any) -> RunResult:
+    def run_one(settings, folder, resume, **options):
         called.append(resume)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.json").touch()
@@ -334,9 +328,7 @@ def test_a_run_that_was_cut_off_goes_on(
     assert json.loads(capfd.readouterr().out)[0]["peak"] == 7
 
 
-def test_a_run_that_fails_ends_the_comparison_with_its_sentence(
-    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_fails_ends_the_comparison_with_its_sentence(files, tmp_path, capsys):
     """Runs that finished before it stay."""
     bad = tmp_path / "bad.toml"
     bad.write_text(Path(files["attention"]).read_text().replace("vocab = 64", "vocab = 5"))
@@ -347,7 +339,7 @@ def test_a_run_that_fails_ends_the_comparison_with_its_sentence(
     assert data["one-vector"]["finished"] and not data["bad"].get("finished")
 
 
-def test_how_often_a_text_is_read_is_no_difference() -> None:
+def test_how_often_a_text_is_read_is_no_difference():
     """Another objective is; dropout's agreement and pushes belong to how a model is trained, as its
     optimizer does."""
     plain, pushed, number = (
@@ -361,10 +353,8 @@ def test_how_often_a_text_is_read_is_no_difference() -> None:
     assert plain == pushed != number
 
 
-def test_minutes_are_measured(
-    files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run_one(settings: run_config.Run, folder: Path, **options: Any) -> RunResult:
+def test_minutes_are_measured(files, tmp_path, monkeypatch):
+    def run_one(settings, folder, **options):
         folder.mkdir(parents=True)
         lines = [
             {"step": step, "seconds": 9.0 if step < 4 else 0.5}
@@ -384,11 +374,11 @@ def test_minutes_are_measured(
 
 
 def test_mistakes_are_one_sentence(
-    files: dict[str, str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    files,
+    tmp_path,
+    capsys,
+    monkeypatch,
+):
     item, two, out = files["one-vector"], files["attention"], str(tmp_path / "out")
     second = tmp_path / "other.toml"
     second.write_text(
@@ -423,14 +413,14 @@ def test_mistakes_are_one_sentence(
     sorted((Path(__file__).parents[2] / "runs" / "compare").glob("*.toml")),
     ids=lambda p: p.stem,
 )
-def test_the_run_files_that_are_shipped_describe_models(path: Path, shared_data: Path) -> None:
+def test_the_run_files_that_are_shipped_describe_models(path, shared_data):
     model = plan_run(training.read_arms([str(path)])[0].settings).shape
     assert model.embed.vocab > 0
     output = ("rnn", "lstm")
     assert bool(config.recurrent(model)) == any(name in path.stem for name in output)
 
 
-def test_all_arms_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_arms_have_one_plan(monkeypatch):
     """A narrow and a wide arm, each of which would have its own plan on a Zen 5, both train in
     fp32."""
     from glassformer.fast.training import execution

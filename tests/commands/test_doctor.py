@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 import torch
 
 from glassformer.cli import main
@@ -12,7 +11,7 @@ from glassformer.commands import doctor
 from glassformer.fast import kernels
 
 
-def test_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_there_is(capsys):
     assert main(["doctor", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["torch"] == torch.__version__ and data["kernels"] == kernels.path()
@@ -21,7 +20,7 @@ def test_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert kernels.reason() in capsys.readouterr().out
 
 
-def test_what_to_do() -> None:
+def test_what_to_do():
     well = {
         "kernels": "avx2",
         "builds": ["avx2"],

@@ -20,9 +20,7 @@ from glassformer.learn.exercise import catalogue, find
 COMMAND = [sys.executable, "-m", "glassformer", "learn"]
 
 
-def test_the_way_of_a_learner(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_way_of_a_learner(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["learn", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -78,7 +76,7 @@ def test_the_way_of_a_learner(
     assert progress.state(find("causal-mask"), progress.read_progress(tmp_path)) == "done"
 
 
-def test_the_real_command_over_a_class(tmp_path: Path) -> None:
+def test_the_real_command_over_a_class(tmp_path):
     everyone = tmp_path / "class"
     for learner, code in (
         ("ada", find("causal-mask").solution),
@@ -102,7 +100,7 @@ def test_the_real_command_over_a_class(tmp_path: Path) -> None:
     assert not list(everyone.rglob(progress.FILE))
 
 
-def test_a_class_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_class_as_a_table(tmp_path, capsys):
     (tmp_path / "ada.py").write_text("# exercise: causal-mask\nwhile True: pass\n")
     (tmp_path / "bob.py").write_text("nothing")
     assert main(["learn", "check", "--all", str(tmp_path), "--seconds", "0.3"]) == 0
@@ -111,7 +109,7 @@ def test_a_class_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "2 learners, 2 files, 0 passed." in captured.err
 
 
-def test_a_broken_file_through_the_real_command(tmp_path: Path) -> None:
+def test_a_broken_file_through_the_real_command(tmp_path):
     (tmp_path / "a.py").write_text("# exercise: norms\ndef layer_norm(:\n")
     done = subprocess.run(
         [*COMMAND, "check", "a.py"], capture_output=True, text=True, check=False, cwd=tmp_path
@@ -123,7 +121,7 @@ def test_a_broken_file_through_the_real_command(tmp_path: Path) -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path):
     (tmp_path / "a.py").write_text(
         "# exercise: norms\nfrom pathlib import Path\nPath('begun').touch()\nwhile True: pass\n"
     )
@@ -167,12 +165,12 @@ def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_gets_a_sentence(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    words,
+    message,
+    tmp_path,
+    capsys,
+    monkeypatch,
+):
     monkeypatch.chdir(tmp_path)
     Path("plain.py").write_text("x = 1\n")
     assert main(["learn", *words]) == 2
@@ -181,7 +179,7 @@ def test_bad_input_gets_a_sentence(
     assert [path.name for path in tmp_path.iterdir()] == ["plain.py"]
 
 
-def test_a_broken_record_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_record_is_said(tmp_path, capsys):
     (tmp_path / progress.FILE).write_text("{")
     assert main(["learn", "start", "int8", "--out", str(tmp_path)]) == 2
     assert (
@@ -192,24 +190,22 @@ def test_a_broken_record_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_locked_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_locked_folder(tmp_path, capsys):
     tmp_path.chmod(0o555)
     assert main(["learn", "start", "int8", "--out", str(tmp_path)]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_file_in_the_way_of_the_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_in_the_way_of_the_folder(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["learn", "start", "int8", "--out", str(tmp_path / "file")]) == 2
     assert "a file stands in its way" in capsys.readouterr().err
 
 
 def test_a_check_in_a_folder_that_cannot_be_written_still_says_what_it_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: object) -> None:
+    tmp_path, capsys, monkeypatch
+):
+    def full(*args):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("glassformer.core.files.write", full)

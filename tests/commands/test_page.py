@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -36,7 +35,7 @@ def link() -> Iterator[str]:
         assert started.wait(20) in (0, 130, -signal.SIGINT)
 
 
-def test_the_link_is_answered(link: str) -> None:
+def test_the_link_is_answered(link):
     assert link.startswith("http://127.0.0.1:") and link.endswith("/")
     assert httpx.get(link).headers["content-type"].startswith("text/html")
     response = httpx.post(
@@ -45,7 +44,7 @@ def test_the_link_is_answered(link: str) -> None:
     assert response.status_code == 200 and response.json()["kind"] == "decoder"
 
 
-def test_stop_is_closing_the_request(link: str) -> None:
+def test_stop_is_closing_the_request(link):
     """A generation of thousands of tokens ends when its reader goes, and the next one is served at
     once."""
     body = {"model": "tiny-page", "text": "O", "max_new": 250, "settings": {"temperature": 0}}
@@ -64,7 +63,7 @@ def test_stop_is_closing_the_request(link: str) -> None:
     assert time.monotonic() - start < 20
 
 
-def test_half_a_request_harms_nobody(link: str) -> None:
+def test_half_a_request_harms_nobody(link):
     """Bytes that are no HTTP, or break off, are dropped; other requests go on."""
     port = int(link.rsplit(":", 1)[1].strip("/"))
     for sent in (
@@ -76,7 +75,7 @@ def test_half_a_request_harms_nobody(link: str) -> None:
     assert httpx.get(f"{link}api/models").status_code == 200
 
 
-def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -90,9 +89,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     listening.listening_socket("127.0.0.1", free, page.PORT).close()
 
 
-def test_mistakes_of_the_command_are_sentences(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_of_the_command_are_sentences(tmp_path, capsys):
     file = tmp_path / "file"
     file.write_text("")
     for words, message in (
@@ -106,7 +103,7 @@ def test_mistakes_of_the_command_are_sentences(
         assert message in stderr and stderr.count("\n") == 1, stderr
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(UserError, match=r"pip install 'WHEEL\[page\]'"):
         page.run(DeviceOptions(), port=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,9 +32,7 @@ def run(*words: object) -> int:
     return cli.main([str(word) for word in words]) or 0
 
 
-def test_a_folder_is_made_with_its_report(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_is_made_with_its_report(folder, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out, image = tmp_path / "few", tmp_path / "harm.svg"
     options = (
@@ -65,13 +62,11 @@ def test_a_folder_is_made_with_its_report(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["bits"] == 8
 
 
-def test_weights_and_report_appear_at_once(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_report_appear_at_once(folder, tmp_path, monkeypatch):
     """Killed at any file, no folder is left that the same command refuses."""
     write, calls = files.write, 0
 
-    def dying(path: Path, content: Any) -> None:
+    def dying(path, content):
         nonlocal calls
         calls -= 1
         if calls < 0:
@@ -107,20 +102,18 @@ def test_weights_and_report_appear_at_once(
     ],
 )
 def test_bad_input_is_a_sentence_and_leaves_nothing(
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    words: tuple[object, ...],
-    sentence: str,
-) -> None:
+    folder,
+    tmp_path,
+    capsys,
+    words,
+    sentence,
+):
     assert run("quantize", folder / "model", tmp_path / "out", *words) != 0
     stderr = capsys.readouterr().err
     assert sentence in stderr and "Traceback" not in stderr and not (tmp_path / "out").exists()
 
 
-def test_a_translator_with_two_vocabularies_is_calibrated_with_pairs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_translator_with_two_vocabularies_is_calibrated_with_pairs(tmp_path, capsys):
     sources, targets = ["a b c d e"] * 40, ["f g h i j k"] * 40
     for name, lines in (("a.en", sources), ("a.de", targets)):
         (tmp_path / name).write_text("\n".join(lines) + "\n")
@@ -142,9 +135,7 @@ def test_a_translator_with_two_vocabularies_is_calibrated_with_pairs(
     assert run("translate", tmp_path / "few", "a b c", "--max-new", 3) == 0
 
 
-def test_without_a_text_it_is_said_what_one_would_add(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_text_it_is_said_what_one_would_add(folder, tmp_path, capsys):
     assert run("quantize", folder / "model", tmp_path / "few", "--bits", 4, "--group", 128) == 0
     captured = capsys.readouterr()
     assert (
@@ -155,9 +146,7 @@ def test_without_a_text_it_is_said_what_one_would_add(
     assert "31 of 36 matrices have rows shorter than a group of 128" in captured.err
 
 
-def test_a_quantised_folder_does_not_train(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quantised_folder_does_not_train(folder, tmp_path, capsys):
     few = tmp_path / "few"
     assert run("quantize", folder / "model", few, "--bits", 8) == 0
     assert run("quantize", few, tmp_path / "again", "--bits", 4) != 0
@@ -189,9 +178,7 @@ def test_a_quantised_folder_does_not_train(
     assert "quantised already" in capsys.readouterr().err and not (tmp_path / "again").exists()
 
 
-def test_a_model_goes_to_llama_cpp_and_back(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_goes_to_llama_cpp_and_back(folder, tmp_path, capsys):
     path = tmp_path / "a.gguf"
     assert (
         run("convert", folder / "model", "--layout", "gguf", "--numbers", "q8_0", "--out", path)

@@ -100,7 +100,7 @@ def strange(own_types) -> config.Decoder:
     )
 
 
-def test_a_file_is_run_once_and_one_that_fails_is_told_in_a_sentence(forgotten, tmp_path) -> None:
+def test_a_file_is_run_once_and_one_that_fails_is_told_in_a_sentence(forgotten, tmp_path):
     ran = tmp_path / "ran.txt"
     local = tmp_path / "mine.py"
     local.write_text(f"open({str(ran)!r}, 'a').write('x')\n")
@@ -124,12 +124,12 @@ def test_a_file_is_run_once_and_one_that_fails_is_told_in_a_sentence(forgotten, 
         glassformer.use(tmp_path / "none.py")
 
 
-def test_the_page_tells_the_file() -> None:
+def test_the_page_tells_the_file():
     matches = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert "\n\n".join(matches) == OWN.read_text()
 
 
-def test_the_first_example_runs_as_the_page_says(forgotten, tmp_path, monkeypatch, capsys) -> None:
+def test_the_first_example_runs_as_the_page_says(forgotten, tmp_path, monkeypatch, capsys):
     page = PAGE.read_text()
     [toml] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     lines = [
@@ -162,7 +162,7 @@ def test_the_first_example_runs_as_the_page_says(forgotten, tmp_path, monkeypatc
     assert torch.equal(individual(tokens()).logits, actual(tokens()).logits)
 
 
-def test_it_trains_resumes_saves_and_loads(own_types, tmp_path, monkeypatch, capsys) -> None:
+def test_it_trains_resumes_saves_and_loads(own_types, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("corpus.txt").write_text(
         "".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80))
@@ -225,7 +225,7 @@ def test_it_trains_resumes_saves_and_loads(own_types, tmp_path, monkeypatch, cap
     )
 
 
-def test_the_laws_hold_for_it(own_types) -> None:
+def test_the_laws_hold_for_it(own_types):
     result = strange(own_types)
     assert serial.loads(config.Model, serial.dumps(result)) == result
     model = build_model(result, seed=1).eval()
@@ -246,7 +246,7 @@ def test_the_laws_hold_for_it(own_types) -> None:
     assert tape["decoder.blocks.0.ffn.hidden"].shape == (3, 20, 24)
 
 
-def test_an_objective_asks_what_it_says(own_types) -> None:
+def test_an_objective_asks_what_it_says(own_types):
     second_tokens = tokens()
     batch = Batch(second_tokens[:, :-1], second_tokens[:, 1:])
     model = build_model(strange(own_types), seed=1)
@@ -260,7 +260,7 @@ def test_an_objective_asks_what_it_says(own_types) -> None:
     assert loss.count == 3 * len(second_tokens) and piece.prepares
 
 
-def test_each_module_says_how_it_starts(own_types) -> None:
+def test_each_module_says_how_it_starts(own_types):
     model = build_model(strange(own_types), seed=1)
     blocks = model.decoder.blocks[0]
     assert blocks.attn_norm.gain == DIM**0.5 == model.decoder.last_norm.gain
@@ -282,7 +282,7 @@ def test_each_module_says_how_it_starts(own_types) -> None:
     assert (writes.w3.weight == 0).all() and (writes.w1.weight != 0).all()
 
 
-def test_a_type_without_its_decorator_is_told_to_take_it(forgotten) -> None:
+def test_a_type_without_its_decorator_is_told_to_take_it(forgotten):
     @dataclasses.dataclass(frozen=True)
     class Plain:
         hidden: int = 8
@@ -295,7 +295,7 @@ def test_a_type_without_its_decorator_is_told_to_take_it(forgotten) -> None:
         config.Block(config.Attention(2), Plain())  # type: ignore[arg-type]
 
 
-def test_what_a_part_says_of_itself_is_heard(forgotten) -> None:
+def test_what_a_part_says_of_itself_is_heard(forgotten):
     """The table of docs/extending.md: biases, tables, saved_activations, idle, networks, limit and check."""
 
     @config.member(config.FeedForward)
@@ -303,17 +303,17 @@ def test_what_a_part_says_of_itself_is_heard(forgotten) -> None:
         groups: int = 2
         networks = 40_000
 
-        def saved_activations(self, dim: int) -> int:
+        def saved_activations(self, dim):
             return 10_000_000
 
-        def idle(self, name: str, size: int) -> int:
+        def idle(self, name, size):
             return size // self.groups if name == "maps" else 0
 
     @builds(Grouped)
     class GroupedModule(nn.TracedModule):
         biases, tables, writes = ("shift",), ("table",), ("maps",)
 
-        def __init__(self, cfg, dim) -> None:
+        def __init__(self, cfg, dim):
             super().__init__()
             self.maps = torch.nn.Parameter(torch.empty(cfg.groups, dim, dim))
             self.shift = torch.nn.Parameter(torch.empty(cfg.groups, dim))
@@ -326,7 +326,7 @@ def test_what_a_part_says_of_itself_is_heard(forgotten) -> None:
     class Short:
         limit = 5
 
-        def check(self, name: str, pattern: object, dim: int, width: int, context: int) -> None:
+        def check(self, name, pattern, dim, width, context):
             need(dim != 48, f"{name}: 48 does not fit; give another dim.")
 
     builds(Short)(nn.position.Position)
@@ -361,7 +361,7 @@ def test_what_a_part_says_of_itself_is_heard(forgotten) -> None:
         cost.cost(serial.change(cfg, {"decoder.depth": 4})).total  # noqa: B018
 
 
-def test_a_vector_that_nobody_fills_is_refused(own_types, monkeypatch) -> None:
+def test_a_vector_that_nobody_fills_is_refused(own_types, monkeypatch):
     monkeypatch.delattr(type(build(own_types["ScaleNorm"](), 4)), "reset")
     with pytest.raises(
         UserError,
@@ -371,7 +371,7 @@ def test_a_vector_that_nobody_fills_is_refused(own_types, monkeypatch) -> None:
         build_model(strange(own_types), seed=1)
 
 
-def test_its_cost_is_what_is_counted(own_types) -> None:
+def test_its_cost_is_what_is_counted(own_types):
     price = cost.cost(strange(own_types), batch=2)
     counted = sum(weight.numel() for weight in build_model(strange(own_types), seed=1).parameters())
     assert price.total == counted
@@ -381,7 +381,7 @@ def test_its_cost_is_what_is_counted(own_types) -> None:
     )
 
 
-def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(forgotten) -> None:
+def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(forgotten):
     @config.member(config.MaskRule)
     class Near(config.Rule):
         size: int
@@ -404,7 +404,7 @@ def test_a_rule_of_its_own_is_drawn_and_combined_though_it_knows_tensors_alone(f
         )
 
 
-def test_a_rule_a_stretch_and_a_pool_of_its_own(own_types) -> None:
+def test_a_rule_a_stretch_and_a_pool_of_its_own(own_types):
     assert parse_rule("parity(3) & window(9)") == own_types["Parity"](3) & config.Window(9)
     assert str(parse_rule("parity(3, 2)")) == "parity(3, 2)"
     slow = decoder(block(), position=config.Rotary(scaling=own_types["Halved"]()))
@@ -422,7 +422,7 @@ def test_a_rule_a_stretch_and_a_pool_of_its_own(own_types) -> None:
 
 def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(
     own_types, tmp_path, monkeypatch, capsys
-) -> None:
+):
     glassformer.save(build_model(strange(own_types), seed=1), tmp_path / "model")
     monkeypatch.setattr(serial, "_MEMBERS", {})
     with pytest.raises(
@@ -437,7 +437,7 @@ def test_a_checkpoint_of_an_unknown_type_says_which_and_the_way_out(
     assert "parameters" in capsys.readouterr().out
 
 
-def test_lora_adapts_it_and_what_is_merged_loads(own_types, tmp_path) -> None:
+def test_lora_adapts_it_and_what_is_merged_loads(own_types, tmp_path):
     model = build_model(strange(own_types), seed=1)
     lora.tune(
         model,
@@ -458,14 +458,14 @@ def test_lora_adapts_it_and_what_is_merged_loads(own_types, tmp_path) -> None:
         )
 
 
-def test_no_published_layout_holds_it(own_types, tmp_path) -> None:
+def test_no_published_layout_holds_it(own_types, tmp_path):
     with pytest.raises(
         UserError, match="No published layout holds Bilinear, Decay, DeepNorm, Parity, ScaleNorm"
     ):
         glassformer.save(build_model(strange(own_types), seed=1), tmp_path / "model", layout="hf")
 
 
-def test_what_could_never_be_loaded_is_not_saved(own_types, tmp_path) -> None:
+def test_what_could_never_be_loaded_is_not_saved(own_types, tmp_path):
     class Odd:
         kind: object = torch.float32
 
@@ -481,7 +481,7 @@ def test_what_could_never_be_loaded_is_not_saved(own_types, tmp_path) -> None:
         block(norm=serial.frozen(Odd)())  # never a member
 
 
-def test_a_name_of_the_house_is_not_taken(forgotten) -> None:
+def test_a_name_of_the_house_is_not_taken(forgotten):
     with pytest.raises(UserError, match="has a RMSNorm already"):
 
         @config.member(config.Norm)
@@ -489,6 +489,6 @@ def test_a_name_of_the_house_is_not_taken(forgotten) -> None:
             pass
 
 
-def test_a_member_is_checked_where_it_is_made(own_types) -> None:
+def test_a_member_is_checked_where_it_is_made(own_types):
     with pytest.raises(UserError, match=r'Bilinear\.hidden: "wide" is not an integer'):
         own_types["Bilinear"]("wide")

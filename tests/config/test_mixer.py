@@ -77,7 +77,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [5, 3, 5, 8, 9]]
 
 
 @torch.no_grad()
-def test_cached_is_uncached(model) -> None:
+def test_cached_is_uncached(model):
     plain, cache = model(tokens()).logits, Cache(model.config)
     pieces = [model(piece, cache=cache).logits for piece in tokens().split([7, 1, 12], 1)]
     torch.testing.assert_close(torch.cat(pieces, 1), plain, rtol=0, atol=1e-5)
@@ -85,7 +85,7 @@ def test_cached_is_uncached(model) -> None:
 
 
 @torch.no_grad()
-def test_padded_and_packed_are_alone(model) -> None:
+def test_padded_and_packed_are_alone(model):
     batch = packed(tokens(2, 24), [9, 4, 8])
     rows = model(batch.tokens, pos=batch.pos, document_ids=batch.document_ids).logits
     pieces = iter(alone(batch))
@@ -95,7 +95,7 @@ def test_padded_and_packed_are_alone(model) -> None:
             torch.testing.assert_close(rows[row, first:end], expected, rtol=0, atol=1e-5)
 
 
-def test_batched_is_alone(model) -> None:
+def test_batched_is_alone(model):
     together = glassformer.generate(model, None, PROMPTS, max_new=9, temperature=0).run().tokens
     assert together == [greedy(model, prompt) for prompt in PROMPTS]
     samples = {"samples": 3, "seed": 5, "max_new": 6}
@@ -106,7 +106,7 @@ def test_batched_is_alone(model) -> None:
     assert len({tuple(row) for row in first}) > 1
 
 
-def test_a_beam_finds_what_every_text_computed_whole_would(model) -> None:
+def test_a_beam_finds_what_every_text_computed_whole_would(model):
     """Their logprobs are those of whole passes without a cache."""
     [hypotheses] = beam(model, None, [PROMPTS[0]], beams=3, best=3, max_new=5, eos=())
     for hypothesis in hypotheses:
@@ -118,7 +118,7 @@ def test_a_beam_finds_what_every_text_computed_whole_would(model) -> None:
         assert sum(hypothesis.logprobs) == pytest.approx(total, abs=1e-4)
 
 
-def test_the_engine_says_what_generate_says(model) -> None:
+def test_the_engine_says_what_generate_says(model):
     with Engine(model) as engine:
         handles = [
             engine.submit(Request(prompt, max_new=9, sampling=Sampling(0))) for prompt in PROMPTS
@@ -131,7 +131,7 @@ def test_the_engine_says_what_generate_says(model) -> None:
     assert [item.tokens for item in searched.hypotheses] == [item.tokens for item in expected]
 
 
-def test_the_engine_looks_inside(model) -> None:
+def test_the_engine_looks_inside(model):
     with Engine(model) as engine:
         request = Request(PROMPTS[0], max_new=3, sampling=Sampling(0), want=("*.attn.write",))
         handle = engine.submit(request)
@@ -145,7 +145,7 @@ def test_the_engine_looks_inside(model) -> None:
         torch.testing.assert_close(records[path].view_as(value), value, rtol=0, atol=1e-5)
 
 
-def test_attribution_adds_up(model) -> None:
+def test_attribution_adds_up(model):
     attribution = attribute(model, None, tokens(1, 6)[0].tolist())
     paths = [part.address for part in attribution.parts]
     assert any(path.startswith("decoder.blocks.0.attn.write") for path in paths)
@@ -153,12 +153,12 @@ def test_attribution_adds_up(model) -> None:
     assert total == pytest.approx(float(attribution.logit), abs=1e-4)
 
 
-def test_a_pass_that_fails_is_computed_again(model) -> None:
+def test_a_pass_that_fails_is_computed_again(model):
     with Engine(model) as engine:
         runner = engine._worker.runner
         plain, calls = runner.model.forward, []
 
-        def fail(*args: object, **kwargs: object) -> object:
+        def fail(*args, **kwargs):
             calls.append(args)
             if len(calls) == 9:  # after others of its batch were computed
                 raise MemoryError
@@ -172,7 +172,7 @@ def test_a_pass_that_fails_is_computed_again(model) -> None:
     assert len(calls) > 9 and answers == [greedy(model, prompt) for prompt in PROMPTS]
 
 
-def test_it_learns(cfg) -> None:
+def test_it_learns(cfg):
     model = build_model(cfg, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     batch, losses = packed(tokens(4, 24), [24]), []
@@ -186,7 +186,7 @@ def test_it_learns(cfg) -> None:
     assert all(weight.grad is not None for weight in model.parameters())
 
 
-def test_its_cost_is_counted(cfg) -> None:
+def test_its_cost_is_counted(cfg):
     price, mixers = (
         cost.cost(cfg, batch=3),
         sum(
@@ -202,7 +202,7 @@ def test_its_cost_is_counted(cfg) -> None:
     assert price.activations() > 2 * 3 * CONTEXT * 3 * 24 * 4 * mixers
 
 
-def test_it_opens(model, cfg) -> None:
+def test_it_opens(model, cfg):
     tape = Tape("*.attn.write")
     with torch.no_grad():
         model(tokens(1, 5), tape=tape)
@@ -213,9 +213,7 @@ def test_it_opens(model, cfg) -> None:
     assert any("attn.write" in operand.address for operand in resid.operands)
 
 
-def test_trained_resumed_saved_loaded_generated_and_priced(
-    cfg, tmp_path, monkeypatch, capsys
-) -> None:
+def test_trained_resumed_saved_loaded_generated_and_priced(cfg, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = "".join(f"{i} and {i + 1} make {2 * i + 1}.\n" for i in range(80))
     Path("corpus.txt").write_text(text)
@@ -239,7 +237,7 @@ def test_trained_resumed_saved_loaded_generated_and_priced(
         glassformer.save(whole, "hf", layout="hf")
 
 
-def test_what_needs_attention_refuses_it_in_a_sentence(cfg) -> None:
+def test_what_needs_attention_refuses_it_in_a_sentence(cfg):
     mixer = cfg.decoder.pattern[0].attention
     with pytest.raises(UserError, match=r"Block\.cross is a MinGRU; only Attention"):
         config.Block(config.Attention(2), config.MLP(8), cross=mixer)
@@ -253,7 +251,7 @@ def test_what_needs_attention_refuses_it_in_a_sentence(cfg) -> None:
         Engine(build_model(decoder(block())), draft=build_model(cfg))
 
 
-def test_a_type_that_nobody_registered_is_told_what_is_missing(cfg) -> None:
+def test_a_type_that_nobody_registered_is_told_what_is_missing(cfg):
     class Forgotten:
         """A config without its decorator."""
 

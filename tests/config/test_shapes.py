@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_translate_and_its_figures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_translate_and_its_figures(folder, capsys):
     for name in ("pair", "alone"):
         assert (
             main(
@@ -109,7 +109,7 @@ def test_translate_and_its_figures(folder: Path, capsys: pytest.CaptureFixture[s
         assert data["texts"] == len(PAIRS) and set(data["by length"]) == {"1-4", "5+"}
 
 
-def test_translate_begins_as_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_translate_begins_as_told(folder, capsys):
     outputs = []
     for start in ([], ["--start", "the"], ["--start", "sea red the"]):
         words = [
@@ -127,7 +127,7 @@ def test_translate_begins_as_told(folder: Path, capsys: pytest.CaptureFixture[st
     assert outputs[0] != outputs[1] != outputs[2]
 
 
-def test_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels(folder, capsys):
     assert main(["classify", str(folder / "labels"), "the red house", "the man", "--json"]) == 0
     for line in capsys.readouterr().out.splitlines():
         data = json.loads(line)
@@ -138,7 +138,7 @@ def test_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["texts"] == len(PAIRS)
 
 
-def test_blanks_and_vectors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_blanks_and_vectors(folder, capsys):
     assert (
         main(
             ["fill", str(folder / "masked"), "the ___ sat on the ___", "--order", "sure", "--json"]
@@ -186,9 +186,7 @@ def test_blanks_and_vectors(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         (["eval", "labels", "--data", "labels.tsv", "--columns", "text"], "PART=COLUMN"),
     ],
 )
-def test_one_sentence(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_one_sentence(folder, capsys, words, message):
     (folder / "labels.short").write_text("one line\n")
     (folder / "other.tsv").write_text("a cat\tblue\n")
     present = [str(folder / word) if (folder / word).exists() and word else word for word in words]

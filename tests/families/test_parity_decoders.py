@@ -245,7 +245,7 @@ def difference(a: Any, b: Any, ids: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize(("family", "changes"), CASES)
-def test_both_ways(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_both_ways(family, changes, tmp_path):
     """Theirs -> ours -> theirs: the same logits, files bit for bit, and what they load is what they
     saved."""
     reference = theirs_of(family, **changes)
@@ -262,7 +262,7 @@ def test_both_ways(family: str, changes: dict[str, Any], tmp_path: Path) -> None
     assert equal_tensors(reference.state_dict(), again.state_dict())
 
 
-def test_logits_are_of_a_size_that_tells() -> None:
+def test_logits_are_of_a_size_that_tells():
     """The tolerance means something: no family's logits are near zero or near each other."""
     with torch.no_grad():
         for family, cases in FAMILIES.items():
@@ -288,7 +288,7 @@ TELLING = {
 
 
 @pytest.mark.parametrize("family", TELLING)
-def test_the_settings_matter(family: str, tmp_path: Path) -> None:
+def test_the_settings_matter(family, tmp_path):
     """The same weights read with another setting are another model."""
     reference = theirs_of(family, **next(iter(FAMILIES[family].values())))
     reference.save_pretrained(tmp_path)
@@ -346,13 +346,13 @@ COUNTS = {  # the models' own counts, as the hub shows them
 }
 
 
-def test_every_size_has_the_published_count() -> None:
+def test_every_size_has_the_published_count():
     assert list(COUNTS) == NAMES
     assert {name: cost(recipes.find(name)).total for name in NAMES} == COUNTS
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "GPT2"])
-def test_defaults_are_those_of_transformers(family: str) -> None:
+def test_defaults_are_those_of_transformers(family):
     """A config.json that says only the sizes means what transformers takes it to mean."""
     settings = getattr(transformers, f"{family}Config")
     sizes = {
@@ -413,7 +413,7 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", AS_PUBLISHED)
-def test_files_of_transformers_4(name: str) -> None:
+def test_files_of_transformers_4(name):
     assert recipes.plain(recipes.read_config(AS_PUBLISHED[name])[1]) == recipes.plain(
         recipes.find(name)
     )
@@ -459,7 +459,7 @@ ONE_EACH += ["gpt2/nanogpt", "llama/2-70b", "llama/3-8b", "llama/3.1-8b", "llama
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
+def test_recipes_shrunk(name, tmp_path):
     """Our own recipes, made tiny, obey the laws of their parts together; transformers loads what we
     save of them."""
     model, second_tokens = shaken(build_model(shrunk(name), seed=3)), tokens()
@@ -493,7 +493,7 @@ def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
         assert difference(model, reference_model, tokens()) <= TOLERANCE
 
 
-def test_nanomoe_is_as_its_author_trained_it() -> None:
+def test_nanomoe_is_as_its_author_trained_it():
     """A mixture in the first of every two blocks, no biases, and as many parameters as its code
     makes."""
     model = recipes.find("nanomoe/openwebtext")
@@ -507,7 +507,7 @@ def test_nanomoe_is_as_its_author_trained_it() -> None:
     )
 
 
-def test_a_longrope_model_for_long_texts(tmp_path: Path) -> None:
+def test_a_longrope_model_for_long_texts(tmp_path):
     """Loaded for more than was learnt first, it takes the long waves, as transformers does once a
     text is so long."""
     reference, second_tokens = (
@@ -559,7 +559,7 @@ def test_a_longrope_model_for_long_texts(tmp_path: Path) -> None:
     assert Checkpoint.open(tmp_path / "by hand").config == far.config
 
 
-def test_a_phi3_without_a_window_is_a_llama(tmp_path: Path) -> None:
+def test_a_phi3_without_a_window_is_a_llama(tmp_path):
     """The first layout that can say a model holds it: Phi-4 is saved as a Llama, its fused tables
     apart."""
     reference = theirs_of("Phi3", hidden_size=40, num_key_value_heads=2)
@@ -571,7 +571,7 @@ def test_a_phi3_without_a_window_is_a_llama(tmp_path: Path) -> None:
     assert difference(again, reference, tokens()) <= TOLERANCE
 
 
-def test_gemma_embeds_in_bf16_to_the_bit(tmp_path: Path) -> None:
+def test_gemma_embeds_in_bf16_to_the_bit(tmp_path):
     """sqrt(dim) is rounded to the weights' precision before it multiplies."""
     reference = theirs_of("Gemma2", hidden_size=44, head_dim=8).to(torch.bfloat16)
     reference.save_pretrained(tmp_path)
@@ -584,7 +584,7 @@ def test_gemma_embeds_in_bf16_to_the_bit(tmp_path: Path) -> None:
     assert torch.equal(tape["decoder.embed"], reference.model.embed_tokens(tokens()))
 
 
-def test_the_page_shown_to_contributors_is_the_page() -> None:
+def test_the_page_shown_to_contributors_is_the_page():
     """CONTRIBUTING.md shows a family as it really is."""
     root = Path(__file__).parents[2]
     text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -594,7 +594,7 @@ def test_the_page_shown_to_contributors_is_the_page() -> None:
     assert displayed in path.read_text(encoding="utf-8")
 
 
-def test_nanogpt_has_no_biases_here_and_zeros_there(tmp_path: Path) -> None:
+def test_nanogpt_has_no_biases_here_and_zeros_there(tmp_path):
     model = build_model(shrunk("gpt2/nanogpt"))
     assert not any(name.endswith("bias") for name, _ in model.named_parameters())
     store.save(model, tmp_path, layout="hf")
@@ -602,7 +602,7 @@ def test_nanogpt_has_no_biases_here_and_zeros_there(tmp_path: Path) -> None:
     assert len(biases) == 4 * 6 + 1 and not any(bias.any() for bias in biases.values())
 
 
-def test_original_gpt2_files(tmp_path: Path) -> None:
+def test_original_gpt2_files(tmp_path):
     """The hub's first GPT-2 files: names without "transformer.", the causal mask among the
     weights."""
     from safetensors.torch import save_file
@@ -616,7 +616,7 @@ def test_original_gpt2_files(tmp_path: Path) -> None:
     assert difference(store.load(tmp_path)[0], reference, tokens()) <= TOLERANCE
 
 
-def test_old_llama_files(tmp_path: Path) -> None:
+def test_old_llama_files(tmp_path):
     """Files with rotary_emb.inv_freq in every layer, and rope_theta and rope_scaling as
     transformers 4 writes them."""
     from safetensors.torch import save_file
@@ -640,7 +640,7 @@ def test_old_llama_files(tmp_path: Path) -> None:
     assert difference(store.load(tmp_path)[0], reference, tokens()) <= TOLERANCE
 
 
-def test_bf16_files(tmp_path: Path) -> None:
+def test_bf16_files(tmp_path):
     """Half-precision files stay so unless asked; as fp32 they equal transformers in fp32."""
     theirs_of("Llama").to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
     model, _ = store.load(tmp_path / "theirs")
@@ -658,7 +658,7 @@ def test_bf16_files(tmp_path: Path) -> None:
     )
 
 
-def test_shards_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_both_ways(tmp_path, monkeypatch):
     reference = theirs_of("Llama")
     reference.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
     assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 2
@@ -671,7 +671,7 @@ def test_shards_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert difference(again, reference, tokens()) <= TOLERANCE
 
 
-def test_vocabulary_of_the_layouts() -> None:
+def test_vocabulary_of_the_layouts():
     """The recipes name exactly the layouts of the parity cases above."""
     scaling = recipes.find("llama/3.1-8b").decoder.position.scaling  # type: ignore[union-attr]
     assert scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
@@ -680,7 +680,7 @@ def test_vocabulary_of_the_layouts() -> None:
     assert recipes.decoders.read_rotary(raw) == Rotary(1e4, scaling=LinearScaling(4.0))
 
 
-def test_a_real_llama_tells_its_story(shared_data: Path) -> None:
+def test_a_real_llama_tells_its_story(shared_data):
     """stories260K, greedy from BOS, against the data README; and transformers tells the same."""
     folder = shared_data / "stories260K"
     model, tokenizer = store.load(folder)

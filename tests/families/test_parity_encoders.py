@@ -108,7 +108,7 @@ def equal_bert(actual: Any, reference: Any, side: str = "right") -> None:
 
 
 @pytest.mark.parametrize("name", BERT)
-def test_bert_both_ways(name: str, tmp_path: Path) -> None:
+def test_bert_both_ways(name, tmp_path):
     kind, changes = BERT[name]
     reference = bert(kind, **changes)
     reference.save_pretrained(tmp_path / "theirs")
@@ -178,7 +178,7 @@ def equal_tagger(actual: Any, reference: Any, side: str) -> None:
 
 
 @pytest.mark.parametrize("name", TAGGERS)
-def test_labels_of_tokens_both_ways(name: str, tmp_path: Path) -> None:
+def test_labels_of_tokens_both_ways(name, tmp_path):
     kind, class_, changes = TAGGERS[name]
     sizes = {
         "vocab_size": VOCAB,
@@ -204,7 +204,7 @@ def test_labels_of_tokens_both_ways(name: str, tmp_path: Path) -> None:
     same_files(tmp_path / "theirs", tmp_path / "ours")
 
 
-def test_published_sizes_of_electra() -> None:
+def test_published_sizes_of_electra():
     """Sizes of google/electra-*-discriminator, as transformers counts their shapes."""
     shapes = {
         "small": (256, 12, 4, 1024, 128),
@@ -295,11 +295,11 @@ def both_ways(reference: Any, folder: Path, sides: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", T5)
-def test_t5_both_ways(name: str, tmp_path: Path) -> None:
+def test_t5_both_ways(name, tmp_path):
     both_ways(t5(**T5[name]), tmp_path, ("right", "left"))
 
 
-def test_t5_encoder_alone(tmp_path: Path) -> None:
+def test_t5_encoder_alone(tmp_path):
     config = transformers.T5Config(
         vocab_size=VOCAB, d_model=32, d_kv=8, d_ff=52, num_layers=2, num_heads=3
     )
@@ -318,7 +318,7 @@ def test_t5_encoder_alone(tmp_path: Path) -> None:
     same_files(tmp_path / "theirs", tmp_path / "ours")
 
 
-def test_t5_head_and_scale_are_told_apart(tmp_path: Path) -> None:
+def test_t5_head_and_scale_are_told_apart(tmp_path):
     """All four ways a head can be: tied or not, scaled or not."""
     for tied in (True, False):
         for scaled in (True, False):
@@ -333,7 +333,7 @@ def test_t5_head_and_scale_are_told_apart(tmp_path: Path) -> None:
             equal_pairs(actual_model, model)
 
 
-def test_t5_as_transformers_4_wrote_it(tmp_path: Path) -> None:
+def test_t5_as_transformers_4_wrote_it(tmp_path):
     """1.1 with its own words, T5 with the table three times over and the bias nobody reads."""
     model = t5(**T5["1.1"])
     model.save_pretrained(tmp_path)
@@ -397,12 +397,12 @@ SIDE = {"layers": 3, "attention_heads": 4, "ffn_dim": 52}
 
 
 @pytest.mark.parametrize("name", MARIAN)
-def test_marian_both_ways(name: str, tmp_path: Path) -> None:
+def test_marian_both_ways(name, tmp_path):
     # theirs counts columns, ours what is there
     both_ways(marian(**MARIAN[name]), tmp_path, ("right",))
 
 
-def test_a_marian_beside_its_two_vocabularies(tmp_path: Path) -> None:
+def test_a_marian_beside_its_two_vocabularies(tmp_path):
     """Its pieces are cut by one file for each language, which is not a tokenizer here; the model
     loads without."""
     reference = marian()
@@ -414,7 +414,7 @@ def test_a_marian_beside_its_two_vocabularies(tmp_path: Path) -> None:
     equal_pairs(model, reference)
 
 
-def test_our_2017_model_is_theirs_with_sines_first(tmp_path: Path) -> None:
+def test_our_2017_model_is_theirs_with_sines_first(tmp_path):
     """A size of ours, shrunk, is a Marian of theirs once its waves stand in halves; its head's bias
     is zeros there."""
     small: Any = recipes.find("vaswani/tiny")
@@ -440,7 +440,7 @@ def test_our_2017_model_is_theirs_with_sines_first(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ as the hub has them
 
 
-def test_the_hub_s_first_bert(tmp_path: Path) -> None:
+def test_the_hub_s_first_bert(tmp_path):
     """Old names of norms, the positions among the weights, and both ends in a file that speaks of
     one."""
     from safetensors.torch import save_file
@@ -468,7 +468,7 @@ def test_the_hub_s_first_bert(tmp_path: Path) -> None:
     )
 
 
-def test_a_bert_without_its_pooler(tmp_path: Path) -> None:
+def test_a_bert_without_its_pooler(tmp_path):
     from safetensors.torch import save_file
 
     reference = bert("BertModel")
@@ -537,9 +537,7 @@ def test_a_bert_without_its_pooler(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_built_is_one_sentence(
-    kind: str, change: dict[str, Any], text: str, tmp_path: Path
-) -> None:
+def test_what_is_not_built_is_one_sentence(kind, change, text, tmp_path):
     result = {"bert": lambda: bert("BertModel"), "t5": t5, "marian": marian}[kind]()
     result.save_pretrained(tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())
@@ -549,7 +547,7 @@ def test_what_is_not_built_is_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-def test_a_t5_with_its_tokenizer_begins_with_pad(tmp_path: Path, shared_data: Path) -> None:
+def test_a_t5_with_its_tokenizer_begins_with_pad(tmp_path, shared_data):
     """The ids that transformers generates with are those that we do, and both write the same."""
     from glassformer import generate
     from glassformer.formats.tokenizer_files import open as open_tokenizer

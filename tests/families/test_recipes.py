@@ -19,7 +19,7 @@ LLAMA = recipes.write_config(STORIES)[1]
 
 
 @pytest.mark.parametrize("name", recipes.names())
-def test_every_size_survives_json_and_its_own_layout(name: str) -> None:
+def test_every_size_survives_json_and_its_own_layout(name):
     model = recipes.find(name)
     assert serial.loads(config.Model, serial.dumps(model)) == model
     if recipes.RECIPES[name.partition("/")[0]].read_config is None:
@@ -51,7 +51,7 @@ def test_every_size_survives_json_and_its_own_layout(name: str) -> None:
         ),
     ],
 )
-def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
+def test_transformers_reads_our_config_as_we_meant_it(name):
     transformers = pytest.importorskip("transformers")
     raw = recipes.write_config(recipes.find(name))[1]
     reference = transformers.AutoConfig.for_model(
@@ -61,7 +61,7 @@ def test_transformers_reads_our_config_as_we_meant_it(name: str) -> None:
     assert recipes.plain(again) == recipes.plain(recipes.find(name))
 
 
-def test_the_book_needs_no_torch() -> None:
+def test_the_book_needs_no_torch():
     code = (
         "import sys, glassformer.families as r; r.find('llama/3-8b'); sys.exit('torch' in "
         "sys.modules)"
@@ -69,7 +69,7 @@ def test_the_book_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_find_ignores_case_and_suggests() -> None:
+def test_find_ignores_case_and_suggests():
     assert recipes.find("Llama/3-8B") == recipes.find("llama/3-8b")
     for wrong, value in {
         "llama/9b": "llama/3.2-1b",
@@ -84,7 +84,7 @@ def test_find_ignores_case_and_suggests() -> None:
 # ------------------------------------------------------------------------------ config.json, theirs
 
 
-def test_defaults_are_those_of_transformers() -> None:
+def test_defaults_are_those_of_transformers():
     """A config.json that says only the sizes means what transformers takes it to mean."""
     transformers = pytest.importorskip("transformers")
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 9}
@@ -243,14 +243,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "changes", "text"), REFUSED)
-def test_what_cannot_be_read_is_one_sentence(name: str, changes: dict[str, Any], text: str) -> None:
+def test_what_cannot_be_read_is_one_sentence(name, changes, text):
     raw = recipes.write_config(recipes.find(name))[1]
     with pytest.raises(UserError, match=text) as caught:
         recipes.read_config({**raw, **changes}, "folder/config.json")
     assert str(caught.value).startswith("folder/config.json") and "\n" not in str(caught.value)
 
 
-def test_model_type_is_enough() -> None:
+def test_model_type_is_enough():
     assert recipes.read_config({**LLAMA, "architectures": None})[0].name == "llama"
 
 
@@ -352,25 +352,25 @@ def test_model_type_is_enough() -> None:
         ("gemma2/2b", "decoder.pattern.0.feedforward.act", "tanh", "no name for the activation"),
     ],
 )
-def test_what_no_layout_can_say_is_named(name: str, change: str, value: Any, text: str) -> None:
+def test_what_no_layout_can_say_is_named(name, change, value, text):
     with pytest.raises(UserError) as caught:
         recipes.write_config(serial.change(recipes.find(name), {change: value}))
     assert text in str(caught.value) and 'layout "glassformer"' in str(caught.value)
 
 
-def test_glass_has_no_published_layout() -> None:
+def test_glass_has_no_published_layout():
     with pytest.raises(UserError, match="No published layout holds this model"):
         recipes.write_config(recipes.find("glass/1m"))
 
 
-def test_a_pattern_of_equal_blocks_is_one_block() -> None:
+def test_a_pattern_of_equal_blocks_is_one_block():
     block = STORIES.decoder.pattern[0]  # type: ignore[union-attr]
     doubled = serial.change(STORIES, {"decoder.depth": 4})
     doubled = serial.change(doubled, {"decoder.pattern": [serial.to_dict(block)] * 2})
     assert recipes.write_config(doubled)[0].name == "llama"
 
 
-def test_small_glass_is_small_enough() -> None:
+def test_small_glass_is_small_enough():
     """The recipe's name promises at most 0.85 million parameters beside the vocabulary."""
     from glassformer.scale.cost import cost
 

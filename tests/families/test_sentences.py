@@ -73,9 +73,7 @@ def reference(folder: Path, texts: list[str]) -> Tensor:
     return torch.nn.functional.normalize(mean, dim=-1)
 
 
-def test_a_real_sentence_encoder(
-    loaded: tuple[Any, Tokenizer], folder: Path, sentences: list[str]
-) -> None:
+def test_a_real_sentence_encoder(loaded, folder, sentences):
     model, _ = loaded
     assert model.config.pool == config.Pool("mean", normalize=True) and model.config.context == 256
     long = " ".join(sentences)  # much more than the model reads
@@ -88,9 +86,7 @@ def test_a_real_sentence_encoder(
 
 
 @pytest.mark.slow
-def test_sentence_transformers_gives_the_same(
-    loaded: tuple[Any, Tokenizer], folder: Path, sentences: list[str], tmp_path: Path
-) -> None:
+def test_sentence_transformers_gives_the_same(loaded, folder, sentences, tmp_path):
     library = pytest.importorskip("sentence_transformers")
     reference = torch.tensor(
         library.SentenceTransformer(str(folder), device="cpu").encode(sentences)
@@ -103,9 +99,7 @@ def test_sentence_transformers_gives_the_same(
     assert Checkpoint.open(tmp_path / "theirs").config == loaded[0].config
 
 
-def test_a_sentence_encoder_goes_out_and_comes_back(
-    loaded: tuple[Any, Tokenizer], tmp_path: Path
-) -> None:
+def test_a_sentence_encoder_goes_out_and_comes_back(loaded, tmp_path):
     model, tokenizer = loaded
     store.save(model, tmp_path, tokenizer, layout="hf")
     back, again = store.load(tmp_path)
@@ -120,7 +114,7 @@ def test_a_sentence_encoder_goes_out_and_comes_back(
     assert Checkpoint.open(tmp_path).config.pool == config.Pool("first", "tanh", labels=2)
 
 
-def test_a_classifier_starts_from_it(folder: Path, loaded: tuple[Any, Tokenizer]) -> None:
+def test_a_classifier_starts_from_it(folder, loaded):
     from dataclasses import replace
 
     expected = replace(loaded[0].config, pool=config.Pool("mean", labels=2))
@@ -152,9 +146,7 @@ def test_a_classifier_starts_from_it(folder: Path, loaded: tuple[Any, Tokenizer]
         ("1_Pooling/config.json", [1], "not a JSON object"),
     ],
 )
-def test_what_is_not_built_is_one_sentence(
-    folder: Path, name: str, change: Any, text: str, tmp_path: Path
-) -> None:
+def test_what_is_not_built_is_one_sentence(folder, name, change, text, tmp_path):
     shutil.copytree(folder, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "m" / name).write_text("{" if change is None else json.dumps(change))
     with pytest.raises(UserError, match=text):
@@ -164,7 +156,7 @@ def test_what_is_not_built_is_one_sentence(
 @pytest.mark.parametrize(
     "kind", ["../there", "/{there}", "1_Pooling/../../there", "..", "link", "x" * 300, "a\0b"]
 )
-def test_modules_are_not_followed_outside_the_folder(kind: str, tmp_path: Path) -> None:
+def test_modules_are_not_followed_outside_the_folder(kind, tmp_path):
     home, present = tmp_path / "m", tmp_path / "there"
     for folder in (home, present):
         folder.mkdir()

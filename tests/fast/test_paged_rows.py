@@ -19,7 +19,7 @@ FAMILIES = ["gpt2", "llama", "qwen3", "gemma2", "alibi", "starcoder2", "phi2"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_ragged_rows_go_on_in_pages_as_in_the_cache(name: str) -> None:
+def test_ragged_rows_go_on_in_pages_as_in_the_cache(name):
     """Prompts of three lengths, windows among the masks; one row is dropped on the way and two
     change places."""
     if not has("stack"):
@@ -44,7 +44,7 @@ def test_ragged_rows_go_on_in_pages_as_in_the_cache(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["starcoder2", "gemma2"])
-def test_layers_with_windows_fill_the_same_pages_in_turns(name: str) -> None:
+def test_layers_with_windows_fill_the_same_pages_in_turns(name):
     """Covers windows alone, and both kinds; several ends of pages, and a row that leaves."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
@@ -76,7 +76,7 @@ def test_layers_with_windows_fill_the_same_pages_in_turns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "vaswani", "t5"])
-def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
+def test_beams_share_pages_and_part_where_they_write(name):
     """Three prompts (of a pair: three sources), two rows of each; over a page's end and with a
     prompt that is done."""
     if not has("stack"):
@@ -113,16 +113,14 @@ def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", ["llama", "vaswani"])
-def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(
-    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(name, seed, monkeypatch):
     """Rows of every length through several page borders, in as many pages as they fill at most;
     none is wasted."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     copied, copy = list[int](), Pages.copy
 
-    def counted(self: Pages, source: torch.Tensor, target: torch.Tensor) -> None:
+    def counted(self, source, target):
         copied.append(len(source))
         assert not set(source.tolist()) & set(target.tolist()) and len(set(target.tolist())) == len(
             target
@@ -164,7 +162,7 @@ def doubles(rows: list[int]) -> list[int]:
     return [place for place, row in enumerate(rows) if row in rows[:place]]
 
 
-def test_beams_in_c_find_the_same_alone_and_in_a_batch() -> None:
+def test_beams_in_c_find_the_same_alone_and_in_a_batch():
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     model, sources = tiny.model(tiny.ALL["vaswani"]), [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
@@ -176,7 +174,7 @@ def test_beams_in_c_find_the_same_alone_and_in_a_batch() -> None:
     ]
 
 
-def test_a_model_that_does_not_fit_goes_on_in_its_cache() -> None:
+def test_a_model_that_does_not_fit_goes_on_in_its_cache():
     for name in ("mixtral", "gru", "nanomoe"):
         session = Session(tiny.model(tiny.DECODERS[name]))
         session.prefill([[1, 2, 3]], None, 1)

@@ -47,7 +47,7 @@ def decoder(name: str = "gpt2", dtype: torch.dtype = torch.float32, seed: int = 
 @pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize("rows", [(1,), (1, 1), (2, 5), (3, 1), (40,)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_product_is_the_linear_layer(dtype: torch.dtype, rows: tuple[int, ...], bias: bool) -> None:
+def test_product_is_the_linear_layer(dtype, rows, bias):
     torch.manual_seed(0)
     layer = Linear(48, 80, bias).to(dtype)
     for weight in layer.parameters():
@@ -65,7 +65,7 @@ def test_product_is_the_linear_layer(dtype: torch.dtype, rows: tuple[int, ...], 
 
 
 @pytest.mark.parametrize("name", sorted(DECODERS))
-def test_model_says_the_same(name: str) -> None:
+def test_model_says_the_same(name):
     model = decoder(name)
     modules, paths = list(model.modules()), [path for path, _ in packable(model)]
     view = prepack(model)
@@ -84,7 +84,7 @@ def test_model_says_the_same(name: str) -> None:
         )
 
 
-def test_changed_weight_is_used_as_it_is_now() -> None:
+def test_changed_weight_is_used_as_it_is_now():
     model, tokens = decoder(), torch.arange(8)[None]
     prepack(model)
     changed = copy.deepcopy(model)
@@ -113,7 +113,7 @@ def test_changed_weight_is_used_as_it_is_now() -> None:
         assert prepack(model).model is model and model(tokens).logits.dtype == torch.float64
 
 
-def test_a_generation_goes_on_with_weights_as_they_are() -> None:
+def test_a_generation_goes_on_with_weights_as_they_are():
     """Weights that change under a generation are seen at the next token."""
     model, second = decoder(), decoder(seed=1)
     steps = iter(generate(model, None, [1, 2, 3], max_new=40, temperature=0))
@@ -126,7 +126,7 @@ def test_a_generation_goes_on_with_weights_as_they_are() -> None:
     assert next(steps).logprob != pytest.approx(logprob) and keeps_copies(second) is False
 
 
-def test_gradients_pass_and_a_training_has_the_memory() -> None:
+def test_gradients_pass_and_a_training_has_the_memory():
     model, tokens = decoder(), torch.arange(8)[None]
     view = prepack(model)
     view.model(tokens).logits.sum().backward()
@@ -145,7 +145,7 @@ def test_gradients_pass_and_a_training_has_the_memory() -> None:
     assert not any(copied() is not None for copied in copies)
 
 
-def test_copies_live_no_longer_than_their_model() -> None:
+def test_copies_live_no_longer_than_their_model():
     for make in (decoder, lambda: Linear(16, 16)):
         model = make()
         view = prepack(model)
@@ -155,7 +155,7 @@ def test_copies_live_no_longer_than_their_model() -> None:
         assert copies and not any(copied() is not None for copied in copies)
 
 
-def test_only_within_the_room_there_is() -> None:
+def test_only_within_the_room_there_is():
     model = decoder()
     size = sum(group.nbytes for _, group in packable(model))
     assert not prepack(model, size - 1).packed and not keeps_copies(model)
@@ -171,7 +171,7 @@ def test_only_within_the_room_there_is() -> None:
     assert not keeps_copies(model)
 
 
-def test_generation_prepacks_for_many_tokens_and_not_within_a_training() -> None:
+def test_generation_prepacks_for_many_tokens_and_not_within_a_training():
     model = build_model(DECODERS["llama"], seed=0)
     assert model.training
     few = generate(model.eval(), None, [1, 2, 3], max_new=8, temperature=0).run().tokens
@@ -193,13 +193,13 @@ def test_generation_prepacks_for_many_tokens_and_not_within_a_training() -> None
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_threads_generate_at_once(name: str) -> None:
+def test_threads_generate_at_once(name):
     """Several threads with one model say what one alone says, bit for bit, while others look and
     forget the copies."""
     model, tokens = decoder(name), torch.arange(8)[None]
     prepack(model)
 
-    def tell(seed: int) -> list[list[float]]:
+    def tell(seed):
         return generate(model, None, [[1, 2, 3], [4, 5]], max_new=40, seed=seed).run().logprobs
 
     alone, logits = [tell(seed) for seed in range(4)], model(tokens).logits
@@ -207,7 +207,7 @@ def test_threads_generate_at_once(name: str) -> None:
     fields: dict[int, list[list[list[float]]]] = {}
     ready = threading.Barrier(5)
 
-    def work(seed: int) -> None:
+    def work(seed):
         ready.wait()
         fields[seed] = [tell(seed) for _ in range(3)]
 
@@ -223,7 +223,7 @@ def test_threads_generate_at_once(name: str) -> None:
     assert not any(isinstance(module, SWAPPED) for module in model.modules())
 
 
-def test_the_table_is_prepacked_tied_or_not() -> None:
+def test_the_table_is_prepacked_tied_or_not():
     x = torch.randn(1, 32)
     for name in ("gpt2", "llama"):
         model = decoder(name)
@@ -236,7 +236,7 @@ def test_the_table_is_prepacked_tied_or_not() -> None:
             )
 
 
-def test_an_encoder_decoder_has_both_sides() -> None:
+def test_an_encoder_decoder_has_both_sides():
     model = build_model(ALL["vaswani"], seed=0).eval()
     view, source, tokens = prepack(model).model, torch.arange(6)[None], torch.arange(8)[None]
     with torch.no_grad():
@@ -246,7 +246,7 @@ def test_an_encoder_decoder_has_both_sides() -> None:
         )
 
 
-def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alone() -> None:
+def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alone():
     torch.manual_seed(0)
     layer, x = Linear(48, 80).double().float(), torch.randn(3, 48)
     for weight in layer.parameters():
@@ -274,7 +274,7 @@ class Doubled(Linear):
 
 
 @torch.no_grad()
-def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it() -> None:
+def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it():
     layer = Linear(16, 16)
     torch.nn.utils.parametrizations.weight_norm(layer)
     assert not list(packable(layer)) and not list(packable(Doubled(16, 16)))
@@ -296,7 +296,7 @@ def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", BITS)
-def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
+def test_a_new_bias_beside_an_old_matrix(dtype):
     """A fused optimizer leaves it so: the matrix as it was, a bias changed without a count."""
     model, x = decoder("gpt2", dtype), torch.randn(2, 5, 32).to(dtype)
     attn = model.decoder.blocks[0].attn
@@ -313,7 +313,7 @@ def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
         torch.testing.assert_close(result, expected, atol=BITS[dtype], rtol=BITS[dtype])
 
 
-def test_a_replaced_module_leaves_the_others_where_they_are() -> None:
+def test_a_replaced_module_leaves_the_others_where_they_are():
     model = decoder("gpt2")
     block = model.decoder.blocks[1]
     other = Linear(32, 32)

@@ -48,7 +48,7 @@ def weight_of(
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("group", [32, 64])
-def test_a_product_is_the_kernels_own(bits: int, group: int) -> None:
+def test_a_product_is_the_kernels_own(bits, group):
     """Bit for bit the readable reference on codes and scales, before and after the kernels have
     taken the codes."""
     _, weight = weight_of(bits, group=group)
@@ -66,14 +66,14 @@ def test_a_product_is_the_kernels_own(bits: int, group: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_row_has_the_same_bits_alone_and_in_a_batch(bits: int) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(bits):
     _, weight = weight_of(bits)
     x = torch.randn(9, 100)
     full = F.linear(x, weight)
     assert all(torch.equal(F.linear(x[i : i + 1], weight)[0], full[i]) for i in range(9))
 
 
-def test_a_table_is_looked_up_in_and_a_stack_has_tables() -> None:
+def test_a_table_is_looked_up_in_and_a_stack_has_tables():
     _, table = weight_of(8)
     ids = torch.tensor([[3, 0], [39, 3]])
     assert torch.equal(F.embedding(ids, table), table.decoded()[ids])
@@ -87,7 +87,7 @@ def test_a_table_is_looked_up_in_and_a_stack_has_tables() -> None:
     )
 
 
-def test_experts_multiply_by_their_codes() -> None:
+def test_experts_multiply_by_their_codes():
     """A token's bits are its own, whether its experts meet it alone or all rows in one product."""
     _, stack = weight_of(4, (3, 16, 64))
     rows, totals = torch.randn(9, 64), torch.tensor([4, 0, 5])
@@ -96,7 +96,7 @@ def test_experts_multiply_by_their_codes() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_computes_with_8_and_4_bits(name: str) -> None:
+def test_every_family_computes_with_8_and_4_bits(name):
     """8 bits stay near; the numbers of the codes give nearly the same; a tape changes no bit; a
     copy is one."""
     model = tiny.model(tiny.ALL[name])
@@ -123,7 +123,7 @@ def test_every_family_computes_with_8_and_4_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RECURRENT))
-def test_recurrent_cells_are_refused(name: str) -> None:
+def test_recurrent_cells_are_refused(name):
     with pytest.raises(UserError, match="recurrent cells"):
         quantize_weights(tiny.model(tiny.ALL[name]), QuantizedLayout(8))
 
@@ -132,12 +132,12 @@ def test_recurrent_cells_are_refused(name: str) -> None:
     ("options", "sentence"),
     [((5,), "8 or 4"), ((8, 40), "multiple of 32"), ((8, 32, 4), "8 or 16 bits, not 4")],
 )
-def test_layouts_that_cannot_be(options: tuple[int, ...], sentence: str) -> None:
+def test_layouts_that_cannot_be(options, sentence):
     with pytest.raises(UserError, match=sentence):
         QuantizedLayout(*options)
 
 
-def test_a_model_is_quantised_once_and_its_head_may_be_left() -> None:
+def test_a_model_is_quantised_once_and_its_head_may_be_left():
     model = tiny.model(tiny.DECODERS["llama"])
     chosen = quantize_weights(model, QuantizedLayout(4, head=16))
     assert set(chosen.values()) == {4} and not any(
@@ -150,14 +150,14 @@ def test_a_model_is_quantised_once_and_its_head_may_be_left() -> None:
 
 
 @pytest.mark.parametrize("name", ["mixtral", "noisy"])
-def test_routers_stay_exact(name: str) -> None:
+def test_routers_stay_exact(name):
     model = tiny.model(tiny.DECODERS[name])
     chosen = quantize_weights(model, QuantizedLayout(8))
     assert not any("router" in path or "noise" in path for path in chosen)
     assert any(path.endswith("ffn.up") for path in chosen)
 
 
-def test_gradients_pass_to_x_and_not_to_codes() -> None:
+def test_gradients_pass_to_x_and_not_to_codes():
     _, weight = weight_of(4)
     x = torch.randn(5, 100, requires_grad=True)
     y = F.linear(x, weight)
@@ -169,7 +169,7 @@ def test_gradients_pass_to_x_and_not_to_codes() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "mixtral"])
-def test_lora_on_quantised_weights_learns(name: str) -> None:
+def test_lora_on_quantised_weights_learns(name):
     """The loss falls, only the changes move, and a change is never put into codes."""
     model = tiny.model(tiny.ALL[name])
     quantize_weights(model, QuantizedLayout(4))
@@ -201,7 +201,7 @@ def test_lora_on_quantised_weights_learns(name: str) -> None:
     assert lora.adapted(model)
 
 
-def test_another_number_format_keeps_the_codes() -> None:
+def test_another_number_format_keeps_the_codes():
     model = tiny.model(tiny.DECODERS["llama"])
     quantize_weights(model, QuantizedLayout(8))
     now = logits_of(model)

@@ -63,7 +63,7 @@ def written(folder: Path, kind: str = "F32", name: str = "llama/stories260k") ->
 
 
 @pytest.mark.parametrize(("kind", "width"), [("Q8_0", 34), ("Q4_0", 18)])
-def test_blocks_are_joined_as_they_are_parted(kind: str, width: int) -> None:
+def test_blocks_are_joined_as_they_are_parted(kind, width):
     raw = np.random.default_rng(0).integers(0, 256, (5, width), dtype=np.uint8)
     codes, scales = gguf.split(kind, raw)
     assert np.array_equal(gguf.join(kind, codes, scales), raw)
@@ -72,7 +72,7 @@ def test_blocks_are_joined_as_they_are_parted(kind: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q2_K", "IQ4_XS"])
-def test_other_kinds_are_the_numbers_that_llama_cpp_reads(tmp_path: Path, kind: str) -> None:
+def test_other_kinds_are_the_numbers_that_llama_cpp_reads(tmp_path, kind):
     """Every byte of one matrix drawn at random, but the scales, which are finite."""
     model = model_of(dim=256)
     gguf.save(model, tmp_path / "model.gguf", "F32", None)
@@ -100,7 +100,7 @@ def test_other_kinds_are_the_numbers_that_llama_cpp_reads(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("name", ["llama/stories260k", "qwen2/0.5b", "qwen3/0.6b", "gpt2/124m"])
-def test_a_model_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
+def test_a_model_comes_back_bit_for_bit(tmp_path, name):
     model = model_of(name)
     back, tokenizer = glassformer.load(written(tmp_path, "F32", name))
     assert torch.equal(logits_of(back), logits_of(model)) and tokenizer is not None
@@ -110,7 +110,7 @@ def test_a_model_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "most"), [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)]
 )
-def test_kinds_are_as_near_as_their_bits(tmp_path: Path, kind: str, most: float) -> None:
+def test_kinds_are_as_near_as_their_bits(tmp_path, kind, most):
     model, path = model_of(), written(tmp_path, kind)
     back, _ = glassformer.load(path)
     assert float((logits_of(back) - logits_of(model)).norm() / logits_of(model).norm()) < most
@@ -127,7 +127,7 @@ def test_kinds_are_as_near_as_their_bits(tmp_path: Path, kind: str, most: float)
     assert np.array_equal(individual.reshape(weight.shape), weight.numpy())
 
 
-def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path: Path) -> None:
+def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path):
     """Each head's rotary pairs, halves of it here, side by side there; values as they are."""
     model, path = model_of(), written(tmp_path)
     tensors = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
@@ -142,7 +142,7 @@ def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
+def test_codes_go_out_and_come_back(tmp_path, bits):
     """Codes of a model quantised here, queries and keys turned to llama.cpp's order and back."""
     model = model_of()
     quantize_weights(model, QuantizedLayout(bits))
@@ -161,7 +161,7 @@ def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
     assert not quantized(plain)
 
 
-def test_larger_groups_go_out_as_their_codes_too(tmp_path: Path) -> None:
+def test_larger_groups_go_out_as_their_codes_too(tmp_path):
     """A scale is repeated for each block of 32, so nothing is rounded again."""
     model = model_of()
     quantize_weights(model, QuantizedLayout(4, group=64))
@@ -176,7 +176,7 @@ def test_larger_groups_go_out_as_their_codes_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("bits", "kind"), [(8, "Q4_0"), (4, "Q8_0")])
-def test_codes_are_not_rounded_again(tmp_path: Path, bits: int, kind: str) -> None:
+def test_codes_are_not_rounded_again(tmp_path, bits, kind):
     model = model_of()
     quantize_weights(model, QuantizedLayout(bits))
     with pytest.raises(
@@ -186,7 +186,7 @@ def test_codes_are_not_rounded_again(tmp_path: Path, bits: int, kind: str) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_an_adapter_on_codes_is_not_left_out_silently(tmp_path: Path) -> None:
+def test_an_adapter_on_codes_is_not_left_out_silently(tmp_path):
     model = model_of()
     quantize_weights(model, QuantizedLayout(8))
     lora.adapt(model, {"decoder.blocks.0.attn.q": (2, 1.0)})
@@ -199,7 +199,7 @@ def test_an_adapter_on_codes_is_not_left_out_silently(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_that_no_block_divides_are_f16(tmp_path: Path, shared_data: Path) -> None:
+def test_rows_that_no_block_divides_are_f16(tmp_path, shared_data):
     model, tokenizer = glassformer.load(shared_data / "stories260K")
     gguf.save(model, tmp_path / "stories.gguf", "Q8_0", tokenizer)
     kinds = {name: place.kind for name, place in read_gguf(tmp_path / "stories.gguf")[1].items()}
@@ -215,7 +215,7 @@ def test_rows_that_no_block_divides_are_f16(tmp_path: Path, shared_data: Path) -
     assert item == second
 
 
-def test_a_file_is_a_model_everywhere(tmp_path: Path) -> None:
+def test_a_file_is_a_model_everywhere(tmp_path):
     path = written(tmp_path, "Q8_0")
     opened = Checkpoint.open(path)
     assert opened.gguf and opened.source_tokenizer() is None
@@ -229,7 +229,7 @@ def test_a_file_is_a_model_everywhere(tmp_path: Path) -> None:
     ("kind", "sentence"),
     [("Q5_K", "are written in F32, F16, Q4_0, Q8_0, BF16, not in Q5_K"), ("", "not in")],
 )
-def test_kinds_that_are_not_written(tmp_path: Path, kind: str, sentence: str) -> None:
+def test_kinds_that_are_not_written(tmp_path, kind, sentence):
     with pytest.raises(UserError, match=sentence):
         gguf.save(model_of(), tmp_path / "a.gguf", kind, None)
     assert not list(tmp_path.iterdir())
@@ -254,14 +254,14 @@ def _kind(path: Path, number: int) -> None:
     ("number", "sentence"),
     [(24, "kind I8"), (31, "kind 31"), (1 << 31, "kind 2147483648")],
 )
-def test_kinds_that_are_not_read_are_named(tmp_path: Path, number: int, sentence: str) -> None:
+def test_kinds_that_are_not_read_are_named(tmp_path, number, sentence):
     path = written(tmp_path)
     _kind(path, number)
     with pytest.raises(UserError, match=sentence):
         glassformer.load(path)
 
 
-def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path):
     path = written(tmp_path)
     raw = path.read_bytes()
     for piece in (
@@ -305,14 +305,14 @@ def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_broken_is_named(tmp_path: Path, old: bytes, new: bytes, sentence: str) -> None:
+def test_what_is_broken_is_named(tmp_path, old, new, sentence):
     path = written(tmp_path)
     _changed(path, old, new)
     with pytest.raises(UserError, match=sentence):
         glassformer.load(path)
 
 
-def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path: Path) -> None:
+def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path):
     """300 files with some of the first 6,000 bytes changed: fields, names, shapes, kinds, offsets
     and scales."""
     path, draw = written(tmp_path, "Q8_0"), random.Random(0)
@@ -331,7 +331,7 @@ def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path: Path) -> 
     assert 0 < loaded < 300
 
 
-def test_a_file_that_is_there_already_survives_a_failure(tmp_path: Path) -> None:
+def test_a_file_that_is_there_already_survives_a_failure(tmp_path):
     path = tmp_path / "a.gguf"
     path.write_bytes(b"before")
     model = model_of()
@@ -349,7 +349,7 @@ def _text(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["tensors", "fields", "texts"])
-def test_more_of_anything_than_a_model_has_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+def test_more_of_anything_than_a_model_has_is_refused_at_once(tmp_path, kind):
     many = 300_000 if kind != "texts" else 4_000_000
     head = b"GGUF" + struct.pack(
         "<IQQ", 3, *{"tensors": (many, 0), "fields": (0, many), "texts": (0, 1)}[kind]

@@ -40,9 +40,7 @@ def saved(folder: Path, name: str = "llama", bits: int = 4) -> Path:
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", sorted(tiny.ALL.keys() - RECURRENT))
-def test_saved_loaded_and_on_the_fly_are_the_same_bits(
-    tmp_path: Path, name: str, bits: int
-) -> None:
+def test_saved_loaded_and_on_the_fly_are_the_same_bits(tmp_path, name, bits):
     plain = tiny.model(tiny.ALL[name])
     glassformer.save(plain, tmp_path / "plain", layout="glassformer")
     flying, _ = glassformer.load(tmp_path / "plain", bits=bits)
@@ -57,7 +55,7 @@ def test_saved_loaded_and_on_the_fly_are_the_same_bits(
     assert (tmp_path / "few" / "model.safetensors").stat().st_size < size + 16_384
 
 
-def test_a_published_folder_is_quantised_on_the_fly(tmp_path: Path) -> None:
+def test_a_published_folder_is_quantised_on_the_fly(tmp_path):
     model = tiny.model(tiny.DECODERS["llama"])
     glassformer.save(model, tmp_path / "hf", layout="hf")
     flying, _ = glassformer.load(tmp_path / "hf", bits=4, group=64, head=16, dtype="bfloat16")
@@ -68,7 +66,7 @@ def test_a_published_folder_is_quantised_on_the_fly(tmp_path: Path) -> None:
     assert next(flying.parameters()).dtype == torch.bfloat16
 
 
-def test_the_file_says_what_is_needed_to_read_it(tmp_path: Path) -> None:
+def test_the_file_says_what_is_needed_to_read_it(tmp_path):
     """By the documented layout and the safetensors library alone, without this one's code."""
     folder = saved(tmp_path / "few")
     path = folder / "model.safetensors"
@@ -88,7 +86,7 @@ def test_the_file_says_what_is_needed_to_read_it(tmp_path: Path) -> None:
         assert torch.equal(codes * scales[..., group], weight.decoded())
 
 
-def test_what_it_cannot_be(tmp_path: Path) -> None:
+def test_what_it_cannot_be(tmp_path):
     folder = saved(tmp_path / "few")
     with pytest.raises(UserError, match="quantised already"):
         glassformer.load(folder, bits=8)
@@ -101,7 +99,7 @@ def test_what_it_cannot_be(tmp_path: Path) -> None:
     assert not (tmp_path / "hf").exists() and not (tmp_path / "whole").exists()
 
 
-def test_an_adapter_on_a_quantised_model_comes_back(tmp_path: Path) -> None:
+def test_an_adapter_on_a_quantised_model_comes_back(tmp_path):
     folder = saved(tmp_path / "few")
     model, _ = glassformer.load(folder)
     before = logits_of(model)
@@ -135,9 +133,7 @@ def _page(folder: Path, **changes: object) -> None:
         ({"more": 1}, "more"),
     ],
 )
-def test_a_page_that_lies_is_refused(
-    tmp_path: Path, changes: dict[str, object], sentence: str
-) -> None:
+def test_a_page_that_lies_is_refused(tmp_path, changes, sentence):
     folder = saved(tmp_path / "few")
     _page(folder, **changes)
     with pytest.raises(UserError, match=sentence):
@@ -156,7 +152,7 @@ def test_a_page_that_lies_is_refused(
         "one more",
     ],
 )
-def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, spoil: str) -> None:
+def test_tensors_that_do_not_fit_are_refused(tmp_path, spoil):
     folder = saved(tmp_path / "few")
     path, name = folder / "model.safetensors", "decoder.blocks.0.attn.q.weight"
     tensors = {key: value.clone() for key, value in load_file(path).items()}
@@ -180,7 +176,7 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, spoil: str) -> None
         glassformer.load(folder)
 
 
-def test_a_training_begins_from_the_same_bits(tmp_path: Path) -> None:
+def test_a_training_begins_from_the_same_bits(tmp_path):
     """LoRA loads its base by ``model_as`` too."""
     folder = saved(tmp_path / "few")
     file = Checkpoint.open(folder)
@@ -188,9 +184,7 @@ def test_a_training_begins_from_the_same_bits(tmp_path: Path) -> None:
     assert not fitted.new and torch.equal(logits_of(fitted.model), logits_of(file.model()))
 
 
-def test_the_memory_that_is_asked_for_is_that_of_few_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_that_is_asked_for_is_that_of_few_bits(tmp_path, monkeypatch):
     """A model fits in 8 bits where it does not fit whole; one that is drawn stands there whole
     first, and says so."""
     from glassformer.core import memory

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,7 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_ids_and_texts_of_the_original(name: str, tmp_path: Path) -> None:
+def test_ids_and_texts_of_the_original(name, tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
     chance = random.Random(0)
     words = [word for sentence in {*STORY} for word in sentence.split()]
@@ -99,8 +98,8 @@ def test_ids_and_texts_of_the_original(name: str, tmp_path: Path) -> None:
 
 
 def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
-    shared_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    shared_data, tmp_path, capfd
+):
     """A panic would print to standard error from inside the library, beside our sentence."""
     from sentencepiece import sentencepiece_model_pb2
 

@@ -54,7 +54,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 # back
 
 
-def test_glassformer_layout_holds_every_model(tmp_path: Path, tiny: Model) -> None:
+def test_glassformer_layout_holds_every_model(tmp_path, tiny):
     models: list[config.Model] = [
         TINY,
         serial.change(TINY, {"decoder.pattern.place": "sandwich"}),
@@ -89,9 +89,7 @@ def test_glassformer_layout_holds_every_model(tmp_path: Path, tiny: Model) -> No
     assert raw["glassformer"] == 1 and raw["model"]["type"] == "Decoder"
 
 
-def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(
-    tmp_path: Path, capsys: Any
-) -> None:
+def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(tmp_path, capsys):
     reads, writes = (
         train_tokenizer("words", texts)
         for texts in (["eine katze sitzt da", "ein hund"], ["a cat", "dogs"])
@@ -178,7 +176,7 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(
     "layout", ["llama/stories260k", "gpt2/124m", "bert/tiny", "t5/small", "vaswani/base"]
 )
 @pytest.mark.parametrize("name", ["feedforward", "norm"])
-def test_published_layouts_refuse_blocks_without_a_part(layout: str, name: str) -> None:
+def test_published_layouts_refuse_blocks_without_a_part(layout, name):
     model = recipes.find(layout)
     slot = "decoder" if hasattr(model, "decoder") else "encoder"
     missing = serial.change(model, {f"{slot}.pattern.place": "pre", f"{slot}.pattern.{name}": None})
@@ -186,9 +184,7 @@ def test_published_layouts_refuse_blocks_without_a_part(layout: str, name: str) 
         recipes.write_config(missing)
 
 
-def test_the_default_layout_is_the_published_one_where_there_is_one(
-    tmp_path: Path, llama: Model, tiny: Model
-) -> None:
+def test_the_default_layout_is_the_published_one_where_there_is_one(tmp_path, llama, tiny):
     store.save(llama, tmp_path / "llama")
     store.save(tiny, tmp_path / "glass")
     assert json.loads((tmp_path / "llama/config.json").read_text())["model_type"] == "llama"
@@ -200,7 +196,7 @@ def test_the_default_layout_is_the_published_one_where_there_is_one(
         store.save(tiny, tmp_path / "no", layout="onnx")  # type: ignore[arg-type]
 
 
-def test_a_models_init_and_dtype_survive(tmp_path: Path, tiny: Model) -> None:
+def test_a_models_init_and_dtype_survive(tmp_path, tiny):
     store.save(tiny.to(torch.bfloat16), tmp_path / "m")
     back, _ = store.load(tmp_path / "m")
     assert {weight.dtype for weight in back.parameters()} == {torch.bfloat16} and equal_weights(
@@ -212,7 +208,7 @@ def test_a_models_init_and_dtype_survive(tmp_path: Path, tiny: Model) -> None:
         store.load(tmp_path / "m", dtype="int4")
 
 
-def test_a_loaded_model_does_not_depend_on_its_file(tmp_path: Path, tiny: Model) -> None:
+def test_a_loaded_model_does_not_depend_on_its_file(tmp_path, tiny):
     store.save(tiny, tmp_path / "m")
     back, _ = store.load(tmp_path / "m")
     (tmp_path / "m/model.safetensors").write_bytes(b"")
@@ -220,9 +216,7 @@ def test_a_loaded_model_does_not_depend_on_its_file(tmp_path: Path, tiny: Model)
     back(torch.zeros(1, 2, dtype=torch.long)).logits.sum().backward()
 
 
-def test_a_mapped_model_outlives_its_file(
-    tmp_path: Path, llama: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mapped_model_outlives_its_file(tmp_path, llama, monkeypatch):
     """Saved over, converted into its own folder, removed: what is mapped is the old file."""
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     folder = tmp_path / "m"
@@ -241,9 +235,7 @@ def test_a_mapped_model_outlives_its_file(
 
 
 @pytest.mark.parametrize("name", ["gpt2/124m", "llama/stories260k"])
-def test_a_mapped_model_can_be_trained(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mapped_model_can_be_trained(name, tmp_path, monkeypatch):
     """The same steps as a model that was read, bit for bit, and the file stays as it is."""
     small = {"dim": 48, "embed.vocab": 100, "decoder.depth": 2}
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
@@ -261,7 +253,7 @@ def test_a_mapped_model_can_be_trained(
     assert snapshot(tmp_path) == before
 
 
-def test_the_first_use_leaves_the_collector_as_it_was() -> None:
+def test_the_first_use_leaves_the_collector_as_it_was():
     """Garbage is looked for again once torch is there; who had turned that off finds it off."""
     for before in ("enable", "disable"):
         code = (
@@ -277,9 +269,7 @@ def test_the_first_use_leaves_the_collector_as_it_was() -> None:
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("layout", ["hf", "glassformer"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_every_dtype_from_every_file(
-    dtype: str, layout: store.Layout, mapped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_dtype_from_every_file(dtype, layout, mapped, tmp_path, monkeypatch):
     """GPT-2: what is turned, what is split and what lies as it is, kept or converted."""
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     small = {"dim": 36, "embed.vocab": 70, "decoder.depth": 2}
@@ -293,7 +283,7 @@ def test_every_dtype_from_every_file(
 
 
 @pytest.mark.parametrize("layout", ["hf", "glassformer"])
-def test_what_config_json_says_beside_the_model(layout: store.Layout, tmp_path: Path) -> None:
+def test_what_config_json_says_beside_the_model(layout, tmp_path):
     tokenizer = train_tokenizer("words", ["a b c"], None, ("<s>", "</s>", "<pad>", "<unk>"))
     tokenizer.bos = 0  # an id like any other
     model = build_model(serial.change(LLAMA, {"embed.vocab": 9}), seed=2).half()
@@ -306,7 +296,7 @@ def test_what_config_json_says_beside_the_model(layout: store.Layout, tmp_path: 
     assert not store.load(tmp_path)[0].training
 
 
-def test_biases_that_a_model_lacks_are_zeros_in_its_files(tmp_path: Path) -> None:
+def test_biases_that_a_model_lacks_are_zeros_in_its_files(tmp_path):
     small = {"dim": 48, "embed.vocab": 100, "decoder.depth": 1}
     model = build_model(serial.change(recipes.find("gpt2/124m"), small), seed=4)
     store.save(model, tmp_path, layout="hf")
@@ -330,7 +320,7 @@ def test_biases_that_a_model_lacks_are_zeros_in_its_files(tmp_path: Path) -> Non
         store.load(tmp_path)
 
 
-def test_a_translator_begins_with_bos_where_there_is_one(tmp_path: Path) -> None:
+def test_a_translator_begins_with_bos_where_there_is_one(tmp_path):
     small = {
         "dim": 32,
         "head.scale": 32**-0.5,
@@ -349,13 +339,13 @@ def test_a_translator_begins_with_bos_where_there_is_one(tmp_path: Path) -> None
         assert raw["decoder_start_token_id"] == tokenizer.id(begins)
 
 
-def test_a_recipe_gives_a_new_model() -> None:
+def test_a_recipe_gives_a_new_model():
     model, tokenizer = store.load("glass/1m", dtype=torch.bfloat16)
     assert model.config == recipes.find("glass/1m") and tokenizer is None
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
 
 
-def test_the_verbs(tmp_path: Path, llama: Model) -> None:
+def test_the_verbs(tmp_path, llama):
     import glassformer
 
     glassformer.save(llama, tmp_path / "m", layout="hf")
@@ -364,7 +354,7 @@ def test_the_verbs(tmp_path: Path, llama: Model) -> None:
     assert torch.equal(model(tokens).logits, llama.eval()(tokens).logits)
 
 
-def test_a_tied_head_is_written_once_and_an_untied_one_twice(tmp_path: Path) -> None:
+def test_a_tied_head_is_written_once_and_an_untied_one_twice(tmp_path):
     for tied in (True, False):
         model = build_model(serial.change(LLAMA, {"head.tied": tied}))
         store.save(model, tmp_path / str(tied), layout="hf")
@@ -375,7 +365,7 @@ def test_a_tied_head_is_written_once_and_an_untied_one_twice(tmp_path: Path) -> 
 # ----------------------------------------------------------------------------------- what is loaded
 
 
-def test_run_folders_follow_best_then_last(tmp_path: Path) -> None:
+def test_run_folders_follow_best_then_last(tmp_path):
     for step in (1, 2):
         store.save(build_model(TINY, seed=step), tmp_path / f"step-{step}")
     (tmp_path / "last").write_text("step-2\n")
@@ -388,7 +378,7 @@ def test_run_folders_follow_best_then_last(tmp_path: Path) -> None:
             store.load(tmp_path)
 
 
-def test_names_that_lead_nowhere(tmp_path: Path) -> None:
+def test_names_that_lead_nowhere(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     wrong = {
@@ -408,9 +398,7 @@ def test_names_that_lead_nowhere(tmp_path: Path) -> None:
             store.load(name)
 
 
-def test_a_hub_name_is_found_in_the_cache(
-    tmp_path: Path, llama: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_name_is_found_in_the_cache(tmp_path, llama, monkeypatch):
     """The hub's cache as huggingface_hub lays it out, read offline, its files links to blobs."""
     constants = pytest.importorskip("huggingface_hub").constants
     home = tmp_path / "models--someone--tiny"
@@ -430,14 +418,14 @@ def test_a_hub_name_is_found_in_the_cache(
     assert equal_weights(store.load("someone/tiny")[0], llama)
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_allocated() -> None:
+def test_what_does_not_fit_is_refused_before_anything_is_allocated():
     with pytest.raises(
         UserError, match=r"The weights take 1\.48 TiB in float32 and cpu has .* free"
     ):
         store.load("llama/3-405b")
 
 
-def test_absurd_sizes_in_config_never_allocate(tmp_path: Path, llama: Model) -> None:
+def test_absurd_sizes_in_config_never_allocate(tmp_path, llama):
     store.save(llama, tmp_path, layout="hf")
     raw = json.loads((tmp_path / "config.json").read_text())
     for key, value in {
@@ -461,13 +449,13 @@ def test_absurd_sizes_in_config_never_allocate(tmp_path: Path, llama: Model) -> 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\xff\xfe", "[" * 100_000, '"text"'])
-def test_a_config_that_is_none(text: str, tmp_path: Path) -> None:
+def test_a_config_that_is_none(text, tmp_path):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=r"config\.json is not"):
         store.load(tmp_path)
 
 
-def test_glassformer_configs_that_are_wrong(tmp_path: Path, tiny: Model) -> None:
+def test_glassformer_configs_that_are_wrong(tmp_path, tiny):
     store.save(tiny, tmp_path, layout="glassformer")
     good = json.loads((tmp_path / "config.json").read_text())
     decoder = good["model"]["decoder"]
@@ -492,7 +480,7 @@ def test_glassformer_configs_that_are_wrong(tmp_path: Path, tiny: Model) -> None
             store.load(tmp_path)
 
 
-def test_flipped_and_cut_bytes_of_a_saved_model_never_crash(tmp_path: Path, llama: Model) -> None:
+def test_flipped_and_cut_bytes_of_a_saved_model_never_crash(tmp_path, llama):
     """Fuzz of the whole way in: the config's and the weights' bytes changed or cut."""
     store.save(llama, tmp_path, layout="hf")
     dice = random.Random(0)
@@ -518,9 +506,7 @@ def test_flipped_and_cut_bytes_of_a_saved_model_never_crash(tmp_path: Path, llam
 # ----------------------------------------------------------------------------------------- saving
 
 
-def test_saving_leaves_other_files_alone_and_replaces_its_own(
-    tmp_path: Path, llama: Model, tiny: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saving_leaves_other_files_alone_and_replaces_its_own(tmp_path, llama, tiny, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(store.tensorfiles, "SHARD", 200_000)
         store.save(llama, tmp_path)
@@ -557,13 +543,13 @@ def test_saving_leaves_other_files_alone_and_replaces_its_own(
 @pytest.mark.parametrize("fails", [1, 2])
 @pytest.mark.parametrize("existing", [True, False])
 def test_a_full_disk_changes_nothing(
-    existing: bool,
-    fails: int,
-    tmp_path: Path,
-    llama: Model,
-    tiny: Model,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    existing,
+    fails,
+    tmp_path,
+    llama,
+    tiny,
+    monkeypatch,
+):
     """The disk is full at any of the writes: one sentence, and the folder as it was."""
     folder = tmp_path / "m"
     if existing:
@@ -572,7 +558,7 @@ def test_a_full_disk_changes_nothing(
     writes = [0]
     real = files.write
 
-    def full(path: Path, content: Any) -> None:
+    def full(path, content):
         writes[0] += 1
         if writes[0] == fails:
             raise files.explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
@@ -584,7 +570,7 @@ def test_a_full_disk_changes_nothing(
     assert writes[0] == fails and snapshot(tmp_path) == before
 
 
-def test_a_really_full_disk(tmp_path: Path) -> None:
+def test_a_really_full_disk(tmp_path):
     """A file size limit of the operating system stands in for the disk: the write itself fails."""
     code = f"""
 import resource, signal, sys
@@ -609,13 +595,13 @@ except UserError as error:
 @pytest.mark.skipif(
     not Path("/proc/self").exists(), reason="needs a folder that even root cannot write"
 )
-def test_a_folder_that_cannot_be_written(tiny: Model) -> None:
+def test_a_folder_that_cannot_be_written(tiny):
     for folder in ("/proc/self/none/m", "/proc/self/task"):
         with pytest.raises(UserError, match="cannot be written"):
             store.save(tiny, folder)
 
 
-def test_a_file_in_the_way(tmp_path: Path, tiny: Model) -> None:
+def test_a_file_in_the_way(tmp_path, tiny):
     (tmp_path / "m").write_text("a file")
     for variant in (tmp_path / "m", tmp_path / "m" / "below"):
         with pytest.raises(UserError, match=r"cannot be made|cannot be written"):
@@ -623,7 +609,7 @@ def test_a_file_in_the_way(tmp_path: Path, tiny: Model) -> None:
     assert (tmp_path / "m").read_text() == "a file"
 
 
-def test_a_meta_model_has_nothing_to_save(tmp_path: Path) -> None:
+def test_a_meta_model_has_nothing_to_save(tmp_path):
     with pytest.raises(UserError, match="meta device"):
         store.save(build_model(TINY, device="meta"), tmp_path / "m")
 
@@ -651,9 +637,7 @@ print((loaded - before) / weights, (peak() - before) / weights)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts memory as Linux does")
-def test_loading_and_saving_take_little_more_than_the_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loading_and_saving_take_little_more_than_the_weights(tmp_path, monkeypatch):
     """At most 1.1 times the weights to load, 1.15 to save too: the peak of a process of its own,
     GPT-2's layout."""
     cfg = serial.change(recipes.find("gpt2/124m"), {"embed.vocab": 5000, "decoder.depth": 9})

@@ -50,7 +50,7 @@ def numbers(*shape: int) -> Tensor:
 # ------------------------------------------------------------------------------------- the table
 
 
-def test_a_letter_on_both_sides_repeats(tmp_path: Path) -> None:
+def test_a_letter_on_both_sides_repeats(tmp_path):
     actual = {f"blocks.{i}.up": numbers(3, 2 + i) for i in (0, 1, 10)}
     reference = there_and_back(Table((NameRule("h.{i}.fc", f"{B}.up"),)), actual, tmp_path)
     assert {name: tuple(t.shape) for name, t in reference.items()} == {
@@ -60,7 +60,7 @@ def test_a_letter_on_both_sides_repeats(tmp_path: Path) -> None:
     }
 
 
-def test_one_of_theirs_splits_into_several_of_ours_of_unequal_width(tmp_path: Path) -> None:
+def test_one_of_theirs_splits_into_several_of_ours_of_unequal_width(tmp_path):
     """Phi-3's fused queries, keys and values with fewer key-value heads."""
     actual = {"blocks.0.q": numbers(8, 4), "blocks.0.k": numbers(2, 4), "blocks.0.v": numbers(2, 4)}
     reference = there_and_back(
@@ -69,7 +69,7 @@ def test_one_of_theirs_splits_into_several_of_ours_of_unequal_width(tmp_path: Pa
     assert torch.equal(reference["h.0.qkv"], torch.cat([*actual.values()]))
 
 
-def test_transpose(tmp_path: Path) -> None:
+def test_transpose(tmp_path):
     """GPT-2's Conv1D: (in, out), its three parts side by side."""
     actual = {
         "blocks.0.q": numbers(4, 5),
@@ -84,7 +84,7 @@ def test_transpose(tmp_path: Path) -> None:
     assert torch.equal(reference["h.0.c"], torch.cat([t.T for t in actual.values()], dim=1))
 
 
-def test_a_letter_of_theirs_alone_stacks(tmp_path: Path) -> None:
+def test_a_letter_of_theirs_alone_stacks(tmp_path):
     """Mixtral's experts, one file entry each."""
     actual = {f"blocks.{i}.gate": numbers(4, 3, 2) + i for i in range(2)}
     reference = there_and_back(
@@ -108,9 +108,7 @@ H, D, C = 3, 4, 5  # heads, their width, the model's
     ],
     ids=["W_Q", "W_O", "b_Q", "Flax"],
 )
-def test_a_heads_axis_is_folded(
-    axes: str, actual: Any, reference: Any, place: Any, tmp_path: Path
-) -> None:
+def test_a_heads_axis_is_folded(axes, actual, reference, place, tmp_path):
     local = numbers(*actual)
     written = there_and_back(
         Table((NameRule("h.{i}.W", f"{B}.q", axes=axes, heads=H),)), {"blocks.0.q": local}, tmp_path
@@ -128,7 +126,7 @@ def test_a_heads_axis_is_folded(
         assert place(written["h.0.W"], h, d, column) == second_local
 
 
-def test_rotary_pairs_of_neighbours_become_halves(tmp_path: Path) -> None:
+def test_rotary_pairs_of_neighbours_become_halves(tmp_path):
     """Their dimension 2 i and 2 i + 1 of a head are ours i and i + D/2; what they say about angles
     is the same."""
     local = numbers(H * D, C)
@@ -149,7 +147,7 @@ def test_rotary_pairs_of_neighbours_become_halves(tmp_path: Path) -> None:
     )
 
 
-def test_transpose_and_fold_and_split_at_once(tmp_path: Path) -> None:
+def test_transpose_and_fold_and_split_at_once(tmp_path):
     """Queries, keys and values of each head side by side, transposed (GPT-NeoX, as Conv1D)."""
     actual = {f"blocks.0.{name}": numbers(H * D, C) + at for at, name in enumerate("qkv")}
     rule = NameRule(
@@ -164,7 +162,7 @@ def test_transpose_and_fold_and_split_at_once(tmp_path: Path) -> None:
     assert torch.equal(reference.T.view(H, 3, D, C)[:, 1], actual["blocks.0.k"].view(H, D, C))
 
 
-def test_a_parameter_without_a_rule_is_an_error() -> None:
+def test_a_parameter_without_a_rule_is_an_error():
     with pytest.raises(UserError, match=r"no rule for blocks\.0\.extra"):
         weights.links(Table((NameRule("h.{i}.up", f"{B}.up"),)), {"blocks.0.extra": (1,)})
 
@@ -186,7 +184,7 @@ def check(
     return weights.check(table, actual, tensorfiles.open_files(folder))
 
 
-def test_missing_and_left_over_are_named_on_both_sides(tmp_path: Path) -> None:
+def test_missing_and_left_over_are_named_on_both_sides(tmp_path):
     with pytest.raises(UserError) as caught:
         check(
             tmp_path,
@@ -201,19 +199,19 @@ def test_missing_and_left_over_are_named_on_both_sides(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_left_over_alone_is_told(tmp_path: Path) -> None:
+def test_what_is_left_over_alone_is_told(tmp_path):
     with pytest.raises(UserError, match=r"the model has no place for more; fix"):
         check(tmp_path, {"h.0.up": numbers(2), "more": numbers(5)}, {"blocks.0.up": (2,)})
 
 
-def test_long_lists_are_cut_short(tmp_path: Path) -> None:
+def test_long_lists_are_cut_short(tmp_path):
     with pytest.raises(UserError, match=r"and 6 more.* and 16 more") as caught:
         reference = {f"x.{i}": numbers(1) for i in range(20)}
         check(tmp_path, reference, {f"blocks.{i}.up": (2,) for i in range(10)})
     assert len(str(caught.value)) < 600
 
 
-def test_a_shape_that_differs_is_told_on_both_sides(tmp_path: Path) -> None:
+def test_a_shape_that_differs_is_told_on_both_sides(tmp_path):
     with pytest.raises(
         UserError,
         match=r"h\.0\.up has shape \(3, 2\), but blocks\.0\.up of the "
@@ -225,19 +223,19 @@ def test_a_shape_that_differs_is_told_on_both_sides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str
 )
-def test_quantised_numbers_are_not_weights(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_quantised_numbers_are_not_weights(dtype, tmp_path):
     with pytest.raises(UserError, match="not quantised"):
         check(tmp_path, {"h.0.up": torch.ones(2).to(dtype)}, {"blocks.0.up": (2,)})
 
 
-def test_declared_constants_may_remain(tmp_path: Path) -> None:
+def test_declared_constants_may_remain(tmp_path):
     assert (
         len(check(tmp_path, {"h.0.up": numbers(2), "h.0.mask": numbers(5)}, {"blocks.0.up": (2,)}))
         == 1
     )
 
 
-def test_a_tied_copy_may_remain_when_it_is_one(tmp_path: Path) -> None:
+def test_a_tied_copy_may_remain_when_it_is_one(tmp_path):
     table = Table((NameRule("embed", "embed"),), copies=(("head", "embed"),))
     assert check(tmp_path, {"embed": numbers(3), "head": numbers(3)}, {"embed": (3,)}, table)
     for second in (numbers(3) + 1, numbers(3).double(), numbers(4)):
@@ -245,9 +243,7 @@ def test_a_tied_copy_may_remain_when_it_is_one(tmp_path: Path) -> None:
             check(tmp_path, {"embed": numbers(3), "head": second}, {"embed": (3,)}, table)
 
 
-def test_a_tied_copy_is_compared_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tied_copy_is_compared_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(headers, "CHUNK", 8)
     for changed in (0, 4):
         second = numbers(5)
@@ -257,7 +253,7 @@ def test_a_tied_copy_is_compared_to_its_end(
         assert published.equal("a", "c") and not published.equal("a", "b")
 
 
-def test_the_format_of_most_numbers_is_the_files_own(tmp_path: Path) -> None:
+def test_the_format_of_most_numbers_is_the_files_own(tmp_path):
     save_file(
         {"a": numbers(100), **{f"b{i}": numbers(2).bfloat16() for i in range(3)}},
         tmp_path / "model.safetensors",
@@ -269,7 +265,7 @@ def test_the_format_of_most_numbers_is_the_files_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", tensorfiles.NAMES, ids=str)
-def test_files_are_those_of_the_safetensors_library(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_files_are_those_of_the_safetensors_library(dtype, tmp_path):
     state = {
         "b": (numbers(3, 5) * 9).to(dtype),
         "a.scalar": torch.tensor(1).to(dtype),
@@ -286,7 +282,7 @@ def test_files_are_those_of_the_safetensors_library(dtype: torch.dtype, tmp_path
             assert got.dtype == dtype and torch.equal(got.float(), tensor.float())
 
 
-def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
+def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path):
     base = numbers(4, 6)
     state = {"a": base.T, "b": base[:, ::2], "c": base[1]}
     content = tensorfiles.contents(tensorfiles.plain(state))["model.safetensors"]
@@ -357,7 +353,7 @@ LIES: dict[str, tuple[Any, bytes, str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_header_that_lies(lie: str, tmp_path: Path) -> None:
+def test_a_header_that_lies(lie, tmp_path):
     header, data, output = LIES[lie]
     raw_file(tmp_path / "model.safetensors", header, data)
     with pytest.raises(UserError, match=re.escape(output)) as caught:
@@ -373,13 +369,13 @@ def test_a_header_that_lies(lie: str, tmp_path: Path) -> None:
         (50, "invalid header length"),
     ],
 )
-def test_a_header_longer_than_the_file(length: int, text: str, tmp_path: Path) -> None:
+def test_a_header_longer_than_the_file(length, text, tmp_path):
     raw_file(tmp_path / "model.safetensors", b"{}", length=length)
     with pytest.raises(UserError, match=text):
         tensorfiles.open_files(tmp_path)
 
 
-def test_empty_and_pointer_files(tmp_path: Path) -> None:
+def test_empty_and_pointer_files(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"")
     with pytest.raises(UserError, match="header too small"):
@@ -393,7 +389,7 @@ def test_empty_and_pointer_files(tmp_path: Path) -> None:
         tensorfiles.open_files(tmp_path)
 
 
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
+def test_every_truncation_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"a": numbers(3, 4), "b.c": numbers(5)}, path)
     content = path.read_bytes()
@@ -403,7 +399,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
             tensorfiles.open_files(tmp_path)
 
 
-def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path: Path) -> None:
+def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path):
     """Bytes of a header changed, one or two: an error of ours, or a file that the library reads the
     same."""
     path = tmp_path / "model.safetensors"
@@ -435,7 +431,7 @@ def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path: Path) -> No
     assert 0 < accepted < len(trials)  # a letter of a name changed is still a good file
 
 
-def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_while_it_is_read(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"a": numbers(100)}, path)
     published = tensorfiles.open_files(tmp_path)
@@ -464,9 +460,7 @@ def address(tensor: Tensor, path: Path) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the system as Linux answers")
-def test_a_large_file_is_mapped_and_stays_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_mapped_and_stays_as_it_is(tmp_path, monkeypatch):
     path = tmp_path / "model.safetensors"
     reference = {"a": numbers(40, 30), "none": torch.empty(0, 4), "b": numbers(50).bfloat16()}
     save_file(reference, path)
@@ -493,7 +487,7 @@ def test_a_large_file_is_mapped_and_stays_as_it_is(
     assert torch.equal(actual["b"], reference["b"])
 
 
-def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_mapped_is_read(tmp_path, monkeypatch):
     """A tensor that begins at an odd byte, a disk far away, a system that refuses."""
     path = tmp_path / "model.safetensors"
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
@@ -519,9 +513,7 @@ def refuse(*args: Any, **named: Any) -> Any:
     ("kind", "stays"),
     [("ext4", True), ("tmpfs", True), ("nfs4", False), ("fuse.sshfs", False), ("9p", False)],
 )
-def test_files_that_others_serve_are_not_mapped(
-    kind: str, stays: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_others_serve_are_not_mapped(kind, stays, monkeypatch):
     mounts = (
         "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n36 22 0:44 / /far rw,noatime shared:7 - "
         f"{kind} host:/models rw\n"
@@ -531,7 +523,7 @@ def test_files_that_others_serve_are_not_mapped(
     assert tensorfiles._is_mappable(os.makedev(8, 1))
 
 
-def test_a_mapped_file_that_shrank_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapped_file_that_shrank_before(tmp_path, monkeypatch):
     path = tmp_path / "model.safetensors"
     save_file({"a": numbers(100)}, path)
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
@@ -544,7 +536,7 @@ def test_a_mapped_file_that_shrank_before(tmp_path: Path, monkeypatch: pytest.Mo
         tensorfiles.Files(published, mapped=True).take("a")
 
 
-def test_our_files_begin_where_a_cache_line_begins(tmp_path: Path) -> None:
+def test_our_files_begin_where_a_cache_line_begins(tmp_path):
     for name, content in tensorfiles.contents(
         tensorfiles.plain({"a": numbers(5), "b" * 7: numbers(3)})
     ).items():
@@ -572,8 +564,8 @@ def sharded(tmp_path: Path) -> Path:
 
 
 def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     actual = {
         name: numbers(size) for name, size in (("a", 3), ("b", 2), ("c", 4), ("d", 20), ("e", 1))
     }
@@ -590,7 +582,7 @@ def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(
     )
 
 
-def test_shards_are_one_set_of_tensors(sharded: Path) -> None:
+def test_shards_are_one_set_of_tensors(sharded):
     published = tensorfiles.open_files(sharded)
     assert torch.equal(published.load("a"), numbers(2)) and torch.equal(
         published.load("b"), numbers(3)
@@ -609,7 +601,7 @@ def test_shards_are_one_set_of_tensors(sharded: Path) -> None:
         "x" * 5000,
     ],
 )
-def test_a_shard_outside_the_folder(kind: str, sharded: Path) -> None:
+def test_a_shard_outside_the_folder(kind, sharded):
     outside = sharded.parent / "secret.safetensors"
     save_file({"a": numbers(2)}, outside)
     (sharded / "link.safetensors").symlink_to(outside)
@@ -618,7 +610,7 @@ def test_a_shard_outside_the_folder(kind: str, sharded: Path) -> None:
         tensorfiles.open_files(sharded)
 
 
-def test_the_hubs_cache_links_to_its_blobs(tmp_path: Path) -> None:
+def test_the_hubs_cache_links_to_its_blobs(tmp_path):
     snapshot, blobs = (
         tmp_path / "models--a--b" / "snapshots" / "abc",
         tmp_path / "models--a--b" / "blobs",
@@ -631,7 +623,7 @@ def test_the_hubs_cache_links_to_its_blobs(tmp_path: Path) -> None:
     assert torch.equal(tensorfiles.open_files(snapshot).load("a"), numbers(2))
 
 
-def test_shards_missing_wrong_or_double(sharded: Path) -> None:
+def test_shards_missing_wrong_or_double(sharded):
     index(sharded, {"a": "one.safetensors", "b": "one.safetensors"})
     with pytest.raises(UserError, match=r"places b in one\.safetensors, which lacks it"):
         tensorfiles.open_files(sharded)
@@ -647,27 +639,25 @@ def test_shards_missing_wrong_or_double(sharded: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[" * 99_999, "\xff"]
 )
-def test_an_index_that_is_none(text: str, tmp_path: Path) -> None:
+def test_an_index_that_is_none(text, tmp_path):
     (tmp_path / headers.INDEX).write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=r"is not (an index of weights|valid JSON|a JSON object)"):
         tensorfiles.open_files(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "ckpt.pt", "model.pth", "last.ckpt"])
-def test_pickled_weights_are_refused_with_the_way_to_convert_them(
-    name: str, tmp_path: Path
-) -> None:
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(name, tmp_path):
     (tmp_path / name).write_bytes(b"\x80\x04")
     with pytest.raises(UserError, match=r"pickled weights .*glassformer convert --from nanogpt"):
         tensorfiles.open_files(tmp_path)
 
 
-def test_no_weights_at_all(tmp_path: Path) -> None:
+def test_no_weights_at_all(tmp_path):
     with pytest.raises(UserError, match=r"has no model\.safetensors"):
         tensorfiles.open_files(tmp_path)
 
 
-def test_a_file_of_the_hubs_cache_has_the_sha256_that_the_hub_says(tmp_path: Path) -> None:
+def test_a_file_of_the_hubs_cache_has_the_sha256_that_the_hub_says(tmp_path):
     """models--org--name/snapshots/REVISION/model.safetensors -> ../../blobs/SHA256; a flipped bit
     is seen."""
     snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -32,7 +31,7 @@ def total(result: object, prompt: list[int], tokens: tuple[int, ...]) -> float:
     return sum(float(logits[len(prompt) - 1 + i, t]) for i, t in enumerate(tokens))
 
 
-def test_wide_beams_find_the_best_of_all_continuations() -> None:
+def test_wide_beams_find_the_best_of_all_continuations():
     model = build_model(
         c.Decoder(16, 16, c.Embed(6), tiny.gpt2().decoder, c.Head(), tiny.WIDE), seed=1
     ).eval()
@@ -53,7 +52,7 @@ def test_wide_beams_find_the_best_of_all_continuations() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "vaswani", "glass"])
-def test_one_beam_is_greedy(name: str) -> None:
+def test_one_beam_is_greedy(name):
     new_model = model(name)
     prompt = [[5, 7, 9], [4, 8]]
     greedy = generate(new_model, None, prompt, temperature=0, max_new=8, eos=(), start=0).run()  # type: ignore[arg-type]
@@ -66,7 +65,7 @@ def test_one_beam_is_greedy(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["llama", "starcoder2", "t5", "vaswani", "glass", "cho", "bahdanau"]
 )
-def test_a_prompt_finds_the_same_in_a_batch_as_alone(name: str) -> None:
+def test_a_prompt_finds_the_same_in_a_batch_as_alone(name):
     new_model = model(name)
     prompts = [[5, 7, 9, 11, 3], [4, 8], [6]]
     settings = {"beams": 3, "best": 3, "max_new": 10, "eos": (2, 9, 17), "start": 0}
@@ -80,7 +79,7 @@ def test_a_prompt_finds_the_same_in_a_batch_as_alone(name: str) -> None:
         )
 
 
-def test_equal_to_transformers() -> None:
+def test_equal_to_transformers():
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
@@ -162,7 +161,7 @@ def test_equal_to_transformers() -> None:
         ({"max_new": 0}, "max_new is 0"),
     ],
 )
-def test_settings_that_mean_nothing(settings: dict[str, object], message: str) -> None:
+def test_settings_that_mean_nothing(settings, message):
     with pytest.raises(UserError, match=message):
         beam(model("gpt2"), None, [1], **settings)  # type: ignore[arg-type]
 
@@ -177,14 +176,12 @@ def test_settings_that_mean_nothing(settings: dict[str, object], message: str) -
         *((bad, "give a token's id") for bad in ("de", [0.5], [True], [1] * 65)),
     ],
 )
-def test_a_beginning_that_is_none(
-    variant: Callable[..., object], start: object, message: str
-) -> None:
+def test_a_beginning_that_is_none(variant, start, message):
     with pytest.raises(UserError, match=message):
         variant(model("t5"), None, [1], max_new=4, start=start)
 
 
-def test_several_tokens_begin_a_target_on_the_greedy_path() -> None:
+def test_several_tokens_begin_a_target_on_the_greedy_path():
     new_model = model("t5")
     tokens = (
         generate(new_model, None, [[5, 7]], start=[0, 33, 4], max_new=6, temperature=0, eos=())
@@ -210,7 +207,7 @@ def pooled(head: c.Head | None) -> c.Decoder:
     return replace(tiny.DECODERS["llama"], head=head, pool=c.Pool("last", normalize=True))
 
 
-def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_cannot() -> None:
+def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_cannot():
     plain = replace(pooled(c.Head()), pool=None)
     with_pool, alone = (build_model(cfg, seed=1).eval() for cfg in (pooled(c.Head()), plain))
     outputs = [
@@ -228,12 +225,12 @@ def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_can
             variant(build_model(pooled(None), seed=1).eval(), None, [1], max_new=2)
 
 
-def test_an_encoder_continues_nothing() -> None:
+def test_an_encoder_continues_nothing():
     with pytest.raises(UserError, match="encoder"):
         beam(model("bert"), None, [1])  # type: ignore[arg-type]
 
 
-def test_a_prompt_is_done_when_as_many_have_ended_as_there_are_beams() -> None:
+def test_a_prompt_is_done_when_as_many_have_ended_as_there_are_beams():
     # a longer one would be better
     new_model, settings = model("gpt2"), {"beams": 1, "max_new": 12, "length_penalty": 9.0}
     tokens = beam(new_model, None, [[5, 7, 9]], eos=(), **settings)[0][0].tokens  # type: ignore[arg-type]
@@ -241,7 +238,7 @@ def test_a_prompt_is_done_when_as_many_have_ended_as_there_are_beams() -> None:
     assert hypotheses.tokens == tokens[: tokens.index(tokens[3]) + 1] and hypotheses.finish == "eos"
 
 
-def test_a_beam_ends_where_the_context_does() -> None:
+def test_a_beam_ends_where_the_context_does():
     prompt = [1 + place % 40 for place in range(tiny.CONTEXT - 2)]
     for beams in (1, 3):
         hypotheses = beam(model("llama"), None, [prompt], beams=beams, eos=())[0][0]  # type: ignore[arg-type]
@@ -249,7 +246,7 @@ def test_a_beam_ends_where_the_context_does() -> None:
         assert len(hypotheses.tokens) == 3 and hypotheses.finish == "length"
 
 
-def test_many_sources_are_answered_in_their_order() -> None:
+def test_many_sources_are_answered_in_their_order():
     tokenizer = train_tokenizer("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
     new_model, sources = model("vaswani"), ["abcdefgh", "a", "hgfed", "cab", "bb"]
     options = {"beams": 2, "max_new": 6}
@@ -261,7 +258,7 @@ def test_many_sources_are_answered_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["vaswani", "gpt2"])
-def test_a_source_too_long_is_refused_or_cut(name: str) -> None:
+def test_a_source_too_long_is_refused_or_cut(name):
     tokenizer = train_tokenizer("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
     model = build_model(replace(tiny.ALL[name], context=12), seed=3).eval()
     # eos closes a source; a decoder reads bos, source and what starts a target
@@ -282,7 +279,7 @@ def test_a_source_too_long_is_refused_or_cut(name: str) -> None:
 
 
 @pytest.mark.parametrize("beams", [2, 3])
-def test_only_endings_among_the_best_count(beams: int) -> None:
+def test_only_endings_among_the_best_count(beams):
     """Candidates behind the first ``beams`` of twice as many only take the place of ended ones."""
     new_model, prompt = model("llama"), [5, 7, 9]
     with torch.no_grad():
@@ -296,7 +293,7 @@ def test_only_endings_among_the_best_count(beams: int) -> None:
     assert [likeliest[beams]] not in [hypothesis.tokens for hypothesis in hypotheses]
 
 
-def test_the_likeliest_of_a_large_vocabulary_are_all_found() -> None:
+def test_the_likeliest_of_a_large_vocabulary_are_all_found():
     """With what is left over behind the last whole block, and equals across blocks."""
     logprobs = torch.randn(5, 128 * 40 + 77, generator=torch.Generator().manual_seed(2))
     logprobs[0, -1], logprobs[1, 300:420], logprobs[2, 128 * 7 : 128 * 7 + 9] = (

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +91,7 @@ def greedy(model: Model, prompt: list[int] | list[list[int]], count: int = 20) -
 
 
 @torch.no_grad()
-def test_cached_is_uncached(model: Model) -> None:
+def test_cached_is_uncached(model):
     for prompt in PROMPTS:
         tokens, logits = recomputed(model, prompt, 20)
         result = greedy(model, prompt)
@@ -104,9 +103,7 @@ def test_cached_is_uncached(model: Model) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("sizes", [(1,), (2, 3), (7, 1, 4), (12, 5)])
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_any_chunking_gives_the_same_logits(
-    cfg: c.Decoder, sizes: list[int], dtype: torch.dtype, near: float
-) -> None:
+def test_any_chunking_gives_the_same_logits(cfg, sizes, dtype, near):
     model = build_model(cfg, seed=7, dtype=dtype).eval()
     tokens = torch.randint(VOCAB, (2, 40), generator=torch.Generator().manual_seed(1))
     cache, pieces, remaining = Cache(model.config), [], tokens
@@ -118,7 +115,7 @@ def test_any_chunking_gives_the_same_logits(
     torch.testing.assert_close(torch.cat(pieces, 1), model(tokens).logits, atol=near, rtol=0)
 
 
-def test_a_batch_is_one_by_one(model: Model) -> None:
+def test_a_batch_is_one_by_one(model):
     together, alone = greedy(model, PROMPTS), [greedy(model, prompt) for prompt in PROMPTS]
     assert together.tokens == [item.tokens[0] for item in alone]
     reference = torch.tensor([item.logprobs[0] for item in alone])
@@ -126,7 +123,7 @@ def test_a_batch_is_one_by_one(model: Model) -> None:
 
 
 @torch.no_grad()
-def test_padded_is_unpadded(model: Model) -> None:
+def test_padded_is_unpadded(model):
     tokens, pos = pad_left(PROMPTS, torch.device("cpu"))
     last = model(tokens, pos=pos, cache=Cache(model.config), logits="last").logits[:, 0]
     alone = torch.stack([model(torch.tensor([ids])).logits[0, -1] for ids in PROMPTS])
@@ -136,7 +133,7 @@ def test_padded_is_unpadded(model: Model) -> None:
 SAMPLED = {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1}
 
 
-def test_sampling_in_a_batch_is_sampling_alone(model: Model) -> None:
+def test_sampling_in_a_batch_is_sampling_alone(model):
     together = generate(model, None, PROMPTS, max_new=15, seed=3, **SAMPLED).run()
     alone = [
         generate(model, None, prompt, max_new=15, seed=3, **SAMPLED).run() for prompt in PROMPTS
@@ -145,7 +142,7 @@ def test_sampling_in_a_batch_is_sampling_alone(model: Model) -> None:
     assert len({tuple(tokens) for tokens in together.tokens}) == len(PROMPTS)
 
 
-def test_samples_are_the_prompt_given_again(model: Model) -> None:
+def test_samples_are_the_prompt_given_again(model):
     forked = generate(model, None, PROMPTS[:2], max_new=12, samples=3, seed=5).run()
     repeated = generate(
         model, None, [ids for ids in PROMPTS[:2] for _ in range(3)], max_new=12, seed=5
@@ -154,7 +151,7 @@ def test_samples_are_the_prompt_given_again(model: Model) -> None:
     assert len({tuple(tokens) for tokens in forked.tokens}) == 6
 
 
-def test_each_row_has_luck_of_its_own(rotary: Model) -> None:
+def test_each_row_has_luck_of_its_own(rotary):
     model = build_model(rotary.config, seed=7).eval()
     with torch.no_grad():
         # every token is as likely as any other: luck alone decides
@@ -169,7 +166,7 @@ def test_each_row_has_luck_of_its_own(rotary: Model) -> None:
     )
 
 
-def test_logits_are_fp32_whatever_the_model_is(rotary: Model) -> None:
+def test_logits_are_fp32_whatever_the_model_is(rotary):
     session = Session(build_model(rotary.config, seed=7, dtype=torch.bfloat16).eval())
     assert (
         session.prefill(PROMPTS, None, 1).dtype
@@ -178,7 +175,7 @@ def test_logits_are_fp32_whatever_the_model_is(rotary: Model) -> None:
     )
 
 
-def test_ids_come_in_any_container(rotary: Model) -> None:
+def test_ids_come_in_any_container(rotary):
     expected = greedy(rotary, [PROMPTS[0], PROMPTS[0]], 5).tokens
     for ids in (
         torch.tensor([PROMPTS[0]] * 2),
@@ -189,7 +186,7 @@ def test_ids_come_in_any_container(rotary: Model) -> None:
     assert greedy(rotary, np.array(PROMPTS[0], np.uint16), 5).tokens == expected[:1]
 
 
-def test_the_seed_repeats_and_another_does_not(rotary: Model) -> None:
+def test_the_seed_repeats_and_another_does_not(rotary):
     first, again, second = (
         generate(rotary, None, PROMPTS, max_new=9, seed=seed).run().tokens for seed in (1, 1, 2)
     )
@@ -205,7 +202,7 @@ def test_the_seed_repeats_and_another_does_not(rotary: Model) -> None:
     assert generate(rotary, None, [1], max_new=9).run().tokens == tokens
 
 
-def test_rows_that_end_leave_the_others_alone(model: Model) -> None:
+def test_rows_that_end_leave_the_others_alone(model):
     """Prompts close to the context end early; the short ones go on to theirs."""
     prompts = [[1 + i % 50 for i in range(size)] for size in (CONTEXT, CONTEXT - 3, 2, 1)]
     output = generate(model, None, prompts, max_new=40, temperature=0, eos=()).run()
@@ -223,11 +220,11 @@ def test_rows_that_end_leave_the_others_alone(model: Model) -> None:
     assert drawn.tokens == alone
 
 
-def test_one_token_costs_one_position(rotary: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_token_costs_one_position(rotary, monkeypatch):
     sizes = []
     forward = type(rotary).forward
 
-    def watched(self: Model, tokens: torch.Tensor, **kwargs: object) -> object:
+    def watched(self, tokens, **kwargs):
         sizes.append(tuple(tokens.shape))
         return forward(self, tokens, **kwargs)
 
@@ -238,7 +235,7 @@ def test_one_token_costs_one_position(rotary: Model, monkeypatch: pytest.MonkeyP
     assert first == (4, 12) and remaining in ([(8, 1)] * 3, [(1, 8)] * 3)
 
 
-def test_dropout_sleeps_and_training_goes_on(rotary: Model) -> None:
+def test_dropout_sleeps_and_training_goes_on(rotary):
     cfg = dataclasses.replace(
         rotary.config, decoder=dataclasses.replace(rotary.config.decoder, dropout=0.5)
     )
@@ -255,7 +252,7 @@ def test_dropout_sleeps_and_training_goes_on(rotary: Model) -> None:
 # ----------------------------------------------------------------------------------------- ends
 
 
-def test_eos_ends_a_row(rotary: Model) -> None:
+def test_eos_ends_a_row(rotary):
     tokens = greedy(rotary, PROMPTS, 20).tokens
     end = tokens[0][5]
     output = generate(rotary, None, PROMPTS, max_new=20, temperature=0, eos=end).run()
@@ -271,7 +268,7 @@ def test_eos_ends_a_row(rotary: Model) -> None:
     )
 
 
-def test_steps_tell_everything(rotary: Model) -> None:
+def test_steps_tell_everything(rotary):
     output = generate(rotary, None, PROMPTS[:2], max_new=3, samples=2, seed=1)
     assert output.texts == ["", "", "", ""] and output.finishes == [None] * 4
     steps = list(output)
@@ -285,7 +282,7 @@ def test_steps_tell_everything(rotary: Model) -> None:
     assert json.loads(json.dumps(output.to_dict()))["rows"][3]["tokens"] == output.tokens[3]
 
 
-def test_steps_come_in_the_order_of_rows_whichever_end(rotary: Model) -> None:
+def test_steps_come_in_the_order_of_rows_whichever_end(rotary):
     prompts = [[1 + i % 50 for i in range(size)] for size in (4, CONTEXT, 3, CONTEXT - 3, 2)]
     steps = list(generate(rotary, None, prompts, max_new=8, seed=1, eos=()))
     assert [(step.index, step.row) for step in steps] == sorted(
@@ -319,7 +316,7 @@ class Digits:
         return ""
 
 
-def test_text_in_text_out(rotary: Model) -> None:
+def test_text_in_text_out(rotary):
     tokenizer = Digits()
     ids = tokenizer.encode("HELLO", bos=True)
     expected = "".join(tokenizer.push(token) for token in greedy(rotary, ids, 12).tokens[0])
@@ -351,7 +348,7 @@ def test_text_in_text_out(rotary: Model) -> None:
     assert many.texts[0] == expected and many.rows[1].prompt == [1]
 
 
-def test_only_what_the_tokenizer_can_write_is_drawn(rotary: Model) -> None:
+def test_only_what_the_tokenizer_can_write_is_drawn(rotary):
     tokenizer = Digits()
     tokenizer.size = 20
     output = generate(
@@ -388,14 +385,12 @@ def test_only_what_the_tokenizer_can_write_is_drawn(rotary: Model) -> None:
         ([1], {"stop": ["x", ""]}, "stop string is empty"),
     ],
 )
-def test_one_clear_sentence(
-    rotary: Model, prompt: object, settings: dict[str, object], words: str
-) -> None:
+def test_one_clear_sentence(rotary, prompt, settings, words):
     with pytest.raises(UserError, match=words):
         generate(rotary, None, prompt, **settings)
 
 
-def test_no_prompt_is_the_beginning_and_an_empty_one_is_none(rotary: Model) -> None:
+def test_no_prompt_is_the_beginning_and_an_empty_one_is_none(rotary):
     tokenizer = Digits()
     assert generate(rotary, tokenizer, None).rows[0].prompt == [tokenizer.bos]
     for empty in ("", ["HELLO", ""], []):
@@ -409,7 +404,7 @@ def test_no_prompt_is_the_beginning_and_an_empty_one_is_none(rotary: Model) -> N
             generate(rotary, nothing, None)
 
 
-def test_damaged_weights_are_reported(rotary: Model) -> None:
+def test_damaged_weights_are_reported(rotary):
     model = build_model(KINDS["rotary"], seed=7)
     with torch.no_grad():
         model.decoder.blocks[0].attn.q.weight[0, 0] = torch.nan
@@ -417,7 +412,7 @@ def test_damaged_weights_are_reported(rotary: Model) -> None:
         generate(model, None, [1]).run()
 
 
-def test_an_encoder_does_not_generate(rotary: Model) -> None:
+def test_an_encoder_does_not_generate(rotary):
     stack = dataclasses.replace(rotary.config.decoder, causal=False)
     model = build_model(c.Encoder(32, CONTEXT, c.Embed(VOCAB), stack), seed=1)
     with pytest.raises(UserError, match="encoder"):
@@ -427,7 +422,7 @@ def test_an_encoder_does_not_generate(rotary: Model) -> None:
 # ------------------------------------------------------------------------------ encoder-decoder
 
 
-def test_an_encoder_decoder_answers_its_source() -> None:
+def test_an_encoder_decoder_answers_its_source():
     attention, init = c.Attention(heads=4), c.Init(std=0.15, embed_std=0.3, residual="plain")
     block = c.Block(attention, c.MLP(48), c.LayerNorm())
     encoder = c.Stack(2, (block,), c.RelativeBias(8, 16), causal=False)
@@ -499,9 +494,7 @@ def _saved(
 
 @pytest.mark.parametrize("save", [saved_llama, saved_gpt2])
 @pytest.mark.parametrize("penalty", [1.0, 1.4])
-def test_greedy_is_transformers(
-    save: Callable[[Path], transformers.PreTrainedModel], penalty: float, tmp_path: Path
-) -> None:
+def test_greedy_is_transformers(save, penalty, tmp_path):
     reference = save(tmp_path)
     reference.generation_config.eos_token_id = None  # both go on to the end
     model, _ = glassformer.load(tmp_path)
@@ -537,7 +530,7 @@ STORY = (
 )
 
 
-def test_a_real_model_tells_its_story(shared_data: Path) -> None:
+def test_a_real_model_tells_its_story(shared_data):
     model, tokenizer = glassformer.load(shared_data / "stories260K")
     assert tokenizer is not None
     output = generate(model, tokenizer, None, max_new=60, temperature=0)

@@ -88,7 +88,7 @@ class Walk:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", DECODERS)
-def test_any_way_of_reading_is_reading_alone(name: str, seed: int) -> None:
+def test_any_way_of_reading_is_reading_alone(name, seed):
     walk = Walk(tiny.model(DECODERS[name]), seed)
     if seed == 0 and walk.cache.prefix_length <= 4:
         walk.forward(
@@ -101,7 +101,7 @@ def test_any_way_of_reading_is_reading_alone(name: str, seed: int) -> None:
             walk.draw.choice((walk.chunk, walk.chunk, walk.onward, walk.onward, walk.mix))()
 
 
-def test_a_ring_of_gaps_keeps_what_its_positions_say() -> None:
+def test_a_ring_of_gaps_keeps_what_its_positions_say():
     """Positions may begin anywhere: which slots are used is not told by how many columns came."""
     walk = Walk(tiny.model(DECODERS["starcoder2"]), 0)
     walk.forward([[(7, 11), (8, 12)], [(9, 5), (3, -1)], [(4, 19), (5, 20)]], explicit_pos=True)
@@ -113,7 +113,7 @@ def test_a_ring_of_gaps_keeps_what_its_positions_say() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "starcoder2", "gru", "glass"])
 @pytest.mark.parametrize("order", [[0, 3, 2], [1, 2], [3], [0, 1, 2], [2, 2, 3, 3]], ids=str)
-def test_a_batch_gets_smaller_within_its_own_memory(name: str, order: list[int]) -> None:
+def test_a_batch_gets_smaller_within_its_own_memory(name, order):
     """Rows that stay in order, or come from further down, are moved up; nothing else is copied."""
     model = tiny.model(DECODERS[name])
     cache, second_tokens = Cache(model.config), tokens(4, 12)
@@ -134,7 +134,7 @@ def test_a_batch_gets_smaller_within_its_own_memory(name: str, order: list[int])
 
 @pytest.mark.parametrize("name", ["gru", "lstm"])
 @pytest.mark.parametrize("engine", ["sdpa", "eager"])
-def test_a_state_is_its_documents_own(name: str, engine: str) -> None:
+def test_a_state_is_its_documents_own(name, engine):
     """A document that begins forgets what its row read before; of several in a row, the last one
     goes on."""
     model = tiny.model(DECODERS[name])
@@ -174,7 +174,7 @@ def error(result: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name: str) -> None:
+def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name):
     """Twice as much at most: each way rounds the same values, at other places. One path lost is
     tenfold."""
     model = tiny.model(unusual(DECODERS[name])).bfloat16()
@@ -200,7 +200,7 @@ def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name: str) -> None:
     assert error(torch.cat([row[start:] for row, start, _ in rows]), alone) <= bound
 
 
-def test_the_families_decode_with_a_scale_of_their_own() -> None:
+def test_the_families_decode_with_a_scale_of_their_own():
     """The bound above sees it: with the usual scale the error is more than ten times the
     allowed."""
     for name in ("llama", "gpt2", "starcoder2"):
@@ -213,7 +213,7 @@ def test_the_families_decode_with_a_scale_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("size", [2**31, tiny.CONTEXT + 1])
-def test_a_window_longer_than_the_context_takes_no_memory_before_tokens_come(size: int) -> None:
+def test_a_window_longer_than_the_context_takes_no_memory_before_tokens_come(size):
     cfg = DECODERS["starcoder2"]
     attention = replace(cfg.decoder.block(0).attention, mask=c.Window(size))
     stack = replace(cfg.decoder, pattern=(replace(cfg.decoder.block(0), attention=attention),))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,19 +31,15 @@ def prefilled(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.M
 
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_over_a_plain_cache_reaches_the_unmasked_kernel(
-    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_over_a_plain_cache_reaches_the_unmasked_kernel(name, dtype, monkeypatch):
     model, cache = prefilled(name, dtype)
     kernel, calls = F.scaled_dot_product_attention, []
 
-    def watched(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object
-    ) -> torch.Tensor:
+    def watched(q, k, v, **options):
         calls.append(options)
         return kernel(q, k, v, **options)
 
-    def no_mask(self: Mask) -> torch.Tensor:
+    def no_mask(self):
         raise AssertionError("a mask was built")
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
@@ -57,14 +52,12 @@ def test_a_token_over_a_plain_cache_reaches_the_unmasked_kernel(
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_token_copies_nothing_of_the_cache(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_copies_nothing_of_the_cache(name, monkeypatch):
     model, cache = prefilled(name)
     places = [(kv.k.data_ptr(), kv.v.data_ptr()) for kv, _ in cache.layers]
     kernel, calls = F.scaled_dot_product_attention, []
 
-    def watched(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object
-    ) -> torch.Tensor:
+    def watched(q, k, v, **options):
         calls.append((k.data_ptr(), v.data_ptr()))
         return kernel(q, k, v, **options)
 
@@ -77,7 +70,7 @@ def test_a_token_copies_nothing_of_the_cache(name: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_one_query_in_bf16_is_as_near_the_truth_as_the_written_out_attention(name: str) -> None:
+def test_one_query_in_bf16_is_as_near_the_truth_as_the_written_out_attention(name):
     model, _ = prefilled(name, torch.bfloat16)
     eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     eager.engine = exact.engine = "eager"
@@ -97,9 +90,7 @@ def test_one_query_in_bf16_is_as_near_the_truth_as_the_written_out_attention(nam
 @pytest.mark.parametrize(
     "shape", [(2, 4, 4, 150, 16), (1, 8, 2, 64, 8), (3, 6, 1, 129, 32)], ids=str
 )
-def test_a_prompt_in_bf16_is_nearly_as_near_the_truth_as_the_fused_kernel(
-    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_in_bf16_is_nearly_as_near_the_truth_as_the_fused_kernel(shape, monkeypatch):
     batch, heads, shared, length, dim = shape
     draw = torch.Generator().manual_seed(0)
     q, k, v = (
@@ -122,7 +113,7 @@ def test_a_prompt_in_bf16_is_nearly_as_near_the_truth_as_the_fused_kernel(
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_loading_and_the_first_token_do_not_import_the_compiler(name: str, tmp_path: Path) -> None:
+def test_loading_and_the_first_token_do_not_import_the_compiler(name, tmp_path):
     save(build_model(DECODERS[name], seed=0), tmp_path / "model", layout="hf")
     code = (
         "import sys, glassformer; model, _ = glassformer.load(sys.argv[1])\n"

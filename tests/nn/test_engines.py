@@ -163,9 +163,7 @@ class Case:
 @pytest.mark.parametrize(("kv_heads", "softcap"), [(4, None), (2, None), (1, 2.0)])
 @pytest.mark.parametrize("dtype", UNIT, ids=lambda x: str(x)[6:])
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_as_near_the_truth_as_the_readable_engine(
-    name: str, dtype: torch.dtype, kv_heads: int, softcap: float | None, chosen: list[str]
-) -> None:
+def test_as_near_the_truth_as_the_readable_engine(name, dtype, kv_heads, softcap, chosen):
     """An engine may err three times as much as ``eager`` does in the same format: it adds up in
     another order."""
     make, engines = SITUATIONS[name]
@@ -191,7 +189,7 @@ def test_as_near_the_truth_as_the_readable_engine(
     "name", [name for name in SITUATIONS if name not in ("across", "both ways")]
 )
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_nothing_is_systematically_too_large_in_bf16(name: str, kv_heads: int) -> None:
+def test_nothing_is_systematically_too_large_in_bf16(name, kv_heads):
     """Roundings that know nothing of each other cancel; what is left along the result or along the
     scale does not."""
     case = Case.of(SITUATIONS[name][0](), torch.bfloat16, kv_heads, None)
@@ -211,9 +209,7 @@ def test_nothing_is_systematically_too_large_in_bf16(name: str, kv_heads: int) -
 @pytest.mark.parametrize(
     "name", ["prompt", "ragged token", "ragged tokens", "ragged prompt", "window"]
 )
-def test_a_bias_is_added_after_the_cap(
-    name: str, kv_heads: int, softcap: float | None, chosen: list[str]
-) -> None:
+def test_a_bias_is_added_after_the_cap(name, kv_heads, softcap, chosen):
     case = Case.of(SITUATIONS[name][0](), torch.float32, kv_heads, softcap, bias=True)
     for result, true in zip(case.computed(learning=True), case.true(), strict=True):
         torch.testing.assert_close(result, true, rtol=1e-5, atol=1e-5)
@@ -238,9 +234,7 @@ AUTO = {  # the engines that train and that do not, without and with a cap
 @pytest.mark.parametrize(
     ("engine", "name"), [*DROPPED, ("auto", "prompt"), ("auto", "long padded window")]
 )
-def test_dropout_drops_its_share_and_learns_from_what_is_left(
-    engine: str, name: str, dtype: torch.dtype, softcap: float | None, chosen: list[str]
-) -> None:
+def test_dropout_drops_its_share_and_learns_from_what_is_left(engine, name, dtype, softcap, chosen):
     """The values are the identity, so what comes out is the pattern itself, and tells what was
     dropped."""
     if softcap is not None and engine in ("sdpa", "cpu_blocks"):
@@ -268,7 +262,7 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(
     assert chosen == (AUTO[name, softcap] if engine == "auto" else [engine, engine])
 
 
-def test_an_engine_is_named_as_its_file_is() -> None:
+def test_an_engine_is_named_as_its_file_is():
     """An unknown engine is refused where it is set, not in the forward pass."""
     model = build_model(find("glass/200k"), device="meta")
     with pytest.raises(
@@ -284,7 +278,7 @@ def test_an_engine_is_named_as_its_file_is() -> None:
     assert engines.ENGINES.keys() - stems - in_core == {"prefill"}  # in cpu_blocks.py
 
 
-def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
+def test_what_an_engine_cannot_compute_is_left_to_another():
     """By name: no bias in ``block_sparse``, ``cpu_blocks``; no cap in ``cpu_blocks``, ``sdpa``."""
     q = torch.randn(1, 1, SHORT, D)
     plain = AttentionInputs(q, q, q, causal_mask(row(SHORT), contiguous=True), None, SCALE)

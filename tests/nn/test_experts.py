@@ -76,7 +76,7 @@ KINDS = {
 
 @pytest.mark.parametrize("lengths", [None, [5, 20, 11]], ids=["whole", "padded"])
 @pytest.mark.parametrize("name", KINDS)
-def test_side_by_side_is_the_slow_loop(name: str, lengths: list[int] | None) -> None:
+def test_side_by_side_is_the_slow_loop(name, lengths):
     slow, fast = (
         everything(KINDS[name], engine, torch.float64, lengths) for engine in ("eager", "sdpa")
     )
@@ -96,7 +96,7 @@ def test_side_by_side_is_the_slow_loop(name: str, lengths: list[int] | None) -> 
         )
 
 
-def test_made_up_rows_change_nothing_but_rounding() -> None:
+def test_made_up_rows_change_nothing_but_rounding():
     """In bf16 an expert's rows are made up to a multiple: here of 4."""
     cfg = replace(GATED, capacity_factor=1.5)
     exact = everything(cfg, "eager", torch.float64, [80, 128, 100], 128)
@@ -109,7 +109,7 @@ def test_made_up_rows_change_nothing_but_rounding() -> None:
         assert float((remaining - right).abs().max()) < 0.02 * scale
 
 
-def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
+def test_capacity_turns_away_the_last_of_the_second_choices():
     steps, x = mixture(replace(PLAIN, capacity_factor=0.7)).train(), random_input()
     tape = Tape("ffn.chosen", "ffn.weight")
     flow = flow_of(x, tape=tape)
@@ -136,7 +136,7 @@ def test_capacity_turns_away_the_last_of_the_second_choices() -> None:
     )
 
 
-def test_there_is_always_room_for_four() -> None:
+def test_there_is_always_room_for_four():
     steps, x = mixture(replace(PLAIN, capacity_factor=0.001)).train(), random_input()
     flow = flow_of(x)
     steps(x, flow)
@@ -145,7 +145,7 @@ def test_there_is_always_room_for_four() -> None:
 
 
 @pytest.mark.parametrize("capacity", [None, 0.8])
-def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None) -> None:
+def test_padding_takes_no_room_and_counts_nowhere(capacity):
     steps = mixture(replace(GATED, capacity_factor=capacity, balance_loss=0.1, z_loss=0.1)).train()
     x = random_input(4, 20)
     alone, flow = x[:, :12], flow_of(x[:, :12])
@@ -160,7 +160,7 @@ def test_padding_takes_no_room_and_counts_nowhere(capacity: float | None) -> Non
         torch.testing.assert_close(padded.metrics[name], flow.metrics[name])
 
 
-def test_losses_and_facts_by_hand() -> None:
+def test_losses_and_facts_by_hand():
     steps, x, tape = (
         mixture(replace(PLAIN, balance_loss=0.3, z_loss=0.2)).train(),
         random_input(),
@@ -184,7 +184,7 @@ def test_losses_and_facts_by_hand() -> None:
     )
 
 
-def test_noise_has_a_learnt_size_and_only_training_hears_it() -> None:
+def test_noise_has_a_learnt_size_and_only_training_hears_it():
     result, x = mixture(replace(GATED, noise=True)), random_input()
     assert result.noise is not None
     quiet = result.eval()(x, flow_of(x))
@@ -204,7 +204,7 @@ def test_noise_has_a_learnt_size_and_only_training_hears_it() -> None:
     torch.testing.assert_close(loud["ffn.router"], clean + math.log(2) * torch.randn(clean.shape))
 
 
-def test_every_token_meets_the_shared_expert() -> None:
+def test_every_token_meets_the_shared_expert():
     model, x = mixture(KINDS["shared"]).eval(), random_input()
     shared = model.shared
     write = model(x, flow_of(x))
@@ -212,7 +212,7 @@ def test_every_token_meets_the_shared_expert() -> None:
     torch.testing.assert_close(write, model(x, flow_of(x)) + shared(x, flow_of(x)))
 
 
-def test_one_token_meets_its_own_experts_alone() -> None:
+def test_one_token_meets_its_own_experts_alone():
     model = mixture(GATED).eval()
     x, tape = random_input(1, 6), Tape("*.chosen")
     full = model(x, flow_of(x, tape=tape))
@@ -226,7 +226,7 @@ def test_one_token_meets_its_own_experts_alone() -> None:
         torch.testing.assert_close(item, full[:, at : at + 1], rtol=0.0, atol=1e-5)
 
 
-def test_the_router_thinks_in_fp32() -> None:
+def test_the_router_thinks_in_fp32():
     result, x, tape = mixture(GATED, torch.bfloat16), random_input(dtype=torch.bfloat16), Tape("*")
     with torch.autocast("cpu", torch.bfloat16):
         write = result(x, flow_of(x, tape=tape))
@@ -242,7 +242,7 @@ def test_the_router_thinks_in_fp32() -> None:
     assert float((rounded - exact).abs().max()) < 0.03 * float(exact.abs().max())
 
 
-def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere() -> None:
+def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere():
     model, x, tape = mixture(GATED).eval(), random_input(), Tape("*")
     unedited = model(x, flow_of(x))
     assert torch.equal(model(x, flow_of(x, tape=tape)), unedited)
@@ -271,7 +271,7 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere() -> None:
     assert silent.abs().max() == 0
 
 
-def test_facts_of_every_mixture_reach_the_output() -> None:
+def test_facts_of_every_mixture_reach_the_output():
     first, second = (tiny.block(feedforward=c.MoE(experts, 2, c.MLP(16))) for experts in (4, 6))
     model = build_model(tiny.decoder(first, tiny.block(), second, position=c.Rotary()), seed=1)
     metrics = model(tiny.tokens()).metrics
@@ -286,7 +286,7 @@ def test_facts_of_every_mixture_reach_the_output() -> None:
     assert not model.eval()(tiny.tokens()).metrics
 
 
-def test_an_encoders_mixtures_are_heard_too() -> None:
+def test_an_encoders_mixtures_are_heard_too():
     base: Any = tiny.vaswani()
     think = c.MoE(4, 2, c.MLP(16), balance_loss=0.1)
     mixed = replace(
@@ -299,7 +299,7 @@ def test_an_encoders_mixtures_are_heard_too() -> None:
     assert float(out.aux["balance"]) > 0 and out.metrics["load"].shape == (2, 4)
 
 
-def test_muon_takes_a_stack_as_its_matrices() -> None:
+def test_muon_takes_a_stack_as_its_matrices():
     draw = torch.Generator().manual_seed(0)
     start = torch.randn(3, 24, 16, generator=draw)
     grads = [torch.randn(3, 24, 16, generator=draw) for _ in range(3)]

@@ -84,9 +84,7 @@ ANSWERS: dict[str, tuple[c.Model, str, Callable[[Any, Any], Any]]] = {
 
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("verb", ANSWERS)
-def test_no_answer_comes_of_what_is_no_number(
-    verb: str, value: float, tokenizer: Tokenizer
-) -> None:
+def test_no_answer_comes_of_what_is_no_number(verb, value, tokenizer):
     shape, name, answer = ANSWERS[verb]
     with pytest.raises(
         UserError, match=f"^{name} holds NaN or infinite numbers.*load another checkpoint"
@@ -94,7 +92,7 @@ def test_no_answer_comes_of_what_is_no_number(
         answer(model(shape, name, value), tokenizer)
 
 
-def test_weights_too_large_for_the_dtype() -> None:
+def test_weights_too_large_for_the_dtype():
     model = build_model(tiny.DECODERS["llama"], seed=1)
     with pytest.raises(UserError, match=r"though its weights are not.*float32"):
         must_be_finite(model, torch.tensor([1.0, math.nan]))
@@ -102,7 +100,7 @@ def test_weights_too_large_for_the_dtype() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_finite(dtype: torch.dtype) -> None:
+def test_finite(dtype):
     many = torch.full((70_000,), torch.finfo(dtype).max, dtype=dtype)  # whose sum is not finite
     assert is_finite(many) and is_finite(many[:0])
     for value in (math.nan, math.inf, -math.inf):
@@ -112,9 +110,7 @@ def test_finite(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("layout", ["hf", "glassformer"])
 @pytest.mark.parametrize("shape", ["llama", "gpt2"])
-def test_files_that_are_read_are_refused_by_the_name_in_them(
-    shape: str, layout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_are_read_are_refused_by_the_name_in_them(shape, layout, tmp_path, monkeypatch):
     bad = model(tiny.DECODERS[shape], "decoder.blocks.1.attn.q.weight", math.nan)
     store.save(bad, tmp_path / "m", layout=layout)
     name = (
@@ -141,9 +137,7 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "vaswani", "lstm"])
-def test_mapped_weights_are_looked_at_once_all_of_them(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mapped_weights_are_looked_at_once_all_of_them(name, tmp_path, monkeypatch):
     calls: list[int] = []
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     store.save(tiny.model(tiny.ALL[name]), tmp_path / "m", layout="glassformer")
@@ -155,7 +149,7 @@ def test_mapped_weights_are_looked_at_once_all_of_them(
     assert sorted(calls) == sorted(weight.data_ptr() for weight in mapped.parameters())
 
 
-def test_numbers_too_large_for_the_dtype_asked_for(tmp_path: Path) -> None:
+def test_numbers_too_large_for_the_dtype_asked_for(tmp_path):
     store.save(
         model(tiny.DECODERS["llama"], "decoder.blocks.1.attn.v.weight", 1e30), tmp_path / "m"
     )
@@ -164,9 +158,7 @@ def test_numbers_too_large_for_the_dtype_asked_for(tmp_path: Path) -> None:
         store.load(tmp_path / "m", dtype="float16")
 
 
-def test_classify_says_no_label(
-    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_classify_says_no_label(tokenizer, tmp_path, capsys):
     store.save(model(LABELS, "pool.proj.weight", math.nan), tmp_path / "m", tokenizer)
     assert cli.main(["classify", str(tmp_path / "m"), CAT]) == 2
     captured = capsys.readouterr()
@@ -176,7 +168,7 @@ def test_classify_says_no_label(
 # -------------------------------------------------------------------------------------- messages
 
 
-def test_a_message_cannot_steer_a_terminal_nor_fill_it() -> None:
+def test_a_message_cannot_steer_a_terminal_nor_fill_it():
     message = str(
         UserError(
             "the file says \x1b[2J\x1b]0;owned\x07 and\nmore\r\u202e ünïcode 漢字 \ud800; fix it."

@@ -63,14 +63,14 @@ def losses(model: torch.nn.Module) -> tuple[dict[str, float], float]:
     return {name: loss.item() for name, loss in sorted(out.aux.items())}, grad.norm().item()
 
 
-def test_the_flow_is_no_dataclass() -> None:
+def test_the_flow_is_no_dataclass():
     """FSDP2 copies dataclasses that hold tensors with gradients; the proof is the slow one
     below."""
     assert not dataclasses.is_dataclass(Flow)
 
 
 @pytest.mark.slow
-def test_auxiliary_losses_under_fsdp_are_those_of_one_process() -> None:
+def test_auxiliary_losses_under_fsdp_are_those_of_one_process():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -106,7 +106,7 @@ def test_auxiliary_losses_under_fsdp_are_those_of_one_process() -> None:
     assert messages[0].count("\n") == len(MODELS)
 
 
-def test_where_documents_begin() -> None:
+def test_where_documents_begin():
     """At position 0, and where a row's first token goes on from elsewhere; padding begins none."""
     pos = torch.tensor(
         [[3, 4, 0, 1], [-1, -1, 0, 1], [0, 1, 2, -1], [-1, 5, -1, 6], [-1, -1, -1, -1]]

@@ -7,7 +7,6 @@ import json
 import struct
 import tomllib
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,7 +56,7 @@ def dense(
 
 
 @every_rule
-def test_a_rule_allows_what_its_definition_says(mask_rule: c.MaskRule) -> None:
+def test_a_rule_allows_what_its_definition_says(mask_rule):
     expected = torch.tensor(
         [[bool(RULES_DRAWN[mask_rule](i, j)) for j in range(25)] for i in range(25)]
     )
@@ -72,7 +71,7 @@ def test_a_rule_allows_what_its_definition_says(mask_rule: c.MaskRule) -> None:
     )
 
 
-def test_the_sparse_transformers_patterns_are_the_papers() -> None:
+def test_the_sparse_transformers_patterns_are_the_papers():
     """Child et al. 2019, section 4.2: the sets A(1) and A(2) of each kind, for every output
     position."""
     stride, last = 5, 2
@@ -92,7 +91,7 @@ def test_the_sparse_transformers_patterns_are_the_papers() -> None:
 
 
 @every_rule
-def test_and_and_or_are_those_of_sets(mask_rule: c.MaskRule) -> None:
+def test_and_and_or_are_those_of_sets(mask_rule):
     window = c.Window(3)
     assert torch.equal(dense(mask_rule & window), dense(mask_rule) & dense(window))
     assert torch.equal(dense(mask_rule | window), dense(mask_rule) | dense(window))
@@ -102,14 +101,14 @@ def test_and_and_or_are_those_of_sets(mask_rule: c.MaskRule) -> None:
 
 
 @every_rule
-def test_rules_survive_json_toml_and_their_own_words(mask_rule: c.MaskRule) -> None:
+def test_rules_survive_json_toml_and_their_own_words(mask_rule):
     attention = c.Attention(4, mask=mask_rule)
     assert serial.loads(c.Attention, serial.dumps(attention)) == attention
     assert parse_rule(str(mask_rule)) == mask_rule
     assert torch.equal(dense(parse_rule(f" ({mask_rule})\n")), dense(mask_rule))
 
 
-def test_rules_are_written_in_toml() -> None:
+def test_rules_are_written_in_toml():
     text = (
         'heads = 4\nmask = {type="Either", rules=[{type="Window", size=4}, {type="Both", '
         'rules=["Causal", "Full"]}]}'
@@ -119,7 +118,7 @@ def test_rules_are_written_in_toml() -> None:
     assert serial.change(attention, {"mask.rules.0.size": 9}).mask.rules[0] == c.Window(9)
 
 
-def test_prefixes_of_the_rule_and_of_the_data_add_up() -> None:
+def test_prefixes_of_the_rule_and_of_the_data_add_up():
     individual = torch.tensor([[False] * 4 + [True] * 8 + [False] * 13])  # of the data: 4..11
     expected = torch.tensor(
         [[j <= i or j < 6 or 4 <= j < 12 for j in range(25)] for i in range(25)]
@@ -131,7 +130,7 @@ def test_prefixes_of_the_rule_and_of_the_data_add_up() -> None:
     )
 
 
-def test_how_far_back_a_rule_looks() -> None:
+def test_how_far_back_a_rule_looks():
     for mask_rule in (c.Window(7), c.Window(7) & c.Strided(3), c.Full() & c.Window(7)):
         assert mask_rule.lookback == 7
     for mask_rule in (c.Window(7) | c.Window(9), (c.Window(20) & c.Window(9)) | c.Window(3)):
@@ -147,7 +146,7 @@ def test_how_far_back_a_rule_looks() -> None:
         assert mask_rule.lookback is None
 
 
-def test_a_cache_keeps_no_more_than_the_rule_can_reach() -> None:
+def test_a_cache_keeps_no_more_than_the_rule_can_reach():
     model = tiny.model(tiny.DECODERS["mixed"])
     cache = Cache(model.config)
     second_tokens = tokens(1, 60)
@@ -210,9 +209,7 @@ def computed(engine: str, mask: Mask, kv_heads: int, softcap: float | None) -> l
 @every_rule
 @pytest.mark.parametrize("name", SITUATIONS)
 @pytest.mark.parametrize("engine", ["block_sparse", "cpu_blocks", "sdpa"])
-def test_every_engine_equals_eager(
-    engine: str, name: str, mask_rule: c.MaskRule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_engine_equals_eager(engine, name, mask_rule, monkeypatch):
     monkeypatch.setattr(block_mask, "BLOCK", 8)  # several blocks
     monkeypatch.setattr(block_mask, "TILE_SCORES", 256)  # several tiles
     monkeypatch.setattr(cpu_blocks, "BLOCK", 16)
@@ -234,7 +231,7 @@ def test_every_engine_equals_eager(
     [c.Window(9) & c.Every(2), c.Window(9) | c.Tail(6, 2), c.Chunk(6), c.Prefix(4)],
     ids=str,
 )
-def test_the_compiler_traces_a_mask_in_one_piece(mask_rule: c.MaskRule) -> None:
+def test_the_compiler_traces_a_mask_in_one_piece(mask_rule):
     pos = torch.arange(25)[None]
     traced = torch.compile(
         lambda pos: Mask(pos, pos, True, mask_rule).dense(), backend="eager", fullgraph=True
@@ -244,9 +241,7 @@ def test_the_compiler_traces_a_mask_in_one_piece(mask_rule: c.MaskRule) -> None:
 
 @pytest.mark.parametrize("family", ["starcoder2", "strided", "fixed", "prefix", "mixed", "gemma2"])
 @pytest.mark.parametrize("chunks", [[40], [3, 37], [17, 1, 1, 21]], ids=str)
-def test_sparse_reads_a_cache_in_chunks(
-    family: str, chunks: list[int], monkeypatch: pytest.MonkeyPatch, chosen: list[str]
-) -> None:
+def test_sparse_reads_a_cache_in_chunks(family, chunks, monkeypatch, chosen):
     monkeypatch.setattr(block_mask, "BLOCK", 8)
     model = tiny.model(tiny.DECODERS[family])
     second_tokens = tokens(2, 40)
@@ -260,9 +255,7 @@ def test_sparse_reads_a_cache_in_chunks(
 
 @pytest.mark.parametrize("mask_rule", [c.Window(9), c.Strided(5), c.Fixed(7, 2)], ids=str)
 @pytest.mark.parametrize("name", ["plain", "left"])
-def test_the_gradient_is_that_of_small_differences(
-    mask_rule: c.MaskRule, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gradient_is_that_of_small_differences(mask_rule, name, monkeypatch):
     """With dropout, whose draw is the same each time, and capped scores, in float64."""
     monkeypatch.setattr(block_mask, "BLOCK", 8)
     mask = situation(name, mask_rule, causal=True, length=20)
@@ -272,7 +265,7 @@ def test_the_gradient_is_that_of_small_differences(
         for heads in (2, 1, 1)
     ]
 
-    def run(*inputs: torch.Tensor) -> torch.Tensor:
+    def run(*inputs):
         torch.manual_seed(5)
         return ENGINES["block_sparse"].run(
             AttentionInputs(*inputs, mask, None, 0.7, softcap=2.0, dropout=0.3)
@@ -281,7 +274,7 @@ def test_the_gradient_is_that_of_small_differences(
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
 
 
-def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
+def test_dropout_drops_its_share_and_keeps_the_mean():
     pos = torch.arange(64)[None]
     mask = Mask(pos, pos, True, c.Window(16), contiguous=True)
     q = torch.randn(1, 1, 64, 64)
@@ -317,9 +310,7 @@ class Largest(TorchDispatchMode):
     "mask_rule", [c.Window(32), c.Strided(64), c.Fixed(64, 2), c.Window(64) & c.Every(2)], ids=str
 )
 @pytest.mark.parametrize("kind", ["plain", "padded"])
-def test_long_rows_hold_nothing_of_all_pairs(
-    mask_rule: c.MaskRule, kind: str, chosen: list[str]
-) -> None:
+def test_long_rows_hold_nothing_of_all_pairs(mask_rule, kind, chosen):
     T = 2048
     pos = torch.arange(T)[None]
     if kind == "padded":
@@ -332,10 +323,10 @@ def test_long_rows_hold_nothing_of_all_pairs(
     assert most.numbers <= T * T // 8
 
 
-def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
+def test_sparse_is_chosen_where_it_pays_and_only_there():
     pos = torch.arange(1024)[None]
 
-    def sparse(mask_rule: c.MaskRule, length: int = 1024, **kwargs: object) -> bool:
+    def sparse(mask_rule, length=1024, **kwargs):
         mask = Mask(pos[:, :length], pos[:, :length], True, mask_rule, **kwargs)  # type: ignore[arg-type]
         q = torch.zeros(1, 1, length, 8)
         return choose(AttentionInputs(q, q, q, mask, None, 0.3)).name == "block_sparse"
@@ -354,7 +345,7 @@ def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
 
 @every_rule
 @pytest.mark.parametrize("causal", [True, False])
-def test_counts(mask_rule: c.MaskRule, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts(mask_rule, causal, monkeypatch):
     monkeypatch.setattr("glassformer.core.config.mask_arrays.PAIRS_AT_ONCE", 100)  # several parts
     assert count_pairs(mask_rule, 37, causal) == dense(mask_rule, 37, causal).sum()
     pattern = (tiny.block(c.Attention(4, mask=mask_rule)),)
@@ -367,7 +358,7 @@ def test_counts(mask_rule: c.MaskRule, causal: bool, monkeypatch: pytest.MonkeyP
     assert flops == pytest.approx(4 * tiny.DIM * count_pairs(mask_rule, 37, causal) / 37)
 
 
-def test_a_picture_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_in_the_terminal(capsys):
     assert main(["masks", "Window(2) | every(4)", "--length", "6"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:6] == [
@@ -382,9 +373,7 @@ def test_a_picture_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", [*rules(), *masks.SCENES])
-def test_every_name_has_a_picture_and_a_count(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_name_has_a_picture_and_a_count(name, capsys):
     assert main(["masks", name, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     drawn = masks.picture(name)
@@ -396,7 +385,7 @@ def test_every_name_has_a_picture_and_a_count(
 @pytest.mark.parametrize(
     "name", [*masks.EXAMPLES, *masks.SCENES, "window(9) & every(2) | prefix(3)"]
 )
-def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
+def test_a_picture_is_the_mask_that_a_model_has(name):
     pos = torch.arange(24)[None]
     mask_rule = c.Full() if name in masks.SCENES else parse_rule(masks.EXAMPLES.get(name, name))
     document_ids = (pos // 8, pos // 8) if name == "documents" else None
@@ -409,7 +398,7 @@ def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["full", "window(5)", "strided(4)", "prefix(6)"])
-def test_a_ring_shows_who_computes_what(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ring_shows_who_computes_what(name, capsys):
     length, size = 21, 3
     drawn = masks.picture(name, length, ring=size)
     shards = [
@@ -431,13 +420,13 @@ def test_a_ring_shows_who_computes_what(name: str, capsys: pytest.CaptureFixture
     assert main(["masks", name, "--ring", "1"]) == 2 and "2 or more" in capsys.readouterr().err
 
 
-def test_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_listed(capsys):
     assert main(["masks"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in (*rules(), *masks.SCENES, "a & b"))
 
 
-def test_pictures_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_in_files(tmp_path, capsys):
     assert main(["masks", "fixed(6, 2)", "--out", str(tmp_path / "a.svg")]) == 0
     assert main(["masks", "fixed(6, 2)", "--length", "3000", "--out", str(tmp_path / "a.png")]) == 0
     drawn = (tmp_path / "a.svg").read_text()
@@ -478,9 +467,7 @@ def test_pictures_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ],
     ids=str,
 )
-def test_slips_are_named(
-    words: list[str], message: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slips_are_named(words, message, capsys):
     code = main(["masks", *words])
     error = capsys.readouterr().err
     if message is None:
@@ -489,7 +476,7 @@ def test_slips_are_named(
         assert code == 2 and message in error and error.count("\n") == 1
 
 
-def test_a_model_with_a_prefix_reads_it_in_one_go() -> None:
+def test_a_model_with_a_prefix_reads_it_in_one_go():
     model = tiny.model(tiny.DECODERS["prefix"])
     with pytest.raises(UserError, match="first 3 tokens in one go"):
         model(tokens(1, 2), cache=Cache(model.config))

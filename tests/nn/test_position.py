@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +60,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_waves_are_those_of(name: str) -> None:
+def test_waves_are_those_of(name):
     position, formula = PROGRAMS[name]
     expected = np.array([[formula(pos, column) for column in range(DIM)] for pos in range(LENGTH)])
     assert np.abs(frequencies(position) - expected).max() < 5e-6
@@ -70,7 +69,7 @@ def test_waves_are_those_of(name: str) -> None:
 
 
 @pytest.mark.parametrize("dim", [16, 15])
-def test_waves_are_those_of_transformers_marian(dim: int) -> None:
+def test_waves_are_those_of_transformers_marian(dim):
     reference = (
         marian.MarianSinusoidalPositionalEmbedding(LENGTH, dim).create_weight().double().numpy()
     )
@@ -82,14 +81,14 @@ def test_waves_are_those_of_transformers_marian(dim: int) -> None:
         )
 
 
-def test_halves_are_the_paper_s_waves_in_another_order() -> None:
+def test_halves_are_the_paper_s_waves_in_another_order():
     assert np.array_equal(
         frequencies(c.Sinusoidal(halves=True), 8),
         frequencies(c.Sinusoidal(), 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]],
     )
 
 
-def test_a_config_saved_before_loads_with_the_same_numbers() -> None:
+def test_a_config_saved_before_loads_with_the_same_numbers():
     message = {"type": "Sinusoidal", "theta": 10_000.0, "halves": True}
     assert serial.from_dict(c.Position, message) == c.Sinusoidal(halves=True)
     assert np.array_equal(
@@ -98,7 +97,7 @@ def test_a_config_saved_before_loads_with_the_same_numbers() -> None:
     )
 
 
-def test_what_the_waves_cannot_be() -> None:
+def test_what_the_waves_cannot_be():
     with pytest.raises(UserError, match="dim 15 is odd; make it even"):
         frequencies(c.Sinusoidal(endpoint=True), 15)
     with pytest.raises(UserError, match=r"Sinusoidal\.theta is 0"):
@@ -121,7 +120,7 @@ def speeds(cfg: c.Rotary, head_dim: int) -> tuple[Tensor, float]:
 
 
 @pytest.mark.parametrize("scaling", [None, c.YarnScaling(4.0, 256), c.LinearScaling(3.0)], ids=str)
-def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling: Any) -> None:
+def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling):
     cfg = c.Rotary(1e4, scaling=scaling)
     speed, size = speeds(cfg, 16)
     pos = torch.tensor([[3, 257, 4099, 99_991]])
@@ -141,9 +140,7 @@ def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling: Any) -> None
 @pytest.mark.parametrize(
     ("theta", "length", "head_dim"), [(1e4, 2048, 64), (1e6, 16, 8), (1e4, 40, 16), (1e4, 4, 4)]
 )
-def test_yarn_is_transformers(
-    theta: float, length: int, head_dim: int, slow: float, fast: float
-) -> None:
+def test_yarn_is_transformers(theta, length, head_dim, slow, fast):
     """The first and the last wave of the blend, where they are cut off, and where they are one and
     the same."""
     transformers = pytest.importorskip("transformers")
@@ -170,7 +167,7 @@ def test_yarn_is_transformers(
     assert actual == pytest.approx(size)
 
 
-def test_neighbours_turn_as_complex_numbers() -> None:
+def test_neighbours_turn_as_complex_numbers():
     """Llama's own code: each pair of neighbours is one complex number times e^(i pos theta^(-2 j /
     D))."""
     x, pos = torch.randn(2, 3, 11, 8), torch.randint(0, 500, (2, 11))
@@ -184,7 +181,7 @@ def test_neighbours_turn_as_complex_numbers() -> None:
     )
 
 
-def test_neighbours_are_halves_in_another_order() -> None:
+def test_neighbours_are_halves_in_another_order():
     """With each head's rows of the matrices put in order the two models are one: what a published
     layout does."""
     cfg = tiny.DECODERS["llama"]
@@ -200,7 +197,7 @@ def test_neighbours_are_halves_in_another_order() -> None:
     )
 
 
-def test_a_gptj_is_transformers_gptj() -> None:
+def test_a_gptj_is_transformers_gptj():
     transformers = pytest.importorskip("transformers")
     raw = transformers.GPTJConfig(
         vocab_size=61,
@@ -250,7 +247,7 @@ def test_a_gptj_is_transformers_gptj() -> None:
 
 
 @pytest.mark.parametrize("heads", range(1, 18))
-def test_alibis_slopes_are_blooms(heads: int) -> None:
+def test_alibis_slopes_are_blooms(heads):
     pytest.importorskip("transformers")
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 

@@ -156,9 +156,7 @@ def alone(work: Callable[[], None], report: Path) -> str:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
 @pytest.mark.parametrize("turns", [4, pytest.param(150, marks=pytest.mark.slow)])
-def test_a_damaged_file_is_used_or_refused(
-    turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_file_is_used_or_refused(turns, tmp_path, monkeypatch):
     pytest.importorskip("sentencepiece")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # its threads do not live on in a fork
     findings: dict[str, str] = {}

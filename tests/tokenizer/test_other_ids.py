@@ -62,7 +62,7 @@ def spec(**changes: Any) -> str:
 # -------------------------------------------------------------------------------- tokenizer_class
 
 
-def test_an_unknown_class_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_an_unknown_class_is_refused_by_its_name(tmp_path):
     vocabulary, merges = pair_of_files(extra=("<|endoftext|>",))
     for named in ("CamembertTokenizer", "XLNetTokenizerFast", "Magic\n"):
         config = {"tokenizer_class": named}
@@ -90,7 +90,7 @@ def test_an_unknown_class_is_refused_by_its_name(tmp_path: Path) -> None:
         open_tokenizer(put(tmp_path / "bare", sentencepiece__bpe__model=MODEL))
 
 
-def test_a_space_in_front_is_put_there_where_the_config_says_so(tmp_path: Path) -> None:
+def test_a_space_in_front_is_put_there_where_the_config_says_so(tmp_path):
     vocabulary, merges = pair_of_files(extra=("<|endoftext|>",))
     folder = put(tmp_path / "a", vocab__json=vocabulary, merges__txt=merges)
     plain = open_tokenizer(folder)
@@ -104,7 +104,7 @@ def test_a_space_in_front_is_put_there_where_the_config_says_so(tmp_path: Path) 
 # ---------------------------------------------------------------------------- cut and odd files
 
 
-def test_cut_merges_make_no_special_tokens(tmp_path: Path) -> None:
+def test_cut_merges_make_no_special_tokens(tmp_path):
     vocabulary, merges = pair_of_files(extra=("<|endoftext|>", "[own]", "madeupword0001"))
     folder = put(tmp_path / "a", vocab__json=vocabulary, merges__txt=merges)
     assert open_tokenizer(folder).specials.keys() == {"<|endoftext|>", "[own]", "madeupword0001"}
@@ -121,7 +121,7 @@ def test_cut_merges_make_no_special_tokens(tmp_path: Path) -> None:
     assert "END OF ALL" in open_tokenizer(folder).specials
 
 
-def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path: Path) -> None:
+def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     library = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     library.add_special_tokens(["<end>"])
@@ -141,7 +141,7 @@ def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_batches_of_any_kind() -> None:
+def test_batches_of_any_kind():
     tokenizer = train_tokenizer("byte")
     samples = ["ab", "", "c"]
     expected = [[97, 98], [], [99]]
@@ -155,7 +155,7 @@ def test_batches_of_any_kind() -> None:
 
 
 @pytest.mark.parametrize("kind", ["BPE", "WordLevel", "WordPiece"])
-def test_added_tokens_have_the_ids_that_the_file_gives_them(kind: str) -> None:
+def test_added_tokens_have_the_ids_that_the_file_gives_them(kind):
     """``canonical`` puts them among the model's entries where they leave gaps."""
     raw: dict[str, Any] = {
         "BPE": {
@@ -199,7 +199,7 @@ def test_added_tokens_have_the_ids_that_the_file_gives_them(kind: str) -> None:
 
 
 @pytest.mark.parametrize("id", [0, 7, -1])
-def test_added_ids_that_cannot_be_are_refused(id: int) -> None:
+def test_added_ids_that_cannot_be_are_refused(id):
     added = [{"id": id, "content": "<x>", "special": True, "single_word": False, "lstrip": False}]
     added[0] |= {"rstrip": False, "normalized": False}
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -2.0]]}
@@ -207,7 +207,7 @@ def test_added_ids_that_cannot_be_are_refused(id: int) -> None:
         from_json(json.dumps({"version": "1.0", "added_tokens": added, "model": model}))
 
 
-def test_a_flag_is_true_or_false_and_nothing_else(tmp_path: Path) -> None:
+def test_a_flag_is_true_or_false_and_nothing_else(tmp_path):
     for key in ("do_lower_case", "tokenize_chinese_chars", "strip_accents"):
         folder = put(tmp_path / "a", vocab__txt=VOCAB, tokenizer_config__json={key: "false"})
         with pytest.raises(UserError, match=f"\"{key}\" is 'false'; write true or false"):
@@ -218,7 +218,7 @@ def test_a_flag_is_true_or_false_and_nothing_else(tmp_path: Path) -> None:
     ).encode("HELLO") == [4]
 
 
-def test_special_tokens_of_a_wordpiece_stand_apart(shared_data: Path) -> None:
+def test_special_tokens_of_a_wordpiece_stand_apart(shared_data):
     transformers = pytest.importorskip("transformers")
     path = shared_data / "tok-bert-uncased" / "vocab.txt"
     actual, bert_tokenizer = open_tokenizer(path), transformers.BertTokenizer(str(path))
@@ -234,7 +234,7 @@ def test_special_tokens_of_a_wordpiece_stand_apart(shared_data: Path) -> None:
     assert words.decode(ids, special=True) == "once upon </s>"
 
 
-def test_nothing_of_a_truncated_sentencepiece_bpe_opens(tmp_path: Path) -> None:
+def test_nothing_of_a_truncated_sentencepiece_bpe_opens(tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
     buffer = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -258,6 +258,6 @@ def test_nothing_of_a_truncated_sentencepiece_bpe_opens(tmp_path: Path) -> None:
     assert opened == 0
 
 
-def test_a_special_token_that_is_a_learned_piece_is_named() -> None:
+def test_a_special_token_that_is_a_learned_piece_is_named():
     with pytest.raises(UserError, match=r"'once' is a piece of the vocabulary already"):
         ranks.byte_level({"on": 0, "once": 1}, [], ranks.RankEncoding(None, {"once": 2}))

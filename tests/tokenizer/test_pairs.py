@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize("case", ["cased", "uncased"])
-def test_bert_pairs_are_those_of_transformers(shared_data: Path, case: str) -> None:
+def test_bert_pairs_are_those_of_transformers(shared_data, case):
     """Ids and segments, cut to many lengths, against a tokenizer we did not write."""
     transformers = pytest.importorskip("transformers")
     path = shared_data / f"tok-bert-{case}" / "vocab.txt"
@@ -59,7 +58,7 @@ def test_bert_pairs_are_those_of_transformers(shared_data: Path, case: str) -> N
     ]
 
 
-def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data: Path) -> None:
+def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data):
     transformers = pytest.importorskip("transformers")
     folder = shared_data / "tok-t5"
     pre_trained_tokenizer_fast = transformers.PreTrainedTokenizerFast(
@@ -84,7 +83,7 @@ def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data: Path) -
         )
 
 
-def test_a_mask_survives_a_folder_and_another_name(tmp_path: Path) -> None:
+def test_a_mask_survives_a_folder_and_another_name(tmp_path):
     actual = train_tokenizer(
         "char", ["abc "], specials=("[CLS]", "[SEP]", "[MASK]", "<extra_id_1>", "<extra_id_0>")
     )
@@ -108,7 +107,7 @@ def test_a_mask_survives_a_folder_and_another_name(tmp_path: Path) -> None:
     assert (second.mask, second.sep) == (c, None) and second.hides(c)
 
 
-def test_what_cannot_be_joined_is_one_sentence() -> None:
+def test_what_cannot_be_joined_is_one_sentence():
     plain = train_tokenizer("byte", specials=())
     assert plain.encode_pair("ab") == ([97, 98], [0, 0])
     with pytest.raises(UserError, match="no token to put between two texts"):

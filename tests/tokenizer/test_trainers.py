@@ -33,9 +33,7 @@ def size_of(kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", TRAINED)
-def test_what_is_trained_is_opened_by_transformers_and_by_us(
-    kind: str, story: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_trained_is_opened_by_transformers_and_by_us(kind, story, tmp_path, capsys):
     out = tmp_path / kind
     assert main(["tokens", "train", story, "--kind", kind, *size_of(kind), "--out", str(out)]) == 0
     assert str(out / "tokenizer.json") in capsys.readouterr().out
@@ -59,13 +57,13 @@ def test_what_is_trained_is_opened_by_transformers_and_by_us(
     )
 
 
-def test_a_unigram_keeps_every_space_and_line() -> None:
+def test_a_unigram_keeps_every_space_and_line():
     tokenizer = train_tokenizer("unigram", [STORY] * 9, 80)
     assert tokenizer.decode(tokenizer.encode(STORY)) == STORY
     assert tokenizer.unk in tokenizer.encode("glass 🎵")
 
 
-def test_a_unigram_is_sentencepieces(shared_data: Path) -> None:
+def test_a_unigram_is_sentencepieces(shared_data):
     """Pieces and scores of its trainer on lines; so a held-out text has as many tokens, and no
     piece crosses a line."""
     import io
@@ -89,9 +87,7 @@ def test_a_unigram_is_sentencepieces(shared_data: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "words"])
-def test_nothing_is_learnt_across_or_of_a_special_token(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_learnt_across_or_of_a_special_token(kind, tmp_path, capsys):
     (tmp_path / "two.txt").write_text("glass house<|endoftext|>glass wall<|im_end|>\n" * 60)
     words = [
         "tokens",
@@ -133,7 +129,7 @@ def test_nothing_is_learnt_across_or_of_a_special_token(
     ]
 
 
-def test_letters_of_wordpiece_are_those_of_its_words() -> None:
+def test_letters_of_wordpiece_are_those_of_its_words():
     from glassformer.core.tokenizer import library as tokenizers
     from glassformer.formats import tokenizer_trainers
 
@@ -145,7 +141,7 @@ def test_letters_of_wordpiece_are_those_of_its_words() -> None:
     assert tokenizer_trainers._word_letters(library, [odd]) == sorted({*"".join(words), *inner})
 
 
-def test_wordpiece_is_like_berts() -> None:
+def test_wordpiece_is_like_berts():
     tokenizer = train_tokenizer("wordpiece", [STORY] * 9, 90)
     assert tokenizer.size == 90 and {"[CLS]", "[SEP]", "[UNK]"} <= tokenizer.specials.keys()
     assert tokenizer.encode_pair("glass")[0][0] == tokenizer.cls
@@ -154,15 +150,13 @@ def test_wordpiece_is_like_berts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "char", "words"])
-def test_the_same_text_gives_the_same_tokenizer(kind: str) -> None:
+def test_the_same_text_gives_the_same_tokenizer(kind):
     size = {"bpe": 300, "wordpiece": 90, "unigram": 60}.get(kind)
     assert len({train_tokenizer(kind, [STORY] * 5, size).fingerprint for _ in range(4)}) == 1
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "bpe"])
-def test_a_size_below_the_alphabet_says_what_is_needed(
-    kind: str, story: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_size_below_the_alphabet_says_what_is_needed(kind, story, tmp_path, capsys):
     out = tmp_path / "none"
     assert main(["tokens", "train", story, "--kind", kind, "--size", "12", "--out", str(out)]) == 2
     stderr = capsys.readouterr().err
@@ -171,9 +165,7 @@ def test_a_size_below_the_alphabet_says_what_is_needed(
     assert train_tokenizer(kind, [STORY] * 30, least).size <= least
 
 
-def test_slips_are_one_sentence(
-    story: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slips_are_one_sentence(story, tmp_path, capsys):
     (tmp_path / "bad.txt").write_bytes(b"good\nbad \xff\n")
     (tmp_path / "blank.txt").write_text(" \n \n")
     (tmp_path / "few.txt").write_text("a b")
@@ -207,7 +199,7 @@ def test_slips_are_one_sentence(
     assert not (tmp_path / "x").exists()
 
 
-def test_sizes_show_the_trade_off(story: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sizes_show_the_trade_off(story, capsys):
     words = ["tokens", "sizes", story, "--sizes", "260", "280", "300", "--dim", "64"]
     assert main(words) == 0 and "█" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
@@ -218,7 +210,7 @@ def test_sizes_show_the_trade_off(story: str, capsys: pytest.CaptureFixture[str]
     assert falling == sorted(falling, reverse=True) and falling[0] > falling[-1] > 1
 
 
-def test_sizes_are_counted_on_text_that_was_held_out() -> None:
+def test_sizes_are_counted_on_text_that_was_held_out():
     body = "one two three four five six seven eight nine\n" * 27
     observed, new = (
         sizes("bpe", [body + "\n".join([last] * 3) + "\n"], [300])[0]

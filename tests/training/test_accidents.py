@@ -274,7 +274,7 @@ def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
     ):
 
-        def fail(*_: object, error: Exception = error) -> None:
+        def fail(*_, error=error):
             raise error
 
         # where the command computes, whatever its signature

@@ -85,7 +85,7 @@ def equal(a: Batch, b: Batch) -> bool:
 
 @pytest.mark.parametrize("context", [1, 4, 7, 16, 99])
 @pytest.mark.parametrize("length", [100, 101, 337])
-def test_each_epoch_every_token_is_a_target_once(length: int, context: int) -> None:
+def test_each_epoch_every_token_is_a_target_once(length, context):
     batches = Batches(corpus([length], eos=None), batch=1, context=context, seed=3)
     orders = []
     for _ in range(5):
@@ -99,7 +99,7 @@ def test_each_epoch_every_token_is_a_target_once(length: int, context: int) -> N
         assert len({tuple(order) for order in orders}) == 5
 
 
-def test_targets_follow_their_tokens() -> None:
+def test_targets_follow_their_tokens():
     batch = next(Batches(corpus([1000], eos=None), batch=8, context=16))
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
     assert batch.tokens.shape == batch.targets.shape == (8, 16)
@@ -109,7 +109,7 @@ def test_targets_follow_their_tokens() -> None:
     assert batch.targets.is_contiguous()
 
 
-def test_epochs_run_through_batches() -> None:
+def test_epochs_run_through_batches():
     """A batch that spans two epochs ends the one and begins the other."""
     item = Batches(corpus([500], eos=None), batch=1, context=8, seed=5)
     many = Batches(corpus([500], eos=None), batch=7, context=8, seed=5)
@@ -134,7 +134,7 @@ def by_hand(shards: Shards, tokens: list[int], first: int) -> tuple[list[int], l
 
 
 @pytest.mark.parametrize("eos", [EOS, None])
-def test_positions_restart_and_documents_are_numbered(eos: int | None) -> None:
+def test_positions_restart_and_documents_are_numbered(eos):
     lengths = np.random.default_rng(0).integers(2, 30, 200).tolist()
     shards = corpus(lengths, eos=eos)
     stream = shards.tokens.astype(np.int64)
@@ -154,7 +154,7 @@ def test_positions_restart_and_documents_are_numbered(eos: int | None) -> None:
     assert group > 50
 
 
-def test_a_closing_token_is_the_last_target_and_opens_the_next_document() -> None:
+def test_a_closing_token_is_the_last_target_and_opens_the_next_document():
     shards = corpus([3, 4, 3])  # 1 2 . | 4 5 6 . | 8 9 .
     (batch,) = every_token_once(shards, batch=4, context=9)
     assert batch.tokens.tolist() == [[1, 2, EOS, 4, 5, 6, EOS, 8, 9]]
@@ -166,9 +166,7 @@ def test_a_closing_token_is_the_last_target_and_opens_the_next_document() -> Non
 
 
 @pytest.mark.parametrize(("eos", "bos"), [(None, None), (EOS, 5)])
-def test_without_a_shared_border_no_document_predicts_the_next(
-    eos: int | None, bos: int | None
-) -> None:
+def test_without_a_shared_border_no_document_predicts_the_next(eos, bos):
     shards = corpus([3, 4, 3], eos=eos, bos=bos)
     (batch,) = every_token_once(shards, batch=4, context=9)
     last = [3, 7, 10] if eos is None else [EOS] * 3
@@ -179,7 +177,7 @@ def test_without_a_shared_border_no_document_predicts_the_next(
     assert batch.document_ids.tolist() == [[0, 0, 0, 1, 1, 1, 1, 2, 2]]
 
 
-def test_rows_inside_one_document_need_no_positions() -> None:
+def test_rows_inside_one_document_need_no_positions():
     shards = corpus([500, 503])  # the border is in the middle, where no two rows overlap
     batches = Batches(shards, batch=1, context=10)
     kinds = [(row.pos is None, row.document_ids is None) for row in one_epoch(batches)]
@@ -187,7 +185,7 @@ def test_rows_inside_one_document_need_no_positions() -> None:
     assert kinds.count((True, True)) == len(kinds) - 1
 
 
-def test_many_documents_lose_nothing_but_first_tokens() -> None:
+def test_many_documents_lose_nothing_but_first_tokens():
     lengths = np.random.default_rng(1).integers(1, 9, 400).tolist()
     shards = corpus(lengths, eos=None)
     first = set((shards.starts[:-1] + 1).tolist())
@@ -197,7 +195,7 @@ def test_many_documents_lose_nothing_but_first_tokens() -> None:
         assert sorted(target for row in one_epoch(batches) for target in counted(row)) == everything
 
 
-def test_a_model_reads_packed_documents_as_if_each_were_alone() -> None:
+def test_a_model_reads_packed_documents_as_if_each_were_alone():
     recipe = Decoder(
         dim=32,
         embed=Embed(vocab=200),
@@ -229,7 +227,7 @@ def test_a_model_reads_packed_documents_as_if_each_were_alone() -> None:
 
 @pytest.mark.parametrize("stride", [None, 1, 5, 16])
 @pytest.mark.parametrize("length", [2, 9, 16, 17, 200])
-def test_evaluation_counts_each_token_once_in_order(length: int, stride: int | None) -> None:
+def test_evaluation_counts_each_token_once_in_order(length, stride):
     shards = corpus([length], eos=None)
     targets: list[int] = []
     for batch in every_token_once(shards, batch=3, context=16, stride=stride):
@@ -242,7 +240,7 @@ def test_evaluation_counts_each_token_once_in_order(length: int, stride: int | N
     assert targets == list(range(2, length + 1))
 
 
-def test_evaluation_of_a_split_counts_its_own_tokens() -> None:
+def test_evaluation_of_a_split_counts_its_own_tokens():
     _, valid = corpus([60] * 30).split(0.1)
     total = sum(int((batch.targets != -1).sum()) for batch in every_token_once(valid, 4, 32))
     assert total == len(valid) - 1 == 179
@@ -252,7 +250,7 @@ def test_evaluation_of_a_split_counts_its_own_tokens() -> None:
 # order
 
 
-def test_rows_are_mixed_and_the_first_of_them_too() -> None:
+def test_rows_are_mixed_and_the_first_of_them_too():
     """A row's place is independent of its neighbour's."""
     batches = Batches(corpus([160_000], eos=None), batch=1, context=16)
     out = np.array([int(next(batches).tokens[0, 0]) for _ in range(9_000)]) / 16
@@ -262,8 +260,8 @@ def test_rows_are_mixed_and_the_first_of_them_too() -> None:
     assert abs(np.abs(np.diff(out)).mean() / size - 1 / 3) < 0.01
 
 
-def test_order_is_a_function_of_the_seed() -> None:
-    def take(seed: int) -> torch.Tensor:
+def test_order_is_a_function_of_the_seed():
+    def take(seed):
         np.random.seed(seed + 9)
         torch.manual_seed(seed + 99)
         batches = Batches(corpus([5000]), batch=4, context=16, seed=seed)
@@ -274,7 +272,7 @@ def test_order_is_a_function_of_the_seed() -> None:
     assert take(1)[:3, 0].tolist() == take(1)[:3, 0].tolist()
 
 
-def test_the_order_does_not_change_with_versions() -> None:
+def test_the_order_does_not_change_with_versions():
     """A resumed run on a newer library must see the same rows: these numbers were drawn once and
     stay."""
     batches = Batches(corpus([5000], eos=None), batch=6, context=16, seed=0)
@@ -286,8 +284,8 @@ def test_the_order_does_not_change_with_versions() -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1, 7, 33, 120])
-def test_resume_goes_on_exactly(after: int) -> None:
-    def fresh() -> Batches:
+def test_resume_goes_on_exactly(after):
+    def fresh():
         lengths = np.random.default_rng(2).integers(1, 90, 40).tolist()
         mixture = [(corpus(lengths), 3.0), (corpus([700], name="other", first=5000), 1.0)]
         return Batches(mixture, batch=3, context=16, seed=11)
@@ -305,7 +303,7 @@ def test_resume_goes_on_exactly(after: int) -> None:
 
 
 @pytest.mark.parametrize("changed", ["seed", "context", "content", "weights"])
-def test_resume_with_other_data_is_refused(changed: str) -> None:
+def test_resume_with_other_data_is_refused(changed):
     item, two = corpus([400]), corpus([500], name="two")
     state = Batches([(item, 1.0), (two, 1.0)], 2, 16, seed=1).state()
     remaining = {
@@ -320,7 +318,7 @@ def test_resume_with_other_data_is_refused(changed: str) -> None:
     Batches([(item, 1.0), (two, 1.0)], 4, 16, seed=1).restore(state)
 
 
-def test_a_checkpoint_of_another_order_is_refused() -> None:
+def test_a_checkpoint_of_another_order_is_refused():
     """Other rows would repeat some of an epoch and leave some out."""
     batches = Batches(corpus([400]), 2, 16, seed=1)
     state = {name: value for name, value in batches.state().items() if name != "order"}
@@ -350,13 +348,11 @@ class Watched:
 @pytest.mark.parametrize("eos", [EOS, None])
 @pytest.mark.parametrize("long", [True, False])
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_a_piece_read_alone_is_that_piece_of_the_batch(
-    count: int, long: bool, eos: int | None
-) -> None:
+def test_a_piece_read_alone_is_that_piece_of_the_batch(count, long, eos):
     """Bit for bit, also whether it carries positions, which another piece may be the reason for;
     through epochs."""
 
-    def fresh() -> Batches:
+    def fresh():
         lengths = [900, 40, 900] if long else [3, 7, 12, 2, 30] * 12
         mixture = [(corpus(lengths, eos), 2.0), (corpus([300], eos, name="other", first=5000), 1.0)]
         return Batches(mixture, batch=5, context=16, seed=2)
@@ -375,7 +371,7 @@ def test_a_piece_read_alone_is_that_piece_of_the_batch(
 
 
 @pytest.mark.parametrize("eos", [EOS, None])
-def test_rows_are_packed_where_a_document_opens_in_them(eos: int | None) -> None:
+def test_rows_are_packed_where_a_document_opens_in_them(eos):
     """Told from the borders alone, at every place a row can have."""
     rows = CorpusRows(corpus([20, 9, 30], eos), 8)
     for high in range(8, rows.last + 1):
@@ -383,7 +379,7 @@ def test_rows_are_packed_where_a_document_opens_in_them(eos: int | None) -> None
         assert rows.packed(*bounds) == rows.load(*bounds)[2].any(), high
 
 
-def test_a_rank_reads_only_its_rows() -> None:
+def test_a_rank_reads_only_its_rows():
     batches, full = (
         Batches(corpus([5000], eos=None), batch=12, context=16, seed=2) for _ in range(2)
     )
@@ -395,8 +391,8 @@ def test_a_rank_reads_only_its_rows() -> None:
     assert sorted(watched.read) == sorted([*expected.tolist(), *(expected + 1).tolist()])
 
 
-def test_pieces_of_what_is_prepared_are_cut_from_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fresh() -> Prepared:
+def test_pieces_of_what_is_prepared_are_cut_from_the_whole(monkeypatch):
+    def fresh():
         return Prepared(Batches(corpus([7, 30] * 30), 6, 16, seed=2), Prefix(), None, 5)
 
     item, two = fresh(), fresh()
@@ -412,7 +408,7 @@ def test_pieces_of_what_is_prepared_are_cut_from_the_whole(monkeypatch: pytest.M
 # mixing
 
 
-def test_weights_hold_to_within_a_row() -> None:
+def test_weights_hold_to_within_a_row():
     weights = [0.5, 0.3, 0.2]
     pieces = [
         corpus([900 + 100 * n], eos=None, name=str(n), first=1 + 10_000 * n) for n in range(3)
@@ -430,7 +426,7 @@ def test_weights_hold_to_within_a_row() -> None:
 # mistakes
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_told():
     with pytest.raises(UserError, match="16 tokens, too few for one context of 16"):
         Batches(corpus([16]), 2, 16)
     next(Batches(corpus([17]), 2, 16))
@@ -445,7 +441,7 @@ def test_mistakes_are_told() -> None:
         next(every_token_once(corpus([1]), 2, 16))
 
 
-def test_a_batch_moves() -> None:
+def test_a_batch_moves():
     batch = next(Batches(corpus([5] * 20), 2, 16))
     assert equal(batch.to("cpu"), batch)
     assert batch.to("meta").tokens.device.type == "meta"

@@ -4,7 +4,6 @@ device."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -39,7 +38,7 @@ def rows(packed: bool, device: str, source: bool = False) -> Batch:
         if not cfg.pool and name not in tiny.RECURRENT | {"reader"}
     ],
 )
-def test_a_piece_asks_the_device_nothing(name: str, packed: bool, asked_nothing: Any) -> None:
+def test_a_piece_asks_the_device_nothing(name, packed, asked_nothing):
     """bf16, as it is trained there: of fp32 experts torch has no grouped product on a GPU."""
     shape = FAMILIES[name]
     with asked_nothing():
@@ -54,7 +53,7 @@ def test_a_piece_asks_the_device_nothing(name: str, packed: bool, asked_nothing:
 @pytest.mark.parametrize(
     "name", ["pooled", "gru", "reader", "bahdanau", "additive-lstm", "cho", "vaswani"]
 )
-def test_what_the_host_counts_is_what_is_there(name: str) -> None:
+def test_what_the_host_counts_is_what_is_there(name):
     """Documents of several lengths and padding, told by the host, give the gradients that they give
     alone."""
     shape, (tokens, pos, ids) = FAMILIES[name], packed()
@@ -89,7 +88,7 @@ def packed(more: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     )
 
 
-def test_what_is_counted_on_the_device_is_told_once() -> None:
+def test_what_is_counted_on_the_device_is_told_once():
     model = tiny.model(tiny.DECODERS["llama"])
     batch = rows(True, "cpu")
     batch.targets[0, :5] = -1
@@ -102,9 +101,7 @@ def test_what_is_counted_on_the_device_is_told_once() -> None:
 
 @pytest.mark.parametrize("name", ["mixtral", "noisy", "nanomoe", "deepseek"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_experts_on_a_gpu_work_on_every_choice(
-    name: str, padded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_on_a_gpu_work_on_every_choice(name, padded, monkeypatch):
     """Choices that go nowhere or are over capacity count for nothing; output and gradients are the
     definition's."""
     shape = tiny.DECODERS[name]
@@ -134,7 +131,7 @@ def _order(choices: Dispatch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_validation_computes_no_gradient(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_computes_no_gradient(mode, monkeypatch):
     """The loss alone, the same to the bit, although the table requires a gradient."""
     hidden, table = torch.randn(7, 8), torch.randn(11, 8, requires_grad=True)
     targets = torch.randint(11, (7,))

@@ -36,9 +36,7 @@ def filled(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads,kv_heads", [(4, 4), (8, 2), (6, 1)])
-def test_ragged_rows_are_torchs_attention(
-    build: str, dtype: torch.dtype, heads: int, kv_heads: int
-) -> None:
+def test_ragged_rows_are_torchs_attention(build, dtype, heads, kv_heads):
     lengths, dim = [1, 32, 33, 700], 24
     pages, table, output = filled(lengths, kv_heads, dim, dtype)
     rows = torch.tensor([0, 1, 2, 3, 3, 3], dtype=torch.int32)
@@ -57,7 +55,7 @@ def test_ragged_rows_are_torchs_attention(
 
 
 @pytest.mark.parametrize("length", [512, 1024, 1025])
-def test_the_first_key_of_a_chunk_is_not_lost(build: str, length: int) -> None:
+def test_the_first_key_of_a_chunk_is_not_lost(build, length):
     """Keys are cut in parts of 512: the last key alone in its part weighs most."""
     pages, table, ((k, v),) = filled([length], 2, 16, torch.float32)
     q = 2 * k[-1].repeat_interleave(2, 0)[None]
@@ -70,7 +68,7 @@ def test_the_first_key_of_a_chunk_is_not_lost(build: str, length: int) -> None:
     assert torch.allclose(y.double(), truth, rtol=2e-6, atol=2e-6)
 
 
-def test_softcap_and_bias(build: str) -> None:
+def test_softcap_and_bias(build):
     pages, table, ((k, v),) = filled([50], 2, 16, torch.float32)
     q, bias = torch.randn(1, 4, 16), torch.randn(4, 8)
     k, v = (item.repeat_interleave(2, 1) for item in (k, v))
@@ -83,7 +81,7 @@ def test_softcap_and_bias(build: str) -> None:
     assert torch.allclose(y[0], truth, rtol=2e-6, atol=2e-6)
 
 
-def test_pages_are_copied_whole_and_hold_even_heads() -> None:
+def test_pages_are_copied_whole_and_hold_even_heads():
     pages, _, _ = filled([40], 2, 8, torch.bfloat16)
     pages.copy(torch.tensor([0, 1]), torch.tensor([3, 4]))
     # what nobody wrote may be no number
@@ -94,9 +92,7 @@ def test_pages_are_copied_whole_and_hold_even_heads() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_is_the_reference_bit_for_bit_whoever_else_is_there(
-    build: str, dtype: torch.dtype
-) -> None:
+def test_a_token_is_the_reference_bit_for_bit_whoever_else_is_there(build, dtype):
     if build == "torch":
         pytest.skip("torch promises no order of its sums")
     lengths, heads, kv_heads, dim = [1, 45, 600, 1100], 6, 2, 24
@@ -122,7 +118,7 @@ def test_a_token_is_the_reference_bit_for_bit_whoever_else_is_there(
             assert torch.equal(alone[0], expected), (t, options[:3])
 
 
-def test_a_token_sees_nothing_of_later_keys(build: str) -> None:
+def test_a_token_sees_nothing_of_later_keys(build):
     if build == "torch":
         pytest.skip("torch multiplies what is not seen by zero")
     pages, table, ((k, v),) = filled([64], 1, 16, torch.float32)
@@ -139,7 +135,7 @@ def test_a_token_sees_nothing_of_later_keys(build: str) -> None:
 
 
 @pytest.mark.parametrize("dim", [64, 112, 200])
-def test_heads_of_any_width_are_the_reference_bit_for_bit(build: str, dim: int) -> None:
+def test_heads_of_any_width_are_the_reference_bit_for_bit(build, dim):
     """Values are weighed a few registers at a time, then by what remains of a head."""
     if build == "torch":
         pytest.skip("torch promises no order of its sums")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -234,3 +235,8 @@ def inputs_of(model: Model) -> dict[str, torch.Tensor]:
     """One text, and a source where the model reads one."""
     pair = isinstance(model.config, c.EncoderDecoder)
     return {"text": tokens(1, 9), **({"source": tokens(1, 7, seed=1)} if pair else {})}
+
+
+def equal_tensors(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    """The same names, and bit for bit the same numbers."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

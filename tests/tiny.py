@@ -9,6 +9,7 @@ import torch
 
 from glassformer import config as c
 from glassformer.core.nn import Model, build_model
+from glassformer.core.nn.model import inference
 
 VOCAB, DIM, CONTEXT = 50, 32, 64
 # large weights: a wrong path shows in the logits
@@ -240,3 +241,10 @@ def inputs_of(model: Model) -> dict[str, torch.Tensor]:
 def equal_tensors(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     """The same names, and bit for bit the same numbers."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def logits(model: Model) -> torch.Tensor:
+    """Of a text, and of a source where the model reads one."""
+    sources = (tokens(3, 12, seed=5),) if isinstance(model.config, c.EncoderDecoder) else ()
+    with inference(model):
+        return model(tokens(), *sources).logits

@@ -214,7 +214,9 @@ def test_an_average_is_of_as_many_as_are_asked_for(tmp_path):
     for last, mean in ((1, 6.0), (2, 4.0), (3, 3.0)):
         model, _, _ = run_checkpoints.average(tmp_path, last)
         assert torch.allclose(model.decoder.last_norm.weight, torch.tensor(mean))
-    with pytest.raises(UserError, match=r"keeps 3 checkpoints"):
+    with pytest.raises(
+        UserError, match=r"keeps 3 checkpoints; give --last 3, or train with --keep 4"
+    ):
         run_checkpoints.average(tmp_path, 4)
     weights = tmp_path / "step-000001" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\7")

@@ -10,6 +10,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 
 from glassformer.core.training import order
 from glassformer.core.training.batches import Batches
@@ -92,23 +93,24 @@ def test_a_billion_rows_are_put_in_order_in_no_memory():
     assert len(np.unique(rows)) == len(rows)
 
 
-def test_a_long_corpus_is_computed_and_an_old_checkpoint_of_it_goes_on_as_it_began(
-    monkeypatch,
-):
-    old = Batches(corpus([5000], eos=None), 4, 16, seed=3)
+def test_a_long_corpus_is_computed_and_an_old_checkpoint_of_it_goes_on_as_it_began(monkeypatch):
+    def batches(seed=3):
+        return Batches(corpus([5000], eos=None), 4, 16, seed=seed)
+
+    old = batches()
     for _ in range(150):  # into the second epoch
         next(old)
     state = json.loads(json.dumps(old.state()))
     assert state["order"] == LISTED
     monkeypatch.setattr(order, "IN_MEMORY", 100)
-    new = Batches(corpus([5000], eos=None), 4, 16, seed=3)
+    new, started = batches(), batches()
     assert new.state()["order"] == COMPUTED
-    assert not equal(next(new), next(Batches(corpus([5000], eos=None), 4, 16, seed=4)))
+    assert not equal(next(new), next(batches(4)))
     new.restore(state)
     assert new.state() == state
     for _ in range(100):
         assert equal(next(new), next(old))
-    started = Batches(corpus([5000], eos=None), 4, 16, seed=3)
-    rows = [row for _ in range(-(-started._cursors[0].size // 4)) for row in next(started).targets]
-    targets = [int(t) for row in rows[: started._cursors[0].size] for t in row if t != -1]
+    size = started._cursors[0].size
+    rows = torch.cat([next(started).targets for _ in range(-(-size // 4))])[:size]
+    targets = rows[rows != -1].tolist()
     assert len(targets) >= 4999 and len(set(targets)) == 4999

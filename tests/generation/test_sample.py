@@ -30,10 +30,18 @@ def logits_of(rows: int = 6, vocab: int = 97, spread: float = 3.0) -> torch.Tens
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * spread
 
 
-@pytest.mark.parametrize("k", [1, 5, 96, 97, 500])
-def test_top_k_is_theirs(k):
-    logits = logits_of()
-    assert torch.equal(top_k(logits, k), theirs.TopKLogitsWarper(k)(None, logits))
+@pytest.mark.parametrize(
+    ("cut_off", "reference", "values"),
+    [
+        (top_k, theirs.TopKLogitsWarper, [1, 5, 96, 97, 500]),
+        (top_p, theirs.TopPLogitsWarper, [0.01, 0.3, 0.9, 0.999]),
+        (min_p, theirs.MinPLogitsWarper, [0.001, 0.05, 0.5, 1.0]),
+    ],
+)
+def test_what_is_cut_off_is_theirs(cut_off, reference, values):
+    for value in values:
+        logits = logits_of()
+        assert torch.equal(cut_off(logits, value), reference(value)(None, logits))
 
 
 def test_top_k_keeps_equals():
@@ -42,29 +50,13 @@ def test_top_k_keeps_equals():
     ]
 
 
-@pytest.mark.parametrize("p", [0.01, 0.3, 0.9, 0.999])
-def test_top_p_is_theirs(p):
-    logits = logits_of()
-    assert torch.equal(top_p(logits, p), theirs.TopPLogitsWarper(p)(None, logits))
-
-
-@pytest.mark.parametrize("p", [0.001, 0.05, 0.5, 1.0])
-def test_min_p_is_theirs(p):
-    logits = logits_of()
-    assert torch.equal(min_p(logits, p), theirs.MinPLogitsWarper(p)(None, logits))
-
-
 @pytest.mark.parametrize("penalty", [0.7, 1.3])
 def test_penalty_is_theirs(penalty):
-    logits, ids = (
-        logits_of(),
-        torch.randint(97, (6, 20), generator=torch.Generator().manual_seed(2)),
-    )
+    logits, draw = logits_of(), torch.Generator().manual_seed(2)
+    ids = torch.randint(97, (6, 20), generator=draw)
     observed = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
-    assert torch.equal(
-        penalise(logits, observed, penalty),
-        theirs.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits),
-    )
+    expected = theirs.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
+    assert torch.equal(penalise(logits, observed, penalty), expected)
 
 
 def test_the_order_is_theirs():
@@ -88,7 +80,7 @@ def test_the_order_is_theirs():
 def test_settings_that_fp32_rounds_to_zero_draw_tokens_all_the_same(tiny):
     logits = 3 + logits_of()
     logits[:, 96] = -math.inf
-    tokens = choose(logits, torch.full((6,), 0.5), None, Sampling(**tiny))  # type: ignore[arg-type]
+    tokens = choose(logits, torch.full((6,), 0.5), None, Sampling(**tiny))
     greedy = logits.argmax(-1)
     assert torch.equal(tokens, greedy) or ("min_p" in tiny and 96 not in tokens)
     with pytest.raises(UserError, match="give 1e-9 or more"):

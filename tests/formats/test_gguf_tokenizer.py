@@ -3,7 +3,6 @@ implementations."""
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import struct
@@ -19,7 +18,7 @@ from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.vocabulary import byte_alphabet
 from glassformer.formats.tokenizer_files import open as open_tokenizer
-from tokenizer.test_tokenizer import NASTY, SPECIAL, STORY, streamed
+from tokenizer.test_tokenizer import IDENTITY, NASTY, SPECIAL, STORY, sentencepiece_model, streamed
 
 TYPES = {"normal": 1, "unknown": 2, "control": 3, "user": 4, "unused": 5, "byte": 6}
 CODES = {bool: (7, "<?"), int: (4, "<I"), float: (6, "<f")}
@@ -148,23 +147,20 @@ def test_byte_level_words_are_split_by_the_rule_that_is_named(pre, tmp_path):
 @pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_sentencepieces_kinds(kind, tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
-    chance, buffer = random.Random(0), io.BytesIO()
+    chance = random.Random(0)
     words = [word for sentence in {*STORY} for word in sentence.split()]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(
-            [" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]
-        ),
-        model_writer=buffer,
+    texts = [" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]
+    model = sentencepiece_model(
+        texts,
         vocab_size=400 if kind == "llama" else 150,
         model_type="bpe" if kind == "llama" else "unigram",
         byte_fallback=kind == "llama",
         remove_extra_whitespaces=kind == "t5",
-        normalization_rule_name="identity",
         user_defined_symbols=["<sep>"],
         hard_vocab_limit=False,
-        minloglevel=2,
+        **IDENTITY,
     )
-    processor = sentencepiece.SentencePieceProcessor(model_proto=buffer.getvalue())
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     every = range(processor.get_piece_size())
     fields = {
         "unknown": processor.is_unknown,

@@ -7,7 +7,6 @@ finding and no end.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -28,7 +27,7 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.formats.tokenizer_forms import from_json
 from tokenizer.test_bad import MODEL, RANKS, VOCAB
-from tokenizer.test_tokenizer import NASTY, STORY
+from tokenizer.test_tokenizer import NASTY, STORY, sentencepiece_model
 
 SECONDS, ROOM = 10, 2 << 30  # of processor time, of memory beyond what is there
 NUMBERS = [-1, 0, 1, 2**31, 2**32 - 1, 2**63, 10**400, 1.5, 1e308, float("nan")]
@@ -51,25 +50,14 @@ VALUES = [
 
 def files(folder: Path) -> dict[str, bytes]:
     """A small good file of each format."""
-    import sentencepiece
-
-    buffer = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(STORY),
-        model_writer=buffer,
-        vocab_size=40,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    bpe = json.loads(train_tokenizer("bpe", STORY, 300).to_json())
-    unigram = json.loads(train_tokenizer("unigram", STORY, 60).to_json())
-    words = json.loads(train_tokenizer("wordpiece", STORY, 90).to_json())
+    trained = {
+        f"{kind}/tokenizer.json": train_tokenizer(kind, STORY, size).to_json().encode()
+        for kind, size in (("bpe", 300), ("unigram", 60), ("wordpiece", 90))
+    }
     return {
-        "bpe/tokenizer.json": json.dumps(bpe).encode(),
-        "unigram/tokenizer.json": json.dumps(unigram).encode(),
-        "wordpiece/tokenizer.json": json.dumps(words).encode(),
+        **trained,
         "tiny.model": MODEL,
-        "charsmap.model": buffer.getvalue(),
+        "charsmap.model": sentencepiece_model(STORY, vocab_size=40, hard_vocab_limit=False),
         "vocab.txt": VOCAB,
         "ranks.tiktoken": RANKS,
         "vocabulary.gguf": written(folder / "good.gguf", bpe_fields("qwen2")[0]).read_bytes(),

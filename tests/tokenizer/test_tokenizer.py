@@ -3,10 +3,13 @@ data."""
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -44,6 +47,19 @@ def streamed(tokenizer: Tokenizer, ids: list[int], special: bool = False) -> str
     """The text of ids, one at a time."""
     stream = tokenizer.stream(special=special)
     return "".join(stream.push(id) for id in ids) + stream.flush()
+
+
+IDENTITY = {"normalization_rule_name": "identity"}
+
+
+def sentencepiece_model(texts: Iterable[str], **settings: Any) -> bytes:
+    """What the original SentencePiece learns of texts."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    buffer = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=buffer, minloglevel=3, **settings
+    )
+    return buffer.getvalue()
 
 
 @pytest.fixture(scope="module", params=["byte", "bpe"])

@@ -1,4 +1,4 @@
-"""GGUF files, against llama.cpp's own Python reader (the package gguf), and against files that
+"""GGUF files and their fields (gguf_fields), against llama.cpp's own Python reader (the package gguf), and against files that
 lie."""
 
 from __future__ import annotations

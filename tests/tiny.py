@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -243,8 +244,8 @@ def equal_tensors(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) 
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def logits(model: Model) -> torch.Tensor:
+def logits(model: Model, **options: Any) -> torch.Tensor:
     """Of a text, and of a source where the model reads one."""
     sources = (tokens(3, 12, seed=5),) if isinstance(model.config, c.EncoderDecoder) else ()
     with inference(model):
-        return model(tokens(), *sources).logits
+        return model(tokens(), *sources, **options).logits

@@ -1,5 +1,5 @@
-"""GGUF files and their fields (gguf_fields), against llama.cpp's own Python reader (the package gguf), and against files that
-lie."""
+"""GGUF files and their fields (gguf_fields), against llama.cpp's own Python reader (the package
+gguf), and against files that lie."""
 
 from __future__ import annotations
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from glassformer import config as c
 from glassformer.core.nn import Model, build_model
+from glassformer.core.nn.model import inference
 
 VOCAB, DIM, CONTEXT = 50, 32, 64
 # large weights: a wrong path shows in the logits
@@ -234,3 +237,15 @@ def inputs_of(model: Model) -> dict[str, torch.Tensor]:
     """One text, and a source where the model reads one."""
     pair = isinstance(model.config, c.EncoderDecoder)
     return {"text": tokens(1, 9), **({"source": tokens(1, 7, seed=1)} if pair else {})}
+
+
+def equal_tensors(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    """The same names, and bit for bit the same numbers."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def logits(model: Model, **options: Any) -> torch.Tensor:
+    """Of a text, and of a source where the model reads one."""
+    sources = (tokens(3, 12, seed=5),) if isinstance(model.config, c.EncoderDecoder) else ()
+    with inference(model):
+        return model(tokens(), *sources, **options).logits

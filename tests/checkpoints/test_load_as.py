@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "m"
 
 
-def test_what_fits_is_taken_and_what_is_new_is_named(folder: Path) -> None:
+def test_what_fits_is_taken_and_what_is_new_is_named(folder):
     expected = replace(BERT, head=None, pool=POOL)
     loaded = Checkpoint.open(folder).model_as(expected, seed=3)
     old, drawn = build_model(BERT, seed=1).state_dict(), build_model(expected, seed=3).state_dict()
@@ -38,7 +38,7 @@ def test_what_fits_is_taken_and_what_is_new_is_named(folder: Path) -> None:
         assert torch.equal(weight, drawn[name] if name in loaded.new else old[name]), name
 
 
-def test_nothing_new_and_everything_new(folder: Path) -> None:
+def test_nothing_new_and_everything_new(folder):
     loaded = Checkpoint.open(folder).model_as(BERT)
     assert loaded.new == loaded.unused == ()
     assert all(map(torch.equal, loaded.model.parameters(), store.load(folder)[0].parameters()))
@@ -67,8 +67,6 @@ def test_nothing_new_and_everything_new(folder: Path) -> None:
         ),
     ],
 )
-def test_a_trunk_that_differs_is_one_sentence(
-    folder: Path, change: dict[str, Any], text: str
-) -> None:
+def test_a_trunk_that_differs_is_one_sentence(folder, change, text):
     with pytest.raises(UserError, match=text):
         Checkpoint.open(folder).model_as(replace(BERT, **change))

@@ -4,9 +4,8 @@ completion."""
 from __future__ import annotations
 
 import dataclasses
-import io
+import itertools
 import json
-import math
 import os
 import re
 import shlex
@@ -14,18 +13,29 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from glassformer import UserError
+import glassformer
+from glassformer import UserError, load
 from glassformer import config as c
 from glassformer.cli import main, overview, parser
 from glassformer.commands import GROUPS, VERBS, common, completion, signature
 from glassformer.commands import words as word_tasks
 from glassformer.commands.parsing import Parser
-from glassformer.runs import settings
+from glassformer.core import files
+from glassformer.core.nn import build_model
+from glassformer.core.nn import device as devices
+from glassformer.core.tokenizer import train
+from glassformer.formats import store
+from glassformer.formats.data import find as find_corpus
+from glassformer.runs import run_file, settings
+from glassformer.sight.edits import head_off, mlp_off, swap_token
+from glassformer.tasks import predictions, translation
+from terminal import Terminal
+from tiny import DECODERS
 
 COMMAND = [sys.executable, "-m", "glassformer"]
 EXAMPLES = [
@@ -40,24 +50,22 @@ def understood(line: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["help"], ["--help"], ["-h"], ["help", "train"], ["train", "--help"], ["words"]]
+    "line", ["", "help", "--help", "-h", "help train", "train --help", "words"]
 )
-def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(line, capsys):
     try:
-        code = main(words)
+        code = main(line.split())
     except SystemExit as ended:  # argparse's way
         code = ended.code
     message, notes = capsys.readouterr()
     assert (code, notes) == (0, "")
-    assert message.startswith(
-        "usage: glassformer "
-        f"{'train' if 'train' in words else 'words' if words == ['words'] else ''}"
-    )
+    topic = next((word for word in ("train", "words") if word in line), "")
+    assert message.startswith(f"usage: glassformer {topic}")
 
 
 def test_the_overview_names_every_command_within_the_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     for width in (60, 80, 200):
         monkeypatch.setattr(
             "os.get_terminal_size", lambda width=width: os.terminal_size((width, 24))
@@ -80,20 +88,20 @@ def test_the_overview_names_every_command_within_the_terminal(
 
 
 @pytest.mark.parametrize("word", ["version", "--version"])
-def test_version(word: str) -> None:
+def test_version(word):
     assert subprocess.run([*COMMAND, word], capture_output=True, check=True).stdout.startswith(
         b"glassformer "
     )
 
 
 @pytest.mark.parametrize("line", EXAMPLES)
-def test_examples_are_understood(line: str) -> None:
+def test_examples_are_understood(line):
     if ">" not in line:
         assert understood(line)["run"]
 
 
-def test_every_command_and_every_task_has_an_example() -> None:
-    def every(result: Parser) -> list[Parser]:
+def test_every_command_and_every_task_has_an_example():
+    def every(result):
         return [inner for verb in result.verbs.values() for inner in every(verb)] or [result]
 
     assert all(f"examples:\n  {item.prog} " in item.format_help() for item in every(parser(VERBS)))
@@ -102,40 +110,25 @@ def test_every_command_and_every_task_has_an_example() -> None:
 @pytest.mark.parametrize(
     ("line", "result"),
     [
-        (
-            'glassformer generate S --max-new 5 "Once upon"',
-            {"model": "S", "prompt": ["Once upon"], "max_new": 5},
-        ),
-        ("glassformer generate S one --json two", {"prompt": ["one", "two"], "json": True}),
-        ("glassformer generate --seed 1 S -- -5 --json", {"prompt": ["-5", "--json"], "seed": 1}),
-        (
-            "glassformer look M text --json '*.q'",
-            {"text": "text", "pattern": ["*.q"], "json": True},
-        ),
-        (
-            "glassformer words near V --json king",
-            {"vectors": "V", "word": "king", "run": word_tasks.near},
-        ),
-        (
-            "glassformer train run.toml --out o --steps 5",
-            {"extra": ["run.toml", "--steps", "5"], "out": "o"},
-        ),
-        (
-            "glassformer train --steps 5 --out o run.toml",
-            {"extra": ["--steps", "5", "run.toml"], "out": "o"},
-        ),
+        ('generate S --max-new 5 "Once upon"', {"prompt": ["Once upon"], "max_new": 5}),
+        ("generate S one --json two", {"prompt": ["one", "two"], "json": True}),
+        ("generate --seed 1 S -- -5 --json", {"prompt": ["-5", "--json"], "seed": 1}),
+        ("look M text --json '*.q'", {"text": "text", "pattern": ["*.q"], "json": True}),
+        ("words near V --json king", {"vectors": "V", "word": "king", "run": word_tasks.near}),
+        ("train run.toml --out o --steps 5", {"extra": ["run.toml", "--steps", "5"], "out": "o"}),
+        ("train --steps 5 --out o run.toml", {"extra": ["--steps", "5", "run.toml"], "out": "o"}),
     ],
 )
-def test_options_stand_anywhere(line: str, result: dict[str, object]) -> None:
-    assert result.items() <= understood(line).items()
+def test_options_stand_anywhere(line, result):
+    assert result.items() <= understood(f"glassformer {line}").items()
 
 
-def test_a_signature_is_a_command_line() -> None:
+def test_a_signature_is_a_command_line():
     """Types, bounds and defaults of the function; the docstring's lines are the help."""
 
     def command(
         place: str, names: signature.Words = (), *, size: signature.Count = 3, dry_: bool = False
-    ) -> tuple[object, ...]:
+    ):
         """Does something.
 
         place PLACE: where
@@ -157,227 +150,146 @@ def test_a_signature_is_a_command_line() -> None:
         signature.bound(command, parser.parse(["here", "--size", "0"]))
 
 
-def test_every_setting_is_listed_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [s.path for s in settings.all_settings() if not s.meaning] == []
-    assert main(["train", "--settings"]) == 0
-    output = capsys.readouterr().out
-    for line in (
-        "--steps (integer = 1000): optimizer steps",
-        "--decoder.pattern.attention.kv_heads (integer",
-    ):
-        assert line in output
+def test_every_setting_is_listed_with_its_meaning(terminal):
+    assert all(setting.meaning for setting in settings.all_settings())
+    output = terminal("train --settings")
+    assert "--steps (integer = 1000): optimizer steps" in output
+    assert "--decoder.pattern.attention.kv_heads (integer" in output
 
 
 @pytest.mark.parametrize(
-    ("words", "result"),
+    ("line", "result"),
     [
-        (["gen"], ["generate"]),
-        (["words", "ne"], ["near"]),
-        (["fill", "M", "--order", ""], ["apart", "left", "sure"]),
-        (["generate", "M", "--max"], ["--max-new"]),
-        (["train", "--decoder.dep"], ["--decoder.depth"]),
-        (["generate", "M", "--seed", ""], []),
-        (["completion", "z"], ["zsh"]),
+        ("gen", "generate"),
+        ("words ne", "near"),
+        ("fill M --order ", "apart left sure"),
+        ("generate M --max", "--max-new"),
+        ("train --decoder.dep", "--decoder.depth"),
+        ("generate M --seed ", ""),
+        ("completion z", "zsh"),
     ],
 )
-def test_completion(words: list[str], result: list[str]) -> None:
-    assert completion.candidates(words) == result
+def test_completion(line, result):
+    assert completion.candidates(line.split(" ")) == result.split()
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny decoder with a tokenizer of bytes, as a folder."""
-    from glassformer.core.nn import build_model
-    from glassformer.core.tokenizer import train as train_tokenizer
-    from glassformer.formats import store
-    from tiny import DECODERS
-
     folder = tmp_path_factory.mktemp("model") / "tiny"
     result = dataclasses.replace(DECODERS["llama"], embed=c.Embed(300), context=32)
-    store.save(
-        build_model(result, seed=1), folder, train_tokenizer("byte", []), layout="glassformer"
-    )
+    store.save(build_model(result, seed=1), folder, train("byte"), layout="glassformer")
     return str(folder)
 
 
-def answer(words: list[str], capsys: pytest.CaptureFixture[str], stdin: str = "") -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "stdin", io.StringIO(stdin))
-        code = main(words)
-    message, notes = capsys.readouterr()
-    assert code == 0, notes
-    return message
-
-
-def test_the_next_tokens_and_their_probabilities(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_next_tokens_and_their_probabilities(model, terminal):
     """Probabilities of look and generate are the softmax of the model's own logits."""
-    import torch
-
-    from glassformer import load
-
     single_model, tokenizer = load(model)
-    assert tokenizer is not None
     ids = tokenizer.encode("Once")
     with torch.no_grad():
-        logprobs = (
-            single_model(torch.tensor([ids])).logits[0].float().log_softmax(-1)[:, : tokenizer.size]
-        )
+        logits = single_model(torch.tensor([ids])).logits[0]
+    logprobs = logits.log_softmax(-1)[:, : tokenizer.size]
     best = logprobs.topk(3)
-    looked = json.loads(answer(["look", model, "Once", "--next", "3", "--json"], capsys))
-    predicted = json.loads(answer(["look", model, "--logprobs", "3", "Once", "--json"], capsys))
-    next = json.loads(answer(["generate", model, "Once", "--next", "3", "--json"], capsys))["rows"][
-        0
-    ]["next"]
-    drawn = ["generate", model, "Once", "--logprobs", "3", "--max-new", "2", "--seed", "1"]
-    row = json.loads(answer([*drawn, "--json"], capsys))["rows"][0]
-    for output in (looked, predicted[-1]["next"], next, row["likely"][0]):
-        assert [item["token"] for item in output] == best.indices[-1].tolist()
-        assert [item["logprob"] for item in output] == pytest.approx(
-            best.values[-1].tolist(), abs=1e-5
+    looked = terminal.json(f"look {model} Once --next 3")
+    predicted = terminal.json(f"look {model} --logprobs 3 Once")
+    (following,) = terminal.json(f"generate {model} Once --next 3")["rows"]
+    drawn = f"generate {model} Once --logprobs 3 --max-new 2 --seed 1"
+    (row,) = terminal.json(drawn)["rows"]
+    for output in (looked, predicted[-1]["next"], following["next"], row["likely"][0]):
+        tokens, values, pieces = zip(
+            *((item["token"], item["logprob"], item["piece"]) for item in output), strict=True
         )
-        assert [item["piece"] for item in output] == [
-            tokenizer.token(item["token"]) for item in output
-        ]
+        assert list(tokens) == best.indices[-1].tolist()
+        assert values == pytest.approx(best.values[-1].tolist(), abs=1e-5)
+        assert list(pieces) == [tokenizer.token(id) for id in tokens]
     assert [item["token"] for item in predicted] == ids
     assert [item["logprob"] for item in predicted[1:]] == pytest.approx(
         [logprobs[at, id].item() for at, id in enumerate(ids[1:])], abs=1e-5
     )
-    assert row["pieces"] == [tokenizer.token(id) for id in row["tokens"]] and len(
-        row["likely"]
-    ) == len(row["tokens"])
-    assert f"{math.exp(best.values[-1, 0]):.4f}" in answer(
-        ["look", model, "Once", "--next", "1"], capsys
-    )
-    assert f"{math.exp(best.values[-1, 0]):.4f}" in answer(
-        ["generate", model, "Once", "--next", "1"], capsys
-    )
-    assert answer(drawn, capsys).count("0.") == 6
+    assert row["pieces"] == [tokenizer.token(id) for id in row["tokens"]]
+    assert len(row["likely"]) == len(row["tokens"])
+    for verb in ("look", "generate"):
+        assert f"{best.values[-1, 0].exp():.4f}" in terminal(f"{verb} {model} Once --next 1")
+    assert terminal(drawn).count("0.") == 6
 
 
-def test_many_prompts_into_a_file_say_what_they_say_at_once(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_many_prompts_into_a_file_say_what_they_say_at_once(model, tmp_path, terminal):
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
-    prompts.write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in ("Once", "Twice", "Once", "x"))
-    )
-    words = [
-        "generate",
-        model,
-        "--prompts",
-        str(prompts),
-        "--seed",
-        "4",
-        "--max-new",
-        "5",
-        "--samples",
-        "2",
-    ]
-    rows = json.loads(answer([*words, "--json"], capsys))["rows"]
-    assert "4 prompts, 40 new tokens" in answer([*words, "--out", str(out)], capsys)
+    prompts.write_text("".join(f'{{"text": "{text}"}}\n' for text in ("Once", "Two", "Once", "x")))
+    line = f"generate {model} --prompts {prompts} --seed 4 --max-new 5 --samples 2"
+    rows = terminal.json(line)["rows"]
+    assert "4 prompts, 40 new tokens" in terminal(f"{line} --out {out}")
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [line["tokens"] for line in lines] == [row["tokens"] for row in rows]
-    assert [line["text"] for line in lines] == [row["text"] for row in rows]
-    assert [(line["number"], line["sample"]) for line in lines] == [
-        (n, s) for n in range(4) for s in range(2)
-    ]
-    assert main([*words, "--out", str(out)]) == 2 and "there already" in capsys.readouterr().err
+    for name in ("tokens", "text"):
+        assert [line[name] for line in lines] == [row[name] for row in rows]
+    numbers = [(line["number"], line["sample"]) for line in lines]
+    assert numbers == list(itertools.product(range(4), range(2)))
+    assert "there already" in terminal.refused(f"{line} --out {out}")
 
 
-def test_prompts_come_from_a_file_and_from_standard_input(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_come_from_a_file_and_from_standard_input(model, tmp_path, terminal):
     lines, table = tmp_path / "lines.txt", tmp_path / "table.jsonl"
     lines.write_text("one\r\ntwo\u2028 and\n")
     table.write_text('{"text": "one"}\n{"prompt": "two\\u2028 and"}\n')
-    short = ["--max-new", "2", "--temperature", "0", "--json"]
-    data = json.loads(answer(["generate", model, "one", "two\u2028 and", *short], capsys))["rows"]
-    for words, stdin in (
-        (["--prompts", str(lines)], ""),
-        (["--prompts", str(table)], ""),
-        (["--prompts", "-"], lines.read_text()),
-    ):
-        got = json.loads(
-            answer(["generate", model, *words, *short, "--batch", "1"], capsys, stdin)
-        )["rows"]
-        assert [{**row, "logprobs": None} for row in got] == [
-            {**row, "logprobs": None} for row in data
-        ]
-    (row,) = json.loads(answer(["generate", model, "-", *short], capsys, "one\n"))["rows"]
+
+    def rows(*words, stdin=b""):
+        line = f"generate {model} --max-new 2 --temperature 0"
+        rows = terminal.json(line, *words, stdin=stdin)["rows"]
+        return [row | {"logprobs": None} for row in rows]
+
+    data = rows("one", "two\u2028 and")
+    for name in (lines, table, "-"):
+        assert rows("--prompts", name, "--batch", 1, stdin=lines.read_bytes()) == data
+    (row,) = rows("-", stdin=b"one\n")
     assert row["prompt"] == data[0]["prompt"]  # the end of the line is not a part of the text
-    for verb in ("embed", "look"):
-        assert answer(
-            [verb, model, "-", "--json", *(["*.q"] if verb == "look" else [])], capsys, "one\n"
-        )
+    for line in (f"embed {model} -", f"look {model} - *.q"):
+        assert terminal.json(line, stdin=b"one\n")
 
 
-def test_pictures_of_one_head_and_on_standard_output(
-    model: str, tmp_path: Path, capfdbinary: Any
-) -> None:
-    def drawn(*words: str) -> bytes:
-        assert main(["look", model, "Once", "--draw", *words]) == 0
-        sys.stdout.flush()
-        return bytes(capfdbinary.readouterr().out)
+def test_pictures_of_one_head_and_on_standard_output(model, tmp_path, capfdbinary):
+    terminal = Terminal(capfdbinary)
 
-    def weights(*words: str) -> list[list[float]]:
-        return [item["weights"] for item in json.loads(drawn("--json", "*.0.attn.pattern", *words))]
+    def weights(more=""):
+        drawn = terminal.json(f"look {model} Once --draw *.0.attn.pattern {more}")
+        return [item["weights"] for item in drawn]
 
-    heads = [np.array(weights("--head", str(head))) for head in range(4)]
-    assert np.allclose(np.mean(heads, 0), weights(), atol=1e-6) and not np.allclose(
-        heads[0], heads[1]
-    )
-    alignments = json.loads(drawn("--json"))
+    heads = [np.array(weights(f"--head {head}")) for head in range(4)]
+    assert np.allclose(np.mean(heads, 0), weights(), atol=1e-6)
+    assert not np.allclose(heads[0], heads[1])
+    line = f"look {model} Once --draw"
+    alignments = terminal.json(line)
     # of each a map and the scale of its colours
-    assert drawn("--out", "-").count(b"data:image/png") == 2 * len(alignments) == 4
-    drawn("--out", str(tmp_path / "all.svg"))
+    assert terminal(f"{line} --out -").count(b"data:image/png") == 2 * len(alignments) == 4
+    terminal(f"{line} --out {tmp_path}/all.svg")
     picture = (tmp_path / "all.svg").read_text(encoding="utf-8")
     assert all(f">{alignment['path']}</text>" in picture for alignment in alignments)
-    assert main(["masks", "full", "--out", "-"]) == 0
-    sys.stdout.flush()
-    assert capfdbinary.readouterr().out.startswith(b"<svg")
-    assert main(["look", model, "Once", "--draw", "--head", "4"]) == 2
-    assert b"heads 0 to 3" in capfdbinary.readouterr().err
+    assert terminal("masks full --out -").startswith(b"<svg")
+    assert b"heads 0 to 3" in terminal.refused(f"{line} --head 4")
 
 
-def test_a_space_looks_the_same_in_a_picture_and_in_the_lens(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["look", model, "Once upon a", "--draw", "--json", "*.0.attn.pattern"]) == 0
-    rows = json.loads(capsys.readouterr().out)[0]["rows"]
-    assert main(["lens", model, "Once upon a"]) == 0
-    table = capsys.readouterr().out
-    assert any("·" in row for row in rows) and all(f":{row}" in table for row in rows), (
-        rows,
-        table,
-    )
+def test_a_space_looks_the_same_in_a_picture_and_in_the_lens(model, terminal):
+    (picture,) = terminal.json(f"look {model} 'Once upon a' --draw *.0.attn.pattern")
+    table = terminal(f"lens {model} 'Once upon a'")
+    rows = picture["rows"]
+    assert any("·" in row for row in rows) and all(f":{row}" in table for row in rows), table
 
 
-def test_the_device_is_chosen_said_and_refused(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    from glassformer.core.nn import device as devices
-    from glassformer.formats import store
-
-    words = ["generate", model, "Once", "--max-new", "1", "--temperature", "0"]
-    assert main(words) == 0
-    assert capsys.readouterr().err == ""  # nothing to choose on a machine without a GPU
-    assert main([*words, "--dtype", "bfloat16"]) == 0
-    assert capsys.readouterr().err == f"{model} computes on cpu in bfloat16.\n"
+def test_the_device_is_chosen_said_and_refused(model, tmp_path, terminal, monkeypatch):
+    line = f"generate {model} Once --max-new 1 --temperature 0"
+    terminal(line)
+    assert terminal.notes == ""  # nothing to choose on a machine without a GPU
+    terminal(f"{line} --dtype bfloat16")
+    assert terminal.notes == f"{model} computes on cpu in bfloat16.\n"
     for name, message in (
         ("cuda", "no device cuda that torch"),
         ("cuda:3", "no device cuda:3"),
         ("gpu", 'no device "gpu"'),
     ):
-        assert main([*words, "--device", name]) == 2
-        assert message in capsys.readouterr().err
+        assert message in terminal.refused(f"{line} --device {name}")
     requests = []
     real = store.load
 
-    def load(name: str, **options: Any) -> Any:
+    def load(name, **options):
         requests.append(str(options["device"]))
         return real(name, **(options | {"device": "cpu"}))
 
@@ -385,185 +297,133 @@ def test_the_device_is_chosen_said_and_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretended GPU")
     monkeypatch.setattr(store, "load", load)
-    for verb in (
-        ["generate", "Once"],
-        ["look", "Once", "*.q"],
-        ["embed", "Once"],
-        ["eval", "--data", __file__],
-    ):
-        for device in ("cuda", "cuda:1"):
-            assert (
-                main(
-                    [verb[0], model, *verb[1:], *(["--device", device] if device != "cuda" else [])]
-                )
-                == 0
-            )
-            assert f"computes on {device} (Pretended GPU) in float32." in capsys.readouterr().err
+    for words in ("generate {} Once", "look {} Once *.q", "embed {} Once", "eval {} --data {}"):
+        for device, option in (("cuda", ""), ("cuda:1", "--device cuda:1")):
+            terminal(f"{words.format(model, __file__)} {option}")
+            assert f"computes on {device} (Pretended GPU) in float32." in terminal.notes
             assert requests.pop() == device
-    assert (
-        main(
-            ["generate", model, "Once", "--max-new", "1", "--out", str(tmp_path / "answers.jsonl")]
-        )
-        == 0
-    )
-    assert "The engine computes on the CPU; --device cuda takes the GPU." in capsys.readouterr().err
+    terminal(f"generate {model} Once --max-new 1 --out {tmp_path}/answers.jsonl")
+    assert "The engine computes on the CPU; --device cuda takes the GPU." in terminal.notes
     assert requests.pop() == "cpu"
-    assert main([*words, "--device", "cuda:2"]) == 2
-    assert "there is cpu, cuda:0 to cuda:1." in capsys.readouterr().err
+    assert "there is cpu, cuda:0 to cuda:1." in terminal.refused(f"{line} --device cuda:2")
     assert devices.find("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def test_a_file_of_ones_own_is_used_before_anything_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_use: list[str] = []
+def test_a_file_of_ones_own_is_used_before_anything_else(tmp_path, terminal, monkeypatch):
+    in_use = []
     monkeypatch.setattr("glassformer.core.config.extend.use", in_use.append)
-    for words in (
-        ["recipes", "--json"],
-        ["cost", "glass/1m"],
-        ["look", "glass/1m", "x"],
-        ["masks"],
-    ):
-        assert main([*words, "--use", "one.py", "--use", "two.py"]) == 0
+    for line in ("recipes --json", "cost glass/1m", "look glass/1m x", "masks"):
+        terminal(f"{line} --use one.py --use two.py")
         assert in_use == ["one.py", "two.py"]
         in_use.clear()
-    capsys.readouterr()
+    without = ["data", "tokens", "completion", "docs", "doctor", "learn", "define"]
     for verb, result in parser(VERBS).verbs.items():
         takes = {"--use" in leaf.options for leaf in (result.verbs or {"": result}).values()}
-        assert takes == (
-            {False}
-            if verb in ("data", "tokens", "completion", "docs", "doctor", "learn", "define")
-            else {True, False}
-            if verb == "words"
-            else {True}
-        )
+        assert takes == ({True, False} if verb == "words" else {verb not in without})
     monkeypatch.undo()
     (tmp_path / "bad.py").write_text("import nonesuch\n")
-    assert main(["recipes", "--use", str(tmp_path / "bad.py")]) == 2
-    assert "bad.py, line 1: ModuleNotFoundError" in capsys.readouterr().err
+    notes = terminal.refused(f"recipes --use {tmp_path}/bad.py")
+    assert "bad.py, line 1: ModuleNotFoundError" in notes
 
 
-def test_a_training_goes_on_on_another_device(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
-    from glassformer.core.nn import device as devices
-
+def test_a_training_goes_on_on_another_device(tmp_path, terminal, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("".join(f"{i} and {i + 1}.\n" for i in range(80)))
-    size = [
-        "--dim",
-        "16",
-        "--decoder.depth",
-        "1",
-        "--decoder.pattern.attention.heads",
-        "2",
-        "--context",
-        "16",
-    ]
-    words = [
-        "train",
-        "--data.train",
-        "text.txt",
-        "--data.tokenizer",
-        "char",
-        *size,
-        "--batch",
-        "2",
-        "--dtype",
-        "float32",
-    ]
-    words += ["--steps", "2", "--sample_every", "0", "--tensorboard", "false", "--out", "out"]
-    assert main([*words, "--device", "cuda"]) == 2
-    assert "This machine has no device cuda" in capsys.readouterr().err and not Path("out").exists()
-    assert main([*words, "--device", "cpu"]) == 0
-    assert "Training on cpu." in capsys.readouterr().err
-    monkeypatch.setattr(
-        devices, "find", lambda name: torch.device("cpu") if name == "cuda:1" else None
+    line = (
+        "train --data.train text.txt --data.tokenizer char --dim 16 --decoder.depth 1"
+        " --decoder.pattern.attention.heads 2 --context 16 --batch 2 --dtype float32 --steps 2"
+        " --sample_every 0 --tensorboard false --out out --device "
     )
-    assert main([*words, "--device", "cuda:1", "--resume"]) == 0
+    assert "This machine has no device cuda" in terminal.refused(f"{line}cuda")
+    assert not Path("out").exists()
+    terminal(f"{line}cpu")
+    assert "Training on cpu." in terminal.notes
+    found = {"cuda:1": torch.device("cpu")}
+    monkeypatch.setattr(devices, "find", found.get)
+    terminal(f"{line}cuda:1 --resume")
 
 
-def test_a_name_alone_means_published_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "gpt2", "x"]) == 2
-    assert (
-        "gpt2 means openai-community/gpt2 on the hub, which is not a folder here"
-        in capsys.readouterr().err
-    )
-    assert main(["generate", "glass/1m", "x"]) == 2
-    assert "glass/1m has no tokenizer: it is an untrained shape" in capsys.readouterr().err
-    assert main(["look", "glass/1m", "x"]) == 0
-    assert "glass/1m is an untrained shape: its weights are random." in capsys.readouterr().err
+def test_a_name_alone_means_published_weights(terminal):
+    notes = terminal.refused("generate gpt2 x")
+    assert "gpt2 means openai-community/gpt2 on the hub, which is not a folder here" in notes
+    notes = terminal.refused("generate glass/1m x")
+    assert "glass/1m has no tokenizer: it is an untrained shape" in notes
+    terminal("look glass/1m x")
+    assert "glass/1m is an untrained shape: its weights are random." in terminal.notes
 
 
-def test_all_that_run_files_use_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    from glassformer.core import files
-    from glassformer.runs import run_file
-
-    lines = answer(["data"], capsys).splitlines()
+def test_all_that_run_files_use_is_listed(terminal):
+    lines = terminal("data").splitlines()
     for path in run_file.run_files().values():
         data = files.read_toml(path)["data"]
         for value in (data["train"], data.get("valid")):
-            names = (
-                value.values()
-                if isinstance(value, dict)
-                else value
-                if isinstance(value, list)
-                else [value]
-            )
-            for name in (
-                name for name in names if isinstance(name, str) and not name.startswith("out/")
-            ):
+            names = value.values() if isinstance(value, dict) else np.ravel(value)
+            for name in (item for item in names if isinstance(item, str)):
                 folder, _, file = name.partition("/")
-                assert any(line.startswith(folder) and file in line for line in lines), name
+                listed = any(line.startswith(folder) and file in line for line in lines)
+                assert folder == "out" or listed, name
 
 
-def test_perplexity_is_explained(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["eval", model, "--data", __file__, "--context", "16"]
-    assert main(words) == 0
-    figures, notes = capsys.readouterr()
-    assert figures.startswith("loss") and "in windows that move on by 8 (--stride)" in notes
-    assert (
-        json.loads(answer([*words, "--json"], capsys)).items()
-        >= {"context": 16, "stride": 8}.items()
-    )
+def test_perplexity_is_explained(model, terminal):
+    line = f"eval {model} --data {__file__} --context 16"
+    assert terminal(line).startswith("loss")
+    assert "in windows that move on by 8 (--stride)" in terminal.notes
+    data = terminal.json(line)
+    assert (data["context"], data["stride"]) == (16, 8)
 
 
-def test_long_work_is_heard_of_outside_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_work_is_heard_of_outside_a_terminal(monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr(common.time, "monotonic", lambda: clock[0])
     report = common.progress_counter("texts")
-    for done, now in ((1, 10.0), (2, 29.9), (3000, 30.0), (3001, 59.0), (4000, 61.0)):
-        clock[0] = now
+    for done, clock[0] in ((1, 10.0), (2, 29.9), (3000, 30.0), (3001, 59.0), (4000, 61.0)):
         report(done)
     assert capsys.readouterr().err == "3,000 texts so far\n4,000 texts so far\n"
 
 
-def test_a_dash_is_standard_input_and_output(model: str, tmp_path: Path, capfdbinary: Any) -> None:
+def test_a_dash_is_standard_input_and_output(model, tmp_path, capfdbinary):
     from safetensors.numpy import load
 
-    message = "Once upon a time there was a little girl. " * 3
-    (tmp_path / "text.txt").write_text(message)
+    terminal = Terminal(capfdbinary)
+    message = b"Once upon a time there was a little girl. " * 3
+    (tmp_path / "text.txt").write_bytes(message)
 
-    def got(*words: str) -> bytes:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "stdin", io.StringIO(message))
-            assert main(list(words)) == 0
-        sys.stdout.flush()
-        return bytes(capfdbinary.readouterr().out)
+    def figures(name):
+        return terminal.json(f"eval {model} --data {name}", stdin=message) | {"seconds": 0}
 
-    def figures(name: str) -> dict[str, object]:
-        return json.loads(got("eval", model, "--data", name, "--json")) | {"seconds": 0}
-
-    assert figures("-") == figures(str(tmp_path / "text.txt"))
-    assert json.loads(got("data", "-", "--json"))["bytes"] == len(message)
-    assert load(got("embed", model, "one", "--out", "-"))["vectors"].shape[0] == 1
+    assert figures("-") == figures(tmp_path / "text.txt")
+    assert terminal.json("data -", stdin=message)["bytes"] == len(message)
+    assert load(terminal(f"embed {model} one --out -"))["vectors"].shape[0] == 1
 
 
-def test_completion_in_bash() -> None:
+@pytest.fixture(scope="module")
+def loud(tmp_path_factory):
+    """Models whose numbers an edit changes much, their tokenizer and folders by name."""
+    tokenizer, home = train("byte"), tmp_path_factory.mktemp("loud")
+    block, embed, init = (
+        c.Block(c.Attention(4), c.MLP(32)),
+        c.Embed(tokenizer.size),
+        c.Init(std=0.4),
+    )
+    left, both = c.Stack(2, (block,), c.Rotary()), c.Stack(2, (block,), c.Rotary(), causal=False)
+    crossed = c.Stack(2, (dataclasses.replace(block, cross=c.Attention(4)),), c.Rotary())
+    configs = {
+        "decoder": c.Decoder(16, 32, embed, left, init=c.Init(std=0.3)),
+        "labels": c.Encoder(16, 32, embed, both, None, init, c.Pool("mean", labels=2)),
+        "pair": c.EncoderDecoder(16, 32, embed, both, crossed, c.Head(), init),
+        "vectors": c.Encoder(16, 32, embed, both, None, init, c.Pool("mean")),
+    }
+    models = {name: build_model(cfg, seed=1) for name, cfg in configs.items()}
+    for name, built in models.items():
+        glassformer.save(built, home / name, tokenizer)
+    return models, tokenizer, {name: str(home / name) for name in models}
+
+
+def edit_words(edits):
+    return [word for edit in edits for word in ("--edit", str(edit))]
+
+
+def test_completion_in_bash():
     script = (
         completion.SHELLS["bash"]
         + "\nCOMP_WORDS=(glassformer generate M --max); COMP_CWORD=3; _glassformer; echo $COMPREPLY"
@@ -573,166 +433,94 @@ def test_completion_in_bash() -> None:
     assert done.stdout == "--max-new\n"
 
 
-def test_an_argument_that_is_not_utf_8() -> None:
+def test_an_argument_that_is_not_utf_8():
     done = subprocess.run([*COMMAND, "generate", "M", b"caf\xe9"], capture_output=True)
     assert done.returncode == 2
     assert b"is not UTF-8 text" in done.stderr and b"surrogate" not in done.stderr
 
 
-def test_a_run_is_edited_by_the_line_that_python_takes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import glassformer
-    from glassformer.core.nn import build_model
-    from glassformer.core.tokenizer import train
-    from glassformer.formats.data import find as find_corpus
-    from glassformer.sight.edits import head_off, swap_token
-
-    tokenizer = train("byte")
-    block = c.Block(c.Attention(4), c.MLP(32))
-    stack = c.Stack(2, (block,), c.Rotary())
-    model = build_model(
-        c.Decoder(16, 32, c.Embed(tokenizer.size), stack, init=c.Init(std=0.3)), seed=1
-    )
-    glassformer.save(model, tmp_path / "one", tokenizer)
+def test_a_run_is_edited_by_the_line_that_python_takes(loud, tmp_path, terminal):
+    models, tokenizer, folders = loud
+    model, folder = models["decoder"], folders["decoder"]
     (tmp_path / "text.txt").write_text("some text to be read")
     edits = [head_off("decoder.blocks.0.attn", 1), swap_token(0, "x")]
-    words = [word for edit in edits for word in ("--edit", str(edit))]
-    message = str(tmp_path / "one")
-    assert main(["look", message, "abc", "logits", "--json", *words]) == 0
+    words = edit_words(edits)
+    data = terminal.json(f"look {folder} abc logits", *words)
     look = glassformer.look(model, tokenizer, "abc", "logits", edits=edits)["logits"]
-    data = json.loads(capsys.readouterr().out)
-    assert (
-        np.allclose(data["logits"]["values"], look.numpy(), atol=1e-5)
-        and data["tokens"]["pieces"][0] == "x"
+    assert np.allclose(data["logits"]["values"], look.numpy(), atol=1e-5)
+    assert data["tokens"]["pieces"][0] == "x"
+    (row,) = terminal.json(f"generate {folder} abc --temperature 0 --max-new 5", *words)["rows"]
+    output = glassformer.generate(model, tokenizer, "abc", temperature=0, max_new=5, edits=edits)
+    assert row["tokens"] == output.run().tokens[0]
+    loss = terminal.json(f"eval {folder} --data {tmp_path}/text.txt", *words[:2])["loss"]
+    corpus = find_corpus(tmp_path / "text.txt")
+    score = glassformer.tasks.evaluation.score(model, tokenizer, corpus, edits=edits[:1])
+    assert loss == pytest.approx(score.loss, rel=1e-5)
+    notes = terminal.refused(
+        f"look {folder} abc logits --edit", "head_off('decoder.blocks.0.atn', 1)"
     )
-    assert (
-        main(["generate", message, "abc", "--temperature", "0", "--max-new", "5", "--json", *words])
-        == 0
-    )
-    output = glassformer.generate(
-        model, tokenizer, "abc", temperature=0, max_new=5, edits=edits
-    ).run()
-    assert json.loads(capsys.readouterr().out)["rows"][0]["tokens"] == output.tokens[0]
-    assert main(["eval", message, "--data", str(tmp_path / "text.txt"), "--json", *words[:2]]) == 0
-    score = glassformer.tasks.evaluation.score(
-        model, tokenizer, find_corpus(tmp_path / "text.txt"), edits=edits[:1]
-    )
-    assert math.isclose(json.loads(capsys.readouterr().out)["loss"], score.loss, rel_tol=1e-5)
-    assert (
-        main(["look", message, "abc", "logits", "--edit", "head_off('decoder.blocks.0.atn', 1)"])
-        == 2
-    )
-    assert 'Did you mean "decoder.blocks.0.attn"' in capsys.readouterr().err
+    assert 'Did you mean "decoder.blocks.0.attn"' in notes
 
 
-def test_edits_change_what_is_classified_embedded_and_translated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_edits_change_what_is_classified_embedded_and_translated(loud, tmp_path, terminal):
     """Edits act as in Python; an edit of a path that the model lacks is refused."""
-    import glassformer
-    from glassformer.core.nn import build_model
-    from glassformer.core.tokenizer import train
-    from glassformer.sight.edits import head_off, mlp_off
-    from glassformer.tasks import predictions, translation
-
-    tokenizer = train("byte")
-    block, loud = c.Block(c.Attention(4), c.MLP(32)), c.Init(std=0.4)
-    stack = c.Stack(2, (block,), c.Rotary(), causal=False)
-    crossed = c.Stack(2, (dataclasses.replace(block, cross=c.Attention(4)),), c.Rotary())
-    embed = c.Embed(tokenizer.size)
-    label, texts = c.Pool("mean", labels=2), ["some text", "more"]
-    classifier = build_model(c.Encoder(16, 32, embed, stack, None, loud, label), seed=1)
-    pair = build_model(c.EncoderDecoder(16, 32, embed, stack, crossed, c.Head(), loud), seed=1)
-    reads = build_model(c.Encoder(16, 32, embed, stack, None, loud, c.Pool("mean")), seed=2)
-    for model, name in ((classifier, "labels"), (pair, "pair"), (reads, "vectors")):
-        glassformer.save(model, tmp_path / name, tokenizer)
+    models, tokenizer, folders = loud
+    texts = ["some text", "more"]
     edits = [head_off("encoder.blocks.0.attn", 1), mlp_off("encoder.blocks.1.ffn")]
-    words = [word for edit in edits for word in ("--edit", str(edit))]
-    labels, pairs = str(tmp_path / "labels"), str(tmp_path / "pair")
+    words = [*texts, "--json", *edit_words(edits)]
 
-    assert main(["classify", labels, *texts, "--json", *words]) == 0
-    rows = [list(json.loads(line).values())[1:] for line in capsys.readouterr().out.splitlines()]
-    plain = predictions.classify(classifier, tokenizer, texts)
-    logits = predictions.classify(classifier, tokenizer, texts, edits=edits)
-    assert np.allclose(rows, logits, atol=1e-6) and not np.allclose(rows, plain, atol=1e-3)
+    def lines(line):
+        return map(json.loads, terminal(line, *words).splitlines())
 
-    assert main(["embed", str(tmp_path / "vectors"), *texts, "--json", *words]) == 0
-    rows = [json.loads(line)["vector"] for line in capsys.readouterr().out.splitlines()]
-    logits, plain = (
-        predictions.embed(reads, tokenizer, texts, edits=group) for group in (edits, ())
-    )
-    assert np.allclose(rows, logits, atol=1e-5) and not np.allclose(rows, plain, atol=1e-3)
+    def compare(values, run):
+        edited, plain = run(edits), run(())
+        assert np.allclose(values, edited, atol=1e-5) and not np.allclose(values, plain, atol=1e-3)
 
-    options = {"beams": 2, "max_new": 5}
-    assert (
-        main(["translate", pairs, *texts, "--beams", "2", "--max-new", "5", "--json", *words]) == 0
-    )
-    rows = [json.loads(line)["best"][0] for line in capsys.readouterr().out.splitlines()]
-    for row, (best, *_) in zip(
-        rows, translation.search(pair, tokenizer, texts, edits=edits, **options), strict=True
-    ):
-        assert row["tokens"] == best.tokens and math.isclose(row["score"], best.score, rel_tol=1e-4)
-    scores = [best.score for best, *_ in translation.search(pair, tokenizer, texts, **options)]
-    assert not np.allclose([row["score"] for row in rows], scores, atol=1e-3)
+    rows = [list(row.values())[1:] for row in lines(f"classify {folders['labels']}")]
+    compare(rows, lambda e: predictions.classify(models["labels"], tokenizer, texts, edits=e))
+    rows = [row["vector"] for row in lines(f"embed {folders['vectors']}")]
+    compare(rows, lambda e: predictions.embed(models["vectors"], tokenizer, texts, edits=e))
 
-    for command, model in (
-        ("classify", labels),
-        ("embed", str(tmp_path / "vectors")),
-        ("translate", pairs),
-    ):
-        assert main([command, model, "abc", "--edit", "head_off('encoder.blocks.9.attn', 1)"]) == 2
-        assert 'Did you mean "encoder.blocks.' in capsys.readouterr().err
-
-    assert main(["attribution", labels, "some text", "--json", *words]) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert data["piece"].startswith("label") and data["difference"] < 1e-5
-    assert math.isclose(data["sum"], data["logit"], abs_tol=1e-5)
-    assert main(["attribution", labels, "some text"]) == 0
-    assert "The logit of label" in capsys.readouterr().out
-    glassformer.save(classifier, tmp_path / "named", tokenizer, labels=("bad", "good"))
-    assert (
-        main(
-            [
-                "attribution",
-                str(tmp_path / "named"),
-                "some text",
-                "--token",
-                "good",
-                "--against",
-                "bad",
-            ]
+    def best(edits):
+        found = translation.search(
+            models["pair"], tokenizer, texts, edits=edits, beams=2, max_new=5
         )
-        == 0
-    )
-    by_name = capsys.readouterr().out
+        return [hypotheses[0] for hypotheses in found]
+
+    rows = [row["best"][0] for row in lines(f"translate {folders['pair']} --beams 2 --max-new 5")]
+    assert [row["tokens"] for row in rows] == [hypothesis.tokens for hypothesis in best(edits)]
+    compare([row["score"] for row in rows], lambda e: [item.score for item in best(e)])
+
+    for line in ("classify {labels}", "embed {vectors}", "translate {pair}"):
+        wrong = "head_off('encoder.blocks.9.attn', 1)"
+        notes = terminal.refused(f"{line.format(**folders)} abc --edit", wrong)
+        assert 'Did you mean "encoder.blocks.' in notes
+
+
+def test_the_logit_of_a_label_is_attributed(loud, tmp_path, terminal):
+    models, tokenizer, folders = loud
+    line = f"attribution {folders['labels']} 'some text'"
+    data = terminal.json(line, *edit_words([head_off("encoder.blocks.0.attn", 1)]))
+    assert data["piece"].startswith("label") and data["difference"] < 1e-5
+    assert data["sum"] == pytest.approx(data["logit"], abs=1e-5)
+    assert "The logit of label" in terminal(line)
+    glassformer.save(models["labels"], tmp_path, tokenizer, labels=("bad", "good"))
+    by_name = terminal(f"attribution {tmp_path} 'some text' --token good --against bad")
     assert by_name.startswith('The logit of label 1 ("good") less that of label 0 ("bad")')
-    assert main(["attribution", labels, "some text", "--token", "1", "--against", "0"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == by_name.splitlines()[1:]
+    by_number = terminal(f"{line} --token 1 --against 0")
+    assert by_number.splitlines()[1:] == by_name.splitlines()[1:]
 
 
-def test_a_grid_of_patches_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import glassformer
-    from glassformer.core.nn import build_model
-    from glassformer.core.tokenizer import train
-
-    tokenizer = train("byte")
-    stack = c.Stack(2, (c.Block(c.Attention(4), c.MLP(32)),), c.Rotary())
-    model = build_model(
-        c.Decoder(16, 32, c.Embed(tokenizer.size), stack, init=c.Init(std=0.3)), seed=1
+def test_a_grid_of_patches_is_printed(loud, terminal):
+    models, tokenizer, folders = loud
+    line = f"patch {folders['decoder']} 'the cat' 'the dog' --answer x --wrong y"
+    grid = glassformer.patch_grid(
+        models["decoder"], tokenizer, "the cat", "the dog", answer="x", wrong="y"
     )
-    glassformer.save(model, tmp_path / "one", tokenizer)
-    words = ["patch", str(tmp_path / "one"), "the cat", "the dog", "--answer", "x", "--wrong", "y"]
-    grid = glassformer.patch_grid(model, tokenizer, "the cat", "the dog", answer="x", wrong="y")
-    assert main([*words, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert np.allclose(data["parts"][1]["value"], grid["attn.write"].value, atol=1e-5)
-    assert main([*words, "--parts", "z", "--positions", "4,6"]) == 0
-    message, notes = capsys.readouterr()
-    assert (
-        "L1.h3" in message and "4:d<c" in message and "logit difference of x less y at 6" in notes
-    )
-    assert main([*words, "--positions", "4,x"]) == 2
-    assert "such as 2,3" in capsys.readouterr().err
-    assert main([*words[:3], "a dog", *words[4:]]) == 2
-    assert "7 and 5 tokens" in capsys.readouterr().err
+    values = terminal.json(line)["parts"][1]["value"]
+    assert np.allclose(values, grid["attn.write"].value, atol=1e-5)
+    message = terminal(f"{line} --parts z --positions 4,6")
+    assert "L1.h3" in message and "4:d<c" in message
+    assert "logit difference of x less y at 6" in terminal.notes
+    assert "such as 2,3" in terminal.refused(f"{line} --positions 4,x")
+    assert "7 and 5 tokens" in terminal.refused(line.replace("the dog", "a dog"))

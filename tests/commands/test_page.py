@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from glassformer import UserError
-from glassformer.cli import main
 from glassformer.commands import page
 from glassformer.commands.options import DeviceOptions
 from glassformer.serve.asgi import listening
@@ -36,7 +35,7 @@ def link() -> Iterator[str]:
         assert started.wait(20) in (0, 130, -signal.SIGINT)
 
 
-def test_the_link_is_answered(link: str) -> None:
+def test_the_link_is_answered(link):
     assert link.startswith("http://127.0.0.1:") and link.endswith("/")
     assert httpx.get(link).headers["content-type"].startswith("text/html")
     response = httpx.post(
@@ -45,26 +44,20 @@ def test_the_link_is_answered(link: str) -> None:
     assert response.status_code == 200 and response.json()["kind"] == "decoder"
 
 
-def test_stop_is_closing_the_request(link: str) -> None:
+def test_stop_is_closing_the_request(link):
     """A generation of thousands of tokens ends when its reader goes, and the next one is served at
     once."""
     body = {"model": "tiny-page", "text": "O", "max_new": 250, "settings": {"temperature": 0}}
     with httpx.stream("POST", f"{link}api/generate", json=body, timeout=60) as answer:
-        lines = answer.iter_lines()
-        for line in lines:
-            if line.startswith("data:") and "logprob" in line:
-                break
+        next(line for line in answer.iter_lines() if "logprob" in line)
     start = time.monotonic()
-    short = {**body, "max_new": 2}
-    text = httpx.post(f"{link}api/generate", json=short, timeout=60).text
-    assert (
-        text.count("logprob") >= 2
-        and json.loads(text.strip().rsplit("data: ", 1)[1])["finish"] == "length"
-    )
+    text = httpx.post(f"{link}api/generate", json=body | {"max_new": 2}, timeout=60).text
+    last = json.loads(text.strip().rsplit("data: ", 1)[1])
+    assert text.count("logprob") >= 2 and last["finish"] == "length"
     assert time.monotonic() - start < 20
 
 
-def test_half_a_request_harms_nobody(link: str) -> None:
+def test_half_a_request_harms_nobody(link):
     """Bytes that are no HTTP, or break off, are dropped; other requests go on."""
     port = int(link.rsplit(":", 1)[1].strip("/"))
     for sent in (
@@ -76,37 +69,34 @@ def test_half_a_request_harms_nobody(link: str) -> None:
     assert httpx.get(f"{link}api/models").status_code == 200
 
 
-def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken(terminal):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert main(["page", "--port", str(port)]) == 2
-    stderr = capsys.readouterr().err.strip()
-    assert (
-        stderr.startswith(f"glassformer: Port {port} is in use; port ") and stderr.count("\n") == 0
-    )
-    free = int(stderr.rsplit(" ", 1)[1].rstrip("."))
-    listening.listening_socket("127.0.0.1", free, page.PORT).close()
+        notes = terminal.refused(f"page --port {port}").strip()
+    sentence, _, free = notes.rpartition(" ")
+    assert sentence.startswith(f"glassformer: Port {port} is in use; port ") and "\n" not in notes
+    listening.listening_socket("127.0.0.1", int(free.rstrip(".")), page.PORT).close()
 
 
-def test_mistakes_of_the_command_are_sentences(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    for words, message in (
-        (["--port", "70000"], "0 to 65535"),
-        (["--host", "203.0.113.7", "--port", "0"], "no address of this machine"),
-        (["--run", str(file)], "is a file"),
-        ([str(tmp_path / "nothing")], "no folder"),
-    ):
-        assert main(["page", *words]) == 2
-        stderr = capsys.readouterr().err
-        assert message in stderr and stderr.count("\n") == 1, stderr
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--port 70000", "0 to 65535"),
+        ("--host 203.0.113.7 --port 0", "no address of this machine"),
+        ("--run file", "is a file"),
+        ("./nothing", "no folder"),
+    ],
+)
+def test_mistakes_of_the_command_are_sentences(tmp_path, monkeypatch, terminal, options, message):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    notes = terminal.refused(f"page {options}")
+    assert message in notes and notes.count("\n") == 1
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(UserError, match=r"pip install 'WHEEL\[page\]'"):
         page.run(DeviceOptions(), port=0)

@@ -75,7 +75,7 @@ WRONG = {  # the type, its fields, the sentence that both say
 
 
 @pytest.mark.parametrize(("kind", "table", "sentence"), WRONG.values(), ids=WRONG)
-def test_python_refuses_what_a_file_may_not_say_in_the_same_words(kind, table, sentence) -> None:
+def test_python_refuses_what_a_file_may_not_say_in_the_same_words(kind, table, sentence):
     with pytest.raises(UserError) as of_file:
         serial.from_dict(kind, table, getattr(kind, "table", kind.__name__))
     hints = {field.name: field for field in dataclasses.fields(kind)}
@@ -88,7 +88,7 @@ def test_python_refuses_what_a_file_may_not_say_in_the_same_words(kind, table, s
     assert len(str(of_file.value)) < 300 and str(of_file.value).isprintable()
 
 
-def test_a_missing_feedforward_is_refused_where_it_is_made() -> None:
+def test_a_missing_feedforward_is_refused_where_it_is_made():
     with pytest.raises(UserError, match=r"Embed\.vocab: null is not an integer"):
         c.Embed(None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"Block\.attention: null is not a table"):
@@ -96,12 +96,12 @@ def test_a_missing_feedforward_is_refused_where_it_is_made() -> None:
 
 
 @pytest.mark.parametrize("name", [["MLP"], {"a": 1}, 7, None], ids=str)
-def test_a_type_that_is_no_word_is_refused(name) -> None:
+def test_a_type_that_is_no_word_is_refused(name):
     with pytest.raises(UserError, match=r'"type" is .*; give one of LayerNorm, RMSNorm'):
         serial.from_dict(c.Block, {**BLOCK_SAID, "norm": {"type": name}})
 
 
-def test_python_takes_what_a_file_may_say() -> None:
+def test_python_takes_what_a_file_may_say():
     stack = c.Stack(np.int64(2), [BLOCK], "NoPosition", dropout=0)  # type: ignore[arg-type]
     message = c.Stack(2, (BLOCK,), c.NoPosition(), dropout=0.0)
     assert stack == message
@@ -111,7 +111,7 @@ def test_python_takes_what_a_file_may_say() -> None:
     assert run.Train(objective="Masked").objective == objectives.Masked()  # type: ignore[arg-type]
 
 
-def test_every_type_of_the_vocabulary_is_checked() -> None:
+def test_every_type_of_the_vocabulary_is_checked():
     pages = (c, recurrence, objective, objectives, run)
     types = {
         v
@@ -127,7 +127,7 @@ def test_every_type_of_the_vocabulary_is_checked() -> None:
                 kind(**values)
 
 
-def test_a_table_within_itself_is_told_not_printed() -> None:
+def test_a_table_within_itself_is_told_not_printed():
     table: dict[str, object] = {}
     table["hidden"] = table
     with pytest.raises(UserError, match="is not an integer"):
@@ -142,7 +142,7 @@ def test_a_table_within_itself_is_told_not_printed() -> None:
         (c.MLP(8), None, "post", "says where norms stand"),
     ],
 )
-def test_a_place_needs_what_it_places(feedforward, norm, place, words) -> None:
+def test_a_place_needs_what_it_places(feedforward, norm, place, words):
     with pytest.raises(UserError, match=words):
         c.Block(c.Attention(4), feedforward, norm, place)
 
@@ -205,18 +205,18 @@ WOULD_CRASH = {  # or hang, or give NaN
 
 
 @pytest.mark.parametrize(("make", "message"), WOULD_CRASH.values(), ids=WOULD_CRASH)
-def test_what_would_crash_hang_or_give_nan_is_refused_where_it_is_made(make, message) -> None:
+def test_what_would_crash_hang_or_give_nan_is_refused_where_it_is_made(make, message):
     with pytest.raises(UserError, match=message):
         make()
 
 
-def test_the_least_that_runs_is_taken() -> None:
+def test_the_least_that_runs_is_taken():
     stack(position=c.RelativeBias(2, 2))
     stack(causal=False, position=c.RelativeBias(4, 2))
     stack((4, 8), position=c.Rotary())
 
 
-def test_ends_that_do_not_fit() -> None:
+def test_ends_that_do_not_fit():
     with pytest.raises(UserError, match="a span has 2 ends"):
         c.TokenHead(3, span=True)
     stack = c.Stack(2, (BLOCK,))
@@ -230,7 +230,7 @@ def test_ends_that_do_not_fit() -> None:
         c.Decoder(16, 8, c.Embed(9, dim=8), c.Recurrent(1), c.Head(tied=False))
 
 
-def test_another_type_drops_the_settings_of_the_one_before() -> None:
+def test_another_type_drops_the_settings_of_the_one_before():
     block = c.Block(c.Attention(4), c.MLP(64, bias=True), c.RMSNorm())
     gated = {"feedforward.type": "GatedMLP", "feedforward.hidden": "32"}
     # a field that stands before its type is the new type's too
@@ -249,7 +249,7 @@ def test_another_type_drops_the_settings_of_the_one_before() -> None:
         serial.change(block, {"feedforward.act_bias": "1", **gated})
 
 
-def test_a_field_that_there_is_not_is_told_in_python_as_in_a_file() -> None:
+def test_a_field_that_there_is_not_is_told_in_python_as_in_a_file():
     with pytest.raises(
         UserError, match=r'Attention has no setting "n_heads". Did you mean "heads"'
     ):
@@ -258,7 +258,7 @@ def test_a_field_that_there_is_not_is_told_in_python_as_in_a_file() -> None:
         run.AdamW(wd=0.1)  # type: ignore[call-arg]
 
 
-def test_a_model_without_a_position_table_takes_another_context() -> None:
+def test_a_model_without_a_position_table_takes_another_context():
     block = c.Block(c.Attention(4), c.GatedMLP(64))
     model = c.Decoder(
         dim=32, context=16, embed=c.Embed(50), decoder=c.Stack(1, (block,), c.Rotary())

@@ -1,7 +1,5 @@
 """The run file: reading, overrides, and what it says to a mistake."""
 
-from pathlib import Path
-
 import pytest
 
 from glassformer import config
@@ -171,7 +169,7 @@ def test_a_file_that_is_missing_or_broken(tmp_path):
         run_file.read_run(write(tmp_path, "[trian]\nsteps = 1\n"))
 
 
-def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
+def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise():
     assert run_file.read_run(None, {}).train.optimizer == run.FROM_SCRATCH
     assert run_file.read_run(None, {"recipe": "gpt2/124m"}).train.optimizer == run.Muon()
     assert run_file.read_run(None, {"from": "somewhere"}).train.optimizer == run.FINETUNE
@@ -180,7 +178,7 @@ def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise() -> None:
     ).train.optimizer == run.AdamW(lr=0.5)
 
 
-def test_a_run_folder_lends_its_tokenizer(tmp_path: Path) -> None:
+def test_a_run_folder_lends_its_tokenizer(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "best").write_text("step-000007\n")
     local = train_tokenizer("char", ["abc"], None)

@@ -81,19 +81,19 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def test_the_page_is_what_the_dataclasses_say() -> None:
+def test_the_page_is_what_the_dataclasses_say():
     renew = f"docs/run-file.md is stale: run `python {Path(__file__).relative_to(PAGE.parents[1])}`"
     assert PAGE.read_text(encoding="utf-8") == page(), renew
 
 
-def test_each_setting_means_something_of_its_own() -> None:
+def test_each_setting_means_something_of_its_own():
     for name, item in settings.types().items():
         meanings = [setting.meaning for setting in item.settings]
         assert all(meanings), f"{name}: a field has no comment behind it"
         assert len({*meanings}) == len(meanings), f"{name}: two fields mean the same"
 
 
-def test_each_type_is_told_once_and_by_a_name_of_its_own() -> None:
+def test_each_type_is_told_once_and_by_a_name_of_its_own():
     kinds = [item.kind for item in settings.types().values()]
     assert len({*kinds}) == len(kinds)
     names = {name for name in settings.types() if name.split()[-1] in ("Prefix", "Causal", "Full")}
@@ -112,7 +112,7 @@ def test_each_type_is_told_once_and_by_a_name_of_its_own() -> None:
     } <= every
 
 
-def test_the_default_optimizer_is_the_one_that_a_run_gets() -> None:
+def test_the_default_optimizer_is_the_one_that_a_run_gets():
     output = next(
         setting.meaning
         for setting in settings.types()["Train"].settings

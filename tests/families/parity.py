@@ -36,7 +36,3 @@ def files(folder: Path) -> dict[str, Tensor]:
         for path in folder.glob("*.safetensors")
         for name, tensor in load_file(path).items()
     }
-
-
-def equal_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -72,9 +72,7 @@ def page(tmp_path: Path) -> Iterator[Path]:
     recipes.RECIPES.update(before)
 
 
-def test_a_recipe_of_ones_own_is_found_loads_and_saves(
-    page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_of_ones_own_is_found_loads_and_saves(page, tmp_path, capsys):
     glassformer.use(page)
     assert (
         recipes.find("first-llama/7b") == recipes.find("llama/2-7b")
@@ -107,7 +105,7 @@ def test_a_recipe_of_ones_own_is_found_loads_and_saves(
     )
 
 
-def test_names_that_are_taken(page: Path) -> None:
+def test_names_that_are_taken(page):
     glassformer.use(page)
     local = recipes.RECIPES["first-llama"]
     for changed, message in (

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from families.parity import TOLERANCE, VOCAB, equal_tensors, files, shaken, transformers
+from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
+from folders import edit_json
 from glassformer import UserError, config
 from glassformer import families as recipes
-from glassformer.cli import main
-from glassformer.core.config import LayerNorm, LinearScaling, Llama3Scaling, Rotary
-from glassformer.core.nn import Cache, build_model
-from glassformer.families.gpt2 import gpt2
+from glassformer.core.nn import Cache, Tape, build_model
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.scale.cost import cost
+from tiny import equal_tensors
 
 YARN = {
     "rope_type": "yarn",
@@ -65,10 +65,6 @@ GPT2_SIZES = {
     "n_positions": 64,
     "initializer_range": 0.15,
 }
-STORY = (  # the data README's
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
-    "One day, she saw a big, red ball. She wanted to play with it, but it was too high"
-)
 FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
     "GPT2": {
         "plain": {},
@@ -244,31 +240,34 @@ def difference(a: Any, b: Any, ids: torch.Tensor) -> float:
     return float((a(ids).logits - b(ids).logits).abs().max())
 
 
+def round_trip(reference: Any, folder: Path, **options: Any) -> tuple[Any, Any]:
+    """Theirs loaded here, and saved here loaded there: the same logits."""
+    reference.save_pretrained(folder / "theirs", **options)
+    model, _ = store.load(folder / "theirs")
+    assert difference(model, reference, tokens()) <= TOLERANCE
+    store.save(model, folder / "ours", layout="hf")
+    again = transformers.AutoModelForCausalLM.from_pretrained(folder / "ours").eval()
+    assert difference(again, model, tokens()) <= TOLERANCE
+    return model, again
+
+
 @pytest.mark.parametrize(("family", "changes"), CASES)
-def test_both_ways(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+def test_both_ways(family, changes, tmp_path):
     """Theirs -> ours -> theirs: the same logits, files bit for bit, and what they load is what they
     saved."""
     reference = theirs_of(family, **changes)
-    reference.save_pretrained(tmp_path / "theirs")
-    model, tokenizer = store.load(tmp_path / "theirs")
-    assert tokenizer is None and not model.training
-    assert difference(model, reference, tokens()) <= TOLERANCE
-
-    store.save(model, tmp_path / "ours", layout="hf")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    assert type(again) is type(reference)
-    assert difference(again, model, tokens()) <= TOLERANCE
+    model, again = round_trip(reference, tmp_path)
+    assert type(again) is type(reference) and not model.training
     assert equal_tensors(files(tmp_path / "theirs"), files(tmp_path / "ours"))
     assert equal_tensors(reference.state_dict(), again.state_dict())
 
 
-def test_logits_are_of_a_size_that_tells() -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_of_a_size_that_tells(family):
     """The tolerance means something: no family's logits are near zero or near each other."""
+    reference = theirs_of(family, **next(iter(FAMILIES[family].values())))
     with torch.no_grad():
-        for family, cases in FAMILIES.items():
-            assert theirs_of(family, **next(iter(cases.values())))(tokens()).logits.std() > 0.5, (
-                family
-            )
+        assert reference(tokens()).logits.std() > 0.5
 
 
 # Settings that a wrong reading would ignore: each must be seen in the logits.
@@ -288,7 +287,7 @@ TELLING = {
 
 
 @pytest.mark.parametrize("family", TELLING)
-def test_the_settings_matter(family: str, tmp_path: Path) -> None:
+def test_the_settings_matter(family, tmp_path):
     """The same weights read with another setting are another model."""
     reference = theirs_of(family, **next(iter(FAMILIES[family].values())))
     reference.save_pretrained(tmp_path)
@@ -346,13 +345,13 @@ COUNTS = {  # the models' own counts, as the hub shows them
 }
 
 
-def test_every_size_has_the_published_count() -> None:
+def test_every_size_has_the_published_count():
     assert list(COUNTS) == NAMES
     assert {name: cost(recipes.find(name)).total for name in NAMES} == COUNTS
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "GPT2"])
-def test_defaults_are_those_of_transformers(family: str) -> None:
+def test_defaults_are_those_of_transformers(family):
     """A config.json that says only the sizes means what transformers takes it to mean."""
     settings = getattr(transformers, f"{family}Config")
     sizes = {
@@ -413,42 +412,34 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", AS_PUBLISHED)
-def test_files_of_transformers_4(name: str) -> None:
-    assert recipes.plain(recipes.read_config(AS_PUBLISHED[name])[1]) == recipes.plain(
-        recipes.find(name)
-    )
+def test_files_of_transformers_4(name):
+    read = recipes.read_config(AS_PUBLISHED[name])[1]
+    assert recipes.plain(read) == recipes.plain(recipes.find(name))
 
 
 def shrunk(name: str) -> config.Decoder:
     """A recipe made tiny, all its peculiarities kept."""
-    cfg = recipes.find(name)
-    assert isinstance(cfg, config.Decoder)
+    cfg: Any = recipes.find(name)
     pattern = []
     for block in cfg.decoder.pattern:
         args, think = block.attention, block.feedforward
-        shared = args.kv_heads is not None and args.kv_heads < args.heads
-        mask_rule = config.Window(7) if isinstance(args.mask, config.Window) else args.mask
         attention = replace(
             args,
             heads=4,
-            kv_heads=2 if shared else None,
+            kv_heads=2 if (args.kv_heads or args.heads) < args.heads else None,
             head_dim=args.head_dim and 10,
-            mask=mask_rule,
+            mask=config.Window(7) if isinstance(args.mask, config.Window) else args.mask,
         )
-        small = replace(think.expert if isinstance(think, config.MoE) else think, hidden=20)
-        think = (
-            replace(think, experts=4, top_k=2, expert=small)
-            if isinstance(think, config.MoE)
-            else small
-        )
+        if isinstance(think, config.MoE):
+            think = replace(think, experts=4, top_k=2, expert=replace(think.expert, hidden=20))
+        else:
+            think = replace(think, hidden=20)
         pattern.append(replace(block, attention=attention, feedforward=think))
-    position = (
-        config.Learned(64)
-        if isinstance(cfg.decoder.position, config.Learned)
-        else cfg.decoder.position
-    )
-    if isinstance(position, config.Rotary):
-        position = replace(position, fraction=0.5 if position.fraction < 1 else 1.0)
+    position = cfg.decoder.position
+    if isinstance(position, config.Learned):
+        position = config.Learned(64)
+    elif position.fraction < 1:
+        position = replace(position, fraction=0.5)
     stack = replace(cfg.decoder, depth=4, pattern=tuple(pattern), position=position)
     embed = replace(cfg.embed, vocab=VOCAB, scale=32**0.5 if cfg.embed.scale > 1 else 1.0)
     return replace(cfg, dim=32, context=64, decoder=stack, embed=embed)
@@ -459,41 +450,29 @@ ONE_EACH += ["gpt2/nanogpt", "llama/2-70b", "llama/3-8b", "llama/3.1-8b", "llama
 
 
 @pytest.mark.parametrize("name", ONE_EACH)
-def test_recipes_shrunk(name: str, tmp_path: Path) -> None:
-    """Our own recipes, made tiny, obey the laws of their parts together; transformers loads what we
-    save of them."""
-    model, second_tokens = shaken(build_model(shrunk(name), seed=3)), tokens()
-    document_ids = (torch.arange(48) >= 19).long().expand(3, -1)
-    pos = torch.arange(48) - 19 * document_ids
+def test_recipes_shrunk(name, tmp_path):
+    """Our own recipes, made tiny: a cache and the readable engine give the same, and transformers
+    loads what we save of them. The laws of their parts: test_laws.py."""
+    model = shaken(build_model(shrunk(name), seed=3))
     with torch.no_grad():
-        cache, logits = Cache(model.config), model(second_tokens).logits
-        second_logits = [
-            model(piece, cache=cache).logits for piece in second_tokens.split([11, 1, 1, 30, 5], 1)
+        cache, logits = Cache(model.config), model(tokens()).logits
+        pieces = [
+            model(piece, cache=cache).logits for piece in tokens().split([11, 1, 1, 30, 5], 1)
         ]
-        packed, alone = (
-            model(second_tokens, pos=pos, document_ids=document_ids).logits,
-            model(second_tokens[:, 19:]).logits,
-        )
-        nothing_before = (torch.arange(48) - 19).clamp(min=-1).expand(3, -1)
-        padded = model(second_tokens, pos=nothing_before).logits[:, 19:]
         model.engine = "eager"
-        eager = model(second_tokens).logits
+        for result in (torch.cat(pieces, 1), model(tokens()).logits):
+            torch.testing.assert_close(result, logits, rtol=0.0, atol=TOLERANCE)
         model.engine = "auto"
-    near = {"rtol": 0.0, "atol": TOLERANCE}
-    torch.testing.assert_close(torch.cat(second_logits, 1), logits, **near)
-    torch.testing.assert_close(packed, torch.cat((logits[:, :19], alone), 1), **near)
-    torch.testing.assert_close(padded, alone, **near)
-    torch.testing.assert_close(eager, logits, **near)
     store.save(model, tmp_path)
     back, _ = store.load(tmp_path)
     assert recipes.plain(back.config) == recipes.plain(model.config)
     assert equal_tensors(back.state_dict(), model.state_dict())
     if recipes.RECIPES[name.partition("/")[0]].read_config is not None:
-        reference_model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-        assert difference(model, reference_model, tokens()) <= TOLERANCE
+        reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        assert difference(model, reference, tokens()) <= TOLERANCE
 
 
-def test_nanomoe_is_as_its_author_trained_it() -> None:
+def test_nanomoe_is_as_its_author_trained_it():
     """A mixture in the first of every two blocks, no biases, and as many parameters as its code
     makes."""
     model = recipes.find("nanomoe/openwebtext")
@@ -507,84 +486,58 @@ def test_nanomoe_is_as_its_author_trained_it() -> None:
     )
 
 
-def test_a_longrope_model_for_long_texts(tmp_path: Path) -> None:
+def test_a_longrope_model_for_long_texts(tmp_path, terminal):
     """Loaded for more than was learnt first, it takes the long waves, as transformers does once a
     text is so long."""
-    reference, second_tokens = (
-        theirs_of("Phi3", **{**LONG, "original_max_position_embeddings": 20}),
-        tokens(),
-    )
-    reference.save_pretrained(tmp_path / "theirs")
-    short, far = (store.load(tmp_path / "theirs", context=context)[0] for context in (None, 64))
+    reference = theirs_of("Phi3", **{**LONG, "original_max_position_embeddings": 20})
+    theirs, ids = tmp_path / "theirs", tokens()
+    reference.save_pretrained(theirs)
+    short, far = (store.load(theirs, context=context)[0] for context in (None, 64))
     assert (short.config.context, far.config.context) == (20, 64)
-    assert difference(short, reference, second_tokens[:, :20]) <= TOLERANCE
-    assert (
-        difference(far, reference, second_tokens) <= TOLERANCE
-        and difference(far, reference, second_tokens[:, :21]) <= TOLERANCE
-    )
+    for model, length in ((short, 20), (far, 48), (far, 21)):
+        assert difference(model, reference, ids[:, :length]) <= TOLERANCE
     # it has the long waves for short texts too
-    assert difference(far, reference, second_tokens[:, :20]) > 100 * TOLERANCE
-    with pytest.raises(
-        UserError,
-        match=r"48 tokens are past the 20 positions .* convert MODEL "
-        r"FOLDER --context N",
-    ):
-        short(second_tokens)
-    for context, output in (
+    assert difference(far, reference, ids[:, :20]) > 100 * TOLERANCE
+    message = r"48 tokens are past the 20 positions .* convert MODEL FOLDER --context N"
+    with pytest.raises(UserError, match=message):
+        short(ids)
+    for context, message in (
         (0, "context is 0"),
         (1.5, "context is 1.5"),
         ("9", "context is '9'"),
         (321, "made for 320"),
     ):
-        with pytest.raises(UserError, match=output):
-            store.load(tmp_path / "theirs", context=context)
+        with pytest.raises(UserError, match=message):
+            store.load(theirs, context=context)
     with pytest.raises(UserError, match="No published layout is for long texts alone"):
         store.save(far, tmp_path / "hf", layout="hf")
     store.save(far, tmp_path / "far")
     back, _ = store.load(tmp_path / "far")
-    assert back.config == far.config and difference(back, far, second_tokens) == 0
-    assert (
-        main(["convert", str(tmp_path / "theirs"), str(tmp_path / "by hand"), "--context", "64"])
-        == 2
-    )
-    words = [
-        "convert",
-        str(tmp_path / "theirs"),
-        str(tmp_path / "by hand"),
-        "--layout",
-        "glassformer",
-    ]
-    assert main([*words, "--context", "0"]) == 2
-    assert main([*words, "--context", "64"]) == 0
-    assert Checkpoint.open(tmp_path / "by hand").config == far.config
+    assert back.config == far.config and difference(back, far, ids) == 0
+    line = f"convert {theirs} {tmp_path}/new"
+    terminal.refused(f"{line} --context 64")
+    terminal.refused(f"{line} --layout glassformer --context 0")
+    terminal(f"{line} --layout glassformer --context 64")
+    assert Checkpoint.open(tmp_path / "new").config == far.config
 
 
-def test_a_phi3_without_a_window_is_a_llama(tmp_path: Path) -> None:
+def test_a_phi3_without_a_window_is_a_llama(tmp_path):
     """The first layout that can say a model holds it: Phi-4 is saved as a Llama, its fused tables
     apart."""
-    reference = theirs_of("Phi3", hidden_size=40, num_key_value_heads=2)
-    reference.save_pretrained(tmp_path / "theirs")
-    model, _ = store.load(tmp_path / "theirs")
-    store.save(model, tmp_path / "ours", layout="hf")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    _, again = round_trip(theirs_of("Phi3", hidden_size=40, num_key_value_heads=2), tmp_path)
     assert isinstance(again, transformers.LlamaForCausalLM)
-    assert difference(again, reference, tokens()) <= TOLERANCE
 
 
-def test_gemma_embeds_in_bf16_to_the_bit(tmp_path: Path) -> None:
+def test_gemma_embeds_in_bf16_to_the_bit(tmp_path):
     """sqrt(dim) is rounded to the weights' precision before it multiplies."""
     reference = theirs_of("Gemma2", hidden_size=44, head_dim=8).to(torch.bfloat16)
     reference.save_pretrained(tmp_path)
-    model, _ = store.load(tmp_path)
-    assert isinstance(model.config, config.Decoder)
-    from glassformer.core.nn import Tape
-
     tape = Tape("decoder.embed")
-    model(tokens(), tape=tape)
+    store.load(tmp_path)[0](tokens(), tape=tape)
     assert torch.equal(tape["decoder.embed"], reference.model.embed_tokens(tokens()))
 
 
-def test_the_page_shown_to_contributors_is_the_page() -> None:
+def test_the_page_shown_to_contributors_is_the_page():
     """CONTRIBUTING.md shows a family as it really is."""
     root = Path(__file__).parents[2]
     text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -594,7 +547,7 @@ def test_the_page_shown_to_contributors_is_the_page() -> None:
     assert displayed in path.read_text(encoding="utf-8")
 
 
-def test_nanogpt_has_no_biases_here_and_zeros_there(tmp_path: Path) -> None:
+def test_nanogpt_has_no_biases_here_and_zeros_there(tmp_path):
     model = build_model(shrunk("gpt2/nanogpt"))
     assert not any(name.endswith("bias") for name, _ in model.named_parameters())
     store.save(model, tmp_path, layout="hf")
@@ -602,95 +555,40 @@ def test_nanogpt_has_no_biases_here_and_zeros_there(tmp_path: Path) -> None:
     assert len(biases) == 4 * 6 + 1 and not any(bias.any() for bias in biases.values())
 
 
-def test_original_gpt2_files(tmp_path: Path) -> None:
+def test_original_gpt2_files(tmp_path):
     """The hub's first GPT-2 files: names without "transformer.", the causal mask among the
     weights."""
-    from safetensors.torch import save_file
-
     reference = theirs_of("GPT2")
     reference.save_pretrained(tmp_path)
     state = {name.removeprefix("transformer."): tensor for name, tensor in files(tmp_path).items()}
-    state |= {f"h.{i}.attn.bias": torch.ones(1, 1, 64, 64).tril() for i in range(3)}
-    state |= {f"h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in range(3)}
+    for i in range(3):
+        state[f"h.{i}.attn.bias"] = torch.ones(1, 1, 64, 64).tril()
+        state[f"h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
     save_file(state, tmp_path / "model.safetensors")
     assert difference(store.load(tmp_path)[0], reference, tokens()) <= TOLERANCE
 
 
-def test_old_llama_files(tmp_path: Path) -> None:
+def test_old_llama_files(tmp_path):
     """Files with rotary_emb.inv_freq in every layer, and rope_theta and rope_scaling as
     transformers 4 writes them."""
-    from safetensors.torch import save_file
-
-    reference = theirs_of(
-        "Llama", rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=5e4
-    )
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    reference = theirs_of("Llama", rope_scaling=scaling, rope_theta=5e4)
     reference.save_pretrained(tmp_path)
-    raw = json.loads((tmp_path / "config.json").read_text())
-    del raw["rope_parameters"], raw["head_dim"]
-    raw |= {
-        "rope_theta": 5e4,
-        "rope_scaling": {"type": "linear", "factor": 2.0},
-        "torch_dtype": "float32",
-    }
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    state = files(tmp_path) | {
-        f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in range(3)
-    }
-    save_file(state, tmp_path / "model.safetensors")
+    edit_json(
+        tmp_path / "config.json",
+        rope_parameters=None,
+        head_dim=None,
+        rope_theta=5e4,
+        rope_scaling={"type": "linear", "factor": 2.0},
+        torch_dtype="float32",
+    )
+    extra = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.ones(4) for i in range(3)}
+    save_file(files(tmp_path) | extra, tmp_path / "model.safetensors")
     assert difference(store.load(tmp_path)[0], reference, tokens()) <= TOLERANCE
 
 
-def test_bf16_files(tmp_path: Path) -> None:
-    """Half-precision files stay so unless asked; as fp32 they equal transformers in fp32."""
-    theirs_of("Llama").to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
-    model, _ = store.load(tmp_path / "theirs")
-    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
-    wide, _ = store.load(tmp_path / "theirs", dtype=torch.float32)
-    reference_model = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "theirs", dtype=torch.float32
-    ).eval()
-    assert difference(wide, reference_model, tokens()) <= TOLERANCE
-    store.save(model, tmp_path / "ours")
-    before, after = files(tmp_path / "theirs"), files(tmp_path / "ours")
-    assert all(
-        after[name].dtype == torch.bfloat16 and torch.equal(before[name], after[name])
-        for name in before
-    )
-
-
-def test_shards_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = theirs_of("Llama")
-    reference.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
-    assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 2
-    model, _ = store.load(tmp_path / "theirs")
-    assert difference(model, reference, tokens()) <= TOLERANCE
+def test_shards_both_ways(tmp_path, monkeypatch):
     monkeypatch.setattr(store.tensorfiles, "SHARD", 20_000)
-    store.save(model, tmp_path / "ours", layout="hf")
-    assert len(list((tmp_path / "ours").glob("model-*.safetensors"))) > 2
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
-    assert difference(again, reference, tokens()) <= TOLERANCE
-
-
-def test_vocabulary_of_the_layouts() -> None:
-    """The recipes name exactly the layouts of the parity cases above."""
-    scaling = recipes.find("llama/3.1-8b").decoder.position.scaling  # type: ignore[union-attr]
-    assert scaling == Llama3Scaling(8.0, 1.0, 4.0, 8192)
-    assert isinstance(gpt2(32, 2, 4).decoder.last_norm, LayerNorm)
-    raw = recipes.ConfigReader({"rope_scaling": {"type": "linear", "factor": 4}, "rope_theta": 1e4})
-    assert recipes.decoders.read_rotary(raw) == Rotary(1e4, scaling=LinearScaling(4.0))
-
-
-def test_a_real_llama_tells_its_story(shared_data: Path) -> None:
-    """stories260K, greedy from BOS, against the data README; and transformers tells the same."""
-    folder = shared_data / "stories260K"
-    model, tokenizer = store.load(folder)
-    reference_model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    ids = torch.tensor([[1]])
-    with torch.no_grad():
-        for _ in range(70):
-            ids = torch.cat((ids, model(ids).logits[:, -1:].argmax(-1)), 1)
-    assert difference(model, reference_model, ids) <= TOLERANCE
-    output = reference_model.generate(torch.tensor([[1]]), max_new_tokens=70, do_sample=False)
-    assert ids.tolist() == output.tolist()
-    assert tokenizer is not None
-    assert tokenizer.decode(ids[0].tolist()).strip().startswith(STORY)
+    round_trip(theirs_of("Llama"), tmp_path, max_shard_size="20KB")
+    for name in ("theirs", "ours"):
+        assert len(list((tmp_path / name).glob("model-*.safetensors"))) > 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from glassformer import config as c
 from glassformer.core.nn.experts import MoE
@@ -21,7 +20,7 @@ CASES = {
 @pytest.mark.skipif(kernels.path() == "torch", reason="needs the compiled kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CASES)
-def test_a_token_is_answered_alike_whoever_is_beside_it(name: str, dtype: torch.dtype) -> None:
+def test_a_token_is_answered_alike_whoever_is_beside_it(name, dtype):
     torch.manual_seed(0)
     plain = MoE(CASES[name], 48).eval()
     for weight in plain.parameters():
@@ -30,7 +29,7 @@ def test_a_token_is_answered_alike_whoever_is_beside_it(name: str, dtype: torch.
     exact.shared = None  # dense, and of prepacked.py
     x = torch.randn(1, 37, 48, dtype=dtype)
 
-    def run(mixture: MoE, x: Tensor) -> Tensor:
+    def run(mixture, x):
         with torch.no_grad():
             return mixture(x, Flow(torch.arange(x.shape[1])[None], contiguous=False))  # type: ignore[no-any-return]
 
@@ -44,7 +43,7 @@ def test_a_token_is_answered_alike_whoever_is_beside_it(name: str, dtype: torch.
     )
 
 
-def test_copies_are_made_where_there_is_room() -> None:
+def test_copies_are_made_where_there_is_room():
     model = torch.nn.Sequential(MoE(CASES["gated"], 48))
     size = sum(
         weight.nbytes

@@ -48,7 +48,7 @@ def drawn(seed: int) -> torch.Generator:
 
 @pytest.mark.parametrize("bits", [32, 16, 8, 4])
 @pytest.mark.parametrize("name", FUSED + PAIRS)
-def test_a_stack_in_c_is_its_modules_bit_for_bit(name: str, bits: int) -> None:
+def test_a_stack_in_c_is_its_modules_bit_for_bit(name, bits):
     """Two texts, their prompts together, then token by token; with a tape on, which takes the
     modules' way.
 

@@ -44,9 +44,7 @@ def spoil(pages: list[Pages]) -> None:
         page.values.fill_(math.nan)
 
 
-def test_the_next_search_fills_the_same_memory_and_says_the_same(
-    model: Any, page_counts: list[int]
-) -> None:
+def test_the_next_search_fills_the_same_memory_and_says_the_same(model, page_counts):
     alone = beam(model, None, SOURCES[:1], **HOW)
     first = beam(model, None, SOURCES, **HOW)
     assert page_counts
@@ -57,9 +55,7 @@ def test_the_next_search_fills_the_same_memory_and_says_the_same(
     assert not page_counts and len(page_pool._idle[model]) == 2 * model.config.decoder.depth
 
 
-def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(
-    model: Any, page_counts: list[int]
-) -> None:
+def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(model, page_counts):
     beam(model, None, SOURCES[:1], **HOW)
     page_counts.clear()
     beam(model, None, SOURCES, **HOW)
@@ -72,7 +68,7 @@ def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(
     assert not page_counts
 
 
-def test_two_searches_at_once_share_nothing(model: Any) -> None:
+def test_two_searches_at_once_share_nothing(model):
     beam(model, None, SOURCES, **HOW)
     saved = page_pool._idle[model][0]
     item, second = page_pool.PagePool(model), page_pool.PagePool(model)
@@ -85,7 +81,7 @@ def test_two_searches_at_once_share_nothing(model: Any) -> None:
     )
 
 
-def test_a_training_lets_them_go(model: Any) -> None:
+def test_a_training_lets_them_go(model):
     beam(model, None, SOURCES, **HOW)
     model.train()
     assert model not in page_pool._idle

@@ -15,7 +15,7 @@ STACKS = [name for name, cfg in tiny.DECODERS.items() if isinstance(cfg.decoder,
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_texts_in_pages_are_read_as_alone(name: str) -> None:
+def test_texts_in_pages_are_read_as_alone(name):
     """In chunks of different lengths, over pages in any order."""
     model, lot = tiny.model(tiny.DECODERS[name]), random.Random(2)
     texts = [torch.randint(0, tiny.VOCAB, (length,)).tolist() for length in (50, 9, 33)]
@@ -62,7 +62,7 @@ def test_texts_in_pages_are_read_as_alone(name: str) -> None:
             assert (torch.cat(result) - alone).abs().max() < 1e-4
 
 
-def test_a_page_has_the_bytes_that_are_said() -> None:
+def test_a_page_has_the_bytes_that_are_said():
     cfg = tiny.DECODERS["qwen3"]
     individual, near, across = PagedCache.page_bytes(cfg, torch.float32)
     cache = PagedCache(cfg, 64, 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,115 +19,80 @@ from glassformer.fast.kernels.library import has
 FAMILIES = ["gpt2", "llama", "qwen3", "gemma2", "alibi", "starcoder2", "phi2"]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_ragged_rows_go_on_in_pages_as_in_the_cache(name: str) -> None:
-    """Prompts of three lengths, windows among the masks; one row is dropped on the way and two
-    change places."""
-    if not has("stack"):
-        pytest.skip("needs the compiled kernels: python hatch_build.py")
-    model = tiny.model(replace(tiny.DECODERS[name], context=64))
-    starts = [[5, 3, 9, 2, 7, 1, 4, 8, 6, 2, 3], [1, 2], [4, 4, 6, 1, 9, 3]]
-    results = []
-    for paged in (True, False):
-        session = Session(model)
-        logits = [session.prefill(starts, None, 1)]
-        if paged:
-            session.prepare(1 << 10, steps=20)
-            assert session.paged is not None
-        for step in range(8):
-            if step == 4:
-                session.select([2, 0])
-            tokens = torch.tensor([3 + step, 17, 8][: len(logits[-1]) if step < 4 else 2])
-            logits.append(session.decode(tokens))
-        results.append(logits)
-    for result, reference in zip(*results, strict=True):
-        torch.testing.assert_close(result, reference, atol=2e-5, rtol=1e-4)
+pytestmark = pytest.mark.skipif(
+    not has("stack"), reason="needs the compiled kernels: python hatch_build.py"
+)
+
+
+def walk(
+    name: str, context: int, prefill: tuple[Any, ...], steps: int, orders: Any, paged: bool
+) -> list[torch.Tensor]:
+    """Logits of every step in pages or in a cache; ``orders`` says at which step rows change."""
+    session = Session(tiny.model(replace(tiny.ALL[name], context=context)))
+    logits = [session.prefill(*prefill)]
+    if paged:
+        session.prepare(1 << 10, steps=steps + 6)
+        assert session.paged is not None
+    for step in range(steps):
+        if step in orders:
+            session.select(orders[step])
+        rows = len(orders[step]) if step in orders else len(logits[-1])
+        places = [(3 + 5 * step + 7 * row) % 50 for row in range(rows)]
+        logits.append(session.decode(torch.tensor(places)))
+    return logits
+
+
+STARTS = [[5, 3, 9, 2, 7, 1, 4, 8, 6, 2, 3], [1, 2], [4, 4, 6, 1, 9, 3]]
+
+
+LONG = [[(7 * place) % 50 for place in range(70)], [1, 2], [4] * 33]
+
+
+ORDERS = {
+    0: [0, 0, 3, 2, 5, 5],
+    5: [1, 0, 2, 2, 4, 5],
+    6: [0, 0, 4, 4],
+    28: [1, 0, 3, 3],
+    30: [1, 1, 2, 3],
+}
+
+
+WALKS = [
+    # prompts of three lengths, windows among the masks; a row is dropped and two change places
+    *((name, 64, (STARTS, None, 1), 8, {4: [2, 0]}) for name in FAMILIES),
+    # windows alone, and both kinds, in turns; several ends of pages
+    *((name, 256, (LONG, None, 1), 105, {50: [2, 0]}) for name in ("starcoder2", "gemma2")),
+    ("llama", 64, (STARTS, None, 2), 34, ORDERS),
+    *((name, 64, ([[0]] * 3, STARTS, 2), 34, ORDERS) for name in ("vaswani", "t5")),
+]
+
+
+@pytest.mark.parametrize(("name", "context", "prefill", "steps", "orders"), WALKS)
+def test_rows_go_on_in_pages_as_in_the_cache_and_take_turns(name, context, prefill, steps, orders):
+    pages, cache = (walk(name, context, prefill, steps, orders, paged) for paged in (True, False))
+    torch.testing.assert_close(pages, cache, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["starcoder2", "gemma2"])
-def test_layers_with_windows_fill_the_same_pages_in_turns(name: str) -> None:
-    """Covers windows alone, and both kinds; several ends of pages, and a row that leaves."""
-    if not has("stack"):
-        pytest.skip("needs the compiled kernels: python hatch_build.py")
-    model = tiny.model(replace(tiny.DECODERS[name], context=256))
-    starts = [[(7 * place) % 50 for place in range(70)], [1, 2], [4] * 33]
-    results = []
-    for paged in (True, False):
-        session = Session(model)
-        logits = [session.prefill(starts, None, 1)]
-        if paged:
-            session.prepare(1 << 10, steps=110)
-            assert session.paged is not None
-            sizes = {
-                individual.lookback: len(individual.pages.keys)
-                for individual, _ in session.paged.cache.pages
-            }
-            assert sizes == {
-                individual.lookback: 3 * (6 if individual.lookback is None else 2)
-                for individual, _ in session.paged.cache.pages
-            }
-        for step in range(105):
-            if step == 50:
-                session.select([2, 0])
-            tokens = torch.tensor([3 + step % 40, 17, 8][: 3 if step < 50 else 2])
-            logits.append(session.decode(tokens))
-        results.append(logits)
-    for result, reference in zip(*results, strict=True):
-        torch.testing.assert_close(result, reference, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["llama", "vaswani", "t5"])
-def test_beams_share_pages_and_part_where_they_write(name: str) -> None:
-    """Three prompts (of a pair: three sources), two rows of each; over a page's end and with a
-    prompt that is done."""
-    if not has("stack"):
-        pytest.skip("needs the compiled kernels: python hatch_build.py")
-    model = tiny.model(replace(tiny.ALL[name], context=64))
-    pair = isinstance(model, EncoderDecoder)
-    prompts = [[5, 3, 9, 2, 7, 1, 4, 8], [1, 2], [4, 4, 6, 1, 9, 3]]
-    orders = {
-        0: [0, 0, 3, 2, 5, 5],
-        5: [1, 0, 2, 2, 4, 5],
-        6: [0, 0, 4, 4],
-        28: [1, 0, 3, 3],
-        30: [1, 1, 2, 3],
-    }
-    results = []
-    for paged in (True, False):
-        session = Session(model)
-        starts = [[0]] * 3 if pair else prompts
-        logits = [session.prefill(starts, prompts if pair else None, 2)]
-        if paged:
-            session.prepare(1 << 10, steps=40)
-            assert session.paged is not None
-        for step in range(34):
-            if step in orders:
-                session.select(orders[step])
-            rows = 6 if step < 6 else 4
-            logits.append(
-                session.decode(torch.tensor([(3 + 5 * step + 7 * row) % 50 for row in range(rows)]))
-            )
-        results.append(logits)
-    for result, reference in zip(*results, strict=True):
-        torch.testing.assert_close(result, reference, atol=2e-5, rtol=1e-4)
+def test_layers_with_windows_fill_the_same_pages_in_turns(name):
+    session = Session(tiny.model(replace(tiny.DECODERS[name], context=256)))
+    session.prefill(LONG, None, 1)
+    session.prepare(1 << 10, steps=110)
+    for layer, _ in session.paged.cache.pages:
+        assert len(layer.pages.keys) == 3 * (6 if layer.lookback is None else 2)
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("name", ["llama", "vaswani"])
-def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(
-    name: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(name, seed, monkeypatch):
     """Rows of every length through several page borders, in as many pages as they fill at most;
     none is wasted."""
-    if not has("stack"):
-        pytest.skip("needs the compiled kernels: python hatch_build.py")
     copied, copy = list[int](), Pages.copy
 
-    def counted(self: Pages, source: torch.Tensor, target: torch.Tensor) -> None:
+    def counted(self, source, target):
         copied.append(len(source))
-        assert not set(source.tolist()) & set(target.tolist()) and len(set(target.tolist())) == len(
-            target
-        )
+        targets = set(target.tolist())
+        assert not set(source.tolist()) & targets and len(targets) == len(target)
         copy(self, source, target)
 
     monkeypatch.setattr(Pages, "copy", counted)
@@ -136,10 +102,9 @@ def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(
     widest = rng.randint(2, 8)
     lengths = [rng.choice((1, 31, 32, 33, 64, rng.randint(1, 70))) for _ in range(widest)]
     prompts = [[rng.randrange(50) for _ in range(length)] for length in lengths]
-    output = ([[0]] * widest, prompts) if pair else (prompts, None)
-    paged, plain = Session(model), Session(model)
-    for session in (paged, plain):
-        session.prefill(*output, 1)
+    sessions = paged, plain = Session(model), Session(model)
+    for session in sessions:
+        session.prefill(*([[0]] * widest, prompts) if pair else (prompts, None), 1)
     paged.prepare(1 << 10, steps=100)
     assert paged.paged is not None
     at = [1] * widest if pair else lengths
@@ -148,35 +113,31 @@ def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(
             rows = [rng.randrange(len(at)) for _ in range(rng.randint(1, widest))]
             at = [at[row] for row in rows]
             copied.clear()
-            for session in (paged, plain):
+            for session in sessions:
                 session.select(rows)
-            doubled = (
-                len(rows) - len(set(rows)) - sum(at[place] % PAGE == 0 for place in doubles(rows))
-            )
+            again = [place for place, row in enumerate(rows) if row in rows[:place]]
+            doubled = sum(at[place] % PAGE != 0 for place in again)
             assert not copied or set(copied) == {doubled}
         tokens = torch.tensor([rng.randrange(50) for _ in at])
         at = [place + 1 for place in at]
         torch.testing.assert_close(paged.decode(tokens), plain.decode(tokens), atol=2e-5, rtol=1e-4)
 
 
-def doubles(rows: list[int]) -> list[int]:
-    """The places of rows that came before."""
-    return [place for place, row in enumerate(rows) if row in rows[:place]]
-
-
-def test_beams_in_c_find_the_same_alone_and_in_a_batch() -> None:
-    if not has("stack"):
-        pytest.skip("needs the compiled kernels: python hatch_build.py")
+def test_beams_in_c_find_the_same_alone_and_in_a_batch():
     model, sources = tiny.model(tiny.ALL["vaswani"]), [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
     options = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
-    together = beam(model, None, sources, **options)  # type: ignore[arg-type]
-    alone = [beam(model, None, [source], **options)[0] for source in sources]  # type: ignore[arg-type]
-    assert [[item.tokens for item in group] for group in together] == [
-        [item.tokens for item in group] for group in alone
-    ]
+    together, alone = (
+        [
+            [item.tokens for item in group]
+            for batch in batches
+            for group in beam(model, None, batch, **options)
+        ]
+        for batches in ([sources], [[source] for source in sources])
+    )
+    assert together == alone
 
 
-def test_a_model_that_does_not_fit_goes_on_in_its_cache() -> None:
+def test_a_model_that_does_not_fit_goes_on_in_its_cache():
     for name in ("mixtral", "gru", "nanomoe"):
         session = Session(tiny.model(tiny.DECODERS[name]))
         session.prefill([[1, 2, 3]], None, 1)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import threading
 import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def decoder(name: str = "gpt2", dtype: torch.dtype = torch.float32, seed: int = 
 @pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize("rows", [(1,), (1, 1), (2, 5), (3, 1), (40,)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_product_is_the_linear_layer(dtype: torch.dtype, rows: tuple[int, ...], bias: bool) -> None:
+def test_product_is_the_linear_layer(dtype, rows, bias):
     torch.manual_seed(0)
     layer = Linear(48, 80, bias).to(dtype)
     for weight in layer.parameters():
@@ -64,56 +65,61 @@ def test_product_is_the_linear_layer(dtype: torch.dtype, rows: tuple[int, ...], 
         assert fast(x[:0]).shape == (0, *x.shape[1:-1], 80)
 
 
-@pytest.mark.parametrize("name", sorted(DECODERS))
-def test_model_says_the_same(name: str) -> None:
-    model = decoder(name)
+def same(a: Model, b: Model, *inputs: torch.Tensor) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(a(*inputs).logits, b(*inputs).logits, atol=1e-5, rtol=1e-5)
+
+
+def told(model: Model, count: int = 64) -> list[int]:
+    return generate(model, None, [1, 2, 3], max_new=count, temperature=0).run().tokens[0]
+
+
+def gradients(model: torch.nn.Module, compute: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    model.zero_grad()
+    compute().sum().backward()
+    return [weight.grad.clone() for weight in model.parameters()]
+
+
+@pytest.mark.parametrize("name", [*sorted(DECODERS), "vaswani"])
+def test_a_view_of_a_model_says_the_same(name):
+    model = build_model(ALL[name], seed=0).eval()
     modules, paths = list(model.modules()), [path for path, _ in packable(model)]
     view = prepack(model)
     swapped = {path for path, module in view.model.named_modules() if isinstance(module, SWAPPED)}
-    assert (
-        view.complete and view.current() and swapped == {path for group in paths for path in group}
-    )
-    assert list(model.modules()) == modules and not any(
-        isinstance(module, SWAPPED) for module in modules
-    )
+    assert swapped == {path for group in paths for path in group}
+    assert view.complete and view.current()
+    assert list(model.modules()) == modules
+    assert not any(isinstance(module, SWAPPED) for module in modules)
     assert all(a is b for a, b in zip(model.parameters(), view.model.parameters(), strict=True))
     tokens = torch.randint(VOCAB, (2, 9), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        torch.testing.assert_close(
-            view.model(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5
-        )
+    same(view.model, model, *[tokens] * (2 if name == "vaswani" else 1))
 
 
-def test_changed_weight_is_used_as_it_is_now() -> None:
+def test_changed_weight_is_used_as_it_is_now():
     model, tokens = decoder(), torch.arange(8)[None]
     prepack(model)
     changed = copy.deepcopy(model)
-    assert (
-        keeps_copies(model)
-        and not keeps_copies(changed)
-        and not keeps_copies(pickle.loads(pickle.dumps(model)))
-    )
+    assert keeps_copies(model) and not keeps_copies(changed)
+    assert not keeps_copies(pickle.loads(pickle.dumps(model)))
     for weight in (model.embed.token.weight, model.decoder.blocks[1].attn.v.weight):
         weight.data.add_(1e-3)  # as a fused optimizer does, unnoticed by PyTorch's count of changes
     changed.load_state_dict(model.state_dict())
+    view, reference = prepack(model), prepack(changed)
     with torch.no_grad():
-        view, reference = prepack(model), prepack(changed)
         assert torch.equal(view.model(tokens).logits, reference.model(tokens).logits)
         model.decoder.blocks[0].attn.k.bias.add_(1)  # a joined bias is a copy as well
-        assert not view.current() and reference.current()
-        model.decoder.blocks[0].attn.v.bias.data.add_(1)  # unnoticed
-        view = prepack(model)
-        torch.testing.assert_close(
-            view.model(tokens).logits, model(tokens).logits, atol=1e-5, rtol=1e-5
-        )
-        model.load_state_dict(decoder(seed=1).state_dict())
-        assert not view.current()
-        model.double()
-        assert not view.current() and not keeps_copies(model) and not prepack(model).packed
-        assert prepack(model).model is model and model(tokens).logits.dtype == torch.float64
+    assert not view.current() and reference.current()
+    model.decoder.blocks[0].attn.v.bias.data.add_(1)  # unnoticed
+    view = prepack(model)
+    same(view.model, model, tokens)
+    model.load_state_dict(decoder(seed=1).state_dict())
+    assert not view.current()
+    model.double()
+    assert not view.current() and not keeps_copies(model) and not prepack(model).packed
+    assert prepack(model).model is model and model(tokens).logits.dtype == torch.float64
 
 
-def test_a_generation_goes_on_with_weights_as_they_are() -> None:
+def test_a_generation_goes_on_with_weights_as_they_are():
     """Weights that change under a generation are seen at the next token."""
     model, second = decoder(), decoder(seed=1)
     steps = iter(generate(model, None, [1, 2, 3], max_new=40, temperature=0))
@@ -126,17 +132,11 @@ def test_a_generation_goes_on_with_weights_as_they_are() -> None:
     assert next(steps).logprob != pytest.approx(logprob) and keeps_copies(second) is False
 
 
-def test_gradients_pass_and_a_training_has_the_memory() -> None:
+def test_gradients_pass_and_a_training_has_the_memory():
     model, tokens = decoder(), torch.arange(8)[None]
     view = prepack(model)
-    view.model(tokens).logits.sum().backward()
-    result = [weight.grad.clone() for weight in model.parameters()]
-    model.zero_grad()
-    model(tokens).logits.sum().backward()
-    assert all(
-        torch.equal(actual, weight.grad)
-        for actual, weight in zip(result, model.parameters(), strict=True)
-    )
+    results = (gradients(model, lambda run=run: run(tokens).logits) for run in (view.model, model))
+    assert all(map(torch.equal, *results))
     copies = [weakref.ref(packed.matrix) for packed in view.packed]
     assert keeps_copies(model.eval())
     model.train()
@@ -145,17 +145,17 @@ def test_gradients_pass_and_a_training_has_the_memory() -> None:
     assert not any(copied() is not None for copied in copies)
 
 
-def test_copies_live_no_longer_than_their_model() -> None:
-    for make in (decoder, lambda: Linear(16, 16)):
-        model = make()
-        view = prepack(model)
-        copies = [weakref.ref(packed.matrix) for packed in view.packed]
-        del view, model
-        gc.collect()
-        assert copies and not any(copied() is not None for copied in copies)
+@pytest.mark.parametrize("make", [decoder, lambda: Linear(16, 16)])
+def test_copies_live_no_longer_than_their_model(make):
+    model = make()
+    view = prepack(model)
+    copies = [weakref.ref(packed.matrix) for packed in view.packed]
+    del view, model
+    gc.collect()
+    assert copies and not any(copied() is not None for copied in copies)
 
 
-def test_only_within_the_room_there_is() -> None:
+def test_only_within_the_room_there_is():
     model = decoder()
     size = sum(group.nbytes for _, group in packable(model))
     assert not prepack(model, size - 1).packed and not keeps_copies(model)
@@ -164,89 +164,60 @@ def test_only_within_the_room_there_is() -> None:
     with torch.no_grad():
         model.decoder.blocks[0].ffn.up.weight.add_(1)
     view = prepack(model, 0)
-    assert (
-        view.current() and len(view.packed) == len(list(packable(model))) - 1 and not view.complete
-    )
+    assert view.current() and not view.complete
+    assert len(view.packed) == len(list(packable(model))) - 1
     unpack(model)
     assert not keeps_copies(model)
 
 
-def test_generation_prepacks_for_many_tokens_and_not_within_a_training() -> None:
+def test_generation_prepacks_for_many_tokens_and_not_within_a_training():
     model = build_model(DECODERS["llama"], seed=0)
     assert model.training
-    few = generate(model.eval(), None, [1, 2, 3], max_new=8, temperature=0).run().tokens
+    few = told(model.eval(), 8)
     assert not keeps_copies(model)
-    plain = generate(model.train(), None, [1, 2, 3], max_new=64, temperature=0).run().tokens
+    plain = told(model.train())
     assert model.training and not keeps_copies(model)
-    fast = generate(model.eval(), None, [1, 2, 3], max_new=64, temperature=0).run().tokens
-    assert keeps_copies(model) and fast == plain and fast[0][:8] == few[0]
-    for weight, parameter in zip(
-        model.parameters(), decoder("llama", seed=1).parameters(), strict=True
-    ):
+    fast = told(model.eval())
+    assert keeps_copies(model) and fast == plain and fast[:8] == few
+    pairs = zip(model.parameters(), decoder("llama", seed=1).parameters(), strict=True)
+    for weight, parameter in pairs:
         weight.data.copy_(parameter)  # unnoticed by PyTorch's count of changes
-    fast = generate(model, None, [1, 2, 3], max_new=64, temperature=0).run().tokens
-    assert (
-        fast
-        == generate(model.train(), None, [1, 2, 3], max_new=64, temperature=0).run().tokens
-        != plain
-    )
+    assert told(model) == told(model.train()) != plain
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_threads_generate_at_once(name: str) -> None:
+def test_threads_generate_at_once(name):
     """Several threads with one model say what one alone says, bit for bit, while others look and
     forget the copies."""
     model, tokens = decoder(name), torch.arange(8)[None]
     prepack(model)
 
-    def tell(seed: int) -> list[list[float]]:
+    def tell(seed):
         return generate(model, None, [[1, 2, 3], [4, 5]], max_new=40, seed=seed).run().logprobs
 
     alone, logits = [tell(seed) for seed in range(4)], model(tokens).logits
     unpack(model)
-    fields: dict[int, list[list[list[float]]]] = {}
-    ready = threading.Barrier(5)
-
-    def work(seed: int) -> None:
-        ready.wait()
-        fields[seed] = [tell(seed) for _ in range(3)]
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    ready.wait()
-    while any(thread.is_alive() for thread in threads):
-        assert torch.equal(model(tokens).logits, logits)
-        unpack(model)
-    for seed in range(4):
-        assert fields[seed] == [alone[seed]] * 3
+    with ThreadPoolExecutor(4) as pool:
+        results = pool.map(tell, list(range(4)) * 3)
+        for _ in range(20):
+            assert torch.equal(model(tokens).logits, logits)
+            unpack(model)
+        assert list(results) == alone * 3
     assert not any(isinstance(module, SWAPPED) for module in model.modules())
 
 
-def test_the_table_is_prepacked_tied_or_not() -> None:
-    x = torch.randn(1, 32)
-    for name in ("gpt2", "llama"):
-        model = decoder(name)
-        head = prepack(model).model.head.proj
-        assert isinstance(head, PrepackedProjection) and (head.weight is None) == (name == "gpt2")
-        with torch.no_grad():
-            expected = x @ model.head.table(model.embed).T
-            torch.testing.assert_close(
-                head(x, model.embed.token.weight * 0), expected, atol=1e-5, rtol=1e-5
-            )
-
-
-def test_an_encoder_decoder_has_both_sides() -> None:
-    model = build_model(ALL["vaswani"], seed=0).eval()
-    view, source, tokens = prepack(model).model, torch.arange(6)[None], torch.arange(8)[None]
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_the_table_is_prepacked_tied_or_not(name):
+    model, x = decoder(name), torch.randn(1, 32)
+    head = prepack(model).model.head.proj
+    assert isinstance(head, PrepackedProjection) and (head.weight is None) == (name == "gpt2")
     with torch.no_grad():
-        assert any(isinstance(module, PrepackedLinear) for module in view.encoder.modules())
-        torch.testing.assert_close(
-            view(tokens, source).logits, model(tokens, source).logits, atol=1e-5, rtol=1e-5
-        )
+        expected = x @ model.head.table(model.embed).T
+        result = head(x, model.embed.token.weight * 0)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alone() -> None:
+def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alone():
     torch.manual_seed(0)
     layer, x = Linear(48, 80).double().float(), torch.randn(3, 48)
     for weight in layer.parameters():
@@ -256,14 +227,9 @@ def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alo
         assert fast.packed.usable(x) and not fast.packed.usable(x.double())
         with pytest.raises(RuntimeError):  # as without a copy
             fast(x.bfloat16())
-    fast(x).square().sum().backward()
-    result = [weight.grad.clone() for weight in layer.parameters()]
-    layer.zero_grad()
-    F.linear(x, layer.weight, layer.bias).square().sum().backward()
-    assert all(
-        torch.equal(actual, weight.grad)
-        for actual, weight in zip(result, layer.parameters(), strict=True)
-    )
+    result = gradients(layer, lambda: fast(x).square())
+    expected = gradients(layer, lambda: F.linear(x, layer.weight, layer.bias).square())
+    assert all(map(torch.equal, result, expected))
 
 
 class Doubled(Linear):
@@ -274,7 +240,7 @@ class Doubled(Linear):
 
 
 @torch.no_grad()
-def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it() -> None:
+def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it():
     layer = Linear(16, 16)
     torch.nn.utils.parametrizations.weight_norm(layer)
     assert not list(packable(layer)) and not list(packable(Doubled(16, 16)))
@@ -296,7 +262,7 @@ def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", BITS)
-def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
+def test_a_new_bias_beside_an_old_matrix(dtype):
     """A fused optimizer leaves it so: the matrix as it was, a bias changed without a count."""
     model, x = decoder("gpt2", dtype), torch.randn(2, 5, 32).to(dtype)
     attn = model.decoder.blocks[0].attn
@@ -313,14 +279,11 @@ def test_a_new_bias_beside_an_old_matrix(dtype: torch.dtype) -> None:
         torch.testing.assert_close(result, expected, atol=BITS[dtype], rtol=BITS[dtype])
 
 
-def test_a_replaced_module_leaves_the_others_where_they_are() -> None:
-    model = decoder("gpt2")
-    block = model.decoder.blocks[1]
-    other = Linear(32, 32)
+def test_a_replaced_module_leaves_the_others_where_they_are():
+    model, other = decoder("gpt2"), Linear(32, 32)
+    first, block = model.decoder.blocks
     view = replace_modules(model, {block.attn.out: other})
-    assert view.decoder.blocks[1].attn.out is other and block.attn.out is not other
-    assert (
-        view.decoder.blocks[0] is model.decoder.blocks[0]
-        and view.decoder.blocks[1].ffn is block.ffn
-    )
-    assert view.config is model.config and view.decoder.blocks[1].attn.path == block.attn.path
+    replaced = view.decoder.blocks[1]
+    assert replaced.attn.out is other and block.attn.out is not other
+    assert view.decoder.blocks[0] is first and replaced.ffn is block.ffn
+    assert view.config is model.config and replaced.attn.path == block.attn.path

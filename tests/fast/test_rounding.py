@@ -15,7 +15,7 @@ def weights(rows: int = 48, inputs: int = 100) -> torch.Tensor:
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("group", [32, 64])
-def test_nearest_is_within_half_a_step(bits: int, group: int) -> None:
+def test_nearest_is_within_half_a_step(bits, group):
     """The last group is a shorter one. At 4 bits one side has 7 steps, not 8, and loses up to a
     whole one there."""
     weight = weights()
@@ -31,12 +31,12 @@ def test_nearest_is_within_half_a_step(bits: int, group: int) -> None:
     assert bool((apart <= step * 0.501)[inside].all()) and bool((apart <= step * 1.01).all())
 
 
-def test_errors_of_gaussian_weights_are_those_measured_elsewhere() -> None:
+def test_errors_of_gaussian_weights_are_those_measured_elsewhere():
     """0.0076 of int8 and 0.097 of int4 in groups of 32 (ENGINE.md, section 1); 8 levels on one side
     give a little."""
     weight = weights(256, 1024)
 
-    def error(rounded: rounding.Rounded) -> float:
+    def error(rounded):
         apart = rounding.decode(*rounded, 32, torch.float32) - weight
         return float(apart.norm() / weight.norm())
 
@@ -48,12 +48,12 @@ def test_errors_of_gaussian_weights_are_those_measured_elsewhere() -> None:
     assert 0.08 < plain < 0.098 and searched < 0.95 * plain
 
 
-def test_a_search_serves_what_is_important() -> None:
+def test_a_search_serves_what_is_important():
     weight, matters = weights(64, 64), torch.ones(64)
     matters[::8] = 100.0
     plain, served = rounding.searched(weight, 4, 32), rounding.searched(weight, 4, 32, matters)
 
-    def error(rounded: rounding.Rounded) -> float:
+    def error(rounded):
         return float(
             ((rounding.decode(*rounded, 32, torch.float32) - weight).square() * matters).sum()
         )
@@ -61,7 +61,7 @@ def test_a_search_serves_what_is_important() -> None:
     assert error(served) < 0.9 * error(plain)
 
 
-def test_pairs_of_codes_share_a_byte_and_come_back() -> None:
+def test_pairs_of_codes_share_a_byte_and_come_back():
     codes = torch.randint(-8, 8, (5, 3, 20), dtype=torch.int8)
     packed = rounding.pack(codes)
     assert packed.dtype == torch.uint8 and packed.shape == (5, 3, 10)
@@ -69,7 +69,7 @@ def test_pairs_of_codes_share_a_byte_and_come_back() -> None:
     assert torch.equal(rounding.unpack(packed), codes)
 
 
-def test_zeros_and_the_smallest_and_largest_numbers_have_scales() -> None:
+def test_zeros_and_the_smallest_and_largest_numbers_have_scales():
     for value in (0.0, 1e-12, 60_000.0 * 100):
         weight = torch.full((2, 32), value)
         for bits in (8, 4):
@@ -80,19 +80,19 @@ def test_zeros_and_the_smallest_and_largest_numbers_have_scales() -> None:
 
 
 @pytest.mark.parametrize(("bits", "group"), [(3, 32), (16, 32), (8, 48), (4, 0)])
-def test_what_cannot_be_is_refused_in_a_sentence(bits: int, group: int) -> None:
+def test_what_cannot_be_is_refused_in_a_sentence(bits, group):
     with pytest.raises(UserError, match=r"give (8 or 4|a multiple of 32)"):
         rounding.check(bits, group)
 
 
-def test_weights_that_are_not_finite_are_refused() -> None:
+def test_weights_that_are_not_finite_are_refused():
     weight = weights()
     weight[3, 5] = float("nan")
     with pytest.raises(UserError, match="NaN"):
         rounding.searched(weight, 4, 32)
 
 
-def test_a_search_in_pieces_is_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_in_pieces_is_the_whole(monkeypatch):
     stack, matters = torch.stack([weights(), 2 * weights()]), torch.rand(100)
     full = rounding.searched(stack, 4, 64, matters)
     monkeypatch.setattr(rounding, "AT_ONCE", 3 * 64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,92 +17,79 @@ from glassformer.formats import adapters, store
 from glassformer.formats.checkpoint import Checkpoint
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "alibi", "bert"])
-def test_an_adapter_goes_out_and_comes_back(name, tmp_path):
-    shape = tiny.ALL[name]
-    base = build_model(shape, seed=1)
+def near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def loaded(folder: Path) -> torch.Tensor:
+    return logits(store.load(folder)[0])
+
+
+@pytest.fixture
+def saved(tmp_path, request):
+    """A model that was changed, its base in base/ and its adapter in a/."""
+    name = getattr(request, "param", "llama")
     layout = None if name != "alibi" else "glassformer"
-    store.save(base, tmp_path / "base", layout=layout)
-    model = moved(shape)
-    store.save(model, tmp_path / "adapter", base=str(tmp_path / "base"))
-    loaded, _ = store.load(tmp_path / "adapter")
-    torch.testing.assert_close(logits(loaded), logits(model), rtol=1e-5, atol=1e-5)
-    assert all(weight.requires_grad for weight in loaded.parameters())
-    again = build_model(shape, seed=1).eval()
-    adapters.attach(again, tmp_path / "adapter")
-    local, reference = dict(model.named_parameters()), dict(again.named_parameters())
-    assert local.keys() == reference.keys() and all(
-        torch.equal(local[n], reference[n]) for n in local
-    )
-    (tmp_path / "adapter" / "config.json").unlink()  # as PEFT itself leaves it
-    torch.testing.assert_close(
-        logits(store.load(tmp_path / "adapter")[0]), logits(model), rtol=1e-5, atol=1e-5
-    )
+    store.save(build_model(tiny.ALL[name], seed=1), tmp_path / "base", layout=layout)
+    model = moved(tiny.ALL[name])
+    store.save(model, tmp_path / "a", base=str(tmp_path / "base"))
+    return model
 
 
-def test_names_and_numbers_are_pefts(tmp_path):
-    store.save(moved(tiny.DECODERS["llama"]), tmp_path / "a", base="org/base")
-    page = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
-    expected = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": 3,
-        "lora_alpha": 6,
-        "bias": "none",
-    }
-    assert expected.items() <= page.items() and page["target_modules"] == ["q_proj", "v_proj"]
-    assert page["base_model_name_or_path"] == "org/base" and page["fan_in_fan_out"] is False
-    tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
-    item = "base_model.model.model.layers.1.self_attn.v_proj"
-    assert tensors[f"{item}.lora_A.weight"].shape == (3, 32) and tensors[
-        f"{item}.lora_B.weight"
-    ].shape == (16, 3)
-    store.save(moved(tiny.DECODERS["gpt2"]), tmp_path / "b", base="org/base")
-    page = json.loads((tmp_path / "b" / "adapter_config.json").read_text())
-    assert (
-        page["target_modules"] == ["c_attn"]
-        and page["fan_in_fan_out"]
-        and (page["r"], page["lora_alpha"]) == (6, 12)
-    )
+@pytest.mark.parametrize("saved", ["llama", "gpt2", "alibi", "bert"], indirect=True)
+def test_an_adapter_goes_out_and_comes_back(saved, tmp_path):
+    back, _ = store.load(tmp_path / "a")
+    near(logits(back), logits(saved))
+    assert all(weight.requires_grad for weight in back.parameters())
+    again = build_model(saved.config, seed=1).eval()
+    adapters.attach(again, tmp_path / "a")
+    assert tiny.equal_tensors(*(dict(model.named_parameters()) for model in (saved, again)))
+    (tmp_path / "a" / "config.json").unlink()  # as PEFT itself leaves it
+    near(loaded(tmp_path / "a"), logits(saved))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_peft_gives_the_same_logits(name, tmp_path):
+@pytest.mark.parametrize(
+    ("saved", "expected"),
+    [
+        (
+            "llama",
+            {"r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "v_proj"]}
+            | {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"}
+            | {"fan_in_fan_out": False},
+        ),
+        ("gpt2", {"r": 6, "lora_alpha": 12, "target_modules": ["c_attn"], "fan_in_fan_out": True}),
+    ],
+    indirect=["saved"],
+)
+def test_names_and_numbers_are_pefts(saved, expected, tmp_path):
+    page = json.loads((tmp_path / "a" / adapters.PAGE).read_text())
+    assert page.items() >= {**expected, "base_model_name_or_path": f"{tmp_path}/base"}.items()
+    tensors = load_file(tmp_path / "a" / adapters.TENSORS)
+    if "q_proj" in expected["target_modules"]:
+        half = "base_model.model.model.layers.1.self_attn.v_proj.lora_{}.weight"
+        assert tensors[half.format("A")].shape == (3, 32)
+        assert tensors[half.format("B")].shape == (16, 3)
+
+
+@pytest.mark.parametrize("saved", ["llama", "gpt2"], indirect=True)
+def test_peft_gives_the_same_logits(saved, tmp_path):
     peft = pytest.importorskip("peft")
     import transformers
 
-    store.save(build_model(tiny.DECODERS[name], seed=1), tmp_path / "base")
-    model = moved(tiny.DECODERS[name])
-    store.save(model, tmp_path / "adapter", base=str(tmp_path / "base"))
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    reference = peft.PeftModel.from_pretrained(reference, str(tmp_path / "adapter")).eval()
+    reference = peft.PeftModel.from_pretrained(reference, str(tmp_path / "a")).eval()
     with torch.no_grad():
-        torch.testing.assert_close(
-            reference(tiny.tokens()).logits, logits(model), rtol=1e-4, atol=1e-4
-        )
+        near(reference(tiny.tokens()).logits, logits(saved), 1e-4)
     reference.save_pretrained(tmp_path / "back")
-    torch.testing.assert_close(
-        logits(store.load(tmp_path / "back")[0]), logits(model), rtol=1e-5, atol=1e-5
-    )
+    near(loaded(tmp_path / "back"), logits(saved))
 
 
-def test_adapters_that_cannot_be_read(tmp_path):
-    store.save(build_model(tiny.DECODERS["llama"], seed=1), tmp_path / "base")
-    store.save(moved(tiny.DECODERS["llama"]), tmp_path / "a", base=str(tmp_path / "base"))
-    page = tmp_path / "a" / "adapter_config.json"
-    right = page.read_text()
-    for key, value in (("use_dora", True), ("peft_type", "IA3"), ("bias", "all")):
-        page.write_text(json.dumps({**json.loads(right), key: value}))
-        with pytest.raises(UserError, match=f'says "{key}"'):
-            store.load(tmp_path / "a")
-    page.write_text(right)
-    tensors = load_file(tmp_path / "a" / "adapter_model.safetensors")
-    save_file(
-        {**tensors, "base_model.model.nose.weight": torch.ones(1)},
-        tmp_path / "a" / "adapter_model.safetensors",
-    )
+def test_an_adapter_of_another_base(peft):
     with pytest.raises(UserError, match=r"changes nose.weight, which its base does not have"):
-        store.load(tmp_path / "a")
+        peft({}, {"base_model.model.nose.weight": torch.ones(1)})
+
+
+def test_an_adapter_without_its_base(saved, tmp_path):
     (tmp_path / "base").rename(tmp_path / "elsewhere")
     with pytest.raises(
         UserError, match=r"holds only what was changed in .*base.*There is no folder"
@@ -110,25 +98,25 @@ def test_adapters_that_cannot_be_read(tmp_path):
 
 
 @pytest.fixture
-def peft(tmp_path):
-    """A base and an adapter of rank 3 for it; changed(page, tensors) gives the logits with those
-    changes."""
-    store.save(build_model(tiny.DECODERS["llama"], seed=1), tmp_path / "base")
-    store.save(moved(tiny.DECODERS["llama"]), tmp_path / "a", base=str(tmp_path / "base"))
+def peft(saved, tmp_path):
+    """The adapter as PEFT leaves it; changed(page, tensors) gives the logits with those changes."""
     (tmp_path / "a" / "config.json").unlink()
     page, file = tmp_path / "a" / adapters.PAGE, tmp_path / "a" / adapters.TENSORS
     right, tensors = json.loads(page.read_text()), load_file(file)
 
-    def changed(settings, remaining=None):
+    def changed(settings, more=None):
         page.write_text(json.dumps({**right, **settings}))
-        save_file({**tensors, **(remaining or {})}, file)
-        return logits(store.load(tmp_path / "a")[0])
+        save_file({**tensors, **(more or {})}, file)
+        return loaded(tmp_path / "a")
 
-    changed.tensors, changed.file = tensors, file
+    changed.tensors = tensors
     return changed
 
 
 SETTINGS = {
+    "use_dora": True,
+    "peft_type": "IA3",
+    "bias": "all",
     "lora_bias": True,
     "layer_replication": [[0, 2], [1, 2]],
     "use_qalora": True,
@@ -146,10 +134,20 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("key", SETTINGS)
-def test_settings_that_are_not_done_are_refused_by_name(key, peft):
-    with pytest.raises(UserError, match=key):
-        peft({key: SETTINGS[key]})
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        *(({key: value}, key) for key, value in SETTINGS.items()),
+        ({"r": 8}, r"has rank 3 and adapter_config\.json says 8"),
+        ({"alpha_pattern": {"(a+)+b": 1}}, "too involved"),
+        ({"alpha_pattern": {".*.*.*.*": 1}}, "too involved"),
+        ({"alpha_pattern": {"(": 1}}, "not a pattern"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_not_done_are_refused_by_name(settings, message, peft):
+    with pytest.raises(UserError, match=message):
+        peft(settings)
 
 
 Q = "model.layers.{}.self_attn.q_proj"
@@ -173,31 +171,23 @@ def test_patterns_of_alpha_match_as_in_peft(pattern, first, second, peft):
     for layer, alpha in enumerate((first, second)):
         name = f"base_model.model.{Q.format(layer)}.lora_B.weight"
         scaled[name] = peft.tensors[name] * (alpha / 6)
-    torch.testing.assert_close(actual, peft({}, scaled), rtol=1e-5, atol=1e-5)
+    near(actual, peft({}, scaled))
 
 
-def test_rank_stabilised_and_what_targets_the_layers(peft):
-    plain = peft({})
-    torch.testing.assert_close(
-        peft({"use_rslora": True, "lora_alpha": 6 / 3**0.5}), plain, rtol=1e-5, atol=1e-5
-    )
-    for settings in (
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_rslora": True, "lora_alpha": 6 / 3**0.5},
         {"layers_to_transform": [0, 1]},
         {"layers_to_transform": [1, 0], "layers_pattern": "layers"},
         {"target_modules": r".*\.[qv]_proj"},
         {"target_modules": "all-linear"},
         {"rank_pattern": {"[qv]_proj": 3}, "r": 8},
-    ):
-        assert torch.equal(peft(settings), plain)
-    with pytest.raises(UserError, match=r"has rank 3 and adapter_config\.json says 8"):
-        peft({"r": 8})
-    for pattern, message in (
-        ("(a+)+b", "too involved"),
-        (".*.*.*.*", "too involved"),
-        ("(", "not a pattern"),
-    ):
-        with pytest.raises(UserError, match=message):
-            peft({"alpha_pattern": {pattern: 1}})
+    ],
+    ids=str,
+)
+def test_other_words_for_the_same_change(settings, peft):
+    near(peft(settings), peft({}))
 
 
 @pytest.mark.parametrize(
@@ -232,13 +222,12 @@ def test_a_missing_half_and_one_that_is_no_number(half, peft):
 
 @pytest.mark.parametrize("page", ["config.json", adapters.PAGE])
 def test_a_change_of_itself_is_no_model(page, tmp_path):
-    store.save(build_model(tiny.DECODERS["llama"], seed=1), tmp_path / "base")
-    for name, base in (("a", "b"), ("b", "c"), ("c", "b"), ("d", "d")):
+    acts = (store.load,) if page == "config.json" else (store.load, Checkpoint.open)
+    for name, base in ("ab", "bc", "cb", "dd"):
         store.save(moved(tiny.DECODERS["llama"]), tmp_path / name, base=str(tmp_path / base))
         if page != "config.json":
             (tmp_path / name / "config.json").unlink()
     for name in "abcd":
-        for act in (store.load, Checkpoint.open):
-            if act is store.load or page != "config.json":
-                with pytest.raises(UserError, match=r"is itself a change of"):
-                    act(tmp_path / name)
+        for act in acts:
+            with pytest.raises(UserError, match=r"is itself a change of"):
+                act(tmp_path / name)

@@ -7,7 +7,6 @@ import contextlib
 import json
 import resource
 import time
-from pathlib import Path
 
 import pytest
 
@@ -51,9 +50,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("source", [CHATML, LLAMA2])
-def test_a_published_template_gives_what_transformers_makes_of_it(
-    source: str, tokenizer: Tokenizer
-) -> None:
+def test_a_published_template_gives_what_transformers_makes_of_it(source, tokenizer):
     """Reference: transformers' own rendering."""
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
     words = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
@@ -99,7 +96,7 @@ ESCAPES = [
 
 
 @pytest.mark.parametrize("source", BOMBS)
-def test_a_bomb_ends_soon_in_a_sentence(source: str, tokenizer: Tokenizer) -> None:
+def test_a_bomb_ends_soon_in_a_sentence(source, tokenizer):
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match="template"):
         ChatTemplate(source, tokenizer).render(MESSAGES)
@@ -108,14 +105,14 @@ def test_a_bomb_ends_soon_in_a_sentence(source: str, tokenizer: Tokenizer) -> No
 
 
 @pytest.mark.parametrize("source", ESCAPES)
-def test_a_template_reaches_nothing_of_pythons(source: str, tokenizer: Tokenizer) -> None:
+def test_a_template_reaches_nothing_of_pythons(source, tokenizer):
     messages = [dict(message) for message in MESSAGES]
     with contextlib.suppress(UserError):
         assert ChatTemplate(source, tokenizer).render(messages) == ""
     assert messages == MESSAGES
 
 
-def test_what_a_message_says_is_never_a_special_token(tokenizer: Tokenizer) -> None:
+def test_what_a_message_says_is_never_a_special_token(tokenizer):
     template = ChatTemplate(
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}", tokenizer
     )
@@ -125,7 +122,7 @@ def test_what_a_message_says_is_never_a_special_token(tokenizer: Tokenizer) -> N
     assert sly.count(tokenizer.bos or 0) == 1 and tokenizer.decode(sly) == "the <|endoftext|> cat"
 
 
-def test_a_template_is_found_where_models_keep_it(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_template_is_found_where_models_keep_it(tmp_path, tokenizer):
     assert chat_template.find(tmp_path) is None
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": [{"name": "default", "template": "A"}]})
@@ -137,11 +134,11 @@ def test_a_template_is_found_where_models_keep_it(tmp_path: Path, tokenizer: Tok
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{% if %}", "x" * 300_000])
-def test_a_broken_template_is_a_sentence(source: str, tokenizer: Tokenizer) -> None:
+def test_a_broken_template_is_a_sentence(source, tokenizer):
     with pytest.raises(UserError, match="chat template"):
         ChatTemplate(source, tokenizer)
 
 
-def test_a_template_may_refuse_a_conversation(tokenizer: Tokenizer) -> None:
+def test_a_template_may_refuse_a_conversation(tokenizer):
     with pytest.raises(UserError, match="roles must alternate"):
         ChatTemplate(LLAMA2, tokenizer).render([MESSAGES[2]])

@@ -1,5 +1,5 @@
-"""GGUF files, against llama.cpp's own Python reader (the package gguf), and against files that
-lie."""
+"""GGUF files and their fields (gguf_fields), against llama.cpp's own Python reader (the package
+gguf), and against files that lie."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter,
 
 import glassformer
 import tiny
+from folders import snapshot
 from glassformer import families as recipes
 from glassformer.commands import common
 from glassformer.core.config import serial
@@ -23,11 +24,14 @@ from glassformer.core.nn import Model, build_model
 from glassformer.core.nn.model import inference
 from glassformer.core.tokenizer import train
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights, quantized
-from glassformer.formats import gguf, lora, store
+from glassformer.formats import gguf, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.formats.gguf_file import read_gguf
 
 TEXT = "the cat sat on the mat, and the dog sat on the cat. " * 20
+TINY = b"\x04\0\0\0\0\0\0\0tiny"  # the text of a field
+# the first tensor up to its kind: its name, its axes and their sizes
+KIND = b"token_embd.weight" + struct.pack("<IQQ", 2, 64, 300)
 SMALL = {"decoder.depth": 2, "context": 64, "embed.vocab": 300}
 
 
@@ -63,7 +67,7 @@ def written(folder: Path, kind: str = "F32", name: str = "llama/stories260k") ->
 
 
 @pytest.mark.parametrize(("kind", "width"), [("Q8_0", 34), ("Q4_0", 18)])
-def test_blocks_are_joined_as_they_are_parted(kind: str, width: int) -> None:
+def test_blocks_are_joined_as_they_are_parted(kind, width):
     raw = np.random.default_rng(0).integers(0, 256, (5, width), dtype=np.uint8)
     codes, scales = gguf.split(kind, raw)
     assert np.array_equal(gguf.join(kind, codes, scales), raw)
@@ -72,7 +76,7 @@ def test_blocks_are_joined_as_they_are_parted(kind: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q2_K", "IQ4_XS"])
-def test_other_kinds_are_the_numbers_that_llama_cpp_reads(tmp_path: Path, kind: str) -> None:
+def test_other_kinds_are_the_numbers_that_llama_cpp_reads(tmp_path, kind):
     """Every byte of one matrix drawn at random, but the scales, which are finite."""
     model = model_of(dim=256)
     gguf.save(model, tmp_path / "model.gguf", "F32", None)
@@ -100,60 +104,58 @@ def test_other_kinds_are_the_numbers_that_llama_cpp_reads(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("name", ["llama/stories260k", "qwen2/0.5b", "qwen3/0.6b", "gpt2/124m"])
-def test_a_model_comes_back_bit_for_bit(tmp_path: Path, name: str) -> None:
+def test_a_model_comes_back_bit_for_bit(tmp_path, name):
     model = model_of(name)
     back, tokenizer = glassformer.load(written(tmp_path, "F32", name))
     assert torch.equal(logits_of(back), logits_of(model)) and tokenizer is not None
     assert tokenizer.encode(TEXT) == train("bpe", [TEXT], 300).encode(TEXT)
 
 
+def few(bits: int = 8, **layout: int) -> Model:
+    """The model in codes."""
+    model = model_of()
+    quantize_weights(model, QuantizedLayout(bits, **layout))
+    return model
+
+
+def codes_of(model: Model) -> dict[str, torch.Tensor]:
+    return {path: weight.quantized_data.codes for path, weight in quantized(model).items()}
+
+
 @pytest.mark.parametrize(
     ("kind", "most"), [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)]
 )
-def test_kinds_are_as_near_as_their_bits(tmp_path: Path, kind: str, most: float) -> None:
-    model, path = model_of(), written(tmp_path, kind)
+def test_kinds_are_as_near_as_their_bits(tmp_path, kind, most):
+    expected, path = logits_of(model_of()), written(tmp_path, kind)
     back, _ = glassformer.load(path)
-    assert float((logits_of(back) - logits_of(model)).norm() / logits_of(model).norm()) < most
+    assert float((logits_of(back) - expected).norm() / expected.norm()) < most
     tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
-    assert tensors["blk.1.ffn_up.weight"].tensor_type.name == kind
+    up = tensors["blk.1.ffn_up.weight"]
+    assert up.tensor_type.name == kind
     assert tensors["output_norm.weight"].tensor_type.name == "F32"
-    individual = dequantize(tensors["blk.1.ffn_up.weight"].data, kind_of(kind))
-    weight = back.get_parameter("decoder.blocks.1.ffn.up.weight")
-    weight = (
-        quantized(back)["decoder.blocks.1.ffn.up.weight"].decoded()
-        if kind[0] == "Q"
-        else weight.detach()
-    )
-    assert np.array_equal(individual.reshape(weight.shape), weight.numpy())
+    name = "decoder.blocks.1.ffn.up.weight"
+    weight = quantized(back)[name].decoded() if kind[0] == "Q" else back.get_parameter(name)
+    assert np.array_equal(dequantize(up.data, kind_of(kind)), weight.detach().numpy())
 
 
-def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path: Path) -> None:
+def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path):
     """Each head's rotary pairs, halves of it here, side by side there; values as they are."""
     model, path = model_of(), written(tmp_path)
     tensors = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
-    for piece, heads in (("q", 4), ("k", 2)):
-        individual = model.get_parameter(f"decoder.blocks.1.attn.{piece}.weight").detach().numpy()
-        turned = individual.reshape(heads, 2, 8, 64).swapaxes(1, 2).reshape(individual.shape)
-        assert np.array_equal(tensors[f"blk.1.attn_{piece}.weight"], turned) and not np.array_equal(
-            individual, turned
-        )
-    values = model.get_parameter("decoder.blocks.1.attn.v.weight").detach().numpy()
-    assert np.array_equal(tensors["blk.1.attn_v.weight"], values)
+    for piece, heads in (("q", 4), ("k", 2), ("v", 1)):
+        weight = model.get_parameter(f"decoder.blocks.1.attn.{piece}.weight").detach().numpy()
+        turned = weight.reshape(heads, 2, 8, 64).swapaxes(1, 2) if piece != "v" else weight
+        saved = tensors[f"blk.1.attn_{piece}.weight"]
+        assert np.array_equal(saved, turned.reshape(weight.shape))
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
+def test_codes_go_out_and_come_back(tmp_path, bits):
     """Codes of a model quantised here, queries and keys turned to llama.cpp's order and back."""
-    model = model_of()
-    quantize_weights(model, QuantizedLayout(bits))
+    model = few(bits)
     gguf.save(model, tmp_path / "a.gguf", "F16", None)
     back, tokenizer = glassformer.load(tmp_path / "a.gguf")
-    local, reference = quantized(model), quantized(back)
-    assert tokenizer is None and local.keys() == reference.keys()
-    assert all(
-        torch.equal(weight.quantized_data.codes, reference[path].quantized_data.codes)
-        for path, weight in local.items()
-    )
+    assert tokenizer is None and tiny.equal_tensors(codes_of(model), codes_of(back))
     assert torch.equal(logits_of(back), logits_of(model))
     store.save(back, tmp_path / "folder")
     assert torch.equal(logits_of(glassformer.load(tmp_path / "folder")[0]), logits_of(model))
@@ -161,61 +163,43 @@ def test_codes_go_out_and_come_back(tmp_path: Path, bits: int) -> None:
     assert not quantized(plain)
 
 
-def test_larger_groups_go_out_as_their_codes_too(tmp_path: Path) -> None:
+def test_larger_groups_go_out_as_their_codes_too(tmp_path):
     """A scale is repeated for each block of 32, so nothing is rounded again."""
-    model = model_of()
-    quantize_weights(model, QuantizedLayout(4, group=64))
+    model = few(4, group=64)
     stored = gguf.save(model, tmp_path / "a.gguf", "F16", None)
-    back, _ = glassformer.load(tmp_path / "a.gguf")
     assert stored["Q4_0"] == 14 and stored["Q8_0"] == 1 and stored.total() == 20
-    local, reference = quantized(model), quantized(back)
-    assert all(
-        torch.equal(weight.decoded(), reference[path].decoded()) for path, weight in local.items()
-    )
+    reference = quantized(glassformer.load(tmp_path / "a.gguf")[0])
+    for path, weight in quantized(model).items():
+        assert torch.equal(weight.decoded(), reference[path].decoded())
     assert read_gguf(tmp_path / "a.gguf")[0]["general.file_type"] == gguf.FILE_TYPES["Q4_0"]
 
 
-@pytest.mark.parametrize(("bits", "kind"), [(8, "Q4_0"), (4, "Q8_0")])
-def test_codes_are_not_rounded_again(tmp_path: Path, bits: int, kind: str) -> None:
-    model = model_of()
-    quantize_weights(model, QuantizedLayout(bits))
-    with pytest.raises(
-        UserError, match=f"codes of {bits} bits, and {kind} would round them a second time"
-    ):
-        gguf.save(model, tmp_path / "a.gguf", kind, None)
+@pytest.mark.parametrize(("bits", "kind"), [(8, "Q4_0"), (4, "Q8_0"), (8, "")])
+def test_codes_are_not_rounded_again(tmp_path, bits, kind):
+    """Other kinds that are not written, and an adapter on codes: commands/test_quantize.py."""
+    message = f"codes of {bits} bits, and {kind} would round them a second time"
+    with pytest.raises(UserError, match=message if kind else "not in"):
+        gguf.save(few(bits), tmp_path / "a.gguf", kind, None)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_adapter_on_codes_is_not_left_out_silently(tmp_path: Path) -> None:
-    model = model_of()
-    quantize_weights(model, QuantizedLayout(8))
-    lora.adapt(model, {"decoder.blocks.0.attn.q": (2, 1.0)})
-    with pytest.raises(
-        UserError,
-        match=r"blocks\.0\.attn\.q has an adapter beside quantised "
-        r"weights",
-    ):
-        gguf.save(model, tmp_path / "a.gguf", "F16", None)
-    assert not list(tmp_path.iterdir())
-
-
-def test_rows_that_no_block_divides_are_f16(tmp_path: Path, shared_data: Path) -> None:
+def test_rows_that_no_block_divides_are_f16(tmp_path, shared_data):
     model, tokenizer = glassformer.load(shared_data / "stories260K")
     gguf.save(model, tmp_path / "stories.gguf", "Q8_0", tokenizer)
     kinds = {name: place.kind for name, place in read_gguf(tmp_path / "stories.gguf")[1].items()}
     assert kinds["blk.0.ffn_down.weight"] == "F16" and kinds["blk.0.ffn_up.weight"] == "Q8_0"
     back, reader = glassformer.load(tmp_path / "stories.gguf")
     text = "Once upon a time, there was a girl who didn't like 3 big dogs."
-    assert reader is not None and reader.encode(text) == tokenizer.encode(text)
-    options = {"max_new": 30, "temperature": 0}
-    item, second = (
-        "".join(step.text for step in glassformer.generate(*pair, "Once upon a time", **options))
+    assert reader.encode(text) == tokenizer.encode(text)
+    steps = (
+        glassformer.generate(*pair, "Once upon a time", max_new=30, temperature=0)
         for pair in ((model, tokenizer), (back, reader))
     )
-    assert item == second
+    first, second = ("".join(step.text for step in run) for run in steps)
+    assert first == second
 
 
-def test_a_file_is_a_model_everywhere(tmp_path: Path) -> None:
+def test_a_file_is_a_model_everywhere(tmp_path):
     path = written(tmp_path, "Q8_0")
     opened = Checkpoint.open(path)
     assert opened.gguf and opened.source_tokenizer() is None
@@ -225,52 +209,11 @@ def test_a_file_is_a_model_everywhere(tmp_path: Path) -> None:
     assert quantized(few) and common.new_file(path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "sentence"),
-    [("Q5_K", "are written in F32, F16, Q4_0, Q8_0, BF16, not in Q5_K"), ("", "not in")],
-)
-def test_kinds_that_are_not_written(tmp_path: Path, kind: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        gguf.save(model_of(), tmp_path / "a.gguf", kind, None)
-    assert not list(tmp_path.iterdir())
-
-
-def _changed(path: Path, old: bytes, new: bytes) -> None:
-    raw = path.read_bytes()
-    assert raw.count(old) >= 1 and len(old) == len(new)
-    path.write_bytes(raw.replace(old, new, 1))
-
-
-def _kind(path: Path, number: int) -> None:
-    """Another number for the kind of the first tensor."""
-    name = struct.pack("<Q", 17) + b"token_embd.weight"
-    raw = bytearray(path.read_bytes())
-    at = raw.index(name) + len(name) + 4 + 16
-    raw[at : at + 4] = struct.pack("<I", number)
-    path.write_bytes(bytes(raw))
-
-
-@pytest.mark.parametrize(
-    ("number", "sentence"),
-    [(24, "kind I8"), (31, "kind 31"), (1 << 31, "kind 2147483648")],
-)
-def test_kinds_that_are_not_read_are_named(tmp_path: Path, number: int, sentence: str) -> None:
-    path = written(tmp_path)
-    _kind(path, number)
-    with pytest.raises(UserError, match=sentence):
-        glassformer.load(path)
-
-
-def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path):
     path = written(tmp_path)
     raw = path.read_bytes()
-    for piece in (
-        raw[:3],
-        raw[:100],
-        raw[:-1000],
-        b"PK" + raw[2:],
-        raw[:4] + b"\x09\0\0\0" + raw[8:],
-    ):
+    cut = (raw[:3], raw[:100], raw[:-1000])
+    for piece in (*cut, b"PK" + raw[2:], raw[:4] + b"\x09\0\0\0" + raw[8:]):
         path.write_bytes(piece)
         with pytest.raises(UserError, match=r"whole GGUF|architecture"):
             glassformer.load(path)
@@ -281,16 +224,12 @@ def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        (
-            b"general.name",
-            b"general.n\xffme",
-            "the name of field 14 of 24: a text is not UTF-8 at its byte 9",
+        *(
+            (KIND + bytes(4), KIND + struct.pack("<I", number), f"kind {name}")
+            for number, name in ((24, "I8"), (31, "31"), (1 << 31, "2147483648"))
         ),
-        (
-            b"\x04\0\0\0\0\0\0\0tiny",
-            b"\x04\0\0\0\0\0\0\0t\xffny",
-            "the field 'general.name': a text is not UTF-8",
-        ),
+        (b"general.name", b"general.n\xffme", "the name of field 14 of 24: a text is not UTF-8 at"),
+        (TINY, TINY.replace(b"i", b"\xff"), "the field 'general.name': a text is not UTF-8"),
         (
             b"token_embd.weight\x02",
             b"token_embd.weight\x07",
@@ -305,14 +244,16 @@ def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_broken_is_named(tmp_path: Path, old: bytes, new: bytes, sentence: str) -> None:
+def test_what_is_broken_is_named(tmp_path, old, new, sentence):
     path = written(tmp_path)
-    _changed(path, old, new)
+    raw = path.read_bytes()
+    assert old in raw
+    path.write_bytes(raw.replace(old, new, 1))
     with pytest.raises(UserError, match=sentence):
         glassformer.load(path)
 
 
-def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path: Path) -> None:
+def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path):
     """300 files with some of the first 6,000 bytes changed: fields, names, shapes, kinds, offsets
     and scales."""
     path, draw = written(tmp_path, "Q8_0"), random.Random(0)
@@ -331,17 +272,14 @@ def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path: Path) -> 
     assert 0 < loaded < 300
 
 
-def test_a_file_that_is_there_already_survives_a_failure(tmp_path: Path) -> None:
-    path = tmp_path / "a.gguf"
+def test_a_file_that_is_there_already_survives_a_failure(tmp_path):
+    path, model = tmp_path / "a.gguf", model_of()
     path.write_bytes(b"before")
-    model = model_of()
     with torch.no_grad():
         model.get_parameter("embed.token.weight")[0, 0] = 1e6
     with pytest.raises(UserError, match="too large for F16"):
         gguf.save(model, path, "F16", None)
-    assert path.read_bytes() == b"before" and [item.name for item in tmp_path.iterdir()] == [
-        "a.gguf"
-    ]
+    assert snapshot(tmp_path) == {"a.gguf": b"before"}
 
 
 def _text(text: str) -> bytes:
@@ -349,20 +287,18 @@ def _text(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["tensors", "fields", "texts"])
-def test_more_of_anything_than_a_model_has_is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    many = 300_000 if kind != "texts" else 4_000_000
-    head = b"GGUF" + struct.pack(
-        "<IQQ", 3, *{"tensors": (many, 0), "fields": (0, many), "texts": (0, 1)}[kind]
-    )
+def test_more_of_anything_than_a_model_has_is_refused_at_once(tmp_path, kind):
+    many, counts = 300_000, {"tensors": (300_000, 0), "fields": (0, 300_000), "texts": (0, 1)}
+    head = b"GGUF" + struct.pack("<IQQ", 3, *counts[kind])
     if kind == "tensors":
-        head += b"".join(
-            _text(f"t{i}") + struct.pack("<IQIQ", 1, 8, 0, 32 * i) for i in range(many)
-        )
+        places = (struct.pack("<IQIQ", 1, 8, 0, 32 * i) for i in range(many))
+        head += b"".join(_text(f"t{i}") + place for i, place in enumerate(places))
         head += bytes(-len(head) % 32 + 32 * many)
     elif kind == "fields":
         head += b"".join(_text(f"f{i}") + struct.pack("<II", 4, i) for i in range(many))
     else:
-        head += _text("general.architecture") + struct.pack("<IIQ", 9, 8, many) + bytes(8 * many)
+        head += _text("general.architecture") + struct.pack("<IIQ", 9, 8, 4_000_000)
+        head += bytes(8 * 4_000_000)
     path = tmp_path / "many.gguf"
     path.write_bytes(head)
     began = time.process_time()

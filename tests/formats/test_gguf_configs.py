@@ -15,7 +15,7 @@ from glassformer.formats import gguf_configs as gguf
 @pytest.mark.parametrize(
     "name", ["llama/stories260k", "llama/3.2-1b", "qwen2/0.5b", "qwen3/0.6b", "gpt2/124m"]
 )
-def test_a_model_comes_back_from_its_fields(name: str) -> None:
+def test_a_model_comes_back_from_its_fields(name):
     model = recipes.find(name)
     fields, factors = gguf.write_fields(model)
     shapes = {"token_embd.weight": (model.embed.vocab, model.dim)}
@@ -24,7 +24,7 @@ def test_a_model_comes_back_from_its_fields(name: str) -> None:
     assert recipes.write_config(back) == recipes.write_config(model)
 
 
-def test_factors_are_those_that_transformers_divides_by() -> None:
+def test_factors_are_those_that_transformers_divides_by():
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -54,20 +54,20 @@ def test_factors_are_those_that_transformers_divides_by() -> None:
         ({"llama.block_count": 1 << 40}, "num_hidden_layers"),
     ],
 )
-def test_fields_of_what_is_not_read_are_named(change: dict[str, object], sentence: str) -> None:
+def test_fields_of_what_is_not_read_are_named(change, sentence):
     fields, _ = gguf.write_fields(recipes.find("llama/stories260k"))
     fields = {key: value for key, value in {**fields, **change}.items() if value is not None}
     with pytest.raises(UserError, match=re.escape(sentence)):
         gguf.read_config(fields, {"token_embd.weight": (512, 64)}, None, "it")
 
 
-def test_rotary_factors_of_another_family_are_refused() -> None:
+def test_rotary_factors_of_another_family_are_refused():
     fields, _ = gguf.write_fields(recipes.find("llama/stories260k"))
     with pytest.raises(UserError, match="factors of its own"):
         gguf.read_config(fields, {"token_embd.weight": (512, 64)}, [1.0, 2.0, 3.0, 4.0], "it")
 
 
 @pytest.mark.parametrize("name", ["gemma/2b", "phi/2", "gpt2/nanogpt", "mixtral/8x7b"])
-def test_models_that_the_format_does_not_hold_are_refused(name: str) -> None:
+def test_models_that_the_format_does_not_hold_are_refused(name):
     with pytest.raises(UserError, match=r"save it as hf|which this model has not"):
         gguf.write_fields(recipes.find(name))

@@ -3,7 +3,6 @@ implementations."""
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import struct
@@ -19,7 +18,7 @@ from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.vocabulary import byte_alphabet
 from glassformer.formats.tokenizer_files import open as open_tokenizer
-from tokenizer.test_tokenizer import NASTY, SPECIAL, STORY, streamed
+from tokenizer.test_tokenizer import IDENTITY, NASTY, SPECIAL, STORY, sentencepiece_model, streamed
 
 TYPES = {"normal": 1, "unknown": 2, "control": 3, "user": 4, "unused": 5, "byte": 6}
 CODES = {bool: (7, "<?"), int: (4, "<I"), float: (6, "<f")}
@@ -125,7 +124,7 @@ def split(rules: list[str], sample: str) -> list[str]:
 
 
 @pytest.mark.parametrize("pre", RULES)
-def test_byte_level_words_are_split_by_the_rule_that_is_named(pre: str, tmp_path: Path) -> None:
+def test_byte_level_words_are_split_by_the_rule_that_is_named(pre, tmp_path):
     tiktoken = pytest.importorskip("tiktoken")
     fields, ids = bpe_fields(pre)
     actual = open_tokenizer(written(tmp_path / "model.gguf", fields))
@@ -146,25 +145,22 @@ def test_byte_level_words_are_split_by_the_rule_that_is_named(pre: str, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
-def test_sentencepieces_kinds(kind: str, tmp_path: Path) -> None:
+def test_sentencepieces_kinds(kind, tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
-    chance, buffer = random.Random(0), io.BytesIO()
+    chance = random.Random(0)
     words = [word for sentence in {*STORY} for word in sentence.split()]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(
-            [" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]
-        ),
-        model_writer=buffer,
+    texts = [" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]
+    model = sentencepiece_model(
+        texts,
         vocab_size=400 if kind == "llama" else 150,
         model_type="bpe" if kind == "llama" else "unigram",
         byte_fallback=kind == "llama",
         remove_extra_whitespaces=kind == "t5",
-        normalization_rule_name="identity",
         user_defined_symbols=["<sep>"],
         hard_vocab_limit=False,
-        minloglevel=2,
+        **IDENTITY,
     )
-    processor = sentencepiece.SentencePieceProcessor(model_proto=buffer.getvalue())
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     every = range(processor.get_piece_size())
     fields = {
         "unknown": processor.is_unknown,
@@ -192,7 +188,7 @@ def test_sentencepieces_kinds(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["cased", "uncased"])
-def test_berts_kind(shared_data: Path, case: str, tmp_path: Path) -> None:
+def test_berts_kind(shared_data, case, tmp_path):
     path = shared_data / f"tok-bert-{case}" / "vocab.txt"
     names = path.read_text(encoding="utf-8").splitlines()
     bare = [
@@ -219,7 +215,7 @@ def test_berts_kind(shared_data: Path, case: str, tmp_path: Path) -> None:
     assert actual.encode_pair("a", "b") == reference.encode_pair("a", "b")
 
 
-def test_phi3_is_its_tokenizer_json(shared_data: Path) -> None:
+def test_phi3_is_its_tokenizer_json(shared_data):
     folder = shared_data / "tok-phi3"
     actual, reference = (
         open_tokenizer(folder / "ggml-vocab-phi-3.gguf"),
@@ -233,7 +229,7 @@ def test_phi3_is_its_tokenizer_json(shared_data: Path) -> None:
     )
 
 
-def test_user_defined_tokens_are_found_whole(tmp_path: Path) -> None:
+def test_user_defined_tokens_are_found_whole(tmp_path):
     fields, ids = bpe_fields("gpt-2", user=("    ", "<tool>"))
     actual = open_tokenizer(written(tmp_path / "a.gguf", fields))
     assert actual.encode("a    b<tool>")[1::2] == [len(ids) + 1, len(ids) + 2]
@@ -241,7 +237,7 @@ def test_user_defined_tokens_are_found_whole(tmp_path: Path) -> None:
     assert actual.specials == {"<|end|>": len(ids)}
 
 
-def test_the_weights_are_not_read(tmp_path: Path) -> None:
+def test_the_weights_are_not_read(tmp_path):
     fields, _ = bpe_fields("gpt-2")
     # a hole: it needs no room on the disk
     path = written(tmp_path / "model.gguf", fields, tail=5 << 30)
@@ -279,7 +275,7 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_bad_vocabulary_is_one_sentence(case: str, tmp_path: Path) -> None:
+def test_a_bad_vocabulary_is_one_sentence(case, tmp_path):
     fields, _ = bpe_fields("gpt-2")
     change, sentence = CASES[case]
     change(fields)
@@ -287,7 +283,7 @@ def test_a_bad_vocabulary_is_one_sentence(case: str, tmp_path: Path) -> None:
         open_tokenizer(written(tmp_path / "a.gguf", fields))
 
 
-def test_a_lying_size_takes_no_memory(tmp_path: Path) -> None:
+def test_a_lying_size_takes_no_memory(tmp_path):
     for size in (1 << 62, 1 << 40, (1 << 64) - 1):
         path = tmp_path / "a.gguf"
         path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", size) + b"name")

@@ -241,7 +241,7 @@ NAMES += ["transformerlens, safetensors"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_are_theirs(name: str, tmp_path: Path) -> None:
+def test_logits_are_theirs(name, tmp_path):
     words, logits = written(name, tmp_path)
     assert cli.main(["convert", *words]) == 0
     model, _ = glassformer.load(tmp_path / "ours")
@@ -251,9 +251,7 @@ def test_logits_are_theirs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", ["gpt2", "llama"])
-def test_a_pytorch_model_bin_beside_its_config(
-    shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pytorch_model_bin_beside_its_config(shape, tmp_path, capsys):
     from safetensors.torch import load_file
 
     model = build_model(tiny.DECODERS[shape], seed=1).eval()
@@ -275,7 +273,7 @@ def test_a_pytorch_model_bin_beside_its_config(
     )
 
 
-def test_a_nanogpt_file_tells_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_nanogpt_file_tells_its_line(tmp_path, capsys):
     words, _ = written("nanogpt", tmp_path)
     assert cli.main(["generate", words[2]]) == 2
     line = capsys.readouterr().err.rpartition(": glassformer ")[2].partition(" (or")[0]
@@ -284,7 +282,7 @@ def test_a_nanogpt_file_tells_its_line(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(("kind", "other_name"), [("nanogpt", "mingpt"), ("mingpt", "nanogpt")])
-def test_one_gpt_is_not_taken_for_the_other(kind: str, other_name: str, tmp_path: Path) -> None:
+def test_one_gpt_is_not_taken_for_the_other(kind, other_name, tmp_path):
     words, _ = written(f"{kind}, compiled" if kind == "nanogpt" else kind, tmp_path)
     with pytest.raises(
         UserError, match=f"this looks like a {kind[:-3]}GPT file; use --from {kind}"
@@ -292,9 +290,7 @@ def test_one_gpt_is_not_taken_for_the_other(kind: str, other_name: str, tmp_path
         torchfiles.load(other_name, Path(words[2]))
 
 
-def test_letters_of_the_text_are_its_tokenizer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_letters_of_the_text_are_its_tokenizer(tmp_path, capsys):
     words, _ = written("nanogpt", tmp_path)
     # eleven characters, as the model has rows
     (tmp_path / "input.txt").write_text("hello world\nab\n")
@@ -333,12 +329,12 @@ def test_letters_of_the_text_are_its_tokenizer(
 
 @pytest.mark.parametrize("result", [True, False])
 def test_gpt2s_tokenizer_goes_with_its_vocabulary(
-    result: bool,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-) -> None:
+    result,
+    tmp_path,
+    request,
+    monkeypatch,
+    capsys,
+):
     home = request.getfixturevalue("shared_data") if result else tmp_path / "nothing"
     monkeypatch.setenv("GLASSFORMER_DATA", str(home))
     if not result:
@@ -380,7 +376,7 @@ CHANGES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_no_module_does_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_what_no_module_does_is_refused_by_name(name, tmp_path):
     kind, change, message = CHANGES[name]
     words, _ = written(kind, tmp_path)
     file = Path(words[2])
@@ -403,9 +399,7 @@ def test_what_no_module_does_is_refused_by_name(name: str, tmp_path: Path) -> No
         ("transformerlens", {}, '"act_fn"'),
     ],
 )
-def test_settings_that_are_missing_or_not_done(
-    kind: str, message: Any, match: str, tmp_path: Path
-) -> None:
+def test_settings_that_are_missing_or_not_done(kind, message, match, tmp_path):
     words, _ = written(kind, tmp_path)
     page = tmp_path / "said.json"
     page.write_text(json.dumps(message))
@@ -424,9 +418,7 @@ class Bomb:
 @pytest.mark.parametrize(
     "place", ["config", "model", "key", "list", "state", "tensor", "number", "storage"]
 )
-def test_no_code_of_a_file_is_run(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_code_of_a_file_is_run(place, tmp_path, monkeypatch):
     monkeypatch.setenv("BOMB", str(tmp_path / "ran"))
     words, _ = written("nanogpt", tmp_path)
     file, bomb = Path(words[2]), Bomb()
@@ -539,7 +531,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_a_small_file_takes_little_memory_and_time(tmp_path: Path) -> None:
+def test_a_small_file_takes_little_memory_and_time(tmp_path):
     """Each by itself in a process without limits, which says how much it took."""
     # dicts of the same dict twice: nobody walks through them
     shared = nested(44, b"}(K\x00", b"r#K\x01j#u", b"}")
@@ -566,7 +558,7 @@ def test_a_small_file_takes_little_memory_and_time(tmp_path: Path) -> None:
     assert not slow
 
 
-def test_damaged_archives_are_one_sentence(tmp_path: Path) -> None:
+def test_damaged_archives_are_one_sentence(tmp_path):
     words, _ = written("mingpt", tmp_path)
     full_content = Path(words[2]).read_bytes()
     with zipfile.ZipFile(words[2]) as archive:

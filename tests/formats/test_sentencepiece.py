@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from glassformer.core.errors import UserError
 from glassformer.formats.tokenizer_files import open as open_tokenizer
-from tokenizer.test_tokenizer import NASTY, SPECIAL, STORY, streamed
+from tokenizer.test_tokenizer import IDENTITY, NASTY, SPECIAL, STORY, sentencepiece_model, streamed
 
 # The library normalises by graphemes: marks that compose with nothing, and "\r\n", then differ from
 # the original.
-IDENTITY: dict[str, Any] = {"normalization_rule_name": "identity"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "unigram": {"model_type": "unigram"},
     "bpe": {"model_type": "bpe"},
@@ -49,25 +46,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_ids_and_texts_of_the_original(name: str, tmp_path: Path) -> None:
+def test_ids_and_texts_of_the_original(name, tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
     chance = random.Random(0)
     words = [word for sentence in {*STORY} for word in sentence.split()]
     corpus = [" ".join(chance.choices(words, k=8)) + chance.choice(".!?") for _ in range(300)]
     corpus += [f"{chance.randrange(10**6)}  äöü {chance.choice(NASTY[6:12])} x" for _ in range(100)]
-    written = io.BytesIO()
     settings = SETTINGS[name]
     size = 400 if settings.get("byte_fallback") else 150
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(corpus),
-        model_writer=written,
-        vocab_size=size,
-        minloglevel=2,
-        hard_vocab_limit=False,
-        **settings,
-    )
     path = tmp_path / "trained.model"
-    path.write_bytes(written.getvalue())
+    path.write_bytes(
+        sentencepiece_model(corpus, vocab_size=size, hard_vocab_limit=False, **settings)
+    )
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     actual = open_tokenizer(path)
     cases = [
@@ -99,8 +89,8 @@ def test_ids_and_texts_of_the_original(name: str, tmp_path: Path) -> None:
 
 
 def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
-    shared_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    shared_data, tmp_path, capfd
+):
     """A panic would print to standard error from inside the library, beside our sentence."""
     from sentencepiece import sentencepiece_model_pb2
 

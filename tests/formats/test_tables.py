@@ -59,7 +59,7 @@ def saved(folder: Path, texts: list[Any], shards: int) -> Path:
         pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
     ],
 )
-def test_a_parquet_file_is_a_document_a_row(tmp_path: Path, kind: Any) -> None:
+def test_a_parquet_file_is_a_document_a_row(tmp_path, kind):
     path = tmp_path / "a.parquet"
     parquet.write_table(
         table(TEXTS, "body", pyarrow.string()).set_column(
@@ -74,7 +74,7 @@ def test_a_parquet_file_is_a_document_a_row(tmp_path: Path, kind: Any) -> None:
     assert reads == sorted(reads) and reads[0] < reads[-1] == source.size
 
 
-def test_folders_of_hugging_face(tmp_path: Path) -> None:
+def test_folders_of_hugging_face(tmp_path):
     assert list(find(saved(tmp_path / "one", TEXTS, 3)).documents()) == FULL
     pair = tmp_path / "both"
     saved(pair / "train", TEXTS[:10], 2), saved(pair / "test", TEXTS, 1)
@@ -85,7 +85,7 @@ def test_folders_of_hugging_face(tmp_path: Path) -> None:
     assert list(find(pair / "test").documents()) == FULL
 
 
-def test_a_clone_of_a_hub_repository_is_its_tables_of_the_training_split(tmp_path: Path) -> None:
+def test_a_clone_of_a_hub_repository_is_its_tables_of_the_training_split(tmp_path):
     for name, texts in (
         ("train-00000-of-00002", ["a"]),
         ("train-00001-of-00002", ["b"]),
@@ -105,7 +105,7 @@ def test_a_clone_of_a_hub_repository_is_its_tables_of_the_training_split(tmp_pat
     assert list(find(tmp_path).documents()) == ["a", "b", "c"]  # no name tells of a training split
 
 
-def test_zst_is_unpacked_as_gz_is(tmp_path: Path) -> None:
+def test_zst_is_unpacked_as_gz_is(tmp_path):
     plain = jsonl(tmp_path / "a.jsonl", FULL)
     half = plain.read_bytes()[:5000], plain.read_bytes()[5000:]
     packed = write(
@@ -121,8 +121,8 @@ def test_zst_is_unpacked_as_gz_is(tmp_path: Path) -> None:
 
 
 def test_zst_takes_time_in_proportion_to_its_text_and_memory_in_proportion_to_little(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     line = b"the cat sat on the mat and looked at me. " * 100
     path = write(tmp_path / "a.txt.zst", zst(line * 16_000))  # 64 MiB in 6 kB
 
@@ -199,9 +199,7 @@ def broken(folder: Path, name: str) -> Path:
         ("outside", ["lacks ../../etc/passwd"]),
     ],
 )
-def test_what_cannot_be_read_is_told_in_one_sentence(
-    tmp_path: Path, name: str, words: list[str]
-) -> None:
+def test_what_cannot_be_read_is_told_in_one_sentence(tmp_path, name, words):
     path = broken(tmp_path / "bad", name)
     with pytest.raises(UserError) as caught:
         tokenise(find(path), Bytes(), cache=tmp_path / "cache")
@@ -214,12 +212,10 @@ def test_what_cannot_be_read_is_told_in_one_sentence(
 @pytest.mark.parametrize(
     ("name", "package"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "pyarrow")]
 )
-def test_without_the_packages_their_name_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
-) -> None:
+def test_without_the_packages_their_name_is_said(tmp_path, monkeypatch, name, package):
     real = builtins.__import__
 
-    def missing(expected: str, *args: Any) -> Any:
+    def missing(expected, *args):
         if expected.partition(".")[0] == package:
             raise ImportError(expected)
         return real(expected, *args)

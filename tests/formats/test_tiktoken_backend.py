@@ -82,7 +82,7 @@ def words(tokenizer: Tokenizer, count: int) -> list[str]:
     return results
 
 
-def test_gpt2_is_the_library(shared_data: Path) -> None:
+def test_gpt2_is_the_library(shared_data):
     tokenizer = open_tokenizer(shared_data / "tok-gpt2")
     samples = [*NASTY, *SPECIAL, *randoms(2_000), *real(shared_data), *words(tokenizer, 3_000)]
     assert count_equal(tokenizer, samples) > 0.7 * len(samples)
@@ -92,7 +92,7 @@ def test_gpt2_is_the_library(shared_data: Path) -> None:
     )
 
 
-def test_a_file_of_ranks_is_encoded_without_a_copy_in_the_library(shared_data: Path) -> None:
+def test_a_file_of_ranks_is_encoded_without_a_copy_in_the_library(shared_data):
     """Opening costs what tiktoken costs; the merges are listed, and the library's copy made, where
     they are needed."""
     tokenizer = open_tokenizer(shared_data / "tok-gpt2" / "gpt2.tiktoken")
@@ -114,7 +114,7 @@ def test_a_file_of_ranks_is_encoded_without_a_copy_in_the_library(shared_data: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tok-gpt2", "tok-cl100k", "tok-llama3", "tok-qwen"])
-def test_published_tokenizers_on_much_text_are_the_library(shared_data: Path, name: str) -> None:
+def test_published_tokenizers_on_much_text_are_the_library(shared_data, name):
     tokenizer = open_tokenizer(shared_data / name)
     samples = [
         *NASTY,
@@ -135,7 +135,7 @@ def small(**changes: Any) -> Tokenizer:
     return from_json(json.dumps(raw))
 
 
-def test_gpt4s_split_on_a_small_vocabulary() -> None:
+def test_gpt4s_split_on_a_small_vocabulary():
     """The pattern and a trained model; the published vocabularies are slow to load."""
     raw = json.loads(small().to_json())
     level = {**raw["pre_tokenizer"], "use_regex": False}
@@ -148,7 +148,7 @@ def test_gpt4s_split_on_a_small_vocabulary() -> None:
         assert count_equal(tokenizer, samples) > 0.6 * len(samples)
 
 
-def test_each_character_is_the_same_to_both_or_is_left_to_the_library() -> None:
+def test_each_character_is_the_same_to_both_or_is_left_to_the_library():
     tokenizer = train_tokenizer("bpe", ["a b"], 257)
     second = tokenizer._tiktoken
     assert second is not None
@@ -163,7 +163,7 @@ def test_each_character_is_the_same_to_both_or_is_left_to_the_library() -> None:
         assert count_equal(tokenizer, [sample]) == 1
 
 
-def test_a_character_that_splits_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_character_that_splits_otherwise_is_found(monkeypatch):
     """The proof can fail: engines that took é for different things would be told apart."""
     second = train_tokenizer("bpe", ["a b"], 257)._tiktoken
     assert second is not None and second.encode("né") is not None
@@ -177,7 +177,7 @@ def test_a_character_that_splits_otherwise_is_found(monkeypatch: pytest.MonkeyPa
     assert second.encode("né") is None and second.encode("ne") is not None
 
 
-def test_what_is_not_proven_has_no_tiktoken(shared_data: Path) -> None:
+def test_what_is_not_proven_has_no_tiktoken(shared_data):
     for name in ("tok-bert-cased", "tok-t5", "tok-llama2/tokenizer.model", "tok-starcoder"):
         assert open_tokenizer(shared_data / name)._tiktoken is None
     assert (
@@ -186,7 +186,7 @@ def test_what_is_not_proven_has_no_tiktoken(shared_data: Path) -> None:
     )
 
 
-def test_merges_that_tiktoken_would_do_otherwise_have_no_tiktoken() -> None:
+def test_merges_that_tiktoken_would_do_otherwise_have_no_tiktoken():
     model = json.loads(small().to_json())["model"]
     pairs, vocabulary = model["merges"], model["vocab"]
     assert small()._tiktoken is not None
@@ -209,9 +209,7 @@ def test_merges_that_tiktoken_would_do_otherwise_have_no_tiktoken() -> None:
     assert [odd.token(id) for id in odd.encode("abc")] == ["ab", "c"]
 
 
-def test_the_face_of_the_tokenizer_is_the_same(
-    short: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_face_of_the_tokenizer_is_the_same(short, monkeypatch):
     tokenizer = train_tokenizer("bpe", ["a glass house of glass"] * 9, 270)
     samples = ["a glass house", "", "<|endoftext|>x", "é glass", "ſ"]
     lists = tokenizer.encode_batch(samples, eos=True)
@@ -229,7 +227,7 @@ def test_the_face_of_the_tokenizer_is_the_same(
             tokenizer.encoder(face.LARGE)(["a", wrong])  # type: ignore[list-item]
 
 
-def test_a_panic_of_the_encoding_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_panic_of_the_encoding_is_left_to_the_library(monkeypatch):
     tokenizer = train_tokenizer("bpe", ["a b"], 257)
     second = tokenizer._tiktoken
     assert second is not None
@@ -238,7 +236,7 @@ def test_a_panic_of_the_encoding_is_left_to_the_library(monkeypatch: pytest.Monk
         pass
 
     class Broken:
-        def encode_to_numpy(self, *_: object, **__: object) -> None:
+        def encode_to_numpy(self, *_, **__):
             raise Panic
 
     monkeypatch.setattr(second, "encoding", Broken())
@@ -249,8 +247,8 @@ def test_a_panic_of_the_encoding_is_left_to_the_library(monkeypatch: pytest.Monk
 
 
 def test_a_new_script_costs_one_comparison_a_text_and_is_then_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     tokenizer, compare = small(), backend.strange_characters
     letters: list[str] = []
     monkeypatch.setattr(backend, "_status", backend._status.copy())

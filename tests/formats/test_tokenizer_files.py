@@ -60,7 +60,7 @@ def sentencepiece_of(path: Path) -> Encode:
     return lambda sample: processor.encode(sample)
 
 
-def test_gpt2_three_files(shared_data: Path, samples: list[str]) -> None:
+def test_gpt2_three_files(shared_data, samples):
     folder = shared_data / "tok-gpt2"
     pattern = pytest.importorskip("tiktoken_ext.openai_public").r50k_pat_str
     for name in ("tokenizer.json", "encoder.json", "vocab.bpe", "gpt2.tiktoken"):
@@ -71,7 +71,7 @@ def test_gpt2_three_files(shared_data: Path, samples: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["val", "test"])
-def test_gpt2_gives_the_published_ids_of_tinystories(shared_data: Path, name: str) -> None:
+def test_gpt2_gives_the_published_ids_of_tinystories(shared_data, name):
     folder = shared_data / "tinystories"
     values = np.fromfile(folder / f"{name}.bin", dtype=np.uint16).tolist()
     stories = (folder / f"{name}.txt").read_bytes().decode()
@@ -84,14 +84,14 @@ def test_gpt2_gives_the_published_ids_of_tinystories(shared_data: Path, name: st
     )
 
 
-def test_a_story_has_its_published_ids(shared_data: Path) -> None:
+def test_a_story_has_its_published_ids(shared_data):
     folder = shared_data / "tinystories"
     values = np.fromfile(folder / "val.bin", dtype=np.uint16, count=60_000).tolist()
     tokenizer = open_tokenizer(shared_data / "tok-gpt2" / "gpt2.tiktoken")
     assert tokenizer.encode(tokenizer.decode(values, special=True), special=True) == values
 
 
-def test_cl100k(shared_data: Path, samples: list[str]) -> None:
+def test_cl100k(shared_data, samples):
     path = shared_data / "tok-cl100k" / "cl100k_base.tiktoken"
     tokenizer = open_tokenizer(path)
     # tiktoken's own pattern, which is written in another way than ours
@@ -111,7 +111,7 @@ def test_cl100k(shared_data: Path, samples: list[str]) -> None:
     )
 
 
-def test_llama3(shared_data: Path, samples: list[str]) -> None:
+def test_llama3(shared_data, samples):
     path = shared_data / "tok-llama3" / "tokenizer.model"
     tokenizer = open_tokenizer(path.parent)
     check_equal(tokenizer, tiktoken_of(path, LLAMA3), samples)
@@ -124,7 +124,7 @@ def test_llama3(shared_data: Path, samples: list[str]) -> None:
     )
 
 
-def test_qwen(shared_data: Path, samples: list[str]) -> None:
+def test_qwen(shared_data, samples):
     path = shared_data / "tok-qwen" / "qwen.lf.tiktoken"
     reference = tiktoken_of(path, LLAMA3.replace("{1,3}", ""))
     check_equal(
@@ -135,7 +135,7 @@ def test_qwen(shared_data: Path, samples: list[str]) -> None:
 
 
 @pytest.mark.parametrize("case", ["cased", "uncased"])
-def test_bert(shared_data: Path, samples: list[str], case: str) -> None:
+def test_bert(shared_data, samples, case):
     transformers = pytest.importorskip("transformers")
     path = shared_data / f"tok-bert-{case}" / "vocab.txt"
     bert_tokenizer = transformers.BertTokenizer(str(path), do_lower_case=case == "uncased")
@@ -151,7 +151,7 @@ def test_bert(shared_data: Path, samples: list[str], case: str) -> None:
     assert open_tokenizer(path, kind=f"bert-{case}").fingerprint == tokenizer.fingerprint
 
 
-def test_llama2_both_files(shared_data: Path, samples: list[str]) -> None:
+def test_llama2_both_files(shared_data, samples):
     folder = shared_data / "tok-llama2"
     pieces, spec = (
         open_tokenizer(folder / "tokenizer.model"),
@@ -165,14 +165,14 @@ def test_llama2_both_files(shared_data: Path, samples: list[str]) -> None:
     assert [pieces.token(id) for id in range(32000) if pieces.token(id) != spec.token(id)] == []
 
 
-def test_llama2_text_survives(shared_data: Path) -> None:
+def test_llama2_text_survives(shared_data):
     tokenizer = open_tokenizer(shared_data / "tok-llama2" / "tokenizer.model")
     for sample in NASTY + SPECIAL:
         if "▁" not in sample:  # which is how SentencePiece writes a space
             assert tokenizer.decode(tokenizer.encode(sample)) == sample
 
 
-def test_t5_both_files(shared_data: Path, samples: list[str]) -> None:
+def test_t5_both_files(shared_data, samples):
     folder = shared_data / "tok-t5"
     pieces, spec = (
         open_tokenizer(folder / "spiece.model"),
@@ -194,7 +194,7 @@ def test_t5_both_files(shared_data: Path, samples: list[str]) -> None:
         )
 
 
-def test_phi3_knows_its_parts_from_its_config(shared_data: Path) -> None:
+def test_phi3_knows_its_parts_from_its_config(shared_data):
     tokenizer = open_tokenizer(shared_data / "tok-phi3")
     assert (
         tokenizer.size == 32011
@@ -207,7 +207,7 @@ def test_phi3_knows_its_parts_from_its_config(shared_data: Path) -> None:
     assert 2 not in tokenizer.encode("a </s> b")
 
 
-def test_stories260k(shared_data: Path, samples: list[str]) -> None:
+def test_stories260k(shared_data, samples):
     path = shared_data / "stories260K" / "tokenizer.model"
     tokenizer = open_tokenizer(path.parent)
     check_equal(tokenizer, sentencepiece_of(path), samples)
@@ -226,9 +226,7 @@ def test_stories260k(shared_data: Path, samples: list[str]) -> None:
         pytest.param("tok-qwen", "qwen2", marks=pytest.mark.slow),
     ],
 )
-def test_transformers_opens_what_is_saved(
-    shared_data: Path, tmp_path: Path, name: str, family: str
-) -> None:
+def test_transformers_opens_what_is_saved(shared_data, tmp_path, name, family):
     transformers = pytest.importorskip("transformers")
     tokenizer = open_tokenizer(shared_data / name)
     tokenizer.save(tmp_path)
@@ -243,7 +241,7 @@ def test_transformers_opens_what_is_saved(
 
 
 @pytest.mark.slow
-def test_vocab_and_merges_of_another_split(shared_data: Path, tmp_path: Path) -> None:
+def test_vocab_and_merges_of_another_split(shared_data, tmp_path):
     """Qwen publishes vocab.json and merges.txt; its config says whose split they need."""
     qwen = open_tokenizer(shared_data / "tok-qwen")
     model = json.loads(qwen.to_json())["model"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import random
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -26,21 +24,28 @@ from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.checkpoints.names import NameRule, Table
 from glassformer.core.nn import build
 from glassformer.formats import weights
+from tiny import equal_tensors
 
 B = "blocks.{i}"
+QKV = (f"{B}.q", f"{B}.k", f"{B}.v")
+SINGLE = headers.SINGLE
 
 
-def there_and_back(table: Table, actual: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+def write(pieces: Any, folder: Path, **options: Any) -> None:
+    """Write what saving would."""
+    for name, content in tensorfiles.contents(pieces, **options).items():
+        content(folder / name) if callable(content) else (folder / name).write_text(content)
+
+
+def there_and_back(rule: NameRule, actual: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
     """Saved tensors of the parameters; loading them must restore the parameters."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in actual.items()}
-    for name, content in tensorfiles.contents(weights.pieces(table, actual, shapes)).items():
-        assert callable(content)
-        content(folder / name)
+    shapes, table = {name: tuple(tensor.shape) for name, tensor in actual.items()}, Table((rule,))
+    write(weights.pieces(table, actual, shapes), folder)
     back = {name: torch.full_like(tensor, float("nan")) for name, tensor in actual.items()}
     published = tensorfiles.open_files(folder)
     weights.fill(weights.check(table, shapes, published), published, back, shapes)
-    assert all(torch.equal(back[name], actual[name]) for name in actual)
-    return load_file(folder / "model.safetensors")
+    assert equal_tensors(back, actual)
+    return load_file(folder / SINGLE)
 
 
 def numbers(*shape: int) -> Tensor:
@@ -50,46 +55,30 @@ def numbers(*shape: int) -> Tensor:
 # ------------------------------------------------------------------------------------- the table
 
 
-def test_a_letter_on_both_sides_repeats(tmp_path: Path) -> None:
+def test_a_letter_on_both_sides_repeats(tmp_path):
     actual = {f"blocks.{i}.up": numbers(3, 2 + i) for i in (0, 1, 10)}
-    reference = there_and_back(Table((NameRule("h.{i}.fc", f"{B}.up"),)), actual, tmp_path)
-    assert {name: tuple(t.shape) for name, t in reference.items()} == {
-        "h.0.fc": (3, 2),
-        "h.1.fc": (3, 3),
-        "h.10.fc": (3, 12),
-    }
+    reference = there_and_back(NameRule("h.{i}.fc", f"{B}.up"), actual, tmp_path)
+    assert equal_tensors(reference, {f"h.{i}.fc": actual[f"blocks.{i}.up"] for i in (0, 1, 10)})
 
 
-def test_one_of_theirs_splits_into_several_of_ours_of_unequal_width(tmp_path: Path) -> None:
+def test_one_of_theirs_splits_into_several_of_ours_of_unequal_width(tmp_path):
     """Phi-3's fused queries, keys and values with fewer key-value heads."""
     actual = {"blocks.0.q": numbers(8, 4), "blocks.0.k": numbers(2, 4), "blocks.0.v": numbers(2, 4)}
-    reference = there_and_back(
-        Table((NameRule("h.{i}.qkv", (f"{B}.q", f"{B}.k", f"{B}.v")),)), actual, tmp_path
-    )
+    reference = there_and_back(NameRule("h.{i}.qkv", QKV), actual, tmp_path)
     assert torch.equal(reference["h.0.qkv"], torch.cat([*actual.values()]))
 
 
-def test_transpose(tmp_path: Path) -> None:
+def test_transpose(tmp_path):
     """GPT-2's Conv1D: (in, out), its three parts side by side."""
-    actual = {
-        "blocks.0.q": numbers(4, 5),
-        "blocks.0.k": numbers(4, 5) + 1,
-        "blocks.0.v": numbers(4, 5) + 2,
-    }
-    reference = there_and_back(
-        Table((NameRule("h.{i}.c", (f"{B}.q", f"{B}.k", f"{B}.v"), transpose=True),)),
-        actual,
-        tmp_path,
-    )
+    actual = {f"blocks.0.{name}": numbers(4, 5) + at for at, name in enumerate("qkv")}
+    reference = there_and_back(NameRule("h.{i}.c", QKV, transpose=True), actual, tmp_path)
     assert torch.equal(reference["h.0.c"], torch.cat([t.T for t in actual.values()], dim=1))
 
 
-def test_a_letter_of_theirs_alone_stacks(tmp_path: Path) -> None:
+def test_a_letter_of_theirs_alone_stacks(tmp_path):
     """Mixtral's experts, one file entry each."""
     actual = {f"blocks.{i}.gate": numbers(4, 3, 2) + i for i in range(2)}
-    reference = there_and_back(
-        Table((NameRule("h.{i}.experts.{e}.w1", f"{B}.gate"),)), actual, tmp_path
-    )
+    reference = there_and_back(NameRule("h.{i}.experts.{e}.w1", f"{B}.gate"), actual, tmp_path)
     assert len(reference) == 8
     assert torch.equal(reference["h.1.experts.3.w1"], actual["blocks.1.gate"][3])
 
@@ -98,44 +87,30 @@ H, D, C = 3, 4, 5  # heads, their width, the model's
 
 
 @pytest.mark.parametrize(
-    ("axes", "actual", "reference", "place"),
-    [  # their number at h, d, c is ours at row h * D + d, column c
-        # TransformerLens W_Q
-        ("h c d -> (h d) c", (H * D, C), (H, C, D), lambda t, h, d, c: t[h, c, d]),
-        ("h d c -> c (h d)", (C, H * D), (H, D, C), lambda t, h, d, c: t[h, d, c]),  # W_O
-        ("h d -> (h d)", (H * D,), (H, D), lambda t, h, d, c: t[h, d]),  # b_Q
-        ("c h d -> (h d) c", (H * D, C), (C, H, D), lambda t, h, d, c: t[c, h, d]),  # Flax
+    ("axes", "actual", "theirs"),
+    [
+        ("h c d -> (h d) c", (H * D, C), lambda t: t.view(H, D, C).transpose(1, 2)),  # W_Q
+        ("h d c -> c (h d)", (C, H * D), lambda t: t.T.reshape(H, D, C)),  # W_O
+        ("h d -> (h d)", (H * D,), lambda t: t.view(H, D)),  # b_Q
+        ("c h d -> (h d) c", (H * D, C), lambda t: t.T.reshape(C, H, D)),  # Flax
     ],
-    ids=["W_Q", "W_O", "b_Q", "Flax"],
+    ids=["W_Q", "W_O", "b_Q", "Flax"],  # of TransformerLens
 )
-def test_a_heads_axis_is_folded(
-    axes: str, actual: Any, reference: Any, place: Any, tmp_path: Path
-) -> None:
+def test_a_heads_axis_is_folded(axes, actual, theirs, tmp_path):
     local = numbers(*actual)
-    written = there_and_back(
-        Table((NameRule("h.{i}.W", f"{B}.q", axes=axes, heads=H),)), {"blocks.0.q": local}, tmp_path
-    )
-    assert tuple(written["h.0.W"].shape) == reference
-    for h, d, column in itertools.product(range(H), range(D), range(C)):
-        row = h * D + d
-        second_local = (
-            local[row]
-            if local.ndim == 1
-            else local[column, row]
-            if axes.startswith("h d c")
-            else local[row, column]
-        )
-        assert place(written["h.0.W"], h, d, column) == second_local
+    rule = NameRule("h.{i}.W", f"{B}.q", axes=axes, heads=H)
+    reference = there_and_back(rule, {"blocks.0.q": local}, tmp_path)
+    assert torch.equal(reference["h.0.W"], theirs(local))
 
 
-def test_rotary_pairs_of_neighbours_become_halves(tmp_path: Path) -> None:
+def test_rotary_pairs_of_neighbours_become_halves(tmp_path):
     """Their dimension 2 i and 2 i + 1 of a head are ours i and i + D/2; what they say about angles
     is the same."""
     local = numbers(H * D, C)
     rule = NameRule("h.{i}.wq", f"{B}.q", axes="(h d 2) c -> (h 2 d) c", heads=H)
-    reference = there_and_back(Table((rule,)), {"blocks.0.q": local}, tmp_path)["h.0.wq"]
-    for h, i, p in itertools.product(range(H), range(D // 2), range(2)):
-        assert torch.equal(reference[h * D + 2 * i + p], local[h * D + p * (D // 2) + i])
+    reference = there_and_back(rule, {"blocks.0.q": local}, tmp_path)["h.0.wq"]
+    halves = local.view(H, 2, D // 2, C)
+    assert torch.equal(reference.view(H, D // 2, 2, C), halves.transpose(1, 2))
     x, pos = numbers(C), 7.0
     # as the original files' code turns them
     pairs = torch.view_as_complex((reference @ x).view(H, D // 2, 2))
@@ -143,28 +118,20 @@ def test_rotary_pairs_of_neighbours_become_halves(tmp_path: Path) -> None:
     turned = torch.view_as_real(pairs * torch.polar(torch.ones(D // 2), pos * speed)).flatten(1)
     rotary = build(c.Rotary(), C, H, True)
     cos, sin = rotary.table(torch.tensor([[pos]]), D, torch.float32)
-    actual = rotary.turn((local @ x).view(1, H, 1, D), cos, sin).view(H, D)
-    torch.testing.assert_close(
-        actual.view(H, 2, D // 2).transpose(1, 2).flatten(1), turned, rtol=1e-5, atol=1e-5
-    )
+    actual = rotary.turn((local @ x).view(1, H, 1, D), cos, sin).view(H, 2, D // 2)
+    torch.testing.assert_close(actual.transpose(1, 2).flatten(1), turned, rtol=1e-5, atol=1e-5)
 
 
-def test_transpose_and_fold_and_split_at_once(tmp_path: Path) -> None:
+def test_transpose_and_fold_and_split_at_once(tmp_path):
     """Queries, keys and values of each head side by side, transposed (GPT-NeoX, as Conv1D)."""
     actual = {f"blocks.0.{name}": numbers(H * D, C) + at for at, name in enumerate("qkv")}
-    rule = NameRule(
-        "h.{i}.W",
-        (f"{B}.q", f"{B}.k", f"{B}.v"),
-        transpose=True,
-        axes="(h 3 d) c -> (3 h d) c",
-        heads=H,
-    )
-    reference = there_and_back(Table((rule,)), actual, tmp_path)["h.0.W"]
+    rule = NameRule("h.{i}.W", QKV, transpose=True, axes="(h 3 d) c -> (3 h d) c", heads=H)
+    reference = there_and_back(rule, actual, tmp_path)["h.0.W"]
     assert reference.shape == (C, 3 * H * D)
     assert torch.equal(reference.T.view(H, 3, D, C)[:, 1], actual["blocks.0.k"].view(H, D, C))
 
 
-def test_a_parameter_without_a_rule_is_an_error() -> None:
+def test_a_parameter_without_a_rule_is_an_error():
     with pytest.raises(UserError, match=r"no rule for blocks\.0\.extra"):
         weights.links(Table((NameRule("h.{i}.up", f"{B}.up"),)), {"blocks.0.extra": (1,)})
 
@@ -176,91 +143,76 @@ TABLE = Table(
 )
 
 
-def check(
-    folder: Path,
-    reference: Mapping[str, Tensor],
-    actual: Mapping[str, tuple[int, ...]],
-    table: Table = TABLE,
-) -> Any:
-    save_file(dict(reference), folder / "model.safetensors")
-    return weights.check(table, actual, tensorfiles.open_files(folder))
-
-
-def test_missing_and_left_over_are_named_on_both_sides(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        check(
-            tmp_path,
-            {"h.0.up": numbers(2), "h.0.left": numbers(2)},
-            {"blocks.0.up": (2,), "blocks.0.down": (2,)},
-        )
-    text = str(caught.value)
-    assert (
-        "lack h.0.down (for blocks.0.down)" in text
-        and "no place for h.0.left" in text
-        and "\n" not in text
-    )
-
-
-def test_what_is_left_over_alone_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"the model has no place for more; fix"):
-        check(tmp_path, {"h.0.up": numbers(2), "more": numbers(5)}, {"blocks.0.up": (2,)})
-
-
-def test_long_lists_are_cut_short(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"and 6 more.* and 16 more") as caught:
-        reference = {f"x.{i}": numbers(1) for i in range(20)}
-        check(tmp_path, reference, {f"blocks.{i}.up": (2,) for i in range(10)})
-    assert len(str(caught.value)) < 600
-
-
-def test_a_shape_that_differs_is_told_on_both_sides(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"h\.0\.up has shape \(3, 2\), but blocks\.0\.up of the "
-        r"model needs \(2, 3\)",
-    ):
-        check(tmp_path, {"h.0.up": numbers(3, 2)}, {"blocks.0.up": (2, 3)})
+def check(folder: Path, reference: Any, actual: Mapping[str, int], table: Table = TABLE) -> Any:
+    """Numbers of their names and lengths, or tensors, against parameters of a length."""
+    saved = {name: numbers(n) if isinstance(n, int) else n for name, n in reference.items()}
+    save_file(saved, folder / SINGLE)
+    shapes = {name: (size,) for name, size in actual.items()}
+    return weights.check(table, shapes, tensorfiles.open_files(folder))
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn], ids=str
+    ("reference", "actual", "messages"),
+    [
+        (
+            {"h.0.up": 2, "h.0.left": 2},
+            {"blocks.0.up": 2, "blocks.0.down": 2},
+            ["lack h.0.down (for blocks.0.down)", "no place for h.0.left"],
+        ),
+        (
+            {"h.0.up": 2, "more": 5},
+            {"blocks.0.up": 2},
+            ["the model has no place for more; fix"],
+        ),
+        (
+            {f"x.{i}": 1 for i in range(20)},
+            {f"blocks.{i}.up": 2 for i in range(10)},
+            ["and 6 more", "and 16 more"],
+        ),
+        (
+            {"h.0.up": numbers(3, 2)},
+            {"blocks.0.up": 2},
+            ["h.0.up has shape (3, 2), but blocks.0.up of the model needs (2,)"],
+        ),
+        *(
+            ({"h.0.up": torch.ones(2).to(dtype)}, {"blocks.0.up": 2}, ["not quantised"])
+            for dtype in (torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn)
+        ),
+    ],
 )
-def test_quantised_numbers_are_not_weights(dtype: torch.dtype, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not quantised"):
-        check(tmp_path, {"h.0.up": torch.ones(2).to(dtype)}, {"blocks.0.up": (2,)})
+def test_what_does_not_fit_is_named_on_both_sides(reference, actual, messages, tmp_path):
+    with pytest.raises(UserError) as caught:
+        check(tmp_path, reference, actual)
+    text = str(caught.value)
+    assert all(message in text for message in messages) and "\n" not in text and len(text) < 600
 
 
-def test_declared_constants_may_remain(tmp_path: Path) -> None:
-    assert (
-        len(check(tmp_path, {"h.0.up": numbers(2), "h.0.mask": numbers(5)}, {"blocks.0.up": (2,)}))
-        == 1
-    )
+def test_declared_constants_may_remain(tmp_path):
+    assert len(check(tmp_path, {"h.0.up": 2, "h.0.mask": 5}, {"blocks.0.up": 2})) == 1
 
 
-def test_a_tied_copy_may_remain_when_it_is_one(tmp_path: Path) -> None:
+def test_a_tied_copy_may_remain_when_it_is_one(tmp_path):
     table = Table((NameRule("embed", "embed"),), copies=(("head", "embed"),))
-    assert check(tmp_path, {"embed": numbers(3), "head": numbers(3)}, {"embed": (3,)}, table)
-    for second in (numbers(3) + 1, numbers(3).double(), numbers(4)):
+    assert check(tmp_path, {"embed": 3, "head": 3}, {"embed": 3}, table)
+    for second in (numbers(3) + 1, numbers(3).double(), 4):
         with pytest.raises(UserError, match="two different tables"):
-            check(tmp_path, {"embed": numbers(3), "head": second}, {"embed": (3,)}, table)
+            check(tmp_path, {"embed": 3, "head": second}, {"embed": 3}, table)
 
 
-def test_a_tied_copy_is_compared_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tied_copy_is_compared_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(headers, "CHUNK", 8)
     for changed in (0, 4):
         second = numbers(5)
         second[changed] += 1
-        save_file({"a": numbers(5), "b": second, "c": numbers(5)}, tmp_path / "model.safetensors")
+        save_file({"a": numbers(5), "b": second, "c": numbers(5)}, tmp_path / SINGLE)
         published = tensorfiles.open_files(tmp_path)
         assert published.equal("a", "c") and not published.equal("a", "b")
 
 
-def test_the_format_of_most_numbers_is_the_files_own(tmp_path: Path) -> None:
+def test_the_format_of_most_numbers_is_the_files_own(tmp_path):
     save_file(
         {"a": numbers(100), **{f"b{i}": numbers(2).bfloat16() for i in range(3)}},
-        tmp_path / "model.safetensors",
+        tmp_path / SINGLE,
     )
     assert tensorfiles.open_files(tmp_path).dtype == torch.float32
 
@@ -269,41 +221,31 @@ def test_the_format_of_most_numbers_is_the_files_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", tensorfiles.NAMES, ids=str)
-def test_files_are_those_of_the_safetensors_library(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_files_are_those_of_the_safetensors_library(dtype, tmp_path):
     state = {
         "b": (numbers(3, 5) * 9).to(dtype),
         "a.scalar": torch.tensor(1).to(dtype),
         "none": torch.zeros(0, 4, dtype=dtype),
     }
-    content = tensorfiles.contents(tensorfiles.plain(state))["model.safetensors"]
-    assert callable(content)
-    content(tmp_path / "model.safetensors")
-    reference = load_file(tmp_path / "model.safetensors")
-    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    open_files = tensorfiles.open_files(tmp_path)
+    write(tensorfiles.plain(state), tmp_path)
+    reference = load_file(tmp_path / SINGLE)
+    save_file(state, tmp_path / SINGLE, metadata={"format": "pt"})
+    published = tensorfiles.open_files(tmp_path)
     for name, tensor in state.items():
-        for got in (reference[name], open_files.load(name)):
+        for got in (reference[name], published.load(name)):
             assert got.dtype == dtype and torch.equal(got.float(), tensor.float())
 
 
-def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
+def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path):
     base = numbers(4, 6)
     state = {"a": base.T, "b": base[:, ::2], "c": base[1]}
-    content = tensorfiles.contents(tensorfiles.plain(state))["model.safetensors"]
-    assert callable(content)
-    content(tmp_path / "model.safetensors")
-    assert all(
-        torch.equal(tensor, state[name])
-        for name, tensor in load_file(tmp_path / "model.safetensors").items()
-    )
+    write(tensorfiles.plain(state), tmp_path)
+    assert equal_tensors(load_file(tmp_path / SINGLE), state)
+    entries = headers.read_header(tmp_path / SINGLE)
+    assert entries["a"].start % tensorfiles.ALIGNED == 0  # where a cache line begins
 
 
 # ------------------------------------------------------------------------------- files that are not
-
-
-def raw_file(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> None:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
 
 
 def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
@@ -312,89 +254,50 @@ def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[
 
 LIES: dict[str, tuple[Any, bytes, str]] = {
     "not json": (b"hello", b"", "invalid JSON"),
-    "not a table": ([1], b"", "invalid JSON"),
     "not utf-8": (b'{"\xff": 1}', b"", "invalid UTF-8"),
     "deep": (b"[" * 100_000, b"", "invalid JSON"),
     "huge number": (b'{"a": ' + b"9" * 10_000 + b"}", b"", "number out of range"),
-    "entry is not a table": ({"a": 7}, b"", "integer `7`"),
     "no shape": ({"a": {"dtype": "F32"}}, b"", "missing field `shape`"),
     "negative shape": ({"a": entry(shape=(-2, -1))}, bytes(8), "integer `-2`"),
-    "shape of truths": ({"a": entry(shape=(True, 2))}, bytes(8), "boolean `true`"),
-    "shape of fractions": ({"a": entry(shape=(2.0,))}, bytes(8), "floating point `2.0`"),
-    "endless shape": ({"a": entry(shape=[2] * 10_000)}, bytes(8), "overflow"),
     "overflowing shape": ({"a": entry(shape=(1 << 33, 1 << 31, 4))}, bytes(8), "overflow"),
-    "one offset": ({"a": entry(offsets=(0,))}, bytes(8), "invalid length 1"),
-    "negative offset": ({"a": entry(offsets=(-8, 0))}, bytes(8), "integer `-8`"),
-    "offsets turned round": (
-        {"a": entry(offsets=(8, 0))},
-        bytes(8),
-        "invalid offset for tensor `a`",
-    ),
-    "too few bytes": (
-        {"a": entry(offsets=(0, 4))},
-        bytes(4),
-        "invalid shape, data type, or offset",
-    ),
     "past the end": ({"a": entry(offsets=(8, 16))}, bytes(8), "invalid offset for tensor `a`"),
-    "cut short": ({"a": entry()}, bytes(7), "not fully covered"),
     "too long": ({"a": entry()}, bytes(9), "not fully covered"),
-    "overlap": (
-        {"a": entry(), "b": entry(offsets=(4, 12))},
-        bytes(12),
-        "invalid offset for tensor",
-    ),
-    "hole": ({"a": entry(), "b": entry(offsets=(12, 20))}, bytes(20), "invalid offset for tensor"),
+    "overlap": ({"a": entry(), "b": entry(offsets=(4, 12))}, bytes(12), "invalid offset for"),
     "same bytes twice": ({"a": entry(), "b": entry()}, bytes(8), "invalid offset for tensor"),
-    "named twice": (
-        b'{"a": {"dtype": "F32"}, "a": {"dtype": "F32"}}',
-        b"",
-        "missing field `shape`",
-    ),
     "unknown dtype": ({"a": entry("F7")}, bytes(8), "unknown variant `F7`"),
-    "dtype no text": ({"a": entry(["F32"])}, bytes(8), "expected string"),
     "not ours": ({"a": entry("F8_E8M0", offsets=(0, 2))}, bytes(2), "has the dtype F8_E8M0"),
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_header_that_lies(lie: str, tmp_path: Path) -> None:
+def test_a_header_that_lies(lie, tmp_path):
     header, data, output = LIES[lie]
-    raw_file(tmp_path / "model.safetensors", header, data)
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    (tmp_path / SINGLE).write_bytes(len(text).to_bytes(8, "little") + text + data)
     with pytest.raises(UserError, match=re.escape(output)) as caught:
         tensorfiles.open_files(tmp_path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(
-    ("length", "text"),
+    ("content", "text"),
     [
-        (1 << 63, "header too large"),
-        (100_000_001, "header too large"),
-        (50, "invalid header length"),
+        (b"", "header too small"),
+        (b"\xff" * 64, "header too large"),
+        (b"\x32\0\0\0\0\0\0\0{}", "invalid header length"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (None, "cannot be read"),
     ],
 )
-def test_a_header_longer_than_the_file(length: int, text: str, tmp_path: Path) -> None:
-    raw_file(tmp_path / "model.safetensors", b"{}", length=length)
+def test_files_that_are_none(content, text, tmp_path):
+    path = tmp_path / SINGLE
+    path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(UserError, match=text):
         tensorfiles.open_files(tmp_path)
 
 
-def test_empty_and_pointer_files(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(b"")
-    with pytest.raises(UserError, match="header too small"):
-        tensorfiles.open_files(tmp_path)
-    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    with pytest.raises(UserError, match="git lfs pull"):
-        tensorfiles.open_files(tmp_path)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(UserError, match="cannot be read"):
-        tensorfiles.open_files(tmp_path)
-
-
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
+def test_every_truncation_is_refused(tmp_path):
+    path = tmp_path / SINGLE
     save_file({"a": numbers(3, 4), "b.c": numbers(5)}, path)
     content = path.read_bytes()
     for length in range(len(content)):
@@ -403,17 +306,16 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
             tensorfiles.open_files(tmp_path)
 
 
-def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path: Path) -> None:
+def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path):
     """Bytes of a header changed, one or two: an error of ours, or a file that the library reads the
     same."""
-    path = tmp_path / "model.safetensors"
+    path = tmp_path / SINGLE
     save_file({"a": numbers(3, 4), "b.c": numbers(5)}, path)
     content = path.read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
     dice = random.Random(0)
-    trials = [[at] for at in range(header) for _ in range(6)] + [
-        [dice.randrange(header) for _ in "ab"] for _ in range(500)
-    ]
+    trials = [[at] for at in range(header) for _ in range(6)]
+    trials += [[dice.randrange(header) for _ in "ab"] for _ in range(500)]
     accepted = 0
     for places in trials:
         broken = bytearray(content)
@@ -425,26 +327,26 @@ def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path: Path) -> No
         except UserError:
             continue
         accepted += 1
-        with safetensors.safe_open(path, "pt") as reference:
-            assert set(reference.keys()) == set(published.entries)
-            for name in published.entries:
-                assert torch.equal(
-                    published.load(name).view(torch.uint8),
-                    reference.get_tensor(name).view(torch.uint8),
-                )
+        views = {name: published.load(name).view(torch.uint8) for name in published.entries}
+        reference = load_file(path)
+        assert equal_tensors(
+            views, {name: tensor.view(torch.uint8) for name, tensor in reference.items()}
+        )
     assert 0 < accepted < len(trials)  # a letter of a name changed is still a good file
 
 
-def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_file_that_shrinks_while_it_is_read(mapped, tmp_path, monkeypatch):
+    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    path = tmp_path / SINGLE
     save_file({"a": numbers(100)}, path)
-    published = tensorfiles.open_files(tmp_path)
+    published = tensorfiles.open_files(tmp_path, mapped=mapped)
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(UserError, match="ended while it was read"):
-        published.load("a")
+        published.take("a")
     path.unlink()
     with pytest.raises(UserError, match="cannot be read"):
-        published.load("a")
+        tensorfiles.Files(published, mapped=mapped).take("a")
 
 
 # ------------------------------------------------------------------------------------------ mapped
@@ -464,10 +366,8 @@ def address(tensor: Tensor, path: Path) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the system as Linux answers")
-def test_a_large_file_is_mapped_and_stays_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "model.safetensors"
+def test_a_large_file_is_mapped_and_stays_as_it_is(tmp_path, monkeypatch):
+    path = tmp_path / SINGLE
     reference = {"a": numbers(40, 30), "none": torch.empty(0, 4), "b": numbers(50).bfloat16()}
     save_file(reference, path)
     before = path.read_bytes()
@@ -475,15 +375,9 @@ def test_a_large_file_is_mapped_and_stays_as_it_is(
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     published = mapped(tmp_path)
     actual = {name: published.take(name) for name in reference}
-    assert all(
-        torch.equal(actual[name], reference[name]) and actual[name].dtype == reference[name].dtype
-        for name in reference
-    )
-    assert (
-        address(actual["a"], path)
-        and address(actual["b"], path)
-        and not address(published.load("a"), path)
-    )
+    assert equal_tensors(actual, reference) and actual["b"].dtype == torch.bfloat16
+    assert address(actual["a"], path) and address(actual["b"], path)
+    assert not address(published.load("a"), path)
     published.release(reference)
     assert torch.equal(actual["a"], reference["a"])
     actual["a"] += 1
@@ -493,9 +387,9 @@ def test_a_large_file_is_mapped_and_stays_as_it_is(
     assert torch.equal(actual["b"], reference["b"])
 
 
-def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_mapped_is_read(tmp_path, monkeypatch):
     """A tensor that begins at an odd byte, a disk far away, a system that refuses."""
-    path = tmp_path / "model.safetensors"
+    path = tmp_path / SINGLE
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     header += b" " * ((8 - len(header)) % 8 + 1)
     numbers = torch.tensor([1.5, -2.0])
@@ -519,9 +413,7 @@ def refuse(*args: Any, **named: Any) -> Any:
     ("kind", "stays"),
     [("ext4", True), ("tmpfs", True), ("nfs4", False), ("fuse.sshfs", False), ("9p", False)],
 )
-def test_files_that_others_serve_are_not_mapped(
-    kind: str, stays: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_others_serve_are_not_mapped(kind, stays, monkeypatch):
     mounts = (
         "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n36 22 0:44 / /far rw,noatime shared:7 - "
         f"{kind} host:/models rw\n"
@@ -529,29 +421,6 @@ def test_files_that_others_serve_are_not_mapped(
     monkeypatch.setattr(Path, "read_text", lambda *args, **named: mounts)
     assert tensorfiles._is_mappable(os.makedev(0, 44)) is stays
     assert tensorfiles._is_mappable(os.makedev(8, 1))
-
-
-def test_a_mapped_file_that_shrank_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "model.safetensors"
-    save_file({"a": numbers(100)}, path)
-    monkeypatch.setattr(tensorfiles, "SMALL", 0)
-    published = mapped(tmp_path)
-    path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(UserError, match="ended while it was read"):
-        published.take("a")
-    path.unlink()
-    with pytest.raises(UserError, match="cannot be read"):
-        tensorfiles.Files(published, mapped=True).take("a")
-
-
-def test_our_files_begin_where_a_cache_line_begins(tmp_path: Path) -> None:
-    for name, content in tensorfiles.contents(
-        tensorfiles.plain({"a": numbers(5), "b" * 7: numbers(3)})
-    ).items():
-        assert callable(content)
-        content(tmp_path / name)
-    entries = headers.read_header(tmp_path / "model.safetensors")
-    assert entries["a"].start % tensorfiles.ALIGNED == 0
 
 
 # ------------------------------------------------------------------------------------------ shards
@@ -565,36 +434,40 @@ def index(folder: Path, placed: Any) -> None:
 def sharded(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
-    save_file({"a": numbers(2)}, folder / "one.safetensors")
-    save_file({"b": numbers(3)}, folder / "two.safetensors")
-    index(folder, {"a": "one.safetensors", "b": "two.safetensors"})
+    save_file({"a": numbers(2)}, folder / "one")
     return folder
 
 
-def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(
-    tmp_path: Path,
-) -> None:
-    actual = {
-        name: numbers(size) for name, size in (("a", 3), ("b", 2), ("c", 4), ("d", 20), ("e", 1))
-    }
-    contents = tensorfiles.contents(tensorfiles.plain(actual), limit=24)
-    for name, content in contents.items():
-        content(tmp_path / name) if callable(content) else (tmp_path / name).write_text(content)
+@pytest.fixture
+def hub(tmp_path: Path) -> tuple[Path, Path]:
+    """models--org--name/snapshots/REVISION with a link into blobs/, and the blob."""
+    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    save_file({"a": numbers(4, 4)}, tmp_path / "whole")
+    blob = blobs / hashlib.sha256((tmp_path / "whole").read_bytes()).hexdigest()
+    (tmp_path / "whole").rename(blob)
+    (snapshot / SINGLE).symlink_to(Path("../../blobs") / blob.name)
+    return snapshot, blob
+
+
+def test_a_shard_is_a_link_into_the_hubs_blobs(hub):
+    snapshot, _ = hub
+    (snapshot / SINGLE).rename(snapshot / "one.safetensors")
+    index(snapshot, {"a": "one.safetensors"})
+    assert torch.equal(tensorfiles.open_files(snapshot).load("a"), numbers(4, 4))
+
+
+def test_shards_that_are_written_keep_their_limit_and_are_counted_in_the_index(tmp_path):
+    sizes = {"a": 3, "b": 2, "c": 4, "d": 20, "e": 1}
+    actual = {name: numbers(size) for name, size in sizes.items()}
+    write(tensorfiles.plain(actual), tmp_path, limit=24)
     placed = json.loads((tmp_path / headers.INDEX).read_text())
-    assert placed["metadata"]["total_size"] == 4 * sum(map(len, actual.values()))
+    assert placed["metadata"]["total_size"] == 4 * sum(sizes.values())
     files = [f"model-{number:05}-of-00004.safetensors" for number in (1, 1, 2, 3, 4)]
     assert placed["weight_map"] == dict(zip(actual, files, strict=True))
-    assert all(
-        torch.equal(tensorfiles.open_files(tmp_path).load(name), tensor)
-        for name, tensor in actual.items()
-    )
-
-
-def test_shards_are_one_set_of_tensors(sharded: Path) -> None:
-    published = tensorfiles.open_files(sharded)
-    assert torch.equal(published.load("a"), numbers(2)) and torch.equal(
-        published.load("b"), numbers(3)
-    )
+    published = tensorfiles.open_files(tmp_path)
+    assert equal_tensors({name: published.load(name) for name in published.entries}, actual)
 
 
 @pytest.mark.parametrize(
@@ -609,7 +482,7 @@ def test_shards_are_one_set_of_tensors(sharded: Path) -> None:
         "x" * 5000,
     ],
 )
-def test_a_shard_outside_the_folder(kind: str, sharded: Path) -> None:
+def test_a_shard_outside_the_folder(kind, sharded):
     outside = sharded.parent / "secret.safetensors"
     save_file({"a": numbers(2)}, outside)
     (sharded / "link.safetensors").symlink_to(outside)
@@ -618,67 +491,47 @@ def test_a_shard_outside_the_folder(kind: str, sharded: Path) -> None:
         tensorfiles.open_files(sharded)
 
 
-def test_the_hubs_cache_links_to_its_blobs(tmp_path: Path) -> None:
-    snapshot, blobs = (
-        tmp_path / "models--a--b" / "snapshots" / "abc",
-        tmp_path / "models--a--b" / "blobs",
-    )
-    snapshot.mkdir(parents=True)
-    blobs.mkdir()
-    save_file({"a": numbers(2)}, blobs / "0123")
-    (snapshot / "one.safetensors").symlink_to("../../blobs/0123")
-    index(snapshot, {"a": "one.safetensors"})
-    assert torch.equal(tensorfiles.open_files(snapshot).load("a"), numbers(2))
-
-
-def test_shards_missing_wrong_or_double(sharded: Path) -> None:
-    index(sharded, {"a": "one.safetensors", "b": "one.safetensors"})
-    with pytest.raises(UserError, match=r"places b in one\.safetensors, which lacks it"):
-        tensorfiles.open_files(sharded)
-    index(sharded, {"a": "one.safetensors", "b": "three.safetensors"})
-    with pytest.raises(UserError, match=r"three\.safetensors that the index names is missing"):
-        tensorfiles.open_files(sharded)
-    index(sharded, {"a": "one.safetensors", "b": "two.safetensors"})
-    save_file({"a": numbers(2), "b": numbers(3)}, sharded / "two.safetensors")
-    with pytest.raises(UserError, match=r"a is in one\.safetensors and in two\.safetensors"):
+@pytest.mark.parametrize(
+    ("placed", "message"),
+    [
+        ({"a": "one", "b": "one"}, r"places b in one, which lacks it"),
+        ({"a": "one", "b": "three"}, r"three that the index names is missing"),
+        ({"a": "one", "b": "both"}, r"a is in both and in one"),
+    ],
+)
+def test_shards_missing_wrong_or_double(sharded, placed, message):
+    save_file({"a": numbers(2), "b": numbers(3)}, sharded / "both")
+    index(sharded, placed)
+    with pytest.raises(UserError, match=message):
         tensorfiles.open_files(sharded)
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[" * 99_999, "\xff"]
 )
-def test_an_index_that_is_none(text: str, tmp_path: Path) -> None:
+def test_an_index_that_is_none(text, tmp_path):
     (tmp_path / headers.INDEX).write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError, match=r"is not (an index of weights|valid JSON|a JSON object)"):
         tensorfiles.open_files(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "ckpt.pt", "model.pth", "last.ckpt"])
-def test_pickled_weights_are_refused_with_the_way_to_convert_them(
-    name: str, tmp_path: Path
-) -> None:
+def test_pickled_weights_are_refused_with_the_way_to_convert_them(name, tmp_path):
     (tmp_path / name).write_bytes(b"\x80\x04")
     with pytest.raises(UserError, match=r"pickled weights .*glassformer convert --from nanogpt"):
         tensorfiles.open_files(tmp_path)
 
 
-def test_no_weights_at_all(tmp_path: Path) -> None:
+def test_no_weights_at_all(tmp_path):
     with pytest.raises(UserError, match=r"has no model\.safetensors"):
         tensorfiles.open_files(tmp_path)
 
 
-def test_a_file_of_the_hubs_cache_has_the_sha256_that_the_hub_says(tmp_path: Path) -> None:
-    """models--org--name/snapshots/REVISION/model.safetensors -> ../../blobs/SHA256; a flipped bit
-    is seen."""
-    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
-    snapshot.mkdir(parents=True)
-    blobs.mkdir()
-    save_file({"a": numbers(4, 4)}, tmp_path / "whole")
-    content = (tmp_path / "whole").read_bytes()
-    blob = blobs / hashlib.sha256(content).hexdigest()
-    blob.write_bytes(content)
-    (snapshot / "model.safetensors").symlink_to(blob)
+def test_a_file_of_the_hubs_cache_has_the_sha256_that_the_hub_says(hub):
+    """A flipped bit is seen."""
+    snapshot, blob = hub
     assert torch.equal(tensorfiles.open_files(snapshot).load("a"), numbers(4, 4))
+    content = blob.read_bytes()
     blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match=r"sha256 is not what the hub says.*download"):
         tensorfiles.open_files(snapshot)

@@ -30,44 +30,36 @@ def logits_of(rows: int = 6, vocab: int = 97, spread: float = 3.0) -> torch.Tens
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * spread
 
 
-@pytest.mark.parametrize("k", [1, 5, 96, 97, 500])
-def test_top_k_is_theirs(k: int) -> None:
-    logits = logits_of()
-    assert torch.equal(top_k(logits, k), theirs.TopKLogitsWarper(k)(None, logits))
+@pytest.mark.parametrize(
+    ("cut_off", "reference", "values"),
+    [
+        (top_k, theirs.TopKLogitsWarper, [1, 5, 96, 97, 500]),
+        (top_p, theirs.TopPLogitsWarper, [0.01, 0.3, 0.9, 0.999]),
+        (min_p, theirs.MinPLogitsWarper, [0.001, 0.05, 0.5, 1.0]),
+    ],
+)
+def test_what_is_cut_off_is_theirs(cut_off, reference, values):
+    for value in values:
+        logits = logits_of()
+        assert torch.equal(cut_off(logits, value), reference(value)(None, logits))
 
 
-def test_top_k_keeps_equals() -> None:
+def test_top_k_keeps_equals():
     assert top_k(torch.tensor([[1.0, 3.0, 2.0, 2.0]]), 2).isfinite().tolist() == [
         [False, True, True, True]
     ]
 
 
-@pytest.mark.parametrize("p", [0.01, 0.3, 0.9, 0.999])
-def test_top_p_is_theirs(p: float) -> None:
-    logits = logits_of()
-    assert torch.equal(top_p(logits, p), theirs.TopPLogitsWarper(p)(None, logits))
-
-
-@pytest.mark.parametrize("p", [0.001, 0.05, 0.5, 1.0])
-def test_min_p_is_theirs(p: float) -> None:
-    logits = logits_of()
-    assert torch.equal(min_p(logits, p), theirs.MinPLogitsWarper(p)(None, logits))
-
-
 @pytest.mark.parametrize("penalty", [0.7, 1.3])
-def test_penalty_is_theirs(penalty: float) -> None:
-    logits, ids = (
-        logits_of(),
-        torch.randint(97, (6, 20), generator=torch.Generator().manual_seed(2)),
-    )
+def test_penalty_is_theirs(penalty):
+    logits, draw = logits_of(), torch.Generator().manual_seed(2)
+    ids = torch.randint(97, (6, 20), generator=draw)
     observed = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
-    assert torch.equal(
-        penalise(logits, observed, penalty),
-        theirs.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits),
-    )
+    expected = theirs.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
+    assert torch.equal(penalise(logits, observed, penalty), expected)
 
 
-def test_the_order_is_theirs() -> None:
+def test_the_order_is_theirs():
     logits = logits_of()
     chain = [
         theirs.TopKLogitsWarper(20),
@@ -85,17 +77,17 @@ def test_the_order_is_theirs() -> None:
 
 
 @pytest.mark.parametrize("tiny", [{"temperature": 1e-40}, {"top_p": 1e-46}, {"min_p": 1e-320}])
-def test_settings_that_fp32_rounds_to_zero_draw_tokens_all_the_same(tiny: dict[str, float]) -> None:
+def test_settings_that_fp32_rounds_to_zero_draw_tokens_all_the_same(tiny):
     logits = 3 + logits_of()
     logits[:, 96] = -math.inf
-    tokens = choose(logits, torch.full((6,), 0.5), None, Sampling(**tiny))  # type: ignore[arg-type]
+    tokens = choose(logits, torch.full((6,), 0.5), None, Sampling(**tiny))
     greedy = logits.argmax(-1)
     assert torch.equal(tokens, greedy) or ("min_p" in tiny and 96 not in tokens)
     with pytest.raises(UserError, match="give 1e-9 or more"):
         Sampling(repetition_penalty=1e-40)
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_draws_follow_the_distribution():
     logits = torch.tensor([[2.0, -math.inf, 0.5, 1.0, -1.0]])
     many = 200_000
     uniform = torch.rand(many, generator=torch.Generator().manual_seed(3))
@@ -105,7 +97,7 @@ def test_draws_follow_the_distribution() -> None:
     assert (share - logits.softmax(-1)[0]).abs().max() < 4 * 0.5 / math.sqrt(many)
 
 
-def test_extreme_luck_never_draws_what_was_cut() -> None:
+def test_extreme_luck_never_draws_what_was_cut():
     logits = torch.full((2, 1000), -math.inf)
     logits[:, 400:500] = torch.randn(2, 100, generator=torch.Generator().manual_seed(4))
     least, most = torch.tensor([0.0, 0.0]), torch.tensor([1 - 2**-24, 1 - 2**-24])
@@ -113,7 +105,7 @@ def test_extreme_luck_never_draws_what_was_cut() -> None:
     assert draw(logits, most).tolist() == [499, 499]
 
 
-def test_the_rounding_of_sums_does_not_reach_the_tail() -> None:
+def test_the_rounding_of_sums_does_not_reach_the_tail():
     logits = torch.full((64, 1001), -18.0)
     logits[:, 0] = 0.0
     # each falls on another part of the tail, which fp32 cannot tell apart
@@ -125,7 +117,7 @@ def test_the_rounding_of_sums_does_not_reach_the_tail() -> None:
     )
 
 
-def test_greedy_takes_the_likeliest_after_the_penalty() -> None:
+def test_greedy_takes_the_likeliest_after_the_penalty():
     logits = torch.tensor([[2.0, 1.9, -1.0]])
     observed = torch.tensor([[True, False, False]])
     assert choose(logits, None, None, Sampling(temperature=0)).item() == 0
@@ -134,7 +126,7 @@ def test_greedy_takes_the_likeliest_after_the_penalty() -> None:
     )
 
 
-def test_log_probability_is_the_models_own() -> None:
+def test_log_probability_is_the_models_own():
     logits, tokens = logits_of(), torch.arange(6)
     expected = logits.log_softmax(-1)[torch.arange(6), tokens]
     torch.testing.assert_close(log_probability(logits, tokens), expected)
@@ -156,7 +148,7 @@ def test_log_probability_is_the_models_own() -> None:
         {"repetition_penalty": 0.0},
     ],
 )
-def test_settings_that_mean_nothing(setting: dict[str, float]) -> None:
+def test_settings_that_mean_nothing(setting):
     with pytest.raises(UserError, match=next(iter(setting))):
         Sampling(**setting)
 
@@ -210,16 +202,14 @@ def borders(text: str) -> list[list[str]]:
         ("caf\u00e9\u2026X", ["\u2026"], "caf\u00e9", True),
     ],
 )
-def test_stop_strings_wherever_the_tokens_end(
-    text: str, stops: list[str], expected: str, stopped: bool
-) -> None:
+def test_stop_strings_wherever_the_tokens_end(text, stops, expected, stopped):
     for pieces in borders(text):
         out, ended = written(pieces, stops)
         assert "".join(out) == expected
         assert ended == stopped
 
 
-def test_what_was_held_back_comes_before_the_end() -> None:
+def test_what_was_held_back_comes_before_the_end():
     class Broken:
         push = staticmethod(chr)
         # an unfinished character, which might begin a stop string of its own
@@ -229,5 +219,5 @@ def test_what_was_held_back_comes_before_the_end() -> None:
     assert writer.push(ord("a")) == "" and writer.close() == "a\ufffd"
 
 
-def test_only_what_might_begin_a_stop_string_waits() -> None:
+def test_only_what_might_begin_a_stop_string_waits():
     assert written(["a ", "X", "b", "X", "Y", "!"], ["XY"]) == (["a ", "", "Xb", "", "", ""], True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 import glassformer
-from glassformer import cli
 from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.generation import generate
@@ -55,30 +53,29 @@ def by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
     ids=["full", "window", "previous_token_embeddings"],
 )
 def test_a_slid_context_says_what_the_model_says_after_its_last_half(model):
+    def run(prompts, count, **options):
+        return generate(model, None, prompts, max_new=count, **options).run()
+
     # each is full at another moment
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3] * CONTEXT, [7]]
-    together = generate(model, None, prompts, max_new=40, temperature=0.0, slide=True).run()
+    together = run(prompts, 40, temperature=0.0, slide=True)
     assert together.tokens == [by_hand(model, prompt, 40) for prompt in prompts]
     assert together.finishes == ["length"] * 4
-    drawn = generate(model, None, prompts, max_new=30, seed=5, slide=True).run()
-    for prompt, tokens in zip(prompts, drawn.tokens, strict=True):
-        assert generate(model, None, prompt, max_new=30, seed=5, slide=True).run().tokens == [
-            tokens
-        ]
-    short = generate(model, None, prompts, max_new=40, temperature=0.0).run()
+    drawn = run(prompts, 30, seed=5, slide=True).tokens
+    assert drawn == [run(prompt, 30, seed=5, slide=True).tokens[0] for prompt in prompts]
+    short = run(prompts, 40, temperature=0.0)
     assert short.finishes == ["context"] * 4
-    assert all(
-        long[: len(tokens)] == tokens
-        for long, tokens in zip(together.tokens, short.tokens, strict=True)
-    )
+    for long, tokens in zip(together.tokens, short.tokens, strict=True):
+        assert long[: len(tokens)] == tokens
 
 
-def test_a_prompt_longer_than_the_context_slides_too(folder, capsys):
+def test_a_prompt_longer_than_the_context_slides_too(folder, terminal):
     model, prompt = decoder(), [1, 2, 3, 4, 5] * 8
     output = generate(model, None, [prompt, [1, 2]], max_new=20, temperature=0.0, slide=True).run()
     assert output.tokens == [by_hand(model, prompt, 20), by_hand(model, [1, 2], 20)]
-    assert cli.main(["generate", folder, "abc" * 20]) == 2 and "--slide" in capsys.readouterr().err
-    assert not cli.main(["generate", folder, "abc" * 20, "--slide", "--max-new", "5"])
+    line = f"generate {folder} {'abc' * 20}"
+    assert "--slide" in terminal.refused(line)
+    terminal(f"{line} --slide --max-new 5")
 
 
 def test_what_cannot_slide():
@@ -87,26 +84,19 @@ def test_what_cannot_slide():
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> str:
-    glassformer.save(
-        decoder(),
-        tmp_path / "tiny",
-        train_tokenizer("char", ["abcdefghijk"], specials=()),
-        layout="glassformer",
-    )
-    return str(tmp_path / "tiny")
+def folder(tmp_path: Path) -> Path:
+    tokenizer = train_tokenizer("char", ["abcdefghijk"], specials=())
+    glassformer.save(decoder(), tmp_path, tokenizer, layout="glassformer")
+    return tmp_path
 
 
-def test_the_end_of_the_context_is_told_with_the_way_out(folder, capsys):
-    words = ["generate", folder, "abc", "--max-new", "40", "--seed", "1", "--top-k", "5"]
-    assert not cli.main(words)
-    captured = capsys.readouterr()
+def test_the_end_of_the_context_is_told_with_the_way_out(folder, terminal):
+    line = f"generate {folder} abc --max-new 40 --seed 1 --top-k 5"
+    short = terminal(line)
     assert (
         "Ended at the model's context of 12 tokens; --slide goes on, reading the last 6 again."
-        in captured.err
+        in terminal.notes
     )
-    assert not cli.main([*words, "--slide"])
-    longer = capsys.readouterr()
-    assert longer.out.startswith(captured.out.rstrip("\n")) and "context" not in longer.err
-    assert not cli.main([*words, "--json"])
-    assert json.loads(capsys.readouterr().out)["rows"][0]["finish"] == "context"
+    assert terminal(f"{line} --slide").startswith(short.rstrip("\n"))
+    assert "context" not in terminal.notes
+    assert terminal.json(line)["rows"][0]["finish"] == "context"

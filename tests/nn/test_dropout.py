@@ -12,7 +12,7 @@ from glassformer.core.nn.mask import Mask
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.7])
-def test_the_share_and_the_scale(rate: float) -> None:
+def test_the_share_and_the_scale(rate):
     torch.manual_seed(0)
     x = torch.ones(401, 1003)
     y = dropout(x, rate)
@@ -20,14 +20,14 @@ def test_the_share_and_the_scale(rate: float) -> None:
     assert torch.equal(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - rate)))
 
 
-def test_the_mask_is_drawn_where_the_numbers_are() -> None:
+def test_the_mask_is_drawn_where_the_numbers_are():
     assert keep_mask(torch.empty(3, 5, device="meta"), 0.1).device.type == "meta"
     torch.manual_seed(0)
     # the draw of a seed stays
     assert keep_mask(torch.empty(2, 4), 0.5).int().tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
 
 
-def test_every_place_is_drawn_by_itself() -> None:
+def test_every_place_is_drawn_by_itself():
     torch.manual_seed(0)
     draws = torch.stack([dropout(torch.ones(8), 0.5) for _ in range(4000)]) == 0
     together = (draws[:, :, None] & draws[:, None, :]).float().mean(0)
@@ -35,7 +35,7 @@ def test_every_place_is_drawn_by_itself() -> None:
     assert float((off - 0.25).abs().max()) < 0.03
 
 
-def test_the_gradient_goes_where_the_value_went() -> None:
+def test_the_gradient_goes_where_the_value_went():
     x = torch.randn(50, 7, dtype=torch.float64, requires_grad=True)
     y = dropout(x, 0.4)
     y.sum().backward()
@@ -43,7 +43,7 @@ def test_the_gradient_goes_where_the_value_went() -> None:
     torch.testing.assert_close(x.grad, (y != 0).double() / 0.6, rtol=1e-12, atol=0)
 
 
-def test_the_same_seed_drops_the_same() -> None:
+def test_the_same_seed_drops_the_same():
     module = Dropout(0.3)
     x = torch.randn(9, 11)
     torch.manual_seed(4)
@@ -54,7 +54,7 @@ def test_the_same_seed_drops_the_same() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) -> None:
+def test_attention_in_blocks_drops_as_the_readable_one_does(dtype):
     """Both draw in the order of blocks, so with one block the two are the same draw."""
     torch.manual_seed(0)
     shape = (2, 3, 16, 8)
@@ -82,7 +82,7 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype: torch.dtype) 
 @pytest.mark.parametrize("engine", ["eager", "sdpa", "cpu_blocks", "block_sparse"])
 @pytest.mark.parametrize("kv_heads", [6, 2])
 @pytest.mark.parametrize("ragged", [False, True])
-def test_some_heads_drop_what_they_drop_among_all(engine: str, kv_heads: int, ragged: bool) -> None:
+def test_some_heads_drop_what_they_drop_among_all(engine, kv_heads, ragged):
     """Halves of the heads, as the tensor axis has them: outputs, gradients and what is drawn next
     are those of all."""
     length, draw = 130 if engine == "cpu_blocks" else 40, torch.Generator().manual_seed(1)
@@ -94,7 +94,7 @@ def test_some_heads_drop_what_they_drop_among_all(engine: str, kv_heads: int, ra
         for many in totals.values()
     ]
 
-    def attend_half(half: int | None) -> list[torch.Tensor]:
+    def attend_half(half):
         cut = [x.clone() if half is None else x.chunk(2, 1)[half].clone() for x in values]
         q, k, v = (x.requires_grad_() for x in cut)
         heads = None if half is None else HeadShard(3 * half, 6)

@@ -95,30 +95,21 @@ class Case:
     in float64."""
 
     mask: Mask
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Tensor | None
+    dtype: torch.dtype
+    kv_heads: int
     softcap: float | None
+    biased: bool = False
+    width: int = D
 
-    @classmethod
-    def of(
-        cls,
-        mask: Mask,
-        dtype: torch.dtype,
-        kv_heads: int,
-        softcap: float | None,
-        bias: bool = False,
-        width: int = D,
-    ) -> Case:
+    def __post_init__(self) -> None:
         draw = torch.Generator().manual_seed(0)
-        T, S = mask.q_pos.shape[1], mask.k_pos.shape[1]
-        q, k, v = (
-            torch.randn(2, *shape, width, generator=draw).to(dtype)
-            for shape in ((HEADS, T), *[(kv_heads, S)] * 2)
+        T, S = self.mask.q_pos.shape[1], self.mask.k_pos.shape[1]
+        self.q, self.k, self.v = (
+            torch.randn(2, *shape, self.width, generator=draw).to(self.dtype)
+            for shape in ((HEADS, T), *[(self.kv_heads, S)] * 2)
         )
-        added = torch.randn(1, HEADS, T, S, generator=draw).to(dtype) if bias else None
-        return cls(mask, q, k, v, added, softcap)
+        added = torch.randn(1, HEADS, T, S, generator=draw).to(self.dtype)
+        self.bias = added if self.biased else None
 
     def real(self) -> Tensor:
         """(B, 1, T, 1): what comes of a query that is nothing is used by nobody."""
@@ -140,61 +131,55 @@ class Case:
     def computed(self, learning: bool, dropout: float = 0.0, engine: str = "auto") -> list[Tensor]:
         """The same by an engine, or by the one that is chosen."""
         leaves = [x.detach().clone().requires_grad_(learning) for x in (self.q, self.k, self.v)]
+        inputs = AttentionInputs(*leaves, self.mask, self.bias, SCALE, self.softcap, dropout)
         with torch.set_grad_enabled(learning):
-            z = attend(
-                AttentionInputs(*leaves, self.mask, self.bias, SCALE, self.softcap, dropout), engine
-            )
-        assert z.dtype == self.q.dtype
+            z = attend(inputs, engine)
+        assert z.dtype == self.dtype
         return self.learnt(z, leaves) if learning else [(z * self.real()).double()]
 
     def learnt(self, z: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-        z = z * self.real()
-        weigh = (
-            torch.randn(z.shape, generator=torch.Generator().manual_seed(1))
-            .to(self.q.dtype)
-            .to(z.dtype)
-        )
-        return [
-            z.detach().double(),
-            *(grad.double() for grad in torch.autograd.grad((z * weigh).sum(), leaves)),
-        ]
+        z, draw = z * self.real(), torch.Generator().manual_seed(1)
+        weigh = torch.randn(z.shape, generator=draw).to(self.dtype).to(z.dtype)
+        grads = torch.autograd.grad((z * weigh).sum(), leaves)
+        return [x.double() for x in (z.detach(), *grads)]
+
+
+def rms(error: Tensor) -> float:
+    return float(error.square().mean().sqrt())
 
 
 @pytest.mark.parametrize(("kv_heads", "softcap"), [(4, None), (2, None), (1, 2.0)])
 @pytest.mark.parametrize("dtype", UNIT, ids=lambda x: str(x)[6:])
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_as_near_the_truth_as_the_readable_engine(
-    name: str, dtype: torch.dtype, kv_heads: int, softcap: float | None, chosen: list[str]
-) -> None:
+def test_as_near_the_truth_as_the_readable_engine(name, dtype, kv_heads, softcap, chosen):
     """An engine may err three times as much as ``eager`` does in the same format: it adds up in
     another order."""
     make, engines = SITUATIONS[name]
-    case = Case.of(make(), dtype, kv_heads, softcap)
+    case = Case(make(), dtype, kv_heads, softcap)
     true = case.true()
     for learning in (False, True):
         law, actual = case.computed(learning, engine="eager"), case.computed(learning)
-        expected = engines[str(dtype)[6:] + (" learning" if learning else "")]
+        expected = engines[str(dtype)[6:] + " learning" * learning]
         if softcap is not None:
             expected = "block_sparse" if engines is SPARSE or engines is TRAINED else "eager"
         assert chosen[-2:] == ["eager", expected]
         for exact, item, second in zip(true, law, actual, strict=False):
             # rounded once at the end, and sums of S terms in fp32, each in its own order
             floor = (UNIT[dtype] + 2**-24 * case.k.shape[2] ** 0.5) * float(exact.abs().max())
-            for size in (
-                lambda error: float(error.square().mean().sqrt()),
-                lambda error: float(error.abs().max()),
-            ):
+            for size in (rms, largest):
                 assert size(second - exact) <= 3 * size(item - exact) + floor
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in SITUATIONS if name not in ("across", "both ways")]
-)
+def largest(error: Tensor) -> float:
+    return float(error.abs().max())
+
+
+@pytest.mark.parametrize("name", sorted(SITUATIONS.keys() - {"across", "both ways"}))
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_nothing_is_systematically_too_large_in_bf16(name: str, kv_heads: int) -> None:
+def test_nothing_is_systematically_too_large_in_bf16(name, kv_heads):
     """Roundings that know nothing of each other cancel; what is left along the result or along the
     scale does not."""
-    case = Case.of(SITUATIONS[name][0](), torch.bfloat16, kv_heads, None)
+    case = Case(SITUATIONS[name][0](), torch.bfloat16, kv_heads, None)
     true, step = case.true()[0], 1e-4
     # by how much of the scale, of the result
     along = ((case.true(SCALE * (1 + step))[0] - true) / step, true)
@@ -202,7 +187,7 @@ def test_nothing_is_systematically_too_large_in_bf16(name: str, kv_heads: int) -
         error = case.computed(learning)[0] - true
         for direction in along:
             # a pattern errs for all of a head
-            spread = float(error.square().mean().sqrt() / direction.norm()) * D**0.5
+            spread = rms(error) / float(direction.norm()) * D**0.5
             assert abs(float((error * direction).sum() / direction.square().sum())) <= 5 * spread
 
 
@@ -211,10 +196,8 @@ def test_nothing_is_systematically_too_large_in_bf16(name: str, kv_heads: int) -
 @pytest.mark.parametrize(
     "name", ["prompt", "ragged token", "ragged tokens", "ragged prompt", "window"]
 )
-def test_a_bias_is_added_after_the_cap(
-    name: str, kv_heads: int, softcap: float | None, chosen: list[str]
-) -> None:
-    case = Case.of(SITUATIONS[name][0](), torch.float32, kv_heads, softcap, bias=True)
+def test_a_bias_is_added_after_the_cap(name, kv_heads, softcap, chosen):
+    case = Case(SITUATIONS[name][0](), torch.float32, kv_heads, softcap, biased=True)
     for result, true in zip(case.computed(learning=True), case.true(), strict=True):
         torch.testing.assert_close(result, true, rtol=1e-5, atol=1e-5)
     assert chosen == ["sdpa" if softcap is None else "eager"]
@@ -238,16 +221,14 @@ AUTO = {  # the engines that train and that do not, without and with a cap
 @pytest.mark.parametrize(
     ("engine", "name"), [*DROPPED, ("auto", "prompt"), ("auto", "long padded window")]
 )
-def test_dropout_drops_its_share_and_learns_from_what_is_left(
-    engine: str, name: str, dtype: torch.dtype, softcap: float | None, chosen: list[str]
-) -> None:
+def test_dropout_drops_its_share_and_learns_from_what_is_left(engine, name, dtype, softcap, chosen):
     """The values are the identity, so what comes out is the pattern itself, and tells what was
     dropped."""
     if softcap is not None and engine in ("sdpa", "cpu_blocks"):
         pytest.skip(f"{engine} cannot cap scores: another engine would run")
     mask, rate = SITUATIONS[name][0](), 0.25
     S = mask.k_pos.shape[1]
-    case = Case.of(mask, dtype, 2, softcap, width=S)
+    case = Case(mask, dtype, 2, softcap, width=S)
     case.q *= 4 / S**0.5  # a score's spread stays what it is
     case.v = torch.eye(S, dtype=dtype).expand(2, 2, S, S)
     torch.manual_seed(0)
@@ -268,14 +249,11 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(
     assert chosen == (AUTO[name, softcap] if engine == "auto" else [engine, engine])
 
 
-def test_an_engine_is_named_as_its_file_is() -> None:
+def test_an_engine_is_named_as_its_file_is():
     """An unknown engine is refused where it is set, not in the forward pass."""
     model = build_model(find("glass/200k"), device="meta")
-    with pytest.raises(
-        UserError,
-        match=r'no engine of attention "flash"; give auto, block_sparse, cpu_blocks, '
-        r"prefill",
-    ):
+    message = r'no engine of attention "flash"; give auto, block_sparse, cpu_blocks, prefill'
+    with pytest.raises(UserError, match=message):
         model.engine = "flash"
     model.engine = "block_sparse"
     assert model.engine == "block_sparse"
@@ -284,29 +262,27 @@ def test_an_engine_is_named_as_its_file_is() -> None:
     assert engines.ENGINES.keys() - stems - in_core == {"prefill"}  # in cpu_blocks.py
 
 
-def test_what_an_engine_cannot_compute_is_left_to_another() -> None:
-    """By name: no bias in ``block_sparse``, ``cpu_blocks``; no cap in ``cpu_blocks``, ``sdpa``."""
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("eager", {}),
+        ("sdpa", {"capped": "eager"}),
+        ("cpu_blocks", {"capped": "eager", "biased": "sdpa"}),
+        ("block_sparse", {"biased": "sdpa"}),
+        ("prefill", {"capped": "eager"} | dict.fromkeys(("plain", "biased", "learning"), "sdpa")),
+    ],
+)
+def test_what_an_engine_cannot_compute_is_left_to_another(name, others):
     q = torch.randn(1, 1, SHORT, D)
     plain = AttentionInputs(q, q, q, causal_mask(row(SHORT), contiguous=True), None, SCALE)
-    biased, capped = (
-        plain._replace(bias=torch.zeros(1, 1, SHORT, SHORT)),
-        plain._replace(softcap=2.0),
-    )
-    learning = plain._replace(q=q.clone().requires_grad_())
-    body = {
-        "eager": (plain, biased, capped, plain._replace(dropout=0.1), learning),
-        "sdpa": (plain, biased, plain._replace(dropout=0.1), learning),
-        "cpu_blocks": (plain, plain._replace(dropout=0.1), learning),
-        "block_sparse": (plain, capped, plain._replace(dropout=0.1), learning),
+    inputs = {
+        "plain": plain,
+        "biased": plain._replace(bias=torch.zeros(1, 1, SHORT, SHORT)),
+        "capped": plain._replace(softcap=2.0),
+        "learning": plain._replace(q=q.clone().requires_grad_()),
     }
-    remaining = {
-        "sdpa": {"eager": (capped,)},
-        "cpu_blocks": {"eager": (capped,), "sdpa": (biased,)},
-        "block_sparse": {"sdpa": (biased,)},
-        "prefill": {"sdpa": (plain, biased, learning), "eager": (capped,)},
+    if name != "prefill":
+        inputs["dropping"] = plain._replace(dropout=0.1)
+    assert {kind: choose(item, name).name for kind, item in inputs.items()} == {
+        kind: others.get(kind, name) for kind in inputs
     }
-    for name, computed in body.items():
-        assert [choose(inputs, name).name for inputs in computed] == [name] * len(computed)
-    for name, value in remaining.items():
-        for second, cannot in value.items():
-            assert [choose(inputs, name).name for inputs in cannot] == [second] * len(cannot), name

@@ -11,7 +11,7 @@ from glassformer.core.nn.model import inference
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_model_is_given_back_as_it_was(training: bool) -> None:
+def test_a_model_is_given_back_as_it_was(training):
     model = build_model(tiny.DECODERS["llama"], seed=1).train(training)
     with inference(model):
         assert not model.training and not torch.is_grad_enabled()

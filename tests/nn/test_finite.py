@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tiny
-from glassformer import UserError, cli, generation
+from glassformer import UserError, generation
 from glassformer import config as c
 from glassformer import sight as inspection
 from glassformer.core.checkpoints import tensors as tensorfiles
@@ -44,16 +44,19 @@ def model(shape: c.Model, name: str, value: float) -> Model:
 
 
 CAT = "the cat sat"
+
+
+LLAMA, GPT2 = tiny.DECODERS["llama"], tiny.DECODERS["gpt2"]
 PAIR = replace(tiny.vaswani(), head=c.Head(tied=False))
 LABELS, VECTOR = tiny.bert(), replace(tiny.bert(), pool=c.Pool("mean"))
 ANSWERS: dict[str, tuple[c.Model, str, Callable[[Any, Any], Any]]] = {
     "generate": (
-        tiny.DECODERS["llama"],
+        LLAMA,
         "decoder.blocks.1.attn.v.weight",
         lambda m, t: generation.generate(m, t, CAT).run(),
     ),
     "greedy": (
-        tiny.DECODERS["llama"],
+        LLAMA,
         "decoder.blocks.1.ffn.up.weight",
         lambda m, t: generation.generate(m, t, CAT, temperature=0).run(),
     ),
@@ -69,32 +72,23 @@ ANSWERS: dict[str, tuple[c.Model, str, Callable[[Any, Any], Any]]] = {
         lambda m, t: predictions.embed(m, t, [CAT]),
     ),
     "fill": (LABELS, "head.norm.bias", lambda m, t: predictions.fill(m, t, "the ___ sat")),
-    "eval": (
-        tiny.DECODERS["gpt2"],
-        "decoder.last_norm.bias",
-        lambda m, t: evaluation.score(m, t, CAT),
-    ),
-    "look": (
-        tiny.DECODERS["gpt2"],
-        "decoder.blocks.0.attn.out.bias",
-        lambda m, t: inspection.look(m, t, CAT),
-    ),
+    "eval": (GPT2, "decoder.last_norm.bias", lambda m, t: evaluation.score(m, t, CAT)),
+    "look": (GPT2, "decoder.blocks.0.attn.out.bias", lambda m, t: inspection.look(m, t, CAT)),
 }
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("verb", ANSWERS)
-def test_no_answer_comes_of_what_is_no_number(
-    verb: str, value: float, tokenizer: Tokenizer
-) -> None:
+def test_no_answer_comes_of_what_is_no_number(verb, value, tokenizer):
     shape, name, answer = ANSWERS[verb]
     with pytest.raises(
-        UserError, match=f"^{name} holds NaN or infinite numbers.*load another checkpoint"
+        UserError,
+        match=rf"^((en|de)coder\.)?{name} holds NaN or infinite numbers.*load another checkpoint",
     ):
         answer(model(shape, name, value), tokenizer)
 
 
-def test_weights_too_large_for_the_dtype() -> None:
+def test_weights_too_large_for_the_dtype():
     model = build_model(tiny.DECODERS["llama"], seed=1)
     with pytest.raises(UserError, match=r"though its weights are not.*float32"):
         must_be_finite(model, torch.tensor([1.0, math.nan]))
@@ -102,7 +96,7 @@ def test_weights_too_large_for_the_dtype() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_finite(dtype: torch.dtype) -> None:
+def test_finite(dtype):
     many = torch.full((70_000,), torch.finfo(dtype).max, dtype=dtype)  # whose sum is not finite
     assert is_finite(many) and is_finite(many[:0])
     for value in (math.nan, math.inf, -math.inf):
@@ -111,29 +105,22 @@ def test_finite(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("layout", ["hf", "glassformer"])
-@pytest.mark.parametrize("shape", ["llama", "gpt2"])
+@pytest.mark.parametrize(("shape", "piece"), [("llama", "q_proj"), ("gpt2", "c_attn")])
 def test_files_that_are_read_are_refused_by_the_name_in_them(
-    shape: str, layout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    shape, piece, layout, tmp_path, monkeypatch
+):
     bad = model(tiny.DECODERS[shape], "decoder.blocks.1.attn.q.weight", math.nan)
-    store.save(bad, tmp_path / "m", layout=layout)
-    name = (
-        r"blocks\.1\.attn\.q\.weight"
-        if layout == "glassformer"
-        else "q_proj"
-        if shape == "llama"
-        else "c_attn"
-    )
-    with pytest.raises(
-        UserError, match=f"{name}.* holds numbers that are NaN, infinite or too large for float32"
-    ):
-        store.load(tmp_path / "m")
+    store.save(bad, tmp_path, layout=layout)
+    name = r"blocks\.1\.attn\.q\.weight" if layout == "glassformer" else piece
+    message = f"{name}.* holds numbers that are NaN, infinite or too large for float32"
+    with pytest.raises(UserError, match=message):
+        store.load(tmp_path)
     with pytest.raises(UserError, match=name):
-        Checkpoint.open(tmp_path / "m").model_as(bad.config)
+        Checkpoint.open(tmp_path).model_as(bad.config)
     monkeypatch.setattr(tensorfiles, "SMALL", 0)  # mapped: nobody has read them yet
     with pytest.raises(UserError, match=name):
-        store.load(tmp_path / "m", dtype="bfloat16")
-    mapped, _ = store.load(tmp_path / "m")
+        store.load(tmp_path, dtype="bfloat16")
+    mapped, _ = store.load(tmp_path)
     # and again: attention on a CPU makes zeros of NaN scores, so the answer would be finite
     for _ in range(2):
         with pytest.raises(UserError, match=r"decoder.blocks.1.attn.q.weight holds NaN"):
@@ -141,9 +128,7 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "vaswani", "lstm"])
-def test_mapped_weights_are_looked_at_once_all_of_them(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mapped_weights_are_looked_at_once_all_of_them(name, tmp_path, monkeypatch):
     """By formats/first_use.py."""
     calls: list[int] = []
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
@@ -156,7 +141,7 @@ def test_mapped_weights_are_looked_at_once_all_of_them(
     assert sorted(calls) == sorted(weight.data_ptr() for weight in mapped.parameters())
 
 
-def test_numbers_too_large_for_the_dtype_asked_for(tmp_path: Path) -> None:
+def test_numbers_too_large_for_the_dtype_asked_for(tmp_path):
     store.save(
         model(tiny.DECODERS["llama"], "decoder.blocks.1.attn.v.weight", 1e30), tmp_path / "m"
     )
@@ -165,35 +150,17 @@ def test_numbers_too_large_for_the_dtype_asked_for(tmp_path: Path) -> None:
         store.load(tmp_path / "m", dtype="float16")
 
 
-def test_classify_says_no_label(
-    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store.save(model(LABELS, "pool.proj.weight", math.nan), tmp_path / "m", tokenizer)
-    assert cli.main(["classify", str(tmp_path / "m"), CAT]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and "NaN" in captured.err and captured.err.count("\n") == 1
-
-
 # -------------------------------------------------------------------------------------- messages
 
 
-def test_a_message_cannot_steer_a_terminal_nor_fill_it() -> None:
+def test_a_message_cannot_steer_a_terminal_nor_fill_it():
     message = str(
-        UserError(
-            "the file says \x1b[2J\x1b]0;owned\x07 and\nmore\r\u202e ünïcode 漢字 \ud800; fix it."
-        )
+        UserError("says \x1b[2J\x1b]0;owned\x07 and\nmore\r\u202e ünïcode 漢字 \ud800; fix")
     )
-    assert (
-        message.isprintable()
-        and "\\x1b[2J" in message
-        and ("and\\nmore\\r\\u202e ünïcode 漢字 \\ud800; fix it.") in message
-    )
+    assert message.isprintable() and "\\x1b[2J" in message
+    assert "and\\nmore\\r\\u202e ünïcode 漢字 \\ud800; fix" in message
     for filler in ("x", "\x1b", "漢"):
         message = str(UserError(f"begins {filler * 5000} ends."))
-        assert (
-            len(message) <= 1500
-            and message.startswith("begins ")
-            and message.endswith(" ends.")
-            and message.isprintable()
-        )
+        assert len(message) <= 1500 and message.isprintable()
+        assert message.startswith("begins ") and message.endswith(" ends.")
     assert str(UserError("x" * 1500)) == "x" * 1500

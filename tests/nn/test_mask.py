@@ -3,11 +3,8 @@ visited and no more."""
 
 from __future__ import annotations
 
-import json
-import struct
 import tomllib
-import zlib
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from glassformer import config as c
-from glassformer.cli import main
 from glassformer.core.config import serial
 from glassformer.core.config.mask_arrays import ring_pieces
 from glassformer.core.config.mask_expressions import parse_rule, rules
@@ -37,6 +33,7 @@ RULES_DRAWN = {  # by hand from their definitions: query i, key j
     c.Every(4): lambda i, j: (i - j) % 4 == 0,
     c.Chunk(6): lambda i, j: i // 6 == j // 6,
     c.Tail(6, 2): lambda i, j: j % 6 in (4, 5) or i == j,
+    # Child et al. 2019, section 4.2
     c.Strided(5): lambda i, j: abs(i - j) < 5 or (i - j) % 5 == 0,
     c.Fixed(6, 2): lambda i, j: i // 6 == j // 6 or j % 6 in (4, 5),
     c.Window(9) & (c.Every(2) | c.Prefix(4)): lambda i, j: (
@@ -47,6 +44,12 @@ RULES_DRAWN = {  # by hand from their definitions: query i, key j
         i // 7 == j // 7 or j % 7 > 4 or abs(i - j) < 4 or (i - j) % 4 == 0
     ),
 }
+
+
+def drawn(allowed: Callable[[int, int], bool], length: int = 25) -> torch.Tensor:
+    return torch.tensor([[bool(allowed(i, j)) for j in range(length)] for i in range(length)])
+
+
 every_rule = pytest.mark.parametrize("mask_rule", RULES_DRAWN, ids=str)
 
 
@@ -58,42 +61,18 @@ def dense(
 
 
 @every_rule
-def test_a_rule_allows_what_its_definition_says(mask_rule: c.MaskRule) -> None:
-    expected = torch.tensor(
-        [[bool(RULES_DRAWN[mask_rule](i, j)) for j in range(25)] for i in range(25)]
-    )
-    assert torch.equal(dense(mask_rule), expected)
-    before = torch.arange(25) <= torch.arange(25)[:, None]
-    assert torch.equal(
-        dense(mask_rule, causal=True),
-        expected & (before | (torch.arange(25) < mask_rule.prefix_length)),
-    )
+def test_a_rule_allows_what_its_definition_says(mask_rule):
+    allowed, early = RULES_DRAWN[mask_rule], mask_rule.prefix_length
+    assert torch.equal(dense(mask_rule), drawn(allowed))
+    before = drawn(lambda i, j: allowed(i, j) and (j <= i or j < early))
+    assert torch.equal(dense(mask_rule, causal=True), before)
     assert dense(mask_rule).diagonal().all(), (
         "a token sees itself, so that no row of the softmax is empty"
     )
 
 
-def test_the_sparse_transformers_patterns_are_the_papers() -> None:
-    """Child et al. 2019, section 4.2: the sets A(1) and A(2) of each kind, for every output
-    position."""
-    stride, last = 5, 2
-    for i in range(30):
-        near, far = (
-            set(range(max(0, i - stride), i + 1)),
-            {j for j in range(i + 1) if (i - j) % stride == 0},
-        )
-        assert {
-            j for j, observed in enumerate(dense(c.Strided(stride), 30, True)[i]) if observed
-        } == near | far
-        block = {j for j in range(i + 1) if j // stride == i // stride}
-        bounds = {j for j in range(i + 1) if j % stride in range(stride - last, stride)}
-        assert {
-            j for j, observed in enumerate(dense(c.Fixed(stride, last), 30, True)[i]) if observed
-        } == block | bounds
-
-
 @every_rule
-def test_and_and_or_are_those_of_sets(mask_rule: c.MaskRule) -> None:
+def test_and_and_or_are_those_of_sets(mask_rule):
     window = c.Window(3)
     assert torch.equal(dense(mask_rule & window), dense(mask_rule) & dense(window))
     assert torch.equal(dense(mask_rule | window), dense(mask_rule) | dense(window))
@@ -103,14 +82,14 @@ def test_and_and_or_are_those_of_sets(mask_rule: c.MaskRule) -> None:
 
 
 @every_rule
-def test_rules_survive_json_toml_and_their_own_words(mask_rule: c.MaskRule) -> None:
+def test_rules_survive_json_toml_and_their_own_words(mask_rule):
     attention = c.Attention(4, mask=mask_rule)
     assert serial.loads(c.Attention, serial.dumps(attention)) == attention
     assert parse_rule(str(mask_rule)) == mask_rule
     assert torch.equal(dense(parse_rule(f" ({mask_rule})\n")), dense(mask_rule))
 
 
-def test_rules_are_written_in_toml() -> None:
+def test_rules_are_written_in_toml():
     text = (
         'heads = 4\nmask = {type="Either", rules=[{type="Window", size=4}, {type="Both", '
         'rules=["Causal", "Full"]}]}'
@@ -120,35 +99,33 @@ def test_rules_are_written_in_toml() -> None:
     assert serial.change(attention, {"mask.rules.0.size": 9}).mask.rules[0] == c.Window(9)
 
 
-def test_prefixes_of_the_rule_and_of_the_data_add_up() -> None:
-    individual = torch.tensor([[False] * 4 + [True] * 8 + [False] * 13])  # of the data: 4..11
-    expected = torch.tensor(
-        [[j <= i or j < 6 or 4 <= j < 12 for j in range(25)] for i in range(25)]
-    )
-    assert torch.equal(dense(c.Prefix(6), causal=True, prefix=individual), expected)
-    within = torch.tensor([[abs(i - j) < 4 for j in range(25)] for i in range(25)])
-    assert torch.equal(
-        dense(c.Prefix(6) & c.Window(4), causal=True, prefix=individual), expected & within
-    )
+def test_prefixes_of_the_rule_and_of_the_data_add_up():
+    pos = torch.arange(25)[None]
+    prefix = (pos >= 4) & (pos < 12)  # of the data
+    early = drawn(lambda i, j: j <= i or j < 12)
+    assert torch.equal(dense(c.Prefix(6), causal=True, prefix=prefix), early)
+    near = early & drawn(lambda i, j: abs(i - j) < 4)
+    assert torch.equal(dense(c.Prefix(6) & c.Window(4), causal=True, prefix=prefix), near)
 
 
-def test_how_far_back_a_rule_looks() -> None:
-    for mask_rule in (c.Window(7), c.Window(7) & c.Strided(3), c.Full() & c.Window(7)):
-        assert mask_rule.lookback == 7
-    for mask_rule in (c.Window(7) | c.Window(9), (c.Window(20) & c.Window(9)) | c.Window(3)):
-        assert mask_rule.lookback == 9
-    for mask_rule in (
-        c.Full(),
-        c.Strided(4),
-        c.Fixed(4),
-        c.Window(7) | c.Full(),
-        c.Causal(),
-        c.Prefix(3),
-    ):
-        assert mask_rule.lookback is None
+@pytest.mark.parametrize(
+    ("mask_rule", "lookback"),
+    [
+        (c.Window(7), 7),
+        (c.Window(7) & c.Strided(3), 7),
+        (c.Full() & c.Window(7), 7),
+        (c.Window(7) | c.Window(9), 9),
+        ((c.Window(20) & c.Window(9)) | c.Window(3), 9),
+        *((each, None) for each in (c.Full(), c.Strided(4), c.Fixed(4), c.Causal(), c.Prefix(3))),
+        (c.Window(7) | c.Full(), None),
+    ],
+    ids=str,
+)
+def test_how_far_back_a_rule_looks(mask_rule, lookback):
+    assert mask_rule.lookback == lookback
 
 
-def test_a_cache_keeps_no_more_than_the_rule_can_reach() -> None:
+def test_a_cache_keeps_no_more_than_the_rule_can_reach():
     model = tiny.model(tiny.DECODERS["mixed"])
     cache = Cache(model.config)
     second_tokens = tokens(1, 60)
@@ -169,7 +146,8 @@ SITUATIONS = ("plain", "rest", "left", "right", "documents", "prefix", "across")
 def situation(name: str, mask_rule: c.MaskRule, causal: bool, length: int = 45) -> Mask:
     """A mask over two rows: padded, packed, with a prefix, of the last queries, or of other keys
     than queries."""
-    pos, document_ids, prefix = torch.arange(length)[None], None, None
+    pos = torch.arange(length)[None]
+    fields: dict[str, object] = {"contiguous": name in ("plain", "rest")}
     q_pos = k_pos = pos
     if name == "rest":
         q_pos = pos[:, -19:]
@@ -180,30 +158,25 @@ def situation(name: str, mask_rule: c.MaskRule, causal: bool, length: int = 45) 
     elif name == "documents":
         border = torch.tensor([[13], [30]])
         individual = (pos >= border).long()
-        q_pos = k_pos = torch.where(pos >= border, pos - border, pos)
-        document_ids = (individual, individual)
+        q_pos = k_pos = pos - border * individual
+        fields["document_ids"] = (individual, individual)
     elif name == "prefix":
-        prefix = pos < torch.tensor([[9], [21]])
+        fields["prefix"] = pos < torch.tensor([[9], [21]])
     elif name == "across":
-        k_pos = torch.cat(
-            (torch.arange(30)[None], torch.arange(30)[None].where(torch.arange(30) < 21, -1))
-        )
+        k_pos = torch.cat((pos[:, :30], pos[:, :30].where(pos[:, :30] < 21, -1)))
         causal, mask_rule = False, c.Full()  # all of the encoder's output
-    return Mask(q_pos, k_pos, causal, mask_rule, document_ids, name in ("plain", "rest"), prefix)
+    return Mask(q_pos, k_pos, causal, mask_rule, **fields)  # type: ignore[arg-type]
 
 
 def computed(engine: str, mask: Mask, kv_heads: int, softcap: float | None) -> list[torch.Tensor]:
-    shapes = (
-        (4, mask.q_pos.shape[1]),
-        (kv_heads, mask.k_pos.shape[1]),
-        (kv_heads, mask.k_pos.shape[1]),
-    )
     draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, *shape, 8, generator=draw).requires_grad_() for shape in shapes)
-    real = (mask.q_pos >= 0)[:, None, :, None]
-    z = (
-        ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 0.5, softcap)) * real
-    )  # what comes of nothing is used by nobody
+    T, S = mask.q_pos.shape[1], mask.k_pos.shape[1]
+    q, k, v = (
+        torch.randn(2, *shape, 8, generator=draw).requires_grad_()
+        for shape in ((4, T), (kv_heads, S), (kv_heads, S))
+    )
+    z = ENGINES[engine].run(AttentionInputs(q, k, v, mask, None, 0.5, softcap))
+    z = z * (mask.q_pos >= 0)[:, None, :, None]  # what comes of nothing is used by nobody
     (z * torch.randn(z.shape, generator=draw)).sum().backward()
     return [z.detach(), q.grad, k.grad, v.grad]
 
@@ -211,22 +184,18 @@ def computed(engine: str, mask: Mask, kv_heads: int, softcap: float | None) -> l
 @every_rule
 @pytest.mark.parametrize("name", SITUATIONS)
 @pytest.mark.parametrize("engine", ["block_sparse", "cpu_blocks", "sdpa"])
-def test_every_engine_equals_eager(
-    engine: str, name: str, mask_rule: c.MaskRule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_engine_equals_eager(engine, name, mask_rule, monkeypatch):
     monkeypatch.setattr(block_mask, "BLOCK", 8)  # several blocks
     monkeypatch.setattr(block_mask, "TILE_SCORES", 256)  # several tiles
     monkeypatch.setattr(cpu_blocks, "BLOCK", 16)
-    for causal, kv_heads, softcap in (
-        (True, 2, None),
-        (False, 4, 3.0 if engine == "block_sparse" else None),
-    ):
+    capped = 3.0 if engine == "block_sparse" else None
+    for causal, *options in ((True, 2, None), (False, 4, capped)):
         mask = situation(name, mask_rule, causal)
-        result = computed(engine, mask, kv_heads, softcap)
-        for remaining, right in zip(
-            result, computed("eager", mask, kv_heads, softcap), strict=True
-        ):
-            torch.testing.assert_close(remaining, right, rtol=1e-5, atol=1e-5)
+        pairs = zip(
+            computed(engine, mask, *options), computed("eager", mask, *options), strict=True
+        )
+        for result, expected in pairs:
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -235,7 +204,7 @@ def test_every_engine_equals_eager(
     [c.Window(9) & c.Every(2), c.Window(9) | c.Tail(6, 2), c.Chunk(6), c.Prefix(4)],
     ids=str,
 )
-def test_the_compiler_traces_a_mask_in_one_piece(mask_rule: c.MaskRule) -> None:
+def test_the_compiler_traces_a_mask_in_one_piece(mask_rule):
     pos = torch.arange(25)[None]
     traced = torch.compile(
         lambda pos: Mask(pos, pos, True, mask_rule).dense(), backend="eager", fullgraph=True
@@ -245,9 +214,7 @@ def test_the_compiler_traces_a_mask_in_one_piece(mask_rule: c.MaskRule) -> None:
 
 @pytest.mark.parametrize("family", ["starcoder2", "strided", "fixed", "prefix", "mixed", "gemma2"])
 @pytest.mark.parametrize("chunks", [[40], [3, 37], [17, 1, 1, 21]], ids=str)
-def test_sparse_reads_a_cache_in_chunks(
-    family: str, chunks: list[int], monkeypatch: pytest.MonkeyPatch, chosen: list[str]
-) -> None:
+def test_sparse_reads_a_cache_in_chunks(family, chunks, monkeypatch, chosen):
     monkeypatch.setattr(block_mask, "BLOCK", 8)
     model = tiny.model(tiny.DECODERS[family])
     second_tokens = tokens(2, 40)
@@ -259,58 +226,17 @@ def test_sparse_reads_a_cache_in_chunks(
     torch.testing.assert_close(joined, logits, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("mask_rule", [c.Window(9), c.Strided(5), c.Fixed(7, 2)], ids=str)
-@pytest.mark.parametrize("name", ["plain", "left"])
-def test_the_gradient_is_that_of_small_differences(
-    mask_rule: c.MaskRule, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With dropout, whose draw is the same each time, and capped scores, in float64."""
-    monkeypatch.setattr(block_mask, "BLOCK", 8)
-    mask = situation(name, mask_rule, causal=True, length=20)
-    rows = len(mask.q_pos)
-    inputs = [
-        torch.randn(rows, heads, 20, 3, dtype=torch.float64, requires_grad=True)
-        for heads in (2, 1, 1)
-    ]
-
-    def run(*inputs: torch.Tensor) -> torch.Tensor:
-        torch.manual_seed(5)
-        return ENGINES["block_sparse"].run(
-            AttentionInputs(*inputs, mask, None, 0.7, softcap=2.0, dropout=0.3)
-        )
-
-    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
-
-
-def test_dropout_drops_its_share_and_keeps_the_mean() -> None:
-    pos = torch.arange(64)[None]
-    mask = Mask(pos, pos, True, c.Window(16), contiguous=True)
-    q = torch.randn(1, 1, 64, 64)
-    ones = torch.eye(64)[None, None]  # what comes out is the pattern itself
-    sparse, inputs = ENGINES["block_sparse"].run, AttentionInputs(q, q, ones, mask, None, 0.1)
-    full = sparse(inputs)
-    dropped = torch.stack([sparse(inputs._replace(dropout=0.25)) for _ in range(400)])
-    observed = full > 0
-    assert (dropped[:, observed] == 0).float().mean() == pytest.approx(0.25, abs=0.01)
-    torch.testing.assert_close(dropped.mean(0), full, rtol=0, atol=0.12)
-    saved = dropped > 0
-    torch.testing.assert_close(dropped[saved], (full / 0.75).expand_as(dropped)[saved])
-
-
 class Largest(TorchDispatchMode):
     """The most numbers that any tensor made within holds."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = 0
+    numbers = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for item in result if isinstance(result, tuple | list) else (result,):
             if isinstance(item, torch.Tensor):
-                self.numbers = max(
-                    self.numbers, item.untyped_storage().nbytes() // item.element_size()
-                )
+                size = item.untyped_storage().nbytes() // item.element_size()
+                self.numbers = max(self.numbers, size)
         return result
 
 
@@ -318,9 +244,7 @@ class Largest(TorchDispatchMode):
     "mask_rule", [c.Window(32), c.Strided(64), c.Fixed(64, 2), c.Window(64) & c.Every(2)], ids=str
 )
 @pytest.mark.parametrize("kind", ["plain", "padded"])
-def test_long_rows_hold_nothing_of_all_pairs(
-    mask_rule: c.MaskRule, kind: str, chosen: list[str]
-) -> None:
+def test_long_rows_hold_nothing_of_all_pairs(mask_rule, kind, chosen):
     T = 2048
     pos = torch.arange(T)[None]
     if kind == "padded":
@@ -333,21 +257,22 @@ def test_long_rows_hold_nothing_of_all_pairs(
     assert most.numbers <= T * T // 8
 
 
-def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
-    pos = torch.arange(1024)[None]
-
-    def sparse(mask_rule: c.MaskRule, length: int = 1024, **kwargs: object) -> bool:
-        mask = Mask(pos[:, :length], pos[:, :length], True, mask_rule, **kwargs)  # type: ignore[arg-type]
-        q = torch.zeros(1, 1, length, 8)
-        return choose(AttentionInputs(q, q, q, mask, None, 0.3)).name == "block_sparse"
-
-    document_ids = pos // 128
-    assert sparse(c.Window(64), contiguous=True)
-    assert sparse(c.Full(), document_ids=(document_ids, document_ids))
-    assert not sparse(c.Full(), contiguous=True)  # a fused kernel knows it
-    assert not sparse(c.Full())  # half of all pairs
-    assert not sparse(c.Window(700), contiguous=True)
-    assert not sparse(c.Window(16), length=256, contiguous=True)
+@pytest.mark.parametrize(
+    ("mask_rule", "length", "options", "sparse"),
+    [
+        (c.Window(64), 1024, {"contiguous": True}, True),
+        (c.Full(), 1024, {"document_ids": (torch.arange(1024)[None] // 128,) * 2}, True),
+        (c.Full(), 1024, {"contiguous": True}, False),  # a fused kernel knows it
+        (c.Full(), 1024, {}, False),  # half of all pairs
+        (c.Window(700), 1024, {"contiguous": True}, False),
+        (c.Window(16), 256, {"contiguous": True}, False),
+    ],
+)
+def test_sparse_is_chosen_where_it_pays_and_only_there(mask_rule, length, options, sparse):
+    pos = torch.arange(length)[None]
+    q, mask = torch.zeros(1, 1, length, 8), Mask(pos, pos, True, mask_rule, **options)
+    engine = choose(AttentionInputs(q, q, q, mask, None, 0.3))
+    assert (engine.name == "block_sparse") == sparse
 
 
 # --------------------------------------------------------------------- counts and pictures
@@ -355,7 +280,7 @@ def test_sparse_is_chosen_where_it_pays_and_only_there() -> None:
 
 @every_rule
 @pytest.mark.parametrize("causal", [True, False])
-def test_counts(mask_rule: c.MaskRule, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts(mask_rule, causal, monkeypatch):
     monkeypatch.setattr("glassformer.core.config.mask_arrays.PAIRS_AT_ONCE", 100)  # several parts
     assert count_pairs(mask_rule, 37, causal) == dense(mask_rule, 37, causal).sum()
     pattern = (tiny.block(c.Attention(4, mask=mask_rule)),)
@@ -368,9 +293,8 @@ def test_counts(mask_rule: c.MaskRule, causal: bool, monkeypatch: pytest.MonkeyP
     assert flops == pytest.approx(4 * tiny.DIM * count_pairs(mask_rule, 37, causal) / 37)
 
 
-def test_a_picture_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["masks", "Window(2) | every(4)", "--length", "6"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_a_picture_in_the_terminal(terminal):
+    lines = terminal("masks 'Window(2) | every(4)' --length 6").splitlines()
     assert lines[:6] == [
         "██░░ · ·░░ ·",
         "████░░ · ·░░",
@@ -383,21 +307,18 @@ def test_a_picture_in_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", [*rules(), *masks.SCENES])
-def test_every_name_has_a_picture_and_a_count(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["masks", name, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    drawn = masks.picture(name)
-    assert data["visited"]["decoder"] == int((drawn.cells == masks.SEEN).sum())
-    assert data["visited"]["encoder"] == int((drawn.cells > masks.NEVER).sum())
+def test_every_name_has_a_picture_and_a_count(name, terminal):
+    assert name in terminal("masks")
+    data, cells = terminal.json(f"masks {name}"), masks.picture(name).cells
+    assert data["visited"]["decoder"] == int((cells == masks.SEEN).sum())
+    assert data["visited"]["encoder"] == int((cells > masks.NEVER).sum())
     assert 0 < data["share_of_causal"] <= 2
 
 
 @pytest.mark.parametrize(
     "name", [*masks.EXAMPLES, *masks.SCENES, "window(9) & every(2) | prefix(3)"]
 )
-def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
+def test_a_picture_is_the_mask_that_a_model_has(name):
     pos = torch.arange(24)[None]
     mask_rule = c.Full() if name in masks.SCENES else parse_rule(masks.EXAMPLES.get(name, name))
     document_ids = (pos // 8, pos // 8) if name == "documents" else None
@@ -410,9 +331,9 @@ def test_a_picture_is_the_mask_that_a_model_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["full", "window(5)", "strided(4)", "prefix(6)"])
-def test_a_ring_shows_who_computes_what(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ring_shows_who_computes_what(name, terminal):
     length, size = 21, 3
-    drawn = masks.picture(name, length, ring=size)
+    picture = masks.picture(name, length, ring=size)
     shards = [
         [i for piece in ring_piece for i in piece if i < length]
         for ring_piece in ring_pieces(length, size)
@@ -421,79 +342,61 @@ def test_a_ring_shows_who_computes_what(name: str, capsys: pytest.CaptureFixture
     mask = Mask(pos, pos, True, parse_rule(name)).dense()[0, 0]
     for process, shard in enumerate(shards):
         observed = mask[shard]
-        assert torch.equal(torch.from_numpy(drawn.cells[shard] == masks.SEEN + process), observed)
+        cells = torch.from_numpy(picture.cells[shard])
+        assert torch.equal(cells == masks.SEEN + process, observed)
         steps = [int(observed[:, shards[(process - step) % size]].sum()) for step in range(size)]
-        assert drawn.pairs is not None and drawn.pairs[process].tolist() == steps
-    assert main(["masks", name, "--ring", "3", "--length", "21"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+        assert picture.pairs[process].tolist() == steps
+    lines = terminal(f"masks '{name}' --ring 3 --length 21").splitlines()
     assert lines[0].startswith(" 0") and lines[-1].startswith("process 2: columns 8-11 and 12-15;")
-    assert drawn.png().startswith(b"\x89PNG") and masks.PROCESSES[2] in drawn.svg()
-    assert [len(item["steps"]) for item in drawn.to_dict()["ring"]] == [3, 3, 3]  # type: ignore[attr-defined]
-    assert main(["masks", name, "--ring", "1"]) == 2 and "2 or more" in capsys.readouterr().err
+    assert picture.png().startswith(b"\x89PNG") and masks.PROCESSES[2] in picture.svg()
+    assert [len(item["steps"]) for item in picture.to_dict()["ring"]] == [3, 3, 3]
+    assert "2 or more" in terminal.refused(f"masks '{name}' --ring 1")
 
 
-def test_names_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["masks"]) == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in (*rules(), *masks.SCENES, "a & b"))
-
-
-def test_pictures_in_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["masks", "fixed(6, 2)", "--out", str(tmp_path / "a.svg")]) == 0
-    assert main(["masks", "fixed(6, 2)", "--length", "3000", "--out", str(tmp_path / "a.png")]) == 0
+def test_pictures_in_files(tmp_path, terminal):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    terminal(f"masks 'fixed(6, 2)' --out {tmp_path}/a.svg")
+    terminal(f"masks 'fixed(6, 2)' --length 3000 --out {tmp_path}/a.png")
     drawn = (tmp_path / "a.svg").read_text()
     assert drawn.startswith("<svg") and drawn.count("<rect") > 24
-    data = (tmp_path / "a.png").read_bytes()
-    assert data.startswith(b"\x89PNG")
-    width, height = struct.unpack(">II", data[16:24])
-    assert width == height == 1000  # three tokens a dot
-    start = data.index(b"IDAT")
-    size = struct.unpack(">I", data[start - 4 : start])[0]
-    lines = zlib.decompress(data[start + 4 : start + 4 + size])
-    assert len(lines) == height * (3 * width + 1)
-    pixels = np.frombuffer(lines, np.uint8).reshape(height, -1)[:, 1:].reshape(-1, 3)
+    pixels = plt.imread(tmp_path / "a.png")
+    assert pixels.shape == (1000, 1000, 3)  # three tokens a dot
+    colors = np.unique((pixels.reshape(-1, 3) * 255).round().astype(int), axis=0)
     palette = [list(bytes.fromhex(color[1:])) for color in masks.COLORS]
-    assert np.unique(pixels, axis=0).tolist() == sorted(palette)
+    assert colors.tolist() == sorted(palette)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["windw(4)"], 'Did you mean "window"?'),
-        (["window(0)"], "above 0"),
-        (["window"], None),
-        (["window(4) + full"], "& and |"),
-        (["window(4, 5)"], "write window(size)"),
-        (["window(4) & fixed"], "write fixed(block, summary)"),
-        (["window(four)"], "integers"),
-        (["window(True)"], "integers"),
-        (["fixed(4, block=2)"], "write fixed(block, summary)"),
-        (["window(**{})"], "write window(size)"),
-        (["(lambda: 1)()"], "is not a rule"),
-        (["window(4"], "is not a rule"),
-        (["(" * 500], "is not a rule"),
-        (["full", "--length", "0"], "1 or more"),
-        (["full", "--length", "99999"], "at most"),
-        (["full", "--out", "a.gif"], ".svg nor .png"),
-        (["full", "--out", "/dev/null/a.svg"], "/dev/null"),
+        ("windw(4)", 'Did you mean "window"?'),
+        ("window(0)", "above 0"),
+        ("window(4) + full", "& and |"),
+        ("window(4, 5)", "write window(size)"),
+        ("window(4) & fixed", "write fixed(block, summary)"),
+        ("window(four)", "integers"),
+        ("window(True)", "integers"),
+        ("fixed(4, block=2)", "write fixed(block, summary)"),
+        ("window(**{})", "write window(size)"),
+        ("(lambda: 1)()", "is not a rule"),
+        ("window(4", "is not a rule"),
+        ("(" * 500, "is not a rule"),
+        ("full' --length '0", "1 or more"),
+        ("full' --length '99999", "at most"),
+        ("full' --out 'a.gif", ".svg nor .png"),
+        ("full' --out '/dev/null/a.svg", "/dev/null"),
     ],
-    ids=str,
 )
-def test_slips_are_named(
-    words: list[str], message: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = main(["masks", *words])
-    error = capsys.readouterr().err
-    if message is None:
-        assert code == 0
-    else:
-        assert code == 2 and message in error and error.count("\n") == 1
+def test_slips_are_named(words, message, terminal):
+    error = terminal.refused(f"masks '{words}'")
+    assert message in error and error.count("\n") == 1
 
 
-def test_a_model_with_a_prefix_reads_it_in_one_go() -> None:
+def test_a_model_with_a_prefix_reads_it_in_one_go():
     model = tiny.model(tiny.DECODERS["prefix"])
-    with pytest.raises(UserError, match="first 3 tokens see each other"):
-        model(tokens(1, 2), cache=Cache(model.config))
-    pos = torch.tensor([[-1, -1, 0, 1]])
-    with pytest.raises(UserError, match="in one go"):
-        model(tokens(1, 4), pos=pos, cache=Cache(model.config))
+    for ids, pos, message in (
+        (tokens(1, 2), None, "first 3 tokens see each other"),
+        (tokens(1, 4), torch.tensor([[-1, -1, 0, 1]]), "in one go"),
+    ):
+        with pytest.raises(UserError, match=message):
+            model(ids, pos=pos, cache=Cache(model.config))

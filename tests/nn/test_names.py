@@ -164,13 +164,13 @@ def silence(value: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_every_value_set_to_zero_gives_what_the_hand_says(name: str) -> None:
+def test_every_value_set_to_zero_gives_what_the_hand_says(name):
     model, tokens = tiny.model(FAMILIES[name]), tiny.tokens(2, 7)
     source = tiny.tokens(2, 5, seed=5) if name == "vaswani" else None
     pair = (tokens,) if source is None else (tokens, source)
     names: dict[str, Tensor] = {}
 
-    def note(path: str, value: Tensor) -> Tensor:
+    def note(path, value):
         return names.setdefault(path, value)
 
     plain = by_hand(model, tokens, source, note)
@@ -198,7 +198,7 @@ def test_every_value_set_to_zero_gives_what_the_hand_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", tiny.ALL)
 @torch.no_grad()
-def test_identity_edits_change_no_bit(name: str) -> None:
+def test_identity_edits_change_no_bit(name):
     """Scores and patterns are covered where the engine is the readable one; fused ones round
     otherwise."""
     model, tokens = tiny.model(tiny.ALL[name]), tiny.tokens()
@@ -215,7 +215,7 @@ def test_identity_edits_change_no_bit(name: str) -> None:
 
 
 @torch.no_grad()
-def test_edits_reach_what_fused_products_and_caches_hold() -> None:
+def test_edits_reach_what_fused_products_and_caches_hold():
     """With q, k and v (gate and up) packed into one product, one token at a time: the same change
     as in one go."""
     for path, block in (
@@ -239,7 +239,7 @@ def test_edits_reach_what_fused_products_and_caches_hold() -> None:
 
 
 @torch.no_grad()
-def test_the_page_of_names_has_them_all() -> None:
+def test_the_page_of_names_has_them_all():
     page = (Path(__file__).parents[2] / "docs/names.md").read_text(encoding="utf-8")
     for config in tiny.ALL.values():
         leaves = {

@@ -29,7 +29,7 @@ HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative
 @pytest.mark.parametrize(
     "cfg", [c.LayerNorm(), c.RMSNorm(), c.RMSNorm(offset=1.0), c.RMSNorm(gain=False)], ids=str
 )
-def test_a_norm_starts_with_a_gain_of_one(cfg: c.Norm) -> None:
+def test_a_norm_starts_with_a_gain_of_one(cfg):
     body = tiny.decoder(tiny.block(norm=cfg), position=c.NoPosition(), last_norm=cfg)
     x = torch.randn(5, tiny.DIM)
     # before and after ``Init``
@@ -38,7 +38,7 @@ def test_a_norm_starts_with_a_gain_of_one(cfg: c.Norm) -> None:
 
 
 @pytest.mark.parametrize("learning", [True, False])
-def test_an_rms_norm_adds_up_in_fp32(learning: bool) -> None:
+def test_an_rms_norm_adds_up_in_fp32(learning):
     """In bf16 each number is rounded twice: its row's factor, and the product."""
     x = (torch.randn(512, 768) * torch.rand(512, 1).exp()).bfloat16().requires_grad_(learning)
     result = build(c.RMSNorm(eps=0.1), 768).bfloat16()(x).detach().double()
@@ -54,7 +54,7 @@ def spread(weight: Tensor) -> float:
     return float(weight.detach().square().mean().sqrt())
 
 
-def test_what_writes_to_the_stream_starts_smaller_the_deeper_the_model() -> None:
+def test_what_writes_to_the_stream_starts_smaller_the_deeper_the_model():
     """By 1 / sqrt(sublayers), an encoder-decoder's of both stacks and with those that look
     across."""
     attention, think = c.Attention(4), c.MLP(256)
@@ -75,7 +75,7 @@ def test_what_writes_to_the_stream_starts_smaller_the_deeper_the_model() -> None
     assert spread(block.ffn.up.weight) == pytest.approx(0.02, rel=0.05)
 
 
-def test_previous_tokens_start_quieter_the_further_back() -> None:
+def test_previous_tokens_start_quieter_the_further_back():
     shape = replace(
         DECODERS["glass"],
         dim=64,
@@ -93,7 +93,7 @@ def test_previous_tokens_start_quieter_the_further_back() -> None:
 # losses
 
 
-def test_a_heads_scale_multiplies_what_it_reads() -> None:
+def test_a_heads_scale_multiplies_what_it_reads():
     plain = tiny.model(DECODERS["llama"])
     scaled = tiny.model(replace(DECODERS["llama"], head=c.Head(tied=False, scale=0.25)))
     torch.testing.assert_close(scaled(tokens()).logits, plain(tokens()).logits / 4)
@@ -112,7 +112,7 @@ def dropped(result: Tensor, plain: Tensor, rate: float) -> None:
 
 
 @torch.no_grad()
-def test_a_classifier_drops_what_its_labels_read() -> None:
+def test_a_classifier_drops_what_its_labels_read():
     pool = build(c.Pool("mean", labels=32, dropout=0.4), 32)
     pool.proj.weight.copy_(torch.eye(32))
     pool.proj.bias.zero_()
@@ -123,7 +123,7 @@ def test_a_classifier_drops_what_its_labels_read() -> None:
 
 
 @torch.no_grad()
-def test_lora_drops_what_its_change_reads_and_nothing_of_the_matrix() -> None:
+def test_lora_drops_what_its_change_reads_and_nothing_of_the_matrix():
     of = Linear(32, 32, bias=False)
     of.weight.zero_()
     layer, x = lora.LoRALinear(of, 32, 0.5, dropout=0.3), torch.randn(200, 32)
@@ -138,14 +138,14 @@ def test_lora_drops_what_its_change_reads_and_nothing_of_the_matrix() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "bert"])
-def test_tuning_drops_at_the_rate_that_it_was_told(name: str) -> None:
+def test_tuning_drops_at_the_rate_that_it_was_told(name):
     model = build_model(tiny.ALL[name], seed=1)
     lora.tune(model, objectives.LoRA(rank=3, dropout=0.35))
     assert {layer.drop.p for layer in lora.adapted(model).values()} == {0.35}
 
 
 @torch.no_grad()
-def test_a_change_is_merged_with_one_rounding() -> None:
+def test_a_change_is_merged_with_one_rounding():
     torch.manual_seed(0)
     of = Linear(96, 64, bias=False).bfloat16()
     of.weight.normal_()
@@ -159,7 +159,7 @@ def test_a_change_is_merged_with_one_rounding() -> None:
     assert float((off - HALF * exact.abs()).max()) <= 2**-20 * float(exact.abs().max())
 
 
-def test_every_mixture_adds_to_the_losses() -> None:
+def test_every_mixture_adds_to_the_losses():
     for name, count in (("mixtral", 2), ("noisy", 2)):
         model, tape = build_model(DECODERS[name], seed=1), Tape("*.router")
         aux = model(tokens(), tape=tape).aux
@@ -175,7 +175,7 @@ def test_every_mixture_adds_to_the_losses() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "bahdanau"])
-def test_a_tape_keeps_no_graph_unless_it_is_asked_to(name: str) -> None:
+def test_a_tape_keeps_no_graph_unless_it_is_asked_to(name):
     model = tiny.model(tiny.ALL[name])
     extra = (tokens(3, 9, seed=5),) if isinstance(model, EncoderDecoder) else ()
     for graph in (False, True):

@@ -6,7 +6,6 @@ import base64
 import json
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -123,9 +122,7 @@ CASES: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_bad_file_is_one_sentence(
-    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_file_is_one_sentence(case, tmp_path, capfd):
     name, data, sentence = CASES[case]
     (tmp_path / name).write_bytes(data)
     kind = "gpt2" if name == "my.tiktoken" and case != "ranks of no kind" else None
@@ -135,7 +132,7 @@ def test_a_bad_file_is_one_sentence(
     assert capfd.readouterr().err == ""  # not even from inside the library
 
 
-def test_the_good_ones_open(tmp_path: Path) -> None:
+def test_the_good_ones_open(tmp_path):
     """The files that the cases above damage are good."""
     (tmp_path / "x.model").write_bytes(MODEL)
     (tmp_path / "vocab.txt").write_bytes(VOCAB)
@@ -143,7 +140,7 @@ def test_the_good_ones_open(tmp_path: Path) -> None:
     assert open_tokenizer(tmp_path / "vocab.txt").encode("Hellos") == [4, 5]
 
 
-def test_vocab_and_merges(tmp_path: Path) -> None:
+def test_vocab_and_merges(tmp_path):
     """Errors of ``read_vocabulary``."""
     model = json.loads(train_tokenizer("bpe", STORY, 300).to_json())["model"]
     merges = "\n".join(" ".join(pair) for pair in model["merges"])
@@ -165,7 +162,7 @@ def test_vocab_and_merges(tmp_path: Path) -> None:
             open_tokenizer(tmp_path)
 
 
-def test_folders_and_kinds(tmp_path: Path) -> None:
+def test_folders_and_kinds(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         open_tokenizer(tmp_path / "missing")
     with pytest.raises(UserError, match="holds no tokenizer"):
@@ -193,7 +190,7 @@ def test_folders_and_kinds(tmp_path: Path) -> None:
     assert tokenizer.id("<next>") == 5 and tokenizer.eos is None
 
 
-def test_random_damage_never_ends_in_a_traceback(tmp_path: Path) -> None:
+def test_random_damage_never_ends_in_a_traceback(tmp_path):
     chance = random.Random(0)
     files = {"x.model": MODEL, "vocab.txt": VOCAB, "tokenizer.json": spec(lambda raw: None)}
     for _ in range(150):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import regex
@@ -41,7 +40,7 @@ def article(length: int) -> str:
     "name",
     ["tok-llama2/tokenizer.model", "tok-phi3", "tok-t5/spiece.model", "tok-gpt2", "tok-bert-cased"],
 )
-def test_pieces_have_the_ids_of_the_whole(shared_data: Path, name: str, tmp_path: Path) -> None:
+def test_pieces_have_the_ids_of_the_whole(shared_data, name, tmp_path):
     full = article(300_000)
     (tmp_path / "long.txt").write_text(full, encoding="utf-8")
     tokenizer = open_tokenizer(shared_data / name)
@@ -59,9 +58,7 @@ def test_pieces_have_the_ids_of_the_whole(shared_data: Path, name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", ["tok-llama2/tokenizer.model", "tok-gpt2"])
-def test_bytes_before_any_token_are_those_of_the_whole(
-    shared_data: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_before_any_token_are_those_of_the_whole(shared_data, name, tmp_path, monkeypatch):
     """Also in a piece that continues a document: nothing is put in front of it, as it would be of a
     whole text."""
     monkeypatch.setattr(text_streams, "PIECE", 150)
@@ -76,7 +73,7 @@ def test_bytes_before_any_token_are_those_of_the_whole(
         assert shards.corpus.bytes_before(opening + count) == len(text[:end].encode())
 
 
-def test_no_published_split_reaches_over_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_published_split_reaches_over_a_cut(monkeypatch):
     monkeypatch.setattr(text_streams, "PIECE", 200)
     full = article(20_000) + "\nend */\n/ x*/\n/\n y"
     pieces = [

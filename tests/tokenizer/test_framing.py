@@ -15,7 +15,7 @@ def tokenizer_with(*specials: str) -> Tokenizer:
     return train_tokenizer("char", ["abc "], specials=specials)
 
 
-def test_a_text_opens_with_bos_and_where_there_is_none_with_the_end_of_the_one_before() -> None:
+def test_a_text_opens_with_bos_and_where_there_is_none_with_the_end_of_the_one_before():
     pair, alone = tokenizer_with("<s>", "</s>"), tokenizer_with("<|endoftext|>")
     assert (framing.document_start(pair), framing.text_start(pair)) == (
         pair.id("<s>"),
@@ -25,7 +25,7 @@ def test_a_text_opens_with_bos_and_where_there_is_none_with_the_end_of_the_one_b
     assert framing.document_start(alone) is None
 
 
-def test_a_target_opens_with_bos_or_as_in_t5_with_the_padding_and_closes_with_eos() -> None:
+def test_a_target_opens_with_bos_or_as_in_t5_with_the_padding_and_closes_with_eos():
     pair, t5 = tokenizer_with("<s>", "</s>", "<pad>"), tokenizer_with("<pad>", "</s>")
     assert (framing.decoder_start(pair), framing.end_of_target(pair)) == (
         pair.id("<s>"),
@@ -36,7 +36,7 @@ def test_a_target_opens_with_bos_or_as_in_t5_with_the_padding_and_closes_with_eo
     assert framing.source(t5, [a, b]) == [a, b, t5.id("</s>")] and framing.source(t5, []) == []
 
 
-def test_a_decoders_question_ends_with_sep_or_with_what_opens_a_target() -> None:
+def test_a_decoders_question_ends_with_sep_or_with_what_opens_a_target():
     pair, bert = tokenizer_with("<s>", "</s>"), tokenizer_with("<s>", "</s>", "[SEP]")
     a, start = pair.id("a"), pair.id("<s>")
     assert framing.question(pair, [a]) == [start, a, start]
@@ -47,7 +47,7 @@ def test_a_decoders_question_ends_with_sep_or_with_what_opens_a_target() -> None
     ]
 
 
-def test_a_tokenizer_without_specials_is_refused_in_a_sentence() -> None:
+def test_a_tokenizer_without_specials_is_refused_in_a_sentence():
     plain = tokenizer_with()
     with pytest.raises(UserError, match="end-of-text token to end a target"):
         framing.end_of_target(plain)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def replacing(*steps: tuple[str, str, str]) -> dict[str, Any]:
 # ------------------------------------------------------------------------ budget and signals
 
 
-def test_work_without_end_is_ended_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_end_is_ended_and_said(monkeypatch):
     monkeypatch.setattr(library, "SECONDS", 0.2)
     tokenizer, spaces = hostile(), " " * (library.LARGE + 1) + "a"
     for act in (tokenizer.encode, tokenizer.offsets):
@@ -63,7 +62,7 @@ def test_work_without_end_is_ended_and_said(monkeypatch: pytest.MonkeyPatch) -> 
     assert tokenizer.encode("  a") == [32, 32, 97]
 
 
-def test_errors_and_results_come_through_a_thread_with_a_budget() -> None:
+def test_errors_and_results_come_through_a_thread_with_a_budget():
     tokenizer = train_tokenizer("char", ["ab"], specials=())
     assert tokenizer.encode("ab" * library.LARGE) == [0, 1] * library.LARGE
     with pytest.raises(UserError, match=f"number {2 * library.LARGE} of the text"):
@@ -71,7 +70,7 @@ def test_errors_and_results_come_through_a_thread_with_a_budget() -> None:
 
 
 @pytest.mark.parametrize("kind", ["encode", "tokenise"])
-def test_ctrl_c_is_heard_while_a_text_is_encoded(kind: str, tmp_path: Path) -> None:
+def test_ctrl_c_is_heard_while_a_text_is_encoded(kind, tmp_path):
     (tmp_path / "tokenizer.json").write_text(hostile().to_json())
     (tmp_path / "corpus.txt").write_text(" " * 120_000 + "a")
     act = {
@@ -111,7 +110,7 @@ def charsmap(shared_data: Path) -> bytes:
 
 
 @pytest.mark.parametrize("turns", [60, pytest.param(400, marks=pytest.mark.slow)])
-def test_a_damaged_table_of_characters_is_refused_or_used(shared_data: Path, turns: int) -> None:
+def test_a_damaged_table_of_characters_is_refused_or_used(shared_data, turns):
     """Damaged tables: the file or the text is refused in a sentence, or it encodes everything."""
     full, chance = charsmap(shared_data), np.random.default_rng(0)
     refused = 0
@@ -135,7 +134,7 @@ def test_a_damaged_table_of_characters_is_refused_or_used(shared_data: Path, tur
     assert refused > turns / 3
 
 
-def test_a_table_that_blows_a_text_up_is_refused(shared_data: Path) -> None:
+def test_a_table_that_blows_a_text_up_is_refused(shared_data):
     full = charsmap(shared_data)
     long = base64.b64encode(full[:-1] + b"a" * 300 + b"\0").decode()
     with pytest.raises(UserError, match="make over 256 characters of one"):
@@ -143,7 +142,7 @@ def test_a_table_that_blows_a_text_up_is_refused(shared_data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["normalizer", "decoder"])
-def test_replacements_that_blow_a_text_up_are_refused(name: str) -> None:
+def test_replacements_that_blow_a_text_up_are_refused(name):
     doubling = replacing(*[("String", "a", "aa")] * 40)
     inserting = replacing(*[("Regex", "", "a")] * 40)
     for steps in (doubling, inserting):
@@ -158,8 +157,8 @@ def test_replacements_that_blow_a_text_up_are_refused(name: str) -> None:
     assert growing.encode("abbb") == list(b"aac")
 
 
-def test_a_decoder_uses_the_librarys_regular_expressions() -> None:
-    def decoder(pattern: str) -> Tokenizer:
+def test_a_decoder_uses_the_librarys_regular_expressions():
+    def decoder(pattern):
         steps = [BYTES, {"type": "Fuse"}]
         replace = {"type": "Replace", "pattern": {"Regex": pattern}, "content": "-"}
         return changed(decoder={"type": "Sequence", "decoders": [replace, *steps]})
@@ -176,7 +175,7 @@ def test_a_decoder_uses_the_librarys_regular_expressions() -> None:
     assert time.monotonic() - start < 10
 
 
-def test_a_panic_while_encoding_is_a_sentence() -> None:
+def test_a_panic_while_encoding_is_a_sentence():
     split = {
         "type": "Split",
         "pattern": {"Regex": "(a+)+$"},
@@ -189,7 +188,7 @@ def test_a_panic_while_encoding_is_a_sentence() -> None:
             act("a" * 40 + "b")
 
 
-def test_strip_of_a_billion_and_ids_of_four() -> None:
+def test_strip_of_a_billion_and_ids_of_four():
     strip = {"type": "Strip", "content": " ", "start": 10**9, "stop": 0}
     tokenizer, start = (
         changed(decoder={"type": "Sequence", "decoders": [{"type": "Fuse"}, strip]}),
@@ -206,7 +205,7 @@ def test_strip_of_a_billion_and_ids_of_four() -> None:
 # ------------------------------------------------------------------------------ names, paths, ids
 
 
-def test_ids_that_are_none() -> None:
+def test_ids_that_are_none():
     tokenizer = train_tokenizer("byte")
     for wrong in ([None], ["a"], [1.5], "ab", 5, None, [[1]]):
         with pytest.raises(UserError, match=r"[Ii]ds are integers"):
@@ -219,16 +218,14 @@ def test_ids_that_are_none() -> None:
 @pytest.mark.parametrize(
     "act", [open_tokenizer, pretrained.find, find_corpus], ids=["open", "find", "corpus"]
 )
-def test_names_that_are_no_paths(act: Callable[[str], Any]) -> None:
+def test_names_that_are_no_paths(act):
     for name in ("x" * 5000, "a\0b", "x" * 5000 + "/y", "a/\0"):
         with pytest.raises(UserError) as caught:
             act(name)
         assert len(str(caught.value)) < 700 and "\0" not in str(caught.value)
 
 
-def test_a_link_a_device_and_a_locked_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_a_device_and_a_locked_folder(tmp_path, monkeypatch):
     (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
     for act in (open_tokenizer, pretrained.find, find_corpus):
         with pytest.raises(UserError, match="link to something that is not there"):
@@ -240,7 +237,7 @@ def test_a_link_a_device_and_a_locked_folder(
     with pytest.raises(UserError, match="not a file that holds a tokenizer"):
         pretrained.find(tmp_path / "pipe")
 
-    def locked(path: Path, **_: Any) -> Any:
+    def locked(path, **_):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "stat", locked)
@@ -249,7 +246,7 @@ def test_a_link_a_device_and_a_locked_folder(
             act(tmp_path / "inside")
 
 
-def test_keys_that_only_look_like_numbers(tmp_path: Path) -> None:
+def test_keys_that_only_look_like_numbers(tmp_path):
     (tmp_path / "x.model").write_bytes(MODEL)
     for key in ("²", "٣", "9" * 5000):
         decoder = {key: {"content": "<far>"}, "5": {"content": "<next>", "special": True}}
@@ -260,7 +257,7 @@ def test_keys_that_only_look_like_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1000, pytest.param(8000, marks=pytest.mark.slow)])
-def test_a_hostile_model_of_megabytes_is_soon_refused_or_read(tmp_path: Path, size: int) -> None:
+def test_a_hostile_model_of_megabytes_is_soon_refused_or_read(tmp_path, size):
     trainer = field(2, b"\x18\x02") + field(3, b"")
     long = b"".join(piece(b"%05d" % number + b"ab" * 509, 1) for number in range(size))
     endless = piece(b"ab" * 2000, 1)
@@ -273,7 +270,7 @@ def test_a_hostile_model_of_megabytes_is_soon_refused_or_read(tmp_path: Path, si
     assert open_tokenizer(tmp_path).size == size + 27 and time.process_time() - start < 10
 
 
-def test_a_file_is_looked_at_once_for_its_kind(tmp_path: Path) -> None:
+def test_a_file_is_looked_at_once_for_its_kind(tmp_path):
     """A missing file is still said as such, and a short one is read."""
     with pytest.raises(UserError, match="cannot be read"):
         open_tokenizer(tmp_path / "none.json")

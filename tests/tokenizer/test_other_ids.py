@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from glassformer.formats import byte_level as ranks
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.formats.tokenizer_forms import from_json
 from tokenizer.test_bad import MODEL, VOCAB
-from tokenizer.test_tokenizer import NASTY, STORY, streamed
+from tokenizer.test_tokenizer import IDENTITY, NASTY, STORY, sentencepiece_model, streamed
 
 
 def put(folder: Path, **files: Any) -> Path:
@@ -28,30 +28,16 @@ def put(folder: Path, **files: Any) -> Path:
     return folder
 
 
-def pair_of_files(end: str = "", extra: tuple[str, ...] = ()) -> tuple[dict[str, int], bytes]:
-    """A small vocab.json and merges.txt; ``end`` marks the last letter of a word, as CLIP's do."""
+RULES = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+
+
+def pair_of_files(extra: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A small vocab.json and merges.txt, as ``put`` takes them."""
     trained = json.loads(train_tokenizer("bpe", [*STORY, *NASTY], 500).to_json())["model"]
-    if not end:
-        names, merges = list(trained["vocab"]), [" ".join(pair) for pair in trained["merges"]]
-    else:
-        letters = [name for name in trained["vocab"] if len(name) == 1]
-        letters += [letter + end for letter in letters]
-        merges = [
-            "t h",
-            "th e" + end,
-            "g l",
-            "l a",
-            "s s" + end,
-            "a n",
-            "an d" + end,
-            "o n",
-            "c e" + end,
-        ]
-        names = letters + [merge.replace(" ", "") for merge in merges]
-    names += extra
-    return {name: id for id, name in enumerate(names)}, "\n".join(
-        ["#version: 0.2", *merges]
-    ).encode()
+    merges = [" ".join(pair) for pair in trained["merges"]]
+    vocabulary = {name: id for id, name in enumerate([*trained["vocab"], *extra])}
+    text = "\n".join(["#version: 0.2", *merges]).encode()
+    return {"vocab__json": vocabulary, "merges__txt": text}
 
 
 def spec(**changes: Any) -> str:
@@ -62,163 +48,129 @@ def spec(**changes: Any) -> str:
 # -------------------------------------------------------------------------------- tokenizer_class
 
 
-def test_an_unknown_class_is_refused_by_its_name(tmp_path: Path) -> None:
-    vocabulary, merges = pair_of_files(extra=("<|endoftext|>",))
-    for named in ("CamembertTokenizer", "XLNetTokenizerFast", "Magic\n"):
-        config = {"tokenizer_class": named}
-        for folder in (
-            put(tmp_path / "sp", tokenizer__model=MODEL, tokenizer_config__json=config),
-            put(tmp_path / "wp", vocab__txt=VOCAB, tokenizer_config__json=config),
-            put(
-                tmp_path / "bpe",
-                vocab__json=vocabulary,
-                merges__txt=merges,
-                tokenizer_config__json=config,
-            ),
-        ):
-            with pytest.raises(UserError, match="is for the class") as caught:
-                open_tokenizer(folder)
-            assert "\n" not in str(caught.value)
-    folder = put(
-        tmp_path / "whole", tokenizer__json=json.loads(spec()), tokenizer_config__json=config
-    )
+@pytest.mark.parametrize("named", ["CamembertTokenizer", "XLNetTokenizerFast", "Magic\n"])
+def test_an_unknown_class_is_refused_by_its_name(named, tmp_path):
+    config = {"tokenizer_config__json": {"tokenizer_class": named}}
+    pair = pair_of_files(extra=("<|endoftext|>",))
+    for number, files in enumerate(({"tokenizer__model": MODEL}, {"vocab__txt": VOCAB}, pair)):
+        folder = put(tmp_path / str(number), **files, **config)
+        with pytest.raises(UserError, match="is for the class") as caught:
+            open_tokenizer(folder)
+        assert "\n" not in str(caught.value)
+    folder = put(tmp_path / "whole", tokenizer__json=json.loads(spec()), **config)
     assert open_tokenizer(folder).encode("ab") == [97, 98]  # a tokenizer.json says everything
-    assert open_tokenizer(tmp_path / "wp", kind="bert-cased").encode("hello") == [4]
-    put(tmp_path / "wp", tokenizer_config__json={"tokenizer_class": "BertTokenizerFast"})
-    assert open_tokenizer(tmp_path / "wp").encode("Hello") == [4]
+
+
+def test_a_class_that_is_known_or_a_kind_opens(tmp_path):
+    folder = put(tmp_path / "wp", vocab__txt=VOCAB)
+    for named, kind in (("Magic", "bert-cased"), ("BertTokenizerFast", None)):
+        put(folder, tokenizer_config__json={"tokenizer_class": named})
+        text = "hello" if kind else "Hello"
+        assert open_tokenizer(folder, kind=kind).encode(text) == [4]
     with pytest.raises(UserError, match="of fairseq, by its name"):
         open_tokenizer(put(tmp_path / "bare", sentencepiece__bpe__model=MODEL))
 
 
-def test_a_space_in_front_is_put_there_where_the_config_says_so(tmp_path: Path) -> None:
-    vocabulary, merges = pair_of_files(extra=("<|endoftext|>",))
-    folder = put(tmp_path / "a", vocab__json=vocabulary, merges__txt=merges)
+def test_a_space_in_front_is_put_there_where_the_config_says_so(tmp_path):
+    folder = put(tmp_path, **pair_of_files(extra=("<|endoftext|>",)))
     plain = open_tokenizer(folder)
-    put(
-        folder,
-        tokenizer_config__json={"add_prefix_space": True, "tokenizer_class": "RobertaTokenizer"},
-    )
+    config = {"add_prefix_space": True, "tokenizer_class": "RobertaTokenizer"}
+    put(folder, tokenizer_config__json=config)
     assert open_tokenizer(folder).encode("once") == plain.encode(" once") != plain.encode("once")
 
 
 # ---------------------------------------------------------------------------- cut and odd files
 
 
-def test_cut_merges_make_no_special_tokens(tmp_path: Path) -> None:
-    vocabulary, merges = pair_of_files(extra=("<|endoftext|>", "[own]", "madeupword0001"))
-    folder = put(tmp_path / "a", vocab__json=vocabulary, merges__txt=merges)
-    assert open_tokenizer(folder).specials.keys() == {"<|endoftext|>", "[own]", "madeupword0001"}
-    lines = merges.splitlines()
+def test_cut_merges_make_no_special_tokens(tmp_path):
+    extra = ("<|endoftext|>", "[own]", "madeupword0001")
+    pair = pair_of_files(extra=extra)
+    folder = put(tmp_path, **pair)
+    assert open_tokenizer(folder).specials.keys() == set(extra)
+    lines = pair["merges__txt"].splitlines()
     for saved in (1, 2, len(lines) // 2, len(lines) - 1):
         put(folder, merges__txt=b"\n".join(lines[:saved]))
         with pytest.raises(UserError, match="by no merge, such as"):
             open_tokenizer(folder)
-    odd = {**vocabulary, "END OF ALL": len(vocabulary)}
-    put(folder, vocab__json=odd, merges__txt=merges)
+    vocabulary = pair["vocab__json"]
+    vocabulary["END OF ALL"] = len(vocabulary)
+    put(folder, **pair)
     with pytest.raises(UserError, match="1 of the entries"):
         open_tokenizer(folder)
     put(folder, special_tokens_map__json={"eos_token": "END OF ALL"})
     assert "END OF ALL" in open_tokenizer(folder).specials
 
 
-def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path: Path) -> None:
+def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path):
     tokenizers = pytest.importorskip("tokenizers")
     library = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     library.add_special_tokens(["<end>"])
     library.save(str(tmp_path / "tokenizer.json"))
     actual = open_tokenizer(tmp_path)
-    assert (
-        actual.encode("abba") == [2, 1, 0]
-        and actual.encode("ab<end>a", special=True) == [2, 3, 0]
-        and actual.size == 4
-    )
-    assert actual.vocabulary() == {"a": 0, "b": 1, "ab": 2, "<end>": 3}
+    assert actual.encode("abba") == [2, 1, 0]
+    assert actual.encode("ab<end>a", special=True) == [2, 3, 0]
+    assert actual.vocabulary() == {"a": 0, "b": 1, "ab": 2, "<end>": 3} and actual.size == 4
     for sample in ("abxa", "<end>", "ab\nc"):
         with pytest.raises(UserError, match=r"does not know the character .* \(number "):
             actual.encode(sample)
-    again = from_json(actual.to_json())
-    assert again.fingerprint == actual.fingerprint
+    assert from_json(actual.to_json()).fingerprint == actual.fingerprint
 
 
 @pytest.mark.slow
-def test_batches_of_any_kind() -> None:
+def test_batches_of_any_kind():
     tokenizer = train_tokenizer("byte")
-    samples = ["ab", "", "c"]
-    expected = [[97, 98], [], [99]]
-    assert (
-        tokenizer.encode_batch(sample for sample in samples)
-        == tokenizer.encode_batch(tuple(samples))
-        == expected
-    )
+    samples, expected = ["ab", "", "c"], [[97, 98], [], [99]]
+    for batch in (iter(samples), tuple(samples)):
+        assert tokenizer.encode_batch(batch) == expected
     assert tokenizer.encode_batch(map(str.upper, ["x"] * (1 << 20)))[-1] == [88]
     assert [list(ids) for ids in tokenizer.encoder(1 << 30)(samples)] == expected
 
 
-@pytest.mark.parametrize("kind", ["BPE", "WordLevel", "WordPiece"])
-def test_added_tokens_have_the_ids_that_the_file_gives_them(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("BPE", {"merges": []}),
+        ("WordLevel", {}),
+        ("WordPiece", {"continuing_subword_prefix": "##", "max_input_chars_per_word": 9}),
+    ],
+)
+def test_added_tokens_have_the_ids_that_the_file_gives_them(kind, more):
     """``canonical`` puts them among the model's entries where they leave gaps."""
-    raw: dict[str, Any] = {
-        "BPE": {
-            "type": "BPE",
-            "vocab": {"a": 0, "b": 1, "<unk>": 2},
-            "merges": [],
-            "unk_token": "<unk>",
-        },
-        "WordLevel": {
-            "type": "WordLevel",
-            "vocab": {"a": 0, "b": 1, "<unk>": 2},
-            "unk_token": "<unk>",
-        },
-        "WordPiece": {
-            "type": "WordPiece",
-            "vocab": {"a": 0, "b": 1, "<unk>": 2},
-            "unk_token": "<unk>",
-        }
-        | {"continuing_subword_prefix": "##", "max_input_chars_per_word": 9},
-    }[kind]
-    rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    model = {"type": kind, "vocab": {"a": 0, "b": 1, "<unk>": 2}, "unk_token": "<unk>", **more}
     added = [
-        {"id": 9, "content": "<x>", "special": True, **rules},
-        {"id": 5, "content": "!!", "special": False, **rules},
+        {"id": 9, "content": "<x>", "special": True, **RULES},
+        {"id": 5, "content": "!!", "special": False, **RULES},
     ]
-    full = {
-        "version": "1.0",
-        "added_tokens": added,
-        "model": raw,
-        "pre_tokenizer": {"type": "Whitespace"},
-    }
+    split = {"type": "Whitespace"}
+    full = {"version": "1.0", "added_tokens": added, "model": model, "pre_tokenizer": split}
     tokenizer = from_json(json.dumps(full))
-    assert tokenizer.encode("a!!b<x>", special=True) == [0, 5, 1, 9] and tokenizer.size == 10
     assert tokenizer.encode("a!!b") == [0, 5, 1] and 9 not in tokenizer.encode("<x>")
-    assert tokenizer.token(9) == "<x>" and tokenizer.token(7) == ""
+    assert tokenizer.token(9) == "<x>" and tokenizer.token(7) == "" and tokenizer.size == 10
     again = from_json(tokenizer.to_json())
-    assert (
-        again.encode("a!!b<x>", special=True) == [0, 5, 1, 9]
-        and again.fingerprint == tokenizer.fingerprint
-    )
+    assert again.fingerprint == tokenizer.fingerprint
+    for each in (tokenizer, again):
+        assert each.encode("a!!b<x>", special=True) == [0, 5, 1, 9]
 
 
 @pytest.mark.parametrize("id", [0, 7, -1])
-def test_added_ids_that_cannot_be_are_refused(id: int) -> None:
-    added = [{"id": id, "content": "<x>", "special": True, "single_word": False, "lstrip": False}]
-    added[0] |= {"rstrip": False, "normalized": False}
+def test_added_ids_that_cannot_be_are_refused(id):
+    added = [{"id": id, "content": "<x>", "special": True, **RULES}]
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -2.0]]}
     with pytest.raises(UserError, match="'<x>' has an id that it cannot have"):
         from_json(json.dumps({"version": "1.0", "added_tokens": added, "model": model}))
 
 
-def test_a_flag_is_true_or_false_and_nothing_else(tmp_path: Path) -> None:
-    for key in ("do_lower_case", "tokenize_chinese_chars", "strip_accents"):
-        folder = put(tmp_path / "a", vocab__txt=VOCAB, tokenizer_config__json={key: "false"})
-        with pytest.raises(UserError, match=f"\"{key}\" is 'false'; write true or false"):
-            open_tokenizer(folder)
+@pytest.mark.parametrize("key", ["do_lower_case", "tokenize_chinese_chars", "strip_accents"])
+def test_a_flag_is_true_or_false_and_nothing_else(key, tmp_path):
+    folder = put(tmp_path, vocab__txt=VOCAB, tokenizer_config__json={key: "false"})
+    with pytest.raises(UserError, match=f"\"{key}\" is 'false'; write true or false"):
+        open_tokenizer(folder)
     put(folder, tokenizer_config__json={"do_lower_case": False, "strip_accents": None})
-    assert open_tokenizer(folder).encode("HELLO") == [1] and open_tokenizer(
-        folder, kind="bert-uncased"
-    ).encode("HELLO") == [4]
+    assert open_tokenizer(folder).encode("HELLO") == [1]
+    assert open_tokenizer(folder, kind="bert-uncased").encode("HELLO") == [4]
 
 
-def test_special_tokens_of_a_wordpiece_stand_apart(shared_data: Path) -> None:
+def test_special_tokens_of_a_wordpiece_stand_apart(shared_data):
     transformers = pytest.importorskip("transformers")
     path = shared_data / "tok-bert-uncased" / "vocab.txt"
     actual, bert_tokenizer = open_tokenizer(path), transformers.BertTokenizer(str(path))
@@ -234,30 +186,18 @@ def test_special_tokens_of_a_wordpiece_stand_apart(shared_data: Path) -> None:
     assert words.decode(ids, special=True) == "once upon </s>"
 
 
-def test_nothing_of_a_truncated_sentencepiece_bpe_opens(tmp_path: Path) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
-    buffer = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(STORY),
-        model_writer=buffer,
-        vocab_size=50,
-        model_type="bpe",
-        normalization_rule_name="identity",
-        minloglevel=2,
-    )
-    data, path = buffer.getvalue(), tmp_path / "a.model"
+def test_nothing_of_a_truncated_sentencepiece_bpe_opens(tmp_path):
+    data = sentencepiece_model(STORY, vocab_size=50, model_type="bpe", **IDENTITY)
+    path, opened = tmp_path / "a.model", set()
     path.write_bytes(data)
     assert json.loads(open_tokenizer(path).to_json())["model"]["type"] == "BPE"
-    opened = 0
     for cut in range(1, len(data)):
         path.write_bytes(data[:cut])
-        try:
-            opened += json.loads(open_tokenizer(path).to_json())["model"]["type"] != "BPE"
-        except UserError:
-            continue
-    assert opened == 0
+        with contextlib.suppress(UserError):
+            opened.add(json.loads(open_tokenizer(path).to_json())["model"]["type"])
+    assert opened <= {"BPE"}
 
 
-def test_a_special_token_that_is_a_learned_piece_is_named() -> None:
+def test_a_special_token_that_is_a_learned_piece_is_named():
     with pytest.raises(UserError, match=r"'once' is a piece of the vocabulary already"):
         ranks.byte_level({"on": 0, "once": 1}, [], ranks.RankEncoding(None, {"once": 2}))

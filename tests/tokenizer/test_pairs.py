@@ -3,12 +3,11 @@ sentinels."""
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 
 import pytest
 
+from folders import edit_json
 from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
@@ -33,82 +32,61 @@ WORDS = [
 
 
 @pytest.mark.parametrize("case", ["cased", "uncased"])
-def test_bert_pairs_are_those_of_transformers(shared_data: Path, case: str) -> None:
+def test_bert_pairs_are_those_of_transformers(shared_data, case):
     """Ids and segments, cut to many lengths, against a tokenizer we did not write."""
     transformers = pytest.importorskip("transformers")
     path = shared_data / f"tok-bert-{case}" / "vocab.txt"
-    bert_tokenizer = transformers.BertTokenizer(str(path), do_lower_case=case == "uncased")
+    reference = transformers.BertTokenizer(str(path), do_lower_case=case == "uncased")
     actual = open_tokenizer(path)
-    assert (actual.cls, actual.sep, actual.mask, actual.pad) == (
-        101,
-        102,
-        103,
-        0,
-    ) and actual.sentinels == []
+    assert (actual.cls, actual.sep, actual.mask, actual.pad) == (101, 102, 103, 0)
+    assert actual.sentinels == []
     chance = random.Random(0)
     for most in (None, 5, 6, 7, 8, 11, 12, 20):
         for _ in range(20):
             args = [" ".join(chance.choices(WORDS, k=chance.randrange(1, 16))) for _ in range(2)]
             for texts in (args, args[:1]):
-                expected = bert_tokenizer(*texts, max_length=most, truncation=most is not None)
+                expected = reference(*texts, max_length=most, truncation=most is not None)
                 result = actual.encode_pair(*texts, most=most)
                 assert result == (expected["input_ids"], expected["token_type_ids"]), (most, texts)
-    pairs = [(WORDS[0], WORDS[1]), WORDS[2], (" ".join(WORDS), "")]
-    assert actual.encode_pairs(pairs) == [
-        actual.encode_pair(*([p] if isinstance(p, str) else p)) for p in pairs
-    ]
+    pairs = [("the", "cat"), "sat", (" ".join(WORDS), "")]
+    expected = [actual.encode_pair(*pair) for pair in (pairs[0], ["sat"], pairs[2])]
+    assert actual.encode_pairs(pairs) == expected
 
 
-def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data: Path) -> None:
+@pytest.mark.parametrize("name", ["spiece.model", "tokenizer.json"])
+def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data, name):
     transformers = pytest.importorskip("transformers")
     folder = shared_data / "tok-t5"
-    pre_trained_tokenizer_fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json")
-    )
-    for name in ("spiece.model", "tokenizer.json"):
-        actual = open_tokenizer(folder / name)
-        assert actual.sentinels == list(range(32099, 31999, -1)) and actual.mask is None
-        assert (
-            actual.token(actual.sentinels[0]) == "<extra_id_0>"
-            and actual.pad == 0
-            and actual.eos == 1
-        )
-        assert (
-            actual.encode_pair("A cat.", "Two dogs.")[0]
-            == pre_trained_tokenizer_fast("A cat.", "Two dogs.")["input_ids"]
-        )
-        assert (
-            actual.encode_pair("A cat.")[0]
-            == pre_trained_tokenizer_fast("A cat.")["input_ids"]
-            == actual.encode("A cat.", eos=True)
-        )
+    spec = str(folder / "tokenizer.json")
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=spec)
+    actual = open_tokenizer(folder / name)
+    assert actual.sentinels == list(range(32099, 31999, -1)) and actual.mask is None
+    assert actual.token(actual.sentinels[0]) == "<extra_id_0>"
+    assert actual.pad == 0 and actual.eos == 1
+    for texts in (("A cat.", "Two dogs."), ("A cat.",)):
+        assert actual.encode_pair(*texts)[0] == reference(*texts)["input_ids"]
+    assert actual.encode("A cat.", eos=True) == reference("A cat.")["input_ids"]
 
 
-def test_a_mask_survives_a_folder_and_another_name(tmp_path: Path) -> None:
-    actual = train_tokenizer(
-        "char", ["abc "], specials=("[CLS]", "[SEP]", "[MASK]", "<extra_id_1>", "<extra_id_0>")
-    )
-    names = [actual.token(id) for id in (actual.cls, actual.sep, actual.mask, *actual.sentinels)]
+def test_a_mask_survives_a_folder_and_another_name(tmp_path):
+    specials = ("[CLS]", "[SEP]", "[MASK]", "<extra_id_1>", "<extra_id_0>")
+    actual = train_tokenizer("char", ["abc "], specials=specials)
+
+    def special(tokenizer):
+        return [tokenizer.cls, tokenizer.sep, tokenizer.mask, *tokenizer.sentinels]
+
+    names = [actual.token(id) for id in special(actual)]
     assert names == ["[CLS]", "[SEP]", "[MASK]", "<extra_id_0>", "<extra_id_1>"]
     cls, sep, a, b, c = (actual.id(name) for name in ("[CLS]", "[SEP]", "a", "b", "c"))
     assert actual.encode_pair("ab", "c") == ([cls, a, b, sep, c, sep], [0, 0, 0, 0, 1, 1])
     actual.save(tmp_path)
-    again = open_tokenizer(tmp_path)
-    assert (again.cls, again.sep, again.mask, again.sentinels) == (
-        actual.cls,
-        actual.sep,
-        actual.mask,
-        actual.sentinels,
-    )
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({**settings, "mask_token": "c", "sep_token": "gone"})
-    )
+    assert special(open_tokenizer(tmp_path)) == special(actual)
+    edit_json(tmp_path / "tokenizer_config.json", mask_token="c", sep_token="gone")
     second = open_tokenizer(tmp_path)
     assert (second.mask, second.sep) == (c, None) and second.hides(c)
 
 
-def test_what_cannot_be_joined_is_one_sentence() -> None:
+def test_what_cannot_be_joined_is_one_sentence():
     plain = train_tokenizer("byte", specials=())
     assert plain.encode_pair("ab") == ([97, 98], [0, 0])
     with pytest.raises(UserError, match="no token to put between two texts"):

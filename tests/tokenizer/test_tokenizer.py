@@ -3,11 +3,13 @@ data."""
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -47,12 +49,25 @@ def streamed(tokenizer: Tokenizer, ids: list[int], special: bool = False) -> str
     return "".join(stream.push(id) for id in ids) + stream.flush()
 
 
+IDENTITY = {"normalization_rule_name": "identity"}
+
+
+def sentencepiece_model(texts: Iterable[str], **settings: Any) -> bytes:
+    """What the original SentencePiece learns of texts."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    buffer = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=buffer, minloglevel=3, **settings
+    )
+    return buffer.getvalue()
+
+
 @pytest.fixture(scope="module", params=["byte", "bpe"])
 def byte_level(request: pytest.FixtureRequest) -> Tokenizer:
     return train_tokenizer(request.param, STORY, 300 if request.param == "bpe" else None)
 
 
-def test_text_survives_and_spans_cover_it(byte_level: Tokenizer) -> None:
+def test_text_survives_and_spans_cover_it(byte_level):
     for sample in NASTY + SPECIAL + STORY[:1]:
         ids = byte_level.encode(sample)
         assert byte_level.decode(ids) == streamed(byte_level, ids) == sample
@@ -65,14 +80,14 @@ def test_text_survives_and_spans_cover_it(byte_level: Tokenizer) -> None:
         assert {i for start, end in spans for i in range(start, end)} == set(range(len(sample)))
 
 
-def test_byte_ids_are_the_bytes() -> None:
+def test_byte_ids_are_the_bytes():
     tokenizer = train_tokenizer("byte")
     assert tokenizer.size == 257 and tokenizer.eos == 256
     assert tokenizer.encode("é\0z", eos=True) == [*"é\0z".encode(), 256]
     assert train_tokenizer("byte", specials=()).eos is None
 
 
-def test_char_ids_are_the_sorted_characters() -> None:
+def test_char_ids_are_the_sorted_characters():
     tokenizer = train_tokenizer("char", ["hello\n", "wörld"], specials=())
     letters = sorted(set("hello\nwörld"))
     assert tokenizer.size == len(letters) and tokenizer.specials == {} and tokenizer.eos is None
@@ -83,14 +98,14 @@ def test_char_ids_are_the_sorted_characters() -> None:
     assert with_end.encode("he") == tokenizer.encode("he")
 
 
-def test_char_says_which_character_it_does_not_know_and_where() -> None:
+def test_char_says_which_character_it_does_not_know_and_where():
     with pytest.raises(UserError, match=r'"é" \(number 2 of the text\)'):
         train_tokenizer("char", ["abc"]).encode("abé")
     lenient = train_tokenizer("char", ["abc"], specials=("<unk>",))
     assert lenient.encode("aéb") == [0, lenient.unk, 1]
 
 
-def test_bpe_has_the_size_asked_for_and_is_the_same_each_time() -> None:
+def test_bpe_has_the_size_asked_for_and_is_the_same_each_time():
     first, second = train_tokenizer("bpe", STORY, 300), train_tokenizer("bpe", iter(STORY), 300)
     assert first.size == 300 and first.fingerprint == second.fingerprint
     assert len(first.encode(STORY[0])) < len(STORY[0]) / 2
@@ -98,7 +113,7 @@ def test_bpe_has_the_size_asked_for_and_is_the_same_each_time() -> None:
     assert first.eos == 299 and first.vocabulary()["<|endoftext|>"] == 299
 
 
-def test_special_tokens_are_read_only_when_asked(byte_level: Tokenizer) -> None:
+def test_special_tokens_are_read_only_when_asked(byte_level):
     end = byte_level.eos
     assert end is not None
     sample = "a<|endoftext|>b"
@@ -109,7 +124,7 @@ def test_special_tokens_are_read_only_when_asked(byte_level: Tokenizer) -> None:
     assert byte_level.decode(ids, special=True) == streamed(byte_level, ids, special=True) == sample
 
 
-def test_a_stream_never_shows_half_a_character() -> None:
+def test_a_stream_never_shows_half_a_character():
     tokenizer = train_tokenizer("byte")
     stream = tokenizer.stream()
     displayed = [stream.push(byte) for byte in "a👩é".encode()]
@@ -131,7 +146,7 @@ def test_a_stream_never_shows_half_a_character() -> None:
         )
 
 
-def test_names_and_ids_agree(byte_level: Tokenizer) -> None:
+def test_names_and_ids_agree(byte_level):
     for name, id in byte_level.vocabulary().items():
         assert byte_level.token(id) == name and byte_level.id(name) == id
     assert byte_level.id("no such token") is None and len(byte_level) == byte_level.size == len(
@@ -140,7 +155,7 @@ def test_names_and_ids_agree(byte_level: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
-def test_json_and_folder_give_the_same_tokenizer(kind: str, tmp_path: Path) -> None:
+def test_json_and_folder_give_the_same_tokenizer(kind, tmp_path):
     tokenizer = train_tokenizer(
         kind, STORY, 300 if kind == "bpe" else None, specials=("<|end|>", "<|endoftext|>")
     )
@@ -151,7 +166,7 @@ def test_json_and_folder_give_the_same_tokenizer(kind: str, tmp_path: Path) -> N
     json.loads(tokenizer.to_json())["model"]
 
 
-def test_unusual_parts_survive_json() -> None:
+def test_unusual_parts_survive_json():
     spec = train_tokenizer("byte", specials=("<|go|>", "<|stop|>")).to_json()
     tokenizer = from_json(spec, {"bos": "<|go|>", "eos": "<|stop|>"})
     again = from_json(tokenizer.to_json())
@@ -161,7 +176,7 @@ def test_unusual_parts_survive_json() -> None:
     assert turned.fingerprint != tokenizer.fingerprint  # documents are opened and closed by others
 
 
-def test_transformers_opens_what_is_saved(tmp_path: Path) -> None:
+def test_transformers_opens_what_is_saved(tmp_path):
     transformers = pytest.importorskip("transformers")
     for kind in ("char", "byte", "bpe"):
         tokenizer = train_tokenizer(kind, STORY, 300 if kind == "bpe" else None)
@@ -173,7 +188,7 @@ def test_transformers_opens_what_is_saved(tmp_path: Path) -> None:
         assert reference.eos_token_id == tokenizer.eos and len(reference) == tokenizer.size
 
 
-def test_pieces_of_a_unigram_that_look_special_stay_text() -> None:
+def test_pieces_of_a_unigram_that_look_special_stay_text():
     pieces = [["<unk>", 0.0], ["</s>", 0.0], *[[c, -3.0] for c in "</s>ab▁"]]
     spec = {
         "added_tokens": [{"id": 1, "content": "</s>", "special": True, "single_word": False, "lstrip": False}
@@ -189,7 +204,7 @@ def test_pieces_of_a_unigram_that_look_special_stay_text() -> None:
     assert tokenizer.encode("a</s>b", special=True) == [6, 1, 7] and tokenizer.eos == 1
 
 
-def test_truncation_and_padding_of_a_published_file_are_left_out() -> None:
+def test_truncation_and_padding_of_a_published_file_are_left_out():
     spec = json.loads(train_tokenizer("byte").to_json())
     spec["truncation"] = {
         "max_length": 3,
@@ -202,7 +217,7 @@ def test_truncation_and_padding_of_a_published_file_are_left_out() -> None:
     assert from_json(json.dumps(spec)).encode("abcdef") == list(b"abcdef")
 
 
-def test_mistakes_are_said_in_one_sentence() -> None:
+def test_mistakes_are_said_in_one_sentence():
     tokenizer = train_tokenizer("byte")
     mistakes = {
         "Token 257 is out of range": lambda: tokenizer.decode([257]),
@@ -224,7 +239,7 @@ def test_mistakes_are_said_in_one_sentence() -> None:
             act()
 
 
-def test_importing_text_is_light() -> None:
+def test_importing_text_is_light():
     use = "import sys, glassformer.core.tokenizer as t, glassformer.formats.tokenizer_files as f; "
     code = use + "t.Tokenizer, t.train, f.open; print({'torch', 'tokenizers'} & {*sys.modules})"
     assert (
@@ -234,7 +249,7 @@ def test_importing_text_is_light() -> None:
 
 
 @pytest.mark.slow
-def test_transformers_begins_a_text_as_we_do(shared_data: Path, tmp_path: Path) -> None:
+def test_transformers_begins_a_text_as_we_do(shared_data, tmp_path):
     from transformers import AutoTokenizer
 
     for folder in ("stories260K", "tok-llama2", "tok-llama3", "tok-gpt2"):

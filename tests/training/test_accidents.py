@@ -3,6 +3,7 @@ that fail."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -11,14 +12,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from glassformer import runs, training
-from glassformer.core.config import run
 from glassformer.core.errors import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.core.training import train
-from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loop import Stuck
 from glassformer.formats import resolve
 from glassformer.formats.data import find as find_corpus
@@ -27,19 +24,17 @@ from glassformer.runs import hooks, launch, run_checkpoints
 from glassformer.runs.hooks import Save
 from runs.test_launch import attend, corpus, settings, start  # noqa: F401  (corpus is a fixture)
 from runs.test_run_checkpoints import new_state
-from training.test_loop import Poisoned
+from tiny import equal_tensors
+from training.test_loop import Poisoned, steps_of, weights_of
 
 
-def poisoned(tmp_path, bad, steps, every, valid=None, keep=2):
+def poisoned(tmp_path, bad, steps, every, valid=None):
     """A run of so many steps of which ``bad`` (from 0 on) have a NaN loss; its state."""
     state = new_state()
     state.batches = Poisoned(state.model, bad)
-    save, step = Save(tmp_path, every, keep), None
-    options = run.Train(steps=steps, batch=4)
+    save, step = Save(tmp_path, every, 2), None
     try:
-        for step in train(
-            state.model, state.batches, settings=options, state=state, execution=ExecutionSettings()
-        ):
+        for step in steps_of(state.model, state.batches, state=state, steps=steps):
             step.valid_loss = (valid or {}).get(step.index)
             save(step)
     except Stuck:
@@ -47,8 +42,19 @@ def poisoned(tmp_path, bad, steps, every, valid=None, keep=2):
     return state
 
 
-def weights_of(state):
-    return [p.detach().clone() for p in state.model.parameters()]
+def pointer(folder, name):
+    """The step that a pointer names."""
+    path = folder / name
+    return int(path.read_text().removeprefix("step-")) if path.exists() else None
+
+
+def check_saved(folder, state, *numbers):
+    """These checkpoints are there, and the last one has the state's weights."""
+    assert [p.name for p in run_checkpoints.steps(folder)] == [f"step-{n:06}" for n in numbers]
+    again = new_state()
+    run_checkpoints.restore(folder / f"step-{numbers[-1]:06}", again)
+    assert again.skipped_in_a_row == state.skipped_in_a_row
+    assert equal_tensors(weights_of(again.model), weights_of(state.model))
 
 
 # ------------------------------------------------------------------------- good weights are kept
@@ -58,29 +64,14 @@ def weights_of(state):
 def test_a_last_step_that_is_skipped_is_saved_with_the_weights_before_it(tmp_path, valid):
     state = poisoned(tmp_path, {6, 7}, steps=8, every=5, valid=valid)
     assert state.skipped_in_a_row == 2
-    assert [p.name for p in run_checkpoints.steps(tmp_path)] == [
-        "step-000005",
-        "step-000008",
-    ]
-    assert (tmp_path / "last").read_text() == "step-000008\n" and (
-        tmp_path / "best"
-    ).exists() == bool(valid)
-    again = new_state()
-    run_checkpoints.restore(tmp_path / "step-000008", again)
-    assert again.skipped_in_a_row == 2
-    assert all(torch.equal(a, b) for a, b in zip(weights_of(again), weights_of(state), strict=True))
+    assert pointer(tmp_path, "last") == 8 and (tmp_path / "best").exists() == bool(valid)
+    check_saved(tmp_path, state, 5, 8)
 
 
 def test_patience_that_runs_out_saves_what_was_learned_since_the_last_checkpoint(tmp_path):
     state = poisoned(tmp_path, range(7, 99), steps=50, every=5)
     assert state.skipped_in_a_row == 5
-    assert [p.name for p in run_checkpoints.steps(tmp_path)] == [
-        "step-000005",
-        "step-000012",
-    ]
-    again = new_state()
-    run_checkpoints.restore(tmp_path / "step-000012", again)
-    assert all(torch.equal(a, b) for a, b in zip(weights_of(again), weights_of(state), strict=True))
+    check_saved(tmp_path, state, 5, 12)
 
 
 def test_patience_that_runs_out_before_anything_was_learned_saves_nothing(tmp_path):
@@ -108,28 +99,27 @@ def test_a_run_that_is_stuck_says_where_its_weights_are(corpus, tmp_path, monkey
 def test_resume_fixes_stale_pointers_and_forgets_a_best_that_was_removed(tmp_path):
     state = poisoned(tmp_path, set(), steps=6, every=2, valid={2: 3.0, 4: 1.0, 6: 2.0})
     assert state.best_step == 4
-    (tmp_path / "best").write_text("step-000002\n"), (tmp_path / "last").write_text("step-000004\n")
+    for name, step in (("best", 2), ("last", 4)):
+        (tmp_path / name).write_text(f"step-{step:06}\n")
     again = new_state()
     run_checkpoints.restore(run_checkpoints.newest(tmp_path), again)
     run_checkpoints.point(tmp_path, again)
-    assert (tmp_path / "best").read_text() == "step-000004\n" and (
-        tmp_path / "last"
-    ).read_text() == "step-000006\n"
+    assert pointer(tmp_path, "best") == 4 and pointer(tmp_path, "last") == 6
     shutil.rmtree(tmp_path / "step-000004")
     run_checkpoints.point(tmp_path, again)
     assert not (tmp_path / "best").exists() and again.best == math.inf and again.best_step is None
 
 
-@pytest.mark.parametrize("pointer", ["best", "last"])
+@pytest.mark.parametrize("name", ["best", "last"])
 @pytest.mark.parametrize("lead", ["..", ".", "link"])
-def test_pointers_never_lead_outside_the_folder(tmp_path, pointer, lead):
+def test_pointers_never_lead_outside_the_folder(tmp_path, name, lead):
     out = tmp_path / "run"
     poisoned(out, set(), steps=2, every=1, valid={2: 1.0})
     shutil.copytree(out / "step-000002", tmp_path / "elsewhere")
     (out / "link").symlink_to(tmp_path / "elsewhere")
     shutil.copy(tmp_path / "elsewhere" / "config.json", tmp_path / "config.json")
     (out / "best").unlink()
-    (out / pointer).write_text(lead + "\n")
+    (out / name).write_text(lead + "\n")
     with pytest.raises(UserError, match=rf'names "{lead}", which is not a folder in'):
         resolve.resolve(str(out))
 
@@ -137,59 +127,31 @@ def test_pointers_never_lead_outside_the_folder(tmp_path, pointer, lead):
 # ------------------------------------------------------------- terminals, folders, caches, samples
 
 
-@pytest.mark.parametrize("kind", ["closed", pytest.param("full", marks=pytest.mark.slow)])
-def test_standard_error_that_is_closed_or_full_ends_no_training(corpus, tmp_path, kind):  # noqa: F811
+@pytest.mark.parametrize("direction", ["2>&-", pytest.param("2>/dev/full", marks=pytest.mark.slow)])
+def test_standard_error_that_is_closed_or_full_ends_no_training(corpus, tmp_path, direction):  # noqa: F811
     out = tmp_path / "run"
-    words = [
-        "-m",
-        "glassformer",
-        "train",
-        "--out",
-        str(out),
-        "--data.train",
-        str(corpus),
-        "--steps",
-        "2",
-    ]
-    words += [
-        "--dim",
-        "16",
-        "--decoder.depth",
-        "1",
-        "--context",
-        "16",
-        "--batch",
-        "2",
-        "--data.tokenizer",
-        "char",
-    ]
-    words += [
-        "--tensorboard",
-        "false",
-        "--evaluate_batches",
-        "1",
-        "--decoder.pattern.attention.heads",
-        "2",
-    ]
-    direction = "2>&-" if kind == "closed" else "2>/dev/full"
-    command = ["sh", "-c", f'exec "$0" "$@" {direction}', sys.executable, *words]
+    line = (
+        f"-m glassformer train --out {out} --data.train {corpus} --steps 2 --dim 16"
+        " --decoder.depth 1 --context 16 --batch 2 --data.tokenizer char --tensorboard false"
+        " --evaluate_batches 1 --decoder.pattern.attention.heads 2"
+    )
+    command = ["sh", "-c", f"exec {sys.executable} {line} {direction}"]
     done = subprocess.run(command, stdout=subprocess.PIPE, timeout=120)
     assert (done.returncode, done.stdout) == (0, b"")
-    assert (out / "last").read_text() == "step-000002\n"
-    assert [line["step"] for line in hooks.read_log(out / "log.jsonl")] == [1, 2]
+    assert pointer(out, "last") == 2
     # nothing else was written into it
-    assert len((out / "log.jsonl").read_text().splitlines()) == 2
+    assert [json.loads(row)["step"] for row in (out / "log.jsonl").open()] == [1, 2]
 
 
 def test_a_terminal_that_closes_saves_and_nohup_keeps_training(corpus, tmp_path):  # noqa: F811
-    process = start(corpus, tmp_path / "run")
-    attend(process, tmp_path / "run", after=2)
+    out = tmp_path / "run"
+    process = start(corpus, out)
+    attend(process, out, after=2)
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGHUP)  # the shell's, then the terminal's
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGHUP
-    last = hooks.read_log(tmp_path / "run" / "log.jsonl")[-1]["step"]
-    assert (tmp_path / "run" / "last").read_text() == f"step-{last:06d}\n" and last < 40
+    assert pointer(out, "last") == hooks.read_log(out / "log.jsonl")[-1]["step"] < 40
 
 
 def test_which_signals_are_heard(tmp_path):
@@ -210,20 +172,17 @@ def test_which_signals_are_heard(tmp_path):
         signal.signal(signal.SIGHUP, old)
 
 
-@pytest.mark.parametrize("options", ["removed", "moved"])
-def test_a_folder_that_goes_while_training_ends_it(corpus, tmp_path, options):  # noqa: F811
+@pytest.mark.parametrize("leave", ["rmtree", "move"])
+def test_a_folder_that_goes_while_training_ends_it(corpus, tmp_path, leave):  # noqa: F811
     out = tmp_path / "run"
 
     def sample(model, tokenizer, source):
-        shutil.rmtree(out) if options == "removed" else out.rename(tmp_path / "away")
+        getattr(shutil, leave)(out, *([tmp_path / "away"] if leave == "move" else []))
         return ""
 
+    going = settings(corpus, sample_every="5", save_every="0", evaluate_every="0")
     with pytest.raises(UserError, match=r"log.jsonl was moved or removed while training"):
-        runs.run(
-            settings(corpus, sample_every="5", save_every="0", evaluate_every="0"),
-            out,
-            sample=sample,
-        )
+        runs.run(going, out, sample=sample)
     assert not list(tmp_path.glob("run/step-*"))
 
 
@@ -231,12 +190,8 @@ def test_a_sample_that_cannot_be_made_ends_no_training(corpus, tmp_path, capfd):
     def sample(model, tokenizer, source):
         raise UserError("A mask of the kind Prefix cannot be sampled.")
 
-    assert (
-        runs.run(
-            settings(corpus, steps="4", sample_every="2"), tmp_path / "run", sample=sample
-        ).step
-        == 4
-    )
+    going = settings(corpus, steps="4", sample_every="2")
+    assert runs.run(going, tmp_path / "run", sample=sample).step == 4
     assert "(none: A mask of the kind Prefix cannot be sampled.)" in capfd.readouterr().err
 
 
@@ -266,20 +221,17 @@ def test_validation_rows_may_not_change_on_resume(corpus, tmp_path):  # noqa: F8
         runs.run(settings(corpus, steps="2", evaluate_batches="3"), tmp_path / "run", resume=True)
 
 
-def test_memory_that_is_not_there_is_one_sentence(monkeypatch, capsys):
-    from glassformer import cli
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8")],
+)
+def test_memory_that_is_not_there_is_one_sentence(error, monkeypatch, terminal):
+    def fail(*_):
+        raise error
 
-    for error in (
-        MemoryError(),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
-    ):
-
-        def fail(*_: object, error: Exception = error) -> None:
-            raise error
-
-        # where the command computes, whatever its signature
-        monkeypatch.setattr("glassformer.commands.signature.bound", fail)
-        assert cli.main(["masks", "full"]) == 2 and "not enough memory" in capsys.readouterr().err
+    # where the command computes, whatever its signature
+    monkeypatch.setattr("glassformer.commands.signature.bound", fail)
+    assert "not enough memory" in terminal.refused("masks full")
 
 
 @pytest.mark.parametrize(
@@ -313,19 +265,18 @@ def test_settings_that_cannot_be(corpus, tmp_path, changes, message):  # noqa: F
 
 
 def test_sums_are_read_back_by_sha256sum(tmp_path):
-    poisoned(tmp_path, set(), steps=1, every=1)
     tool = shutil.which("sha256sum")
     if tool is None:
         pytest.skip("needs sha256sum")
-    subprocess.run(
-        [tool, "-c", "SHA256SUMS"], cwd=tmp_path / "step-000001", check=True, capture_output=True
-    )
+    poisoned(tmp_path, set(), steps=1, every=1)
+    subprocess.check_output([tool, "-c", "SHA256SUMS"], cwd=tmp_path / "step-000001")
 
 
 def test_a_resumed_run_fixes_its_pointers(corpus, tmp_path):  # noqa: F811
-    out = tmp_path / "run"
-    runs.run(settings(corpus, steps="4", evaluate_every="2"), out)
-    right = [(out / pointer).read_text() for pointer in ("best", "last")]
-    (out / "best").unlink(), (out / "last").write_text("step-000001\n")
-    runs.run(settings(corpus, steps="4", evaluate_every="2"), out, resume=True)
-    assert [(out / pointer).read_text() for pointer in ("best", "last")] == right
+    going = settings(corpus, steps="4", evaluate_every="2")
+    runs.run(going, tmp_path)
+    right = [pointer(tmp_path, name) for name in ("best", "last")]
+    (tmp_path / "best").unlink()
+    (tmp_path / "last").write_text("step-000001\n")
+    runs.run(going, tmp_path, resume=True)
+    assert [pointer(tmp_path, name) for name in ("best", "last")] == right

@@ -29,6 +29,7 @@ from glassformer.fast.training import execution
 from glassformer.fast.training.bf16_replica import Bf16Replica
 from glassformer.fast.training.blockwise import blockwise
 from glassformer.fast.training.execution import choose_execution
+from tiny import equal_tensors
 
 PLAIN = ExecutionSettings()
 
@@ -65,8 +66,34 @@ class Random:
         self.at = state["at"]
 
 
-def names_and_grads(model):
-    return {name: p.grad.clone() for name, p in model.named_parameters()}
+def model_of(seed=1, **changes):
+    return build_model(tiny(**changes), seed=seed)
+
+
+def steps_of(model=None, batches=None, execution=PLAIN, state=None, **settings):
+    """The steps of a training with batches of 4, as they are taken."""
+    return train(
+        model or model_of(),
+        batches or Random(),
+        settings=run.Train(**{"batch": 4, **settings}),
+        execution=execution,
+        state=state,
+    )
+
+
+def losses_of(*args, **options):
+    return [step.loss for step in steps_of(*args, **options)]
+
+
+def weights_of(model):
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def gradients_of(model, batch, pieces=1):
+    """What ``gradients`` counts, and each weight's gradient."""
+    model.zero_grad()
+    counted = gradients(model, batch, Causal(), pieces)
+    return counted, {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
 # ------------------------------------------------------------------------------------ objective
@@ -78,24 +105,21 @@ def names_and_grads(model):
 def test_cross_entropy_in_pieces_equals_torchs(bias, softcap, smoothing, monkeypatch):
     monkeypatch.setattr(loss, "LOGITS_IN_CACHE", 50 * 2)  # several passes a piece
     draw = torch.Generator().manual_seed(0)
-    shapes = [(37, 16), (50, 16)] + [(50,)] * bias
-    values = [
+    hidden, table, *biases = values = [
         torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True)
-        for shape in shapes
+        for shape in [(37, 16), (50, 16)] + [(50,)] * bias
     ]
     targets = torch.randint(50, (37,), generator=draw)
     targets[[0, 7, 8, 36]] = -1
     logits = F.linear(*values)
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    plain = F.cross_entropy(
-        logits, targets, ignore_index=-1, reduction="sum", label_smoothing=smoothing
-    )
+    options = {"ignore_index": -1, "reduction": "sum", "label_smoothing": smoothing}
+    plain = F.cross_entropy(logits, targets, **options)
     expected = torch.autograd.grad(plain * 3, values)
     for limit in (50 * 5, loss.ONE_SHOT):
         monkeypatch.setattr(loss, "ONE_SHOT", limit)
-        hidden, table, *remaining = values
-        bias_weight = remaining[0] if remaining else None
-        pieces = cross_entropy(hidden, targets, table, bias_weight, softcap, smoothing)
+        args = (*biases, softcap) if biases else (None, softcap)
+        pieces = cross_entropy(hidden, targets, table, *args, smoothing)
         torch.testing.assert_close(pieces, plain)
         torch.testing.assert_close(torch.autograd.grad(pieces * 3, values), expected)
 
@@ -114,10 +138,11 @@ def test_pieces_never_hold_more_logits_than_the_limit(monkeypatch):
     monkeypatch.setattr(loss.F, "linear", lambda *args: calls.append(len(args[0])) or linear(*args))
     monkeypatch.setattr(loss, "ONE_SHOT", 500)
     hidden, table = torch.randn(37, 16, requires_grad=True), torch.randn(50, 16)
-    cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table).backward()
+    targets = torch.zeros(37, dtype=torch.long)
+    cross_entropy(hidden, targets, table).backward()
     assert calls == [10, 10, 10, 7] and table.grad is None
     with torch.no_grad():
-        assert not cross_entropy(hidden, torch.zeros(37, dtype=torch.long), table).requires_grad
+        assert not cross_entropy(hidden, targets, table).requires_grad
 
 
 # ------------------------------------------------------------------------------------------ bf16
@@ -127,24 +152,23 @@ def in_bf16(model, batch, pieces=1):
     half = Bf16Replica(model.train())
     half.follow()
     result = gradients(half.model, batch, Causal(), pieces)
-    return result, names_and_grads(model)
+    return result, {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
 def test_bf16_gives_the_gradients_of_fp32_in_fp32():
-    model, batch = build_model(tiny(), seed=1), next(Random())
+    model, batch = model_of(), next(Random())
     sums, result = in_bf16(model, batch)
-    model.zero_grad()
-    right = gradients(model, batch, Causal(), 1)
+    right, grads = gradients_of(model, batch)
     assert sums.count == right.count and sums.loss == pytest.approx(right.loss, rel=0.01)
-    for name, grad in names_and_grads(model).items():
-        assert result[name].dtype is torch.float32
+    for name, grad in grads.items():
+        # and its dtype
         torch.testing.assert_close(
             result[name], grad, rtol=0.1, atol=0.03 * float(grad.abs().max())
         )
 
 
 def test_bf16_gradients_add_up_over_pieces_in_fp32():
-    model, batch = build_model(tiny(), seed=1), next(Random())
+    model, batch = model_of(), next(Random())
     _, together = in_bf16(model, batch, 4)
     alone = []
     for piece in split(batch, 4):
@@ -155,41 +179,30 @@ def test_bf16_gradients_add_up_over_pieces_in_fp32():
 
 
 def test_under_autocast_the_loss_is_bf16s():
-    model, batch = build_model(tiny(), seed=1), next(Random())
+    model, batch = model_of(), next(Random())
     plain = Causal().loss(model, batch).sum.item()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert Causal().loss(model, batch).sum.item() == pytest.approx(plain, rel=0.01)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("pieces", [2, 3, 4])
-def test_accumulated_gradients_equal_the_full_batchs_whatever_the_padding(dtype, pieces):
-    batch = next(Random())
+def test_accumulated_gradients_equal_the_full_batchs_whatever_the_padding(dtype, most, pieces):
+    batch, model = next(Random()), model_of().to(dtype)
     assert len({int((row >= 0).sum()) for row in batch.targets}) == 4  # ragged
-    results = []
-    for count in (1, pieces):
-        model = build_model(tiny(), seed=1).to(dtype)
-        sums = gradients(model, batch, Causal(), count)
-        results.append((sums.total, sums.loss, sums.count, names_and_grads(model)))
-    assert results[0][2] == results[1][2] == 36
-    assert results[0][1] == pytest.approx(results[1][1], rel=1e-6)
-    tolerance = (
-        {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
-    )
-    for name, right in results[0][3].items():
-        torch.testing.assert_close(results[1][3][name], right, **tolerance)
+    (sums, right), (in_pieces, result) = (gradients_of(model, batch, n) for n in (1, pieces))
+    assert sums.count == in_pieces.count == 36
+    assert sums.loss == pytest.approx(in_pieces.loss, rel=1e-6)
+    torch.testing.assert_close(result, right, rtol=most, atol=most)
 
 
 def test_a_step_under_accumulation_moves_the_weights_as_a_whole_one():
     after = []
     for accumulate in (1, 3):
-        model = build_model(tiny(), seed=1).double()
-        settings = run.Train(steps=3, batch=4, accumulate=accumulate)
-        steps = list(train(model, Random(), settings=settings, execution=PLAIN))
-        after.append(([s.loss for s in steps], [p.detach() for p in model.parameters()]))
+        model = model_of().double()
+        after.append((losses_of(model, steps=3, accumulate=accumulate), weights_of(model)))
     assert after[0][0] == pytest.approx(after[1][0], rel=1e-9)
-    for remaining, right in zip(after[0][1], after[1][1], strict=True):
-        torch.testing.assert_close(remaining, right, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(after[0][1], after[1][1], rtol=1e-6, atol=1e-8)
 
 
 def test_split_leaves_out_nothing():
@@ -200,24 +213,12 @@ def test_split_leaves_out_nothing():
 
 
 def test_auxiliary_losses_are_weighed_by_the_targets():
-    batch = next(Random())
-    model = build_model(tiny(), seed=1)
+    model, batch = model_of(), next(Random())
     plain = Causal().loss(model, batch)
-
-    class WithAux(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = model
-
-        def __getattr__(self, name):
-            return super().__getattr__(name) if name == "inner" else getattr(self.inner, name)
-
-        def forward(self, *args, **kwargs):
-            output = self.inner(*args, **kwargs)
-            output.aux["balance"] = torch.tensor(0.5)
-            return output
-
-    loss = Causal().loss(WithAux(), batch)
+    model.register_forward_hook(
+        lambda module, inputs, output: output.aux.update(balance=torch.tensor(0.5))
+    )
+    loss = Causal().loss(model, batch)
     assert float(loss.total.detach()) == pytest.approx(float(plain.total.detach()) + 0.5 * 36)
     assert loss.sum.item() / loss.count == pytest.approx(plain.sum.item() / plain.count)
 
@@ -225,26 +226,31 @@ def test_auxiliary_losses_are_weighed_by_the_targets():
 # ------------------------------------------------------------------------------------ schedules
 
 
-def test_schedules():
-    cosine = run.Cosine(warmup=10, floor=0.1)
-    assert [factor(cosine, step, 110) for step in (1, 10, 60, 110)] == pytest.approx(
-        [0.1, 1.0, 0.55, 0.1]
-    )
-    stable = run.WarmupStableDecay(warmup=0.1, decay=0.2, floor=0.0)
-    result = [factor(stable, step, 100) for step in (5, 10, 50, 80, 90, 100)]
-    # the last step still moves the weights
-    assert result == pytest.approx([0.5, 1, 1, 1, 11 / 21, 1 / 21])
-    assert [factor(run.Constant(warmup=4), step, 9) for step in (1, 4, 9)] == pytest.approx(
-        [0.25, 1, 1]
-    )
-    peak = run.InverseSqrt(warmup=100)
-    assert [factor(peak, step, 1000) for step in (50, 100, 400)] == pytest.approx([0.5, 1.0, 0.5])
-
-
-def test_the_2017_schedule_is_the_papers_formula():
-    for step in (1, 100, 4000, 100_000):
-        right = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
-        assert factor(run.InverseSqrt(warmup=4000, dim=512), step, 100_000) == pytest.approx(right)
+@pytest.mark.parametrize(
+    ("schedule", "total", "factors"),
+    [
+        (run.Cosine(warmup=10, floor=0.1), 110, {1: 0.1, 10: 1.0, 60: 0.55, 110: 0.1}),
+        (
+            # the last step still moves the weights
+            run.WarmupStableDecay(warmup=0.1, decay=0.2, floor=0.0),
+            100,
+            {5: 0.5, 10: 1, 50: 1, 80: 1, 90: 11 / 21, 100: 1 / 21},
+        ),
+        (run.Constant(warmup=4), 9, {1: 0.25, 4: 1, 9: 1}),
+        (run.InverseSqrt(warmup=100), 1000, {50: 0.5, 100: 1.0, 400: 0.5}),
+        (  # Vaswani et al. 2017, section 5.3
+            run.InverseSqrt(warmup=4000, dim=512),
+            100_000,
+            {
+                step: 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+                for step in (1, 100, 4000, 100_000)
+            },
+        ),
+    ],
+)
+def test_schedules(schedule, total, factors):
+    for step, expected in factors.items():
+        assert factor(schedule, step, total) == pytest.approx(expected)
 
 
 def test_pytorchs_cosine_agrees():
@@ -262,99 +268,82 @@ def test_pytorchs_cosine_agrees():
 
 
 def test_groups_by_path():
-    settings = run.AdamW(
-        weight_decay=0.2,
-        groups=(run.Group("embed.*", lr_scale=0.5), run.Group("*.ffn.*", weight_decay=0.01)),
-    )
+    groups = (run.Group("embed.*", lr_scale=0.5), run.Group("*.ffn.*", weight_decay=0.01))
+    settings = run.AdamW(weight_decay=0.2, groups=groups)
     optimizer = Optimizer(build_model(tiny(tied=False)), settings)
     result = {
-        name: (group["base_lr"], group["weight_decay"])
+        name: (group["base_lr"] / settings.lr, group["weight_decay"])
         for group in optimizer.groups()
         for name in group["paths"]
     }
-    rate = settings.lr
-    assert result["embed.token.weight"] == (rate * 0.5, 0.0)
-    assert result["head.proj.weight"] == (rate, 0.2) and result["head.proj.bias"] == (rate, 0.0)
-    assert result["decoder.blocks.0.attn.q.weight"] == (rate, 0.2)
-    assert result["decoder.blocks.1.ffn.up.weight"] == (rate, 0.01)
-    assert (
-        result["decoder.blocks.0.attn_norm.weight"]
-        == result["decoder.last_norm.weight"]
-        == (rate, 0.0)
-    )
-    assert set(result) == set(optimizer.parameters)
+    expected = {
+        "embed.token.weight": (0.5, 0.0),
+        "head.proj.weight": (1, 0.2),
+        "head.proj.bias": (1, 0.0),
+        "decoder.blocks.0.attn.q.weight": (1, 0.2),
+        "decoder.blocks.1.ffn.up.weight": (1, 0.01),
+        "decoder.blocks.0.attn_norm.weight": (1, 0.0),
+        "decoder.last_norm.weight": (1, 0.0),
+    }
+    assert result.items() >= expected.items() and set(result) == set(optimizer.parameters)
 
 
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
     optimizer = Optimizer(build_model(tiny(tied=False)), run.Muon(lr=0.01))
     matrix, adamw = optimizer.optimizers
     assert isinstance(matrix, muon.Muon) and isinstance(adamw, torch.optim.AdamW)
-    matrices = {name for group in matrix.param_groups for name in group["paths"]}
-    assert len(matrices) == 2 * 7 and all(
-        ".blocks." in name and "norm" not in name for name in matrices
+    matrices, names = (
+        {name for group in each.param_groups for name in group["paths"]} for each in (matrix, adamw)
     )
-    names = {name for group in adamw.param_groups for name in group["paths"]}
+    assert len(matrices) == 2 * 7
+    assert all(".blocks." in name and "norm" not in name for name in matrices)
     assert {"embed.token.weight", "head.proj.weight", "decoder.last_norm.weight"} <= names
+    groups = list(Optimizer(build_model(tiny()), run.AdamW()).groups())
+    assert len(groups) == 2 and all(group["fused"] for group in groups)
 
 
 def test_muon_is_torchs(monkeypatch):
-    monkeypatch.setattr(
-        muon, "STACK_NUMEL", 24 * 16 * 2
-    )  # stacks of two, and of a few smaller ones
+    # stacks of two, and of a few smaller ones
+    monkeypatch.setattr(muon, "STACK_NUMEL", 24 * 16 * 2)
     shapes = [(24, 16), (16, 24), (16, 16), (24, 16), (8, 16), (16, 24)]
     draw = torch.Generator().manual_seed(0)
-    start = [torch.randn(shape, generator=draw) for shape in shapes]
-    grads = [[torch.randn(shape, generator=draw) for shape in shapes] for _ in range(3)]
-    results = []
-    for individual in (False, True):
-        weights = [torch.nn.Parameter(value.clone()) for value in start]
-        if individual:
-            optimizer = muon.Muon([{"params": weights, "lr": 0.1, "weight_decay": 0.1}], 0.9)
-        else:
-            optimizer = torch.optim.Muon(weights, 0.1, 0.1, 0.9, adjust_lr_fn="match_rms_adamw")
-        for step in grads:
+    start, *grads = ([torch.randn(shape, generator=draw) for shape in shapes] for _ in range(4))
+    local, reference = ([torch.nn.Parameter(value.clone()) for value in start] for _ in range(2))
+    optimizers = (
+        muon.Muon([{"params": local, "lr": 0.1, "weight_decay": 0.1}], 0.9),
+        torch.optim.Muon(reference, 0.1, 0.1, 0.9, adjust_lr_fn="match_rms_adamw"),
+    )
+    for step in grads:
+        for optimizer, weights in zip(optimizers, (local, reference), strict=True):
             for weight, grad in zip(weights, step, strict=True):
                 weight.grad = grad.clone()
             optimizer.step()
-        results.append(
-            (weights, [optimizer.state[weight]["momentum_buffer"] for weight in weights])
-        )
-    moved = [a.detach() - b * 0.99**3 for a, b in zip(results[0][0], start, strict=True)]
-    for result, second_result, update in zip(results[0][0], results[1][0], moved, strict=True):
+    for actual, expected, value in zip(local, reference, start, strict=True):
+        moved = (expected.detach() - value * 0.99**3).abs().max()
         # bf16 inside both
-        assert float((result - second_result).detach().abs().max()) < 0.03 * float(
-            update.abs().max()
+        assert float((actual - expected).detach().abs().max()) < 0.03 * float(moved)
+        momenta = (
+            optimizer.state[weight]["momentum_buffer"]
+            for optimizer, weight in zip(optimizers, (actual, expected), strict=True)
         )
-    for result, second_result in zip(results[0][1], results[1][1], strict=True):
-        torch.testing.assert_close(result, second_result)
+        torch.testing.assert_close(*momenta)
 
 
 def test_adamw_is_torchs_with_the_gradients_of_the_mean():
-    settings = run.Train(
-        steps=4, batch=4, clip=0.05, schedule=run.Constant(), optimizer=run.AdamW(weight_decay=0.0)
-    )
-    model, reference_model = (
-        build_model(tiny(), seed=1).double(),
-        build_model(tiny(), seed=1).double(),
-    )
-    norms = [step.grad_norm for step in train(model, Random(), settings=settings, execution=PLAIN)]
+    model, reference = model_of().double(), model_of().double()
+    optimizer = run.AdamW(weight_decay=0.0)
+    steps = steps_of(model, steps=4, clip=0.05, schedule=run.Constant(), optimizer=optimizer)
     adamw = torch.optim.AdamW(
-        reference_model.parameters(), lr=settings.optimizer.lr, betas=(0.9, 0.95), weight_decay=0.0
+        reference.parameters(), lr=optimizer.lr, betas=(0.9, 0.95), weight_decay=0.0
     )
-    for batch, norm in zip(Random(), norms, strict=False):
+    for batch, step in zip(Random(), list(steps), strict=False):
         adamw.zero_grad()
-        F.cross_entropy(
-            reference_model(batch.tokens).logits.flatten(0, 1),
-            batch.targets.flatten(),
-            ignore_index=-1,
-        ).backward()
-        assert norm > 0.05  # the clip bites
-        assert float(
-            torch.nn.utils.clip_grad_norm_(reference_model.parameters(), 0.05)
-        ) == pytest.approx(norm, rel=1e-6)
+        logits = reference(batch.tokens).logits.flatten(0, 1)
+        F.cross_entropy(logits, batch.targets.flatten(), ignore_index=-1).backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.05))
+        assert step.grad_norm == pytest.approx(norm, rel=1e-6) and norm > 0.05  # the clip bites
         adamw.step()
-    for parameter, right in zip(model.parameters(), reference_model.parameters(), strict=True):
-        torch.testing.assert_close(parameter, right, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(weights_of(model), weights_of(reference), rtol=1e-6, atol=1e-9)
 
 
 def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
@@ -389,20 +378,19 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
     case = BLOCKWISE[name]
     attention = config.Attention(2, **case.get("attention", {}))
     block = config.Block(attention, case.get("feedforward", config.MLP(24)))
-    stack = config.Stack(
-        4,
-        (block,),
-        **{"position": config.Rotary(), "last_norm": config.RMSNorm(), **case.get("stack", {})},
-    )
+    parts = {"position": config.Rotary(), "last_norm": config.RMSNorm(), **case.get("stack", {})}
+    stack = config.Stack(4, (block,), **parts)
     model = build_model(config.Decoder(16, 24, config.Embed(50), stack), seed=0).train()
     # of fp32 experts torch has no grouped product but on a CPU, which a trace does not see
-    if "feedforward" in case:
-        model = model.bfloat16()
-    programs = []
-    compile = torch.compile
+    model, close = (
+        (model.bfloat16(), {"rtol": 0.03, "atol": 0.03})
+        if "feedforward" in case
+        else (model, {"rtol": 1e-4, "atol": 1e-6})
+    )
+    programs, compile = [], torch.compile
     keep = lambda graph, args: programs.append(graph) or graph.forward  # noqa: E731
     monkeypatch.setattr(
-        torch, "compile", lambda piece, **options: compile(piece, backend=keep, **options)
+        torch, "compile", lambda piece, **more: compile(piece, backend=keep, **more)
     )
     torch._dynamo.reset()
     view = blockwise(model)
@@ -415,14 +403,8 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
         for runner in (model, view):
             model.zero_grad()
             total = loss.backward(runner, batch, Causal(), 0.0).total
-            results.append((total, *(p.grad for p in model.parameters())))
-        for result, second in zip(*results, strict=True):
-            close = (
-                {"rtol": 0.03, "atol": 0.03}
-                if result.dtype == torch.bfloat16
-                else {"rtol": 1e-4, "atol": 1e-6}
-            )
-            torch.testing.assert_close(second, result, **close)
+            results.append([total, *(p.grad for p in model.parameters())])
+        torch.testing.assert_close(*results, **close)
     assert len(programs) == 2
     with pytest.raises(UserError, match=r"train\.compile is for one process"):
         execution.choose_by_table(tiny(), torch.device("cpu"), run.Train(compile="blocks"))
@@ -430,41 +412,38 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
 
 
 def test_tf32_is_asked_for_said_and_taken_back(monkeypatch):
-    model, batch = build_model(tiny(), seed=0), next(Random())
-    with pytest.raises(UserError, match=r"train\.tf32 is for NVIDIA GPUs"):
-        choose_execution(model, batch, Causal(), run.Train(tf32=True))
-    with pytest.raises(UserError, match=r"train\.tf32 is for NVIDIA GPUs"):
-        execution.choose_by_table(tiny(), torch.device("cpu"), run.Train(tf32=True))
-    on_gpu = execution._tf32(run.Train(tf32=True), torch.device("cuda"))
-    assert "TF32" in on_gpu and not execution._tf32(run.Train(), torch.device("cuda"))
+    settings, cpu = run.Train(tf32=True), torch.device("cpu")
+    for refuse in (
+        lambda: choose_execution(model_of(), next(Random()), Causal(), settings),
+        lambda: execution.choose_by_table(tiny(), cpu, settings),
+    ):
+        with pytest.raises(UserError, match=r"train\.tf32 is for NVIDIA GPUs"):
+            refuse()
+    gpu = torch.device("cuda")
+    assert "TF32" in execution._tf32(settings, gpu) and not execution._tf32(run.Train(), gpu)
     before = torch.get_float32_matmul_precision()
-    calls = []
-    backward = loss.backward
+    calls, backward = [], loss.backward
     note = lambda *args: calls.append(torch.get_float32_matmul_precision()) or backward(*args)  # noqa: E731
     monkeypatch.setattr(loss, "backward", note)
-    settings = run.Train(steps=1, batch=4)
     for options in (ExecutionSettings(), ExecutionSettings(tf32=True)):
-        assert not next(
-            train(build_model(tiny(), seed=0), Random(), settings=settings, execution=options)
-        ).skipped
+        assert not next(steps_of(execution=options, steps=1)).skipped
         assert torch.get_float32_matmul_precision() == before
     assert calls == [before, "high"]
 
 
 @pytest.mark.parametrize(
-    "chosen",
+    ("chosen", "plan", "least"),
     [
-        run.AdamW(lr=0.02, weight_decay=0.0),
-        run.Muon(lr=0.02, weight_decay=0.0, rest=run.AdamW(lr=0.02)),
+        (run.AdamW(lr=0.02, weight_decay=0.0), PLAIN, 0.05),
+        (run.Muon(lr=0.02, weight_decay=0.0, rest=run.AdamW(lr=0.02)), PLAIN, 0.05),
+        (run.AdamW(lr=0.02), ExecutionSettings(dtype="bfloat16"), 1.0),
     ],
 )
-def test_it_overfits_one_batch(chosen):
-    model = build_model(tiny(), seed=1)
-    settings = run.Train(steps=150, batch=4, optimizer=chosen)
-    losses = [
-        step.loss for step in train(model, Random(repeat=True), settings=settings, execution=PLAIN)
-    ]
-    assert losses[0] > 3.5 and losses[-1] < 0.05
+def test_it_overfits_one_batch(chosen, plan, least):
+    model = model_of()
+    losses = losses_of(model, Random(repeat=True), plan, steps=150, optimizer=chosen)
+    assert losses[0] > 3.5 and losses[-1] < least
+    assert all(p.dtype is torch.float32 for p in model.parameters())
 
 
 # ------------------------------------------------------------------------------------- the loop
@@ -472,29 +451,14 @@ def test_it_overfits_one_batch(chosen):
 
 def test_a_seed_gives_the_same_run():
     def losses(seed):
-        model = build_model(tiny(dropout=0.2), seed=seed)
-        return [
-            s.loss
-            for s in train(model, Random(), settings=run.Train(steps=5, seed=seed), execution=PLAIN)
-        ]
+        return losses_of(model_of(seed, dropout=0.2), steps=5, seed=seed)
 
     assert losses(1) == losses(1) != losses(2)
 
 
 def test_a_step_says_what_happened():
-    steps = list(
-        train(
-            build_model(tiny(), seed=1),
-            Random(),
-            settings=run.Train(steps=3, batch=4),
-            execution=PLAIN,
-        )
-    )
-    assert [step.index for step in steps] == [1, 2, 3] and [step.last for step in steps] == [
-        False,
-        False,
-        True,
-    ]
+    steps = list(steps_of(steps=3))
+    assert [(step.index, step.last) for step in steps] == [(1, False), (2, False), (3, True)]
     assert all(step.tokens == 36 and step.grad_norm > 0 and step.seconds > 0 for step in steps)
     assert steps[0].lr == run.Muon().lr and steps[2].lr == pytest.approx(run.Muon().lr / 3)
     assert steps[-1].state.tokens == 108
@@ -520,66 +484,53 @@ class Poisoned(Random):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_never_reaches_the_weights(value):
-    model = build_model(tiny(), seed=1)
-    batches = Poisoned(model, {2, 3}, value)
-    before, moments, skipped = None, None, []
-    for step in train(model, batches, settings=run.Train(steps=6, batch=4), execution=PLAIN):
-        weights = [p.detach().clone() for p in model.parameters()]
-        saved = {name: value.clone() for name, value in step.state.optimizer.state().items()}
+    model = model_of()
+    before, skipped = None, []
+    for step in steps_of(model, Poisoned(model, {2, 3}, value), steps=6):
+        moments = {name: value.clone() for name, value in step.state.optimizer.state().items()}
+        after = {**weights_of(model), **moments}
         if step.skipped:
             skipped.append(step.index)
-            assert all(torch.equal(a, b) for a, b in zip(weights, before, strict=True))
-            assert all(torch.equal(saved[name], moments[name]) for name in saved)
-        assert all(torch.isfinite(weight).all() for weight in weights)
-        before, moments = weights, saved
+            assert equal_tensors(after, before)
+        assert all(torch.isfinite(weight).all() for weight in model.parameters())
+        before = after
     assert skipped == [3, 4] and step.state.skipped_in_a_row == 0
 
 
 def test_an_infinite_gradient_is_skipped_though_the_loss_is_finite():
-    model = build_model(tiny(), seed=1)
+    model = model_of()
     model.decoder.last_norm.weight.register_hook(lambda grad: grad * math.inf)
-    steps = list(train(model, Random(), settings=run.Train(steps=2, batch=4), execution=PLAIN))
-    assert all(math.isfinite(step.loss) and "gradient" in step.skipped for step in steps)
+    for step in steps_of(model, steps=2):
+        assert math.isfinite(step.loss) and "gradient" in step.skipped
 
 
 def test_several_in_a_row_stop_the_training_with_one_sentence():
-    model = build_model(tiny(), seed=1)
-    calls = []
+    model, calls = model_of(), []
+    steps = steps_of(model, Poisoned(model, range(4, 99)), steps=99, max_skipped_steps=3)
     with pytest.raises(UserError, match=r"3 steps in a row.*loss is nan.*optimizer\.lr") as caught:
-        for step in train(
-            model,
-            Poisoned(model, range(4, 99)),
-            settings=run.Train(steps=99, max_skipped_steps=3),
-            execution=PLAIN,
-        ):
-            calls.append(step.skipped is not None)
+        calls.extend(step.skipped is not None for step in steps)
     assert calls == [False] * 4 + [True] * 3 and "\n" not in str(caught.value)
 
 
 def test_a_batch_without_targets_is_skipped():
     batch = dataclasses.replace(next(Random()), targets=torch.full((4, 12), -1))
-    model = build_model(tiny(), seed=1)
-    (step,) = train(model, iter([batch]), settings=run.Train(steps=1, batch=4), execution=PLAIN)
+    (step,) = steps_of(batches=iter([batch]), steps=1)
     assert "no targets" in step.skipped
 
 
 def test_the_plan_leaves_everything_as_it_was():
-    model = build_model(tiny(dropout=0.5), seed=1).eval()
-    weights, drawn = [p.detach().clone() for p in model.parameters()], torch.get_rng_state()
-    plan = choose_execution(model, next(Random()), Causal(), run.Train(steps=10, batch=4))
-    assert (
-        plan.seconds > 0 and plan.peak > 1e8 and not plan.compile and "no torch.compile" in plan.why
-    )
+    def plan(**settings):
+        return choose_execution(model, next(Random()), Causal(), run.Train(batch=4, **settings))
+
+    model = model_of(dropout=0.5).eval()
+    weights, drawn, chosen = weights_of(model), torch.get_rng_state(), plan(steps=10)
+    assert chosen.seconds > 0 and chosen.peak > 1e8
+    assert not chosen.compile and "no torch.compile" in chosen.why
     assert torch.equal(torch.get_rng_state(), drawn) and not model.training
-    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    assert equal_tensors(weights, weights_of(model))
     assert all(p.grad is None for p in model.parameters())
-    query = choose_execution(
-        model,
-        next(Random()),
-        Causal(),
-        run.Train(dtype="bfloat16", batch=4, compile="yes"),
-    )
-    assert query.dtype == "bfloat16" and query.compile
+    asked = plan(dtype="bfloat16", compile="yes")
+    assert asked.dtype == "bfloat16" and asked.compile
 
 
 CPUS = {
@@ -623,19 +574,15 @@ def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkey
     results = []
     for ratio in (1e-3, 1e3):
         seconds = {"float32": 1.0, "bfloat16": ratio}
-        monkeypatch.setattr(
-            execution,
-            "_step_seconds",
-            lambda m, b, o, s, dtype, seconds=seconds: seconds[dtype],
-        )
         peaks = {torch.float32: 1e9, torch.bfloat16: 1e9 / ratio}
         monkeypatch.setattr(
-            execution, "matmul_peak", lambda dtype, device, peaks=peaks: peaks[dtype]
+            execution, "_step_seconds", lambda m, b, o, s, dtype, found=seconds: found[dtype]
         )
-        model = build_model(tiny(dropout=0.1), seed=3)
+        monkeypatch.setattr(execution, "matmul_peak", lambda dtype, _, found=peaks: found[dtype])
+        model = model_of(3, dropout=0.1)
         list(train(model, Random(), settings=run.Train(steps=4, batch=4)))
-        results.append([p.detach() for p in model.parameters()])
-    assert all(map(torch.equal, *results))
+        results.append(weights_of(model))
+    assert equal_tensors(*results)
 
 
 def test_a_plan_for_a_big_step_times_a_part_of_it(monkeypatch):
@@ -645,74 +592,32 @@ def test_a_plan_for_a_big_step_times_a_part_of_it(monkeypatch):
         "gradients",
         lambda m, piece, *args: rows.append(len(piece.tokens)) or run_it(m, piece, *args),
     )
-    model = build_model(tiny(), seed=1)
     for trial, expected in ((execution.TRIAL, 4), (1.0, 1)):
         monkeypatch.setattr(execution, "TRIAL", trial)
-        choose_execution(model, next(Random()), Causal(), run.Train(steps=10, batch=4))
+        choose_execution(model_of(), next(Random()), Causal(), run.Train(steps=10, batch=4))
         assert set(rows) == {expected}
         rows.clear()
-
-
-def test_bf16_trains_too():
-    model = build_model(tiny(), seed=1)
-    settings = run.Train(steps=60, batch=4, optimizer=run.AdamW(lr=0.02))
-    losses = [
-        s.loss
-        for s in train(
-            model,
-            Random(repeat=True),
-            settings=settings,
-            execution=ExecutionSettings(dtype="bfloat16"),
-        )
-    ]
-    assert losses[-1] < 0.5 * losses[0] and all(
-        p.dtype is torch.float32 for p in model.parameters()
-    )
 
 
 @pytest.mark.parametrize(
     "plan", [PLAIN, ExecutionSettings(dtype="bfloat16")], ids=lambda plan: plan.dtype
 )
 def test_a_state_goes_on_where_it_was(plan):
-    settings = run.Train(steps=6, batch=4)
-    full_model = build_model(tiny(), seed=1)
-    list(train(full_model, Random(), settings=settings, execution=plan))
-    model, batches = build_model(tiny(), seed=1), Random()
+    settings, expected = run.Train(steps=6, batch=4), model_of()
+    list(train(expected, Random(), settings=settings, execution=plan))
+    model, batches = model_of(), Random()
     state = State(model, Optimizer(model, settings.optimizer), batches)
-    for step in train(model, batches, settings=settings, state=state, execution=plan):
-        if step.index == 3:
-            break
-    assert [
-        s.index for s in train(model, batches, settings=settings, state=state, execution=plan)
-    ] == [4, 5, 6]
-    assert all(
-        torch.equal(a, b) for a, b in zip(full_model.parameters(), model.parameters(), strict=True)
-    )
+    options = {"settings": settings, "state": state, "execution": plan}
+    next(step for step in train(model, batches, **options) if step.index == 3)
+    assert [step.index for step in train(model, batches, **options)] == [4, 5, 6]
+    assert equal_tensors(weights_of(model), weights_of(expected))
 
 
 @pytest.mark.slow
-def test_compiled_training_equals_eager():
-    losses = []
-    for plan in (
-        PLAIN,
-        ExecutionSettings(compile=True),
-        ExecutionSettings(compile=True, blocks=True),
-    ):
-        model = build_model(tiny(), seed=1)
-        losses.append(
-            [
-                s.loss
-                for s in train(
-                    model, Random(), settings=run.Train(steps=5, batch=4), execution=plan
-                )
-            ]
-        )
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-def test_adamw_is_fused_over_two_groups():
-    groups = list(Optimizer(build_model(tiny()), run.AdamW()).groups())
-    assert len(groups) == 2 and all(group["fused"] for group in groups)
+@pytest.mark.parametrize("blocks", [False, True])
+def test_compiled_training_equals_eager(blocks):
+    plan = ExecutionSettings(compile=True, blocks=blocks)
+    assert losses_of(execution=plan, steps=5) == pytest.approx(losses_of(steps=5), rel=1e-4)
 
 
 FAULTS = """

@@ -4,7 +4,6 @@ device."""
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -17,36 +16,29 @@ from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
 from glassformer.core.training.loss import backward, cross_entropy, forward, sums, tokens_in
 
-FAMILIES = {**tiny.DECODERS, **tiny.OTHERS}
-
 
 def rows(packed: bool, device: str, source: bool = False) -> Batch:
     """Four rows of 16 tokens; ``packed``: two documents in each."""
-    tokens = torch.zeros(4, 16, dtype=torch.long)
-    place = torch.arange(16).expand(4, 16)
-    sides = [(place % 8, place // 8) if packed else (None, None) for _ in range(2)]
-    return Batch(tokens, tokens.clone(), *sides[0], *((tokens, *sides[1]) if source else ())).to(
-        device
-    )
+    tokens, place = torch.zeros(4, 16, dtype=torch.long), torch.arange(16).expand(4, 16)
+    side = (place % 8, place // 8) if packed else (None, None)
+    sources = (tokens, *side) if source else ()
+    return Batch(tokens, tokens.clone(), *side, *sources).to(device)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name, cfg in FAMILIES.items()
-        if not cfg.pool and name not in tiny.RECURRENT | {"reader"}
-    ],
+    sorted(
+        name for name in tiny.ALL.keys() - tiny.RECURRENT - {"reader"} if not tiny.ALL[name].pool
+    ),
 )
-def test_a_piece_asks_the_device_nothing(name: str, packed: bool, asked_nothing: Any) -> None:
+def test_a_piece_asks_the_device_nothing(name, packed, asked_nothing):
     """bf16, as it is trained there: of fp32 experts torch has no grouped product on a GPU."""
-    shape = FAMILIES[name]
+    shape = tiny.ALL[name]
     with asked_nothing():
         model = build_model(shape, seed=0).bfloat16().to("meta").train()
-        grads = backward(
-            model, rows(packed, "meta", isinstance(shape, config.EncoderDecoder)), Causal(), 0.0
-        )
+        batch = rows(packed, "meta", isinstance(shape, config.EncoderDecoder))
+        grads = backward(model, batch, Causal(), 0.0)
         unused = {name for name, p in model.named_parameters() if p.grad is None}
         assert grads.sum.device.type == "meta" and unused <= {"embed.segment.weight"}
 
@@ -54,13 +46,12 @@ def test_a_piece_asks_the_device_nothing(name: str, packed: bool, asked_nothing:
 @pytest.mark.parametrize(
     "name", ["pooled", "gru", "reader", "bahdanau", "additive-lstm", "cho", "vaswani"]
 )
-def test_what_the_host_counts_is_what_is_there(name: str) -> None:
+def test_what_the_host_counts_is_what_is_there(name):
     """Documents of several lengths and padding, told by the host, give the gradients that they give
     alone."""
-    shape, (tokens, pos, ids) = FAMILIES[name], packed()
-    source = (
-        (tokens.flip(1), *packed(more=1)[1:]) if isinstance(shape, config.EncoderDecoder) else ()
-    )
+    shape, (tokens, pos, ids) = tiny.ALL[name], packed()
+    pair = isinstance(shape, config.EncoderDecoder)
+    source = (tokens.flip(1), *packed(more=1)[1:]) if pair else ()
     batch = Batch(tokens, tokens.where(pos >= 0, -1), pos, ids, *source)
     model, results = build_model(shape, seed=0).train(), []
     for args in (batch, dataclasses.replace(batch, host=batch)):
@@ -68,10 +59,9 @@ def test_what_the_host_counts_is_what_is_there(name: str) -> None:
         done = backward(model, args, Causal(), 0.0)
         pooled = [] if model.config.pool is None else [forward(model, args).pooled]
         results.append(
-            (done.sum, *pooled, *(p.grad for p in model.parameters() if p.grad is not None))
+            [done.sum, *pooled, *(p.grad for p in model.parameters() if p.grad is not None)]
         )
-    for result, second in zip(*results, strict=True):
-        torch.testing.assert_close(second, result)
+    torch.testing.assert_close(*results)
 
 
 def packed(more: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -82,14 +72,11 @@ def packed(more: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         for number, length in enumerate(lengths):
             local = slice(at, at := at + length + more)
             pos[row, local], ids[row, local] = torch.arange(length + more), number
-    return (
-        torch.randint(5, tiny.VOCAB, (3, 14), generator=torch.Generator().manual_seed(more)),
-        pos,
-        ids,
-    )
+    draw = torch.Generator().manual_seed(more)
+    return torch.randint(5, tiny.VOCAB, (3, 14), generator=draw), pos, ids
 
 
-def test_what_is_counted_on_the_device_is_told_once() -> None:
+def test_what_is_counted_on_the_device_is_told_once():
     model = tiny.model(tiny.DECODERS["llama"])
     batch = rows(True, "cpu")
     batch.targets[0, :5] = -1
@@ -102,39 +89,30 @@ def test_what_is_counted_on_the_device_is_told_once() -> None:
 
 @pytest.mark.parametrize("name", ["mixtral", "noisy", "nanomoe", "deepseek"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_experts_on_a_gpu_work_on_every_choice(
-    name: str, padded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_on_a_gpu_work_on_every_choice(name, padded, monkeypatch):
     """Choices that go nowhere or are over capacity count for nothing; output and gradients are the
     definition's."""
-    shape = tiny.DECODERS[name]
-    model = tiny.model(shape).double().train()
+
+    def every_row(self, step):
+        return self._every_row(self.expert_index.flatten().argsort(stable=True))
+
+    model, results = tiny.model(tiny.DECODERS[name]).double().train(), []
     tokens = torch.ones(4, 16, dtype=torch.long)  # alike: an expert is over capacity
-    pos = torch.arange(16).expand(4, 16) - (torch.tensor([0, 3, 9, 1])[:, None] if padded else 0)
+    pos = torch.arange(16) - torch.tensor([0, 3, 9, 1])[:, None] * padded
     args = {"pos": pos.clamp(min=-1)} if padded else {}
-    results = []
-    for engine, variant in (
-        ("eager", Dispatch.rows),
-        ("auto", lambda self, step: self._every_row(_order(self))),
-    ):
+    for engine, variant in (("eager", Dispatch.rows), ("auto", every_row)):
         monkeypatch.setattr(Dispatch, "rows", variant)
         model.engine = engine
         model.zero_grad()
         torch.manual_seed(0)
-        output = model(tokens, **args)
-        present = output.logits if not padded else output.logits[pos >= 0]
+        present = model(tokens, **args).logits[pos >= 0]
         present.square().mean().backward()
-        results.append((present.detach(), *(p.grad for p in model.parameters())))
-    for result, second in zip(*results, strict=True):
-        torch.testing.assert_close(result, second, rtol=1e-9, atol=1e-12)
-
-
-def _order(choices: Dispatch) -> torch.Tensor:
-    return choices.expert_index.flatten().argsort(stable=True)
+        results.append([present.detach(), *(p.grad for p in model.parameters())])
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_validation_computes_no_gradient(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_computes_no_gradient(mode, monkeypatch):
     """The loss alone, the same to the bit, although the table requires a gradient."""
     hidden, table = torch.randn(7, 8), torch.randn(11, 8, requires_grad=True)
     targets = torch.randint(11, (7,))

@@ -18,7 +18,6 @@ from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training import loop, loss, train
 from glassformer.core.training.batches import Batches
-from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loss import forward
 from glassformer.core.training.optimizer import Optimizer, factor, factor_in_extended_run
 from glassformer.formats import store
@@ -26,7 +25,7 @@ from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data import tokenise
 from glassformer.runs import run_checkpoints
 from runs.test_run_checkpoints import go, new_state
-from training.test_loop import Random, tiny
+from training.test_loop import Random, steps_of, tiny
 
 # ------------------------------------------------------------------------------------- training
 
@@ -43,74 +42,54 @@ def test_a_gradient_below_the_clip_is_only_averaged():
 def test_a_seed_starts_every_generator():
     drawn = []
     for _ in range(2):
-        list(
-            train(
-                build_model(tiny(), seed=1),
-                Random(),
-                settings=run.Train(steps=1, batch=4, seed=7),
-                execution=ExecutionSettings(),
-            )
-        )
+        list(steps_of(steps=1, seed=7))
         drawn.append((random.random(), float(np.random.rand()), float(torch.rand(1))))
-        random.random(), np.random.rand(), torch.rand(1)
     assert drawn[0] == drawn[1]
 
 
 def test_each_group_moves_at_its_own_rate():
     groups = (run.Group("embed.*", lr_scale=0.5), run.Group("*.ffn.*", lr_scale=0.25))
     chosen = run.Muon(lr=0.01, groups=groups, rest=run.AdamW(lr=0.04, eps=1e-5, groups=groups))
-    model = build_model(tiny(), seed=1)
-    (step,) = train(
-        model,
-        Random(),
-        settings=run.Train(steps=1, optimizer=chosen, schedule=run.Constant()),
-        execution=ExecutionSettings(),
-    )
-    rates = {
-        path: group["lr"] for group in step.state.optimizer.groups() for path in group["paths"]
-    }
-    assert rates["embed.token.weight"] == pytest.approx(0.02)
-    assert rates["decoder.last_norm.weight"] == pytest.approx(0.04)
-    assert rates["decoder.blocks.0.attn.q.weight"] == pytest.approx(0.01)
-    assert rates["decoder.blocks.0.ffn.up.weight"] == pytest.approx(0.0025)
+    (step,) = steps_of(steps=1, optimizer=chosen, schedule=run.Constant())
+    optimizer = step.state.optimizer
+    rates = {path: group["lr"] for group in optimizer.groups() for path in group["paths"]}
+    for name, rate in (
+        ("embed.token.weight", 0.02),
+        ("decoder.last_norm.weight", 0.04),
+        ("decoder.blocks.0.attn.q.weight", 0.01),
+        ("decoder.blocks.0.ffn.up.weight", 0.0025),
+    ):
+        assert rates[name] == pytest.approx(rate)
     assert step.lr == pytest.approx(0.04) and len(step.lrs) == 4
     assert {name.split()[0] for name in step.lrs} == {"Muon", "AdamW"}
-    assert {group["eps"] for group in step.state.optimizer.optimizers[1].param_groups} == {1e-5}
+    assert {group["eps"] for group in optimizer.optimizers[1].param_groups} == {1e-5}
 
 
 def test_muon_leaves_the_biases_of_experts_to_the_rest():
-    expert = config.MLP(8, bias=True)
-    block = config.Block(config.Attention(2), config.MoE(4, 2, expert))
+    block = config.Block(config.Attention(2), config.MoE(4, 2, config.MLP(8, bias=True)))
     model = build_model(config.Decoder(16, 24, config.Embed(50), config.Stack(1, (block,))), seed=1)
-    matrices = {
-        path
-        for group in Optimizer(model, run.Muon()).optimizers[0].param_groups
-        for path in group["paths"]
-    }
-    stacks = {
-        name
-        for name, p in model.named_parameters()
-        if ".ffn." in name and p.ndim == 2 and name.endswith("bias")
-    }
+    groups = Optimizer(model, run.Muon()).optimizers[0].param_groups
+    matrices = {path for group in groups for path in group["paths"]}
+    names = {name for name, p in model.named_parameters() if ".ffn." in name and p.ndim == 2}
+    stacks = {name for name in names if name.endswith("bias")}
     assert stacks and not stacks & matrices and any(".ffn." in name for name in matrices)
 
 
 def test_moments_are_taken_up_apart_and_alone():
     state = go(new_state(), run.Train(steps=2, batch=4))
     saved = {name: value.clone() for name, value in state.optimizer.state().items()}
-    second = go(new_state(), run.Train(steps=3, batch=4))
+    second = go(new_state(), run.Train(steps=3, batch=4)).optimizer
     name = next(name for name in saved if name.endswith(":exp_avg"))
-    group = {
-        key: value for key, value in saved.items() if not key.startswith(name.partition(":")[0])
-    }
-    second.optimizer.restore(group)
-    assert second.optimizer.state().keys() == group.keys()  # nothing of before stays
+    path = name.partition(":")[0]
+    group = {key: value for key, value in saved.items() if not key.startswith(path)}
+    second.restore(group)
+    assert second.state().keys() == group.keys()  # nothing of before stays
     args = {key: value.clone() for key, value in saved.items()}
-    second.optimizer.restore(args)
+    second.restore(args)
     args[name].fill_(7.0)
-    assert torch.equal(second.optimizer.state()[name], saved[name])  # no alias
+    assert torch.equal(second.state()[name], saved[name])  # no alias
     with pytest.raises(UserError, match=r"this model \[50, 16\]|as \["):
-        second.optimizer.restore({**saved, name: saved[name][:1]})
+        second.restore({**saved, name: saved[name][:1]})
 
 
 def test_a_prefix_reaches_the_model():
@@ -151,32 +130,29 @@ def test_a_tables_gradient_over_many_pieces_is_added_up_in_fp32(monkeypatch):
 def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
     """One corpus is one long document, the other many short ones: only the second's rows hold
     borders."""
-    (tmp_path / "long.txt").write_text("a" * 900)
-    (tmp_path / "short.txt").write_text("%".join(["bbbb"] * 200))
-    sources = [
-        find_corpus(str(tmp_path / "long.txt")),
-        find_corpus(str(tmp_path / "short.txt"), separator="%"),
-    ]
-    tokenizer = train_tokenizer("char", ["ab"])
-    pieces = [(tokenise(source, tokenizer, cache=tmp_path / "cache"), 1.0) for source in sources]
+    texts, pieces, tokenizer = (
+        ("a" * 900, "%".join(["bbbb"] * 200)),
+        [],
+        train_tokenizer("char", ["ab"]),
+    )
+    for text in texts:
+        path = tmp_path / f"{text[0]}.txt"
+        path.write_text(text)
+        source = find_corpus(str(path), separator="%")
+        pieces.append((tokenise(source, tokenizer, cache=tmp_path / "cache"), 1.0))
     batch = next(Batches(pieces, 8, 16))
     of_b = (batch.tokens == tokenizer.encode("b")[0]).any(1)
-    assert of_b.sum() == 4 and batch.document_ids is not None
-    assert torch.equal(batch.document_ids[:, -1] > 0, of_b)
+    assert of_b.sum() == 4 and torch.equal(batch.document_ids[:, -1] > 0, of_b)
 
 
-def test_a_schedule_begins_anew_after_the_step_at_which_a_run_had_ended():
-    for schedule in (run.Cosine(warmup=2), run.WarmupStableDecay(warmup=2)):
-        result = [factor_in_extended_run(schedule, step, 10, (4,)) for step in range(1, 11)]
-        assert result == [factor(schedule, step, 4) for step in (1, 2, 3, 4)] + [
-            factor(schedule, step, 6) for step in (1, 2, 3, 4, 5, 6)
-        ]
+@pytest.mark.parametrize("schedule", [run.Cosine(warmup=2), run.WarmupStableDecay(warmup=2)])
+def test_a_schedule_begins_anew_after_the_step_at_which_a_run_had_ended(schedule):
+    result = [factor_in_extended_run(schedule, step, 10, (4,)) for step in range(1, 11)]
+    steps = [(step, 4) for step in range(1, 5)] + [(step, 6) for step in range(1, 7)]
+    assert result == [factor(schedule, step, total) for step, total in steps]
     constant = run.Constant(warmup=0.5)
-    assert [factor_in_extended_run(constant, step, 10, (4,)) for step in (1, 2, 5)] == [
-        0.5,
-        1.0,
-        1.0,
-    ]
+    result = [factor_in_extended_run(constant, step, 10, (4,)) for step in (1, 2, 5)]
+    assert result == [0.5, 1.0, 1.0]
 
 
 # ---------------------------------------------------------------------------------- checkpoints
@@ -237,9 +213,8 @@ def test_the_pointer_is_replaced_not_written_over(tmp_path):
     saved(tmp_path, 1)
     os.link(tmp_path / "last", tmp_path / "reader")  # who has it open sees the old one whole
     saved(tmp_path, 2)
-    assert (tmp_path / "reader").read_text() == "step-000001\n" and (
-        tmp_path / "last"
-    ).read_text() == "step-000002\n"
+    assert (tmp_path / "reader").read_text() == "step-000001\n"
+    assert (tmp_path / "last").read_text() == "step-000002\n"
 
 
 def test_a_step_is_not_written_again(tmp_path):
@@ -255,7 +230,9 @@ def test_an_average_is_of_as_many_as_are_asked_for(tmp_path):
     for last, mean in ((1, 6.0), (2, 4.0), (3, 3.0)):
         model, _, _ = run_checkpoints.average(tmp_path, last)
         assert torch.allclose(model.decoder.last_norm.weight, torch.tensor(mean))
-    with pytest.raises(UserError, match=r"keeps 3 checkpoints"):
+    with pytest.raises(
+        UserError, match=r"keeps 3 checkpoints; give --last 3, or train with --keep 4"
+    ):
         run_checkpoints.average(tmp_path, 4)
     weights = tmp_path / "step-000001" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\7")

@@ -10,7 +10,7 @@ from glassformer.core.training.pieces import Pieces
 
 
 @pytest.mark.parametrize("by_piece", [True, False])
-def test_a_piece_draws_the_same_each_time_and_another_something_else(by_piece: bool) -> None:
+def test_a_piece_draws_the_same_each_time_and_another_something_else(by_piece):
     torch.manual_seed(3)
     stream = torch.rand(4)
     torch.manual_seed(3)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 import tiny
-from glassformer import cli, config, runs
+from folders import snapshot
+from glassformer import config, runs
 from glassformer.core.config import objective as objectives
-from glassformer.core.config import run
+from glassformer.core.config import run, serial
 from glassformer.core.errors import UserError
 from glassformer.formats import lora, resolve, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.runs import hooks, launch, run_checkpoints, run_config
+
+OPTIONS = {"batch": 4, "dtype": "float32", "keep": 3, "tensorboard": False}
 
 
 @pytest.fixture(scope="module")
@@ -24,40 +28,33 @@ def home(tmp_path_factory):
     (folder / "text.txt").write_text("".join(f"{i} times {i} is {i * i}.\n" for i in range(300)))
     rows = "".join(f"{i} times {i}\t{'odd' if i % 2 else 'even'}\n" for i in range(80))
     (folder / "labels.tsv").write_text("text\tlabel\n" + rows)
-    small = {
-        "recipe": "glass/1m",
-        "dim": 16,
-        "decoder.depth": 2,
-        "decoder.pattern.attention.heads": 2,
-        "context": 32,
-    }
-    options = run.Train(steps=6, batch=4, dtype="float32", save_every=2, keep=3, tensorboard=False)
-    runs.run(
-        run_config.Run(small, run_config.Data(str(folder / "text.txt"), tokenizer="char"), options),
-        folder / "base",
-    )
+    sizes = {"dim": 16, "decoder.depth": 2, "decoder.pattern.attention.heads": 2, "context": 32}
+    data = run_config.Data(str(folder / "text.txt"), tokenizer="char")
+    options = run.Train(steps=6, save_every=2, **OPTIONS)
+    runs.run(run_config.Run({"recipe": "glass/1m", **sizes}, data, options), folder / "base")
     return folder
 
 
-def changed(home, tune, objective=None, **kwargs):
-    objective = objective or objectives.Causal()
+def changed(home, tune, objective=None, base=None):
     data = run_config.Data(str(home / "text.txt"))
     if isinstance(objective, objectives.Classify):
         data = run_config.Examples(str(home / "labels.tsv"))
     options = run.Train(
-        objective,
+        objective or objectives.Causal(),
         tune,
         steps=8,
-        batch=4,
-        dtype="float32",
         evaluate_every=4,
         save_every=4,
-        keep=3,
-        tensorboard=False,
         optimizer=run.AdamW(1e-2),
-        **kwargs,
+        **OPTIONS,
     )
-    return run_config.Run({"from": str(home / "base"), "decoder.dropout": 0.1}, data, options)
+    return run_config.Run(
+        {"from": str(base or home / "base"), "decoder.dropout": 0.1}, data, options
+    )
+
+
+def weights_in(folder):
+    return dict(store.load(folder)[0].named_parameters())
 
 
 TUNES = {
@@ -73,81 +70,58 @@ TUNES = {
     [name if name == "lora" else pytest.param(name, marks=pytest.mark.slow) for name in TUNES],
 )
 def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monkeypatch, capfd):
-    settings = changed(home, *TUNES[name])
-    runs.run(settings, tmp_path / "whole")
+    settings, whole, cut = changed(home, *TUNES[name]), tmp_path / "whole", tmp_path / "cut"
+    runs.run(settings, whole)
     stderr = capfd.readouterr().err
     assert "weights; the others stay as they are" in stderr
     assert ("has no weights for pool.proj: drawn anew" in stderr) == ("labels" in name)
     first = launch.Log.__call__
-    monkeypatch.setattr(
-        launch.Log,
-        "__call__",
-        lambda self, step: first(self, step) or (step.index == 6 and 1 / 0),
-    )
-    with pytest.raises(ZeroDivisionError):
-        runs.run(settings, tmp_path / "cut")
-    monkeypatch.undo()
-    assert runs.run(settings, tmp_path / "cut", resume=True).step == 8
-    files = [
-        sorted(
-            (p.name, p.read_bytes())
-            for p in (tmp_path / f / "step-000008").iterdir()
-            if p.name != "state.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            launch.Log,
+            "__call__",
+            lambda self, step: first(self, step) or (step.index == 6 and 1 / 0),
         )
-        for f in ("whole", "cut")
-    ]
-    assert files[0] == files[1]
-    stored = {p.name: p.stat().st_size for p in (tmp_path / "whole" / "step-000008").iterdir()}
+        with pytest.raises(ZeroDivisionError):
+            runs.run(settings, cut)
+    assert runs.run(settings, cut, resume=True).step == 8
+    saved, again = (snapshot(folder / "step-000008") for folder in (whole, cut))
+    assert {**saved, "state.json": b""} == {**again, "state.json": b""}
+    assert ("adapter_model.safetensors" in saved) == ("lora" in name)
+    size = sum(len(data) for path, data in saved.items() if path.endswith("model.safetensors"))
     base = resolve.resolve(home / "base")
-    assert ("adapter_model.safetensors" in stored) == ("lora" in name)
-    size = stored.get("adapter_model.safetensors", 0) + stored.get("model.safetensors", 0)
     assert size < 0.5 * (base / "model.safetensors").stat().st_size
-    model, tokenizer = store.load(tmp_path / "whole")
+    model, tokenizer = store.load(whole)
     assert tokenizer is not None and not lora.adapted(model)
-    before, after = (
-        dict(store.load(home / "base")[0].named_parameters()),
-        dict(model.named_parameters()),
+    before, after = weights_in(home / "base"), weights_in(whole)
+    moved = {path for path in before if not torch.equal(before[path], after[path])}
+    assert name == "frozen, labels" or moved
+    assert not any(
+        path.endswith(("ffn.up.weight", "embed.token.weight")) and "blocks.1" not in path
+        for path in moved
     )
-    assert name == "frozen, labels" or [n for n in before if not torch.equal(before[n], after[n])]
-    saved = [
-        n
-        for n in before
-        if n.endswith(("ffn.up.weight", "embed.token.weight")) and "blocks.1" not in n
-    ]
-    assert saved and all(torch.equal(before[n], after[n]) for n in saved)
     if "labels" in name:
-        assert Checkpoint.open(tmp_path / "whole").labels == ("even", "odd")
+        assert Checkpoint.open(whole).labels == ("even", "odd")
 
 
-def test_a_merged_model_stands_alone(home, tmp_path):
+def test_a_merged_model_stands_alone(home, tmp_path, terminal):
     runs.run(changed(home, TUNES["lora"][0]), tmp_path / "run")
-    assert (
-        cli.main(
-            ["convert", str(tmp_path / "run"), str(tmp_path / "plain"), "--layout", "glassformer"]
-        )
-        == 0
-    )
-    loaded, right = store.load(tmp_path / "run")[0], store.load(tmp_path / "plain")[0]
+    terminal(f"convert {tmp_path}/run {tmp_path}/plain --layout glassformer")
     assert Checkpoint.open(tmp_path / "plain").base is None
-    assert all(map(torch.equal, loaded.parameters(), right.parameters()))
-    again = dataclasses.replace(
-        changed(home, objectives.Full()), model={"from": str(tmp_path / "run")}
-    )
-    ended = runs.run(again, tmp_path / "on")  # what was changed is a base as well
-    assert ended.step == 8
+    assert tiny.equal_tensors(weights_in(tmp_path / "run"), weights_in(tmp_path / "plain"))
+    again = changed(home, objectives.Full(), base=tmp_path / "run")
+    assert runs.run(again, tmp_path / "on").step == 8  # what was changed is a base as well
 
 
 def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
-    settings = changed(home, TUNES["frozen"][0])
+    settings = changed(home, TUNES["frozen"][0], base=tmp_path / "base")
+    untrained = dataclasses.replace(settings, model={"recipe": "glass/1m"})
     with pytest.raises(
-        UserError,
-        match=r"Frozen changes a model that was trained; name it, "
-        r"\[model\] from",
+        UserError, match=r"changes a model that was trained; name it, \[model\] from"
     ):
-        runs.run(dataclasses.replace(settings, model={"recipe": "glass/1m"}), tmp_path / "none")
+        runs.run(untrained, tmp_path / "none")
     model, tokenizer = store.load(home / "base")
     store.save(model, tmp_path / "base", tokenizer)
-    settings = dataclasses.replace(settings, model={"from": str(tmp_path / "base")})
     runs.run(settings, tmp_path / "run")
     with torch.no_grad():
         model.embed.token.weight.add_(1.0)
@@ -159,46 +133,21 @@ def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
 # --------------------------------------------------------------------------------------- averages
 
 
-def test_an_average_is_the_mean_of_the_last_checkpoints(home, tmp_path):
-    assert (
-        cli.main(["average", str(home / "base"), "--last", "3", "--out", str(tmp_path / "mean")])
-        == 0
-    )
-    model, tokenizer = store.load(tmp_path / "mean")
-    assert tokenizer is not None
-    pieces = [
-        dict(store.load(path)[0].named_parameters())
-        for path in run_checkpoints.steps(home / "base")[-3:]
-    ]
-    assert len(pieces) == 3
-    for name, weight in model.named_parameters():
+def test_an_average_is_the_mean_of_the_last_checkpoints(home, tmp_path, terminal):
+    """Other numbers of them: training/test_mutants.py."""
+    terminal(f"average {home}/base --last 3 --out {tmp_path}/mean")
+    pieces = [weights_in(path) for path in run_checkpoints.steps(home / "base")[-3:]]
+    for name, weight in weights_in(tmp_path / "mean").items():
         torch.testing.assert_close(weight, torch.stack([piece[name] for piece in pieces]).mean(0))
-
-
-@pytest.mark.parametrize(
-    ("last", "message"),
-    [(9, r"keeps 3 checkpoints; give --last 3, or train with --keep 9"), (0, r"--last is 0")],
-)
-def test_averages_of_too_few(home, last, message):
-    with pytest.raises(UserError, match=message):
-        run_checkpoints.average(home / "base", last)
+    assert store.load(tmp_path / "mean")[1] is not None
+    with pytest.raises(UserError, match=r"--last is 0"):
+        run_checkpoints.average(home / "base", 0)
 
 
 def test_facts_are_logged(tmp_path, home):
-    shape = tiny.DECODERS["mixtral"]
-    shape = dataclasses.replace(shape, embed=config.Embed(60), context=32)
-    from glassformer.core.config import serial
-
-    options = run.Train(
-        steps=2, batch=4, accumulate=2, dtype="float32", evaluate_every=2, tensorboard=False
-    )
-    runs.run(
-        run_config.Run(
-            serial.to_dict(shape),
-            run_config.Data(str(home / "text.txt"), tokenizer="char"),
-            options,
-        ),
-        tmp_path,
-    )
+    shape = dataclasses.replace(tiny.DECODERS["mixtral"], embed=config.Embed(60), context=32)
+    data = run_config.Data(str(home / "text.txt"), tokenizer="char")
+    options = run.Train(steps=2, accumulate=2, evaluate_every=2, **OPTIONS)
+    runs.run(run_config.Run(serial.to_dict(shape), data, options), tmp_path)
     line = hooks.read_log(tmp_path / "log.jsonl")[-1]
-    assert len(line["load"]) == 2 and len(line["load"][0]) == 4 and len(line["entropy"]) == 2
+    assert np.shape(line["load"]) == (2, 4) and len(line["entropy"]) == 2

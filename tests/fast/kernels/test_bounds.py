@@ -16,7 +16,7 @@ FILES = [f"fast/kernels/test_{name}.py" for name in ("products", "pages", "stack
 
 
 @pytest.mark.parametrize("side", ["end", "front"])
-def test_nothing_beyond_a_tensor_is_touched(side: str) -> None:
+def test_nothing_beyond_a_tensor_is_touched(side):
     """The tests of the kernels again, with forbidden memory beside every tensor."""
     if not builds():
         pytest.skip("needs the compiled kernels: python hatch_build.py")

@@ -7,7 +7,7 @@ import pytest
 from glassformer.fast.kernels import features, library, path, reason, use
 
 
-def test_the_best_build_computes_unless_another_is_asked_for() -> None:
+def test_the_best_build_computes_unless_another_is_asked_for():
     assert path() == (library.builds() or ["torch"])[0]
     assert (path() in reason()) == (path() != "torch")
     with use("torch"):
@@ -19,12 +19,12 @@ def test_the_best_build_computes_unless_another_is_asked_for() -> None:
         pass
 
 
-def test_a_build_runs_only_where_the_processor_can() -> None:
+def test_a_build_runs_only_where_the_processor_can():
     for build in library.builds():
         assert all(features()[flag] for flag in library.BUILDS[build])
 
 
-def test_without_a_library_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_library_torch_computes(monkeypatch):
     for cached in (library.library, library.builds):
         cached.cache_clear()
     monkeypatch.setattr(library, "NAME", "none.so")

@@ -27,7 +27,7 @@ def drawn(kind: str, n: int, c: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_integer_products_are_near_the_truth(build: str, kind: str) -> None:
+def test_integer_products_are_near_the_truth(build, kind):
     weight, scales = drawn(kind, 70, 200)
     packed, bias, x = PACKS[kind][0](weight, scales), torch.randn(70), torch.randn(2, 9, 200)
     truth = x.double() @ packed.matrix().double().T + bias
@@ -37,7 +37,7 @@ def test_integer_products_are_near_the_truth(build: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_integer_products_are_the_reference_bit_for_bit(build: str, kind: str) -> None:
+def test_integer_products_are_the_reference_bit_for_bit(build, kind):
     for m, n, c in ((1, 16, 32), (1, 50, 100), (5, 33, 64), (40, 100, 96), (3, 1, 1)):
         weight, scales = drawn(kind, n, c)
         packed, bias = PACKS[kind][0](weight, scales), torch.randn(n)
@@ -47,7 +47,7 @@ def test_integer_products_are_the_reference_bit_for_bit(build: str, kind: str) -
                 assert torch.equal(matmul(x, packed, plus), expected), (m, n, c)
 
 
-def test_what_is_no_number_does_not_hide(build: str) -> None:
+def test_what_is_no_number_does_not_hide(build):
     weight, scales = drawn("int8", 20, 64)
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = torch.randn(3, 64)
@@ -56,14 +56,14 @@ def test_what_is_no_number_does_not_hide(build: str) -> None:
         assert y[1].isnan().all() and y[[0, 2]].isfinite().all()
 
 
-def test_rows_that_are_no_rows_and_rows_of_a_wrong_width(build: str) -> None:
+def test_rows_that_are_no_rows_and_rows_of_a_wrong_width(build):
     packed = pack_fp32(torch.randn(5, 8))
     assert matmul(torch.zeros(2, 0, 8), packed).shape == (2, 0, 5)
     with pytest.raises(ValueError, match="rows of 7 numbers for a matrix of 8 inputs"):
         matmul(torch.zeros(2, 7), packed)
 
 
-def test_float_products_are_near_the_truth(build: str) -> None:
+def test_float_products_are_near_the_truth(build):
     weight, x, bias = torch.randn(70, 201), torch.randn(9, 201), torch.randn(70)
     truth = x.double() @ weight.double().T + bias
     assert (matmul(x, pack_fp32(weight), bias) - truth).norm() < 1e-6 * truth.norm()
@@ -72,7 +72,7 @@ def test_float_products_are_near_the_truth(build: str) -> None:
     assert matmul(x.bfloat16(), pack_bf16(weight)).dtype == torch.bfloat16
 
 
-def test_float_products_are_the_reference_bit_for_bit(build: str) -> None:
+def test_float_products_are_the_reference_bit_for_bit(build):
     if build == "torch":
         pytest.skip("torch promises no order of its sums")
     for m, n, c in ((1, 16, 32), (1, 50, 101), (25, 33, 64), (2, 100, 600), (3, 1, 1)):
@@ -90,7 +90,7 @@ def test_float_products_are_the_reference_bit_for_bit(build: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "bf16", "fp32"])
-def test_a_rows_bits_are_its_own(build: str, kind: str) -> None:
+def test_a_rows_bits_are_its_own(build, kind):
     """Alone or with others, wherever it stands among them, by one thread or two."""
     if build == "torch" and kind not in PACKS:
         pytest.skip("torch promises no order of its sums")
@@ -116,7 +116,7 @@ def test_a_rows_bits_are_its_own(build: str, kind: str) -> None:
         torch.set_num_threads(threads)
 
 
-def test_torchs_path_in_slices_is_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_path_in_slices_is_the_whole(monkeypatch):
     weight, scales = drawn("int8", 70, 64)
     bias, x = torch.randn(70), torch.randn(3, 64)
     with use("torch"):

@@ -27,7 +27,7 @@ def nearest(exact: Fraction) -> float:
     )
 
 
-def test_fma_rounds_once() -> None:
+def test_fma_rounds_once():
     a, b, c = torch.randn(3, 3000)
     c = c * 2.0 ** torch.randint(-40, 40, (3000,))
     item = torch.tensor(1.0)
@@ -47,7 +47,7 @@ def test_fma_rounds_once() -> None:
         assert got == nearest(Fraction(x) * Fraction(y) + Fraction(z)), (x, y, z)
 
 
-def test_quantized_rows_are_within_half_a_step() -> None:
+def test_quantized_rows_are_within_half_a_step():
     x = torch.randn(5, 70) * 10.0 ** torch.randint(-20, 20, (5, 1))
     x[3] = 0
     full, scale = reference.quantize_rows(x)
@@ -57,7 +57,7 @@ def test_quantized_rows_are_within_half_a_step() -> None:
     assert ((back[:, :70] - x).abs() <= 0.5001 * steps[:, :70]).all() and not back[:, 70:].any()
 
 
-def test_float_product_is_near_the_truth() -> None:
+def test_float_product_is_near_the_truth():
     x, weight, bias = torch.randn(3, 50), torch.randn(7, 50), torch.randn(7)
     truth = x.double() @ weight.double().T + bias
     assert (reference.float_product(x, weight, bias) - truth).abs().max() < 1e-5

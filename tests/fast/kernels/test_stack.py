@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize("centred", [False, True])
-def test_norms_are_torchs_and_the_reference_bit_for_bit(build: str, centred: bool) -> None:
+def test_norms_are_torchs_and_the_reference_bit_for_bit(build, centred):
     if not has("norm"):
         pytest.skip("torch has norms of its own; a library without them: python hatch_build.py")
     for rows, width in ((1, 16), (3, 40), (2, 2048), (1, 1), (5, 31)):
@@ -48,7 +48,7 @@ def _rms(x: torch.Tensor, gain: torch.Tensor, shift: torch.Tensor | None) -> tor
 
 
 @pytest.mark.parametrize("name", stack.ACTIVATIONS)
-def test_activations_are_torchs_and_the_reference_bit_for_bit(build: str, name: str) -> None:
+def test_activations_are_torchs_and_the_reference_bit_for_bit(build, name):
     if not has("activation"):
         pytest.skip(
             "torch has activations of its own; a library without them: python hatch_build.py"

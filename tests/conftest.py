@@ -38,6 +38,14 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command line (terminal.py)."""
+    from terminal import Terminal
+
+    return Terminal(capsys)
+
+
+@pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the attention engines that ran, in order."""
     from glassformer.core.nn import engines

@@ -41,8 +41,8 @@ def worded(cfg: c.Model) -> c.Model:
     """The same shape with room for the tokenizer's entries."""
     fields = {"embed": replace(cfg.embed, vocab=VOCAB)}
     if getattr(cfg, "source_embed", None) is not None:
-        fields["source_embed"] = replace(cfg.source_embed, vocab=VOCAB)  # type: ignore[union-attr]
-    return replace(cfg, **fields)  # type: ignore[arg-type]
+        fields["source_embed"] = replace(cfg.source_embed, vocab=VOCAB)
+    return replace(cfg, **fields)
 
 
 def saved(name: str, folder: Path, seed: int = 1) -> Path:

@@ -286,22 +286,20 @@ def _sure(model: Model, inputs: Tensor, across: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(0, 8))
-def test_a_drawn_config_obeys_every_law(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drawn_config_obeys_every_law(seed, monkeypatch):
     hold(seed, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8, 508))
-def test_five_hundred_drawn_configs_obey_every_law(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_five_hundred_drawn_configs_obey_every_law(seed, monkeypatch):
     hold(seed, monkeypatch)
 
 
-def test_the_draw_reaches_the_whole_vocabulary() -> None:
+def test_the_draw_reaches_the_whole_vocabulary():
     observed: set[str] = set()
 
-    def walk(node: object) -> None:
+    def walk(node):
         if isinstance(node, dict):
             observed.update(
                 name for name in (node.get("type"), node.get("place")) if isinstance(name, str)

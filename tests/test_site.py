@@ -24,7 +24,7 @@ from site_page import DOCS, built
 MOST = 10_000_000  # bytes of the site
 
 
-def test_what_a_page_can_do(site_page: Path) -> None:
+def test_what_a_page_can_do(site_page):
     text = (site_page / "index.html").read_text()
     assert (
         "11.107" in text
@@ -53,12 +53,12 @@ def test_what_a_page_can_do(site_page: Path) -> None:
     )
 
 
-def test_a_table_and_a_figure_are_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_and_a_figure_are_for_everybody(monkeypatch):
     """Columns of words stand left, of numbers right; a figure's box, which scrolls on a phone,
     takes the focus."""
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    from computed import shown  # type: ignore[import-not-found,unused-ignore]
-    from prelude import glassformer, small, table  # type: ignore[import-not-found,unused-ignore]
+    from computed import shown
+    from prelude import glassformer, small, table
 
     message = table(
         ["of", "loss", "reads"], [["a", 1.5, "all"], ["b", "34 % (31 to 35)", "-"]]
@@ -91,7 +91,7 @@ print(held_out(model_of()), line)
 
 
 @pytest.mark.slow
-def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path) -> None:
+def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path):
     """Six pages by two processes: numbers, frames and pointed-to sources of one process; a failing
     cell is told."""
     (tmp_path / "source").mkdir()
@@ -144,7 +144,7 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path
         ("[gone](gone.md)", "gone"),
     ],
 )
-def test_a_page_that_fails_does_not_build(tmp_path: Path, cell: str, message: str) -> None:
+def test_a_page_that_fails_does_not_build(tmp_path, cell, message):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "index.md").write_text(f"# A page\n\n{cell}\n")
     folders = [tmp_path / "source", DOCS, tmp_path / "site", tmp_path / "trees"]
@@ -184,9 +184,9 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("page", GOLDEN)
-def test_golden_numbers(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_numbers(page, monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    from computed import computed_text  # type: ignore[import-not-found,unused-ignore]
+    from computed import computed_text
 
     text = computed_text(DOCS / "learn" / f"{page}.md")
     if "it needs the folder" in text:
@@ -212,9 +212,9 @@ PROSE = {
 
 
 @pytest.mark.parametrize("page", PROSE)
-def test_sentences_hold_for_the_numbers(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sentences_hold_for_the_numbers(page, monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    import computed  # type: ignore[import-not-found,unused-ignore]
+    import computed
 
     path = DOCS / "learn" / f"{page}.md"
     computed.computed_text(path)
@@ -236,13 +236,13 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", LEARN)
-def test_a_page_of_the_road_is_whole(name: str) -> None:
+def test_a_page_of_the_road_is_whole(name):
     text = (DOCS / "learn" / name).read_text(encoding="utf-8")
     assert [piece for piece, form in PARTS.items() if not re.search(form, text, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize("name", LEARN)
-def test_every_cell_shows_what_it_computed(name: str) -> None:
+def test_every_cell_shows_what_it_computed(name):
     text = (DOCS / "learn" / name).read_text(encoding="utf-8")
     cells = re.findall(r"```\{computed\}\n(?::[^\n]*\n)*(.*?)\n```", text, re.DOTALL)
     silent = [
@@ -313,7 +313,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("page", EXAMPLES)
-def test_the_examples_of_the_course(page: str) -> None:
+def test_the_examples_of_the_course(page):
     text = (DOCS / "learn" / f"{page}.md").read_text(encoding="utf-8")
     assert [example for example in EXAMPLES[page] if example not in text] == []
 
@@ -360,7 +360,7 @@ EXPLAINED = {
 """Words and the page that explains each, in italics."""
 
 
-def test_no_word_comes_before_it_is_explained() -> None:
+def test_no_word_comes_before_it_is_explained():
     depth = re.compile(
         r"(?s)^::::\{depths\}.*?^::::$|^```.*?^```", re.MULTILINE
     )  # their reader chose them; code is code
@@ -373,7 +373,7 @@ def test_no_word_comes_before_it_is_explained() -> None:
             )
 
 
-def test_an_exercise_stands_on_its_page() -> None:
+def test_an_exercise_stands_on_its_page():
     from glassformer.learn.exercise import catalogue
 
     for item in catalogue():
@@ -383,7 +383,7 @@ def test_an_exercise_stands_on_its_page() -> None:
         )
 
 
-def test_the_road_has_twelve_pages_and_every_sandbox() -> None:
+def test_the_road_has_twelve_pages_and_every_sandbox():
     from glassformer.learn.exercise import ROAD
 
     assert len(LEARN) == len(ROAD) == 12
@@ -392,7 +392,7 @@ def test_the_road_has_twelve_pages_and_every_sandbox() -> None:
     assert result == SANDBOXES
 
 
-def test_every_public_name_stands_in_the_reference() -> None:
+def test_every_public_name_stands_in_the_reference():
     import glassformer
 
     text = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
@@ -406,11 +406,11 @@ SANDBOXES = {"softmax", "av", "mask", "pos_sin", "rope", "sampling"}
 TASKS = {"train", "load", "translate", "classify", "look-inside", "serve", "quantize", "scale-out"}
 
 
-def test_each_task_has_a_page_whose_commands_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_task_has_a_page_whose_commands_were_run(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
     import json
 
-    import recorded  # type: ignore[import-not-found,unused-ignore]
+    import recorded
 
     assert {path.stem for path in (DOCS / "use").glob("*.md")} == TASKS
     data = json.loads(recorded.KEPT.read_text(encoding="utf-8"))
@@ -421,7 +421,7 @@ def test_each_task_has_a_page_whose_commands_were_run(monkeypatch: pytest.Monkey
     assert set(data) == {f"use/{name}" for name in TASKS}
 
 
-def test_what_a_terminal_shows_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_terminal_shows_in_the_end(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
     import recorded
 
@@ -456,7 +456,7 @@ def _read(path: Path) -> _Links:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_whole_site(whole_site: Path) -> None:
+def test_the_whole_site(whole_site):
     """The site builds without a warning; every link leads somewhere; nothing is loaded from
     elsewhere; it is small."""
     site = whole_site
@@ -483,9 +483,7 @@ def test_the_whole_site(whole_site: Path) -> None:
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < MOST
 
 
-def test_the_command(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.resources.files", lambda name: tmp_path)
     assert main(["docs", "--print"]) == 2 and "make docs" in capsys.readouterr().err
     (tmp_path / "site" / "learn").mkdir(parents=True)

@@ -40,7 +40,7 @@ def write(out: Path, job: dict[str, Any] = JOB, stop: int = 99) -> int:
         return answer_into(out, engine, REQUESTS, job, line, progress)
 
 
-def test_a_job_that_was_stopped_gives_the_same_file(tmp_path: Path) -> None:
+def test_a_job_that_was_stopped_gives_the_same_file(tmp_path):
     assert write(tmp_path / "whole.jsonl") == 0
     content = (tmp_path / "whole.jsonl").read_bytes()
     assert [json.loads(line)["number"] for line in content.splitlines()] == [
@@ -60,9 +60,7 @@ def test_a_job_that_was_stopped_gives_the_same_file(tmp_path: Path) -> None:
     ]
 
 
-def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(
-    tmp_path: Path,
-) -> None:
+def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(tmp_path):
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=2)
@@ -77,7 +75,7 @@ def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(
         write(out)
 
 
-def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path: Path) -> None:
+def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path):
     write(tmp_path / "whole.jsonl")
     full_content, out, piece = (
         (tmp_path / "whole.jsonl").read_bytes(),
@@ -111,7 +109,7 @@ def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path: Path) -> Non
     assert refused > 35
 
 
-def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+def test_two_processes_do_not_write_one_file(tmp_path):
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=2)
@@ -131,9 +129,7 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     assert write(out) == 2
 
 
-def test_a_job_is_of_one_model_whatever_its_folder_is_called(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_is_of_one_model_whatever_its_folder_is_called(tmp_path, capsys):
     tokenizer = train("char", ["the cat sat on the mat"], None)
     cfg = replace(tiny.DECODERS["gpt2"], embed=config.Embed(tokenizer.size))
     folder, out = tmp_path / "model", tmp_path / "out.jsonl"
@@ -149,7 +145,7 @@ def test_a_job_is_of_one_model_whatever_its_folder_is_called(
         "3",
     ]
 
-    def torn(*more: str) -> None:
+    def torn(*more):
         """A job of which the first answer is there."""
         assert cli.main([*words, *more]) == 0
         piece = tmp_path / "out.jsonl.part"
@@ -159,7 +155,7 @@ def test_a_job_is_of_one_model_whatever_its_folder_is_called(
     saved = list[bytes]()
     finish = batch._finish
 
-    def copying(file: Any, to: Path) -> None:
+    def copying(file, to):
         file.seek(0)
         saved.append(b"".join(file.readlines()[:2]))
         finish(file, to)

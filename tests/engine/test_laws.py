@@ -60,7 +60,7 @@ def requests(name: str) -> list[Request]:
         remaining["prompt_logprobs"] = lot.choice([None, None, 1])
         results.append(
             Request([1, 5], ids, **remaining) if name in TWO else Request(ids, **remaining)
-        )  # type: ignore[arg-type]
+        )
     return results
 
 
@@ -68,7 +68,7 @@ def run(
     name: str, requests: list[Request], order: list[int] | None = None, **settings: object
 ) -> list[Result]:
     """Results of an engine for requests submitted at once, in this order."""
-    with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:  # type: ignore[arg-type]
+    with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:
         handles = {place: engine.submit(requests[place]) for place in order or range(len(requests))}
         results = [handles[place].result() for place in range(len(requests))]
         assert engine.memory_plan.pool.in_use == 0
@@ -114,7 +114,7 @@ def pages_of(name: str, count: int) -> int:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_alone_or_with_others_is_the_same(name: str) -> None:
+def test_alone_or_with_others_is_the_same(name):
     """Whatever a runner reads beside it: with few pages, small steps, guesses, another order."""
     expected = requests(name)
     alone = [run(name, [item], lookup=False)[0] for item in expected]
@@ -147,9 +147,7 @@ def test_alone_or_with_others_is_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
-def test_a_cache_each_gives_what_the_kernels_give(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_each_gives_what_the_kernels_give(name, monkeypatch):
     """The engine as it is on a GPU, computed by a CPU: one sequence after another, by PyTorch."""
     expected_requests = requests(name)
     expected = run(name, expected_requests)
@@ -163,7 +161,7 @@ def test_a_cache_each_gives_what_the_kernels_give(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype: torch.dtype) -> None:
+def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype):
     """Thousands of keys, which the kernels cut in parts; by torch's path there is no such
     promise."""
     if kernels.path() == "torch":
@@ -191,12 +189,12 @@ def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype: torch.dty
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_quantised_models_have_the_same_bits_alone_and_with_others(bits: int) -> None:
+def test_quantised_models_have_the_same_bits_alone_and_with_others(bits):
     model = tiny.model(tiny.DECODERS["llama"])
     quantize_weights(model, QuantizedLayout(bits=bits))
     actual_results = []
     for settings in ({"lookup": False, "max_sequences": 1}, {"step_tokens": 7}, {}):
-        with Engine(model, **settings) as engine:  # type: ignore[arg-type]
+        with Engine(model, **settings) as engine:
             results = [
                 handle.result()
                 for handle in [engine.submit(request) for request in requests("llama")]
@@ -209,14 +207,12 @@ def test_quantised_models_have_the_same_bits_alone_and_with_others(bits: int) ->
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
-def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(
-    name: str, bits: int
-) -> None:
+def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(name, bits):
     model, results = tiny.model(tiny.ALL[name]), []
     quantize_weights(model, QuantizedLayout(bits=bits))
     alone: dict[str, object] = {"lookup": False, "max_sequences": 1}
     for count, settings in ((1, alone), (2, {"step_tokens": 7}), (2, {})):
-        with threads(count), Engine(model, **settings) as engine:  # type: ignore[arg-type]
+        with threads(count), Engine(model, **settings) as engine:
             results.append(
                 [
                     handle.result()
@@ -227,7 +223,7 @@ def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(
     check_equal(results[2], results[0], name, THREADS)
 
 
-def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes() -> None:
+def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes():
     """The events that the law above runs through do happen."""
     model, expected = tiny.model(tiny.DECODERS["llama"]), requests("llama")
     repeat = [Request([1, 2, 3, 4] * 10, sampling=Sampling(0), max_new=20, logit_bias={1: 50.0})]
@@ -244,7 +240,7 @@ def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "reader", "onward", "llama", "pooled", "gru"])
-def test_texts_side_by_side_are_encoded_as_alone(name: str) -> None:
+def test_texts_side_by_side_are_encoded_as_alone(name):
     lot = random.Random(1)
     texts = [[lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 30))] for _ in range(12)]
     model = tiny.model(tiny.ALL[name])
@@ -253,7 +249,7 @@ def test_texts_side_by_side_are_encoded_as_alone(name: str) -> None:
         + ["logits"] * (model.head is not None)
         + ["labels"] * (name in ("bert", "pooled"))
     )
-    encodes = [Encode(text, output=output) for text in texts for output in outputs]  # type: ignore[arg-type]
+    encodes = [Encode(text, output=output) for text in texts for output in outputs]
     with Engine(model, step_tokens=40) as engine:
         alone = [engine.encode(encode) for encode in encodes]
         handles = [engine.submit(encode) for encode in encodes]
@@ -266,7 +262,7 @@ def test_texts_side_by_side_are_encoded_as_alone(name: str) -> None:
             )
 
 
-def test_half_of_many_leave_and_nothing_is_left_behind() -> None:
+def test_half_of_many_leave_and_nothing_is_left_behind():
     lot, model = random.Random(3), tiny.model(tiny.DECODERS["gemma2"])
     with Engine(
         model, max_sequences=6, max_queue=400, memory=pages_of("gemma2", 7), step_tokens=9

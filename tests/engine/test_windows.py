@@ -56,7 +56,7 @@ def requests(count: int = 6) -> list[Request]:
             "n": lot.choice([1, 1, 3]),
             "client": lot.choice("ab"),
         }
-        results.append(Request(ids, **options, **remaining))  # type: ignore[arg-type]
+        results.append(Request(ids, **options, **remaining))
     return results
 
 
@@ -71,7 +71,7 @@ def answers(engine: Engine, requests: list[Request]) -> list[Result]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_bits_as_with_all_pages(name: str) -> None:
+def test_the_same_bits_as_with_all_pages(name):
     """Alone and with others, in small steps, with few pages, after prompts that are found again,
     guessed."""
     served, expected = model(name), requests()
@@ -92,7 +92,7 @@ def test_the_same_bits_as_with_all_pages(name: str) -> None:
         {"memory": least * 2},
         {"memory": least},
     )[2 * few :]:
-        with Engine(served, step_tokens=STEP, **{"max_sequences": 8, **settings}) as engine:  # type: ignore[arg-type]
+        with Engine(served, step_tokens=STEP, **{"max_sequences": 8, **settings}) as engine:
             assert engine.memory_plan.windows is not None
             # at once, and after one another: much is found
             for group in (range(len(expected)), [0], [0], [1, 0]):
@@ -119,7 +119,7 @@ def check_equal(name: str, actual: list[Result], reference: list[Result]) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES[:2])
-def test_beams_find_what_they_find_with_all_pages(name: str) -> None:
+def test_beams_find_what_they_find_with_all_pages(name):
     served, lot = model(name), random.Random(2)
     prompts = [[lot.randrange(8, tiny.VOCAB) for _ in range(length)] for length in (60, 90)]
     requests = [Request(prompt, beams=4, n=2, max_new=40, stop_tokens=(3,)) for prompt in prompts]
@@ -140,7 +140,7 @@ def test_beams_find_what_they_find_with_all_pages(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_given_back_is_not_looked_at(name: str) -> None:
+def test_what_was_given_back_is_not_looked_at(name):
     """Pages begin as what is no number; what is recorded is what a look at the text alone shows."""
     served, paths = model(name), ["*.resid", "*.pattern", "*.scores", "*.z", "logits"]
     prompt = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4] * 15
@@ -178,10 +178,10 @@ def watch(pool: PagePool, most: dict[PagePool, int]) -> None:
         most[pool] = max(most.get(pool, 0), pool.in_use)
         return page
 
-    pool.take = taking  # type: ignore[method-assign]
+    pool.take = taking
 
 
-def test_a_long_text_holds_its_window_and_no_more() -> None:
+def test_a_long_text_holds_its_window_and_no_more():
     for name, every in (("starcoder2", False), ("gemma2", True)):
         with Engine(model(name), step_tokens=STEP, max_sequences=2) as engine:
             assert engine.memory_plan.windows is not None
@@ -196,7 +196,7 @@ def test_a_long_text_holds_its_window_and_no_more() -> None:
             assert (engine.memory_plan.page_bytes[0] > 0) == every
 
 
-def test_no_context_is_refused_that_could_be_served_with_all_pages() -> None:
+def test_no_context_is_refused_that_could_be_served_with_all_pages():
     """There are as many window pages as pages while memory is short, never fewer than a text
     needs."""
     for memory in range(1, 4000, 7):
@@ -212,7 +212,7 @@ def test_no_context_is_refused_that_could_be_served_with_all_pages() -> None:
         assert pages <= 8 * bounds.per_sequence and pieces <= bounds.all
 
 
-def test_a_window_of_one_token_and_every_place_in_a_page() -> None:
+def test_a_window_of_one_token_and_every_place_in_a_page():
     """``window_per_sequence`` is the need of the worst place of a step, no more."""
     for span in (1, 2, 31, 32, 33, 34, 100):
         for step in (1, 7, 32, 64):
@@ -220,7 +220,7 @@ def test_a_window_of_one_token_and_every_place_in_a_page() -> None:
             assert Bounds.of(100_000, 1, span, step).window_per_sequence == worst, (span, step)
 
 
-def test_parts_follow_their_pages() -> None:
+def test_parts_follow_their_pages():
     """Known contents stay when a page is given back, unknown ones are freed; a page that is taken
     again has none."""
     pool = PagePool(4)

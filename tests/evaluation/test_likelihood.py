@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -41,7 +40,7 @@ def naive(model: Model, context: list[int], continuation: list[int]) -> tuple[fl
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "starcoder2", "alibi", "gru"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_continuation_is_as_likely_as_its_tokens(family: str, batch: int) -> None:
+def test_a_continuation_is_as_likely_as_its_tokens(family, batch):
     model = tiny.model(tiny.DECODERS[family])
     best = int(model(torch.tensor([[1, 2, 3]])).logits[0, -1].argmax())
     pairs = [*PAIRS, ([1, 2, 3], [best])]
@@ -54,13 +53,13 @@ def test_a_continuation_is_as_likely_as_its_tokens(family: str, batch: int) -> N
     assert not model.training
 
 
-def test_dropout_sleeps_and_training_goes_on() -> None:
+def test_dropout_sleeps_and_training_goes_on():
     cfg = tiny.DECODERS["gpt2"]
     model = tiny.model(replace(cfg, decoder=replace(cfg.decoder, dropout=0.5))).train()
     assert likelihoods(model, PAIRS) == likelihoods(model, PAIRS) and model.training
 
 
-def test_what_cannot_be_judged_is_said() -> None:
+def test_what_cannot_be_judged_is_said():
     model = tiny.model(tiny.DECODERS["gpt2"])
     for pairs in ([([], [1])], [([1], [])], [([1], [tiny.VOCAB])], [([1], [2] * 65)]):
         with pytest.raises(UserError):
@@ -74,7 +73,7 @@ def test_what_cannot_be_judged_is_said() -> None:
 
 
 @pytest.fixture
-def questions(tmp_path: Path) -> tuple[Path, Path]:
+def questions(tmp_path):
     """A model of bytes, and a task of one's own over a local file: which of two endings is written
     after "ab"."""
     from glassformer import config as c
@@ -98,11 +97,7 @@ def questions(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "model", tmp_path
 
 
-def test_tasks_of_the_harness(
-    questions: tuple[Path, Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tasks_of_the_harness(questions, capsys, monkeypatch):
     pytest.importorskip(
         "lm_eval", reason="lm-evaluation-harness (744 MB with what it needs) is an extra"
     )
@@ -126,11 +121,7 @@ def test_tasks_of_the_harness(
     assert 'no task "no_such_task"' in capsys.readouterr().err
 
 
-def test_tasks_without_the_harness_say_what_to_install(
-    questions: tuple[Path, Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tasks_without_the_harness_say_what_to_install(questions, capsys, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "lm_eval", None)

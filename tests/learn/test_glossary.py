@@ -9,7 +9,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,7 +34,7 @@ Live = dict[str, Callable[[], str]]
 
 
 @pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
+def live():
     """The functions that compute the terms' numbers for the page of the glossary."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "_ext"))
@@ -42,7 +42,7 @@ def live() -> Iterator[Live]:
 
 
 @pytest.mark.parametrize("name", [" ".join(name.split()) for name in ASKED.split(",")])
-def test_every_term_of_the_course_is_there(name: str) -> None:
+def test_every_term_of_the_course_is_there(name):
     assert (
         name in glossary.names()
         and glossary.find(name.upper().replace("-", " ")) is glossary.names()[name]
@@ -50,7 +50,7 @@ def test_every_term_of_the_course_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("term", TERMS, ids=[term.key for term in TERMS])
-def test_a_term_is_whole(term: glossary.Term) -> None:
+def test_a_term_is_whole(term):
     source = (Path(glossary.PACKAGE) / term.code.path).read_text(encoding="utf-8")
     assert source.count(term.code.text) == 1 and term.code.text in "".join(
         source.splitlines()[term.code.line - 1 :]
@@ -61,7 +61,7 @@ def test_a_term_is_whole(term: glossary.Term) -> None:
     json.dumps(term.to_dict())
 
 
-def test_names_are_told_apart_and_in_the_order_of_the_road() -> None:
+def test_names_are_told_apart_and_in_the_order_of_the_road():
     message = [name.lower() for term in TERMS for name in (term.name, *term.also)]
     assert len(message) == len(set(message)) and len({term.key for term in TERMS}) == len(TERMS)
     assert [term.road for term in TERMS] == sorted(term.road for term in TERMS)
@@ -73,7 +73,7 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?")
 
 
 @pytest.mark.parametrize("term", TERMS, ids=[term.key for term in TERMS])
-def test_a_live_number_is_computed(term: glossary.Term, live: Live) -> None:
+def test_a_live_number_is_computed(term, live):
     """The last digit may be another on another processor."""
     computed, stored = live[term.key](), term.live
     assert set(live) == {term.key for term in TERMS}
@@ -85,7 +85,7 @@ def test_a_live_number_is_computed(term: glossary.Term, live: Live) -> None:
     assert numbers and numbers == pytest.approx(expected, rel=2e-3, abs=1.1e-4), computed
 
 
-def test_numbers_are_the_models(live: Live) -> None:
+def test_numbers_are_the_models(live):
     """Some of them, computed in another way."""
     model, tokenizer = models.real()
     ids = torch.tensor([tokenizer.encode(TEXT)])
@@ -119,7 +119,7 @@ def _zeroed() -> tuple[object, object]:
     return model, tokenizer
 
 
-def test_bleu_is_sacrebleus(live: Live) -> None:
+def test_bleu_is_sacrebleus(live):
     sacrebleu = pytest.importorskip("sacrebleu")
     score = sacrebleu.corpus_bleu(["the cat sat on a mat"], [["the cat sat on the mat"]]).score
     assert f": {score:.1f}." in live["bleu"]()
@@ -128,7 +128,7 @@ def test_bleu_is_sacrebleus(live: Live) -> None:
 @pytest.mark.parametrize(
     "words", [["causal", "mask"], ["causal mask"], ["Causal-Masks"], ["look-ahead mask"]]
 )
-def test_define_prints_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_define_prints_it(words, capsys):
     assert main(["define", *words]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith(
@@ -141,7 +141,7 @@ def test_define_prints_it(words: list[str], capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_define_as_json_and_as_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_define_as_json_and_as_a_list(capsys):
     assert main(["define", "MQA", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["name"] == "multi-query attention" and "live" in data and data["code"]["line"] > 1
@@ -159,14 +159,12 @@ def test_define_as_json_and_as_a_list(capsys: pytest.CaptureFixture[str]) -> Non
         (["zzz"], "lists the terms"),
     ],
 )
-def test_an_unknown_term_gets_the_nearest(
-    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_term_gets_the_nearest(words, hint, capsys):
     assert main(["define", *words]) == 2
     assert hint in capsys.readouterr().err
 
 
-def test_the_data_needs_no_torch() -> None:
+def test_the_data_needs_no_torch():
     code = (
         "import sys; from glassformer.learn import glossary, catalogue; glossary.names(); "
         "catalogue(); "
@@ -178,7 +176,7 @@ def test_the_data_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_the_page_of_the_format_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_the_format_runs(tmp_path, capsys):
     """docs/learn.md: the teacher's exercise is one, and the lines of Python run."""
     page = (Path(__file__).parents[2] / "docs" / "learn.md").read_text(encoding="utf-8")
     exercise, program = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)

@@ -8,8 +8,6 @@ import math
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,7 @@ from glassformer.serve.page.events import Trainings
 from .test_tail import write
 
 
-def test_a_run_folder_becomes_a_model(tmp_path: Path) -> None:
+def test_a_run_folder_becomes_a_model(tmp_path):
     """The page may be there before the training is."""
     page = served.page(run=tmp_path / "runs")
     client = served.client(page)
@@ -61,7 +59,7 @@ def test_a_run_folder_becomes_a_model(tmp_path: Path) -> None:
     )
 
 
-def test_news_come_by_cursor(tmp_path: Path) -> None:
+def test_news_come_by_cursor(tmp_path):
     """A reader that sleeps, or a server that begins again, goes on from the last cursor without gap
     or jump."""
     folder = tmp_path / "mine"
@@ -78,13 +76,13 @@ def test_news_come_by_cursor(tmp_path: Path) -> None:
     assert fresh.get("/api/events", params=body).json()["trainings"] == {}
 
 
-def test_the_stream_says_what_comes(tmp_path: Path) -> None:
+def test_the_stream_says_what_comes(tmp_path):
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 2)
     trainings = served.page(run=folder).trainings
     assert isinstance(trainings, Trainings)
 
-    async def read_events() -> list[tuple[str, Any]]:
+    async def read_events():
         results = []
         async for block in trainings.stream({"mine": 0}):
             fields = dict(line.partition(": ")[::2] for line in block.decode().strip().splitlines())
@@ -101,7 +99,7 @@ def test_the_stream_says_what_comes(tmp_path: Path) -> None:
     assert result == [("mine:2", [1, 2]), ("mine:3", [3])]
 
 
-def test_samples_are_the_last_lines(tmp_path: Path) -> None:
+def test_samples_are_the_last_lines(tmp_path):
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 2)
     rows = [{"step": n, "text": f"sample {n}"} for n in range(300)]
@@ -110,7 +108,7 @@ def test_samples_are_the_last_lines(tmp_path: Path) -> None:
     assert body == rows[-200:]
 
 
-def test_each_experts_share_at_each_validation(tmp_path: Path) -> None:
+def test_each_experts_share_at_each_validation(tmp_path):
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 20)
     rows = [
@@ -130,7 +128,7 @@ def test_each_experts_share_at_each_validation(tmp_path: Path) -> None:
     ]
 
 
-def test_a_training_is_asked_to_stop_by_a_file(tmp_path: Path) -> None:
+def test_a_training_is_asked_to_stop_by_a_file(tmp_path):
     """Only one that runs; the request is a file in its own folder, and no signal to whatever has
     its number now."""
     folder = tmp_path / "mine"
@@ -147,7 +145,7 @@ def test_a_training_is_asked_to_stop_by_a_file(tmp_path: Path) -> None:
     assert client.post("/api/train/other/stop", json={}).status_code == 404
 
 
-def test_a_training_waits_as_long_as_a_file_is_there(tmp_path: Path) -> None:
+def test_a_training_waits_as_long_as_a_file_is_there(tmp_path):
     """A run that waits writes no line and yet lives, by the age of that file; one killed meanwhile
     does not."""
     folder = tmp_path / "mine"
@@ -156,11 +154,11 @@ def test_a_training_waits_as_long_as_a_file_is_there(tmp_path: Path) -> None:
     client = served.client(served.page(run=folder))
     pause = folder / "pause"
 
-    def card_state() -> tuple[bool, ...]:
+    def card_state():
         (card,) = client.get("/api/train").json()
         return card["live"], card["pausing"], card["paused"]
 
-    def ask(paused: Any) -> Any:
+    def ask(paused):
         return client.post("/api/train/mine/pause", json={"paused": paused})
 
     assert card_state() == (True, False, False) and ask("yes").status_code == 400

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ TEXTS = ["the cat sat on the mat", "a dog and a cat"]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
-def test_heads_and_contexts_are_the_librarys(name: str, tmp_path: Path) -> None:
+def test_heads_and_contexts_are_the_librarys(name, tmp_path):
     path = served.saved(name, tmp_path / name)
     client = served.client(served.page(path))
     model, tokenizer = store.load(path)
@@ -37,7 +36,7 @@ def test_heads_and_contexts_are_the_librarys(name: str, tmp_path: Path) -> None:
     assert body == as_json(word_in_contexts(model, tokenizer, "cat", *TEXTS).to_dict())
 
 
-def test_mistakes_are_sentences(tmp_path: Path) -> None:
+def test_mistakes_are_sentences(tmp_path):
     client = served.client(served.page(served.saved("gpt2", tmp_path / "gpt")))
     assert client.get("/api/heads/nobody").status_code == 404
     for query, message in (

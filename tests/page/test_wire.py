@@ -277,7 +277,7 @@ def fields_of(type: Type, path: str) -> Iterator[str]:
             yield from fields_of(item, path)
 
 
-def test_every_answer_is_as_its_type_says_and_every_field_of_a_type_is_sent(tmp_path: Path) -> None:
+def test_every_answer_is_as_its_type_says_and_every_field_of_a_type_is_sent(tmp_path):
     output, paths = list[str](), set[str]()
     for path, answer in answers(tmp_path):
         paths.add(path)
@@ -294,7 +294,7 @@ def test_every_answer_is_as_its_type_says_and_every_field_of_a_type_is_sent(tmp_
     assert named - SEEN == SAVED, sorted(named - SEEN)
 
 
-def test_a_fault_is_found() -> None:
+def test_a_fault_is_found():
     """A field too many, one too few, one of another type: as the page would meet it."""
     sample = ANSWERS["GET api/train/{name}/samples"]
     assert not list(faults([{"step": 1, "text": "a"}], sample, "it"))

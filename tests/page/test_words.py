@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from glassformer.sight.edits import mlp_off
 TEXT = "the cat 🎵 and  the log"
 
 
-def test_listing_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_opens_nothing(tmp_path, monkeypatch):
     """A named one that is in the data folder is offered by its place; opening starts when a text is
     cut by it."""
     served.tokenizer().save(tmp_path / "tok-gpt2")
@@ -44,7 +43,7 @@ def test_listing_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
-def test_the_steps_of_a_word_lead_to_its_tokens(kind: str, tmp_path: Path) -> None:
+def test_the_steps_of_a_word_lead_to_its_tokens(kind, tmp_path):
     client = served.client(served.page(served.saved(kind, tmp_path / "mine")))
     tokenizer = served.tokenizer("wordpiece" if kind == "bert" else "bpe")
     ids = tokenizer.encode(TEXT)
@@ -79,7 +78,7 @@ def test_the_steps_of_a_word_lead_to_its_tokens(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
-def test_beams_are_the_librarys(kind: str, tmp_path: Path) -> None:
+def test_beams_are_the_librarys(kind, tmp_path):
     path = served.saved(kind, tmp_path / "mine")
     client = served.client(served.page(path))
     model, item = store.load(path)
@@ -103,7 +102,7 @@ def test_beams_are_the_librarys(kind: str, tmp_path: Path) -> None:
     assert far.status_code == 400 and "1 to 8" in far.json()["error"]
 
 
-def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Path) -> None:
+def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path):
     from glassformer.serve.page import words
 
     class Gone(Exception):
@@ -112,7 +111,7 @@ def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Pat
     body = {"model": "mine", "text": "the cat", "max_new": 6}
     models, remaining = served.page(served.saved("gpt2", tmp_path / "mine")).models, [9]
 
-    def check() -> None:
+    def check():
         remaining[0] -= 1
         if remaining[0] < 0:
             raise Gone
@@ -124,7 +123,7 @@ def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Pat
     assert remaining == [-1]
 
 
-def test_a_target_that_has_begun_is_continued(tmp_path: Path) -> None:
+def test_a_target_that_has_begun_is_continued(tmp_path):
     """The next tokens of an encoder-decoder follow its target so far; a decoder has its text for
     that."""
     path = served.saved("t5", tmp_path / "mine")

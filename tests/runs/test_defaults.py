@@ -56,7 +56,7 @@ def settings(path: Path, **changes: object) -> run_config.Run:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Path:
+def book(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text(prose(20_000))
     return path
@@ -262,7 +262,7 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     assert "Trained 60 steps" in capsys.readouterr().err
 
 
-def test_what_looks_like_a_border_of_documents_is_told(tmp_path: Path) -> None:
+def test_what_looks_like_a_border_of_documents_is_told(tmp_path):
     path = tmp_path / "stories.txt"
     path.write_text("A story of some words and a house of glass.\n<|endoftext|>\n" * 40)
     assert 'holds "<|endoftext|>" 40 times' in choose({"data.train": str(path)})[1]

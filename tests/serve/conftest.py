@@ -121,7 +121,7 @@ def started(folder: Path, *words: str, env: dict[str, str] | None = None) -> Ite
 
 
 @pytest.fixture(scope="session")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chat_model(tmp_path_factory):
     """The small model that comes with the package, with a chat template."""
     folder = tmp_path_factory.mktemp("served") / "tiny"
     shutil.copytree(shipped(), folder)
@@ -130,14 +130,14 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _extra() -> None:
+def _extra():
     """Tests of the server skip where its extra is missing."""
     for name in ("starlette", "pydantic", "uvicorn", "prometheus_client", "llguidance"):
         pytest.importorskip(name, reason="the server needs its extra: pip install -e '.[serve]'")
 
 
 @pytest.fixture(scope="session")
-def other_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def other_models(tmp_path_factory):
     """Untrained models of the other kinds: vectors, three labels (and blanks), one value for a
     pair, labels of words, translations."""
     home = tmp_path_factory.mktemp("others")
@@ -165,9 +165,7 @@ def other_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def server(
-    chat_model: Path, other_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+def server(chat_model, other_models, tmp_path_factory):
     """The session's server."""
     models = [str(chat_model), *map(str, other_models.values())]
     with started(tmp_path_factory.mktemp("log"), *models, "--dtype", "float32") as item:

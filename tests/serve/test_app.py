@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,9 +23,7 @@ LINES = [
 
 
 @pytest.fixture(scope="module")
-def wide(
-    chat_model: Path, other_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+def wide(chat_model, other_models, tmp_path_factory):
     words = (
         str(chat_model),
         str(other_models["vectors"]),
@@ -95,14 +91,14 @@ HEAVY: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("name", HEAVY)
-def test_one_request_does_not_stop_the_others(wide: Server, name: str) -> None:
+def test_one_request_does_not_stop_the_others(wide, name):
     path, body, status = HEAVY[name]
     worst, full = slowest_health(wide, path, json.dumps(body).encode(), status)
     assert worst < max(WORST, SHARE * full)
     assert wide.idle()
 
 
-def test_prompts_times_n_is_bounded(wide: Server) -> None:
+def test_prompts_times_n_is_bounded(wide):
     start = time.monotonic()
     body = {"prompt": LINES[:17], "n": 64, "max_tokens": 1}
     assert (

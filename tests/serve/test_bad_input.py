@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -56,7 +55,7 @@ def refused(answer: httpx.Response, status: int = 400, param: str | None = None)
         b"{}",
     ],
 )
-def test_c1_a_body_that_is_no_object(server: Server, path: str, body: bytes) -> None:
+def test_c1_a_body_that_is_no_object(server, path, body):
     refused(
         httpx.post(
             f"{server.url}{path}", content=body, headers={"content-type": "application/json"}
@@ -67,7 +66,7 @@ def test_c1_a_body_that_is_no_object(server: Server, path: str, body: bytes) -> 
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
 )
-def test_c1_another_content_type(server: Server, kind: str) -> None:
+def test_c1_another_content_type(server, kind):
     refused(
         httpx.post(
             f"{server.url}{TEXT}", content=json.dumps(PROMPT), headers={"content-type": kind}
@@ -76,7 +75,7 @@ def test_c1_another_content_type(server: Server, kind: str) -> None:
     )
 
 
-def test_c1_text_that_is_no_text(server: Server) -> None:
+def test_c1_text_that_is_no_text(server):
     for body in (
         b'{"prompt": "\xff"}',
         b'{"prompt": "\\ud800"}',
@@ -91,7 +90,7 @@ def test_c1_text_that_is_no_text(server: Server) -> None:
     assert response.status_code == 200
 
 
-def test_c2_a_body_too_large_is_refused_before_it_is_read(server: Server) -> None:
+def test_c2_a_body_too_large_is_refused_before_it_is_read(server):
     with socket.create_connection(address(server)) as item:
         item.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
@@ -101,7 +100,7 @@ def test_c2_a_body_too_large_is_refused_before_it_is_read(server: Server) -> Non
         item.settimeout(10)
         assert b" 413 " in item.recv(4096).split(b"\r\n")[0]
 
-    def pieces() -> Any:
+    def pieces():
         for _ in range(limits.MOST_BODY // 65536 + 20):
             yield b" " * 65536
 
@@ -119,7 +118,7 @@ def test_c2_a_body_too_large_is_refused_before_it_is_read(server: Server) -> Non
 @pytest.mark.parametrize(
     "header", [b"X-A: " + b"a" * 200_000, b"\r\n".join(b"X-%d: a" % n for n in range(20_000))]
 )
-def test_c3_headers_too_large(server: Server, header: bytes) -> None:
+def test_c3_headers_too_large(server, header):
     with socket.create_connection(address(server)) as item:
         item.settimeout(10)
         try:
@@ -131,7 +130,7 @@ def test_c3_headers_too_large(server: Server, header: bytes) -> None:
     assert server.client().get("/health").status_code == 200
 
 
-def test_c3_headers_are_bounded_as_a_whole(server: Server) -> None:
+def test_c3_headers_are_bounded_as_a_whole(server):
     """However few bytes of them wait at once, and however short each is."""
     many = {f"x-{number}": "a" for number in range(limits.MOST_HEADER_LINES)}
     for headers in (
@@ -150,12 +149,12 @@ def test_c3_headers_are_bounded_as_a_whole(server: Server) -> None:
         assert item.recv(4096).split()[1] in (b"400", b"431")
 
 
-def test_health_has_a_head(server: Server) -> None:
+def test_health_has_a_head(server):
     answer = server.client().head("/health")
     assert answer.status_code == 200 and answer.content == b""
 
 
-def test_no_path_of_the_machine_is_shown(server: Server, chat_model: Path) -> None:
+def test_no_path_of_the_machine_is_shown(server, chat_model):
     with server.client() as client:
         for path in (
             "/v1/models",
@@ -181,11 +180,11 @@ def test_no_path_of_the_machine_is_shown(server: Server, chat_model: Path) -> No
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_c5_prompts(server: Server, prompt: Any, stream: bool) -> None:
+def test_c5_prompts(server, prompt, stream):
     refused(server.post(TEXT, {**PROMPT, "prompt": prompt, "stream": stream}))
 
 
-def test_c6_more_than_the_context(server: Server) -> None:
+def test_c6_more_than_the_context(server):
     assert "256" in refused(server.post(TEXT, {**PROMPT, "max_tokens": 256}), param="max_tokens")
     refused(server.post(TEXT, {**PROMPT, "prompt": [5] * 257}))
     assert server.post(TEXT, {"prompt": [5] * 256, "max_tokens": 1}).status_code == 200
@@ -235,7 +234,7 @@ NUMBERS: dict[str, list[Any]] = {
 @pytest.mark.parametrize(
     ("field", "value"), [(name, value) for name, number in NUMBERS.items() for value in number]
 )
-def test_c7_c8_fields_out_of_range(server: Server, field: str, value: Any) -> None:
+def test_c7_c8_fields_out_of_range(server, field, value):
     body = json.dumps({**PROMPT, field: value})
     answer = httpx.post(
         f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"}
@@ -243,7 +242,7 @@ def test_c7_c8_fields_out_of_range(server: Server, field: str, value: Any) -> No
     assert field in refused(answer)
 
 
-def test_c8_what_is_defined(server: Server) -> None:
+def test_c8_what_is_defined(server):
     for more in (
         {"seed": -5},
         {"temperature": 0},
@@ -282,7 +281,7 @@ MESSAGES: list[Any] = [
 
 
 @pytest.mark.parametrize("messages", MESSAGES)
-def test_c9_messages(server: Server, messages: Any) -> None:
+def test_c9_messages(server, messages):
     refused(server.post(CHAT, {**TALK, "messages": messages}))
 
 
@@ -295,7 +294,7 @@ SCHEMAS: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_c10_schemas_that_cannot_be_enforced(server: Server, schema: Any) -> None:
+def test_c10_schemas_that_cannot_be_enforced(server, schema):
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     refused(server.post(CHAT, {**TALK, "response_format": form}))
 
@@ -313,11 +312,11 @@ def test_c10_schemas_that_cannot_be_enforced(server: Server, schema: Any) -> Non
         {"logprobs": True, "top_logprobs": 21}, {"max_completion_tokens": 0}, {"stream_options": {}},
     ],
 )  # fmt: skip
-def test_c10_c11_c28_what_a_chat_may_not_ask_for(server: Server, more: dict[str, Any]) -> None:
+def test_c10_c11_c28_what_a_chat_may_not_ask_for(server, more):
     refused(server.post(CHAT, {**TALK, **more}))
 
 
-def test_c10_an_explosive_grammar_ends_soon(server: Server) -> None:
+def test_c10_an_explosive_grammar_ends_soon(server):
     start = time.monotonic()
     deep: Any = {"type": "string"}
     for _ in range(300):
@@ -334,14 +333,14 @@ def test_c10_an_explosive_grammar_ends_soon(server: Server) -> None:
 @pytest.mark.parametrize(
     "name", ["nothing", "../../x", "file://../etc/passwd", "a\x00b", "/etc/passwd", "..%2f..%2fx"]
 )
-def test_c12_unknown_models(server: Server, name: str) -> None:
+def test_c12_unknown_models(server, name):
     refused(server.post(TEXT, {**PROMPT, "model": name}), 404, "model")
     from urllib.parse import quote
 
     refused(server.client().get(f"/v1/models/{quote(name, safe='')}"), 404)
 
 
-def test_c13_keys(chat_model: Path, tmp_path: Path) -> None:
+def test_c13_keys(chat_model, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# ours\nsecret-1\n\nsecret-2\n")
     with started(tmp_path, str(chat_model), "--api-key-file", str(keys)) as item:
@@ -366,7 +365,7 @@ def test_c13_keys(chat_model: Path, tmp_path: Path) -> None:
             ):
                 refused(item.client().get(path, headers=header), 401)
         odd = httpx.Headers([(b"authorization", "Bearer schlüssel".encode())])
-        refused(item.post(TEXT, PROMPT, headers=odd), 401)  # type: ignore[arg-type]
+        refused(item.post(TEXT, PROMPT, headers=odd), 401)
         for key in ("secret-1", "secret-2"):
             assert (
                 item.post(TEXT, PROMPT, headers={"authorization": f"Bearer {key}"}).status_code
@@ -376,7 +375,7 @@ def test_c13_keys(chat_model: Path, tmp_path: Path) -> None:
         assert "secret" not in item.log.read_text()
 
 
-def test_c14_other_sites_are_kept_out(server: Server) -> None:
+def test_c14_other_sites_are_kept_out(server):
     json_kind = {"content-type": "application/json"}
     preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     answer = server.client().request("OPTIONS", TEXT, headers=preflight)
@@ -391,7 +390,7 @@ def test_c14_other_sites_are_kept_out(server: Server) -> None:
         refused(server.client().get("/v1/models", headers={"host": host}), 403)
 
 
-def test_c23_nothing_that_is_said_is_logged_and_no_log_is_forged(server: Server) -> None:
+def test_c23_nothing_that_is_said_is_logged_and_no_log_is_forged(server):
     message = 'kept-to-ourselves\n{"forged": true}\x1b[31m'
     server.post(TEXT, {**PROMPT, "prompt": message}, headers={"x-request-id": "mine-1"})
     server.client().get("/v1/models/%1b%5b31m%0a%7b%22forged%22%3atrue%7d")
@@ -425,9 +424,7 @@ HARMLESS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("path", "body"), [(TEXT, PROMPT), (CHAT, TALK)])
-def test_c27_a_field_that_would_change_the_answer_is_refused_by_its_name(
-    server: Server, path: str, body: dict[str, Any]
-) -> None:
+def test_c27_a_field_that_would_change_the_answer_is_refused_by_its_name(server, path, body):
     plain = server.post(path, {**body, "seed": 1}).json()["choices"]
     for name, value in UNKNOWN.items():
         assert refused(server.post(path, {**body, name: value})).startswith(
@@ -452,7 +449,7 @@ def test_c27_a_field_that_would_change_the_answer_is_refused_by_its_name(
         assert f'did you mean "{meant}' in refused(server.post(path, {**body, name: 3}))
 
 
-def test_c27_fields_of_other_paths_and_of_parts_are_refused_by_name(server: Server) -> None:
+def test_c27_fields_of_other_paths_and_of_parts_are_refused_by_name(server):
     assert "pooling" in refused(
         server.post("/v1/embeddings", {"model": "vectors", "input": "a", "pooling": "max"})
     )
@@ -470,7 +467,7 @@ def test_c27_fields_of_other_paths_and_of_parts_are_refused_by_name(server: Serv
     assert "top" in refused(server.post(TEXT, {**PROMPT, "top": 3}))
 
 
-def test_c27_a_name_twice_is_its_last(server: Server) -> None:
+def test_c27_a_name_twice_is_its_last(server):
     twice = b'{"prompt": "a", "prompt": "O Romeo", "max_tokens": 1}'
     answer = httpx.post(
         f"{server.url}{TEXT}", content=twice, headers={"content-type": "application/json"}
@@ -488,9 +485,7 @@ def test_c27_a_name_twice_is_its_last(server: Server) -> None:
         ({"response_format": {"type": "json_schema", "jsonschema": {}}}, "json_schema"),
     ],
 )  # fmt: skip
-def test_d_a_misspelt_field_is_refused_with_the_nearest(
-    server: Server, more: dict[str, Any], message: str
-) -> None:
+def test_d_a_misspelt_field_is_refused_with_the_nearest(server, more, message):
     for path, body in ((TEXT, PROMPT), (CHAT, TALK)):
         output = refused(server.post(path, {**body, **more}))
         assert message in output and next(reversed(more)) in output
@@ -508,20 +503,18 @@ def test_d_a_misspelt_field_is_refused_with_the_nearest(
         ({"inspect": ["lens"], "positions": "old"}, "positions is \"old\"; give a list or 'new'."),
     ],
 )  # fmt: skip
-def test_d_a_field_what_was_wrong_and_what_is_allowed(
-    server: Server, more: dict[str, Any], message: str
-) -> None:
+def test_d_a_field_what_was_wrong_and_what_is_allowed(server, more, message):
     assert refused(server.post(TEXT, {**PROMPT, **more})).endswith(message)
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", TEXT), ("DELETE", TEXT), ("PUT", TEXT), ("PATCH", "/v1/models")]
 )
-def test_other_methods(server: Server, method: str, path: str) -> None:
+def test_other_methods(server, method, path):
     refused(server.client().request(method, path), 405)
 
 
-def test_no_such_path(server: Server) -> None:
+def test_no_such_path(server):
     for path in ("/", "/v1", "/v1/nothing", "/docs", "/../etc/passwd", "/v1//completions"):
         refused(server.client().get(path), 404)
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import glassformer
 from glassformer.core.errors import UserError
 
-from .conftest import Server, events
+from .conftest import events
 
 CHAT = "/v1/chat/completions"
 ASKED = {
@@ -26,7 +24,7 @@ PROMPT = "system: Be a king.\nuser: Who are you?\nassistant:"
 HOW = {"max_tokens": 24, "temperature": 0.7, "seed": 5}
 
 
-def test_a_chat_is_a_completion_of_its_template(server: Server) -> None:
+def test_a_chat_is_a_completion_of_its_template(server):
     body = server.post(CHAT, {**ASKED, **HOW, "n": 2}).json()
     plain = server.post("/v1/completions", {"prompt": PROMPT, **HOW, "n": 2}).json()
     assert [item["message"]["content"] for item in body["choices"]] == [
@@ -47,7 +45,7 @@ def test_a_chat_is_a_completion_of_its_template(server: Server) -> None:
     assert again["choices"] == body["choices"]
 
 
-def test_a_stream_of_deltas(server: Server) -> None:
+def test_a_stream_of_deltas(server):
     body = server.post(CHAT, {**ASKED, **HOW, "n": 2}).json()
     query = {**ASKED, **HOW, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = events(server.post(CHAT, query))
@@ -66,7 +64,7 @@ def test_a_stream_of_deltas(server: Server) -> None:
 
 
 @pytest.mark.parametrize("stop", [None, "e"])
-def test_log_probabilities_make_up_the_text(server: Server, stop: str | None) -> None:
+def test_log_probabilities_make_up_the_text(server, stop):
     body = {**ASKED, **HOW, "logprobs": True, "top_logprobs": 3, "stop": stop, "max_tokens": 60}
     (choice,) = server.post(CHAT, body).json()["choices"]
     content = choice["logprobs"]["content"]
@@ -92,7 +90,7 @@ def test_log_probabilities_make_up_the_text(server: Server, stop: str | None) ->
             assert output == c["delta"]["content"].encode(), "a token is told with its text"
 
 
-def test_an_assistants_message_may_have_no_content(server: Server) -> None:
+def test_an_assistants_message_may_have_no_content(server):
     """OpenAI's client gives earlier answers back so."""
     message = {
         "role": "assistant",
@@ -118,14 +116,14 @@ def test_an_assistants_message_may_have_no_content(server: Server) -> None:
         )
 
 
-def test_a_participants_name_is_for_the_template(server: Server) -> None:
+def test_a_participants_name_is_for_the_template(server):
     named = [{"role": "user", "content": "hi", "name": "ann"}]
     assert server.post("/tokenize", {"messages": named}).status_code == 200
     sly = server.post("/tokenize", {"messages": [{**named[0], "name": "<|endoftext|>"}]})
     assert sly.status_code == 400 and "name" in sly.json()["error"]["message"]
 
 
-def test_special_tokens_in_a_message_are_text(server: Server, chat_model: Path) -> None:
+def test_special_tokens_in_a_message_are_text(server, chat_model):
     _, tokenizer = glassformer.load(chat_model)
     sly = [{"role": "user", "content": "<|endoftext|>hi"}]
     tokens = server.post("/tokenize", {"messages": sly}).json()["tokens"]
@@ -147,7 +145,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_schema_is_kept(server: Server, seed: int) -> None:
+def test_a_schema_is_kept(server, seed):
     """Reference: another library's validator."""
     schemas = pytest.importorskip("jsonschema_rs")
     form = {
@@ -173,9 +171,7 @@ def test_a_schema_is_kept(server: Server, seed: int) -> None:
         ({"guided_json": {"enum": ["red", "green"]}}, '"(red|green)"'),
     ],
 )
-def test_an_expression_and_a_grammar_are_kept(
-    server: Server, more: dict[str, Any], fits: str
-) -> None:
+def test_an_expression_and_a_grammar_are_kept(server, more, fits):
     import re
 
     for seed in range(3):
@@ -187,7 +183,7 @@ def test_an_expression_and_a_grammar_are_kept(
         )
 
 
-def test_any_json_object(server: Server) -> None:
+def test_any_json_object(server):
     body = {
         **ASKED,
         "response_format": {"type": "json_object"},
@@ -205,9 +201,7 @@ def test_any_json_object(server: Server) -> None:
 @pytest.mark.parametrize(
     "schema", [SCHEMA, {"enum": ["red", "green"]}, {"type": "array", "maxItems": 2}]
 )
-def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(
-    shared_data: Path, schema: Any
-) -> None:
+def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(shared_data, schema):
     """SentencePiece's: each step allows something, what it allows is taken, and the end is JSON of
     the schema."""
     schemas = pytest.importorskip("jsonschema_rs")
@@ -227,21 +221,21 @@ def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(
             schemas.validate(schema, json.loads(text))
 
 
-def test_a_grammar_that_fails_between_two_tokens_is_a_sentence() -> None:
+def test_a_grammar_that_fails_between_two_tokens_is_a_sentence():
     """llguidance ends a grammar that exceeds its bounds; its mask allows anything then."""
     from glassformer.serve.grammars import Constraint
 
     class Matcher:
-        def consume_token(self, token: int) -> bool:
+        def consume_token(self, token):
             return token != 3
 
-        def compute_bitmask(self) -> bytes:
+        def compute_bitmask(self):
             return b"\xff\xff"
 
-        def is_error(self) -> bool:
+        def is_error(self):
             return failed
 
-        def get_error(self) -> str:
+        def get_error(self):
             return "too many states\n<state>\nTokens: x"
 
     failed = False
@@ -268,7 +262,7 @@ PROPERTIES = {f"property_{number}": {"type": "integer"} for number in range(1500
     ],
     ids=["repeated", "enum", "properties", "alternatives"],
 )
-def test_a_large_form_ends_alone_or_is_kept(kind: str, source: Any, fails: bool) -> None:
+def test_a_large_form_ends_alone_or_is_kept(kind, source, fails):
     from glassformer.core.errors import UserError
     from glassformer.formats.store import load
     from glassformer.serve import grammars

@@ -7,19 +7,18 @@ import re
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from .conftest import Server, events
+from .conftest import events
 from .test_bad_input import CHAT, PROMPT, TALK, TEXT, address, refused
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "serve-checks.md"
 
 
-def test_the_page_names_tests_that_are_there_and_leaves_no_line_out() -> None:
+def test_the_page_names_tests_that_are_there_and_leaves_no_line_out():
     page = PAGE.read_text(encoding="utf-8")
     present = set[str]()
     for file in HERE.glob("test_*.py"):
@@ -35,7 +34,7 @@ def test_the_page_names_tests_that_are_there_and_leaves_no_line_out() -> None:
     assert all("`test_" in row[2] or "falls short" in row[2] for row in rows)
 
 
-def test_c16_who_leaves_a_translation_leaves_nothing_behind(server: Server) -> None:
+def test_c16_who_leaves_a_translation_leaves_nothing_behind(server):
     body = httpx.Request(
         "POST", "http://a/", json={"model": "translator", "input": ["the cat sat"] * 60, "beams": 8}
     )
@@ -50,7 +49,7 @@ def test_c16_who_leaves_a_translation_leaves_nothing_behind(server: Server) -> N
     assert server.client().get("/load").json() == {"server_load": 0}
 
 
-def test_c24_nothing_is_fetched(server: Server) -> None:
+def test_c24_nothing_is_fetched(server):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.5)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/x"
@@ -65,9 +64,7 @@ def test_c24_nothing_is_fetched(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), [(TEXT, PROMPT), (CHAT, TALK)])
-def test_d3_all_chunks_of_an_answer_begin_alike(
-    server: Server, path: str, body: dict[str, Any]
-) -> None:
+def test_d3_all_chunks_of_an_answer_begin_alike(server, path, body):
     query = {**body, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
     heads = {
         tuple(event[name] for name in ("id", "object", "created", "model"))
@@ -76,12 +73,12 @@ def test_d3_all_chunks_of_an_answer_begin_alike(
     assert len(heads) == 1
 
 
-def test_d6_best_of_as_many_as_are_answered(server: Server) -> None:
+def test_d6_best_of_as_many_as_are_answered(server):
     body = server.post(TEXT, {**PROMPT, "n": 2, "best_of": 2}).json()
     assert len(body["choices"]) == 2
 
 
-def test_d7_a_chat_is_as_long_as_was_asked_and_takes_biases(server: Server) -> None:
+def test_d7_a_chat_is_as_long_as_was_asked_and_takes_biases(server):
     eos = server.client().get("/tokenizer_info").json()["eos_token_id"]
     for more, count in (
         ({"max_completion_tokens": 3}, 3),
@@ -101,7 +98,7 @@ def test_d7_a_chat_is_as_long_as_was_asked_and_takes_biases(server: Server) -> N
     )
 
 
-def test_d9_embeddings_of_several_ids_and_their_usage(server: Server) -> None:
+def test_d9_embeddings_of_several_ids_and_their_usage(server):
     texts = ["the cat", "a log and a mat"]
     ids = [
         server.post(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from glassformer.core.tokenizer import train
 from glassformer.serve.completions import TokenBuffer
 from glassformer.serve.engine import Event
 
-from .conftest import Server, events
+from .conftest import events
 
 ASKED = {"prompt": "O Romeo", "max_tokens": 24, "temperature": 0.8, "seed": 7}
 
@@ -34,9 +33,7 @@ def flat(lists: Iterable[list[Any]]) -> list[Any]:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**40])
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_the_tokens_are_those_of_generate(
-    server: Server, chat_model: Path, seed: int, temperature: float
-) -> None:
+def test_the_tokens_are_those_of_generate(server, chat_model, seed, temperature):
     """Reference: glassformer.generate on the same weights."""
     model, tokenizer = glassformer.load(chat_model, dtype="float32")
     output = glassformer.generate(
@@ -50,7 +47,7 @@ def test_the_tokens_are_those_of_generate(
     assert answer["usage"]["completion_tokens"] == 24 and answer["object"] == "text_completion"
 
 
-def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
+def test_a_stream_says_what_the_whole_answer_says(server):
     body = {**ASKED, "n": 3, "prompt": ["O Romeo", "What is"], "logprobs": 2, "echo": True}
     full = server.post("/v1/completions", body).json()
     streamed = server.post(
@@ -82,7 +79,7 @@ def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
     assert len({item["text"] for item in full["choices"]}) == 6, "each choice has its own luck"
 
 
-def test_echo_with_logprobs_scores_the_prompt(server: Server, chat_model: Path) -> None:
+def test_echo_with_logprobs_scores_the_prompt(server, chat_model):
     """Reference: a plain pass of the model."""
     import torch
 
@@ -116,7 +113,7 @@ def test_echo_with_logprobs_scores_the_prompt(server: Server, chat_model: Path) 
 
 
 @pytest.mark.parametrize("stops", [["the"], "e", ["zzz", "ou", "our"]])
-def test_a_stop_string_is_not_in_the_text(server: Server, stops: Any) -> None:
+def test_a_stop_string_is_not_in_the_text(server, stops):
     free = server.post("/v1/completions", {**ASKED, "max_tokens": 200}).json()["choices"][0]["text"]
     body = {**ASKED, "max_tokens": 200, "stop": stops, "logprobs": 0}
     full = server.post("/v1/completions", body).json()["choices"][0]
@@ -132,7 +129,7 @@ def test_a_stop_string_is_not_in_the_text(server: Server, stops: Any) -> None:
     assert flat(pieces) == full["logprobs"]["tokens"]
 
 
-def test_a_prompt_that_was_read_before_is_not_read_again(server: Server, chat_model: Path) -> None:
+def test_a_prompt_that_was_read_before_is_not_read_again(server, chat_model):
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     body = {"prompt": [*range(10, 110)], "max_tokens": 8, "temperature": 0}
     first, again = (server.post("/v1/completions", body).json() for _ in range(2))
@@ -141,14 +138,14 @@ def test_a_prompt_that_was_read_before_is_not_read_again(server: Server, chat_mo
     assert again["choices"] == first["choices"] and tokenizer.size > 110
 
 
-def test_without_a_model_the_first_one_answers_and_says_so(server: Server) -> None:
+def test_without_a_model_the_first_one_answers_and_says_so(server):
     named, plain = (
         server.post("/v1/completions", {**ASKED, **more}).json() for more in ({"model": "tiny"}, {})
     )
     assert plain["model"] == "tiny" and plain["choices"] == named["choices"]
 
 
-def test_bias_and_bans(server: Server, chat_model: Path) -> None:
+def test_bias_and_bans(server, chat_model):
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     forced = tokenizer.encode(" king")[0]
     body = {**ASKED, "max_tokens": 3, "logit_bias": {str(forced): 100}}
@@ -157,7 +154,7 @@ def test_bias_and_bans(server: Server, chat_model: Path) -> None:
     )
 
 
-def test_the_end_of_text_ends_it_unless_it_is_ignored(server: Server, chat_model: Path) -> None:
+def test_the_end_of_text_ends_it_unless_it_is_ignored(server, chat_model):
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     body = {**ASKED, "max_tokens": 5, "logit_bias": {str(tokenizer.eos): 100}, "logprobs": 0}
     choice = server.post("/v1/completions", body).json()["choices"][0]
@@ -170,9 +167,7 @@ def test_the_end_of_text_ends_it_unless_it_is_ignored(server: Server, chat_model
     )
 
 
-def test_a_character_in_several_tokens_is_never_shown_in_halves(
-    server: Server, chat_model: Path
-) -> None:
+def test_a_character_in_several_tokens_is_never_shown_in_halves(server, chat_model):
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     ids = tokenizer.encode("鸟")
     assert len(ids) > 1
@@ -183,7 +178,7 @@ def test_a_character_in_several_tokens_is_never_shown_in_halves(
         "stream": True,
     }
     for place, id in enumerate(ids[1:]):
-        row = [*body["prompt"], *ids[1 : 1 + place]]  # type: ignore[misc]
+        row = [*body["prompt"], *ids[1 : 1 + place]]
         item = {**body, "prompt": row, "max_tokens": 1, "logit_bias": {str(id): 100}}
         output = joined(events(server.post("/v1/completions", item)))
         assert output == ("鸟" if place == len(ids) - 2 else "\ufffd"), (
@@ -194,7 +189,7 @@ def test_a_character_in_several_tokens_is_never_shown_in_halves(
     assert joined(chunks) == "鸟鸟鸟" and all("\ufffd" not in joined([chunk]) for chunk in chunks)
 
 
-def test_models_and_their_tokens(server: Server, chat_model: Path) -> None:
+def test_models_and_their_tokens(server, chat_model):
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     listed = server.client().get("/v1/models").json()
     assert [item["id"] for item in listed["data"]] == [
@@ -228,18 +223,18 @@ def tokens_by_event(*events: Event) -> list[list[int]]:
 
 
 def token(letter: str, text: str = "", **more: object) -> Event:
-    return Event(0, train("byte", []).encode(letter)[0], text, -1.0, **more)  # type: ignore[arg-type]
+    return Event(0, train("byte", []).encode(letter)[0], text, -1.0, **more)
 
 
 def ids(letters: str) -> list[int]:
     return train("byte", []).encode(letters)
 
 
-def test_a_token_is_told_with_its_text() -> None:
+def test_a_token_is_told_with_its_text():
     assert tokens_by_event(token("a", "a"), token("b", "b")) == [ids("a"), ids("b")]
 
 
-def test_what_is_held_back_is_told_later_and_in_order() -> None:
+def test_what_is_held_back_is_told_later_and_in_order():
     result = tokens_by_event(
         token("a"), token("b"), token("c", "abc"), token("d", finish_reason="length")
     )
@@ -250,7 +245,7 @@ def test_what_is_held_back_is_told_later_and_in_order() -> None:
     ]
 
 
-def test_what_a_stop_string_cuts_off_is_never_told() -> None:
+def test_what_a_stop_string_cuts_off_is_never_told():
     last = token("d", "a", finish_reason="stop", stopped_by="cd")
     assert (
         tokens_by_event(
@@ -264,7 +259,7 @@ def test_what_a_stop_string_cuts_off_is_never_told() -> None:
     assert tokens_by_event(token("a"), token("c"), last)[-1] == ids("a")
 
 
-def test_a_token_that_ends_the_text_is_told() -> None:
+def test_a_token_that_ends_the_text_is_told():
     assert tokens_by_event(
         token("a", "a"), token("b", finish_reason="stop", stopped_by=ids("b")[0])
     )[-1] == ids("b")

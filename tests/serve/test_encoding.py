@@ -5,21 +5,19 @@ from __future__ import annotations
 
 import base64
 import struct
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from glassformer.tasks import predictions, translation
 
-from .conftest import Server, opened
+from .conftest import opened
 from .test_bad_input import refused
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a mat and a log"]
 
 
-def test_embeddings(server: Server, other_models: dict[str, Path]) -> None:
+def test_embeddings(server, other_models):
     model, tokenizer = opened(other_models["vectors"])
     vectors = predictions.embed(model, tokenizer, TEXTS)
     body = server.post("/v1/embeddings", {"model": "vectors", "input": TEXTS}).json()
@@ -43,7 +41,7 @@ def test_embeddings(server: Server, other_models: dict[str, Path]) -> None:
     )
 
 
-def test_embeddings_as_openais_client_asks_for_them(server: Server) -> None:
+def test_embeddings_as_openais_client_asks_for_them(server):
     """The client requests base64 where the caller gives no format."""
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
@@ -60,7 +58,7 @@ def test_embeddings_as_openais_client_asks_for_them(server: Server) -> None:
     )
 
 
-def test_a_decoder_embeds_too(server: Server, chat_model: Path) -> None:
+def test_a_decoder_embeds_too(server, chat_model):
     model, tokenizer = opened(chat_model)
     values = predictions.embed(model, tokenizer, ["O Romeo"])[0].tolist()
     body = server.post("/v1/embeddings", {"model": "tiny", "input": "O Romeo"}).json()["data"][0][
@@ -69,7 +67,7 @@ def test_a_decoder_embeds_too(server: Server, chat_model: Path) -> None:
     assert body == pytest.approx(values, abs=1e-4)
 
 
-def test_classify(server: Server, other_models: dict[str, Path]) -> None:
+def test_classify(server, other_models):
     model, tokenizer = opened(other_models["labels"])
     logits = predictions.classify(model, tokenizer, TEXTS)
     body = server.post("/classify", {"model": "labels", "input": TEXTS}).json()
@@ -84,9 +82,7 @@ def test_classify(server: Server, other_models: dict[str, Path]) -> None:
     assert two["data"][0]["probs"] == pytest.approx(pairs[0].tolist(), abs=1e-5)
 
 
-def test_score_by_vectors_and_by_a_model_for_pairs(
-    server: Server, other_models: dict[str, Path]
-) -> None:
+def test_score_by_vectors_and_by_a_model_for_pairs(server, other_models):
     unit = predictions.embed(*opened(other_models["vectors"]), TEXTS, unit=True)
     body = server.post("/score", {"model": "vectors", "text_1": TEXTS[0], "text_2": TEXTS}).json()[
         "data"
@@ -102,7 +98,7 @@ def test_score_by_vectors_and_by_a_model_for_pairs(
 
 
 @pytest.mark.parametrize("model", ["vectors", "pairs"])
-def test_rerank_gives_the_best_first_with_its_place(server: Server, model: str) -> None:
+def test_rerank_gives_the_best_first_with_its_place(server, model):
     body = {
         "model": model,
         "query": TEXTS[0],
@@ -124,7 +120,7 @@ def test_rerank_gives_the_best_first_with_its_place(server: Server, model: str) 
 
 
 @pytest.mark.parametrize("model", ["vectors", "pairs"])
-def test_rerank_as_coheres_client_asks_for_it(server: Server, model: str) -> None:
+def test_rerank_as_coheres_client_asks_for_it(server, model):
     cohere = pytest.importorskip("cohere", reason="needs Cohere's client: pip install cohere")
     scores = server.post("/score", {"model": model, "text_1": TEXTS[0], "text_2": TEXTS}).json()[
         "data"
@@ -141,7 +137,7 @@ def test_rerank_as_coheres_client_asks_for_it(server: Server, model: str) -> Non
     assert {item.document.text for item in item.results} == set(TEXTS[:2])
 
 
-def test_tags(server: Server, other_models: dict[str, Path]) -> None:
+def test_tags(server, other_models):
     model, tokenizer = opened(other_models["names"])
     sentences = [TEXTS[0].split(), ["dog"], TEXTS[2].split()]
     tags = predictions.tag(model, tokenizer, sentences)
@@ -166,7 +162,7 @@ def test_tags(server: Server, other_models: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("order", ["apart", "left", "sure"])
-def test_fill(server: Server, other_models: dict[str, Path], order: Any) -> None:
+def test_fill(server, other_models, order):
     model, tokenizer = opened(other_models["labels"])
     fills = predictions.fill(model, tokenizer, "the ___ sat on the ___", top=3, order=order)
     body = {"model": "labels", "input": "the ___ sat on the ___", "top": 3, "order": order}
@@ -177,7 +173,7 @@ def test_fill(server: Server, other_models: dict[str, Path], order: Any) -> None
     assert output[0][0]["probability"] == pytest.approx(fills[0][0].probability, rel=1e-4)
 
 
-def test_translate(server: Server, other_models: dict[str, Path]) -> None:
+def test_translate(server, other_models):
     model, tokenizer = opened(other_models["translator"])
     results = translation.search(model, tokenizer, TEXTS, beams=3, best=2, max_new=8)
     body = {"model": "translator", "input": TEXTS, "beams": 3, "best": 2, "max_new": 8}
@@ -232,7 +228,5 @@ def test_translate(server: Server, other_models: dict[str, Path]) -> None:
         ),
     ],
 )
-def test_bad_input_is_a_sentence(
-    server: Server, path: str, body: dict[str, Any], message: str
-) -> None:
+def test_bad_input_is_a_sentence(server, path, body, message):
     assert message in refused(server.post(path, body))

@@ -4,7 +4,6 @@ changed by it."""
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +15,7 @@ import served
 from glassformer import sight as inspection
 from glassformer.sight import edits
 
-from .conftest import Server, events, opened, started
+from .conftest import events, opened, started
 from .test_bad_input import refused
 
 INSPECT, TEXT, CHAT = "/v1/inspect", "/v1/completions", "/v1/chat/completions"
@@ -25,7 +24,7 @@ PROMPT = "O Romeo, Romeo"
 NEAR = {"atol": 5e-5, "rtol": 1e-4}
 
 
-def test_values_are_those_of_look(server: Server, chat_model: Path) -> None:
+def test_values_are_those_of_look(server, chat_model):
     model, tokenizer = opened(chat_model)
     names = ["decoder.blocks.*.attn.pattern", "decoder.blocks.2.resid"]
     threads = torch.get_num_threads()
@@ -46,7 +45,7 @@ def test_values_are_those_of_look(server: Server, chat_model: Path) -> None:
         )
 
 
-def test_the_logit_lens_and_the_likeliest_tokens(server: Server, chat_model: Path) -> None:
+def test_the_logit_lens_and_the_likeliest_tokens(server, chat_model):
     model, tokenizer = opened(chat_model)
     body = {
         "prompt": PROMPT,
@@ -73,7 +72,7 @@ def test_the_logit_lens_and_the_likeliest_tokens(server: Server, chat_model: Pat
     )
 
 
-def test_an_ablation(server: Server, chat_model: Path) -> None:
+def test_an_ablation(server, chat_model):
     model, tokenizer = opened(chat_model)
     edit = 'head_off("decoder.blocks.1.attn", 2)'
     look = glassformer.look(model, tokenizer, PROMPT, "logits", edits=[edits.parse(edit)])[
@@ -126,9 +125,7 @@ def check_inspection(
         'patch("*.1.resid", "O Juliet, Julie", positions=(3,))',
     ],
 )
-def test_a_completion_with_a_look_inside(
-    server: Server, chat_model: Path, edit: str | None
-) -> None:
+def test_a_completion_with_a_look_inside(server, chat_model, edit):
     """Whole and as a stream: the numbers of `look`, `logit_lens` and `predictions`, and the text of
     no look."""
     model, tokenizer = opened(chat_model)
@@ -155,7 +152,7 @@ def test_a_completion_with_a_look_inside(
             check_inspection(model, tokenizer, piece, tokens, edit)
 
 
-def test_only_the_places_that_are_asked_for(server: Server) -> None:
+def test_only_the_places_that_are_asked_for(server):
     prompt = PROMPT * 8
     body = {
         "prompt": prompt,
@@ -183,7 +180,7 @@ def test_only_the_places_that_are_asked_for(server: Server) -> None:
     assert [item["position"] for item in group["inspect"]["top_tokens"]] == [2, length - 1]
 
 
-def test_a_chat_with_a_look_inside(server: Server) -> None:
+def test_a_chat_with_a_look_inside(server):
     body = {
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 4,
@@ -202,13 +199,13 @@ def test_a_chat_with_a_look_inside(server: Server) -> None:
     )
 
 
-def test_nobodys_answer_changes_while_others_look(server: Server) -> None:
+def test_nobodys_answer_changes_while_others_look(server):
     """Answers and their numbers, alone and beside a crowd that looks."""
     body = {"prompt": PROMPT, "max_tokens": 40, "seed": 9, "logprobs": 5}
     alone = server.post(TEXT, body).json()["choices"]
     look = {"prompt": PROMPT * 5, "inspect": ["*.pattern", "lens"], "positions": [-1]}
 
-    async def together() -> list[httpx.Response]:
+    async def together():
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
             looks = [client.post(INSPECT, json=look) for _ in range(6)]
             return await asyncio.gather(client.post(TEXT, json=body), *looks)
@@ -217,7 +214,7 @@ def test_nobodys_answer_changes_while_others_look(server: Server) -> None:
     assert first.json()["choices"] == alone and {item.status_code for item in remaining} == {200}
 
 
-def test_an_encoder_too(server: Server, other_models: dict[str, Path]) -> None:
+def test_an_encoder_too(server, other_models):
     model, tokenizer = opened(other_models["vectors"])
     body = server.post(
         INSPECT, {"model": "vectors", "prompt": "the cat sat", "inspect": ["*.0.attn.pattern"]}
@@ -246,7 +243,7 @@ def of_look(
         )
 
 
-def test_an_encoder_decoder_and_its_source(server: Server, other_models: dict[str, Path]) -> None:
+def test_an_encoder_decoder_and_its_source(server, other_models):
     """Encoder, decoder and what looks from one to the other; after an edit too, and in a
     translation."""
     model, tokenizer = opened(other_models["translator"])
@@ -279,13 +276,13 @@ def test_an_encoder_decoder_and_its_source(server: Server, other_models: dict[st
             "edits": changes,
             "positions": [-1] if "positions" in more else None,
         }
-        logit_lens = inspection.logit_lens(model, tokenizer, ids, **options)  # type: ignore[arg-type]
+        logit_lens = inspection.logit_lens(model, tokenizer, ids, **options)
         assert output["lens"]["top"] == logit_lens.top
         likely = inspection.predictions(model, tokenizer, ids, 5, source=source, edits=changes)
         assert output["top_tokens"][-1]["next"][0]["token"] == likely[-1]["next"][0]["token"]
 
 
-def test_translations_with_a_look_inside(server: Server, other_models: dict[str, Path]) -> None:
+def test_translations_with_a_look_inside(server, other_models):
     """Each that is found, at the tokens that were read for it; the search and others beside it find
     what they found."""
     model, _ = opened(other_models["translator"])
@@ -299,7 +296,7 @@ def test_translations_with_a_look_inside(server: Server, other_models: dict[str,
     plain = server.post("/v1/translate", body).json()["data"]
     look = {**body, "inspect": ["*.cross.pattern", "*.resid"]}
 
-    async def together() -> list[httpx.Response]:
+    async def together():
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
             return await asyncio.gather(
                 *(client.post("/v1/translate", json=item) for item in (look, body, look, body))
@@ -325,7 +322,7 @@ def test_translations_with_a_look_inside(server: Server, other_models: dict[str,
     assert "inspect is missing" in refused(server.post("/v1/translate", {**body, "positions": [0]}))
 
 
-def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_recurrent_model(tmp_path_factory):
     """Alone and in completions, whole and as streams, and after an edit."""
     home = tmp_path_factory.mktemp("recurrent")
     served.saved("gru", home / "gru")
@@ -392,7 +389,7 @@ def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
         ({"inspect": ["lens"], "source": "a"}, "Only an encoder-decoder"),
     ],
 )
-def test_bad_input_is_a_sentence(server: Server, body: dict[str, Any], message: str) -> None:
+def test_bad_input_is_a_sentence(server, body, message):
     assert message in refused(server.post(INSPECT, {"prompt": PROMPT, **body}))
 
 
@@ -410,9 +407,7 @@ def test_bad_input_is_a_sentence(server: Server, body: dict[str, Any], message: 
     ],
 )
 @pytest.mark.parametrize("path", [TEXT, CHAT])
-def test_bad_wishes_of_a_completion(
-    server: Server, body: dict[str, Any], message: str, path: str
-) -> None:
+def test_bad_wishes_of_a_completion(server, body, message, path):
     for stream in (False, True):
         text = (
             {"prompt": PROMPT} if path == TEXT else {"messages": [{"role": "user", "content": "a"}]}
@@ -421,7 +416,7 @@ def test_bad_wishes_of_a_completion(
         assert message in refused(server.post(path, {**query, **body}))
 
 
-def test_positions_end_with_what_may_be_read(server: Server, chat_model: Path) -> None:
+def test_positions_end_with_what_may_be_read(server, chat_model):
     """The prompt and all new tokens but the last; without a bound on these, the context."""
     model, tokenizer = opened(chat_model)
     body = {"prompt": PROMPT, "max_tokens": 4, "inspect": ["*.0.resid"], "ignore_eos": True}
@@ -437,9 +432,7 @@ def test_positions_end_with_what_may_be_read(server: Server, chat_model: Path) -
     assert f"at most {context} tokens are read, 0 to {context - 1}." in message
 
 
-def test_an_encoder_reads_special_tokens_in_a_text(
-    server: Server, other_models: dict[str, Path]
-) -> None:
+def test_an_encoder_reads_special_tokens_in_a_text(server, other_models):
     _, tokenizer = opened(other_models["vectors"])
     body = {"model": "vectors", "prompt": "the [MASK] sat", "inspect": ["*.0.resid"]}
     output = server.post(INSPECT, body).json()["tokens"]

@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,7 @@ import pytest
 
 from glassformer.cli import main
 
-from .conftest import Server, events, started
+from .conftest import events, started
 from .test_bad_input import address, refused
 
 TEXT = "/v1/completions"
@@ -36,7 +35,7 @@ LONG = {"prompt": "O Romeo", "max_tokens": 240, "seed": SLOW, "ignore_eos": True
 
 
 @pytest.fixture(scope="module")
-def faulty(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def faulty(chat_model, tmp_path_factory):
     words = (
         "--use",
         FAULTS,
@@ -62,7 +61,7 @@ def raw(body: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: b"]
 )
-def test_c4_headers_that_do_not_come(faulty: Server, sent: bytes) -> None:
+def test_c4_headers_that_do_not_come(faulty, sent):
     with socket.create_connection(address(faulty)) as item:
         item.sendall(sent)
         item.settimeout(20)
@@ -81,7 +80,7 @@ class _either:
         return kind is not None and issubclass(kind, ConnectionError)
 
 
-def test_c4_headers_that_drip(faulty: Server) -> None:
+def test_c4_headers_that_drip(faulty):
     with socket.create_connection(address(faulty)) as item:
         start = time.monotonic()
         item.sendall(b"GET /health HTTP/1.1\r\n")
@@ -92,7 +91,7 @@ def test_c4_headers_that_drip(faulty: Server) -> None:
         assert time.monotonic() - start < 14, "each line would be in time, all together are not"
 
 
-def test_c4_a_body_that_does_not_come(faulty: Server) -> None:
+def test_c4_a_body_that_does_not_come(faulty):
     with socket.create_connection(address(faulty)) as item:
         item.sendall(raw(LONG)[:-5])
         item.settimeout(20)
@@ -100,11 +99,11 @@ def test_c4_a_body_that_does_not_come(faulty: Server) -> None:
     assert faulty.client().get("/load").json() == {"server_load": 0}
 
 
-def test_c15_a_full_queue(faulty: Server) -> None:
-    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+def test_c15_a_full_queue(faulty):
+    async def ask(client):
         return await client.post(TEXT, json={**LONG, "max_tokens": 15})
 
-    async def all_at_once() -> list[httpx.Response]:
+    async def all_at_once():
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=faulty.url, timeout=120, limits=limits) as client:
             return await asyncio.gather(*(ask(client) for _ in range(40)))
@@ -121,7 +120,7 @@ def test_c15_a_full_queue(faulty: Server) -> None:
     assert faulty.idle()
 
 
-def test_c15_more_than_can_ever_wait(faulty: Server) -> None:
+def test_c15_more_than_can_ever_wait(faulty):
     assert "queue of 8" in refused(faulty.post(TEXT, {"prompt": ["a"] * 9, "max_tokens": 1}))
     assert "queue of 8" in refused(
         faulty.post(TEXT, {"prompt": ["a"] * 3, "n": 3, "max_tokens": 1})
@@ -133,7 +132,7 @@ def test_c15_more_than_can_ever_wait(faulty: Server) -> None:
     )
 
 
-def test_c16_a_client_leaves(faulty: Server) -> None:
+def test_c16_a_client_leaves(faulty):
     """While others compute (it waits), before the first token, in the middle of a stream, and
     without one."""
     stream = {**LONG, "stream": True}
@@ -158,12 +157,12 @@ def test_c16_a_client_leaves(faulty: Server) -> None:
 
 
 @pytest.mark.parametrize(("seed", "n"), [(SLOW, 8), (1, 3)])
-def test_c17_a_client_that_does_not_read(faulty: Server, seed: int, n: int) -> None:
+def test_c17_a_client_that_does_not_read(faulty, seed, n):
     """The client is dropped, others are answered meanwhile; also where all of its answer was sent
     before that."""
 
     # how many tokens were written to each client that left or was dropped
-    def dropped() -> list[int]:
+    def dropped():
         return [line.get("generated_tokens", 0) for line in faulty.lines() if line["status"] == 499]
 
     before = len(dropped())
@@ -189,7 +188,7 @@ def test_c17_a_client_that_does_not_read(faulty: Server, seed: int, n: int) -> N
     assert seed != SLOW or written < n * 240, "nothing is computed for a client that was dropped"
 
 
-def test_c18_c26_what_fails_on_the_way(faulty: Server) -> None:
+def test_c18_c26_what_fails_on_the_way(faulty):
     response = faulty.post(TEXT, {**LONG, "seed": FAILS})
     assert "RuntimeError" in refused(response, 500)
     *chunks, last = events(faulty.post(TEXT, {**LONG, "seed": FAILS, "stream": True}))
@@ -200,7 +199,7 @@ def test_c18_c26_what_fails_on_the_way(faulty: Server) -> None:
     assert faulty.client().get("/health").status_code == 200 and faulty.idle()
 
 
-def test_c19_a_dead_engine(chat_model: Path, tmp_path: Path) -> None:
+def test_c19_a_dead_engine(chat_model, tmp_path):
     with started(tmp_path, str(chat_model), "--use", FAULTS) as item:
         *_, last = events(item.post(TEXT, {**LONG, "seed": DIES, "stream": True}))
         assert "ended" in last["error"]["message"]
@@ -210,7 +209,7 @@ def test_c19_a_dead_engine(chat_model: Path, tmp_path: Path) -> None:
         assert time.monotonic() - start < 5
 
 
-def test_c20_sigterm_drains(chat_model: Path, tmp_path: Path) -> None:
+def test_c20_sigterm_drains(chat_model, tmp_path):
     with started(tmp_path, str(chat_model), "--use", FAULTS) as item:
         with (
             item.client() as client,
@@ -230,7 +229,7 @@ def test_c20_sigterm_drains(chat_model: Path, tmp_path: Path) -> None:
         assert item.process.wait(20) == 0
 
 
-def test_c20_a_request_that_was_accepted_is_answered(chat_model: Path, tmp_path: Path) -> None:
+def test_c20_a_request_that_was_accepted_is_answered(chat_model, tmp_path):
     """Bytes that the system has taken and the server has not read; headers in halves; a connection
     without a byte."""
     body = raw({"prompt": "O", "max_tokens": 2})
@@ -256,9 +255,7 @@ def test_c20_a_request_that_was_accepted_is_answered(chat_model: Path, tmp_path:
         assert item.process.wait(20) == 0
 
 
-def test_c20_a_connection_that_sends_nothing_does_not_hold_the_end(
-    chat_model: Path, tmp_path: Path
-) -> None:
+def test_c20_a_connection_that_sends_nothing_does_not_hold_the_end(chat_model, tmp_path):
     with (
         started(tmp_path, str(chat_model), "--drain", "60") as item,
         socket.create_connection(address(item)),
@@ -269,7 +266,7 @@ def test_c20_a_connection_that_sends_nothing_does_not_hold_the_end(
         assert item.process.wait(30) == 0 and time.monotonic() - start < 15
 
 
-def test_c20_the_drain_is_bounded(chat_model: Path, tmp_path: Path) -> None:
+def test_c20_the_drain_is_bounded(chat_model, tmp_path):
     words = (str(chat_model), "--use", FAULTS, "--drain", "1")
     with started(tmp_path, *words) as item, socket.create_connection(address(item)) as stored:
         stored.sendall(raw(LONG))
@@ -279,7 +276,7 @@ def test_c20_the_drain_is_bounded(chat_model: Path, tmp_path: Path) -> None:
         assert item.process.wait(20) == 0 and time.monotonic() - start < 15
 
 
-def test_c20_a_second_sigterm_does_not_wait(chat_model: Path, tmp_path: Path) -> None:
+def test_c20_a_second_sigterm_does_not_wait(chat_model, tmp_path):
     """The first drains; the second ends at once, says so, and still ends with 0."""
     words = (str(chat_model), "--use", FAULTS, "--drain", "60")
     with started(tmp_path, *words) as item, socket.create_connection(address(item)) as stored:
@@ -298,7 +295,7 @@ def test_c20_a_second_sigterm_does_not_wait(chat_model: Path, tmp_path: Path) ->
 @pytest.mark.skipif(
     not Path("/proc/self/net/tcp").exists(), reason="reads Linux's table of sockets"
 )
-def test_c25_no_port_but_its_own(faulty: Server) -> None:
+def test_c25_no_port_but_its_own(faulty):
     process = Path(f"/proc/{faulty.process.pid}")
     texts = {str(item.readlink()) for item in (process / "fd").iterdir()}
     rows = [
@@ -310,14 +307,14 @@ def test_c25_no_port_but_its_own(faulty: Server) -> None:
     assert listening == [f"0100007F:{address(faulty)[1]:04X}"], "this machine alone, one port"
 
 
-def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -> None:
+def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty):
     query = [
         {**LONG, "seed": seed, "max_tokens": 20, "prompt": "O Romeo, Romeo"}
         for seed in (1, 1, 2, 3)
     ]
     alone = [faulty.post(TEXT, item).json()["choices"][0]["text"] for item in query]
 
-    async def together() -> list[str]:
+    async def together():
         async with httpx.AsyncClient(base_url=faulty.url, timeout=60) as client:
             output = await asyncio.gather(*(client.post(TEXT, json=item) for item in query))
         return [item.json()["choices"][0]["text"] for item in output]
@@ -325,7 +322,7 @@ def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -
     assert asyncio.run(together()) == alone and alone[0] == alone[1] != alone[2]
 
 
-def test_the_page_over_what_is_served(chat_model: Path, tmp_path: Path) -> None:
+def test_the_page_over_what_is_served(chat_model, tmp_path):
     """Its numbers are of the very weights, of 8 bits here; answers stay the same bits; both end at
     SIGTERM."""
     with started(tmp_path, str(chat_model), "--bits", "8", "--dtype", "float32", "--page") as item:
@@ -350,7 +347,7 @@ def test_the_page_over_what_is_served(chat_model: Path, tmp_path: Path) -> None:
         assert item.process.wait(30) == 0
 
 
-def test_the_page_of_a_server_with_keys_asks_for_one(chat_model: Path, tmp_path: Path) -> None:
+def test_the_page_of_a_server_with_keys_asks_for_one(chat_model, tmp_path):
     """By the browser's own window for a password; what other sites may not do stays so."""
     keys = tmp_path / "keys"
     keys.write_text("secret-1\nschlüssel\n")
@@ -378,7 +375,7 @@ def test_the_page_of_a_server_with_keys_asks_for_one(chat_model: Path, tmp_path:
         )
 
 
-def test_names_hosts_and_origins_of_a_server_without_keys(chat_model: Path, tmp_path: Path) -> None:
+def test_names_hosts_and_origins_of_a_server_without_keys(chat_model, tmp_path):
     """On every address: by any IP address and by its own names, and by no name that another site
     points here."""
     words = (
@@ -423,9 +420,7 @@ def test_names_hosts_and_origins_of_a_server_without_keys(chat_model: Path, tmp_
         assert item.client().get("/v1/models/mine/a-1").json()["root"] == "mine/a-1"
 
 
-def test_a_forwarded_address_is_believed_of_a_named_proxy_alone(
-    chat_model: Path, tmp_path: Path, faulty: Server
-) -> None:
+def test_a_forwarded_address_is_believed_of_a_named_proxy_alone(chat_model, tmp_path, faulty):
     forged = {"x-forwarded-for": "9.9.9.9"}
     faulty.post(
         TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "forged"}
@@ -439,9 +434,7 @@ def test_a_forwarded_address_is_believed_of_a_named_proxy_alone(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights of files as POSIX has them")
-def test_a_file_of_keys_that_all_can_read_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_keys_that_all_can_read_is_said(tmp_path, capsys):
     from glassformer.serve.server import keys_of
 
     keys = tmp_path / "keys"
@@ -457,7 +450,7 @@ def test_a_file_of_keys_that_all_can_read_is_said(
         )
 
 
-def test_a_taken_port_is_said_before_anything_is_loaded(chat_model: Path) -> None:
+def test_a_taken_port_is_said_before_anything_is_loaded(chat_model):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -481,9 +474,7 @@ def test_a_taken_port_is_said_before_anything_is_loaded(chat_model: Path) -> Non
     )
 
 
-def test_what_starts_wrong_is_a_sentence(
-    chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_starts_wrong_is_a_sentence(chat_model, tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.write_text("\n")
     broken = tmp_path / "broken.jinja"
@@ -508,7 +499,7 @@ def test_what_starts_wrong_is_a_sentence(
         assert message in stderr and stderr.count("\n") == 1, stderr
 
 
-def test_whole_headers_stop_their_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_headers_stop_their_clock(monkeypatch):
     """An answer may take longer than headers may; half a request leaves the clock running."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -517,10 +508,10 @@ def test_whole_headers_stop_their_clock(monkeypatch: pytest.MonkeyPatch) -> None
     class Clock:
         cancelled = False
 
-        def cancel(self) -> None:
+        def cancel(self):
             self.cancelled = True
 
-    def received(self: TimedProtocol, data: bytes) -> None:
+    def received(self, data):
         self.cycle = SimpleNamespace(keep_alive=True) if data.endswith(b"\r\n\r\n") else self.cycle
 
     monkeypatch.setattr(H11Protocol, "data_received", received)

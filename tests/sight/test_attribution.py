@@ -61,7 +61,7 @@ def model_of(name: str) -> Model:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("against", [None, 11])
-def test_the_parts_sum_to_the_logit(name: str, against: int | None) -> None:
+def test_the_parts_sum_to_the_logit(name, against):
     model = model_of(name)
     args = inputs_of(model)
     attribution = attribute(model, None, **args, token=7, against=against, position=4)
@@ -124,7 +124,7 @@ def linear_in_the_stream(model: Model) -> Model:
 @pytest.mark.parametrize(
     "name", [name for name in MODELS if getattr(MODELS[name].head, "transform", None) is None]
 )
-def test_each_sublayer_added_its_gradient_times_its_write(name: str) -> None:
+def test_each_sublayer_added_its_gradient_times_its_write(name):
     """Independent of the sweep: PyTorch's own gradient of the logit, through norms that hold."""
     model = model_of(name)
     args = inputs_of(model)
@@ -151,7 +151,7 @@ def test_each_sublayer_added_its_gradient_times_its_write(name: str) -> None:
     assert len(grads) >= len(model.get_submodule(body).blocks) + 1
 
 
-def test_heads_by_hand() -> None:
+def test_heads_by_hand():
     """One head of a GPT-2: its slice of the output matrix, centred, scaled, times the token's
     row."""
     model = model_of("gpt2")
@@ -191,12 +191,12 @@ def kinds(result: Attribution) -> dict[str, int]:
         ("gemma2", {"head": 16, "mlp": 4, "token": 1}),
     ],
 )
-def test_every_part_is_there(name: str, right: dict[str, int]) -> None:
+def test_every_part_is_there(name, right):
     model = model_of(name)
     assert kinds(attribute(model, None, **inputs_of(model))) == right
 
 
-def test_low_rank_changes_are_in_it() -> None:
+def test_low_rank_changes_are_in_it():
     model = model_of("llama")
     layers = ["decoder.blocks.0.attn.out", "decoder.blocks.1.ffn.down", "decoder.blocks.1.attn.q"]
     before = attribute(model, None, tiny.tokens(1, 9), token=7)
@@ -213,7 +213,7 @@ def test_low_rank_changes_are_in_it() -> None:
         assert item.value == pytest.approx(second.value, abs=1e-5)  # a change is merged in fp32
 
 
-def test_in_fp32_and_bf16_the_sum_is_the_logit_within_rounding() -> None:
+def test_in_fp32_and_bf16_the_sum_is_the_logit_within_rounding():
     model = tiny.model(tiny.DECODERS["mixtral"])
     assert attribute(model, None, tiny.tokens(1, 9)).difference < 1e-5
     assert attribute(model.bfloat16(), None, tiny.tokens(1, 9)).difference < 0.5
@@ -239,7 +239,7 @@ EDITS: dict[str, list[Any]] = {
     "name", ["gpt2", "phi2", "gemma2", "bert", "t5", "vaswani", "deepseek", "glass"]
 )
 @pytest.mark.parametrize("kind", EDITS)
-def test_under_edits_the_parts_sum_to_the_edited_logit(name: str, kind: str) -> None:
+def test_under_edits_the_parts_sum_to_the_edited_logit(name, kind):
     model = model_of(name)
     args, body = inputs_of(model), body_of(model)
     changes = [
@@ -263,7 +263,7 @@ def test_under_edits_the_parts_sum_to_the_edited_logit(name: str, kind: str) -> 
     )
 
 
-def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder() -> None:
+def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder():
     model = model_of("llama")
     tokens = tiny.tokens(1, 9)
     (*_, individual) = logits_by_depth(model, tokens).values()
@@ -278,13 +278,13 @@ def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder() -> None:
 
 
 @pytest.mark.parametrize("name", ["gru", "bahdanau", "reader"])
-def test_a_recurrent_model_has_no_stream(name: str) -> None:
+def test_a_recurrent_model_has_no_stream(name):
     model = tiny.model(tiny.ALL[name])
     with pytest.raises(UserError, match="a recurrent model has none; `glassformer saliency`"):
         attribute(model, None, **inputs_of(model))
 
 
-def test_one_clear_sentence() -> None:
+def test_one_clear_sentence():
     model = tiny.model(tiny.DECODERS["llama"])
     with pytest.raises(UserError, match="same one"):
         attribute(model, None, [1, 2], token=3, against=3)
@@ -306,7 +306,7 @@ def test_one_clear_sentence() -> None:
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not there")
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(capsys):
     words = [
         "attribution",
         str(STORIES),
@@ -357,7 +357,7 @@ def pooled(name: str) -> Model:
 
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("against", [None, 0])
-def test_the_parts_sum_to_a_label(name: str, against: int | None) -> None:
+def test_the_parts_sum_to_a_label(name, against):
     model = pooled(name)
     args = inputs_of(model)
     attribution = attribute(model, None, **args, token=1, against=against, of="label")
@@ -377,7 +377,7 @@ def test_the_parts_sum_to_a_label(name: str, against: int | None) -> None:
 
 
 @pytest.mark.parametrize("name", ["last", "mean", "across"])
-def test_each_sublayer_added_its_gradient_to_a_label(name: str) -> None:
+def test_each_sublayer_added_its_gradient_to_a_label(name):
     """PyTorch's own gradient of the label's logit, through norms that hold, at all positions
     together."""
     model = pooled(name)
@@ -409,7 +409,7 @@ def test_each_sublayer_added_its_gradient_to_a_label(name: str) -> None:
     assert observed >= len(model.get_submodule(body).blocks) + 1
 
 
-def test_an_edited_label_is_taken_apart() -> None:
+def test_an_edited_label_is_taken_apart():
     """Edits of the stream, of the pooled vector and of the label itself are parts of their own."""
     model, tokens = pooled("mean"), tiny.tokens(1, 9)
     changes = [
@@ -432,7 +432,7 @@ def test_an_edited_label_is_taken_apart() -> None:
     assert not any(p.kind == "edit" for p in plain.parts)
 
 
-def test_labels_that_are_not_there() -> None:
+def test_labels_that_are_not_there():
     with pytest.raises(UserError, match="no labels"):
         attribute(tiny.model(tiny.ALL["llama"]), None, tiny.tokens(1, 4), of="label")
     model = tiny.model(POOLS["mean"])

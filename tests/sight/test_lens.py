@@ -65,9 +65,7 @@ def body_config(model: Model) -> object:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_the_last_depth_is_the_models_own_logits_and_the_others_are_read_by_its_norm_and_head(
-    name: str,
-) -> None:
+def test_the_last_depth_is_the_models_own_logits_and_the_others_are_read_by_its_norm_and_head(name):
     model = tiny.model(tiny.ALL[name]).double()
     tokens, source = texts(model)
     result = logits_by_depth(model, tokens, source)
@@ -88,7 +86,7 @@ def test_the_last_depth_is_the_models_own_logits_and_the_others_are_read_by_its_
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_its_numbers_are_those_of_the_distributions(name: str) -> None:
+def test_its_numbers_are_those_of_the_distributions(name):
     model = tiny.model(tiny.ALL[name]).double()
     tokens, source = texts(model)
     args = None if source is None else source[0]
@@ -113,7 +111,7 @@ def test_its_numbers_are_those_of_the_distributions(name: str) -> None:
     assert lens.kl[-1] == [0.0, 0.0]
 
 
-def test_only_the_asked_columns_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_asked_columns_are_computed(monkeypatch):
     model, rows = tiny.model(tiny.DECODERS["llama"]), []
     forward = model.head.proj.forward
     monkeypatch.setattr(
@@ -140,14 +138,14 @@ def test_only_the_asked_columns_are_computed(monkeypatch: pytest.MonkeyPatch) ->
         ("onward", "has no last norm"),
     ],
 )
-def test_how_it_was_read_is_said(name: str, words: str) -> None:
+def test_how_it_was_read_is_said(name, words):
     model = tiny.model(tiny.ALL[name])
     tokens, source = texts(model)
     notes = " ".join(logit_lens(model, None, tokens, source=source).notes)
     assert re.search(words, notes), notes
 
 
-def test_edits_change_the_run() -> None:
+def test_edits_change_the_run():
     """A head off: the last depth is what look gives with the same edit; a token swapped is read as
     the other."""
     model = tiny.model(tiny.DECODERS["llama"])
@@ -164,7 +162,7 @@ def test_edits_change_the_run() -> None:
     assert value == pytest.approx(right[-1, 7].item(), rel=1e-5)
 
 
-def test_bert_reads_its_blank() -> None:
+def test_bert_reads_its_blank():
     tokenizer = train_tokenizer("byte", specials=("[CLS]", "[SEP]", "[MASK]"))
     model = build_model(
         dataclasses.replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1
@@ -173,7 +171,7 @@ def test_bert_reads_its_blank() -> None:
     assert lens.tokens.count(tokenizer.mask) == 1
 
 
-def test_one_clear_sentence() -> None:
+def test_one_clear_sentence():
     model = tiny.model(tiny.DECODERS["llama"])
     tokenizer = train_tokenizer("byte")
     wide = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
@@ -207,7 +205,7 @@ def test_one_clear_sentence() -> None:
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not there")
-def test_a_trained_model_makes_up_its_mind_on_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trained_model_makes_up_its_mind_on_the_way(capsys):
     text = "Once upon a time, there was a little girl named Lily. She loved to"
     assert main(["lens", str(STORIES), text, "--track", "play", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -238,7 +236,7 @@ def test_a_trained_model_makes_up_its_mind_on_the_way(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.startswith(f"logit lens, with {off}: ")
 
 
-def test_weights_that_are_not_numbers_are_named() -> None:
+def test_weights_that_are_not_numbers_are_named():
     model = tiny.model(tiny.DECODERS["llama"])
     with torch.no_grad():
         model.head.proj.weight[7] = float("nan")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -49,7 +48,7 @@ def divergence(model: Model, group: list[Pair], tuned: TunedLens | None) -> list
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "bert", "t5", "mixtral", "gru"])
-def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name: str, tmp_path: Path) -> None:
+def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name, tmp_path):
     model = tiny.model(tiny.ALL[name])
     weights = {path: weight.clone() for path, weight in model.state_dict().items()}
     steps: list[int] = []
@@ -85,7 +84,7 @@ def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name: str, tmp_path:
     assert plain.probability[0] != observed.probability[0]
 
 
-def test_untrained_it_is_the_logit_lens() -> None:
+def test_untrained_it_is_the_logit_lens():
     model = tiny.model(tiny.DECODERS["llama"])
     zeros = TunedLens(
         torch.zeros(2, 32, 32),
@@ -107,7 +106,7 @@ def test_untrained_it_is_the_logit_lens() -> None:
         assert torch.equal(logit, second)
 
 
-def test_a_translator_is_affine() -> None:
+def test_a_translator_is_affine():
     """h + W h + b before the norm, by hand."""
     model = tiny.model(tiny.DECODERS["llama"]).double()
     draw = torch.Generator().manual_seed(0)
@@ -125,7 +124,7 @@ def test_a_translator_is_affine() -> None:
     torch.testing.assert_close(result, right, rtol=1e-10, atol=1e-10)
 
 
-def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merged() -> None:
+def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merged():
     model, second_model = (
         tiny.model(tiny.DECODERS["llama"]),
         tiny.model(tiny.DECODERS["llama"], seed=2),
@@ -143,7 +142,7 @@ def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merg
     assert fingerprint(model) == changed and fingerprint(model.bfloat16()) == changed
 
 
-def test_one_clear_sentence(tmp_path: Path) -> None:
+def test_one_clear_sentence(tmp_path):
     model = tiny.model(tiny.DECODERS["llama"])
     lens = fit_tuned_lens(model, texts(model), steps=1, tokens=16)
     second_model = tiny.model(tiny.DECODERS["llama"], seed=2)
@@ -164,7 +163,7 @@ def test_one_clear_sentence(tmp_path: Path) -> None:
             TunedLens.load(tmp_path / name)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, capsys):
     model = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
     store.save(model, tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
     (tmp_path / "text.txt").write_text("The cat sat on the mat. " * 40)
@@ -194,9 +193,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert sentence in capsys.readouterr().err
 
 
-def test_the_command_fits_an_encoder_decoder_on_pairs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_fits_an_encoder_decoder_on_pairs(tmp_path, capsys):
     """On what its decoder reads beside its source: the same lens as in Python from the same
     pairs."""
     tokenizer = train_tokenizer("byte", [])
@@ -253,7 +250,7 @@ def test_the_command_fits_an_encoder_decoder_on_pairs(
         assert sentence in capsys.readouterr().err
 
 
-def test_pairs_that_are_too_long_lose_their_end() -> None:
+def test_pairs_that_are_too_long_lose_their_end():
     tokenizer = train_tokenizer("byte", [])
     model = build_model(
         dataclasses.replace(tiny.ALL["vaswani"], embed=c.Embed(tokenizer.size)), seed=1

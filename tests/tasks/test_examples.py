@@ -7,7 +7,6 @@ import csv
 import itertools
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ import torch
 import tiny
 from glassformer import UserError
 from glassformer import config as c
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.framing import question
 from glassformer.core.training.batches import Batch
@@ -43,7 +41,7 @@ def first(table: Table) -> Example:
     return table.examples[0]
 
 
-def test_published_files_are_read_whole(shared_data: Path) -> None:
+def test_published_files_are_read_whole(shared_data):
     """The counts that their authors give."""
     for name, count in (("train", 6920), ("dev", 872), ("test", 1821)):
         table = read_examples(str(shared_data / "sst2" / f"{name}.tsv"), Classify())
@@ -81,7 +79,7 @@ def test_published_files_are_read_whole(shared_data: Path) -> None:
     assert len(read_examples(sides, Seq2Seq())) == 29000
 
 
-def test_every_kind_of_file_says_the_same(tmp_path: Path) -> None:
+def test_every_kind_of_file_says_the_same(tmp_path):
     rows = [('a "b c', "yes"), ("d, e\u2028f", "no"), ("g", "yes")]
     tsv, named, comma, lines = (tmp_path / name for name in ("a.tsv", "b.tsv", "c.csv", "d.jsonl"))
     tsv.write_text("".join(f"{item}\t{label}\n" for item, label in rows))
@@ -111,7 +109,7 @@ def test_every_kind_of_file_says_the_same(tmp_path: Path) -> None:
     assert second.fingerprint != result[0].fingerprint
 
 
-def test_pairs_numbers_and_lists(tmp_path: Path) -> None:
+def test_pairs_numbers_and_lists(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("a\tb\t-2.5\nc\td\t1e1\n")
     scores = read_examples(str(path), Classify(regression=True))
@@ -196,14 +194,14 @@ BAD: dict[str, tuple[bytes, object, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_files_are_one_sentence(name: str, tmp_path: Path) -> None:
+def test_bad_files_are_one_sentence(name, tmp_path):
     content, objective, sentence = BAD[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=sentence):
-        read_examples(str(tmp_path / name), objective)  # type: ignore[arg-type]
+        read_examples(str(tmp_path / name), objective)
 
 
-def test_what_does_not_fit_together_is_one_sentence(tmp_path: Path) -> None:
+def test_what_does_not_fit_together_is_one_sentence(tmp_path):
     (tmp_path / "en").write_text("a\nb\nc\n")
     (tmp_path / "de").write_text("a\nb\n")
     sides = {"source": str(tmp_path / "en"), "target": str(tmp_path / "de")}
@@ -267,7 +265,7 @@ KINDS: dict[str, tuple[str, str, object, c.Model]] = {
 
 def encoded(name: str, count: int = 60, context: int = CONTEXT) -> Encoded:
     kind, tokenizer, objective, model = KINDS[name]
-    return encode(table(kind, count), TOKENIZERS[tokenizer], objective, model, context)  # type: ignore[arg-type]
+    return encode(table(kind, count), TOKENIZERS[tokenizer], objective, model, context)
 
 
 def documents(batch: Batch) -> list[Batch]:
@@ -295,7 +293,7 @@ def documents(batch: Batch) -> list[Batch]:
 
 @pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
-def test_packed_equals_apart(name: str) -> None:
+def test_packed_equals_apart(name):
     _, _, objective, config = KINDS[name]
     model = tiny.model(config)
     batch = next(ExampleBatches(encoded(name), 4, CONTEXT))
@@ -317,7 +315,7 @@ def test_packed_equals_apart(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vaswani", "prefix", "bert", "number", "contrast"])
-def test_pieces_equal_the_whole(name: str) -> None:
+def test_pieces_equal_the_whole(name):
     _, _, objective, config = KINDS[name]
     batch = next(ExampleBatches(encoded(name), 4, CONTEXT))
     results = []
@@ -339,7 +337,7 @@ def test_pieces_equal_the_whole(name: str) -> None:
     )
 
 
-def test_what_each_decoder_is_asked() -> None:
+def test_what_each_decoder_is_asked():
     closing, opening = (
         train_tokenizer("byte", specials=names) for names in (("<|endoftext|>",), ("<s>", "</s>"))
     )
@@ -348,7 +346,7 @@ def test_what_each_decoder_is_asked() -> None:
     assert question(opening, [5, 6]) == [opening.bos, 5, 6, opening.bos]
 
 
-def test_what_each_shape_reads() -> None:
+def test_what_each_shape_reads():
     table = Table("one", (Example("w0 w1", "w2 w3 w4", None, 1),))
     a, b, x, y, z = (TOKENIZERS["words"].id(f"w{n}") for n in range(5))
     start, end = TOKENIZERS["words"].bos, TOKENIZERS["words"].eos
@@ -386,14 +384,12 @@ def test_what_each_shape_reads() -> None:
     )
 
 
-def test_what_is_too_long_is_cut_or_refused() -> None:
+def test_what_is_too_long_is_cut_or_refused():
     table = Table("long.tsv", (Example("w0 w1 w2 w3 w4 w5", "w6 w7", 0, 3),), ("a",))
     words, frame = TOKENIZERS.values()
 
-    def tokens(
-        cut: str, objective: object, model: c.Model, context: int, tokenizer: Tokenizer = words
-    ) -> str:
-        ids = encode(table, tokenizer, objective, model, context, cut)  # type: ignore[arg-type]
+    def tokens(cut, objective, model, context, tokenizer=words):
+        ids = encode(table, tokenizer, objective, model, context, cut)
         side = ids.sides[-1]
         return tokenizer.decode(next(iter(side.columns.values())).tolist())
 
@@ -448,7 +444,7 @@ def countable(batch: Batch) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("name", ["vaswani", "bert"])
-def test_every_example_once_an_epoch(name: str) -> None:
+def test_every_example_once_an_epoch(name):
     result = encoded(name, 300)
     batches = ExampleBatches(result, 1, CONTEXT, seed=3)
     everything = sorted(
@@ -481,7 +477,7 @@ def documents_of(result: Encoded) -> list[tuple[int, ...]]:
     ]
 
 
-def test_resumed_anywhere_the_batches_are_the_same() -> None:
+def test_resumed_anywhere_the_batches_are_the_same():
     result = encoded("vaswani", 100)
     batches = ExampleBatches(result, 3, CONTEXT, seed=1)
     states, expected = [], []
@@ -510,7 +506,7 @@ def test_resumed_anywhere_the_batches_are_the_same() -> None:
         ExampleBatches(result, 0, CONTEXT)
 
 
-def test_rows_hold_what_fits_and_little_air() -> None:
+def test_rows_hold_what_fits_and_little_air():
     draw = np.random.default_rng(0)
     for count, sides, room in ((1, 1, 9), (500, 2, 60), (20_000, 2, 128), (300, 1, 9)):
         sizes = draw.integers(1, min(room, 30) + 1, (count, sides))
@@ -523,7 +519,7 @@ def test_rows_hold_what_fits_and_little_air() -> None:
     assert np.concatenate(list(in_order(sizes, room))).tolist() == list(range(len(sizes)))
 
 
-def test_a_side_is_no_wider_than_its_rows() -> None:
+def test_a_side_is_no_wider_than_its_rows():
     long = tuple(Example(" ".join(WORDS), "w1 w2", None, n) for n in range(4))
     ids = encode(Table("long", long), TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 40)
     batch = next(ExampleBatches(ids, 4, 40))
@@ -533,7 +529,7 @@ def test_a_side_is_no_wider_than_its_rows() -> None:
     )
 
 
-def test_multi30k_fills_its_rows(shared_data: Path) -> None:
+def test_multi30k_fills_its_rows(shared_data):
     folder = shared_data / "multi30k-bpe-ende"
     sides = {
         piece: str(folder / f"valid.{end}") for piece, end in (("source", "en"), ("target", "de"))
@@ -548,7 +544,7 @@ def test_multi30k_fills_its_rows(shared_data: Path) -> None:
     assert tokenizer.decode(pair.targets[0].tolist()) == first(result).second
 
 
-def test_rows_of_a_batch_take_their_labels_along() -> None:
+def test_rows_of_a_batch_take_their_labels_along():
     batch = next(ExampleBatches(encoded("bert"), 5, CONTEXT))
     cuts = [0, 2, 3, 5]
     pieces = [batch.rows(low, high) for low, high in itertools.pairwise(cuts)]
@@ -569,7 +565,7 @@ def test_rows_of_a_batch_take_their_labels_along() -> None:
 # ------------------------------------------------------------------------------------- words
 
 
-def test_a_word_tokenizer_opens_in_transformers(tmp_path: Path) -> None:
+def test_a_word_tokenizer_opens_in_transformers(tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizer = train_tokenizer("words", ["a b@@ b\u00a0c a", "</s> a d"], size=7)
     assert list(tokenizer.vocabulary()) == ["a", "b", "b@@", "<pad>", "<unk>", "<s>", "</s>"], (

@@ -29,7 +29,7 @@ def twin(
     model: object, kind: type[nn.RNNBase], variants: str, inputs: int, width: int
 ) -> nn.RNNBase:
     """torch's own module with the same weights."""
-    body = model.decoder if hasattr(model, "decoder") else model.encoder  # type: ignore[attr-defined]
+    body = model.decoder if hasattr(model, "decoder") else model.encoder
     reference = kind(
         inputs, width, len(body.cells), batch_first=True, bidirectional=variants == "both"
     )
@@ -46,7 +46,7 @@ def twin(
 @pytest.mark.parametrize("engine", ["eager", "sdpa"])
 @pytest.mark.parametrize("variants", ["one", "both"])
 @pytest.mark.parametrize("cell", [c.GRU(), c.LSTM()], ids=["gru", "lstm"])
-def test_equals_torch(cell: c.Cell, variants: str, engine: str) -> None:
+def test_equals_torch(cell, variants, engine):
     """Two layers over rows of different lengths, states and gradients."""
     body = c.Recurrent(2, cell, causal=variants == "one")
     shape = c.Decoder if variants == "one" else c.Encoder
@@ -112,7 +112,7 @@ def attention_by_hand(
 
 
 @torch.no_grad()
-def test_additive_attention_equals_the_paper_word_by_word() -> None:
+def test_additive_attention_equals_the_paper_word_by_word():
     config = replace(ALL["bahdanau"], decoder=c.Recurrent(1, cross=c.Additive(24)))
     model = tiny.model(config)
     second_tokens, source, tape = tokens(1, 7), tokens(1, 5, seed=3), Tape("*.pattern")
@@ -159,7 +159,7 @@ def packed_pairs() -> tuple[
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", PAIRS)
-def test_packed_pairs_equal_pairs_alone(name: str) -> None:
+def test_packed_pairs_equal_pairs_alone(name):
     model, (batch, pairs, places) = tiny.model(ALL[name]), packed_pairs()
     tape = Tape("*.cross.pattern")
     together = model(batch.pop("tokens"), **batch, tape=tape).logits
@@ -178,11 +178,11 @@ def test_packed_pairs_equal_pairs_alone(name: str) -> None:
 
 
 @torch.no_grad()
-def test_an_edited_pattern_changes_the_words_after() -> None:
+def test_an_edited_pattern_changes_the_words_after():
     model = tiny.model(ALL["bahdanau"])
     second_tokens, source = tokens(2, 6), tokens(2, 5, seed=1)
 
-    def only_the_first(path: str, pattern: Tensor) -> Tensor:
+    def only_the_first(path, pattern):
         assert pattern.shape == (2, 1, 1, 5)
         return torch.nn.functional.one_hot(
             torch.zeros_like(pattern[..., 0], dtype=torch.long), 5
@@ -198,7 +198,7 @@ def test_an_edited_pattern_changes_the_words_after() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", PAIRS)
-def test_search_and_greedy_equal_the_whole_forward_pass(name: str) -> None:
+def test_search_and_greedy_equal_the_whole_forward_pass(name):
     """Sources of different lengths, beams that change places, and rows that leave: each word is the
     uncached one."""
     model = tiny.model(ALL[name])
@@ -219,7 +219,7 @@ def test_search_and_greedy_equal_the_whole_forward_pass(name: str) -> None:
 
 
 @torch.no_grad()
-def test_a_row_of_padding_keeps_its_state() -> None:
+def test_a_row_of_padding_keeps_its_state():
     model = tiny.model(ALL["lstm"])
     second_tokens, cache = tokens(2, 8), Cache(model.config)
     model(second_tokens[:, :4], pos=torch.arange(4).repeat(2, 1), cache=cache)
@@ -232,7 +232,7 @@ def test_a_row_of_padding_keeps_its_state() -> None:
     assert model(second_tokens, pos=torch.full((2, 8), -1), logits="none").hidden.abs().sum() == 0
 
 
-def test_look_finds_the_pattern_by_name() -> None:
+def test_look_finds_the_pattern_by_name():
     model = tiny.model(ALL["bahdanau"])
     look = inspection.look(model, None, [1, 5, 6], "*.pattern", source=[7, 8, 9, 3])
     assert {path: tuple(value.shape) for path, value in look.items()} == {
@@ -243,7 +243,7 @@ def test_look_finds_the_pattern_by_name() -> None:
     )
 
 
-def test_costs_are_counted() -> None:
+def test_costs_are_counted():
     config = ALL["bahdanau"]
     price, model = cost(config), build_model(config)
     assert price.total == sum(weight.numel() for weight in model.parameters())
@@ -258,7 +258,7 @@ def test_costs_are_counted() -> None:
     assert cost(wider, 1, 64).attention_flops - cost(config, 1, 64).attention_flops == 2 * 24 * 64
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused():
     bounds = (32, 64, c.Embed(50))
     with pytest.raises(UserError, match=r"decoder\.cross is missing"):
         c.EncoderDecoder(*bounds, c.Recurrent(), c.Recurrent())
@@ -275,7 +275,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "vaswani"])
-def test_attention_is_drawn_by_the_words_it_writes(name: str) -> None:
+def test_attention_is_drawn_by_the_words_it_writes(name):
     tokenizer = train_tokenizer("byte", ["ab"], None, ("<s>", "</s>"))
     config = replace(ALL[name], embed=replace(ALL[name].embed, vocab=tokenizer.size))
     drawn, *remaining = inspection.alignments(tiny.model(config), tokenizer, "abc", source="x<z")

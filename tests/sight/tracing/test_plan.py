@@ -12,7 +12,7 @@ import random
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ OWN = Path(__file__).parents[2] / "own_parts.py"
 
 
 @pytest.fixture
-def own_types(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def own_types(monkeypatch):
     """The parts of own_parts.py, known while the test runs."""
     monkeypatch.setattr(serial, "_MEMBERS", {})
     monkeypatch.setattr(sys.modules["glassformer.core.nn.build"], "_MAKERS", dict(_MAKERS))
@@ -91,7 +91,7 @@ def says(op: Op) -> bool:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_replayed_it_is_the_model(name: str) -> None:
+def test_replayed_it_is_the_model(name):
     model = eager(tiny.ALL[name], torch.float64)
     trace = traced(model)
     check(trace, 1e-12)
@@ -103,17 +103,17 @@ def test_replayed_it_is_the_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "mixtral", "bahdanau"])
-def test_in_fp32_too(name: str) -> None:
+def test_in_fp32_too(name):
     check(traced(eager(tiny.ALL[name], torch.float32)), 1e-5)
 
 
-def test_a_recorded_pass_is_the_unwatched_one() -> None:
+def test_a_recorded_pass_is_the_unwatched_one():
     for name in ("llama", "bert", "vaswani", "gru"):
         assert traced(tiny.model(tiny.ALL[name])).check() == 0.0
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_quantised_weights_say_that_x_is_rounded(name: str) -> None:
+def test_quantised_weights_say_that_x_is_rounded(name):
     """A pass is replayed with the same codes; a number again from its terms is off by what rounding
     x does."""
     model = eager(tiny.ALL[name], torch.float32)
@@ -130,7 +130,7 @@ def test_quantised_weights_say_that_x_is_rounded(name: str) -> None:
     assert ids >= 15
 
 
-def test_low_rank_changes_stand_apart() -> None:
+def test_low_rank_changes_stand_apart():
     model = eager(tiny.ALL["llama"], torch.float64)
     lora.adapt(model, {"decoder.blocks.0.attn.q": (2, 0.5), "decoder.blocks.1.ffn.down": (3, 2.0)})
     for layer in lora.adapted(model).values():
@@ -142,7 +142,7 @@ def test_low_rank_changes_stand_apart() -> None:
     torch.testing.assert_close(base + change, trace["decoder.blocks.0.attn.q_proj"], rtol=0, atol=0)
 
 
-def test_the_kinds_are_a_closed_set() -> None:
+def test_the_kinds_are_a_closed_set():
     kinds = {op.kind for name in tiny.ALL for op in traced(tiny.model(tiny.ALL[name]), 3).plan}
     assert kinds <= set(KINDS)
     assert set(KINDS) - kinds == {"edit", "generic"}
@@ -153,7 +153,7 @@ def test_the_kinds_are_a_closed_set() -> None:
     [c.FeedForward, c.Norm, c.Model, c.Body, c.Position],
     ids=["feedforward", "norm", "model", "body", "position"],
 )
-def test_every_type_of_ours_has_a_description(slot: object) -> None:
+def test_every_type_of_ours_has_a_description(slot):
     actual = set(get_args(slot)) | {
         kind for kind in members(slot).values() if kind.__module__.startswith("glassformer.")
     }
@@ -163,12 +163,12 @@ def test_every_type_of_ours_has_a_description(slot: object) -> None:
     assert missing == []
 
 
-def test_a_type_without_a_description_fails_by_name(own_types: dict[str, Any]) -> None:
+def test_a_type_without_a_description_fails_by_name(own_types):
     with pytest.raises(KeyError, match="no description of ReluSquared"):
-        plan.describe(own_types["ReluSquared"](8), None)  # type: ignore[arg-type]
+        plan.describe(own_types["ReluSquared"](8), None)
 
 
-def test_parts_of_ones_own_are_closed_cards(own_types: dict[str, Any]) -> None:
+def test_parts_of_ones_own_are_closed_cards(own_types):
     block = replace(
         tiny.block(), feedforward=own_types["Bilinear"](24), norm=own_types["ScaleNorm"]()
     )
@@ -184,7 +184,7 @@ def test_parts_of_ones_own_are_closed_cards(own_types: dict[str, Any]) -> None:
     assert "nobody has described" in cell.sentence
 
 
-def test_a_block_of_ones_own_is_one_card(own_types: dict[str, Any]) -> None:
+def test_a_block_of_ones_own_is_one_card(own_types):
     block = own_types["DeepNorm"](c.Attention(4), c.MLP(64))
     trace = traced(build_model(tiny.decoder(block), seed=1).eval().double())
     check(trace, 1e-12)

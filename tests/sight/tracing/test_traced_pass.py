@@ -26,14 +26,14 @@ def of(name: str, length: int = 11, **kwargs: object) -> Trace:
 
 def traced(model: Model, length: int = 11, **kwargs: object) -> Trace:
     source = tiny.tokens(1, 9, seed=5) if name_of(model) == "EncoderDecoder" else None
-    return Trace(model, None, tiny.tokens(1, length), source, **kwargs)  # type: ignore[arg-type]
+    return Trace(model, None, tiny.tokens(1, length), source, **kwargs)
 
 
 def name_of(model: Model) -> str:
     return type(model.config).__name__
 
 
-def test_values_are_those_that_looking_gives() -> None:
+def test_values_are_those_that_looking_gives():
     model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
     observed, full = look(model, None, tokens), trace(model, None, tokens)
     for path, value in observed.items():
@@ -42,7 +42,7 @@ def test_values_are_those_that_looking_gives() -> None:
     assert glassformer.trace is trace
 
 
-def test_a_head_or_a_row_is_that_of_the_whole() -> None:
+def test_a_head_or_a_row_is_that_of_the_whole():
     for name in ("gemma2", "relative", "alibi", "t5", "bahdanau"):
         item, second = of(name), of(name)
         for op in item.plan:
@@ -57,7 +57,7 @@ def test_a_head_or_a_row_is_that_of_the_whole() -> None:
                 )
 
 
-def test_the_sum_of_a_score_by_hand() -> None:
+def test_the_sum_of_a_score_by_hand():
     item = of("llama")
     q, k = item["decoder.blocks.0.attn.q"], item["decoder.blocks.0.attn.k"]
     cell = item.explain("decoder.blocks.0.attn.qk[3,7,2]")
@@ -78,7 +78,7 @@ def test_the_sum_of_a_score_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
+def test_the_way_back_ends_at_tables_and_weights(name):
     item = of(name)
     final = next(iter(reversed(item.plan.ops)))
     steps: list[Explanation] = list(
@@ -90,7 +90,7 @@ def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
     assert len(steps) < 400
     observed = set[str]()
 
-    def follow(address: str, depth: int = 0) -> None:  # every operand of a few cells, all the way
+    def follow(address, depth=0):  # every operand of a few cells, all the way
         cell = item.explain(address)
         if cell.address in observed or len(observed) > 150:
             return
@@ -103,7 +103,7 @@ def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
     follow(steps[0].address)
 
 
-def test_what_is_over_the_bound_is_recorded_anew() -> None:
+def test_what_is_over_the_bound_is_recorded_anew():
     for name in ("llama", "bert", "t5", "gru"):
         full, little = of(name), of(name, keep=2_000)
         assert full.tier == "full"
@@ -121,7 +121,7 @@ def note(ran: list[str], path: str, *_: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "mixtral", "gemma2", "gptj"])
-def test_a_dropped_block_is_run_again_alone(name: str) -> None:
+def test_a_dropped_block_is_run_again_alone(name):
     """From the stream before it, and it gives the same bits, with edits in blocks before it and in
     it too."""
     body = "encoder" if name == "bert" else "decoder"
@@ -165,10 +165,10 @@ def test_a_dropped_block_is_run_again_alone(name: str) -> None:
         assert all(torch.equal(little[item], full.records[item]) for item in outside) and not ran
 
 
-def test_edits_are_told() -> None:
+def test_edits_are_told():
     model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
 
-    def off(path: str, z: torch.Tensor) -> torch.Tensor:
+    def off(path, z):
         return z * torch.tensor([1.0, 0, 1, 1]).view(1, 4, 1, 1)
 
     edits = {"decoder.blocks.0.attn.z": off}
@@ -189,7 +189,7 @@ def test_edits_are_told() -> None:
     assert renamed.plan["encoder.blocks.1.attn.in"].kind == "edit"
 
 
-def test_edits_by_name_and_a_masked_key() -> None:
+def test_edits_by_name_and_a_masked_key():
     model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
     cut = trace(
         model, None, tokens, edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)]
@@ -206,7 +206,7 @@ def test_edits_by_name_and_a_masked_key() -> None:
     assert cut.explain("decoder.blocks.0.attn.z[1,5,3]").value == 0.0
 
 
-def test_tokens_have_names() -> None:
+def test_tokens_have_names():
     tokenizer = train_tokenizer("bpe", "the cat sat on the mat " * 20, size=300)
     config = tiny.decoder(tiny.LLAMA)
     model = tiny.model(tiny.replace(config, embed=tiny.c.Embed(tokenizer.size)))
@@ -242,24 +242,24 @@ def test_tokens_have_names() -> None:
         ("decoder.blocks.0.attn.scores", "give one of them"),
     ],
 )
-def test_what_is_no_address_gets_a_sentence(address: str, message: str) -> None:
+def test_what_is_no_address_gets_a_sentence(address, message):
     with pytest.raises(UserError, match=message):
         of("llama").explain(address)
 
 
-def test_a_masked_share_says_that_the_mask_hides_the_key() -> None:
+def test_a_masked_share_says_that_the_mask_hides_the_key():
     hidden = of("llama").explain("decoder.blocks.0.attn.pattern[1,3,7]")
     assert hidden.value == 0 and "The mask hides this key" in hidden.sentence
     assert "hides" not in of("llama").explain("decoder.blocks.0.attn.pattern[1,7,3]").sentence
 
 
-def test_a_trace_says_what_it_is() -> None:
+def test_a_trace_says_what_it_is():
     assert repr(of("llama")).startswith(
         f"<Trace of 11 tokens, {len(of('llama').plan.ops)} operations"
     )
 
 
-def test_texts_that_cannot_be_traced_get_a_sentence() -> None:
+def test_texts_that_cannot_be_traced_get_a_sentence():
     model = tiny.model(tiny.ALL["llama"])
     with pytest.raises(UserError, match="one text"):
         trace(model, None, tiny.tokens(2, 5))
@@ -273,7 +273,7 @@ def test_texts_that_cannot_be_traced_get_a_sentence() -> None:
         trace(broken, None, tiny.tokens(1, 5))
 
 
-def test_indices_count_from_the_end_and_take_parts() -> None:
+def test_indices_count_from_the_end_and_take_parts():
     item = of("gpt2")
     assert torch.equal(item["logits[-1]"], item["logits"][0, -1])
     assert torch.equal(

@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from glassformer import config
 from glassformer import families as recipes
-from glassformer.cli import main
 from glassformer.core.config import serial
 from glassformer.core.config.model import shapes
 from glassformer.core.memory import available_memory, gibibytes
@@ -88,44 +87,40 @@ def test_costs_recipes_and_masks_import_no_torch(words):
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_cost_takes_the_settings_of_train(capsys, tmp_path):
-    (tmp_path / "run.toml").write_text('[model]\nrecipe = "glass/1m"\n[data]\ntokenizer = "byte"\n')
+def test_cost_takes_the_settings_of_train(terminal, tmp_path):
     deeper = cost(serial.change(recipes.find("glass/1m"), {"decoder.depth": 8}), 4, 32)
     for words in (
-        ["glass/1m", "--decoder.depth", "8", "--batch", "4", "--context", "32"],
-        ["--model.decoder.depth=8", "--batch", "4", "glass/1m", "--context", "32"],
+        "glass/1m --decoder.depth 8 --batch 4 --context 32",
+        "--model.decoder.depth=8 --batch 4 glass/1m --context 32",
     ):
-        assert main(["cost", "--json", *words]) == 0
-        assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(deeper.to_dict()))
-    results = []
-    for depth in ("4", "8"):
-        assert (
-            main(
-                [
-                    "cost",
-                    str(tmp_path / "run.toml"),
-                    "--json",
-                    "--decoder.depth",
-                    depth,
-                    "--train.batch",
-                    "2",
-                ]
-            )
-            == 0
-        )
-        results.append(json.loads(capsys.readouterr().out))
-    assert results[1]["parts"]["attention"] == 2 * results[0]["parts"]["attention"]
+        assert terminal.json(f"cost {words}") == json.loads(json.dumps(deeper.to_dict()))
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\nrecipe = "glass/1m"\n[data]\ntokenizer = "byte"\n')
+    four, eight = (
+        terminal.json(f"cost {path} --decoder.depth {depth} --train.batch 2")["parts"]["attention"]
+        for depth in (4, 8)
+    )
+    assert eight == 2 * four
     for words, message in (
-        (["glass/1m", "--bach", "4"], '--bach is not understood. Did you mean "batch"?'),
-        (
-            ["glass/1m", "--decoder.depht", "4"],
-            'decoder has no setting "depht". Did you mean "depth"?',
-        ),
-        (["glass/1m", "--decoder.depth"], "--decoder.depth needs a value"),
-        ([], "Give a recipe, a folder or a run file"),
+        ("glass/1m --bach 4", '--bach is not understood. Did you mean "batch"?'),
+        ("glass/1m --decoder.depht 4", 'decoder has no setting "depht". Did you mean "depth"?'),
+        ("glass/1m --decoder.depth", "--decoder.depth needs a value"),
+        ("", "Give a recipe, a folder or a run file"),
     ):
-        assert main(["cost", *words]) == 2
-        assert message in capsys.readouterr().err
+        assert message in terminal.refused(f"cost {words}")
+
+
+def test_a_run_file_costs_what_a_training_of_it_says(tmp_path, terminal):
+    """A batch in pieces holds a piece's activations at a time."""
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[model]\nrecipe = "glass/200k"\n\n[data]\ntrain = "python-docs"\ntokenizer = "byte"\n'
+    )
+    pieces, whole = (
+        terminal.json(f"cost {path} {options}")
+        for options in ("--train.batch 8 --train.accumulate 2", "--train.batch 4")
+    )
+    assert pieces == whole and pieces["batch"] == 4
 
 
 MODELS: dict[str, config.Model] = {
@@ -280,16 +275,3 @@ def test_bytes_are_printed_plainly():
 def test_free_memory_is_below_the_machines():
     free = available_memory()
     assert free is None or 0 < free < 1 << 50
-
-
-def test_a_run_file_costs_what_a_training_of_it_says(tmp_path, capsys):
-    """A batch in pieces holds a piece's activations at a time."""
-    path = tmp_path / "run.toml"
-    path.write_text(
-        '[model]\nrecipe = "glass/200k"\n\n[data]\ntrain = "python-docs"\ntokenizer = "byte"\n'
-    )
-    results = []
-    for more in (["--train.batch", "8", "--train.accumulate", "2"], ["--train.batch", "4"]):
-        assert main(["cost", str(path), "--json", *more]) == 0
-        results.append(json.loads(capsys.readouterr().out))
-    assert results[0] == results[1] and results[0]["batch"] == 4

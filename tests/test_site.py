@@ -13,8 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from glassformer.cli import main
-
 pytest.importorskip("sphinx", reason="sphinx is missing: pip install -e '.[docs]'")
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
@@ -483,13 +481,13 @@ def test_the_whole_site(whole_site):
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < MOST
 
 
-def test_the_command(capsys, tmp_path, monkeypatch):
+def test_the_command(terminal, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.resources.files", lambda name: tmp_path)
-    assert main(["docs", "--print"]) == 2 and "make docs" in capsys.readouterr().err
+    assert "make docs" in terminal.refused("docs --print")
     (tmp_path / "site" / "learn").mkdir(parents=True)
-    (tmp_path / "site" / "index.html").write_text("")
-    (tmp_path / "site" / "learn" / "04-attention.html").write_text("")
-    assert main(["docs", "--print", "learn/04-attention.md"]) == 0
-    assert capsys.readouterr().out.strip().endswith("/site/learn/04-attention.html")
-    assert main(["docs", "--print", "learn/04-atention"]) == 2
-    assert 'Did you mean "learn/04-attention"?' in capsys.readouterr().err
+    for name in ("index.html", "learn/04-attention.html"):
+        (tmp_path / "site" / name).write_text("")
+    page = terminal("docs --print learn/04-attention.md").strip()
+    assert page.endswith("/site/learn/04-attention.html")
+    notes = terminal.refused("docs --print learn/04-atention")
+    assert 'Did you mean "learn/04-attention"?' in notes

@@ -500,88 +500,53 @@ def test_layers_are_those_that_transformers_gives(minilm):
 # -------------------------------------------------------------------------------- the commands
 
 
-def test_the_commands(few, tmp_path, capsys):
+def test_the_commands(few, tmp_path, terminal):
     corpus, file = tmp_path / "corpus.txt", tmp_path / "v.bin"
     corpus.write_text("\n".join(" ".join(words) for words in towns(400)))
-    train = [
-        "words",
-        "train",
-        str(corpus),
-        "--out",
-        str(file),
-        "--dim",
-        "8",
-        "--sample",
-        "1",
-        "--window",
-        "3",
-    ]
-    assert cli.main([*train, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["words"] == 12
-    assert cli.main(["words", "near", str(file), "sea0", "--top", "5", "--json"]) == 0
-    assert {entry["word"][:3] for entry in json.loads(capsys.readouterr().out)} == {"sea"}
+    options = "--dim 8 --sample 1 --window 3"
+    assert terminal.json(f"words train {corpus} --out {file} {options}")["words"] == 12
+    near = terminal.json(f"words near {file} sea0 --top 5")
+    assert {entry["word"][:3] for entry in near} == {"sea"}
     vectors.save(few, file)
-    assert cli.main(["words", "analogy", str(file), "man", "king", "woman", "--top", "1"]) == 0
-    assert capsys.readouterr().out.split()[1] == "queen"
+    assert terminal(f"words analogy {file} man king woman --top 1").split()[1] == "queen"
     (tmp_path / "pairs").write_text("man boy 9\nman king 5\nman woman 1\nman ghost 3\n")
     (tmp_path / "questions").write_text(": kin\nman king woman queen\n")
-    score = [
-        "words",
-        "score",
-        str(file),
-        "--similarity",
-        str(tmp_path / "pairs"),
-        "--analogies",
-        str(tmp_path / "questions"),
-    ]
-    assert cli.main([*score, "--json"]) == 0
-    similar, analogies = json.loads(capsys.readouterr().out)
-    assert (
-        similar["spearman"] == pytest.approx(1.0)
-        and similar["asked"] == 3
-        and analogies["accuracy"] == 100.0
-    )
-    assert cli.main(["words", "bag"]) == 0
-    assert "Order is lost" in capsys.readouterr().out
-    assert cli.main(["words", "bag", "sea0 sea1", "--among", str(corpus), "--top", "1"]) == 0
-    assert "sea1" in capsys.readouterr().out
+    options = f"--similarity {tmp_path}/pairs --analogies {tmp_path}/questions"
+    similar, analogies = terminal.json(f"words score {file} {options}")
+    assert (similar["spearman"], similar["asked"]) == (pytest.approx(1.0), 3)
+    assert analogies["accuracy"] == 100.0
+    assert "Order is lost" in terminal("words bag")
+    assert "sea1" in terminal(f"words bag 'sea0 sea1' --among {corpus} --top 1")
 
 
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"abc \xff def", r"not UTF-8 text \(byte 4\)"),
+        (b"abc \xff def", "not UTF-8 text (byte 4)"),
         (b"", "is empty"),
         (b"... !\n", "no words"),
         (b"a b\n", "too few"),
     ],
 )
-def test_bad_corpora_are_one_sentence_and_write_nothing(content, text, tmp_path, capsys):
-    import re
-
+def test_bad_corpora_are_one_sentence_and_write_nothing(content, text, tmp_path, terminal):
     (tmp_path / "bad.txt").write_bytes(content)
-    assert (
-        cli.main(["words", "train", str(tmp_path / "bad.txt"), "--out", str(tmp_path / "v.bin")])
-        == 2
-    )
-    stderr = capsys.readouterr().err.strip()
-    assert re.search(text, stderr) and "Traceback" not in stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt"]
+    notes = terminal.refused(f"words train {tmp_path}/bad.txt --out {tmp_path}/v.bin")
+    assert text in notes and "Traceback" not in notes
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.txt"]
 
 
-def test_slips_are_said(few, tmp_path, capsys):
+def test_slips_are_said(few, tmp_path, terminal):
     file = tmp_path / "v.bin"
     vectors.save(few, file)
-    for words, output in (
-        (["near", str(file), "kin"], 'Did you mean "king"?'),
-        (["near", str(tmp_path / "none"), "king"], "is not a file"),
-        (["near", str(file), "king", "--tpo", "3"], 'Did you mean "--top"?'),
-        (["nera"], 'Did you mean "near"?'),
-        (["score", str(file)], "nothing to score"),
-        (["bag", "--weigh", "idf", "a"], "choose one of counts, tfidf"),
-        (["contexts", "x", "bank", "a bank"], "two sentences"),
-        (["contexts", "x", "bank", "a bank", "a river"], 'does not stand in "a river"'),
-        (["contexts", "glass/1m", "bank", "a bank", "the bank"], "glass/1m"),
+    for line, sentence in (
+        (f"near {file} kin", 'Did you mean "king"?'),
+        (f"near {tmp_path}/none king", "is not a file"),
+        (f"near {file} king --tpo 3", 'Did you mean "--top"?'),
+        ("nera", 'Did you mean "near"?'),
+        (f"score {file}", "nothing to score"),
+        ("bag --weigh idf a", "choose one of counts, tfidf"),
+        ("contexts x bank 'a bank'", "two sentences"),
+        ("contexts x bank 'a bank' 'a river'", 'does not stand in "a river"'),
+        ("contexts glass/1m bank 'a bank' 'the bank'", "glass/1m"),
     ):
-        assert cli.main(["words", *words]) == 2
-        assert output in capsys.readouterr().err, words
+        assert sentence in terminal.refused(f"words {line}"), line

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import tiny
-from glassformer import cli, config
+from glassformer import config
 from glassformer.core.errors import UserError
 from glassformer.core.tokenizer import train
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
@@ -129,59 +129,46 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     assert write(out) == 2
 
 
-def test_a_job_is_of_one_model_whatever_its_folder_is_called(tmp_path, capsys):
+def test_a_job_is_of_one_model_whatever_its_folder_is_called(tmp_path, terminal):
     tokenizer = train("char", ["the cat sat on the mat"], None)
     cfg = replace(tiny.DECODERS["gpt2"], embed=config.Embed(tokenizer.size))
-    folder, out = tmp_path / "model", tmp_path / "out.jsonl"
+    folder, out, part = (tmp_path / name for name in ("model", "out.jsonl", "out.jsonl.part"))
     (tmp_path / "prompts.txt").write_text("the cat\nthe mat\n")
-    words = [
-        "generate",
-        str(folder),
-        "--prompts",
-        str(tmp_path / "prompts.txt"),
-        "--out",
-        str(out),
-        "--max-new",
-        "3",
-    ]
-
-    def torn(*more):
-        """A job of which the first answer is there."""
-        assert cli.main([*words, *more]) == 0
-        piece = tmp_path / "out.jsonl.part"
-        piece.write_bytes(saved.pop())
-        out.unlink()
-
-    saved = list[bytes]()
+    line = f"generate {folder} --prompts {tmp_path}/prompts.txt --out {out} --max-new 3"
     finish = batch._finish
 
-    def copying(file, to):
-        file.seek(0)
-        saved.append(b"".join(file.readlines()[:2]))
-        finish(file, to)
+    def torn():
+        """A job of which the first answer is there."""
+        saved = list[bytes]()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch, "_finish", copying)
-        store.save(tiny.model(cfg, seed=1), folder, tokenizer)
-        torn()
-    assert cli.main(words) == 0 and "1 were there" in capsys.readouterr().err
-    assert [json.loads(line)["number"] for line in out.read_bytes().splitlines()] == [0, 1]
+        def copying(file, to):
+            file.seek(0)
+            saved.extend(file.readlines()[:2])
+            finish(file, to)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batch, "_finish", copying)
+            store.save(tiny.model(cfg, seed=1), folder, tokenizer)
+            terminal(line)
+        part.write_bytes(b"".join(saved))
+        out.unlink()
+
+    torn()
+    terminal(line)
+    assert "1 were there" in terminal.notes
+    assert [json.loads(row)["number"] for row in out.read_bytes().splitlines()] == [0, 1]
     for change, names in (
         ("weights", "weights"),
         ("dtype", "weights, dtype"),
         ("bits", "weights, bits"),
     ):
         out.unlink()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(batch, "_finish", copying)
-            store.save(tiny.model(cfg, seed=1), folder, tokenizer)
-            torn()
+        torn()
         model = tiny.model(cfg, seed=2 if change == "weights" else 1)
         if change == "bits":
             quantize_weights(model, QuantizedLayout(8))
         store.save(model, folder, tokenizer)
-        more = ["--dtype", "bfloat16"] if change == "dtype" else []
-        assert cli.main([*words, *more]) == 2
-        assert f"is of another job (other {names})" in capsys.readouterr().err
-        (tmp_path / "out.jsonl.part").unlink()
-        assert cli.main([*words, *more]) == 0
+        changed = line + " --dtype bfloat16" * (change == "dtype")
+        assert f"is of another job (other {names})" in terminal.refused(changed)
+        part.unlink()
+        terminal(changed)

@@ -30,42 +30,6 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3], [2]]
 GREEDY, WARM = Sampling(0), Sampling(0.9, top_k=20, repetition_penalty=1.2)
 
 
-def generated_tokens(name: str, sampling: Sampling, prompt: list[int], new: int = 12) -> list[int]:
-    """Tokens that ``generate`` gives after a prompt."""
-    model = tiny.model(tiny.ALL[name])
-    start = {"start": 1} if tiny.OTHERS.get(name) else {}
-    return (
-        glassformer.generate(model, None, prompt, max_new=new, seed=7, **vars(sampling), **start)
-        .run()
-        .tokens[0]
-    )
-
-
-def request_for(name: str, prompt: list[int], **options: object) -> Request:
-    """The same as a request."""
-    if name in tiny.OTHERS:
-        return Request([1], prompt, **options)
-    return Request(prompt, **options)
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-@pytest.mark.parametrize(
-    "name", ["gpt2", "llama", "gemma2", "glass", "gru", "vaswani", "t5", "bahdanau"]
-)
-def test_an_engine_says_what_generate_says(name, sampling):
-    """Each Sequence of a request has generate's random numbers."""
-    with Engine(tiny.model(tiny.ALL[name])) as engine:
-        handles = [
-            engine.submit(request_for(name, prompt, sampling=sampling, max_new=12, seed=7))
-            for prompt in PROMPTS
-        ]
-        for prompt, handle in zip(PROMPTS, handles, strict=True):
-            result = handle.result()
-            assert result.completions[0].tokens == generated_tokens(name, sampling, prompt)
-            assert result.completions[0].finish_reason == "length"
-            assert result.usage.generated == 12
-
-
 def test_several_continuations_are_those_of_generate():
     model = tiny.model(tiny.DECODERS["llama"])
     output = glassformer.generate(model, None, PROMPTS[0], samples=3, seed=5, max_new=9).run()

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import tiny
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -97,15 +96,13 @@ def questions(tmp_path):
     return tmp_path / "model", tmp_path
 
 
-def test_tasks_of_the_harness(questions, capsys, monkeypatch):
+def test_tasks_of_the_harness(questions, terminal, monkeypatch):
     pytest.importorskip(
         "lm_eval", reason="lm-evaluation-harness (744 MB with what it needs) is an extra"
     )
     monkeypatch.setenv("HF_DATASETS_CACHE", str(questions[1] / "cache"))
     model, folder = questions
-    words = ["eval", str(model), "--tasks", "own_choice", "--task-files", str(folder), "--json"]
-    assert main(words) == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = terminal.json(f"eval {model} --tasks own_choice --task-files {folder}")
     from glassformer.formats.store import load
 
     loaded, tokenizer = load(model)
@@ -117,29 +114,16 @@ def test_tasks_of_the_harness(questions, capsys, monkeypatch):
         ]
         right += int(max(range(2), key=bounds.__getitem__) == i % 2)
     assert figures["own_choice"]["acc"] == pytest.approx(right / 6)
-    assert main([*words[:3], "no_such_task"]) == 2
-    assert 'no task "no_such_task"' in capsys.readouterr().err
+    assert 'no task "no_such_task"' in terminal.refused(f"eval {model} --tasks no_such_task")
 
 
-def test_tasks_without_the_harness_say_what_to_install(questions, capsys, monkeypatch):
+def test_tasks_without_the_harness_say_what_to_install(questions, terminal, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert main(["eval", str(questions[0]), "--tasks", "hellaswag"]) == 2
-    assert "pip install lm_eval" in capsys.readouterr().err
-    assert main(["eval", str(questions[0])]) == 2
-    assert "--tasks" in capsys.readouterr().err
-    assert (
-        main(
-            [
-                "eval",
-                str(questions[0]),
-                "--data",
-                str(questions[1] / "q.jsonl"),
-                "--columns",
-                "text=q",
-            ]
-        )
-        == 2
-    )
-    assert "--columns means nothing" in capsys.readouterr().err
+    for options, sentence in (
+        ("--tasks hellaswag", "pip install lm_eval"),
+        ("", "--tasks"),
+        (f"--data {questions[1]}/q.jsonl --columns text=q", "--columns means nothing"),
+    ):
+        assert sentence in terminal.refused(f"eval {questions[0]} {options}")

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.learn import glossary, models
 from glassformer.learn.exercise import catalogue
@@ -126,42 +125,34 @@ def test_bleu_is_sacrebleus(live):
 
 
 @pytest.mark.parametrize(
-    "words", [["causal", "mask"], ["causal mask"], ["Causal-Masks"], ["look-ahead mask"]]
+    "words", ["causal mask", "'causal mask'", "Causal-Masks", "'look-ahead mask'"]
 )
-def test_define_prints_it(words, capsys):
-    assert main(["define", *words]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.startswith(
+def test_define_prints_it(words, terminal):
+    output = terminal(f"define {words}")
+    assert output.startswith(
         "causal mask (also look-ahead mask, triangular mask)\n  Hides from each token"
     )
-    assert (
-        "core/config/mask_arrays.py, line " in captured.out
-        and "136 of the 289" in captured.out
-        and "learn start causal-mask" in captured.err
-    )
+    assert "core/config/mask_arrays.py, line " in output and "136 of the 289" in output
+    assert "learn start causal-mask" in terminal.notes
 
 
-def test_define_as_json_and_as_a_list(capsys):
-    assert main(["define", "MQA", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+def test_define_as_json_and_as_a_list(terminal):
+    data = terminal.json("define MQA")
     assert data["name"] == "multi-query attention" and "live" in data and data["code"]["line"] > 1
-    assert main(["define", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == len(TERMS)
-    assert main(["define"]) == 0
-    assert "attention sink" in capsys.readouterr().out
+    assert len(terminal.json("define")) == len(TERMS)
+    assert "attention sink" in terminal("define")
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["casual mask"], 'Did you mean "causal mask"?'),
-        (["kv cash"], 'Did you mean "KV cache"?'),
-        (["zzz"], "lists the terms"),
+        ("'casual mask'", 'Did you mean "causal mask"?'),
+        ("'kv cash'", 'Did you mean "KV cache"?'),
+        ("zzz", "lists the terms"),
     ],
 )
-def test_an_unknown_term_gets_the_nearest(words, hint, capsys):
-    assert main(["define", *words]) == 2
-    assert hint in capsys.readouterr().err
+def test_an_unknown_term_gets_the_nearest(words, hint, terminal):
+    assert hint in terminal.refused(f"define {words}")
 
 
 def test_the_data_needs_no_torch():
@@ -176,21 +167,18 @@ def test_the_data_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_the_page_of_the_format_runs(tmp_path, capsys):
+def test_the_page_of_the_format_runs(tmp_path, terminal, capsys):
     """docs/learn.md: the teacher's exercise is one, and the lines of Python run."""
     page = (Path(__file__).parents[2] / "docs" / "learn.md").read_text(encoding="utf-8")
     exercise, program = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "double_it.py").write_text(exercise)
-    individual = ["--exercises", str(tmp_path)]
-    work = tmp_path / "work"
-    assert main(["learn", "start", "double-it", "--out", str(work), *individual]) == 0
-    path = work / "double_it.py"
-    assert main(["learn", "check", str(path), *individual]) == 1
-    text = path.read_text()
+    path = tmp_path / "work" / "double_it.py"
+    terminal(f"learn start double-it --out {path.parent} --exercises {tmp_path}")
+    text, check = path.read_text(), f"learn check {path} --exercises {tmp_path}"
+    terminal(check, code=1)
     path.write_text(text.replace("raise NotImplementedError", "return x * x"))
-    assert main(["learn", "check", str(path), *individual]) == 1
-    assert "Look at: twice is not squared" in capsys.readouterr().out
+    assert "Look at: twice is not squared" in terminal(check, code=1)
     path.write_text(text.replace("raise NotImplementedError", "return x + x"))
-    assert main(["learn", "check", str(path), *individual]) == 0
+    terminal(check)
     exec(compile(program, "learn.md", "exec"), {})
     assert "raise NotImplementedError" in capsys.readouterr().out

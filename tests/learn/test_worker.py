@@ -9,7 +9,6 @@ import time
 
 import pytest
 
-from glassformer.cli import main
 from glassformer.learn import starting
 from glassformer.learn.checking import Checker
 from glassformer.learn.exercise import find
@@ -59,7 +58,7 @@ def test_a_seed_repeats_what_the_learners_code_draws_too(tmp_path):
     assert outputs[0] == outputs[1] and "before training[" in outputs[0]
 
 
-def test_a_notebook_as_learners_leave_it(checker, tmp_path, capsys):
+def test_a_notebook_as_learners_leave_it(checker, tmp_path, terminal):
     """Cells of their own before and after: magics, pictures, slips; each is told by its cell and
     line."""
     path = starting.write(find("causal-mask"), tmp_path, as_notebook=True)
@@ -92,5 +91,5 @@ def test_a_notebook_as_learners_leave_it(checker, tmp_path, capsys):
         "error",
         "code cell 3, line 1",
     ) and "was never closed" in typo.message, typo
-    assert main(["learn", "check", str(path)]) == 1
-    assert "code cell 3, line 1: '(' was never closed" in capsys.readouterr().out
+    output = terminal(f"learn check {path}", code=1)
+    assert "code cell 3, line 1: '(' was never closed" in output

@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -48,9 +50,30 @@ class Server:
         """One request."""
         return httpx.post(f"{self.url}{path}", json=body, timeout=60, **more)
 
+    def json(self, path: str, body: Any) -> Any:
+        """The answer to a request."""
+        return self.post(path, body).json()
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=60, **more)
+
+    def send(self, path: str, content: Any, kind: str = "application/json") -> httpx.Response:
+        """One request of these bytes."""
+        headers = {"content-type": kind}
+        return httpx.post(f"{self.url}{path}", content=content, headers=headers, timeout=60)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def connect(self) -> socket.socket:
+        """A connection that nothing was sent on."""
+        return socket.create_connection(self.address, 20)
+
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        lines = self.get("/metrics").text.splitlines()
         result = [
             line
             for line in lines
@@ -91,11 +114,11 @@ def opened(path: Path) -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *words: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+def started(folder: Path, words: str, env: dict[str, str] | None = None) -> Iterator[Server]:
     """`glassformer serve` with these words on a free port; killed at the end where it still
     runs."""
     log = folder / f"log-{time.monotonic_ns()}"
-    command = [sys.executable, "-m", "glassformer", "serve", "--port", "0", *words]
+    command = [sys.executable, "-m", "glassformer", "serve", "--port", "0", *shlex.split(words)]
     with log.open("w") as err:
         fields = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(env or {})}
         process = subprocess.Popen(
@@ -167,8 +190,8 @@ def other_models(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(chat_model, other_models, tmp_path_factory):
     """The session's server."""
-    models = [str(chat_model), *map(str, other_models.values())]
-    with started(tmp_path_factory.mktemp("log"), *models, "--dtype", "float32") as item:
+    models = " ".join(map(str, (chat_model, *other_models.values())))
+    with started(tmp_path_factory.mktemp("log"), f"{models} --dtype float32") as item:
         yield item
 
 

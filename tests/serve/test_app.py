@@ -24,15 +24,8 @@ LINES = [
 
 @pytest.fixture(scope="module")
 def wide(chat_model, other_models, tmp_path_factory):
-    words = (
-        str(chat_model),
-        str(other_models["vectors"]),
-        "--dtype",
-        "float32",
-        "--max-queue",
-        "2048",
-    )
-    with started(tmp_path_factory.mktemp("wide"), *words) as item:
+    words = f"{chat_model} {other_models['vectors']} --dtype float32 --max-queue 2048"
+    with started(tmp_path_factory.mktemp("wide"), words) as item:
         yield item
 
 

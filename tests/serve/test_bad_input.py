@@ -7,7 +7,6 @@ Of schemas, limits, tracking and errors.
 from __future__ import annotations
 
 import json
-import socket
 import time
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from glassformer.serve.asgi import limits
 
-from .conftest import Server, started
+from .conftest import started
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = {"prompt": "O Romeo", "max_tokens": 2}
@@ -56,11 +55,7 @@ def refused(answer: httpx.Response, status: int = 400, param: str | None = None)
     ],
 )
 def test_c1_a_body_that_is_no_object(server, path, body):
-    refused(
-        httpx.post(
-            f"{server.url}{path}", content=body, headers={"content-type": "application/json"}
-        )
-    )
+    refused(server.send(path, body))
 
 
 @pytest.mark.parametrize(
@@ -68,9 +63,7 @@ def test_c1_a_body_that_is_no_object(server, path, body):
 )
 def test_c1_another_content_type(server, kind):
     refused(
-        httpx.post(
-            f"{server.url}{TEXT}", content=json.dumps(PROMPT), headers={"content-type": kind}
-        ),
+        server.send(TEXT, json.dumps(PROMPT), kind),
         415,
     )
 
@@ -81,23 +74,18 @@ def test_c1_text_that_is_no_text(server):
         b'{"prompt": "\\ud800"}',
         b'{"prompt": "a", "temperature": NaN}',
     ):
-        refused(
-            httpx.post(
-                f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"}
-            )
-        )
+        refused(server.send(TEXT, body))
     response = server.post(TEXT, {**PROMPT, "prompt": "a\x00b\x1b[31m\r\n"})
     assert response.status_code == 200
 
 
 def test_c2_a_body_too_large_is_refused_before_it_is_read(server):
-    with socket.create_connection(address(server)) as item:
+    with server.connect() as item:
         item.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
             b"application/json\r\n"
         )
         item.sendall(f"Content-Length: {limits.MOST_BODY + 1}\r\n\r\n{{".encode())
-        item.settimeout(10)
         assert b" 413 " in item.recv(4096).split(b"\r\n")[0]
 
     def pieces():
@@ -112,22 +100,21 @@ def test_c2_a_body_too_large_is_refused_before_it_is_read(server):
             refused(answer, 413)
         except httpx.TransportError:  # it closed while we were writing
             pass
-    assert server.client().get("/health").status_code == 200
+    assert server.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize(
     "header", [b"X-A: " + b"a" * 200_000, b"\r\n".join(b"X-%d: a" % n for n in range(20_000))]
 )
 def test_c3_headers_too_large(server, header):
-    with socket.create_connection(address(server)) as item:
-        item.settimeout(10)
+    with server.connect() as item:
         try:
             item.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
             output = item.recv(4096)
             assert output == b"" or output.split()[1] in (b"400", b"431"), output[:100]
         except OSError:
             pass  # closed while we wrote
-    assert server.client().get("/health").status_code == 200
+    assert server.get("/health").status_code == 200
 
 
 def test_c3_headers_are_bounded_as_a_whole(server):
@@ -138,13 +125,12 @@ def test_c3_headers_are_bounded_as_a_whole(server):
         {"x-a": "a" * 20_000, "x-b": "a" * 20_000},
         many,
     ):
-        refused(server.client().get("/health", headers=headers), 431)
+        refused(server.get("/health", headers=headers), 431)
         refused(server.post(TEXT, PROMPT, headers=headers), 431)
     with server.client() as client:  # nothing is left of them on the connection
         assert client.get("/health", headers={"x-a": "a" * 10_000}).status_code == 200
     lines = b"".join(b"X-%d: a\r\n" % number for number in range(5000))
-    with socket.create_connection(address(server)) as item:
-        item.settimeout(10)
+    with server.connect() as item:
         item.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + lines + b"\r\n")
         assert item.recv(4096).split()[1] in (b"400", b"431")
 
@@ -236,9 +222,7 @@ NUMBERS: dict[str, list[Any]] = {
 )
 def test_c7_c8_fields_out_of_range(server, field, value):
     body = json.dumps({**PROMPT, field: value})
-    answer = httpx.post(
-        f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"}
-    )
+    answer = server.send(TEXT, body)
     assert field in refused(answer)
 
 
@@ -327,7 +311,7 @@ def test_c10_an_explosive_grammar_ends_soon(server):
         assert server.post(CHAT, {**TALK, "response_format": form}).status_code in (200, 400)
     answer = server.post(CHAT, {**TALK, "guided_regex": "((a{1,1000}){1,1000}){1,1000}"})
     assert answer.status_code in (200, 400) and time.monotonic() - start < 30
-    assert server.client().get("/health").status_code == 200
+    assert server.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -337,13 +321,13 @@ def test_c12_unknown_models(server, name):
     refused(server.post(TEXT, {**PROMPT, "model": name}), 404, "model")
     from urllib.parse import quote
 
-    refused(server.client().get(f"/v1/models/{quote(name, safe='')}"), 404)
+    refused(server.get(f"/v1/models/{quote(name, safe='')}"), 404)
 
 
 def test_c13_keys(chat_model, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# ours\nsecret-1\n\nsecret-2\n")
-    with started(tmp_path, str(chat_model), "--api-key-file", str(keys)) as item:
+    with started(tmp_path, f"{chat_model} --api-key-file {keys}") as item:
         paths = [TEXT, CHAT, "/tokenize", "/nowhere"]
         wrong = [
             {},
@@ -363,7 +347,7 @@ def test_c13_keys(chat_model, tmp_path):
                 "/load",
                 "/tokenizer_info",
             ):
-                refused(item.client().get(path, headers=header), 401)
+                refused(item.get(path, headers=header), 401)
         odd = httpx.Headers([(b"authorization", "Bearer schlüssel".encode())])
         refused(item.post(TEXT, PROMPT, headers=odd), 401)
         for key in ("secret-1", "secret-2"):
@@ -371,7 +355,7 @@ def test_c13_keys(chat_model, tmp_path):
                 item.post(TEXT, PROMPT, headers={"authorization": f"Bearer {key}"}).status_code
                 == 200
             )
-        assert item.client().get("/health").status_code == 200
+        assert item.get("/health").status_code == 200
         assert "secret" not in item.log.read_text()
 
 
@@ -387,13 +371,13 @@ def test_c14_other_sites_are_kept_out(server):
     ):
         refused(server.post(TEXT, PROMPT, headers={**json_kind, **header}), 403)
     for host in ("evil.example", "127.0.0.1.evil.example"):
-        refused(server.client().get("/v1/models", headers={"host": host}), 403)
+        refused(server.get("/v1/models", headers={"host": host}), 403)
 
 
 def test_c23_nothing_that_is_said_is_logged_and_no_log_is_forged(server):
     message = 'kept-to-ourselves\n{"forged": true}\x1b[31m'
     server.post(TEXT, {**PROMPT, "prompt": message}, headers={"x-request-id": "mine-1"})
-    server.client().get("/v1/models/%1b%5b31m%0a%7b%22forged%22%3atrue%7d")
+    server.get("/v1/models/%1b%5b31m%0a%7b%22forged%22%3atrue%7d")
     server.post(TEXT, {**PROMPT, "model": message})
     odd = server.post(TEXT, PROMPT, headers={"x-request-id": "a b\tc"})
     assert odd.headers["x-request-id"].startswith("req-")
@@ -425,18 +409,14 @@ HARMLESS: dict[str, Any] = {
 
 @pytest.mark.parametrize(("path", "body"), [(TEXT, PROMPT), (CHAT, TALK)])
 def test_c27_a_field_that_would_change_the_answer_is_refused_by_its_name(server, path, body):
-    plain = server.post(path, {**body, "seed": 1}).json()["choices"]
+    plain = server.json(path, {**body, "seed": 1})["choices"]
     for name, value in UNKNOWN.items():
         assert refused(server.post(path, {**body, name: value})).startswith(
             f"{name} is no field here"
         ), name
     for name in (r"\ud800", "", r"\n", "a" * 10_000):
         odd = f'{json.dumps(body)[:-1]}, "{name}": 1}}'
-        refused(
-            httpx.post(
-                f"{server.url}{path}", content=odd, headers={"content-type": "application/json"}
-            )
-        )
+        refused(server.send(path, odd))
     second = "max_completion_tokens" if path == TEXT else "suffix"
     assert second in refused(server.post(path, {**body, second: 3}))
     response = server.post(path, {**body, "seed": 1, **HARMLESS})
@@ -469,9 +449,7 @@ def test_c27_fields_of_other_paths_and_of_parts_are_refused_by_name(server):
 
 def test_c27_a_name_twice_is_its_last(server):
     twice = b'{"prompt": "a", "prompt": "O Romeo", "max_tokens": 1}'
-    answer = httpx.post(
-        f"{server.url}{TEXT}", content=twice, headers={"content-type": "application/json"}
-    )
+    answer = server.send(TEXT, twice)
     assert answer.status_code == 200
 
 
@@ -516,10 +494,4 @@ def test_other_methods(server, method, path):
 
 def test_no_such_path(server):
     for path in ("/", "/v1", "/v1/nothing", "/docs", "/../etc/passwd", "/v1//completions"):
-        refused(server.client().get(path), 404)
-
-
-def address(server: Server) -> tuple[str, int]:
-    """Host and port of the server."""
-    host, _, port = server.url.removeprefix("http://").rpartition(":")
-    return host, int(port)
+        refused(server.get(path), 404)

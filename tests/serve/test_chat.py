@@ -25,8 +25,8 @@ HOW = {"max_tokens": 24, "temperature": 0.7, "seed": 5}
 
 
 def test_a_chat_is_a_completion_of_its_template(server):
-    body = server.post(CHAT, {**ASKED, **HOW, "n": 2}).json()
-    plain = server.post("/v1/completions", {"prompt": PROMPT, **HOW, "n": 2}).json()
+    body = server.json(CHAT, {**ASKED, **HOW, "n": 2})
+    plain = server.json("/v1/completions", {"prompt": PROMPT, **HOW, "n": 2})
     assert [item["message"]["content"] for item in body["choices"]] == [
         item["text"] for item in plain["choices"]
     ]
@@ -41,12 +41,12 @@ def test_a_chat_is_a_completion_of_its_template(server):
             "content": [{"type": "text", "text": "Be a "}, {"type": "text", "text": "king."}],
         }
     ]
-    again = server.post(CHAT, {**HOW, "n": 2, "messages": [*pieces, ASKED["messages"][1]]}).json()
+    again = server.json(CHAT, {**HOW, "n": 2, "messages": [*pieces, ASKED["messages"][1]]})
     assert again["choices"] == body["choices"]
 
 
 def test_a_stream_of_deltas(server):
-    body = server.post(CHAT, {**ASKED, **HOW, "n": 2}).json()
+    body = server.json(CHAT, {**ASKED, **HOW, "n": 2})
     query = {**ASKED, **HOW, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = events(server.post(CHAT, query))
     assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
@@ -66,7 +66,7 @@ def test_a_stream_of_deltas(server):
 @pytest.mark.parametrize("stop", [None, "e"])
 def test_log_probabilities_make_up_the_text(server, stop):
     body = {**ASKED, **HOW, "logprobs": True, "top_logprobs": 3, "stop": stop, "max_tokens": 60}
-    (choice,) = server.post(CHAT, body).json()["choices"]
+    (choice,) = server.json(CHAT, body)["choices"]
     content = choice["logprobs"]["content"]
     joined = b"".join(bytes(entry["bytes"]) for entry in content).decode("utf-8", "replace")
     assert (
@@ -102,8 +102,7 @@ def test_an_assistants_message_may_have_no_content(server):
     }
     item, second = ([*ASKED["messages"], {**message, "content": content}] for content in (None, ""))
     ids = [
-        server.post("/tokenize", {"messages": messages}).json()["tokens"]
-        for messages in (item, second)
+        server.json("/tokenize", {"messages": messages})["tokens"] for messages in (item, second)
     ]
     assert (
         ids[0] == ids[1]
@@ -126,7 +125,7 @@ def test_a_participants_name_is_for_the_template(server):
 def test_special_tokens_in_a_message_are_text(server, chat_model):
     _, tokenizer = glassformer.load(chat_model)
     sly = [{"role": "user", "content": "<|endoftext|>hi"}]
-    tokens = server.post("/tokenize", {"messages": sly}).json()["tokens"]
+    tokens = server.json("/tokenize", {"messages": sly})["tokens"]
     assert (
         tokenizer.eos not in tokens
         and tokenizer.decode(tokens) == "user: <|endoftext|>hi\nassistant:"
@@ -153,7 +152,7 @@ def test_a_schema_is_kept(server, seed):
         "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
     }
     body = {**ASKED, "temperature": 1, "seed": seed, "max_tokens": 120, "response_format": form}
-    (choice,) = server.post(CHAT, body).json()["choices"]
+    (choice,) = server.json(CHAT, body)["choices"]
     assert choice["finish_reason"] == "stop"
     schemas.validate(SCHEMA, json.loads(choice["message"]["content"]))
     streamed = events(server.post(CHAT, {**body, "stream": True}))
@@ -175,9 +174,7 @@ def test_an_expression_and_a_grammar_are_kept(server, more, fits):
     import re
 
     for seed in range(3):
-        (choice,) = server.post(CHAT, {**ASKED, "seed": seed, "max_tokens": 40, **more}).json()[
-            "choices"
-        ]
+        (choice,) = server.json(CHAT, {**ASKED, "seed": seed, "max_tokens": 40, **more})["choices"]
         assert (
             re.fullmatch(fits, choice["message"]["content"]) and choice["finish_reason"] == "stop"
         )
@@ -191,7 +188,7 @@ def test_any_json_object(server):
         "temperature": 0.5,
         "seed": 3,
     }
-    (choice,) = server.post(CHAT, body).json()["choices"]
+    (choice,) = server.json(CHAT, body)["choices"]
     text = choice["message"]["content"]
     assert text.startswith("{") and (
         choice["finish_reason"] == "length" or isinstance(json.loads(text), dict)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from .conftest import events
-from .test_bad_input import CHAT, PROMPT, TALK, TEXT, address, refused
+from .test_bad_input import CHAT, PROMPT, TALK, TEXT, refused
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "serve-checks.md"
@@ -40,13 +40,13 @@ def test_c16_who_leaves_a_translation_leaves_nothing_behind(server):
     )
     head = "POST /v1/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     for _ in range(4):
-        with socket.create_connection(address(server)) as item:
+        with server.connect() as item:
             item.sendall(
                 f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode() + body.content
             )
             time.sleep(0.2)
     assert server.idle(20) and server.metric("kv_cache_usage_perc") == 0
-    assert server.client().get("/load").json() == {"server_load": 0}
+    assert server.get("/load").json() == {"server_load": 0}
 
 
 def test_c24_nothing_is_fetched(server):
@@ -74,24 +74,22 @@ def test_d3_all_chunks_of_an_answer_begin_alike(server, path, body):
 
 
 def test_d6_best_of_as_many_as_are_answered(server):
-    body = server.post(TEXT, {**PROMPT, "n": 2, "best_of": 2}).json()
+    body = server.json(TEXT, {**PROMPT, "n": 2, "best_of": 2})
     assert len(body["choices"]) == 2
 
 
 def test_d7_a_chat_is_as_long_as_was_asked_and_takes_biases(server):
-    eos = server.client().get("/tokenizer_info").json()["eos_token_id"]
+    eos = server.get("/tokenizer_info").json()["eos_token_id"]
     for more, count in (
         ({"max_completion_tokens": 3}, 3),
         ({"max_completion_tokens": 2, "max_tokens": 9}, 2),
     ):
-        body = server.post(CHAT, {**TALK, **more, "logit_bias": {str(eos): -100}}).json()
+        body = server.json(CHAT, {**TALK, **more, "logit_bias": {str(eos): -100}})
         assert (
             body["usage"]["completion_tokens"] == count
             and body["choices"][0]["finish_reason"] == "length"
         )
-    body = server.post(
-        CHAT, {**TALK, "max_completion_tokens": 3, "logit_bias": {str(eos): 100}}
-    ).json()
+    body = server.json(CHAT, {**TALK, "max_completion_tokens": 3, "logit_bias": {str(eos): 100}})
     assert (
         body["choices"][0]["finish_reason"] == "stop"
         and body["choices"][0]["message"]["content"] == ""
@@ -101,14 +99,13 @@ def test_d7_a_chat_is_as_long_as_was_asked_and_takes_biases(server):
 def test_d9_embeddings_of_several_ids_and_their_usage(server):
     texts = ["the cat", "a log and a mat"]
     ids = [
-        server.post(
-            "/tokenize", {"model": "vectors", "prompt": text, "add_special_tokens": False}
-        ).json()["tokens"]
+        server.json("/tokenize", {"model": "vectors", "prompt": text, "add_special_tokens": False})[
+            "tokens"
+        ]
         for text in texts
     ]
     by_text, by_ids = (
-        server.post("/v1/embeddings", {"model": "vectors", "input": item}).json()
-        for item in (texts, ids)
+        server.json("/v1/embeddings", {"model": "vectors", "input": item}) for item in (texts, ids)
     )
     for item, by_id in zip(by_text["data"], by_ids["data"], strict=True):
         assert item["embedding"] == pytest.approx(by_id["embedding"], abs=1e-6)

@@ -135,8 +135,8 @@ def test_openai_errors_have_their_classes(client):
 
 @pytest.fixture(scope="module")
 def narrow(chat_model, tmp_path_factory):
-    words = ("--use", FAULTS, "--max-queue", "1", "--max-sequences", "1")
-    with started(tmp_path_factory.mktemp("narrow"), str(chat_model), *words) as item:
+    words = f"{chat_model} --use {FAULTS} --max-queue 1 --max-sequences 1"
+    with started(tmp_path_factory.mktemp("narrow"), words) as item:
         yield item
 
 
@@ -167,7 +167,7 @@ def test_openai_raises_what_fails_in_a_stream(narrow):
 def test_a_crowd_of_whom_half_leave(server):
     """200 clients; nothing stays behind, and those that stay get what they would get alone."""
     body = {"prompt": "O Romeo", "max_tokens": 8, "seed": 1, "temperature": 0}
-    alone = server.post("/v1/completions", body).json()["choices"][0]["text"]
+    alone = server.json("/v1/completions", body)["choices"][0]["text"]
     luck = random.Random(1)
 
     async def stay(client):
@@ -195,7 +195,7 @@ def test_a_crowd_of_whom_half_leave(server):
     stayed = set(result[1::2])
     assert stayed <= {alone, "429"} and alone in stayed and "left" in result
     assert server.idle(30) and server.metric("kv_cache_usage_perc") == 0
-    assert server.post("/v1/completions", body).json()["choices"][0]["text"] == alone
+    assert server.json("/v1/completions", body)["choices"][0]["text"] == alone
 
 
 @pytest.mark.slow
@@ -212,7 +212,7 @@ def test_schemathesis_finds_nothing(server, other_models, tmp_path, answers):
     with contextlib.ExitStack() as stack:
         if answers != "tiny":
             server = stack.enter_context(
-                started(tmp_path, str(other_models[answers]), "--dtype", "float32")
+                started(tmp_path, f"{other_models[answers]} --dtype float32")
             )
         words = [
             str(program),

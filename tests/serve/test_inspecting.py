@@ -32,11 +32,11 @@ def test_values_are_those_of_look(server, chat_model):
     torch.set_num_threads(1)
     look = glassformer.look(model, tokenizer, PROMPT, *names)
     torch.set_num_threads(threads)
-    body = server.post(INSPECT, {"prompt": PROMPT, "inspect": names}).json()
+    body = server.json(INSPECT, {"prompt": PROMPT, "inspect": names})
     assert list(body["values"]) == list(look) and body["tokens"] == tokenizer.encode(PROMPT)
     for path, value in look.items():
         torch.testing.assert_close(torch.tensor(body["values"][path]["values"]), value[0], **NEAR)
-    group = server.post(INSPECT, {"prompt": PROMPT, "inspect": names, "positions": [0, -1]}).json()[
+    group = server.json(INSPECT, {"prompt": PROMPT, "inspect": names, "positions": [0, -1]})[
         "values"
     ]
     for path, value in look.items():
@@ -54,7 +54,7 @@ def test_the_logit_lens_and_the_likeliest_tokens(server, chat_model):
         "track": [" love"],
         "positions": [-1],
     }
-    output = server.post(INSPECT, body).json()
+    output = server.json(INSPECT, body)
     logit_lens = inspection.logit_lens(
         model, tokenizer, PROMPT, positions=[-1], track=[" love"], top=3
     )
@@ -62,9 +62,7 @@ def test_the_logit_lens_and_the_likeliest_tokens(server, chat_model):
         output["lens"]["top"] == logit_lens.top
         and output["lens"]["tracked"][0]["rank"] == logit_lens.tracked[0].rank
     )
-    scored = server.post(
-        TEXT, {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, "logprobs": 3}
-    ).json()
+    scored = server.json(TEXT, {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, "logprobs": 3})
     (row,) = output["top_tokens"]
     listed = scored["choices"][0]["logprobs"]["top_logprobs"][0]
     assert [item["logprob"] for item in row["next"]] == pytest.approx(
@@ -79,8 +77,8 @@ def test_an_ablation(server, chat_model):
         "logits"
     ][0, -1]
     body = {"prompt": PROMPT, "inspect": ["logits"], "positions": [-1]}
-    plain = server.post(INSPECT, body).json()["values"]["logits"]["values"][0]
-    output = server.post(INSPECT, {**body, "edits": [edit]}).json()
+    plain = server.json(INSPECT, body)["values"]["logits"]["values"][0]
+    output = server.json(INSPECT, {**body, "edits": [edit]})
     assert output["values"]["logits"]["values"][0] == pytest.approx(
         look.tolist(), abs=1e-4
     ) and output["edits"] == [edit]
@@ -131,11 +129,11 @@ def test_a_completion_with_a_look_inside(server, chat_model, edit):
     model, tokenizer = opened(chat_model)
     more = {} if edit is None else {"edits": [edit]}
     body = {"prompt": PROMPT, "max_tokens": 6, "seed": 4, "n": 2, **more}
-    plain = server.post(TEXT, body).json()["choices"]
+    plain = server.json(TEXT, body)["choices"]
     look = {**body, "inspect": WISHES, "top": 3}
-    output = server.post(TEXT, look).json()["choices"]
+    output = server.json(TEXT, look)["choices"]
     assert [item["text"] for item in output] == [item["text"] for item in plain]
-    assert (edit is None) == (plain == server.post(TEXT, {**body, "edits": []}).json()["choices"])
+    assert (edit is None) == (plain == server.json(TEXT, {**body, "edits": []})["choices"])
     for item in output:
         observed = item["inspect"]
         assert observed["by"] == "the engine's own steps" and observed["start"] == 0
@@ -160,8 +158,8 @@ def test_only_the_places_that_are_asked_for(server):
         "temperature": 0,
         "inspect": ["*.0.attn.pattern", "top_tokens"],
     }
-    (full,) = server.post(TEXT, body).json()["choices"]
-    (new,) = server.post(TEXT, {**body, "positions": "new"}).json()["choices"]
+    (full,) = server.json(TEXT, body)["choices"]
+    (new,) = server.json(TEXT, {**body, "positions": "new"})["choices"]
     length = len(full["inspect"]["tokens"])
     (path, rows), *_ = new["inspect"]["values"].items()
     assert (
@@ -172,11 +170,11 @@ def test_only_the_places_that_are_asked_for(server):
     assert rows["values"] == [
         head[length - 4 :] for head in full["inspect"]["values"][path]["values"]
     ]
-    answer = server.post(TEXT, {**body, "positions": "new"}).json()
+    answer = server.json(TEXT, {**body, "positions": "new"})
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32, (
         "the pages hold what stands before"
     )
-    (group,) = server.post(TEXT, {**body, "positions": [2, length - 1]}).json()["choices"]
+    (group,) = server.json(TEXT, {**body, "positions": [2, length - 1]})["choices"]
     assert [item["position"] for item in group["inspect"]["top_tokens"]] == [2, length - 1]
 
 
@@ -187,7 +185,7 @@ def test_a_chat_with_a_look_inside(server):
         "seed": 1,
         "inspect": ["lens", "*.resid"],
     }
-    (item,) = server.post(CHAT, body).json()["choices"]
+    (item,) = server.json(CHAT, body)["choices"]
     responses = [
         chunk["choices"][0].get("inspect")
         for chunk in events(server.post(CHAT, {**body, "stream": True}))
@@ -202,7 +200,7 @@ def test_a_chat_with_a_look_inside(server):
 def test_nobodys_answer_changes_while_others_look(server):
     """Answers and their numbers, alone and beside a crowd that looks."""
     body = {"prompt": PROMPT, "max_tokens": 40, "seed": 9, "logprobs": 5}
-    alone = server.post(TEXT, body).json()["choices"]
+    alone = server.json(TEXT, body)["choices"]
     look = {"prompt": PROMPT * 5, "inspect": ["*.pattern", "lens"], "positions": [-1]}
 
     async def together():
@@ -216,9 +214,9 @@ def test_nobodys_answer_changes_while_others_look(server):
 
 def test_an_encoder_too(server, other_models):
     model, tokenizer = opened(other_models["vectors"])
-    body = server.post(
+    body = server.json(
         INSPECT, {"model": "vectors", "prompt": "the cat sat", "inspect": ["*.0.attn.pattern"]}
-    ).json()
+    )
     (path, item), *_ = body["values"].items()
     look = glassformer.look(model, tokenizer, torch.tensor([body["tokens"]]), path)[path][0]
     torch.testing.assert_close(torch.tensor(item["values"]), look, atol=1e-6, rtol=1e-5)
@@ -261,7 +259,7 @@ def test_an_encoder_decoder_and_its_source(server, other_models):
         "inspect": [*names, "lens", "top_tokens"],
     }
     for more in ({}, {"positions": [-1]}, {"edits": ["head_off('decoder.blocks.0.cross', 1)"]}):
-        output = server.post(INSPECT, {**body, **more}).json()
+        output = server.json(INSPECT, {**body, **more})
         ids, source = output["tokens"], output["source"]["tokens"]
         changes = [edits.parse(item) for item in more.get("edits", ())]
         look = glassformer.look(
@@ -293,7 +291,7 @@ def test_translations_with_a_look_inside(server, other_models):
         "beams": 3,
         "max_new": 6,
     }
-    plain = server.post("/v1/translate", body).json()["data"]
+    plain = server.json("/v1/translate", body)["data"]
     look = {**body, "inspect": ["*.cross.pattern", "*.resid"]}
 
     async def together():
@@ -328,16 +326,16 @@ def test_a_recurrent_model(tmp_path_factory):
     served.saved("gru", home / "gru")
     model, tokenizer = opened(home / "gru")
     names = ["decoder.cells.*.state", "logits"]
-    with started(home, str(home / "gru"), "--dtype", "float32") as server:
-        body = server.post(
+    with started(home, f"{home}/gru --dtype float32") as server:
+        body = server.json(
             INSPECT, {"prompt": "the cat", "inspect": [*names, "top_tokens"], "positions": [-1]}
-        ).json()
+        )
         ids = body["tokens"]
         of_look(body["values"], glassformer.look(model, None, ids, *names), [len(ids) - 1], CELLS)
         query = {"prompt": "the cat", "max_tokens": 5, "seed": 2, "ignore_eos": True}
-        (plain,) = server.post(TEXT, query).json()["choices"]
+        (plain,) = server.json(TEXT, query)["choices"]
         look = {**query, "inspect": [*names, "top_tokens"]}
-        (item,) = server.post(TEXT, look).json()["choices"]
+        (item,) = server.json(TEXT, look)["choices"]
         assert item["text"] == plain["text"] and len(item["inspect"]["tokens"]) == len(ids) + 4
         second_ids = item["inspect"]["tokens"]
         individual = glassformer.look(model, None, second_ids, *names)
@@ -356,17 +354,15 @@ def test_a_recurrent_model(tmp_path_factory):
                 of_look(piece["values"], individual, rows, CELLS)
                 assert [row["position"] for row in piece["top_tokens"]] == rows
         edit = "scale('logits', 2.0)"
-        (item,) = server.post(TEXT, {**look, "edits": [edit]}).json()["choices"]
+        (item,) = server.json(TEXT, {**look, "edits": [edit]})["choices"]
         edited = glassformer.look(
             model, None, item["inspect"]["tokens"], *names, edits=[edits.parse(edit)]
         )
         of_look(item["inspect"]["values"], edited, None, CELLS)
         assert "No value" in refused(server.post(TEXT, {**query, "inspect": ["*.pattern"]}))
-        lens = server.post(INSPECT, {"prompt": "the cat", "inspect": ["lens"]}).json()["lens"]
+        lens = server.json(INSPECT, {"prompt": "the cat", "inspect": ["lens"]})["lens"]
         assert lens["top"] == inspection.logit_lens(model, tokenizer, ids).top and lens["notes"]
-        (group,) = server.post(TEXT, {**query, "inspect": ["lens"], "positions": "new"}).json()[
-            "choices"
-        ]
+        (group,) = server.json(TEXT, {**query, "inspect": ["lens"], "positions": "new"})["choices"]
         assert group["inspect"]["lens"]["positions"] == [*range(len(ids) - 1, len(ids) + 4)]
 
 
@@ -421,7 +417,7 @@ def test_positions_end_with_what_may_be_read(server, chat_model):
     model, tokenizer = opened(chat_model)
     body = {"prompt": PROMPT, "max_tokens": 4, "inspect": ["*.0.resid"], "ignore_eos": True}
     end = len(tokenizer.encode(PROMPT)) + 3
-    (choice,) = server.post(TEXT, {**body, "positions": [end - 1]}).json()["choices"]
+    (choice,) = server.json(TEXT, {**body, "positions": [end - 1]})["choices"]
     assert next(iter(choice["inspect"]["values"].values()))["positions"] == [end - 1]
     assert f"at most {end} tokens are read" in refused(
         server.post(TEXT, {**body, "positions": [end]}), 400
@@ -435,7 +431,7 @@ def test_positions_end_with_what_may_be_read(server, chat_model):
 def test_an_encoder_reads_special_tokens_in_a_text(server, other_models):
     _, tokenizer = opened(other_models["vectors"])
     body = {"model": "vectors", "prompt": "the [MASK] sat", "inspect": ["*.0.resid"]}
-    output = server.post(INSPECT, body).json()["tokens"]
+    output = server.json(INSPECT, body)["tokens"]
     assert (
         output == tokenizer.encode_pair("the [MASK] sat", special=True)[0]
         and tokenizer.mask in output

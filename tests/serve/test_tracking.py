@@ -119,9 +119,9 @@ def test_blanks_and_translations_are_counted_too(server):
     before = counted(server)
     fill = {"model": "labels", "input": "the ___ sat on the ___", "top": 2, "order": "left"}
     assert server.post("/v1/fill", fill).status_code == 200
-    body = server.post(
+    body = server.json(
         "/v1/translate", {"model": "translator", "input": ["the cat", "a log"], "beams": 2}
-    ).json()
+    )
     after = counted(server)
     assert after["request_success_total"] - before["request_success_total"] == 3 + 2
     written = sum(len(item["tokens"]) for group in body["data"] for item in group["best"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import os
 from pathlib import Path
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 
 import tiny
 from glassformer import config as c
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape, build_model
 from glassformer.core.nn.layers import LayerNorm, RMSNorm
@@ -306,30 +304,20 @@ def test_one_clear_sentence():
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not there")
-def test_the_command(capsys):
-    words = [
-        "attribution",
-        str(STORIES),
-        "Once upon a time, there was a little girl named Lily. She loved to",
-    ]
-    assert main([*words, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+def test_the_command(terminal):
+    text = "Once upon a time, there was a little girl named Lily. She loved to"
+    off = 'head_off("decoder.blocks.4.attn", 2)'
+    line = f"attribution {STORIES} '{text}'"
+    data = terminal.json(line)
     assert data["piece"] == "▁play" and data["difference"] < 1e-4
     assert data["sum"] == pytest.approx(sum(item["value"] for item in data["parts"]))
-    assert main([*words, "--against", "s", "--top", "3"]) == 0
-    output = capsys.readouterr().out
+    output = terminal(f"{line} --against s --top 3")
     assert "The logit of ·play less that of s at position 19: " in output and "43 more" in output
     assert "the model's own" in output
-    off = 'head_off("decoder.blocks.4.attn", 2)'
-    assert main([*words, "--top", "3", "--edit", off]) == 0
-    output = capsys.readouterr().out
-    assert (
-        f", with {off}: " in output
-        and "the edited run's own" in output
-        and "the model's own" not in output
-    )
-    assert main([*words, "--json", "--edit", off]) == 0
-    assert json.loads(capsys.readouterr().out)["edits"] == [off]
+    output = terminal(f"{line} --top 3 --edit '{off}'")
+    assert f", with {off}: " in output and "the edited run's own" in output
+    assert "the model's own" not in output
+    assert terminal.json(f"{line} --edit '{off}'")["edits"] == [off]
 
 
 POOLS = {

@@ -4,7 +4,6 @@ cosines are."""
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 import tiny
 from glassformer import config as c
 from glassformer import load
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape, build_model
 from glassformer.core.tokenizer import Tokenizer
@@ -131,22 +129,17 @@ def test_one_clear_sentence():
     assert "more than once" in " ".join(word_in_contexts(model, tokenizer, "a", "a b a", "a").notes)
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, terminal):
     store.save(
         wordy("llama"), tmp_path / "model", train_tokenizer("byte", []), layout="glassformer"
     )
-    words = ["contexts", str(tmp_path / "model"), "cat", FIRST, SECOND]
-    assert main([*words, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    line = f"contexts {tmp_path}/model cat"
+    data = terminal.json(line, FIRST, SECOND)
     assert len(data["cosine"]) == 3 and data["positions"] == [[6, 7, 8], [3, 4, 5]]
-    assert main(words) == 0
-    message, notes = capsys.readouterr()
-    assert (
-        f"6:c  7:a  8:t   in: {FIRST}" in message
-        and f"{data['cosine'][1]:.4f}" in message
-        and "mean" in notes
-    )
-    assert main(words[:4]) == 2
+    output = terminal(line, FIRST, SECOND)
+    assert f"6:c  7:a  8:t   in: {FIRST}" in output and f"{data['cosine'][1]:.4f}" in output
+    assert "mean" in terminal.notes
+    terminal.refused(line, FIRST)
 
 
 def test_in_a_real_encoder_a_word_moves_with_its_meaning():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from torch import Tensor
 
 import tiny
 from glassformer import config as c
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -185,17 +183,12 @@ def test_one_clear_sentence():
             call()
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, terminal):
     wide = build_model(dataclasses.replace(tiny.DECODERS["gpt2"], embed=c.Embed(300)), seed=1)
     store.save(wide, tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
-    words = ["saliency", str(tmp_path / "model"), "The cat", "--steps", "20"]
-    assert main([*words, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    line = f"saliency {tmp_path}/model 'The cat' --steps 20"
+    data = terminal.json(line)
     assert len(data["tokens"]) == 7 and data["steps"] == 20
-    assert main([*words, "--token", "s"]) == 0
-    message, notes = capsys.readouterr()
-    assert (
-        "The logit of s at position 6" in message
-        and "of the change" in message
-        and "mean embedding" in notes
-    )
+    output = terminal(f"{line} --token s")
+    assert "The logit of s at position 6" in output and "of the change" in output
+    assert "mean embedding" in terminal.notes

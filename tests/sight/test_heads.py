@@ -11,7 +11,6 @@ import torch
 
 import glassformer
 import tiny
-from glassformer import cli
 from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
@@ -236,16 +235,11 @@ def test_bad_input_gets_a_sentence():
         glassformer.head_scores(model, draws=2, length=4).sorted("indction")
 
 
-def test_the_command_sorts_and_tells_all(tmp_path, capsys):
+def test_the_command_sorts_and_tells_all(tmp_path, terminal):
     store.save(made_by_hand(), tmp_path / "m", layout="glassformer")
-    assert cli.main(["heads", str(tmp_path / "m"), "--sort", "induction", "--length", "12"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.splitlines()[0].split()[:3] == ["attention", "head", "previous"]
-    assert (
-        captured.out.splitlines()[1].startswith("decoder.blocks.1.attn")
-        and "induction" in captured.out.splitlines()[1]
-    )
-    assert "12 random tokens twice" in captured.err
-    assert cli.main(["heads", str(tmp_path / "m"), "--length", "12", "--top", "1", "--json"]) == 0
-    (only,) = json.loads(capsys.readouterr().out)["heads"]
+    header, first, *_ = terminal(f"heads {tmp_path}/m --sort induction --length 12").splitlines()
+    assert header.split()[:3] == ["attention", "head", "previous"]
+    assert first.startswith("decoder.blocks.1.attn") and "induction" in first
+    assert "12 random tokens twice" in terminal.notes
+    (only,) = terminal.json(f"heads {tmp_path}/m --length 12 --top 1")["heads"]
     assert only["labels"] == ["previous"] and only["baseline"]["previous"] < 0.1

@@ -4,7 +4,6 @@ itself."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -17,7 +16,6 @@ from torch import Tensor
 import tiny
 from glassformer import config as c
 from glassformer import load
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -205,35 +203,26 @@ def test_one_clear_sentence():
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not there")
-def test_a_trained_model_makes_up_its_mind_on_the_way(capsys):
+def test_a_trained_model_makes_up_its_mind_on_the_way(terminal):
     text = "Once upon a time, there was a little girl named Lily. She loved to"
-    assert main(["lens", str(STORIES), text, "--track", "play", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    line = f"lens {STORIES} '{text}'"
+    data = terminal.json(f"{line} --track play")
     model, tokenizer = load(str(STORIES))
-    assert tokenizer is not None
     with torch.no_grad():
-        logits = model(torch.tensor([tokenizer.encode(text, bos=True)])).logits[0]
-    best = logits[-1].argmax().item()
+        chances = model(torch.tensor([tokenizer.encode(text, bos=True)])).logits[0, -1].softmax(-1)
+    best = chances.argmax().item()
     assert data["top"][-1][-1][0] == best and tokenizer.decode([best]).strip() == "play"
     (play,) = data["tracked"]
-    assert play["probability"][-1][-1] == pytest.approx(
-        logits[-1].softmax(-1)[best].item(), rel=1e-5
-    )
-    assert [row[-1] for row in play["rank"]][-1] == 1 and play["rank"][0][-1] > 1
-    assert all(
-        x >= y
-        for x, y in zip(
-            [row[-1] for row in data["kl"]], [row[-1] for row in data["kl"]][1:], strict=False
-        )
-    )
-    assert main(["lens", str(STORIES), text, "--track", "play"]) == 0
-    message, notes = capsys.readouterr()
-    assert "·play 0.59" in message and "The last 16 of 20 positions" in notes
+    assert play["probability"][-1][-1] == pytest.approx(chances[best].item(), rel=1e-5)
+    assert play["rank"][-1][-1] == 1 < play["rank"][0][-1]
+    distances = [row[-1] for row in data["kl"]]
+    assert distances == sorted(distances, reverse=True)
+    assert "·play 0.59" in terminal(f"{line} --track play")
+    assert "The last 16 of 20 positions" in terminal.notes
+    assert terminal.json(f"{line} --positions -2,-1")["positions"] == [18, 19]
     off = 'head_off("decoder.blocks.4.attn", 2)'
-    assert main(["lens", str(STORIES), text, "--positions", "-2,-1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["positions"] == [18, 19]
-    assert main(["lens", str(STORIES), text, "--positions", "-3--1", "--edit", off]) == 0
-    assert capsys.readouterr().out.startswith(f"logit lens, with {off}: ")
+    output = terminal(f"{line} --positions -3--1 --edit '{off}'")
+    assert output.startswith(f"logit lens, with {off}: ")
 
 
 def test_weights_that_are_not_numbers_are_named():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 import tiny
 from glassformer import config as c
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -216,26 +214,18 @@ def test_nothing_to_read():
         top_activations(wordy("gpt2"), TOKENIZER, TEXTS, [])
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, terminal):
     store.save(
         wordy("gpt2").float(), tmp_path / "model", train_tokenizer("byte", []), layout="glassformer"
     )
     (tmp_path / "text.txt").write_text("The cat sat on the mat.\nThe dog did not. " * 20)
-    words = ["neurons", str(tmp_path / "model"), str(tmp_path / "text.txt"), "--top", "2"]
-    words += [
-        "--neuron",
-        "decoder.blocks.0.ffn.hidden[3]",
-        "--neuron",
-        "decoder.blocks.1.ffn.hidden[4]",
+    names = [
+        f"decoder.blocks.{place}[{n}]" for place, n in (("0.ffn.hidden", 3), ("1.ffn.hidden", 4))
     ]
-    assert main([*words, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert [item["name"] for item in data] == words[-3::2] and [
-        len(item["hits"]) for item in data
-    ] == [
-        2,
-        2,
-    ]
-    assert main(words) == 0
-    output = capsys.readouterr().out
+    line = (
+        f"neurons {tmp_path}/model {tmp_path}/text.txt --top 2 --neuron {' --neuron '.join(names)}"
+    )
+    data = terminal.json(line)
+    assert [(item["name"], len(item["hits"])) for item in data] == [(name, 2) for name in names]
+    output = terminal(line)
     assert f"«{data[0]['hits'][0]['piece']}»" in output and "above zero" in output

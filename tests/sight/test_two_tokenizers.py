@@ -14,7 +14,6 @@ from glassformer import config as c
 from glassformer import families as recipes
 from glassformer import generation
 from glassformer import sight as inspection
-from glassformer.cli import main
 from glassformer.core.config import serial
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -160,12 +159,12 @@ def test_texts_of_an_encoder_are_read_by_it(loaded):
     assert inspection.verify(model, tokenizer, new=2, compile=False) is not None
 
 
-def test_the_command_line_the_page_and_saving(folder, loaded, tmp_path, capsys):
+def test_the_command_line_the_page_and_saving(folder, loaded, tmp_path, terminal):
     model, tokenizer, ids = loaded
-    assert main(["why", str(folder), ENGLISH, f"{PATH}[0,1,1]", "--source", GERMAN]) == 0
-    assert 'key 1 "·katze"' in capsys.readouterr().out
-    assert main(["generate", str(folder), GERMAN, "--max-new", "2", "--json"]) == 0
-    assert '"prompt_pieces": ["eine", "katze", "sitzt", "da", "</s>"]' in capsys.readouterr().out
+    output = terminal(f"why {folder} '{ENGLISH}' {PATH}[0,1,1] --source '{GERMAN}'")
+    assert 'key 1 "·katze"' in output
+    output = terminal(f"generate {folder} '{GERMAN}' --max-new 2 --json")
+    assert '"prompt_pieces": ["eine", "katze", "sitzt", "da", "</s>"]' in output
     models = Models([str(folder)])
     runs, (name,) = TraceCache(models), models.entries
     answer = runs.make({"model": name, "text": ENGLISH, "source": GERMAN})

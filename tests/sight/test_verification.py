@@ -3,7 +3,6 @@ its place."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -14,7 +13,7 @@ import torch
 
 import glassformer
 import tiny
-from glassformer import cli, config
+from glassformer import config
 from glassformer.core.config import objective as objectives
 from glassformer.core.errors import UserError
 from glassformer.core.nn import attention, cache, hooks, layers
@@ -387,22 +386,16 @@ def test_bad_models_are_refused():
         checks(tiny.model(short))
 
 
-def test_the_command_tells_all_and_exits_with_1_on_a_failure(tmp_path, capsys, monkeypatch):
+def test_the_command_tells_all_and_exits_with_1_on_a_failure(tmp_path, terminal, monkeypatch):
     store.save(tiny.model(tiny.ALL["llama"]), tmp_path / "m")
-    assert cli.main(["verify", str(tmp_path / "m"), "--tokens", "4", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = terminal.json(f"verify {tmp_path}/m --tokens 4")
     assert data["passed"] and data["dtype"] == "float32"
-    assert {"kind", "name", "status", "difference", "bound", "greedy", "tokens", "first"} <= set(
-        data["checks"][0]
-    )
+    fields = "kind name status difference bound greedy tokens first"
+    assert data["checks"][0].keys() >= set(fields.split())
     monkeypatch.setattr(cache.KV, "extend", forgetful)
-    assert cli.main(["verify", str(tmp_path / "m"), "--tokens", "4"]) == 1
-    output = capsys.readouterr().out
-    assert (
-        output.startswith("compared")
-        and "FAIL" in output
-        and "first: decoder.blocks.0.attn." in output
-    )
+    output = terminal(f"verify {tmp_path}/m --tokens 4", code=1)
+    assert output.startswith("compared") and "FAIL" in output
+    assert "first: decoder.blocks.0.attn." in output
     assert re.search(r"checks passed, [1-9]\d* failed, \d+ not run\n$", output)
 
 

@@ -477,33 +477,22 @@ def test_fine_tuning_learns_names(trained):
     assert model.config.token_head == config.TokenHead(5, dropout=0.1) and model.config.pool is None
 
 
-def test_commands(trained, home, capsys):
-    assert main(["classify", str(trained), "ann jackson saw rome", "walks"]) == 0
-    output = capsys.readouterr().out
+def test_commands(trained, home, terminal):
+    output = terminal(f"classify {trained} 'ann jackson saw rome' walks")
     assert output == "ann\tB-PER\njackson\tI-PER\nsaw\tO\nrome\tB-PLACE\n\nwalks\tO\n\n"
     (home / "told.conll").write_text(output)
-    assert main(["eval", str(trained), "--data", str(home / "told.conll"), "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures == {
-        "sentences": 2,
-        "words": 5,
-        "accuracy": 100.0,
-        "precision": 100.0,
-        "recall": 100.0,
-        "f1": 100.0,
-    }
-    assert main(["classify", str(trained), "ann saw rome", "--json"]) == 0
-    output = json.loads(capsys.readouterr().out)
-    assert output["labels"] == ["B-PER", "O", "B-PLACE"] and all(
-        0.5 < p <= 1 for p in output["probabilities"]
-    )
+    figures = terminal.json(f"eval {trained} --data {home}/told.conll")
+    shares = dict.fromkeys(("accuracy", "precision", "recall", "f1"), 100.0)
+    assert figures == {"sentences": 2, "words": 5, **shares}
+    output = terminal.json(f"classify {trained} 'ann saw rome'")
+    assert output["labels"] == ["B-PER", "O", "B-PLACE"]
+    assert all(0.5 < p <= 1 for p in output["probabilities"])
     for words, message in (
         (["--second", "b", "a"], "leave --second out"),
         (["in", "ann " * 40], "Sentence 2 has 42 tokens and the model reads 32"),
         ([" "], "A sentence is empty"),
     ):
-        assert main(["classify", str(trained), *words]) == 2
-        assert message in capsys.readouterr().err
+        assert message in terminal.refused(f"classify {trained}", *words)
 
 
 def test_a_checkpoint_opens_in_transformers(trained, home):

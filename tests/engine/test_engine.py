@@ -25,6 +25,7 @@ from glassformer.serve.engine import (
     Request,
     RequestTooLarge,
 )
+from pages import ask
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3], [2]]
 GREEDY, WARM = Sampling(0), Sampling(0.9, top_k=20, repetition_penalty=1.2)
@@ -34,7 +35,7 @@ def test_several_continuations_are_those_of_generate():
     model = tiny.model(tiny.DECODERS["llama"])
     output = glassformer.generate(model, None, PROMPTS[0], samples=3, seed=5, max_new=9).run()
     with Engine(model) as engine:
-        result = engine.submit(Request(PROMPTS[0], n=3, seed=5, max_new=9)).result()
+        result = ask(engine, PROMPTS[0], n=3, seed=5, max_new=9)
     assert [completion.tokens for completion in result.completions] == output.tokens
     for completion, logprob in zip(result.completions, output.logprobs, strict=True):
         assert torch.allclose(torch.tensor(completion.logprobs), torch.tensor(logprob), atol=1e-5)
@@ -102,15 +103,11 @@ def test_bias_and_guide_and_stop_tokens_are_kept_to():
         return lambda tokens: (calls.append(len(tokens)), allowed)[1]
 
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        guided = engine.submit(Request([1, 2], max_new=8, seed=1, guide=guide)).result()
+        guided = ask(engine, [1, 2], max_new=8, seed=1, guide=guide)
         assert {*guided.completions[0].tokens} <= {4, 6} and calls == [*range(8)]
-        biased = engine.submit(
-            Request([1, 2], max_new=4, sampling=GREEDY, logit_bias={9: 100.0})
-        ).result()
+        biased = ask(engine, [1, 2], max_new=4, sampling=GREEDY, logit_bias={9: 100.0})
         assert biased.completions[0].tokens == [9] * 4
-        stopped = engine.submit(
-            Request([1, 2], max_new=4, logit_bias={9: 100.0}, stop_tokens=[9])
-        ).result()
+        stopped = ask(engine, [1, 2], max_new=4, logit_bias={9: 100.0}, stop_tokens=[9])
         assert (
             stopped.completions[0].stopped_by == 9
             and stopped.completions[0].finish_reason == "stop"
@@ -120,14 +117,12 @@ def test_bias_and_guide_and_stop_tokens_are_kept_to():
 def test_often_said_is_said_less():
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
         bias = {3: 50.0, 4: 49.5, 5: 49.0}
-        once = engine.submit(
-            Request([1], sampling=GREEDY, max_new=3, logit_bias=bias, presence_penalty=60.0)
-        ).result()
+        once = ask(engine, [1], sampling=GREEDY, max_new=3, logit_bias=bias, presence_penalty=60.0)
         assert sorted(once.completions[0].tokens) == [3, 4, 5]
         # 3 is said until it was said twice: 500, 470, then 440 against 450
         bias = {3: 500.0, 4: 450.0}
         often = {"logit_bias": bias, "frequency_penalty": 30.0}
-        twice = engine.submit(Request([1], sampling=GREEDY, max_new=4, **often)).result()
+        twice = ask(engine, [1], sampling=GREEDY, max_new=4, **often)
         assert twice.completions[0].tokens == [3, 3, 4, 3]
 
 
@@ -140,7 +135,7 @@ def test_a_cancelled_request_ends_and_says_so():
             handle.cancel()
         assert [event.finish_reason for event in events if event.finish_reason] == ["cancelled"] * 2
         assert events[-1].usage is not None and engine.stats().cancelled == 1
-        assert engine.submit(Request([1], max_new=3)).result().usage.generated == 3
+        assert ask(engine, [1], max_new=3).usage.generated == 3
 
 
 def test_what_has_ended_is_not_cancelled_too():
@@ -227,7 +222,7 @@ def test_a_request_that_fails_says_why_and_the_next_is_answered():
         handle = engine.submit(Request([1], guide=guide))
         with pytest.raises(KeyError, match="no grammar"):
             handle.result()
-        assert engine.submit(Request([1], max_new=2)).result().usage.generated == 2
+        assert ask(engine, [1], max_new=2).usage.generated == 2
         assert engine.stats().failed == 1
 
 
@@ -322,7 +317,7 @@ def test_weights_that_are_no_numbers_are_told():
     with torch.no_grad():
         model.decoder.blocks[0].ffn.up.weight.fill_(torch.nan)
     with Engine(model) as engine, pytest.raises(UserError):
-        engine.submit(Request([1])).result()
+        ask(engine, [1])
     model = tiny.model(tiny.OTHERS["bert"])
     with torch.no_grad():
         model.encoder.blocks[0].ffn.up.weight.fill_(torch.nan)
@@ -356,9 +351,7 @@ def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate():
             last = events[-1]
             assert last.finish_reason == {"eos": "stop"}.get(str(finish), finish)
             assert (last.stopped_by in stops) == (finish == "stop")
-        eos = engine.submit(
-            Request([1, 2], logit_bias={int(tokenizer.eos or 0): 99.0}, max_new=5)
-        ).result()
+        eos = ask(engine, [1, 2], logit_bias={int(tokenizer.eos or 0): 99.0}, max_new=5)
         assert eos.completions[0].finish_reason == "stop" and eos.text == ""
         assert eos.completions[0].stopped_by == tokenizer.eos
 
@@ -382,9 +375,7 @@ def test_guesses_after_the_end_are_not_taken():
     """A text that ends at a token in the middle of right guesses says the same as without them."""
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [1, 2, 3, 4] * 8
     with Engine(model, lookup=False) as engine:
-        free = engine.submit(
-            Request(prompt, sampling=GREEDY, max_new=12, logit_bias={1: 50.0})
-        ).result()
+        free = ask(engine, prompt, sampling=GREEDY, max_new=12, logit_bias={1: 50.0})
     assert free.completions[0].tokens == [1] * 12
     for length in range(1, 13):
         with Engine(model) as engine:
@@ -416,12 +407,7 @@ def test_one_client_cannot_starve_another():
             )
         with pytest.raises(QueueFull):
             engine.submit(Request([1, 2, 3], n=8, max_new=50, client="a"))
-        assert (
-            engine.submit(Request([4], max_new=5, client="b", stop_tokens=()))
-            .result()
-            .usage.generated
-            == 5
-        )
+        assert ask(engine, [4], max_new=5, client="b", stop_tokens=()).usage.generated == 5
         assert engine.stats().running + engine.stats().waiting >= 2, "the others are not done"
         tokens = [
             [completion.tokens for completion in handle.result().completions] for handle in greedy

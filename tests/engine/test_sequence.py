@@ -17,6 +17,7 @@ from glassformer.serve.engine.memory import plan_memory
 from glassformer.serve.engine.request import Look
 from glassformer.serve.engine.sequence import PromptLookup
 from glassformer.sight.edits import head_off, scale
+from pages import ask
 
 PATHS = ["*.resid", "*.pattern", "*.scores", "*.z", "*.hidden", "logits"]
 OTHERS = [Request([number, 2, 3, 4, 5] * 3, sampling=Sampling(0), max_new=9) for number in range(4)]
@@ -59,7 +60,7 @@ def test_only_what_is_asked_for_is_read_again():
         Tape("*.1.attn.pattern", "*.0.resid", "logits"),
     )
     with Engine(model, step_tokens=17) as engine:
-        engine.submit(Request(prompt, max_new=1)).result()
+        ask(engine, prompt, max_new=1)
         options = {
             "max_new": 7,
             "n": 2,
@@ -102,10 +103,7 @@ def test_an_ablation_by_the_mean_is_the_same_in_chunks():
     alone = generate(model, None, prompt, temperature=0, max_new=12, edits=[edit]).run().tokens[0]
     with Engine(model, step_tokens=90) as engine:
         handles = [engine.submit(Request([number] * 50, max_new=12)) for number in range(3)]
-        assert (
-            engine.submit(Request(prompt, edits=[edit], **options)).result().completions[0].tokens
-            == alone
-        )
+        assert ask(engine, prompt, edits=[edit], **options).completions[0].tokens == alone
         assert all(handle.result() for handle in handles)
     with (
         Engine(model, step_tokens=32) as engine,
@@ -143,7 +141,7 @@ def test_an_edit_is_of_one_request_alone():
             for group in ((), [edit], (), [edit])
         ]
         tokens = [handle.result().completions[0].tokens for handle in handles]
-        again = engine.submit(Request(prompt, **options)).result()
+        again = ask(engine, prompt, **options)
     assert tokens == [plain, edited, plain, edited]
     assert again.completions[0].tokens == plain and again.usage.cached == 32
 
@@ -189,7 +187,7 @@ def test_an_edit_that_fails_is_of_its_request_alone():
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5]
     far = [scale("decoder.blocks.0.attn.q", float("1e39")), scale("logits", 3e38)]
     with Engine(model) as engine:
-        alone = engine.submit(Request(prompt, seed=1, max_new=8)).result().completions
+        alone = ask(engine, prompt, seed=1, max_new=8).completions
         wrong = [engine.submit(Request(prompt, edits=[edit], n=2, max_new=8)) for edit in far]
         handle = engine.submit(Request(prompt, seed=1, max_new=8))
         for item in wrong:

@@ -45,10 +45,22 @@ MODELS = {
     ),
 }
 
+POOLS = {
+    "labels": tiny.ALL["bert"],
+    "last": dataclasses.replace(tiny.ALL["pooled"], pool=c.Pool("last", labels=2)),
+    "attention": tiny.ALL["pooled"],
+    "mean": dataclasses.replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
+    "max": dataclasses.replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
+    "unit": dataclasses.replace(
+        tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)
+    ),
+    "across": dataclasses.replace(tiny.ALL["t5"], pool=c.Pool("mean", labels=2)),
+}
+
 
 def model_of(name: str) -> Model:
     """In fp64, no bias zero and no gain one."""
-    model = tiny.model(MODELS[name]).double()
+    model = tiny.model({**MODELS, **POOLS}[name]).double()
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
@@ -57,30 +69,34 @@ def model_of(name: str) -> Model:
     return model
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("against", [None, 11])
+@pytest.mark.parametrize("name", [*MODELS, *POOLS])
+@pytest.mark.parametrize("against", [None, 0])
 def test_the_parts_sum_to_the_logit(name, against):
-    model = model_of(name)
-    args = inputs_of(model)
-    attribution = attribute(model, None, **args, token=7, against=against, position=4)
+    """Of a token at a place, or of a label of the whole text."""
+    model, of_label = model_of(name), name in POOLS
+    args, place = inputs_of(model), {"of": "label"} if of_label else {"position": 4}
+    attribution = attribute(model, None, **args, token=1, against=against, **place)
     with torch.no_grad():
-        logits = model(*args.values()).logits[0, 4]
-    individual = logits[7] - (0.0 if against is None else logits[against])
-    if (cap := model.config.head.softcap) is not None:
-        assert attribution.capped == pytest.approx(individual.item(), abs=1e-12)
+        out = model(*args.values())
+    logits = raw = out.pooled[0] if of_label else out.logits[0, 4]
+    if cap := not of_label and model.config.head.softcap:
         raw = cap * torch.atanh(logits / cap)
-        individual = raw[7] - (0.0 if against is None else raw[against])
-    else:
-        assert attribution.capped is None
-    assert attribution.logit == pytest.approx(individual.item(), abs=1e-11)
-    assert attribution.sum == math.fsum(piece.value for piece in attribution.parts)
-    assert abs(attribution.sum - individual.item()) < 1e-9 and attribution.difference < 1e-9
-    assert sum(
-        value for _, kinds in attribution.by_block() for value in kinds.values()
-    ) == pytest.approx(attribution.sum)
-    assert len({(piece.kind, piece.address) for piece in attribution.parts}) == len(
-        attribution.parts
+    capped, logit = (
+        (x[1] - (0.0 if against is None else x[against])).item() for x in (logits, raw)
     )
+    assert attribution.capped == (pytest.approx(capped, abs=1e-12) if cap else None)
+    assert attribution.logit == pytest.approx(logit, abs=1e-11)
+    assert attribution.position == place.get("position")
+    assert attribution.sum == math.fsum(piece.value for piece in attribution.parts)
+    assert abs(attribution.sum - logit) < 1e-9 and attribution.difference < 1e-9
+    by_block = sum(value for _, kinds in attribution.by_block() for value in kinds.values())
+    assert by_block == pytest.approx(attribution.sum)
+    places = {(piece.kind, piece.address, piece.index) for piece in attribution.parts}
+    assert len(places) == len(attribution.parts)
+    if of_label:
+        likeliest = attribute(model, None, **args, of="label")
+        assert likeliest.token == int(logits.argmax())
+        assert likeliest.piece == f"label {likeliest.token}"
 
 
 class Held(nn.Module):
@@ -120,33 +136,40 @@ def linear_in_the_stream(model: Model) -> Model:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in MODELS if getattr(MODELS[name].head, "transform", None) is None]
+    "name",
+    [
+        *(name for name, cfg in MODELS.items() if getattr(cfg.head, "transform", None) is None),
+        *("last", "mean", "across"),
+    ],
 )
 def test_each_sublayer_added_its_gradient_times_its_write(name):
-    """Independent of the sweep: PyTorch's own gradient of the logit, through norms that hold."""
-    model = model_of(name)
-    args = inputs_of(model)
-    attribution = attribute(model, None, **args, token=7, against=11, position=4)
-    stored = linear_in_the_stream(model)
+    """Independent of the sweep: PyTorch's own gradient of the logit, through norms that hold; of a
+    label's at all positions together."""
+    model, of_label = model_of(name), name in POOLS
+    args, place = inputs_of(model), {"of": "label"} if of_label else {"position": 4}
+    attribution = attribute(model, None, **args, token=1, against=0, **place)
     body = body_of(model)
     tape = Tape(f"{body}.*.write", "embed.*", graph=True)
-    logits = stored(*args.values(), tape=tape).logits[0, 4]
-    if (cap := model.config.head.softcap) is not None:
+    out = linear_in_the_stream(model)(*args.values(), tape=tape)
+    logits = out.pooled[0] if of_label else out.logits[0, 4]
+    if cap := not of_label and model.config.head.softcap:
         logits = cap * torch.atanh(logits / cap)
-    paths = [path for path in tape.records if path.count(".") != 5]  # not a mixture's shared expert
-    values = [tape[path] for path in paths]
-    expected = [value for value in values if value.requires_grad]
-    grads = dict(
-        zip(map(id, expected), torch.autograd.grad(logits[7] - logits[11], expected), strict=True)
-    )
-    for path, value in zip(paths, values, strict=True):
-        if id(value) in grads:
-            along = (grads[id(value)][0, 4] * value[0, 4]).sum().item()
-            sublayer = path.removesuffix("write")
-            local = [p for p in attribution.parts if p.address.startswith((sublayer, f"{path}["))]
-            assert local, path
-            assert math.fsum(piece.value for piece in local) == pytest.approx(along, abs=1e-9), path
-    assert len(grads) >= len(model.get_submodule(body).blocks) + 1
+    values = {  # not a mixture's shared expert
+        path: value
+        for path, value in tape.records.items()
+        if value.requires_grad and path.count(".") != 5
+    }
+    grads = torch.autograd.grad(logits[1] - logits[0], [*values.values()], allow_unused=True)
+    places = slice(None) if of_label else 4
+    count = 0
+    for (path, value), grad in zip(values.items(), grads, strict=True):
+        if grad is not None:
+            along = (grad[0, places] * value[0, places]).sum().item()
+            addresses = (path.removesuffix("write"), f"{path}[")
+            local = [p.value for p in attribution.parts if p.address.startswith(addresses)]
+            assert local and math.fsum(local) == pytest.approx(along, abs=1e-9), path
+            count += 1
+    assert count >= len(model.get_submodule(body).blocks) + 1
 
 
 def test_heads_by_hand():
@@ -320,86 +343,9 @@ def test_the_command(terminal):
     assert terminal.json(f"{line} --edit '{off}'")["edits"] == [off]
 
 
-POOLS = {
-    "bert": tiny.ALL["bert"],
-    "last": dataclasses.replace(tiny.ALL["pooled"], pool=c.Pool("last", labels=2)),
-    "attention": tiny.ALL["pooled"],
-    "mean": dataclasses.replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
-    "max": dataclasses.replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
-    "unit": dataclasses.replace(
-        tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)
-    ),
-    "across": dataclasses.replace(tiny.ALL["t5"], pool=c.Pool("mean", labels=2)),
-}
-
-
-def pooled(name: str) -> Model:
-    model = tiny.model(POOLS[name]).double()
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 1:
-                weight += 0.2 * torch.randn(weight.shape, generator=draw)
-    return model
-
-
-@pytest.mark.parametrize("name", POOLS)
-@pytest.mark.parametrize("against", [None, 0])
-def test_the_parts_sum_to_a_label(name, against):
-    model = pooled(name)
-    args = inputs_of(model)
-    attribution = attribute(model, None, **args, token=1, against=against, of="label")
-    with torch.no_grad():
-        logits = model(*args.values()).pooled[0]
-    individual = logits[1] - (0.0 if against is None else logits[against])
-    assert (
-        attribution.logit == pytest.approx(individual.item(), abs=1e-12)
-        and attribution.position is None
-    )
-    assert abs(attribution.sum - individual.item()) < 1e-9 and attribution.difference < 1e-9
-    assert len({(piece.kind, piece.address, piece.index) for piece in attribution.parts}) == len(
-        attribution.parts
-    )
-    likeliest = attribute(model, None, **args, of="label")
-    assert likeliest.token == int(logits.argmax()) and likeliest.piece == f"label {likeliest.token}"
-
-
-@pytest.mark.parametrize("name", ["last", "mean", "across"])
-def test_each_sublayer_added_its_gradient_to_a_label(name):
-    """PyTorch's own gradient of the label's logit, through norms that hold, at all positions
-    together."""
-    model = pooled(name)
-    args = inputs_of(model)
-    attribution = attribute(model, None, **args, token=1, against=0, of="label")
-    stored, body = linear_in_the_stream(model), body_of(model)
-    tape = Tape(f"{body}.*.write", "embed.token", graph=True)
-    logits = stored(*args.values(), tape=tape).pooled[0]
-    values = [
-        (path, value)
-        for path, value in tape.records.items()
-        if value.requires_grad and path.count(".") != 5
-    ]
-    grads = torch.autograd.grad(
-        logits[1] - logits[0], [value for _, value in values], allow_unused=True
-    )
-    observed = 0
-    for (path, value), grad in zip(values, grads, strict=True):
-        if grad is not None:
-            local = [
-                p
-                for p in attribution.parts
-                if p.address.startswith((path.removesuffix("write"), f"{path}["))
-            ]
-            assert math.fsum(piece.value for piece in local) == pytest.approx(
-                (grad * value).sum().item(), abs=1e-9
-            ), path
-            observed += 1
-    assert observed >= len(model.get_submodule(body).blocks) + 1
-
-
 def test_an_edited_label_is_taken_apart():
     """Edits of the stream, of the pooled vector and of the label itself are parts of their own."""
-    model, tokens = pooled("mean"), tiny.tokens(1, 9)
+    model, tokens = model_of("mean"), tiny.tokens(1, 9)
     changes = [
         edits.head_off("decoder.blocks.0.attn", 1),
         edits.scale("decoder.blocks.0.resid", 2.0, positions=3),

@@ -18,7 +18,7 @@ from glassformer import families as recipes
 from glassformer.core.config import serial
 from glassformer.core.config.model import shapes
 from glassformer.core.memory import available_memory, gibibytes
-from glassformer.core.nn import Cache, build_model
+from glassformer.core.nn import build_model
 from glassformer.scale.cost import cost
 from tiny import ALL
 
@@ -138,15 +138,6 @@ def tiny(name: str) -> Any:
     return serial.change(MODELS[name], {"embed.vocab": 50})
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_parts_add_up_to_the_model(name):
-    spent = cost(tiny(name))
-    assert spent.total == sum(weight.numel() for weight in build_model(tiny(name)).parameters())
-    assert all(
-        spent.parameters[name] > 0 for name in ("embedding", "attention", "feedforward", "norms")
-    )
-
-
 @pytest.mark.parametrize("name", ["glass", "gpt2", "llama"])
 def test_flops_are_those_torch_counts(name):
     """FlopCounterMode counts all T x T scores; ours counts the half that a causal mask leaves."""
@@ -176,17 +167,13 @@ def test_keys_seen_are_counted_with_windows(window, causal):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_cache_is_as_large_as_said(name):
     T = 40
-    model = build_model(tiny(name))
-    cache = Cache(model.config)
-    with torch.no_grad():
-        model(torch.zeros(2, T, dtype=torch.long), cache=cache)
     spent = cost(tiny(name), batch=2, context=T)
     heads = {"glass": 4, "gpt2": 12, "llama": 4, "windowed": 4}[name]
-    width = config.head_dim(spent.model.decoder.pattern[0].attention, spent.model.dim)
+    stack = spent.model.decoder
+    width = config.head_dim(stack.pattern[0].attention, spent.model.dim)
     rows = min(T, 8) if name == "windowed" else T
-    depth = spent.model.decoder.depth
-    assert spent.cache("fp32") == 2 * rows * depth * 2 * heads * width * 4
-    assert spent.cache_per_token("fp32") == depth * 2 * heads * width * 4
+    assert spent.cache("fp32") == 2 * rows * stack.depth * 2 * heads * width * 4
+    assert spent.cache_per_token("fp32") == stack.depth * 2 * heads * width * 4
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -36,17 +36,6 @@ def benchmark() -> Any:
     return module
 
 
-def test_all_eight_met_the_same_sentences_three_times():
-    assert {"bag-of-words", *benchmark().PEOPLE} == SENTENCES.keys()
-    for name, row in SENTENCES.items():
-        seeds = 1 if name == "bag-of-words" else 3  # it draws nothing
-        assert len(row["accuracy"]) == len(row["valid"]) == len(row["seconds"]) == seeds, name
-        assert all(50 < share < 90 for share in row["accuracy"]) and min(row["seconds"]) > 0, name
-        assert (row["reading"] is not None) == (name in ("word2vec", "bert", "gpt")), name
-    named = set(re.findall(r'^    \("([a-z0-9-]+)", ', PAGE, re.MULTILINE))
-    assert named == SENTENCES.keys()  # the page's table has a row for each
-
-
 def test_the_rows_are_in_the_order_that_the_page_says():
     result = {name: row["accuracy"] for name, row in SENTENCES.items()}
     for lower, higher in (

@@ -59,13 +59,19 @@ def page(*names: Any, run: Path | None = None) -> Page:
     return Page(models, Trainings(run, models))
 
 
-def client(page: Page) -> TestClient:
+class Browser(TestClient):
     """Asks the page as its own browser would."""
-    return TestClient(
-        application(page, frozenset(LOOPBACK)),
-        "http://127.0.0.1:8642",
-        raise_server_exceptions=False,
-    )
+
+    def answer(self, path: str, **query: Any) -> Any:
+        return self.get(path, params=query).json()
+
+    def ask(self, path: str, **body: Any) -> Any:
+        return self.post(path, json=body).json()
+
+
+def client(page: Page) -> Browser:
+    app = application(page, frozenset(LOOPBACK))
+    return Browser(app, "http://127.0.0.1:8642", raise_server_exceptions=False)
 
 
 def tensors(data: bytes) -> dict[str, np.ndarray[Any, Any]]:

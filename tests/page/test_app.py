@@ -69,7 +69,7 @@ def test_every_family_has_a_card_a_run_and_its_own_numbers(name, folder):
     loaded apart."""
     path = served.saved(name, folder / name.replace(" ", "-"))
     client = served.client(served.page(path))
-    (card,) = client.get("/api/models").json()
+    (card,) = client.answer("/api/models")
     pair = card["abilities"]["source"]
     assert pair == (name in PAIRS) and not card["loaded"]
     result = run(client, card["name"], text=SENTENCE, **({"source": "a dog"} if pair else {}))
@@ -90,7 +90,7 @@ def test_every_family_has_a_card_a_run_and_its_own_numbers(name, folder):
     np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-4)
     # its pass comes after the first picture
     assert result["check"]["captured_vs_fast_max_abs"] is None
-    check = client.get(f"/api/runs/{result['run']}/check").json()
+    check = client.answer(f"/api/runs/{result['run']}/check")
     difference = np.abs(
         actual[-1] - reference[-1]
     ).max()  # of an independent pass, which nobody watches
@@ -118,7 +118,7 @@ def test_the_run_says_what_was_read(gpt):
     assert len(split) > 1, "an emoji of several tokens has its one span in each"
     again = run(gpt, "gpt", text=text)
     assert again["run"] == result["run"] and again["found"]
-    assert gpt.get(f"/api/runs/{result['run']}").json()["tokens"] == result["tokens"]
+    assert gpt.answer(f"/api/runs/{result['run']}")["tokens"] == result["tokens"]
     by_ids = run(gpt, "gpt", ids=[token["id"] for token in result["tokens"]])
     assert by_ids["run"] == result["run"]
 
@@ -255,7 +255,7 @@ def test_an_edit_is_another_run(gpt):
     assert not np.array_equal(values(gpt, plain, "logits"), values(gpt, edited, "logits"))
     off = values(gpt, edited, "decoder.blocks.0.attn.z[1]")
     assert not off.any()
-    lens = gpt.post(f"/api/runs/{edited['run']}/lens", json={"positions": [-1]}).json()
+    lens = gpt.ask(f"/api/runs/{edited['run']}/lens", positions=[-1])
     last = values(gpt, edited, "logits[-1]")
     assert lens["top"][-1][0][0] == int(last[: served.tokenizer().size].argmax()), (
         "the lens reads the edited pass"
@@ -275,7 +275,7 @@ def test_lens_and_attribution_are_those_of_the_library(gpt, folder):
     result = run(gpt, "gpt", text=SENTENCE)
     model, tokenizer = store.load(folder / "gpt")
     body = {"positions": [1, 3], "track": [7], "top": 3}
-    actual = gpt.post(f"/api/runs/{result['run']}/lens", json=body).json()
+    actual = gpt.ask(f"/api/runs/{result['run']}/lens", **body)
     reference = logit_lens(model, tokenizer, SENTENCE, positions=[1, 3], track=[7], top=3).to_dict()
     assert actual == json.loads(json.dumps(reference))
     pieces = get(gpt, result, "attribution", token=9, position=2).json()
@@ -286,7 +286,7 @@ def test_lens_and_attribution_are_those_of_the_library(gpt, folder):
 
 def test_experts_are_counted(folder):
     client = served.client(served.page(served.saved("mixtral", folder / "moe")))
-    assert client.get("/api/models").json()[0]["abilities"]["experts"]
+    assert client.answer("/api/models")[0]["abilities"]["experts"]
     result = run(client, "moe", text=SENTENCE)
     body = get(client, result, "experts").json()
     length = len(result["tokens"])
@@ -335,16 +335,13 @@ def test_generation_is_that_of_the_library(gpt, folder):
 
 
 def test_tokenizers_side_by_side(gpt):
-    names = [item["name"] for item in gpt.get("/api/tokenizers").json() if item["available"]]
+    names = [item["name"] for item in gpt.answer("/api/tokenizers") if item["available"]]
     assert "gpt" in names
     text = "the 🎵 cat"
-    (sheet,) = gpt.post("/api/tokenize", json={"text": text, "tokenizers": ["gpt"]}).json()
+    (sheet,) = gpt.ask("/api/tokenize", text=text, tokenizers=["gpt"])
     assert [item["id"] for item in sheet["tokens"]] == served.tokenizer().encode(text)
     assert b"".join(base64.b64decode(item["bytes"]) for item in sheet["tokens"]).decode() == text
-    assert (
-        gpt.post("/api/tokenize", json={"text": "", "tokenizers": ["gpt"]}).json()[0]["tokens"]
-        == []
-    )
+    assert gpt.ask("/api/tokenize", text="", tokenizers=["gpt"])[0]["tokens"] == []
     assert (
         gpt.post("/api/tokenize", json={"text": text, "tokenizers": ["../etc"]}).status_code == 404
     )
@@ -417,7 +414,7 @@ def test_unknown_addresses_and_bad_queries_are_sentences(gpt):
     for query in requests:
         assert get(gpt, result, "t", **query).status_code == 400, query
     assert gpt.get("/api/runs/r_0/t?address=logits").status_code == 404
-    assert "no run" in gpt.get("/api/runs/r_0").json()["error"]
+    assert "no run" in gpt.answer("/api/runs/r_0")["error"]
     assert gpt.get("/api/nothing").status_code == 404
     assert gpt.get("/..%2f..%2fetc%2fpasswd").status_code == 404
     assert (
@@ -496,10 +493,10 @@ def test_the_shipped_model_answers_without_arguments():
     size = sum(path.stat().st_size for path in shipped().iterdir())
     assert size <= 2 << 20
     client = served.client(served.page())
-    (card,) = client.get("/api/models").json()
+    (card,) = client.answer("/api/models")
     assert card["name"] == "tiny-page" and card["parameters"] == 917_760
     result = run(client, "tiny-page", text="ROMEO:\nWhat light is")
-    assert client.get(f"/api/runs/{result['run']}/check").json()["captured_vs_fast_max_abs"] < 1e-4
+    assert client.answer(f"/api/runs/{result['run']}/check")["captured_vs_fast_max_abs"] < 1e-4
 
 
 def test_a_run_is_saved_as_a_file(gpt):

@@ -29,10 +29,8 @@ def test_heads_and_contexts_are_the_librarys(name, tmp_path):
     path = served.saved(name, tmp_path / name)
     client = served.client(served.page(path))
     model, tokenizer = store.load(path)
-    assert client.get(f"/api/heads/{name}").json() == as_json(
-        head_scores(model, tokenizer).to_dict()
-    )
-    body = client.post("/api/contexts", json={"model": name, "word": "cat", "texts": TEXTS}).json()
+    assert client.answer(f"/api/heads/{name}") == as_json(head_scores(model, tokenizer).to_dict())
+    body = client.ask("/api/contexts", model=name, word="cat", texts=TEXTS)
     assert body == as_json(word_in_contexts(model, tokenizer, "cat", *TEXTS).to_dict())
 
 

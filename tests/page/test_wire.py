@@ -172,10 +172,10 @@ def answers(folder: Path) -> Iterator[tuple[str, Any]]:
     client = served.client(served.page(*folders, run=run))
 
     def get(path: str, name: str = "", **query: Any) -> tuple[str, Any]:
-        return f"GET {name or path}", client.get(f"/{path}", params=query).json()
+        return f"GET {name or path}", client.answer(f"/{path}", **query)
 
     def post(path: str, name: str = "", **body: Any) -> tuple[str, Any]:
-        return f"POST {name or path}", client.post(f"/{path}", json=body).json()
+        return f"POST {name or path}", client.ask(f"/{path}", **body)
 
     text = "the cat sat"
     yield get("api/models")

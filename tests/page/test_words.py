@@ -26,7 +26,7 @@ def test_listing_opens_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
     page = served.page(served.saved("gpt2", tmp_path / "mine"))
     monkeypatch.setattr(pretrained, "open", lambda path: pytest.fail(f"{path} was opened"))
-    result = {item["name"]: item for item in served.client(page).get("/api/tokenizers").json()}
+    result = {item["name"]: item for item in served.client(page).answer("/api/tokenizers")}
     assert result["mine"] == {
         "name": "mine",
         "title": str(tmp_path / "mine"),
@@ -48,9 +48,7 @@ def test_the_steps_of_a_word_lead_to_its_tokens(kind, tmp_path):
     tokenizer = served.tokenizer("wordpiece" if kind == "bert" else "bpe")
     ids = tokenizer.encode(TEXT)
     for at in range(len(ids)):
-        body = client.post(
-            "/api/tokenize/steps", json={"tokenizer": "mine", "text": TEXT, "at": at}
-        ).json()
+        body = client.ask("/api/tokenize/steps", tokenizer="mine", text=TEXT, at=at)
         first = body["first"]
         assert (
             first <= at < first + len(body["ids"])
@@ -85,10 +83,7 @@ def test_beams_are_the_librarys(kind, tmp_path):
     edit = mlp_off("decoder.blocks.0.ffn")
     text, start = "the cat sat", [*item.encode("a dog")]
     query = {"source": text, "start": start} if kind == "t5" else {"text": text}
-    body = client.post(
-        "/api/beam",
-        json={"model": "mine", "beams": 3, "max_new": 6, "edits": [repr(edit)], **query},
-    ).json()
+    body = client.ask("/api/beam", model="mine", beams=3, max_new=6, edits=[repr(edit)], **query)
     options: Any = {"start": start} if kind == "t5" else {}
     (hypotheses,) = generation.beam(
         model, item, text, beams=3, best=3, max_new=6, edits=[edit], **options

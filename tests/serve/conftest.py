@@ -46,13 +46,16 @@ class Server:
         """A plain HTTP client of it."""
         return httpx.Client(base_url=self.url, timeout=60, **more)
 
-    def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
-        """One request."""
-        return httpx.post(f"{self.url}{path}", json=body, timeout=60, **more)
+    def post(
+        self, path: str, body: Any = None, headers: Any = None, **fields: Any
+    ) -> httpx.Response:
+        """One request of a body, or of these fields beside it."""
+        body = {**(body or {}), **fields} if fields else body
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
 
-    def json(self, path: str, body: Any) -> Any:
+    def json(self, path: str, body: Any = None, **fields: Any) -> Any:
         """The answer to a request."""
-        return self.post(path, body).json()
+        return self.post(path, body, **fields).json()
 
     def get(self, path: str, **more: Any) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=60, **more)

@@ -98,5 +98,5 @@ def test_prompts_times_n_is_bounded(wide):
         "1,088 continuations" in refused(wide.post(TEXT, body), param="n")
         and time.monotonic() - start < WORST
     )
-    refused(wide.post(TEXT, {**body, "prompt": [[5]] * 250}), param="n")
-    assert wide.post(CHAT, {**TALK, "n": 64, "max_tokens": 1}).status_code == 200
+    refused(wide.post(TEXT, body, prompt=[[5]] * 250), param="n")
+    assert wide.post(CHAT, TALK, n=64, max_tokens=1).status_code == 200

@@ -75,7 +75,7 @@ def test_c1_text_that_is_no_text(server):
         b'{"prompt": "a", "temperature": NaN}',
     ):
         refused(server.send(TEXT, body))
-    response = server.post(TEXT, {**PROMPT, "prompt": "a\x00b\x1b[31m\r\n"})
+    response = server.post(TEXT, PROMPT, prompt="a\x00b\x1b[31m\r\n")
     assert response.status_code == 200
 
 
@@ -167,19 +167,19 @@ def test_no_path_of_the_machine_is_shown(server, chat_model):
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
 def test_c5_prompts(server, prompt, stream):
-    refused(server.post(TEXT, {**PROMPT, "prompt": prompt, "stream": stream}))
+    refused(server.post(TEXT, PROMPT, prompt=prompt, stream=stream))
 
 
 def test_c6_more_than_the_context(server):
-    assert "256" in refused(server.post(TEXT, {**PROMPT, "max_tokens": 256}), param="max_tokens")
-    refused(server.post(TEXT, {**PROMPT, "prompt": [5] * 257}))
-    assert server.post(TEXT, {"prompt": [5] * 256, "max_tokens": 1}).status_code == 200
+    assert "256" in refused(server.post(TEXT, PROMPT, max_tokens=256), param="max_tokens")
+    refused(server.post(TEXT, PROMPT, prompt=[5] * 257))
+    assert server.post(TEXT, prompt=[5] * 256, max_tokens=1).status_code == 200
     start = time.monotonic()
-    refused(server.post(TEXT, {**PROMPT, "prompt": "word " * 200_000}), param="prompt")
-    refused(server.post(CHAT, {**TALK, "messages": [{"role": "user", "content": "a" * 1_000_000}]}))
+    refused(server.post(TEXT, PROMPT, prompt="word " * 200_000), param="prompt")
+    refused(server.post(CHAT, TALK, messages=[{"role": "user", "content": "a" * 1_000_000}]))
     assert time.monotonic() - start < 10, "it is not tokenised first"
-    refused(server.post(CHAT, {**TALK, "max_tokens": 300}))
-    refused(server.post(TEXT, {**PROMPT, "prompt": ["a" * 10_000] * 200}))
+    refused(server.post(CHAT, TALK, max_tokens=300))
+    refused(server.post(TEXT, PROMPT, prompt=["a" * 10_000] * 200))
 
 
 NUMBERS: dict[str, list[Any]] = {
@@ -235,7 +235,7 @@ def test_c8_what_is_defined(server):
         {"top_k": -1},
         {"top_k": 0},
     ):
-        assert server.post(TEXT, {**PROMPT, **more}).status_code == 200, more
+        assert server.post(TEXT, PROMPT, **more).status_code == 200, more
     nothing = dict.fromkeys(
         (
             "n",
@@ -249,7 +249,7 @@ def test_c8_what_is_defined(server):
             "user",
         )
     )
-    assert server.post(TEXT, {**PROMPT, **nothing}).status_code == 200, "null is a field's default"
+    assert server.post(TEXT, PROMPT, **nothing).status_code == 200, "null is a field's default"
 
 
 MESSAGES: list[Any] = [
@@ -266,7 +266,7 @@ MESSAGES: list[Any] = [
 
 @pytest.mark.parametrize("messages", MESSAGES)
 def test_c9_messages(server, messages):
-    refused(server.post(CHAT, {**TALK, "messages": messages}))
+    refused(server.post(CHAT, TALK, messages=messages))
 
 
 SCHEMAS: list[Any] = [
@@ -280,7 +280,7 @@ SCHEMAS: list[Any] = [
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_c10_schemas_that_cannot_be_enforced(server, schema):
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    refused(server.post(CHAT, {**TALK, "response_format": form}))
+    refused(server.post(CHAT, TALK, response_format=form))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_c10_schemas_that_cannot_be_enforced(server, schema):
     ],
 )  # fmt: skip
 def test_c10_c11_c28_what_a_chat_may_not_ask_for(server, more):
-    refused(server.post(CHAT, {**TALK, **more}))
+    refused(server.post(CHAT, TALK, **more))
 
 
 def test_c10_an_explosive_grammar_ends_soon(server):
@@ -308,8 +308,8 @@ def test_c10_an_explosive_grammar_ends_soon(server):
     wide = {"anyOf": [{"type": "string", "pattern": f"(a|b){{{n},{n + 50}}}c"} for n in range(400)]}
     for schema in (deep, wide):
         form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-        assert server.post(CHAT, {**TALK, "response_format": form}).status_code in (200, 400)
-    answer = server.post(CHAT, {**TALK, "guided_regex": "((a{1,1000}){1,1000}){1,1000}"})
+        assert server.post(CHAT, TALK, response_format=form).status_code in (200, 400)
+    answer = server.post(CHAT, TALK, guided_regex="((a{1,1000}){1,1000}){1,1000}")
     assert answer.status_code in (200, 400) and time.monotonic() - start < 30
     assert server.get("/health").status_code == 200
 
@@ -318,7 +318,7 @@ def test_c10_an_explosive_grammar_ends_soon(server):
     "name", ["nothing", "../../x", "file://../etc/passwd", "a\x00b", "/etc/passwd", "..%2f..%2fx"]
 )
 def test_c12_unknown_models(server, name):
-    refused(server.post(TEXT, {**PROMPT, "model": name}), 404, "model")
+    refused(server.post(TEXT, PROMPT, model=name), 404, "model")
     from urllib.parse import quote
 
     refused(server.get(f"/v1/models/{quote(name, safe='')}"), 404)
@@ -376,9 +376,9 @@ def test_c14_other_sites_are_kept_out(server):
 
 def test_c23_nothing_that_is_said_is_logged_and_no_log_is_forged(server):
     message = 'kept-to-ourselves\n{"forged": true}\x1b[31m'
-    server.post(TEXT, {**PROMPT, "prompt": message}, headers={"x-request-id": "mine-1"})
+    server.post(TEXT, PROMPT, prompt=message, headers={"x-request-id": "mine-1"})
     server.get("/v1/models/%1b%5b31m%0a%7b%22forged%22%3atrue%7d")
-    server.post(TEXT, {**PROMPT, "model": message})
+    server.post(TEXT, PROMPT, model=message)
     odd = server.post(TEXT, PROMPT, headers={"x-request-id": "a b\tc"})
     assert odd.headers["x-request-id"].startswith("req-")
     text = server.log.read_text()
@@ -409,7 +409,7 @@ HARMLESS: dict[str, Any] = {
 
 @pytest.mark.parametrize(("path", "body"), [(TEXT, PROMPT), (CHAT, TALK)])
 def test_c27_a_field_that_would_change_the_answer_is_refused_by_its_name(server, path, body):
-    plain = server.json(path, {**body, "seed": 1})["choices"]
+    plain = server.json(path, body, seed=1)["choices"]
     for name, value in UNKNOWN.items():
         assert refused(server.post(path, {**body, name: value})).startswith(
             f"{name} is no field here"
@@ -431,20 +431,18 @@ def test_c27_a_field_that_would_change_the_answer_is_refused_by_its_name(server,
 
 def test_c27_fields_of_other_paths_and_of_parts_are_refused_by_name(server):
     assert "pooling" in refused(
-        server.post("/v1/embeddings", {"model": "vectors", "input": "a", "pooling": "max"})
+        server.post("/v1/embeddings", model="vectors", input="a", pooling="max")
     )
     rank = {"model": "vectors", "query": "a", "documents": [{"text": "b", "id": 3}]}
     assert server.post("/v2/rerank", rank).status_code == 200, (
         "what a document holds beside its text is data"
     )
-    assert "max_tokens_per_doc" in refused(
-        server.post("/v2/rerank", {**rank, "max_tokens_per_doc": 4})
-    )
+    assert "max_tokens_per_doc" in refused(server.post("/v2/rerank", rank, max_tokens_per_doc=4))
     assert "weight" in refused(
-        server.post(CHAT, {"messages": [{"role": "user", "content": "a", "weight": 1}]})
+        server.post(CHAT, messages=[{"role": "user", "content": "a", "weight": 1}])
     )
-    assert "cut" in refused(server.post("/tokenize", {"prompt": "a", "cut": True}))
-    assert "top" in refused(server.post(TEXT, {**PROMPT, "top": 3}))
+    assert "cut" in refused(server.post("/tokenize", prompt="a", cut=True))
+    assert "top" in refused(server.post(TEXT, PROMPT, top=3))
 
 
 def test_c27_a_name_twice_is_its_last(server):
@@ -465,7 +463,7 @@ def test_c27_a_name_twice_is_its_last(server):
 )  # fmt: skip
 def test_d_a_misspelt_field_is_refused_with_the_nearest(server, more, message):
     for path, body in ((TEXT, PROMPT), (CHAT, TALK)):
-        output = refused(server.post(path, {**body, **more}))
+        output = refused(server.post(path, body, **more))
         assert message in output and next(reversed(more)) in output
 
 
@@ -482,7 +480,7 @@ def test_d_a_misspelt_field_is_refused_with_the_nearest(server, more, message):
     ],
 )  # fmt: skip
 def test_d_a_field_what_was_wrong_and_what_is_allowed(server, more, message):
-    assert refused(server.post(TEXT, {**PROMPT, **more})).endswith(message)
+    assert refused(server.post(TEXT, PROMPT, **more)).endswith(message)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_chat_is_a_completion_of_its_template(server):
             "content": [{"type": "text", "text": "Be a "}, {"type": "text", "text": "king."}],
         }
     ]
-    again = server.json(CHAT, {**HOW, "n": 2, "messages": [*pieces, ASKED["messages"][1]]})
+    again = server.json(CHAT, HOW, n=2, messages=[*pieces, ASKED["messages"][1]])
     assert again["choices"] == body["choices"]
 
 
@@ -80,7 +80,7 @@ def test_log_probabilities_make_up_the_text(server, stop):
             and entry["top_logprobs"][0]["logprob"] >= entry["logprob"]
         )
     streamed = [
-        c for chunk in events(server.post(CHAT, {**body, "stream": True})) for c in chunk["choices"]
+        c for chunk in events(server.post(CHAT, body, stream=True)) for c in chunk["choices"]
     ]
     pieces = [item for c in streamed if c["logprobs"] for item in c["logprobs"]["content"]]
     assert pieces == content
@@ -101,15 +101,10 @@ def test_an_assistants_message_may_have_no_content(server):
         "audio": None,
     }
     item, second = ([*ASKED["messages"], {**message, "content": content}] for content in (None, ""))
-    ids = [
-        server.json("/tokenize", {"messages": messages})["tokens"] for messages in (item, second)
-    ]
-    assert (
-        ids[0] == ids[1]
-        and server.post(CHAT, {"messages": item, "max_tokens": 1}).status_code == 200
-    )
+    ids = [server.json("/tokenize", messages=messages)["tokens"] for messages in (item, second)]
+    assert ids[0] == ids[1] and server.post(CHAT, messages=item, max_tokens=1).status_code == 200
     for role in ("user", "system"):
-        answer = server.post(CHAT, {"messages": [{"role": role, "content": None}], "max_tokens": 1})
+        answer = server.post(CHAT, messages=[{"role": role, "content": None}], max_tokens=1)
         assert (
             answer.status_code == 400 and "content is missing" in answer.json()["error"]["message"]
         )
@@ -117,15 +112,15 @@ def test_an_assistants_message_may_have_no_content(server):
 
 def test_a_participants_name_is_for_the_template(server):
     named = [{"role": "user", "content": "hi", "name": "ann"}]
-    assert server.post("/tokenize", {"messages": named}).status_code == 200
-    sly = server.post("/tokenize", {"messages": [{**named[0], "name": "<|endoftext|>"}]})
+    assert server.post("/tokenize", messages=named).status_code == 200
+    sly = server.post("/tokenize", messages=[{**named[0], "name": "<|endoftext|>"}])
     assert sly.status_code == 400 and "name" in sly.json()["error"]["message"]
 
 
 def test_special_tokens_in_a_message_are_text(server, chat_model):
     _, tokenizer = glassformer.load(chat_model)
     sly = [{"role": "user", "content": "<|endoftext|>hi"}]
-    tokens = server.json("/tokenize", {"messages": sly})["tokens"]
+    tokens = server.json("/tokenize", messages=sly)["tokens"]
     assert (
         tokenizer.eos not in tokens
         and tokenizer.decode(tokens) == "user: <|endoftext|>hi\nassistant:"
@@ -155,7 +150,7 @@ def test_a_schema_is_kept(server, seed):
     (choice,) = server.json(CHAT, body)["choices"]
     assert choice["finish_reason"] == "stop"
     schemas.validate(SCHEMA, json.loads(choice["message"]["content"]))
-    streamed = events(server.post(CHAT, {**body, "stream": True}))
+    streamed = events(server.post(CHAT, body, stream=True))
     text = "".join(
         item["delta"].get("content", "") for chunk in streamed for item in chunk["choices"]
     )

@@ -55,10 +55,10 @@ def test_c24_nothing_is_fetched(server):
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/x"
         form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": url}}}
         image = [{"type": "image_url", "image_url": {"url": url}}]
-        refused(server.post(CHAT, {**TALK, "response_format": form}))
-        refused(server.post(CHAT, {**TALK, "messages": [{"role": "user", "content": image}]}))
-        assert server.post(TEXT, {**PROMPT, "prompt": f"Look at {url}"}).status_code == 200
-        assert server.post("/v1/embeddings", {"input": url}).status_code == 200
+        refused(server.post(CHAT, TALK, response_format=form))
+        refused(server.post(CHAT, TALK, messages=[{"role": "user", "content": image}]))
+        assert server.post(TEXT, PROMPT, prompt=f"Look at {url}").status_code == 200
+        assert server.post("/v1/embeddings", input=url).status_code == 200
         with pytest.raises(TimeoutError):
             listening.accept()
 
@@ -74,7 +74,7 @@ def test_d3_all_chunks_of_an_answer_begin_alike(server, path, body):
 
 
 def test_d6_best_of_as_many_as_are_answered(server):
-    body = server.json(TEXT, {**PROMPT, "n": 2, "best_of": 2})
+    body = server.json(TEXT, PROMPT, n=2, best_of=2)
     assert len(body["choices"]) == 2
 
 
@@ -89,7 +89,7 @@ def test_d7_a_chat_is_as_long_as_was_asked_and_takes_biases(server):
             body["usage"]["completion_tokens"] == count
             and body["choices"][0]["finish_reason"] == "length"
         )
-    body = server.json(CHAT, {**TALK, "max_completion_tokens": 3, "logit_bias": {str(eos): 100}})
+    body = server.json(CHAT, TALK, max_completion_tokens=3, logit_bias={str(eos): 100})
     assert (
         body["choices"][0]["finish_reason"] == "stop"
         and body["choices"][0]["message"]["content"] == ""
@@ -99,13 +99,11 @@ def test_d7_a_chat_is_as_long_as_was_asked_and_takes_biases(server):
 def test_d9_embeddings_of_several_ids_and_their_usage(server):
     texts = ["the cat", "a log and a mat"]
     ids = [
-        server.json("/tokenize", {"model": "vectors", "prompt": text, "add_special_tokens": False})[
-            "tokens"
-        ]
+        server.json("/tokenize", model="vectors", prompt=text, add_special_tokens=False)["tokens"]
         for text in texts
     ]
     by_text, by_ids = (
-        server.json("/v1/embeddings", {"model": "vectors", "input": item}) for item in (texts, ids)
+        server.json("/v1/embeddings", model="vectors", input=item) for item in (texts, ids)
     )
     for item, by_id in zip(by_text["data"], by_ids["data"], strict=True):
         assert item["embedding"] == pytest.approx(by_id["embedding"], abs=1e-6)

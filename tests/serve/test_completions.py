@@ -51,7 +51,7 @@ def test_a_stream_says_what_the_whole_answer_says(server):
     body = {**ASKED, "n": 3, "prompt": ["O Romeo", "What is"], "logprobs": 2, "echo": True}
     full = server.json("/v1/completions", body)
     streamed = server.post(
-        "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}}
+        "/v1/completions", body, stream=True, stream_options={"include_usage": True}
     )
     *chunks, last = events(streamed)
     assert len({chunk["id"] for chunk in chunks}) == 1 and {
@@ -104,7 +104,7 @@ def test_echo_with_logprobs_scores_the_prompt(server, chat_model):
         zip(output["tokens"], output["token_logprobs"], output["top_logprobs"], strict=True)
     )[1:]:
         assert top[token] == logprob and 3 <= len(top) <= 4 and max(top.values()) <= 0
-    item = server.json("/v1/completions", {**body, "max_tokens": 1, "temperature": 0})["choices"][0]
+    item = server.json("/v1/completions", body, max_tokens=1, temperature=0)["choices"][0]
     assert len(item["logprobs"]["tokens"]) == len(ids) + 1 and item["text"].startswith(
         choice["text"]
     )
@@ -112,7 +112,7 @@ def test_echo_with_logprobs_scores_the_prompt(server, chat_model):
 
 @pytest.mark.parametrize("stops", [["the"], "e", ["zzz", "ou", "our"]])
 def test_a_stop_string_is_not_in_the_text(server, stops):
-    free = server.json("/v1/completions", {**ASKED, "max_tokens": 200})["choices"][0]["text"]
+    free = server.json("/v1/completions", ASKED, max_tokens=200)["choices"][0]["text"]
     body = {**ASKED, "max_tokens": 200, "stop": stops, "logprobs": 0}
     full = server.json("/v1/completions", body)["choices"][0]
     listed = [stops] if isinstance(stops, str) else stops
@@ -121,7 +121,7 @@ def test_a_stop_string_is_not_in_the_text(server, stops):
     )[1]
     assert full["text"] == free[:first] and full["finish_reason"] == "stop"
     assert "".join(full["logprobs"]["tokens"]).startswith(full["text"])
-    chunks = events(server.post("/v1/completions", {**body, "stream": True}))
+    chunks = events(server.post("/v1/completions", body, stream=True))
     assert joined(chunks) == full["text"]
     pieces = (item["logprobs"]["tokens"] for chunk in chunks for item in chunk["choices"])
     assert flat(pieces) == full["logprobs"]["tokens"]
@@ -138,7 +138,7 @@ def test_a_prompt_that_was_read_before_is_not_read_again(server, chat_model):
 
 def test_without_a_model_the_first_one_answers_and_says_so(server):
     named, plain = (
-        server.json("/v1/completions", {**ASKED, **more}) for more in ({"model": "tiny"}, {})
+        server.json("/v1/completions", ASKED, **more) for more in ({"model": "tiny"}, {})
     )
     assert plain["model"] == "tiny" and plain["choices"] == named["choices"]
 
@@ -158,7 +158,7 @@ def test_the_end_of_text_ends_it_unless_it_is_ignored(server, chat_model):
     choice = server.json("/v1/completions", body)["choices"][0]
     assert choice["text"] == "" and choice["finish_reason"] == "stop"
     assert choice["logprobs"]["tokens"] == ["<|endoftext|>"], "as the harness counts on"
-    ignored = server.json("/v1/completions", {**body, "ignore_eos": True})
+    ignored = server.json("/v1/completions", body, ignore_eos=True)
     assert (
         ignored["usage"]["completion_tokens"] == 5
         and ignored["choices"][0]["finish_reason"] == "length"
@@ -200,13 +200,11 @@ def test_models_and_their_tokens(server, chat_model):
     ]
     assert listed["data"][0]["max_model_len"] == 256
     assert server.get("/v1/models/tiny").json() == listed["data"][0]
-    body = server.json(
-        "/tokenize", {"model": "tiny", "prompt": "O Romeo", "return_token_strs": True}
-    )
+    body = server.json("/tokenize", model="tiny", prompt="O Romeo", return_token_strs=True)
     assert body["tokens"] == tokenizer.encode("O Romeo") and body["count"] == len(body["tokens"])
     assert body["token_strs"] == [tokenizer.token(id) for id in body["tokens"]]
-    assert server.json("/detokenize", {"tokens": body["tokens"]}) == {"prompt": "O Romeo"}
-    chat = server.json("/tokenize", {"messages": [{"role": "user", "content": "hi"}]})
+    assert server.json("/detokenize", tokens=body["tokens"]) == {"prompt": "O Romeo"}
+    chat = server.json("/tokenize", messages=[{"role": "user", "content": "hi"}])
     assert tokenizer.decode(chat["tokens"]) == "user: hi\nassistant:"
     info = server.get("/tokenizer_info").json()
     assert info["eos_token"] == "<|endoftext|>" and info["eos_token_id"] == tokenizer.eos

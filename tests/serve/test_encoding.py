@@ -26,15 +26,15 @@ def near(body, field, expected):
 def test_embeddings(server, other_models):
     model, tokenizer = opened(other_models["vectors"])
     vectors = predictions.embed(model, tokenizer, TEXTS)
-    body = server.json(EMBED, {"model": "vectors", "input": TEXTS})
+    body = server.json(EMBED, model="vectors", input=TEXTS)
     assert [item["index"] for item in body["data"]] == [0, 1, 2] and body["object"] == "list"
     near(body, "embedding", vectors)
     ids = tokenizer.encode(TEXTS[0])
-    by_ids = server.json(EMBED, {"model": "vectors", "input": ids})["data"][0]["embedding"]
+    by_ids = server.json(EMBED, model="vectors", input=ids)["data"][0]["embedding"]
     assert by_ids == pytest.approx(body["data"][0]["embedding"], abs=1e-6), (
         "alone and by its ids as among other_models"
     )
-    short = server.json(EMBED, {"model": "vectors", "input": TEXTS[0], "dimensions": 8})
+    short = server.json(EMBED, model="vectors", input=TEXTS[0], dimensions=8)
     expected = torch.nn.functional.normalize(vectors[:1, :8], dim=-1)
     near(short, "embedding", expected)
 
@@ -47,7 +47,7 @@ def test_embeddings_as_openais_client_asks_for_them(server):
     coded = client.embeddings.create(model="vectors", input=TEXTS)
     for item, second in zip(plain.data, coded.data, strict=True):
         assert item.embedding == pytest.approx(second.embedding, abs=1e-6)
-    raw = server.json(EMBED, {"model": "vectors", "input": TEXTS[0], "encoding_format": "base64"})
+    raw = server.json(EMBED, model="vectors", input=TEXTS[0], encoding_format="base64")
     data = base64.b64decode(raw["data"][0]["embedding"])
     assert list(struct.unpack(f"<{len(data) // 4}f", data)) == pytest.approx(
         plain.data[0].embedding, abs=1e-6
@@ -57,23 +57,23 @@ def test_embeddings_as_openais_client_asks_for_them(server):
 def test_a_decoder_embeds_too(server, chat_model):
     model, tokenizer = opened(chat_model)
     values = predictions.embed(model, tokenizer, ["O Romeo"])[0].tolist()
-    body = server.json(EMBED, {"model": "tiny", "input": "O Romeo"})["data"][0]["embedding"]
+    body = server.json(EMBED, model="tiny", input="O Romeo")["data"][0]["embedding"]
     assert body == pytest.approx(values, abs=1e-4)
 
 
 def test_classify(server, other_models):
     model, tokenizer = opened(other_models["labels"])
     logits = predictions.classify(model, tokenizer, TEXTS)
-    body = server.json("/classify", {"model": "labels", "input": TEXTS})
+    body = server.json("/classify", model="labels", input=TEXTS)
     near(body, "probs", logits)
     assert [item["label"] for item in body["data"]] == [str(int(row.argmax())) for row in logits]
     pairs = predictions.classify(model, tokenizer, [(TEXTS[0], TEXTS[1])])
-    two = server.json("/classify", {"model": "labels", "input": TEXTS[0], "second": TEXTS[1]})
+    two = server.json("/classify", model="labels", input=TEXTS[0], second=TEXTS[1])
     assert two["data"][0]["probs"] == pytest.approx(pairs[0].tolist(), abs=1e-5)
 
 
 def scores(server, model, texts=TEXTS):
-    data = server.json(SCORE, {"model": model, "text_1": TEXTS[0], "text_2": texts})["data"]
+    data = server.json(SCORE, model=model, text_1=TEXTS[0], text_2=texts)["data"]
     return [item["score"] for item in data]
 
 
@@ -91,13 +91,13 @@ def test_rerank_gives_the_best_first_with_its_place(server, model):
     documents = [texts[0], {"text": texts[1]}, texts[2]]
     body = {"model": model, "query": TEXTS[0], "documents": documents}
     expected = scores(server, model, texts)
-    output = server.json(RERANK, {**body, "return_documents": True})["results"]
+    output = server.json(RERANK, body, return_documents=True)["results"]
     order = sorted(range(3), key=lambda place: -expected[place])
     assert [item["index"] for item in output] == order
     for item in output:
         assert item["relevance_score"] == pytest.approx(expected[item["index"]], abs=1e-6)
         assert item.pop("document")["text"] == texts[item["index"]]
-    assert server.json(RERANK, {**body, "top_n": 2})["results"] == output[:2]
+    assert server.json(RERANK, body, top_n=2)["results"] == output[:2]
 
 
 @pytest.mark.parametrize("model", ["vectors", "pairs"])
@@ -120,7 +120,7 @@ def test_tags(server, other_models):
     model, tokenizer = opened(other_models["names"])
     sentences = [TEXTS[0].split(), ["dog"], TEXTS[2].split()]
     tags = predictions.tag(model, tokenizer, sentences)
-    body = server.json(TAG, {"model": "names", "input": [TEXTS[0], ["dog"], TEXTS[2]]})
+    body = server.json(TAG, model="names", input=[TEXTS[0], ["dog"], TEXTS[2]])
     assert [item["words"] for item in body["data"]] == sentences and body["labels"] == [
         "O",
         "B-PER",
@@ -129,7 +129,7 @@ def test_tags(server, other_models):
     for item, probs in zip(body["data"], tags, strict=True):
         torch.testing.assert_close(torch.tensor(item["probs"]), probs, atol=1e-5, rtol=1e-5)
         assert item["labels"] == [body["labels"][int(row.argmax())] for row in probs]
-    single = server.json(TAG, {"model": "names", "input": TEXTS[0]})
+    single = server.json(TAG, model="names", input=TEXTS[0])
     assert (
         single["data"][0]["labels"] == body["data"][0]["labels"]
         and single["usage"]["prompt_tokens"] >= 6

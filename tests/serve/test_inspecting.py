@@ -32,13 +32,11 @@ def test_values_are_those_of_look(server, chat_model):
     torch.set_num_threads(1)
     look = glassformer.look(model, tokenizer, PROMPT, *names)
     torch.set_num_threads(threads)
-    body = server.json(INSPECT, {"prompt": PROMPT, "inspect": names})
+    body = server.json(INSPECT, prompt=PROMPT, inspect=names)
     assert list(body["values"]) == list(look) and body["tokens"] == tokenizer.encode(PROMPT)
     for path, value in look.items():
         torch.testing.assert_close(torch.tensor(body["values"][path]["values"]), value[0], **NEAR)
-    group = server.json(INSPECT, {"prompt": PROMPT, "inspect": names, "positions": [0, -1]})[
-        "values"
-    ]
+    group = server.json(INSPECT, prompt=PROMPT, inspect=names, positions=[0, -1])["values"]
     for path, value in look.items():
         torch.testing.assert_close(
             torch.tensor(group[path]["values"]), value[0][..., [0, -1], :], **NEAR
@@ -62,7 +60,7 @@ def test_the_logit_lens_and_the_likeliest_tokens(server, chat_model):
         output["lens"]["top"] == logit_lens.top
         and output["lens"]["tracked"][0]["rank"] == logit_lens.tracked[0].rank
     )
-    scored = server.json(TEXT, {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, "logprobs": 3})
+    scored = server.json(TEXT, prompt=PROMPT, max_tokens=1, temperature=0, logprobs=3)
     (row,) = output["top_tokens"]
     listed = scored["choices"][0]["logprobs"]["top_logprobs"][0]
     assert [item["logprob"] for item in row["next"]] == pytest.approx(
@@ -78,7 +76,7 @@ def test_an_ablation(server, chat_model):
     ][0, -1]
     body = {"prompt": PROMPT, "inspect": ["logits"], "positions": [-1]}
     plain = server.json(INSPECT, body)["values"]["logits"]["values"][0]
-    output = server.json(INSPECT, {**body, "edits": [edit]})
+    output = server.json(INSPECT, body, edits=[edit])
     assert output["values"]["logits"]["values"][0] == pytest.approx(
         look.tolist(), abs=1e-4
     ) and output["edits"] == [edit]
@@ -133,7 +131,7 @@ def test_a_completion_with_a_look_inside(server, chat_model, edit):
     look = {**body, "inspect": WISHES, "top": 3}
     output = server.json(TEXT, look)["choices"]
     assert [item["text"] for item in output] == [item["text"] for item in plain]
-    assert (edit is None) == (plain == server.json(TEXT, {**body, "edits": []})["choices"])
+    assert (edit is None) == (plain == server.json(TEXT, body, edits=[])["choices"])
     for item in output:
         observed = item["inspect"]
         assert observed["by"] == "the engine's own steps" and observed["start"] == 0
@@ -141,7 +139,7 @@ def test_a_completion_with_a_look_inside(server, chat_model, edit):
             "the last token is drawn and not read"
         )
         check_inspection(model, tokenizer, observed, observed["tokens"], edit)
-    chunks = events(server.post(TEXT, {**look, "stream": True}))
+    chunks = events(server.post(TEXT, look, stream=True))
     for index, item in enumerate(output):
         inspects = [c["choices"][0]["inspect"] for c in chunks if c["choices"][0]["index"] == index]
         tokens = [token for piece in inspects for token in piece["tokens"]]
@@ -159,7 +157,7 @@ def test_only_the_places_that_are_asked_for(server):
         "inspect": ["*.0.attn.pattern", "top_tokens"],
     }
     (full,) = server.json(TEXT, body)["choices"]
-    (new,) = server.json(TEXT, {**body, "positions": "new"})["choices"]
+    (new,) = server.json(TEXT, body, positions="new")["choices"]
     length = len(full["inspect"]["tokens"])
     (path, rows), *_ = new["inspect"]["values"].items()
     assert (
@@ -170,11 +168,11 @@ def test_only_the_places_that_are_asked_for(server):
     assert rows["values"] == [
         head[length - 4 :] for head in full["inspect"]["values"][path]["values"]
     ]
-    answer = server.json(TEXT, {**body, "positions": "new"})
+    answer = server.json(TEXT, body, positions="new")
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32, (
         "the pages hold what stands before"
     )
-    (group,) = server.json(TEXT, {**body, "positions": [2, length - 1]})["choices"]
+    (group,) = server.json(TEXT, body, positions=[2, length - 1])["choices"]
     assert [item["position"] for item in group["inspect"]["top_tokens"]] == [2, length - 1]
 
 
@@ -187,8 +185,7 @@ def test_a_chat_with_a_look_inside(server):
     }
     (item,) = server.json(CHAT, body)["choices"]
     responses = [
-        chunk["choices"][0].get("inspect")
-        for chunk in events(server.post(CHAT, {**body, "stream": True}))
+        chunk["choices"][0].get("inspect") for chunk in events(server.post(CHAT, body, stream=True))
     ]
     tokens = [token for response in responses if response for token in response["tokens"]]
     assert (
@@ -214,9 +211,7 @@ def test_nobodys_answer_changes_while_others_look(server):
 
 def test_an_encoder_too(server, other_models):
     model, tokenizer = opened(other_models["vectors"])
-    body = server.json(
-        INSPECT, {"model": "vectors", "prompt": "the cat sat", "inspect": ["*.0.attn.pattern"]}
-    )
+    body = server.json(INSPECT, model="vectors", prompt="the cat sat", inspect=["*.0.attn.pattern"])
     (path, item), *_ = body["values"].items()
     look = glassformer.look(model, tokenizer, torch.tensor([body["tokens"]]), path)[path][0]
     torch.testing.assert_close(torch.tensor(item["values"]), look, atol=1e-6, rtol=1e-5)
@@ -259,7 +254,7 @@ def test_an_encoder_decoder_and_its_source(server, other_models):
         "inspect": [*names, "lens", "top_tokens"],
     }
     for more in ({}, {"positions": [-1]}, {"edits": ["head_off('decoder.blocks.0.cross', 1)"]}):
-        output = server.json(INSPECT, {**body, **more})
+        output = server.json(INSPECT, body, **more)
         ids, source = output["tokens"], output["source"]["tokens"]
         changes = [edits.parse(item) for item in more.get("edits", ())]
         look = glassformer.look(
@@ -315,9 +310,9 @@ def test_translations_with_a_look_inside(server, other_models):
                 glassformer.look(model, None, observed["tokens"], *look["inspect"], source=source),
             )
     assert "not edited" in refused(
-        server.post("/v1/translate", {**look, "edits": ["scale('logits', 2.0)"]})
+        server.post("/v1/translate", look, edits=["scale('logits', 2.0)"])
     )
-    assert "inspect is missing" in refused(server.post("/v1/translate", {**body, "positions": [0]}))
+    assert "inspect is missing" in refused(server.post("/v1/translate", body, positions=[0]))
 
 
 def test_a_recurrent_model(tmp_path_factory):
@@ -328,7 +323,7 @@ def test_a_recurrent_model(tmp_path_factory):
     names = ["decoder.cells.*.state", "logits"]
     with started(home, f"{home}/gru --dtype float32") as server:
         body = server.json(
-            INSPECT, {"prompt": "the cat", "inspect": [*names, "top_tokens"], "positions": [-1]}
+            INSPECT, prompt="the cat", inspect=[*names, "top_tokens"], positions=[-1]
         )
         ids = body["tokens"]
         of_look(body["values"], glassformer.look(model, None, ids, *names), [len(ids) - 1], CELLS)
@@ -341,8 +336,7 @@ def test_a_recurrent_model(tmp_path_factory):
         individual = glassformer.look(model, None, second_ids, *names)
         of_look(item["inspect"]["values"], individual, None, CELLS)
         inspects = [
-            chunk["choices"][0]["inspect"]
-            for chunk in events(server.post(TEXT, {**look, "stream": True}))
+            chunk["choices"][0]["inspect"] for chunk in events(server.post(TEXT, look, stream=True))
         ]
         assert [token for piece in inspects for token in piece["tokens"]] == second_ids
         for piece in inspects:
@@ -354,15 +348,15 @@ def test_a_recurrent_model(tmp_path_factory):
                 of_look(piece["values"], individual, rows, CELLS)
                 assert [row["position"] for row in piece["top_tokens"]] == rows
         edit = "scale('logits', 2.0)"
-        (item,) = server.json(TEXT, {**look, "edits": [edit]})["choices"]
+        (item,) = server.json(TEXT, look, edits=[edit])["choices"]
         edited = glassformer.look(
             model, None, item["inspect"]["tokens"], *names, edits=[edits.parse(edit)]
         )
         of_look(item["inspect"]["values"], edited, None, CELLS)
-        assert "No value" in refused(server.post(TEXT, {**query, "inspect": ["*.pattern"]}))
-        lens = server.json(INSPECT, {"prompt": "the cat", "inspect": ["lens"]})["lens"]
+        assert "No value" in refused(server.post(TEXT, query, inspect=["*.pattern"]))
+        lens = server.json(INSPECT, prompt="the cat", inspect=["lens"])["lens"]
         assert lens["top"] == inspection.logit_lens(model, tokenizer, ids).top and lens["notes"]
-        (group,) = server.json(TEXT, {**query, "inspect": ["lens"], "positions": "new"})["choices"]
+        (group,) = server.json(TEXT, query, inspect=["lens"], positions="new")["choices"]
         assert group["inspect"]["lens"]["positions"] == [*range(len(ids) - 1, len(ids) + 4)]
 
 
@@ -409,7 +403,7 @@ def test_bad_wishes_of_a_completion(server, body, message, path):
             {"prompt": PROMPT} if path == TEXT else {"messages": [{"role": "user", "content": "a"}]}
         )
         query = {**text, "max_tokens": 8, "stream": stream}
-        assert message in refused(server.post(path, {**query, **body}))
+        assert message in refused(server.post(path, query, **body))
 
 
 def test_positions_end_with_what_may_be_read(server, chat_model):
@@ -417,14 +411,14 @@ def test_positions_end_with_what_may_be_read(server, chat_model):
     model, tokenizer = opened(chat_model)
     body = {"prompt": PROMPT, "max_tokens": 4, "inspect": ["*.0.resid"], "ignore_eos": True}
     end = len(tokenizer.encode(PROMPT)) + 3
-    (choice,) = server.json(TEXT, {**body, "positions": [end - 1]})["choices"]
+    (choice,) = server.json(TEXT, body, positions=[end - 1])["choices"]
     assert next(iter(choice["inspect"]["values"].values()))["positions"] == [end - 1]
     assert f"at most {end} tokens are read" in refused(
-        server.post(TEXT, {**body, "positions": [end]}), 400
+        server.post(TEXT, body, positions=[end]), 400
     )
     chat = {"messages": [{"role": "user", "content": "hi"}], "inspect": ["*.0.resid"]}
     context = model.config.context
-    message = refused(server.post(CHAT, {**chat, "positions": [context]}), 400)
+    message = refused(server.post(CHAT, chat, positions=[context]), 400)
     assert f"at most {context} tokens are read, 0 to {context - 1}." in message
 
 

@@ -98,15 +98,11 @@ def test_c15_a_full_queue(faulty):
 
 
 def test_c15_more_than_can_ever_wait(faulty):
-    assert "queue of 8" in refused(faulty.post(TEXT, {"prompt": ["a"] * 9, "max_tokens": 1}))
-    assert "queue of 8" in refused(
-        faulty.post(TEXT, {"prompt": ["a"] * 3, "n": 3, "max_tokens": 1})
-    )
-    assert faulty.post(TEXT, {"prompt": ["a"] * 8, "max_tokens": 1}).status_code == 200
+    assert "queue of 8" in refused(faulty.post(TEXT, prompt=["a"] * 9, max_tokens=1))
+    assert "queue of 8" in refused(faulty.post(TEXT, prompt=["a"] * 3, n=3, max_tokens=1))
+    assert faulty.post(TEXT, prompt=["a"] * 8, max_tokens=1).status_code == 200
     texts = [f"text {number}" for number in range(40)]
-    assert len(faulty.json("/v1/embeddings", {"input": texts})["data"]) == 40, (
-        "vectors come in turns"
-    )
+    assert len(faulty.json("/v1/embeddings", input=texts)["data"]) == 40, "vectors come in turns"
 
 
 def test_c16_a_client_leaves(faulty):
@@ -130,7 +126,7 @@ def test_c16_a_client_leaves(faulty):
         "server_load": 0
     }
     assert any(line["status"] == 499 for line in faulty.lines())
-    assert faulty.post(TEXT, {**LONG, "max_tokens": 2}).status_code == 200
+    assert faulty.post(TEXT, LONG, max_tokens=2).status_code == 200
 
 
 @pytest.mark.parametrize(("seed", "n"), [(SLOW, 8), (1, 3)])
@@ -150,7 +146,7 @@ def test_c17_a_client_that_does_not_read(faulty, seed, n):
         item.sendall(raw(expected))
         time.sleep(1)
         start = time.monotonic()
-        assert faulty.post(TEXT, {"prompt": "O", "max_tokens": 2}).status_code == 200
+        assert faulty.post(TEXT, prompt="O", max_tokens=2).status_code == 200
         assert faulty.idle(60) and time.monotonic() - start < 60
         while len(dropped()) == before and time.monotonic() - start < 60:
             time.sleep(0.05)
@@ -166,19 +162,19 @@ def test_c17_a_client_that_does_not_read(faulty, seed, n):
 
 
 def test_c18_c26_what_fails_on_the_way(faulty):
-    response = faulty.post(TEXT, {**LONG, "seed": FAILS})
+    response = faulty.post(TEXT, LONG, seed=FAILS)
     assert "RuntimeError" in refused(response, 500)
-    *chunks, last = events(faulty.post(TEXT, {**LONG, "seed": FAILS, "stream": True}))
+    *chunks, last = events(faulty.post(TEXT, LONG, seed=FAILS, stream=True))
     assert len(chunks) >= 1 and last["error"]["type"] == "server_error"
-    assert "memory" in refused(faulty.post(TEXT, {**LONG, "seed": NO_MEMORY}), 500)
+    assert "memory" in refused(faulty.post(TEXT, LONG, seed=NO_MEMORY), 500)
     assert "as the test wants it" in faulty.log.read_text(), "the cause is in the log"
-    assert faulty.post(TEXT, {**LONG, "max_tokens": 2}).status_code == 200
+    assert faulty.post(TEXT, LONG, max_tokens=2).status_code == 200
     assert faulty.get("/health").status_code == 200 and faulty.idle()
 
 
 def test_c19_a_dead_engine(chat_model, tmp_path):
     with started(tmp_path, f"{chat_model} --use {FAULTS}") as item:
-        *_, last = events(item.post(TEXT, {**LONG, "seed": DIES, "stream": True}))
+        *_, last = events(item.post(TEXT, LONG, seed=DIES, stream=True))
         assert "ended" in last["error"]["message"]
         start = time.monotonic()
         refused(item.get("/health"), 503)
@@ -378,25 +374,18 @@ def test_names_hosts_and_origins_of_a_server_without_keys(chat_model, tmp_path):
             {"origin": "null"},
             {"sec-fetch-site": "cross-site"},
         ):
-            refused(item.post(TEXT, {"prompt": "a"}, headers=header), 403)
-        refused(item.post(TEXT, {"prompt": "a"}, headers={"content-type": "text/plain"}), 415)
-        assert (
-            item.json(TEXT, {"prompt": "a", "model": "mine/a-1", "max_tokens": 1})["model"]
-            == "mine/a-1"
-        )
+            refused(item.post(TEXT, prompt="a", headers=header), 403)
+        refused(item.post(TEXT, prompt="a", headers={"content-type": "text/plain"}), 415)
+        assert item.json(TEXT, prompt="a", model="mine/a-1", max_tokens=1)["model"] == "mine/a-1"
         assert item.get("/v1/models/mine/a-1").json()["root"] == "mine/a-1"
 
 
 def test_a_forwarded_address_is_believed_of_a_named_proxy_alone(chat_model, tmp_path, faulty):
     forged = {"x-forwarded-for": "9.9.9.9"}
-    faulty.post(
-        TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "forged"}
-    )
+    faulty.post(TEXT, prompt="a", max_tokens=1, headers={**forged, "x-request-id": "forged"})
     assert faulty.line("forged")["client"] == "127.0.0.1"
     with started(tmp_path, f"{chat_model} --proxy 127.0.0.1") as item:
-        item.post(
-            TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "believed"}
-        )
+        item.post(TEXT, prompt="a", max_tokens=1, headers={**forged, "x-request-id": "believed"})
         assert item.line("believed")["client"] == "9.9.9.9"
 
 

@@ -85,21 +85,10 @@ def test_exact_counts(server):
     prompt = [5, 6, 7, 8]
     plain = {"max_tokens": 3, "ignore_eos": True, "seed": 1}
     assert (
-        server.post(
-            "/v1/completions", {**plain, "prompt": [prompt, prompt[:2]], "n": 2}
-        ).status_code
-        == 200
+        server.post("/v1/completions", plain, prompt=[prompt, prompt[:2]], n=2).status_code == 200
     )
-    assert (
-        server.post(
-            "/v1/completions", {"prompt": prompt, "max_tokens": 0, "echo": True}
-        ).status_code
-        == 200
-    )
-    assert (
-        server.post("/v1/completions", {**plain, "prompt": prompt, "stream": True}).status_code
-        == 200
-    )
+    assert server.post("/v1/completions", prompt=prompt, max_tokens=0, echo=True).status_code == 200
+    assert server.post("/v1/completions", plain, prompt=prompt, stream=True).status_code == 200
     after = counted(server)
     assert {name: after[name] - before[name] for name in COUNTED} == {
         "prompt_tokens_total": 4 + 2 + 4 + 4,
@@ -119,9 +108,7 @@ def test_blanks_and_translations_are_counted_too(server):
     before = counted(server)
     fill = {"model": "labels", "input": "the ___ sat on the ___", "top": 2, "order": "left"}
     assert server.post("/v1/fill", fill).status_code == 200
-    body = server.json(
-        "/v1/translate", {"model": "translator", "input": ["the cat", "a log"], "beams": 2}
-    )
+    body = server.json("/v1/translate", model="translator", input=["the cat", "a log"], beams=2)
     after = counted(server)
     assert after["request_success_total"] - before["request_success_total"] == 3 + 2
     written = sum(len(item["tokens"]) for group in body["data"] for item in group["best"])
@@ -132,7 +119,7 @@ def test_blanks_and_translations_are_counted_too(server):
 def test_what_is_refused_is_not_counted_and_who_leaves_is(server):
     assert server.idle()
     before = counted(server)
-    assert server.post("/v1/completions", {"prompt": ""}).status_code == 400
+    assert server.post("/v1/completions", prompt="").status_code == 400
     assert counted(server) == before
     long = {"prompt": "O", "max_tokens": 250, "stream": True, "ignore_eos": True}
     with (
@@ -170,9 +157,7 @@ def test_times_add_up(server):
     before = [server.metric(name) for name in names]
     for _ in range(2):
         assert (
-            server.post(
-                "/v1/completions", {"prompt": "O", "max_tokens": 8, "ignore_eos": True}
-            ).status_code
+            server.post("/v1/completions", prompt="O", max_tokens=8, ignore_eos=True).status_code
             == 200
         )
     first, full = (server.metric(name) - was for name, was in zip(names, before, strict=True))

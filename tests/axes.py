@@ -8,7 +8,9 @@ from dataclasses import replace
 import torch
 
 from glassformer import config as c
-from glassformer.core.nn import EncoderDecoder
+from glassformer.core.nn import EncoderDecoder, build_model
+from glassformer.scale.mesh import Mesh
+from glassformer.scale.parallel import Parallel
 from tiny import ALL, tokens
 
 LENGTHS = 22, 150  # one fills no shard, the other is several blocks of the engine
@@ -61,9 +63,11 @@ def result(model, inputs, saved, weigh, count):
     real = (saved["pos"] >= 0)[..., None]
     loss = (out.logits * weigh * real).sum() + sum(out.aux.values()) * count
     loss.backward()
-    return (out.logits * real).detach(), {
-        n: p.grad for n, p in model.named_parameters() if p.grad is not None
-    }
+    return (out.logits * real).detach(), gradients(model)
+
+
+def gradients(model):
+    return {path: p.grad for path, p in model.named_parameters() if p.grad is not None}
 
 
 def worst(result, expected):
@@ -74,3 +78,35 @@ def worst(result, expected):
     return max(
         float((result[path] - grad).abs().max()) / sizes[path] for path, grad in expected.items()
     )
+
+
+def twins(cfg, double=True):
+    """Two models of the same weights: what stays on one process, and what is shared out."""
+    dtype = torch.float64 if double else None
+    return [build_model(cfg, seed=1, dtype=dtype).eval() for _ in range(2)]
+
+
+def along(mesh, axis):
+    """A mesh with all processes on one axis."""
+    return Mesh(Parallel(**{"data": 1, axis: mesh.size}), mesh.rank, mesh.device, mesh.store)
+
+
+def cut(whole, cuts):
+    """What this process holds of each gradient."""
+    return {path: cuts[path].of(grad) if path in cuts else grad for path, grad in whole.items()}
+
+
+def differences(results, expected):
+    """The largest difference of logits and of gradients, each beside the largest number."""
+    (logits, grads), (right, right_grads) = results, expected
+    assert {path: grads[path].shape for path in right_grads} == {
+        path: grad.shape for path, grad in right_grads.items()
+    }
+    return [float((logits - right).abs().max() / right.abs().max()), worst(grads, right_grads)]
+
+
+def check_near(answers, names, bound=1e-12):
+    """Every process compared every family, and none is further off than rounding."""
+    for answer in answers:
+        assert answer.keys() == set(names)
+        assert not {name: far for name, far in answer.items() if not max(far) < bound}

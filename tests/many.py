@@ -66,7 +66,7 @@ class Processes:
         answers = [
             json.loads(process.stdout.readline() or '{"error": "it ended"}')
             for process in self.started
-        ]  # type: ignore[union-attr]
+        ]
         wrong = [
             f"rank {rank}: {answer['error']}"
             for rank, answer in enumerate(answers)

@@ -281,7 +281,7 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
 
 
-def tests_of(module: Path, root: Path = ROOT) -> tuple[str, ...]:
+def tests_of(module, root=ROOT):
     """The tests of a file below SOURCE, by its name and by ``tests/where.md``."""
     name = str(module.with_suffix("") if module.suffix == ".py" else module)
     if module.suffix != ".py":

@@ -37,7 +37,7 @@ class ReluSquaredModule(TracedModule):
         self.up, self.down = linear(dim, cfg.hidden, bias=True), linear(cfg.hidden, dim, bias=True)
 
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
-        return self.down(self.up(x).relu().square())  # type: ignore[no-any-return]
+        return self.down(self.up(x).relu().square())
 
 
 @config.member(config.Norm)
@@ -185,7 +185,7 @@ class DeepNormBlock(Block):
 
     def residual(self, x: Tensor, name: str, *args: object) -> Tensor:
         sublayer, norm = getattr(self, name), getattr(self, f"{name}_norm")
-        return norm(self.alpha * x + self.drop(sublayer(x, *args)))  # type: ignore[no-any-return]
+        return norm(self.alpha * x + self.drop(sublayer(x, *args)))
 
 
 @config.member(config.Pool)

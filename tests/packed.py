@@ -33,19 +33,19 @@ def packed(tokens: torch.Tensor, lengths: list[int]) -> Batch:
 
 
 def alone(batch: Batch) -> list[Batch]:
-    """Each packed document as a batch of its own."""
-    results = []
+    """Each packed document, or each pair, as a batch of its own."""
+    results: list[Batch] = []
+    ids = {"document_ids", "source_document_ids", "labels"}
     for row in range(len(batch.tokens)):
         for number in range(int(batch.document_ids[row].max()) + 1):
             pieces = {}
             for name, piece in vars(batch).items():
-                if piece is not None and name not in ("document_ids", "source_document_ids"):
-                    document_ids = (
-                        batch.source_document_ids
-                        if name.startswith("source")
-                        else batch.document_ids
-                    )
-                    pieces[name] = piece[row][document_ids[row] == number][None]
+                if piece is not None and name not in ids:
+                    of_source = name.startswith("source")
+                    owner = batch.source_document_ids if of_source else batch.document_ids
+                    pieces[name] = piece[row][owner[row] == number][None]
+            if batch.labels is not None:
+                pieces["labels"] = batch.labels[len(results)][None]
             results.append(Batch(**pieces))
     return results
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from glassformer.serve.engine import Request, RequestHandle
+from glassformer.serve.engine import Engine, Request, RequestHandle, Result
 from glassformer.serve.engine.pages import PagePool, Windows
 from glassformer.serve.engine.sequence import Sequence
 
@@ -14,6 +14,11 @@ def sequence_of(ids: list[int], client: str = "", **fields: Any) -> Sequence:
     sequence = Sequence(RequestHandle(Request(ids, client=client), lambda handle: None))
     vars(sequence).update(fields)
     return sequence
+
+
+def ask(engine: Engine, *texts: Any, **options: Any) -> Result:
+    """The result of a request that nothing else is begun beside."""
+    return engine.submit(Request(*texts, **options)).result()
 
 
 def check_pages(pool: PagePool) -> None:

@@ -41,8 +41,8 @@ def worded(cfg: c.Model) -> c.Model:
     """The same shape with room for the tokenizer's entries."""
     fields = {"embed": replace(cfg.embed, vocab=VOCAB)}
     if getattr(cfg, "source_embed", None) is not None:
-        fields["source_embed"] = replace(cfg.source_embed, vocab=VOCAB)  # type: ignore[union-attr]
-    return replace(cfg, **fields)  # type: ignore[arg-type]
+        fields["source_embed"] = replace(cfg.source_embed, vocab=VOCAB)
+    return replace(cfg, **fields)
 
 
 def saved(name: str, folder: Path, seed: int = 1) -> Path:
@@ -59,13 +59,19 @@ def page(*names: Any, run: Path | None = None) -> Page:
     return Page(models, Trainings(run, models))
 
 
-def client(page: Page) -> TestClient:
+class Browser(TestClient):
     """Asks the page as its own browser would."""
-    return TestClient(
-        application(page, frozenset(LOOPBACK)),
-        "http://127.0.0.1:8642",
-        raise_server_exceptions=False,
-    )
+
+    def answer(self, path: str, **query: Any) -> Any:
+        return self.get(path, params=query).json()
+
+    def ask(self, path: str, **body: Any) -> Any:
+        return self.post(path, json=body).json()
+
+
+def client(page: Page) -> Browser:
+    app = application(page, frozenset(LOOPBACK))
+    return Browser(app, "http://127.0.0.1:8642", raise_server_exceptions=False)
 
 
 def tensors(data: bytes) -> dict[str, np.ndarray[Any, Any]]:

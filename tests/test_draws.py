@@ -8,7 +8,9 @@ the model itself gives.
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,6 +26,7 @@ from glassformer.core.nn.engines import ENGINES
 from glassformer.fast import cpu_blocks
 from glassformer.formats import weights
 from glassformer.scale.cost import cost
+from glassformer.sight.layouts import DocumentReader, Documents
 
 VOCAB, CONTEXT, LENGTH = 30, 32, 17
 # how much further from float64 than the plain pass another way may be; and at least so many
@@ -178,61 +181,30 @@ def equal_paths(
 ) -> Iterator[tuple[str, Tensor]]:
     """The logits of ``inputs`` (B, T), reached by every path that must not change them."""
     draw = random.Random(seed)
-    across: dict[str, Any] = {"source": source} if isinstance(model, EncoderDecoder) else {}
-    rows = range(len(inputs))
+    pair = isinstance(model, EncoderDecoder)
+    across: dict[str, Any] = {"source": source} if pair else {}
     for engine in ENGINES:
         # where one cannot compute a layer, another does: test_laws.py tells which ran
         model.engine = engine
         yield f"engine {engine}", model(inputs, **across).logits
     model.engine = "auto"
-    tape = Tape("*", edits={})
-    yield "tape", model(inputs, tape=tape, **across).logits
-    yield (
-        "alone",
-        torch.cat(
-            [
-                model(inputs[i : i + 1], **{k: v[i : i + 1] for k, v in across.items()}).logits
-                for i in rows
-            ]
-        ),
-    )
-    for side in ("left", "right"):
-        wide = LENGTH + 4
-        place = slice(4, wide) if side == "left" else slice(0, LENGTH)
-        zeros, pos = (
-            torch.zeros(len(inputs), wide, dtype=torch.long),
-            torch.full((len(inputs), wide), -1),
-        )
-        zeros[:, place], pos[:, place] = inputs, torch.arange(LENGTH)
-        yield f"padded {side}", model(zeros, pos=pos, **across).logits[:, place]
-    if not across:
-        pos = torch.arange(LENGTH).repeat(len(inputs))[None]
-        document_ids = torch.arange(len(inputs)).repeat_interleave(LENGTH)[None]
-        yield (
-            "packed",
-            model(inputs.reshape(1, -1), pos=pos, document_ids=document_ids).logits.view(
-                *inputs.shape, -1
-            ),
-        )
-    else:
-        zeros = torch.nn.functional.pad(source, (3, 0))
-        pos = torch.nn.functional.pad(
-            torch.arange(source.shape[1]).expand(source.shape), (3, 0), value=-1
-        )
-        yield "padded source", model(inputs, zeros, source_pos=pos).logits
-    if "decoder" in vars(model)["_modules"]:
-        cache = Cache(model.config)
-        memory = {"memory": model.encode(source)} if across else {}
-        sizes = [max(cache.prefix_length, draw.randint(1, 6))]
+    yield "tape", model(inputs, tape=Tape("*", edits={}), **across).logits
+    documents = Documents(list(inputs), list(source) if pair else None)
+    numbers = range(len(inputs))
+    layouts = {
+        "alone": documents.alone(*numbers),
+        "padded left": documents.padded("left"),
+        "padded right": documents.padded("right"),
+        "packed": documents.packed(),
+    }
+    if hasattr(model, "decoder"):
+        sizes = [max(Cache(model.config).prefix_length, draw.randint(1, 6))]
         while sum(sizes) < LENGTH:
-            sizes.append(
-                min(choice if (choice := draw.choice((1, 1, 2, 5))) else 1, LENGTH - sum(sizes))
-            )
-        pieces = inputs.split(sizes, dim=1)
-        yield (
-            f"cached {sizes}",
-            torch.cat([model(piece, cache=cache, **memory).logits for piece in pieces], 1),
-        )
+            sizes.append(min(draw.choice((1, 1, 2, 5)), LENGTH - sum(sizes)))
+        layouts[f"cached {sizes}"] = documents.chunked(lambda length: sizes, *numbers)
+    for name, layout in layouts.items():
+        values = DocumentReader(model, documents).read(layout)
+        yield name, torch.stack([value["logits"] for value in values])
 
 
 def hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,50 +243,27 @@ def _sure(model: Model, inputs: Tensor, across: dict[str, Any]) -> bool:
     """True where no mixture's choice hangs on so little that float32 may choose otherwise."""
     tape = Tape("*.router")
     model(inputs, tape=tape, **across)
-    mixtures = {
-        name: piece.cfg.top_k for name, piece in model.named_modules() if hasattr(piece, "router")
-    }
-    for name, top in mixtures.items():
-        best = (
-            tape[f"{name}.router"]
-            .topk(min(top + 1, tape[f"{name}.router"].shape[-1]), dim=-1)
-            .values
-        )
+    for path, router in tape.records.items():
+        top = model.get_submodule(path.removesuffix(".router")).cfg.top_k
+        best = router.topk(min(top + 1, router.shape[-1]), dim=-1).values
         if best.shape[-1] > top and (best[..., top - 1] - best[..., top]).min() < 1e-3:
             return False
     return True
 
 
 @pytest.mark.parametrize("seed", range(0, 8))
-def test_a_drawn_config_obeys_every_law(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drawn_config_obeys_every_law(seed, monkeypatch):
     hold(seed, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8, 508))
-def test_five_hundred_drawn_configs_obey_every_law(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_five_hundred_drawn_configs_obey_every_law(seed, monkeypatch):
     hold(seed, monkeypatch)
 
 
-def test_the_draw_reaches_the_whole_vocabulary() -> None:
-    observed: set[str] = set()
-
-    def walk(node: object) -> None:
-        if isinstance(node, dict):
-            observed.update(
-                name for name in (node.get("type"), node.get("place")) if isinstance(name, str)
-            )
-        for item in (
-            node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-        ):
-            walk(item)
-
-    [walk(serial.to_dict(drawn(seed))) for seed in range(508)]
-    types = {
-        v.__name__
-        for v in vars(c).values()
-        if isinstance(v, type) and hasattr(v, "__dataclass_fields__")
-    }
+def test_the_draw_reaches_the_whole_vocabulary():
+    text = " ".join(serial.dumps(drawn(seed)) for seed in range(508))
+    observed = set(re.findall(r'"(?:type|place)": *"(\w+)"', text))
+    types = {kind.__name__ for kind in vars(c).values() if dataclasses.is_dataclass(kind)}
     assert types | {"pre", "post", "sandwich", "parallel"} <= observed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from glassformer.core import files
 from glassformer.core.errors import UserError
 
 
-def test_a_json_object_is_read_whole(tmp_path: Path) -> None:
+def test_a_json_object_is_read_whole(tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"a": [1, 2], "b": "é"}', encoding="utf-8")
     assert files.read_json(path) == {"a": [1, 2], "b": "é"}
@@ -30,9 +29,7 @@ def test_a_json_object_is_read_whole(tmp_path: Path) -> None:
         (None, "cannot be read"),
     ],
 )
-def test_what_holds_no_json_object_is_refused_by_name_with_what_to_do(
-    tmp_path: Path, content: bytes | None, why: str
-) -> None:
+def test_what_holds_no_json_object_is_refused_by_name_with_what_to_do(tmp_path, content, why):
     path = tmp_path / "config.json"
     if content is not None:
         path.write_bytes(content)
@@ -40,15 +37,13 @@ def test_what_holds_no_json_object_is_refused_by_name_with_what_to_do(
         files.read_json(path, "download it again")
 
 
-def test_a_folder_is_not_read_as_json(tmp_path: Path) -> None:
+def test_a_folder_is_not_read_as_json(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         files.read_json(tmp_path)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077, 0o002])
-def test_files_and_folders_have_the_rights_that_the_umask_leaves(
-    tmp_path: Path, umask: int
-) -> None:
+def test_files_and_folders_have_the_rights_that_the_umask_leaves(tmp_path, umask):
     before = os.umask(umask)
     try:
         files.write(tmp_path / "file", "x")

@@ -63,7 +63,7 @@ def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("room", sorted({room_of(path) for path in TREES}))
-def test_a_room_stays_within_its_nodes(room: str) -> None:
+def test_a_room_stays_within_its_nodes(room):
     nodes = sum(nodes_of(tree) for path, tree in TREES.items() if room_of(path) == room)
     ceiling = BUDGET["nodes"].get(room)
     assert ceiling is not None, (
@@ -74,17 +74,17 @@ def test_a_room_stays_within_its_nodes(room: str) -> None:
     )
 
 
-def test_the_budget_names_no_room_that_is_gone() -> None:
+def test_the_budget_names_no_room_that_is_gone():
     assert set(BUDGET["nodes"]) <= {room_of(path) for path in TREES}
 
 
-def test_a_line_of_code_is_read_at_once() -> None:
+def test_a_line_of_code_is_read_at_once():
     nodes = sum(map(nodes_of, TREES.values()))
     lines = sum(code_lines(path, tree) for path, tree in TREES.items())
     assert nodes / lines <= BUDGET["style"]["nodes_a_line"]
 
 
-def test_names_are_nouns_and_verbs() -> None:
+def test_names_are_nouns_and_verbs():
     names = [(name, path, line) for path, tree in TREES.items() for name, line in bindings(tree)]
     vague = [
         f"{path.relative_to(SRC)}:{line} {name}" for name, path, line in names if name in VAGUE
@@ -93,7 +93,7 @@ def test_names_are_nouns_and_verbs() -> None:
     assert share <= BUDGET["words"]["vague_percent"], (round(share, 2), vague[-20:])
 
 
-def test_docstrings_are_sentences() -> None:
+def test_docstrings_are_sentences():
     fragments = []
     for path, tree in TREES.items():
         for node in ast.walk(tree):
@@ -104,7 +104,7 @@ def test_docstrings_are_sentences() -> None:
     assert len(fragments) <= BUDGET["words"]["fragment_docstrings"], fragments[-20:]
 
 
-def test_type_names_are_defined_once() -> None:
+def test_type_names_are_defined_once():
     homes = defaultdict(list)
     for path, tree in TREES.items():
         for node in ast.walk(tree):
@@ -154,11 +154,11 @@ def watched() -> Iterator[Walk]:
 
 
 @pytest.fixture(scope="module")
-def model_and_tokenizer() -> tuple[Any, Any]:
+def model_and_tokenizer():
     return glassformer.load(str(SRC / "serve" / "page" / "model"))
 
 
-def test_a_decode_step_is_read_in_one_sitting(model_and_tokenizer: tuple[Any, Any]) -> None:
+def test_a_decode_step_is_read_in_one_sitting(model_and_tokenizer):
     model, tokenizer = model_and_tokenizer
     steps = iter(glassformer.generate(model, tokenizer, "To be", max_new=3))
     next(steps)
@@ -167,7 +167,7 @@ def test_a_decode_step_is_read_in_one_sitting(model_and_tokenizer: tuple[Any, An
     walk.check("decode_step")
 
 
-def test_a_training_step_is_read_in_one_sitting(tmp_path: Path) -> None:
+def test_a_training_step_is_read_in_one_sitting(tmp_path):
     from glassformer import data, tokenizer
     from glassformer.core.config import run
     from glassformer.core.nn import build_model
@@ -188,7 +188,7 @@ def test_a_training_step_is_read_in_one_sitting(tmp_path: Path) -> None:
     walk.check("training_step")
 
 
-def test_why_is_read_in_an_afternoon(capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_is_read_in_an_afternoon(capsys):
     from glassformer.cli import main
 
     with watched() as walk:
@@ -197,7 +197,7 @@ def test_why_is_read_in_an_afternoon(capsys: pytest.CaptureFixture[str]) -> None
     walk.check("why")
 
 
-def test_a_completion_over_http_is_read_in_an_afternoon() -> None:
+def test_a_completion_over_http_is_read_in_an_afternoon():
     """From the request's first byte to the answer's last, in every thread; the server was made before."""
     testclient = pytest.importorskip("starlette.testclient")
     pytest.importorskip("llguidance")

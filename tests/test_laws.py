@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -25,10 +25,8 @@ from glassformer.core.nn import (
     Tape,
     build,
     build_model,
-    engines,
     makers,
 )
-from glassformer.core.nn.engines import ENGINES, AttentionInputs
 from glassformer.fast import cpu_blocks
 from glassformer.formats import lora, store
 from glassformer.scale.cost import cost
@@ -60,14 +58,14 @@ every_decoder = pytest.mark.parametrize("name", DECODERS)
 
 
 @every_family
-def test_survives_json(name: str) -> None:
+def test_survives_json(name):
     text = serial.dumps(ALL[name])
     assert serial.loads(c.Model, text) == ALL[name]
     assert json.loads(text)["type"] == type(ALL[name]).__name__
 
 
 @every_family
-def test_same_seed_same_weights_and_no_memory_on_meta(name: str) -> None:
+def test_same_seed_same_weights_and_no_memory_on_meta(name):
     item, two, second = (build_model(ALL[name], seed=seed).state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(item[key], two[key]) for key in item)
     assert any(not torch.equal(item[key], second[key]) for key in item)
@@ -78,7 +76,7 @@ def test_same_seed_same_weights_and_no_memory_on_meta(name: str) -> None:
 
 
 @every_family
-def test_saved_loaded_counted_and_adapted(name: str, tmp_path: Path) -> None:
+def test_saved_loaded_counted_and_adapted(name, tmp_path):
     model, second_tokens = tiny.model(ALL[name]), tokens()
     store.save(model, tmp_path / name, layout="glassformer")
     back, _ = store.load(tmp_path / name)
@@ -105,7 +103,7 @@ ENDS: dict[str, c.Model] = {  # without logits over words
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_ends_without_words_keep_the_laws(name: str, tmp_path: Path) -> None:
+def test_ends_without_words_keep_the_laws(name, tmp_path):
     cfg, second_tokens = ENDS[name], tokens()
     model = tiny.model(cfg)
     full_model = model(second_tokens)
@@ -128,17 +126,9 @@ def test_ends_without_words_keep_the_laws(name: str, tmp_path: Path) -> None:
     near(model(second_tokens).hidden, full_model.hidden)
 
 
-def test_every_config_type_is_used_by_a_family() -> None:
-    observed = set()
-
-    def walk(node: object) -> None:
-        if isinstance(node, dict):
-            observed.add(node.get("type"))
-            [walk(item) for item in node.values()]
-        elif isinstance(node, list):
-            [walk(item) for item in node]
-
-    [walk(serial.to_dict(config)) for config in (*ALL.values(), *ENDS.values())]
+def test_every_config_type_is_used_by_a_family():
+    text = " ".join(serial.dumps(config) for config in (*ALL.values(), *ENDS.values()))
+    observed = set(re.findall(r'"type": *"(\w+)"', text))
     assert {kind.__name__ for kind in makers()} - observed == {"LinearScaling"}, (
         "add a family that uses it to tiny.py"
     )
@@ -165,9 +155,7 @@ def needs(cfg: c.Model) -> list[set[str]]:
 
 @every_family
 @pytest.mark.parametrize("engine", CANNOT)
-def test_every_engine_equals_eager(
-    name: str, engine: str, monkeypatch: pytest.MonkeyPatch, chosen: list[str]
-) -> None:
+def test_every_engine_equals_eager(name, engine, monkeypatch, chosen):
     """An engine that cannot compute a layer leaves it to another: such a row tests the other layers
     alone."""
     monkeypatch.setattr(cpu_blocks, "BLOCK", 8)  # so that 20 tokens are several blocks
@@ -237,13 +225,13 @@ def compare_layout(model: Model, layout: str, tolerance: float) -> None:
 
 @every_family
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_equals_alone(name: str, layout: str) -> None:
+def test_every_layout_equals_alone(name, layout):
     if layout not in CACHED or name in DECODERS or name in PAIRS:
         compare_layout(tiny.model(ALL[name]), layout, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["prefix", "mixed"])
-def test_a_prefix_in_parts_is_refused(name: str) -> None:
+def test_a_prefix_in_parts_is_refused(name):
     model = tiny.model(ALL[name])
     with pytest.raises(UserError, match="in one go"):
         model(tokens(3, 1), cache=Cache(model.config))
@@ -251,7 +239,7 @@ def test_a_prefix_in_parts_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_source_equals_alone_beyond_rounding(name: str, side: str) -> None:
+def test_padded_source_equals_alone_beyond_rounding(name, side):
     """With weights so large that fp32 rounds past 1e-5, float64 shows that nothing but rounding
     differs."""
     model = tiny.model(replace(ALL[name], init=c.Init(0.2, 0.3, "plain"))).double()
@@ -259,7 +247,7 @@ def test_padded_source_equals_alone_beyond_rounding(name: str, side: str) -> Non
 
 
 @every_decoder
-def test_cache_forks_reorders_and_trims(name: str) -> None:
+def test_cache_forks_reorders_and_trims(name):
     model = tiny.model(DECODERS[name])
     second_tokens = tokens()
     cache = Cache(model.config)
@@ -276,7 +264,7 @@ def test_cache_forks_reorders_and_trims(name: str) -> None:
     )
 
 
-def test_a_window_keeps_only_the_window() -> None:
+def test_a_window_keeps_only_the_window():
     model = tiny.model(DECODERS["starcoder2"])
     cache = Cache(model.config)
     for piece in tokens(1, 60).split(1, dim=1):
@@ -284,7 +272,7 @@ def test_a_window_keeps_only_the_window() -> None:
     assert all(kv.k.shape[2] == 7 + 1 for kv, _ in cache.layers)  # the ring and its bin
 
 
-def test_a_token_is_written_in_place() -> None:
+def test_a_token_is_written_in_place():
     model = tiny.model(DECODERS["llama"])
     cache = Cache(model.config)
     moved, last = 0, None
@@ -296,7 +284,7 @@ def test_a_token_is_written_in_place() -> None:
 
 
 @every_family
-def test_a_tape_changes_nothing(name: str) -> None:
+def test_a_tape_changes_nothing(name):
     model = tiny.model(ALL[name])
     plain = forward(model, tokens())
     tape = Tape("*")
@@ -320,7 +308,7 @@ def test_a_tape_changes_nothing(name: str) -> None:
     )
 
 
-def test_an_edit_changes_what_flows() -> None:
+def test_an_edit_changes_what_flows():
     model = tiny.model(DECODERS["llama"])
     silenced = Tape(
         "*.attn.write", edits={"*.blocks.0.attn.write": lambda path, x: torch.zeros_like(x)}
@@ -330,7 +318,7 @@ def test_an_edit_changes_what_flows() -> None:
     assert silenced["decoder.blocks.0.attn.write"].abs().max() == 0
 
 
-def test_a_tape_draws_no_random_numbers() -> None:
+def test_a_tape_draws_no_random_numbers():
     model = build_model(tiny.with_dropout(DECODERS["gpt2"], 0.3), seed=1).train()
     torch.manual_seed(3)
     plain = model(tokens()).logits
@@ -339,7 +327,7 @@ def test_a_tape_draws_no_random_numbers() -> None:
 
 
 @every_family
-def test_last_and_none(name: str) -> None:
+def test_last_and_none(name):
     model = tiny.model(ALL[name])
     output = forward(model, tokens())
     near(forward(model, tokens(), logits="last")[:, 0], output[:, -1])
@@ -347,7 +335,7 @@ def test_last_and_none(name: str) -> None:
 
 
 @every_family
-def test_overfits_one_batch(name: str) -> None:
+def test_overfits_one_batch(name):
     torch.manual_seed(0)
     model = build_model(ALL[name], seed=1).train()
     second_tokens = tokens(2, 12)
@@ -364,7 +352,7 @@ def test_overfits_one_batch(name: str) -> None:
     assert loss < 0.1
 
 
-def test_every_parameter_of_every_family_gets_a_gradient() -> None:
+def test_every_parameter_of_every_family_gets_a_gradient():
     for name, config in ALL.items():
         model = build_model(config, seed=1)
         with torch.enable_grad():
@@ -383,8 +371,8 @@ def test_every_parameter_of_every_family_gets_a_gradient() -> None:
         assert not lost, (name, lost)
 
 
-def test_fast_paths_are_taken_only_when_legal() -> None:
-    def fast(queries: int, keys: int, **kwargs: object) -> str | None:
+def test_fast_paths_are_taken_only_when_legal():
+    def fast(queries, keys, **kwargs):
         pos = torch.arange(keys)[None]
         return Mask(
             pos[:, keys - queries :], pos, **{"causal": True, "contiguous": True, **kwargs}
@@ -400,50 +388,7 @@ def test_fast_paths_are_taken_only_when_legal() -> None:
     assert fast(8, 8, contiguous=False) is None
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("mask", ["rest", "causal", "all", "window", "documents"])
-@pytest.mark.parametrize("engine", CANNOT)
-def test_engines_agree_on_gradients(
-    engine: str, kv_heads: int, mask: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu_blocks, "BLOCK", 3)
-    pos, document_ids = torch.arange(8)[None], torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2], [0] * 8])
-    who = {
-        "rest": Mask(pos[:, 3:], pos, causal=True, contiguous=True),
-        "causal": Mask(pos, pos, causal=True, contiguous=True),
-        "all": Mask(pos, pos, causal=False, contiguous=True),
-        "window": Mask(pos, pos, causal=True, rule=c.Window(3), contiguous=True),
-        "documents": Mask(pos, pos, causal=True, document_ids=(document_ids, document_ids)),
-    }[mask]
-    shapes = ((2, 4, who.q_pos.shape[1], 16), (2, kv_heads, 8, 16), (2, kv_heads, 8, 16))
-    results = []
-    for name in ("eager", engine):
-        inputs = [
-            torch.randn(shape, generator=torch.Generator().manual_seed(i))
-            for i, shape in enumerate(shapes)
-        ]
-        with torch.enable_grad():
-            for x in inputs:
-                x.requires_grad_()
-            z = ENGINES[name].run(AttentionInputs(*inputs, who, None, 0.25))
-            z.square().sum().backward()
-        results.append([z.detach(), *[x.grad for x in inputs]])
-    for result, right in zip(*results, strict=True):
-        torch.testing.assert_close(result, right, rtol=1e-5, atol=1e-5)
-
-
-def test_training_in_bf16_on_a_cpu_takes_the_blocks() -> None:
-    pos = torch.arange(8)[None]
-    mask = Mask(pos, pos, causal=True, contiguous=True)
-    for dtype, expected in ((torch.float32, "sdpa"), (torch.bfloat16, "cpu_blocks")):
-        q = torch.randn(1, 2, 8, 16, dtype=dtype, requires_grad=True)
-        inputs = AttentionInputs(q, q, q, mask, None, 0.25)
-        assert engines.choose(inputs).name == "sdpa"
-        with torch.enable_grad():
-            assert engines.choose(inputs).name == expected
-
-
-def test_wrong_tokens_are_refused() -> None:
+def test_wrong_tokens_are_refused():
     model = tiny.model(DECODERS["gpt2"])
     assert isinstance(model, Decoder)
     with pytest.raises(UserError, match="positions"):
@@ -457,21 +402,16 @@ def test_wrong_tokens_are_refused() -> None:
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_rms_norm_and_its_gradient_equal_torch(offset: float) -> None:
-    norm = build(c.RMSNorm(1e-5, offset), 16)
-    values, weigh = torch.randn(3, 5, 16), torch.randn(3, 5, 16)
+def test_rms_norm_and_its_gradient_equal_torch(offset):
+    norm, values = build(c.RMSNorm(1e-5, offset), 16), torch.randn(3, 5, 16)
+    torch.nn.init.uniform_(norm.weight)
     results = []
-    for individual in (True, False):
-        x = values.clone().requires_grad_()
-        norm.weight.grad = None
-        with torch.enable_grad():
-            torch.nn.init.uniform_(norm.weight, generator=torch.Generator().manual_seed(0))
-            y = (
-                norm(x)
-                if individual
-                else torch.nn.functional.rms_norm(x, (16,), norm.weight + offset, 1e-5)
-            )
-            (y * weigh).sum().backward()
-        results.append((y.detach(), x.grad, norm.weight.grad.clone()))
+    with torch.enable_grad():
+        for individual in (True, False):
+            x = values.clone().requires_grad_()
+            gain = norm.weight + offset
+            y = norm(x) if individual else torch.nn.functional.rms_norm(x, (16,), gain, 1e-5)
+            weigh = torch.linspace(-1, 1, y.numel()).view_as(y)
+            results.append([y, *torch.autograd.grad((y * weigh).sum(), (x, norm.weight))])
     for result, right in zip(*results, strict=True):
         torch.testing.assert_close(result, right, rtol=1e-5, atol=1e-5)

@@ -34,7 +34,7 @@ def test_clamp():
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(tmp_path, monkeypatch):
     root = tmp_path / "repository"
     for path, text in {
         "src/room/module.py": MODULE,
@@ -75,13 +75,13 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("y = f(x, strict=True)", set()),
     ],
 )
-def test_patterns_of_python(text: str, bugs: set[str]) -> None:
+def test_patterns_of_python(text, bugs):
     assert {
         f"{change.operator}: {change.apply(text)}" for change in mutate.python_changes(text)
     } == bugs
 
 
-def test_patterns_of_c() -> None:
+def test_patterns_of_c():
     text = "#include <a-1.h>\nfor (i = 0; i < n; i++) { // i + 1\n  put(y, a + b[i] * c); }\n"
     result = {
         f"{change.operator}: {change.apply(text).splitlines()[-1]}"
@@ -107,7 +107,7 @@ def test_patterns_of_c() -> None:
     )
 
 
-def test_a_seed_draws_the_same_bugs_and_the_operators_take_turns(repository: Path) -> None:
+def test_a_seed_draws_the_same_bugs_and_the_operators_take_turns(repository):
     drawn = mutate.draw([Path("room")], 6, 1, repository)
     assert (
         drawn
@@ -125,7 +125,7 @@ def test_a_seed_draws_the_same_bugs_and_the_operators_take_turns(repository: Pat
     }
 
 
-def test_the_tests_of_a_file(repository: Path) -> None:
+def test_the_tests_of_a_file(repository):
     for file in ("room/module.py", "room/other.py", "hall/module.py"):
         assert mutate.tests_of(Path(file), repository) == ("tests/room/test_module.py",)
     assert mutate.tests_of(Path("room/sums.c"), repository) == ("tests/room",)
@@ -133,9 +133,7 @@ def test_the_tests_of_a_file(repository: Path) -> None:
     assert mutate.tests_of(Path("cellar/module.py"), repository) == ()
 
 
-def test_a_bug_is_killed_or_lives_and_the_repository_is_as_before(
-    repository: Path, tmp_path: Path
-) -> None:
+def test_a_bug_is_killed_or_lives_and_the_repository_is_as_before(repository, tmp_path):
     tree = Tree(tmp_path, repository)
     results = {}
     for change in mutate.python_changes(MODULE):
@@ -159,7 +157,7 @@ def test_a_bug_is_killed_or_lives_and_the_repository_is_as_before(
     )
 
 
-def test_tests_that_fail_without_a_bug_are_refused(repository: Path, tmp_path: Path) -> None:
+def test_tests_that_fail_without_a_bug_are_refused(repository, tmp_path):
     (repository / "tests/room/test_module.py").write_text("def test_red():\n    assert False\n")
     tree = Tree(tmp_path, repository)
     with pytest.raises(
@@ -170,7 +168,7 @@ def test_tests_that_fail_without_a_bug_are_refused(repository: Path, tmp_path: P
         tree.plant(mutate.draw([Path("room")], 1, 0, repository)[0])
 
 
-def test_rows_by_hand() -> None:
+def test_rows_by_hand():
     (row,) = mutate.rows(
         "| where | bug | change | tests |\n|---|---|---|---|\n"
         "| `room/module.py: clamp` | wrong | `max(..., low)` => `(... \\| 0)` | "
@@ -185,12 +183,12 @@ def test_rows_by_hand() -> None:
     assert split is not None and split.new == "f(y, x)"
 
 
-def test_the_page_of_rows_is_read() -> None:
+def test_the_page_of_rows_is_read():
     page = (mutate.ROOT / "tests/mutants.md").read_text(encoding="utf-8")
     assert 0 < len(mutate.rows(page)) == page.count("\n| `") <= 50
 
 
-def test_the_command_refuses_a_file_that_is_not_there() -> None:
+def test_the_command_refuses_a_file_that_is_not_there():
     command = [sys.executable, "tests/mutate.py", "room/none.py"]
     done = subprocess.run(command, cwd=mutate.ROOT, capture_output=True, text=True)
     assert (

@@ -100,12 +100,12 @@ def differing(stored: Any, ran: Any) -> list[str]:
     return results
 
 
-def test_there_are_six() -> None:
+def test_there_are_six():
     assert [path.stem[0] for path in NOTEBOOKS] == list("123456")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_stored(path: Path) -> None:
+def test_what_is_stored(path):
     """Outputs are there, small, without an error or a path of the machine that made them; links
     lead somewhere."""
     book, text = read_notebook(path), path.read_text(encoding="utf-8")
@@ -123,7 +123,7 @@ def test_what_is_stored(path: Path) -> None:
         assert (path.parent / target).exists(), target
 
 
-def test_a_changed_number_is_seen() -> None:
+def test_a_changed_number_is_seen():
     assert alike("loss 1.2345 of 1,000", "loss  1.2346 of 1,000", 1e-3)
     assert (
         not alike("loss 1.2345", "loss 1.2445", 1e-3)
@@ -139,7 +139,7 @@ def test_a_changed_number_is_seen() -> None:
         for p in NOTEBOOKS
     ],
 )
-def test_it_runs_and_gives_what_is_stored(path: Path) -> None:
+def test_it_runs_and_gives_what_is_stored(path):
     result = differing(read_notebook(path), executed(path))
     assert not result, "\n\n".join(result) + (
         f"\n\nIf that is right: python tests/test_notebooks.py {path.stem}"

@@ -37,7 +37,7 @@ def compilers() -> list[list[str]]:
     return compilers
 
 
-def test_run_files_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_files_are_found_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "demo" in run_file.run_files() and "compare/sst2-rnn" in run_file.run_files()
     assert (
@@ -53,7 +53,7 @@ def test_run_files_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run_file.read_run("nothing/like/it")
 
 
-def test_every_run_file_can_be_read() -> None:
+def test_every_run_file_can_be_read():
     for name in run_file.run_files():
         assert isinstance(run_file.read_run(name), run_config.Run)
 
@@ -83,7 +83,7 @@ def licences() -> list[str]:
     return [" ".join(notice.split()) for notice in notices]
 
 
-def test_the_page_names_the_packages_in_it() -> None:
+def test_the_page_names_the_packages_in_it():
     """Each of its bundles, and the file of licences that a wheel carries."""
     static = ROOT / "src/glassformer/static"
     app = "".join(path.read_text(encoding="utf-8") for path in static.glob("*-*.js"))
@@ -123,7 +123,7 @@ def requirements(extra: str) -> list[Requirement]:
 
 
 @pytest.mark.parametrize("extra", ["dev", "page-test", "plot", "serve"])
-def test_what_is_asked_for_is_pinned_with_hashes(extra: str) -> None:
+def test_what_is_asked_for_is_pinned_with_hashes(extra):
     """torch alone is pinned by its version: constraints.txt says why."""
     versions, build = pins(extra), pins("build")
     torch = dict(
@@ -141,7 +141,7 @@ def test_what_is_asked_for_is_pinned_with_hashes(extra: str) -> None:
     )
 
 
-def test_what_builds_the_package_is_pinned_with_hashes() -> None:
+def test_what_builds_the_package_is_pinned_with_hashes():
     system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
     for requirement in map(Requirement, system["requires"]):
         assert all(
@@ -150,7 +150,7 @@ def test_what_builds_the_package_is_pinned_with_hashes() -> None:
         )
 
 
-def test_what_make_test_installed_is_pinned_with_hashes() -> None:
+def test_what_make_test_installed_is_pinned_with_hashes():
     """Each distribution that the extra ``dev`` brings along, at the version that is installed."""
     if not list(Path(sys.prefix).glob(".ready-dev*")):
         pytest.skip("make test did not set up this environment")
@@ -196,7 +196,7 @@ except glassformer.UserError as error:
 """
 
 
-def test_imports_live_without_what_windows_lacks(tmp_path: Path) -> None:
+def test_imports_live_without_what_windows_lacks(tmp_path):
     result = subprocess.run(
         [sys.executable, "-c", LACKING, str(tmp_path)], capture_output=True, text=True, check=True
     )
@@ -204,7 +204,7 @@ def test_imports_live_without_what_windows_lacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path: Path) -> None:
+def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path):
     pytest.importorskip("hatchling")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)], cwd=ROOT, check=True
@@ -280,7 +280,7 @@ nbformat.write(nbformat.v4.new_notebook(cells=done.cells[2:], metadata=done.meta
 
 
 @pytest.mark.slow
-def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path: Path) -> None:
+def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path):
     """An environment without our sources, offline: a notebook's %pip line, its stored outputs, and
     the site's place."""
     pytest.importorskip("hatchling")
@@ -302,11 +302,11 @@ def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path: Path) -> None:
         "OMP_NUM_THREADS": "1",
     }
     body = {"cwd": tmp_path, "env": env, "capture_output": True, "text": True}
-    ran = subprocess.run([binaries / "python", "-c", NOTEBOOK, str(NOTEBOOKS[0])], **body)  # type: ignore[call-overload]
+    ran = subprocess.run([binaries / "python", "-c", NOTEBOOK, str(NOTEBOOKS[0])], **body)
     assert ran.returncode == 0 and str(individual) in ran.stdout, ran.stderr[-2000:]
     result = differing(read_notebook(NOTEBOOKS[0]), read_notebook(tmp_path / "ran.ipynb"))
     assert not result, result
-    actual_result = subprocess.run([binaries / "glassformer", "docs", "--print"], **body)  # type: ignore[call-overload]
+    actual_result = subprocess.run([binaries / "glassformer", "docs", "--print"], **body)
     if (ROOT / "src" / "glassformer" / "site" / "index.html").exists():
         assert (
             actual_result.stdout.strip()

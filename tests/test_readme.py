@@ -35,13 +35,13 @@ SHELL = [
 
 
 @pytest.mark.parametrize("line", SHELL)
-def test_command_lines_are_understood(line: str) -> None:
+def test_command_lines_are_understood(line):
     words = shlex.split(line)[1:]
     parsed = cli.parser(VERBS).parse(words)
     assert parsed.run
 
 
-def test_lines_need_only_what_earlier_lines_left() -> None:
+def test_lines_need_only_what_earlier_lines_left():
     folders: set[str] = set()
     lines = [
         line.partition(" #")[0] for kind, block in BLOCKS if not kind for line in block.splitlines()
@@ -61,9 +61,7 @@ def test_lines_need_only_what_earlier_lines_left() -> None:
 
 
 @pytest.mark.parametrize("verb", ["look", "why"])
-def test_lines_that_look_inside_show_what_they_say(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_that_look_inside_show_what_they_say(verb, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tokenizer = train_tokenizer("byte", [], 257)
     model = build_model(
@@ -85,14 +83,12 @@ def test_lines_that_look_inside_show_what_they_say(
             assert 'word 116 "t"' in output and 'probability of "t"' in comment, output
 
 
-def test_there_is_something_to_hold_it_to() -> None:
+def test_there_is_something_to_hold_it_to():
     assert len(SHELL) >= 5 and len(PYTHON) >= 2
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))
-def test_python_blocks_run(
-    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_blocks_run(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.txt").write_text(
         ("The cat sat on a house of glass and looked through its walls.\n") * 400
@@ -116,9 +112,7 @@ def test_python_blocks_run(
 
 
 @pytest.mark.parametrize("name", ["data-formats", "objectives", "tape"])
-def test_the_blocks_of_a_page_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = "The cat sat on a house of glass and looked through its walls.\n" * 200
     (tmp_path / "own.txt").write_text(text)
@@ -136,13 +130,13 @@ def test_the_blocks_of_a_page_run(
             assert cli.parser(VERBS).parse(shlex.split(line.partition(" #")[0])[1:]).run
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_lead_somewhere():
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         for link in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
             assert link.startswith("http") or (page.parent / link).exists(), (page.name, link)
 
 
-def test_the_file_of_ones_own_runs_as_pasted(tmp_path: Path) -> None:
+def test_the_file_of_ones_own_runs_as_pasted(tmp_path):
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     matches = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert len(matches) > 5
@@ -176,7 +170,7 @@ def exists(module: str, name: str) -> bool:
     return False
 
 
-def test_what_the_pages_import_is_there() -> None:
+def test_what_the_pages_import_is_there():
     """The site is built rarely, so that a name which moved would be missed for long."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("notebooks/*.ipynb")]
     imports = re.compile(r'(?:^ *|")from (glassformer[\w.]*) import ([\w, ]+)', re.M)

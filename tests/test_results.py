@@ -42,7 +42,7 @@ def shorten(data: Path, target: Path) -> None:
         (target / file.parent.name / file.name).write_bytes(b"".join(lines))
 
 
-def test_every_topic_has_its_commands() -> None:
+def test_every_topic_has_its_commands():
     assert {"Multi30k", "SCAN", "SciTLDR", "Pretraining."} <= set(SCRIPTS)
     assert PAGE.count("\n    glassformer") + PAGE.count("\n        glassformer") >= 18
     assert not re.findall(r"`glassformer \w+ [^`]*--", PAGE), (
@@ -53,7 +53,7 @@ def test_every_topic_has_its_commands() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("topic", SCRIPTS)
-def test_the_commands_run(topic: str, tmp_path: Path, shared_data: Path) -> None:
+def test_the_commands_run(topic, tmp_path, shared_data):
     shorten(shared_data, tmp_path)
     (tmp_path / "out").mkdir()
     if "out/minilm" in SCRIPTS[topic]:

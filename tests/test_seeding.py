@@ -32,22 +32,22 @@ def draw_from(seed: int) -> Drawn:
 
 
 @pytest.fixture(scope="module")
-def drawn_once() -> Drawn:
+def drawn_once():
     return draw()
 
 
 @pytest.mark.parametrize("case", ["a", "b@c"])
-def test_a_test_draws_from_the_seed_of_its_name(case: str) -> None:
+def test_a_test_draws_from_the_seed_of_its_name(case):
     assert draw() == draw_from(
         seed_from(f"tests/test_seeding.py::test_a_test_draws_from_the_seed_of_its_name[{case}]")
     )
 
 
-def test_a_fixture_draws_the_same_whichever_test_is_first(drawn_once: Drawn) -> None:
+def test_a_fixture_draws_the_same_whichever_test_is_first(drawn_once):
     assert drawn_once == draw_from(seed_from("tests/test_seeding.py::drawn_once"))
 
 
-def test_another_seed_of_the_run_gives_other_draws() -> None:
+def test_another_seed_of_the_run_gives_other_draws():
     program = "from seeding import seed_from; print(seed_from('tests/a.py::b'))"
     seeds = [
         subprocess.run(

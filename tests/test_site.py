@@ -13,8 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from glassformer.cli import main
-
 pytest.importorskip("sphinx", reason="sphinx is missing: pip install -e '.[docs]'")
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
@@ -24,7 +22,7 @@ from site_page import DOCS, built
 MOST = 10_000_000  # bytes of the site
 
 
-def test_what_a_page_can_do(site_page: Path) -> None:
+def test_what_a_page_can_do(site_page):
     text = (site_page / "index.html").read_text()
     assert (
         "11.107" in text
@@ -53,12 +51,12 @@ def test_what_a_page_can_do(site_page: Path) -> None:
     )
 
 
-def test_a_table_and_a_figure_are_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_and_a_figure_are_for_everybody(monkeypatch):
     """Columns of words stand left, of numbers right; a figure's box, which scrolls on a phone,
     takes the focus."""
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    from computed import shown  # type: ignore[import-not-found,unused-ignore]
-    from prelude import glassformer, small, table  # type: ignore[import-not-found,unused-ignore]
+    from computed import shown
+    from prelude import glassformer, small, table
 
     message = table(
         ["of", "loss", "reads"], [["a", 1.5, "all"], ["b", "34 % (31 to 35)", "-"]]
@@ -91,7 +89,7 @@ print(held_out(model_of()), line)
 
 
 @pytest.mark.slow
-def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path) -> None:
+def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path):
     """Six pages by two processes: numbers, frames and pointed-to sources of one process; a failing
     cell is told."""
     (tmp_path / "source").mkdir()
@@ -144,7 +142,7 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path: Path
         ("[gone](gone.md)", "gone"),
     ],
 )
-def test_a_page_that_fails_does_not_build(tmp_path: Path, cell: str, message: str) -> None:
+def test_a_page_that_fails_does_not_build(tmp_path, cell, message):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "index.md").write_text(f"# A page\n\n{cell}\n")
     folders = [tmp_path / "source", DOCS, tmp_path / "site", tmp_path / "trees"]
@@ -184,9 +182,9 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("page", GOLDEN)
-def test_golden_numbers(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_numbers(page, monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    from computed import computed_text  # type: ignore[import-not-found,unused-ignore]
+    from computed import computed_text
 
     text = computed_text(DOCS / "learn" / f"{page}.md")
     if "it needs the folder" in text:
@@ -212,9 +210,9 @@ PROSE = {
 
 
 @pytest.mark.parametrize("page", PROSE)
-def test_sentences_hold_for_the_numbers(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sentences_hold_for_the_numbers(page, monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
-    import computed  # type: ignore[import-not-found,unused-ignore]
+    import computed
 
     path = DOCS / "learn" / f"{page}.md"
     computed.computed_text(path)
@@ -236,13 +234,13 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", LEARN)
-def test_a_page_of_the_road_is_whole(name: str) -> None:
+def test_a_page_of_the_road_is_whole(name):
     text = (DOCS / "learn" / name).read_text(encoding="utf-8")
     assert [piece for piece, form in PARTS.items() if not re.search(form, text, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize("name", LEARN)
-def test_every_cell_shows_what_it_computed(name: str) -> None:
+def test_every_cell_shows_what_it_computed(name):
     text = (DOCS / "learn" / name).read_text(encoding="utf-8")
     cells = re.findall(r"```\{computed\}\n(?::[^\n]*\n)*(.*?)\n```", text, re.DOTALL)
     silent = [
@@ -251,71 +249,6 @@ def test_every_cell_shows_what_it_computed(name: str) -> None:
         if not isinstance(ast.parse(cell).body[-1], ast.Expr) and "print(" not in cell
     ]
     assert not silent, silent[0]
-
-
-EXAMPLES = {
-    "01-tokens": (
-        "This raw text will be tokenized",
-        "English and CAPITALIZATION",
-        "two tabs:\\t\\t",
-        "12.0*50=600",
-    ),
-    "02-before": (
-        "Bank has lot of money",
-        "That river bank is very beautiful",
-        "newborn",
-        "| 2016 |",
-    ),
-    "03-positions": (
-        *("[0.8, -1.8, 0.6, -0.5]", "[-1.6, 1.3, -1.9, 0.4]", "[-0.3, 0.7, -1.4, -0.9]"),
-        "[7, 768]",
-        "ALiBi",
-    ),
-    "04-attention": (
-        *(
-            "The animal didn't cross the street because it was too tired",
-            "The keys to the cabinet are on the table",
-        ),
-        *(
-            "The chicken didn't cross the road because it was too tired",
-            "The chicken didn't cross the road because it was too wide",
-        ),
-        "I walked along the pond, and noticed one of the trees along the bank",
-        *(
-            "The cat sat on the mat because it was tired",
-            "The dog chased the ball",
-            "I want to visit Rome, the capital city of Italy",
-        ),
-        *(
-            "LLM #s are cool .",
-            "[-0.8706, 1.2082, -0.3282, -0.1205]",
-            '"Cat": [0.2, 0.9, -0.1, 0.05]',
-        ),
-    ),
-    "05-block": (
-        "T1 = LN(X)",
-        "T2 = MHA(T1)",
-        "T3 = T2 + X",
-        "T4 = LN(T3)",
-        "T5 = FFN(T4)",
-        "H = T5 + T3",
-        "Geva",
-    ),
-    "06-shapes": ("LLM #s are cool .", "[CLS]", "vaswani/base", "llama/3-8b"),
-    "07-decoding": (
-        "Neural networks are a class of models loosely inspired by biological",
-        "The Shawshank",
-    ),
-    "08-training": ("CoLA", "translation", "summary"),
-    "09-efficient": ("strided(4)", "fixed(4, 1)", "1.5e-4", "8e-5"),
-}
-"""What the course shows, letter by letter, on the page where it belongs."""
-
-
-@pytest.mark.parametrize("page", EXAMPLES)
-def test_the_examples_of_the_course(page: str) -> None:
-    text = (DOCS / "learn" / f"{page}.md").read_text(encoding="utf-8")
-    assert [example for example in EXAMPLES[page] if example not in text] == []
 
 
 EXPLAINED = {
@@ -360,7 +293,7 @@ EXPLAINED = {
 """Words and the page that explains each, in italics."""
 
 
-def test_no_word_comes_before_it_is_explained() -> None:
+def test_no_word_comes_before_it_is_explained():
     depth = re.compile(
         r"(?s)^::::\{depths\}.*?^::::$|^```.*?^```", re.MULTILINE
     )  # their reader chose them; code is code
@@ -373,7 +306,7 @@ def test_no_word_comes_before_it_is_explained() -> None:
             )
 
 
-def test_an_exercise_stands_on_its_page() -> None:
+def test_an_exercise_stands_on_its_page():
     from glassformer.learn.exercise import catalogue
 
     for item in catalogue():
@@ -383,7 +316,7 @@ def test_an_exercise_stands_on_its_page() -> None:
         )
 
 
-def test_the_road_has_twelve_pages_and_every_sandbox() -> None:
+def test_the_road_has_twelve_pages_and_every_sandbox():
     from glassformer.learn.exercise import ROAD
 
     assert len(LEARN) == len(ROAD) == 12
@@ -392,7 +325,7 @@ def test_the_road_has_twelve_pages_and_every_sandbox() -> None:
     assert result == SANDBOXES
 
 
-def test_every_public_name_stands_in_the_reference() -> None:
+def test_every_public_name_stands_in_the_reference():
     import glassformer
 
     text = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
@@ -406,11 +339,11 @@ SANDBOXES = {"softmax", "av", "mask", "pos_sin", "rope", "sampling"}
 TASKS = {"train", "load", "translate", "classify", "look-inside", "serve", "quantize", "scale-out"}
 
 
-def test_each_task_has_a_page_whose_commands_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_task_has_a_page_whose_commands_were_run(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
     import json
 
-    import recorded  # type: ignore[import-not-found,unused-ignore]
+    import recorded
 
     assert {path.stem for path in (DOCS / "use").glob("*.md")} == TASKS
     data = json.loads(recorded.KEPT.read_text(encoding="utf-8"))
@@ -421,7 +354,7 @@ def test_each_task_has_a_page_whose_commands_were_run(monkeypatch: pytest.Monkey
     assert set(data) == {f"use/{name}" for name in TASKS}
 
 
-def test_what_a_terminal_shows_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_terminal_shows_in_the_end(monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
     import recorded
 
@@ -456,7 +389,7 @@ def _read(path: Path) -> _Links:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_whole_site(whole_site: Path) -> None:
+def test_the_whole_site(whole_site):
     """The site builds without a warning; every link leads somewhere; nothing is loaded from
     elsewhere; it is small."""
     site = whole_site
@@ -483,15 +416,13 @@ def test_the_whole_site(whole_site: Path) -> None:
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < MOST
 
 
-def test_the_command(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command(terminal, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.resources.files", lambda name: tmp_path)
-    assert main(["docs", "--print"]) == 2 and "make docs" in capsys.readouterr().err
+    assert "make docs" in terminal.refused("docs --print")
     (tmp_path / "site" / "learn").mkdir(parents=True)
-    (tmp_path / "site" / "index.html").write_text("")
-    (tmp_path / "site" / "learn" / "04-attention.html").write_text("")
-    assert main(["docs", "--print", "learn/04-attention.md"]) == 0
-    assert capsys.readouterr().out.strip().endswith("/site/learn/04-attention.html")
-    assert main(["docs", "--print", "learn/04-atention"]) == 2
-    assert 'Did you mean "learn/04-attention"?' in capsys.readouterr().err
+    for name in ("index.html", "learn/04-attention.html"):
+        (tmp_path / "site" / name).write_text("")
+    page = terminal("docs --print learn/04-attention.md").strip()
+    assert page.endswith("/site/learn/04-attention.html")
+    notes = terminal.refused("docs --print learn/04-atention")
+    assert 'Did you mean "learn/04-attention"?' in notes

@@ -4,7 +4,6 @@ nothing foreign."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ PAINTED = """() => new Promise(done => {
 
 
 @pytest.fixture
-def tab(chromium: Any) -> Iterator[Any]:
+def tab(chromium):
     """A tab that may read files alone and must leave the console empty."""
     context = chromium.new_context(viewport={"width": 1366, "height": 900}, color_scheme="light")
     page, foreign, errors = context.new_page(), [], []
@@ -82,7 +81,7 @@ def numbers(tab: Any, of: str) -> torch.Tensor:
     return torch.tensor(tab.locator(of).evaluate_all(SHOWN), dtype=torch.float64)
 
 
-def test_softmax_and_attention_are_the_librarys(site_page: Path, tab: Any) -> None:
+def test_softmax_and_attention_are_the_librarys(site_page, tab):
     card(tab, site_page, "softmax").get_by_label("scores").fill("1 -2 0.5 7")
     row = torch.tensor([1, -2, 0.5, 7], dtype=torch.float64)
     torch.testing.assert_close(numbers(tab, "tbody b .num"), row.softmax(0))
@@ -95,7 +94,7 @@ def test_softmax_and_attention_are_the_librarys(site_page: Path, tab: Any) -> No
 
 
 @pytest.mark.parametrize("name", ["full", "causal", "window", "every", "chunk", "strided", "fixed"])
-def test_masks_are_the_rules(name: str, site_page: Path, tab: Any) -> None:
+def test_masks_are_the_rules(name, site_page, tab):
     card(tab, site_page, "mask").get_by_label("words").fill("one two three four five six seven")
     tab.get_by_label("rule").select_option(name)
     if name not in ("full", "causal"):
@@ -118,7 +117,7 @@ def test_masks_are_the_rules(name: str, site_page: Path, tab: Any) -> None:
     )
 
 
-def test_positions_and_rotation_are_the_librarys(site_page: Path, tab: Any) -> None:
+def test_positions_and_rotation_are_the_librarys(site_page, tab):
     from glassformer.core.nn import additive_position, position
 
     card(tab, site_page, "pos_sin").get_by_label("pairs of dimensions").fill("4")
@@ -142,7 +141,7 @@ def test_positions_and_rotation_are_the_librarys(site_page: Path, tab: Any) -> N
     torch.testing.assert_close(numbers(tab, "p .num")[3:5], turned, rtol=1e-5, atol=1e-6)
 
 
-def test_sampling_is_the_librarys(site_page: Path, tab: Any) -> None:
+def test_sampling_is_the_librarys(site_page, tab):
     logits = [2.0, 1.0, 0.5, -1.0, 3.0]
     typed = "\n".join(f"{word} {score}" for word, score in zip("abcde", logits, strict=True))
     card(tab, site_page, "sampling").get_by_label("a token and its logit on each line").fill(typed)
@@ -171,7 +170,7 @@ def test_sampling_is_the_librarys(site_page: Path, tab: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["softmax", "av", "mask", "pos_sin", "rope", "sampling"])
-def test_the_sandbox_is_for_everybody(name: str, site_page: Path, tab: Any) -> None:
+def test_the_sandbox_is_for_everybody(name, site_page, tab):
     card(tab, site_page, name)
     no_serious_finding(tab)
 
@@ -198,7 +197,7 @@ def no_serious_finding(tab: Any) -> None:
     assert not result, result
 
 
-def test_a_page_from_disk(site_page: Path, tab: Any) -> None:
+def test_a_page_from_disk(site_page, tab):
     """Frames compute, the depth is remembered, the sandbox has its height, the search finds, axe
     finds nothing."""
     tab.goto((site_page / "index.html").as_uri())
@@ -216,7 +215,7 @@ def test_a_page_from_disk(site_page: Path, tab: Any) -> None:
     tab.locator("#search-results li a").first.wait_for()
 
 
-def test_frames_follow_the_switch(site_page: Path, tab: Any) -> None:
+def test_frames_follow_the_switch(site_page, tab):
     """The site's own switch reaches a live trace and a sandbox, those that are loaded later too,
     without a reload."""
     tab.goto((site_page / "index.html").as_uri())
@@ -242,7 +241,7 @@ FOCUSABLE = """() => [...document.querySelectorAll('a[href], button, summary, if
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_whole_site_by_keyboard_and_by_searching(whole_site: Path, tab: Any) -> None:
+def test_the_whole_site_by_keyboard_and_by_searching(whole_site, tab):
     tab.goto((whole_site / "use" / "train.html").as_uri())
     metrics = tab.evaluate(f"() => (window.wanted = ({FOCUSABLE})()).length")
     reached = set()
@@ -275,7 +274,7 @@ def test_the_whole_site_by_keyboard_and_by_searching(whole_site: Path, tab: Any)
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_whole_site_is_for_everybody(whole_site: Path, tab: Any) -> None:
+def test_the_whole_site_is_for_everybody(whole_site, tab):
     """Every page, from disk: axe in four looks, nothing foreign, nothing in the console; how soon
     it is painted."""
     painted, results = {}, []

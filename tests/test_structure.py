@@ -106,7 +106,7 @@ def room_of(path: Path) -> str:
 FILES = sorted(SRC.rglob("*.py"))
 
 
-def test_every_room_is_known() -> None:
+def test_every_room_is_known():
     assert {room_of(path) for path in FILES} <= NEEDS.keys() | DOORS
 
 
@@ -123,7 +123,7 @@ def crossings() -> list[str]:
 
 
 @pytest.mark.parametrize("room", sorted(NEEDS))
-def test_a_room_imports_what_the_table_allows(room: str) -> None:
+def test_a_room_imports_what_the_table_allows(room):
     """The ceilings of budget.toml fall to zero as each seam is made."""
     ceilings = tomllib.loads((TESTS.parent / "budget.toml").read_text(encoding="utf-8"))
     crossed = [line for line in crossings() if line.startswith(f"{room}/")]
@@ -140,7 +140,7 @@ def modules() -> dict[str, Path]:
     return named
 
 
-def test_no_module_comes_back_to_itself() -> None:
+def test_no_module_comes_back_to_itself():
     """No circle of imports, not even of those inside functions or for type checking."""
     named = modules()
     below: dict[str, set[str]] = {}
@@ -168,12 +168,12 @@ def test_no_module_comes_back_to_itself() -> None:
     assert not below, below
 
 
-def test_few_modules_stand_outside_the_rooms() -> None:
+def test_few_modules_stand_outside_the_rooms():
     loose = [path.stem for path in SRC.glob("*.py") if path.stem != "__init__"]
     assert len(loose) <= 6, loose
 
 
-def test_a_test_is_found_by_the_name_of_what_it_tests() -> None:
+def test_a_test_is_found_by_the_name_of_what_it_tests():
     """``tests/ROOM/test_NAME.py`` tests ``ROOM/NAME.py``, or a folder of it; TOPICS are of several
     modules. The first folder of a room with folders is left out: ``tests/nn`` is of ``core/nn``."""
     named, strange = [*modules(), *(name.partition(".")[2] for name in modules())], []
@@ -186,7 +186,7 @@ def test_a_test_is_found_by_the_name_of_what_it_tests() -> None:
     assert not strange, strange
 
 
-def test_the_test_of_a_module_is_found_by_its_name_or_on_a_page() -> None:
+def test_the_test_of_a_module_is_found_by_its_name_or_on_a_page():
     """``tests/ROOM/test_NAME.py``, or the test that tests/where.md says, which speaks of the
     module."""
     rows = re.findall(
@@ -224,7 +224,7 @@ def test_the_test_of_a_module_is_found_by_its_name_or_on_a_page() -> None:
 DEFINED = (ast.FunctionDef, ast.ClassDef)
 
 
-def test_the_page_of_the_architecture_names_what_is_there() -> None:
+def test_the_page_of_the_architecture_names_what_is_there():
     """Every path on docs/architecture.md exists, but for rooms to come and what is built; every
     room is on it."""
     page = (TESTS.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -248,14 +248,14 @@ def test_the_page_of_the_architecture_names_what_is_there() -> None:
     } - rooms
 
 
-def test_words_do_not_import_torch() -> None:
+def test_words_do_not_import_torch():
     words = [path for path in FILES if str(path.relative_to(SRC)).startswith(TORCH_FREE)]
     assert words and not [
         path for path in words if "torch" in {name.split(".")[0] for name, _ in imports(path)}
     ]
 
 
-def test_blocks_touch_no_files_and_no_network() -> None:
+def test_blocks_touch_no_files_and_no_network():
     barred = {
         "os",
         "pathlib",
@@ -271,7 +271,7 @@ def test_blocks_touch_no_files_and_no_network() -> None:
         assert not names & barred, (path.name, names & barred)
 
 
-def test_no_pickle_is_run() -> None:
+def test_no_pickle_is_run():
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
@@ -295,7 +295,7 @@ WORDS_OF_DOCSTRINGS = {"Run": {"recipe", "from", "type"}}
 file."""
 
 
-def test_docstrings_of_dataclasses_name_what_is_there() -> None:
+def test_docstrings_of_dataclasses_name_what_is_there():
     """Each ``word`` of one is a field, a method, a parameter, or a choice that a Literal of its
     module lists."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]
@@ -306,7 +306,7 @@ def test_docstrings_of_dataclasses_name_what_is_there() -> None:
         if isinstance(node, ast.ClassDef)
     }
 
-    def members(node: ast.ClassDef) -> set[str]:
+    def members(node):
         inside = list(ast.walk(node))
         result = {
             item.id
@@ -349,7 +349,7 @@ def test_docstrings_of_dataclasses_name_what_is_there() -> None:
     assert not wrong, wrong
 
 
-def test_every_config_type_has_a_module() -> None:
+def test_every_config_type_has_a_module():
     from glassformer.core.nn import makers
 
     types = {
@@ -362,7 +362,7 @@ def test_every_config_type_has_a_module() -> None:
     assert types == set(makers())
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_there():
     """A package lists names that are loaded when they are asked for; each must still exist."""
     packages = ["glassformer"]
     packages += [
@@ -379,7 +379,7 @@ def test_every_public_name_is_there() -> None:
     assert not missing
 
 
-def test_importing_the_package_and_asking_for_help_load_no_torch() -> None:
+def test_importing_the_package_and_asking_for_help_load_no_torch():
     code = (
         "import sys, glassformer, glassformer.cli; assert 'torch' not in sys.modules and "
         "'numpy' not in sys.modules"
@@ -388,7 +388,7 @@ def test_importing_the_package_and_asking_for_help_load_no_torch() -> None:
 
 
 @pytest.mark.parametrize("kind", ["recipe", "run file", "examples", "folder"])
-def test_what_a_model_costs_is_said_without_torch(kind: str, tmp_path: Path) -> None:
+def test_what_a_model_costs_is_said_without_torch(kind, tmp_path):
     name = {"recipe": "glass/1m", "run file": "runs/demo.toml"}.get(kind, str(tmp_path))
     if kind == "examples":
         (tmp_path / "a.tsv").write_text("text\tlabel\n" + "one\t0\ntwo\t1\n" * 20)
@@ -413,7 +413,7 @@ def test_what_a_model_costs_is_said_without_torch(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("word", ["--help", "help", "--version"])
-def test_help_imports_next_to_nothing(word: str) -> None:
+def test_help_imports_next_to_nothing(word):
     """A busy machine takes ten times as long for each import, so modules are counted: 29, 120 with
     argparse."""
     code = (
@@ -441,7 +441,7 @@ def test_help_imports_next_to_nothing(word: str) -> None:
     assert len(modules) <= 35, modules
 
 
-def test_help_of_a_command_imports_only_what_shows_it() -> None:
+def test_help_of_a_command_imports_only_what_shows_it():
     code = (
         "import contextlib, io, sys; before = {*sys.modules}\n"
         "from glassformer.cli import main\n"
@@ -457,7 +457,7 @@ def test_help_of_a_command_imports_only_what_shows_it() -> None:
 
 
 @pytest.mark.parametrize("limit", [500])
-def test_a_file_fits_in_the_head(limit: int) -> None:
+def test_a_file_fits_in_the_head(limit):
     long = {
         str(p.relative_to(SRC)): n for p in FILES if (n := len(p.read_text().splitlines())) > limit
     }

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +31,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_torch(monkeypatch):
     """Simulates a process where torch is not yet loaded and the user set nothing."""
     monkeypatch.delitem(sys.modules, "torch")
     for name in VARIABLES:
@@ -41,7 +40,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_every_door_sets_a_short_spin_before_torch_is_loaded(door: str, tmp_path: Path) -> None:
+def test_every_door_sets_a_short_spin_before_torch_is_loaded(door, tmp_path):
     file, script, notebook = (
         tmp_path / "show.py",
         tmp_path / "glassformer",
@@ -62,7 +61,7 @@ def test_every_door_sets_a_short_spin_before_torch_is_loaded(door: str, tmp_path
 @pytest.mark.parametrize(
     ("variables", "spin"), [({}, threads.SPIN), ({"GOMP_SPINCOUNT": "77"}, 77)]
 )
-def test_the_openmp_of_torch_reads_it(variables: dict[str, str], spin: int) -> None:
+def test_the_openmp_of_torch_reads_it(variables, spin):
     output = environment(OMP_DISPLAY_ENV="verbose", **variables)
     done = subprocess.run(
         [sys.executable, "-c", "import glassformer, torch"],
@@ -74,26 +73,20 @@ def test_the_openmp_of_torch_reads_it(variables: dict[str, str], spin: int) -> N
 
 
 @pytest.mark.parametrize("name", sorted(threads.WAITING))
-def test_a_variable_of_the_user_stays(
-    no_torch: None, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_variable_of_the_user_stays(no_torch, monkeypatch, name):
     monkeypatch.setenv(name, "7")
     threads.prepare()
     assert os.environ[name] == "7" and os.environ.get("GOMP_SPINCOUNT", "7") == "7"
 
 
-def test_a_variable_that_does_not_say_how_threads_wait_changes_nothing(
-    no_torch: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_that_does_not_say_how_threads_wait_changes_nothing(no_torch, monkeypatch):
     """scikit-learn sets this one when it is imported."""
     monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")
     threads.prepare()
     assert os.environ["GOMP_SPINCOUNT"] == str(threads.SPIN)
 
 
-def test_nothing_is_set_once_torch_is_loaded(
-    no_torch: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_set_once_torch_is_loaded(no_torch, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", os)
     monkeypatch.setattr(threads, "cores", lambda: 1)
     threads.prepare()
@@ -124,9 +117,7 @@ QUOTAS = {  # the process's groups, their files, the cores of eight
 
 
 @pytest.mark.parametrize("name", QUOTAS)
-def test_a_quota_leaves_fewer_threads(
-    no_torch: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
+def test_a_quota_leaves_fewer_threads(no_torch, monkeypatch, tmp_path, name):
     membership, contents, cores = QUOTAS[name]
     for path, text in contents.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -142,9 +133,7 @@ def test_a_quota_leaves_fewer_threads(
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_the_users_number_of_threads_stays(
-    no_torch: None, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_the_users_number_of_threads_stays(no_torch, monkeypatch, name):
     monkeypatch.setattr(threads, "cores", lambda: 0)
     monkeypatch.setenv(name, "5")
     threads.prepare()
@@ -155,7 +144,7 @@ def test_the_users_number_of_threads_stays(
     not hasattr(os, "sched_setaffinity") or (os.cpu_count() or 1) < 2,
     reason="one core, or not Linux",
 )
-def test_affinity_leaves_fewer_threads() -> None:
+def test_affinity_leaves_fewer_threads():
     code = (
         f"import os; os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}}); import "
         f"glassformer; {SHOW}"
@@ -180,7 +169,7 @@ print(*(step.logprob.hex() for step in steps))
 """
 
 
-def test_how_threads_wait_changes_no_bit() -> None:
+def test_how_threads_wait_changes_no_bit():
     """More threads than most small machines have cores, so that the kernels' threads sleep, too."""
     spins = ({}, {"GOMP_SPINCOUNT": "20000"}, {"OMP_WAIT_POLICY": "passive"})
     commands = [sys.executable, "-c", COMPUTE]

@@ -17,7 +17,7 @@ WORK = re.compile(
 )
 
 
-def test_no_page_speaks_of_the_work() -> None:
+def test_no_page_speaks_of_the_work():
     listed = subprocess.run(
         [
             "git",

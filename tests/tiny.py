@@ -20,7 +20,7 @@ WIDE = c.Init(std=0.15, embed_std=0.3, residual="plain")
 def block(
     attention: c.Attention | None = None, feedforward: c.FeedForward | None = None, **kwargs: object
 ) -> c.Block:
-    return c.Block(attention or c.Attention(4), feedforward or c.MLP(64), **kwargs)  # type: ignore[arg-type]
+    return c.Block(attention or c.Attention(4), feedforward or c.MLP(64), **kwargs)
 
 
 def decoder(
@@ -30,7 +30,7 @@ def decoder(
     **stack: object,
 ) -> c.Decoder:
     stack = {"depth": 2 * len(pattern), "last_norm": c.RMSNorm(), **stack}
-    body = c.Stack(pattern=pattern, position=position, **stack)  # type: ignore[arg-type]
+    body = c.Stack(pattern=pattern, position=position, **stack)
     return c.Decoder(DIM, CONTEXT, c.Embed(VOCAB), body, head or c.Head(), WIDE)
 
 
@@ -52,8 +52,8 @@ def t5() -> c.EncoderDecoder:
     attention = c.Attention(4, scale=1.0)
     think = c.GatedMLP(64, "gelu_tanh")
     bounds = {"position": c.RelativeBias(8, 16), "last_norm": c.RMSNorm()}
-    encoder = c.Stack(2, (block(attention, think),), causal=False, **bounds)  # type: ignore[arg-type]
-    crossed = c.Stack(2, (block(attention, think, cross=attention),), **bounds)  # type: ignore[arg-type]
+    encoder = c.Stack(2, (block(attention, think),), causal=False, **bounds)
+    crossed = c.Stack(2, (block(attention, think, cross=attention),), **bounds)
     return c.EncoderDecoder(
         DIM, CONTEXT, c.Embed(VOCAB), encoder, crossed, c.Head(tied=False), WIDE
     )

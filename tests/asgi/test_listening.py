@@ -11,7 +11,7 @@ from glassformer.serve.asgi import listening
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-def test_a_connection_sends_small_pieces_at_once(host: str) -> None:
+def test_a_connection_sends_small_pieces_at_once(host):
     """Nagle's algorithm and delayed acknowledgements together hold each small answer back by some
     40 ms."""
     try:
@@ -19,11 +19,11 @@ def test_a_connection_sends_small_pieces_at_once(host: str) -> None:
     except ValueError:
         pytest.skip(f"{host} is no address here")
 
-    async def accepted() -> int:
+    async def accepted():
         options = asyncio.get_running_loop().create_future()
 
         class Reader(asyncio.Protocol):
-            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            def connection_made(self, transport):
                 sock = transport.get_extra_info("socket")
                 options.set_result(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("starlette", reason="the page needs its extra: pip install -e '.[page]'")
@@ -17,7 +15,7 @@ from glassformer.serve.page.app import Page, application
 
 
 @pytest.fixture(scope="module")
-def page() -> Page:
+def page():
     return served.page()
 
 
@@ -43,14 +41,14 @@ def ask(
     return answer.status_code
 
 
-def test_only_our_own_names_are_answered(page: Page) -> None:
+def test_only_our_own_names_are_answered(page):
     for host in ("127.0.0.1:8642", "localhost:8642", "localhost", "[::1]:8642"):
         assert ask(page, host=host) == 200, host
     for host in ("evil.example", "127.0.0.1.evil.example:8642", "", "localhost.evil.example"):
         assert ask(page, host=host) == 403, host
 
 
-def test_no_other_page_may_ask(page: Page) -> None:
+def test_no_other_page_may_ask(page):
     json = "application/json"
     assert ask(page, "POST", "/api/runs", content_type=json) == 404, "let in; nothing has that name"
     assert ask(page, "POST", "/api/runs", content_type=json, origin="http://127.0.0.1:8642") == 404
@@ -70,7 +68,7 @@ def test_no_other_page_may_ask(page: Page) -> None:
     assert ask(page, sec_fetch_site="same-origin") == 200
 
 
-def test_a_form_cannot_post(page: Page) -> None:
+def test_a_form_cannot_post(page):
     for kind in (
         "text/plain",
         "application/x-www-form-urlencoded",
@@ -83,7 +81,7 @@ def test_a_form_cannot_post(page: Page) -> None:
     assert ask(page, "DELETE", "/api/models") == 405
 
 
-def test_elsewhere_the_link_holds_a_secret(page: Page) -> None:
+def test_elsewhere_the_link_holds_a_secret(page):
     assert ask(page, token="secret") == 403
     assert ask(page, path="/api/models?token=wrong", token="secret") == 403
     assert (
@@ -99,7 +97,7 @@ def test_elsewhere_the_link_holds_a_secret(page: Page) -> None:
     assert client.get("/api/models").status_code == 200, "the cookie is enough from now on"
 
 
-def test_every_answer_says_what_the_page_may_load(page: Page) -> None:
+def test_every_answer_says_what_the_page_may_load(page):
     item = served.client(page)
     for path in ("/", "/api/models", "/nothing", "/api/runs/r_0/t"):
         headers = item.get(path).headers
@@ -113,7 +111,7 @@ def test_every_answer_says_what_the_page_may_load(page: Page) -> None:
         assert "access-control-allow-origin" not in headers
 
 
-def test_types_of_what_is_sent(page: Page) -> None:
+def test_types_of_what_is_sent(page):
     item = served.client(page)
     assert item.get("/").headers["content-type"] == "text/html; charset=utf-8"
     assert item.get("/api/models").headers["content-type"] == "application/json"
@@ -128,7 +126,7 @@ def test_types_of_what_is_sent(page: Page) -> None:
             assert answer.headers["content-type"] == script[path.suffix]
 
 
-def test_only_listed_files_are_opened(tmp_path: Path) -> None:
+def test_only_listed_files_are_opened(tmp_path):
     """Files of the build's folder are served by name; nothing above it, nothing of another kind."""
     static = tmp_path / "static"
     static.mkdir()
@@ -151,7 +149,7 @@ def test_only_listed_files_are_opened(tmp_path: Path) -> None:
         assert item.get(path).status_code == 404, path
 
 
-def test_hosts() -> None:
+def test_hosts():
     assert (
         host_name("LocalHost:80") == "localhost"
         and host_name("[::1]:80") == "[::1]"

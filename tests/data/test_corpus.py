@@ -71,7 +71,7 @@ def jsonl(path: Path, texts: list[str], field: str = "text") -> Path:
 # ------------------------------------------------------------------------------------- reading
 
 
-def test_a_file_is_one_document_whatever_its_length(tmp_path: Path) -> None:
+def test_a_file_is_one_document_whatever_its_length(tmp_path):
     text = "".join(f"line {number} of a long text, ünïcödé\n" for number in range(12_000))
     source = find(write(tmp_path / "long.txt", text))
     pieces = list(source.pieces())
@@ -83,9 +83,7 @@ def test_a_file_is_one_document_whatever_its_length(tmp_path: Path) -> None:
     assert all(piece.text.endswith("\n") for piece in pieces[:-1])
 
 
-def test_pieces_are_cut_where_a_word_level_tokenizer_splits_anyway(
-    tmp_path: Path, shared_data: Path
-) -> None:
+def test_pieces_are_cut_where_a_word_level_tokenizer_splits_anyway(tmp_path, shared_data):
     gpt2 = from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
     text = (shared_data / "tinyshakespeare" / "input.txt").read_text()[: 6 * PIECE]
     for name, changed in (
@@ -99,14 +97,14 @@ def test_pieces_are_cut_where_a_word_level_tokenizer_splits_anyway(
         assert apart == gpt2.encode(changed), name
 
 
-def test_text_without_any_border_is_still_cut(tmp_path: Path) -> None:
+def test_text_without_any_border_is_still_cut(tmp_path):
     text = "長" * (5 * PIECE)
     pieces = list(find(write(tmp_path / "a.txt", text)).texts())
     assert "".join(pieces) == text
     assert max(map(len, pieces)) <= 3 * PIECE
 
 
-def test_folder_is_every_text_file_sorted_and_says_what_it_left_out(tmp_path: Path) -> None:
+def test_folder_is_every_text_file_sorted_and_says_what_it_left_out(tmp_path):
     write(tmp_path / "b.txt", "bee")
     write(tmp_path / "a" / "deep.md", "deep")
     write(tmp_path / "c.bin", b"\x00\x01\x02")
@@ -124,7 +122,7 @@ def test_folder_is_every_text_file_sorted_and_says_what_it_left_out(tmp_path: Pa
     ]
 
 
-def test_jsonl_and_gzip(tmp_path: Path) -> None:
+def test_jsonl_and_gzip(tmp_path):
     texts = ["one\ntwo", "", "drei ü", "\ud83d lone surrogate"]
     plain = jsonl(tmp_path / "a.jsonl", texts, field="body")
     packed = write(tmp_path / "a.jsonl.gz", gzip.compress(plain.read_bytes()))
@@ -136,7 +134,7 @@ def test_jsonl_and_gzip(tmp_path: Path) -> None:
         ]
 
 
-def test_documents_between_separators(tmp_path: Path) -> None:
+def test_documents_between_separators(tmp_path):
     texts = [
         "  indented\n\ttoo  ",
         "x" * (PIECE - 20),
@@ -158,12 +156,12 @@ def test_documents_between_separators(tmp_path: Path) -> None:
     )
 
 
-def test_summary_counts_documents_and_bytes(tmp_path: Path) -> None:
+def test_summary_counts_documents_and_bytes(tmp_path):
     summary = find(jsonl(tmp_path / "a.jsonl", ["ab", "ü"])).summary()
     assert (summary.documents, summary.bytes, summary.files) == (2, 4, 1)
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_text(tmp_path):
     assert list(find(write(tmp_path / "a.txt", b"\xef\xbb\xbfhello")).documents()) == ["hello"]
 
 
@@ -188,9 +186,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
         ("a.txt.gz", gzip.compress(b"hello" * 100, mtime=0)[:-9], "cannot be read"),
     ],
 )
-def test_what_is_no_text_is_told_in_one_sentence(
-    tmp_path: Path, name: str, content: bytes, words: str
-) -> None:
+def test_what_is_no_text_is_told_in_one_sentence(tmp_path, name, content, words):
     path = write(tmp_path / name, content)
     with pytest.raises(UserError) as caught:
         tokenise(find(path), Bytes(), cache=tmp_path / "cache")
@@ -199,7 +195,7 @@ def test_what_is_no_text_is_told_in_one_sentence(
     assert list((tmp_path / "cache").glob("[!.]*")) == []  # nothing half-written
 
 
-def test_missing_paths_suggest_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_paths_suggest_the_nearest(tmp_path, monkeypatch):
     write(tmp_path / "input.txt", "x")
     with pytest.raises(UserError, match=r'Did you mean "input\.txt"'):
         find(tmp_path / "imput.txt")
@@ -217,7 +213,7 @@ def shards_of(source: Source, tmp_path: Path, tokenizer: Bytes | None = None) ->
     return tokenise(source, tokenizer or Bytes(), cache=tmp_path / "cache")
 
 
-def test_documents_lie_end_to_end_each_closed(tmp_path: Path) -> None:
+def test_documents_lie_end_to_end_each_closed(tmp_path):
     texts = ["hello", "ü", "x" * (PIECE * 9)]
     source = find(jsonl(tmp_path / "a.jsonl", texts))
     for tokenizer in (Bytes(), Bytes(bos=257), Bytes(eos=None), Bytes(bos=256)):
@@ -235,13 +231,13 @@ def test_documents_lie_end_to_end_each_closed(tmp_path: Path) -> None:
         assert shards.shared_border == (tokenizer.eos is not None and tokenizer.bos != 257)
 
 
-def test_many_ids_take_four_bytes(tmp_path: Path) -> None:
+def test_many_ids_take_four_bytes(tmp_path):
     source = find(write(tmp_path / "a.txt", "hello"))
     assert shards_of(source, tmp_path, Bytes(size=65536)).tokens.dtype == np.uint16
     assert shards_of(source, tmp_path, Bytes(size=65537)).tokens.dtype == np.uint32
 
 
-def test_progress_reaches_the_end(tmp_path: Path) -> None:
+def test_progress_reaches_the_end(tmp_path):
     source = find(write(tmp_path / "a.txt", "word " * (PIECE * 4)))
     calls: list[tuple[int, int]] = []
     tokenise(
@@ -256,7 +252,7 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
     assert calls[-1] == (source.size, source.size)
 
 
-def test_split_of_one_document_is_nanogpts(tmp_path: Path) -> None:
+def test_split_of_one_document_is_nanogpts(tmp_path):
     text = "aüb漢c\n" * 50_000
     shards = shards_of(find(write(tmp_path / "a.txt", text)), tmp_path, Bytes(eos=None))
     train, valid = shards.split(0.1)
@@ -276,9 +272,7 @@ def test_split_of_one_document_is_nanogpts(tmp_path: Path) -> None:
     assert [len(side) for side in short.split(0.9)] == [1, 9]  # 1 - 0.9 is a little less than 0.1
 
 
-def test_split_inside_a_document_counts_bytes_by_its_tokens(
-    tmp_path: Path, shared_data: Path
-) -> None:
+def test_split_inside_a_document_counts_bytes_by_its_tokens(tmp_path, shared_data):
     """With a published tokenizer: the text before the cut is what its tokens spell."""
     gpt2 = from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
     shards = tokenise(
@@ -289,7 +283,7 @@ def test_split_inside_a_document_counts_bytes_by_its_tokens(
     assert train.bytes + valid.bytes == shards.bytes == 1115394
 
 
-def test_split_of_many_documents_is_at_a_border(tmp_path: Path) -> None:
+def test_split_of_many_documents_is_at_a_border(tmp_path):
     texts = [f"document {number} " * (number % 7 + 1) for number in range(300)]
     shards = shards_of(find(jsonl(tmp_path / "a.jsonl", texts)), tmp_path)
     train, valid = shards.split(0.1)
@@ -303,7 +297,7 @@ def test_split_of_many_documents_is_at_a_border(tmp_path: Path) -> None:
     assert bytes(first).decode() == texts[train.documents]
 
 
-def test_split_of_two_long_documents_goes_through_the_second(tmp_path: Path) -> None:
+def test_split_of_two_long_documents_goes_through_the_second(tmp_path):
     shards = shards_of(find(jsonl(tmp_path / "a.jsonl", ["a" * 500, "b" * 500])), tmp_path)
     train, valid = shards.split(0.1)
     assert train.documents == 2
@@ -315,7 +309,7 @@ def test_split_of_two_long_documents_goes_through_the_second(tmp_path: Path) -> 
         shards.split(1.5)
 
 
-def test_a_spread_split_holds_out_some_of_every_kind(tmp_path: Path) -> None:
+def test_a_spread_split_holds_out_some_of_every_kind(tmp_path):
     """A file whose end is of another kind: both kinds are held out, and every byte is on one side,
     once."""
     kinds = "".join(letter * 1000 for letter in "abcdefghij")
@@ -338,12 +332,12 @@ def test_a_spread_split_holds_out_some_of_every_kind(tmp_path: Path) -> None:
         assert valid.starts[0] == train.starts[0] == 0 and valid.bytes % 5 == train.bytes % 5 == 0
 
 
-def test_cache_follows_content_and_tokenizer(tmp_path: Path) -> None:
+def test_cache_follows_content_and_tokenizer(tmp_path):
     record = tmp_path / "calls"
     path = write(tmp_path / "a.txt", "hello")
     before = path.stat()
 
-    def runs(tokenizer: Bytes) -> int:
+    def runs(tokenizer):
         had = len(record.read_text().split()) if record.exists() else 0
         shards_of(find(path), tmp_path, tokenizer)
         return len(record.read_text().split()) - had
@@ -362,7 +356,7 @@ def test_cache_follows_content_and_tokenizer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokens.bin", "starts.bin", "marks.bin", "shards.json"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-def test_an_entry_of_another_sha256_is_made_again(tmp_path: Path, name: str, damage: str) -> None:
+def test_an_entry_of_another_sha256_is_made_again(tmp_path, name, damage):
     source = find(jsonl(tmp_path / "a.jsonl", ["hello", "world"]))
     values = shards_of(source, tmp_path).tokens.tolist()
     (file,) = (tmp_path / "cache").glob(f"*/{name}")
@@ -379,7 +373,7 @@ def test_an_entry_of_another_sha256_is_made_again(tmp_path: Path, name: str, dam
 
 
 def _tokenise(folder: str, go: object) -> None:
-    go.wait(30)  # type: ignore[attr-defined]
+    go.wait(30)
     tokenizer = Bytes(record=Path(folder) / "calls")
     assert (
         len(tokenise(find(Path(folder) / "a.txt"), tokenizer, cache=Path(folder) / "cache"))
@@ -387,7 +381,7 @@ def _tokenise(folder: str, go: object) -> None:
     )
 
 
-def test_two_processes_at_once_do_the_work_once(tmp_path: Path) -> None:
+def test_two_processes_at_once_do_the_work_once(tmp_path):
     write(tmp_path / "a.txt", "word " * PIECE)
     context = multiprocessing.get_context("spawn")
     go = context.Barrier(2)
@@ -401,9 +395,9 @@ def test_two_processes_at_once_do_the_work_once(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "cache").iterdir() if p.name.endswith(".part")] == []
 
 
-def test_a_crash_while_tokenising_leaves_nothing(tmp_path: Path) -> None:
+def test_a_crash_while_tokenising_leaves_nothing(tmp_path):
     class Broken(Bytes):
-        def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        def encode_batch(self, texts):
             raise RuntimeError("out of luck")
 
     source = find(write(tmp_path / "a.txt", "hello"))
@@ -413,13 +407,13 @@ def test_a_crash_while_tokenising_leaves_nothing(tmp_path: Path) -> None:
     assert len(shards_of(source, tmp_path)) == 6
 
 
-def test_an_unwritable_cache_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_cache_is_told(tmp_path):
     source = find(write(tmp_path / "a.txt", "hello"))
     with pytest.raises(UserError, match="a file stands in its way"):
         tokenise(source, Bytes(), cache=tmp_path / "a.txt" / "cache")
 
 
-def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path):
     resource = pytest.importorskip("resource")
     source = find(write(tmp_path / "a.txt", "word " * PIECE))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -435,7 +429,7 @@ def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path: Path) -> None:
     assert len(shards_of(source, tmp_path)) == 5 * PIECE + 1
 
 
-def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_told(tmp_path):
     source = find(write(tmp_path / "a.txt", "hello"))
     source.path.unlink()
     with pytest.raises(UserError, match="cannot be read"):
@@ -457,7 +451,7 @@ class AtOnce(Executor):
         return future
 
 
-def test_memory_stays_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_stays_flat(tmp_path, monkeypatch):
     """Four times the file, the same peak: also for a single document."""
     monkeypatch.setattr(tokenising, "pool", lambda workers: contextlib.nullcontext(AtOnce(workers)))
     peaks = []
@@ -471,7 +465,7 @@ def test_memory_stays_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert peaks[1] < 10_000_000
 
 
-def test_tokens_of_a_published_corpus(tmp_path: Path, shared_data: Path) -> None:
+def test_tokens_of_a_published_corpus(tmp_path, shared_data):
     """Our shards of TinyStories are, id for id, the ones that others published."""
     gpt2 = from_json((shared_data / "tok-gpt2" / "tokenizer.json").read_text())
     source = Source(
@@ -483,7 +477,7 @@ def test_tokens_of_a_published_corpus(tmp_path: Path, shared_data: Path) -> None
     assert np.array_equal(tokenise(source, gpt2, cache=tmp_path / "cache").tokens, reference)
 
 
-def test_a_damaged_gzip_file_and_a_number_without_end(tmp_path: Path) -> None:
+def test_a_damaged_gzip_file_and_a_number_without_end(tmp_path):
     full = bytearray(gzip.compress(b'{"text": "the cat sat", "target": "a"}\n' * 500))
     for number, content in enumerate(
         (full[:40] + b"x" * 9, full[:30], full[:20] + b"\xff" + full[21:], b"no gzip")

@@ -18,43 +18,39 @@ NAME = "scan/tasks_test_simple.txt"
 
 
 @pytest.fixture(autouse=True)
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def nowhere(monkeypatch, tmp_path):
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("GLASSFORMER_DATA", raising=False)
 
 
-def test_the_data_folder_holds_what_is_published(
-    shared_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_data_folder_holds_what_is_published(shared_data, monkeypatch):
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
     for place in registry.example_files():
         assert registry.locate(place) == shared_data / place
 
 
-def test_a_path_goes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_goes_before_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files.write(Path(NAME), "IN: jump OUT: I_JUMP\n")
     assert registry.locate(NAME) == Path(NAME)
     assert registry.locate("some/where.tsv") == Path("some/where.tsv")
 
 
-def test_another_file_of_that_name_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_file_of_that_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
     files.write(tmp_path / NAME, "IN: jump OUT: I_JUMP\n")
     with pytest.raises(UserError, match="SHA-256"):
         registry.locate(NAME)
 
 
-def test_fetched_once_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_once_and_checked(monkeypatch):
     content, requests = b"IN: jump OUT: I_JUMP\n", []
     scan = registry.PUBLISHED["scan"]
     (was,) = (file for file in scan.files if file.place == NAME)
     file = dataclasses.replace(was, sha256=hashlib.sha256(content).hexdigest())
     monkeypatch.setitem(registry.PUBLISHED, "scan", dataclasses.replace(scan, files=(file,)))
 
-    def answer(url: str, timeout: float) -> io.BytesIO:
+    def answer(url, timeout):
         requests.append(url)
         return io.BytesIO(content)
 
@@ -65,8 +61,8 @@ def test_fetched_once_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert requests[0].startswith("https://raw.githubusercontent.com/brendenlake/SCAN/c4b756c")
 
 
-def test_no_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(url: str, timeout: float) -> io.BytesIO:
+def test_no_network_is_one_sentence(monkeypatch):
+    def refuse(url, timeout):
         raise OSError("no network")
 
     monkeypatch.setattr(registry.urllib.request, "urlopen", refuse)

@@ -9,7 +9,6 @@ import sysconfig
 import urllib.error
 import urllib.request
 from io import BytesIO
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ CONTENT = b"anna\nbob\ncarla\ndora\n"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """An empty cache, no data folder, and no network."""
     monkeypatch.setenv("GLASSFORMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("GLASSFORMER_DATA", raising=False)
@@ -37,14 +36,12 @@ def small(monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
     file = Download(
         "small/small.txt", "https://example.org/small.txt", hashlib.sha256(CONTENT).hexdigest()
     )
-    corpus = Published("small", "nowhere", "CC0", (file,), **settings)  # type: ignore[arg-type]
+    corpus = Published("small", "nowhere", "CC0", (file,), **settings)
     monkeypatch.setitem(registry.PUBLISHED, "small", corpus)
 
 
 @pytest.mark.slow
-def test_python_docs_needs_nothing_and_is_always_the_same(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_docs_needs_nothing_and_is_always_the_same(home, monkeypatch):
     sysconfig.get_path("stdlib")  # loads its own table
     modules = set(sys.modules)
     source = find(python_docs.NAME)
@@ -67,11 +64,11 @@ def test_python_docs_needs_nothing_and_is_always_the_same(
     assert again.digest() == digest
 
 
-def test_a_download_is_checked_and_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_is_checked_and_kept(home, monkeypatch):
     small(monkeypatch, separator="\n")
     requests: list[str] = []
 
-    def answer(url: str, timeout: float) -> BytesIO:
+    def answer(url, timeout):
         requests.append(url)
         return BytesIO(CONTENT)
 
@@ -84,7 +81,7 @@ def test_a_download_is_checked_and_kept(home: Path, monkeypatch: pytest.MonkeyPa
     assert len(requests) == 2
 
 
-def test_a_wrong_download_is_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_download_is_not_kept(home, monkeypatch):
     small(monkeypatch)
     monkeypatch.setattr(
         urllib.request, "urlopen", lambda url, timeout: BytesIO(b"<html>Please log in</html>")
@@ -94,7 +91,7 @@ def test_a_wrong_download_is_not_kept(home: Path, monkeypatch: pytest.MonkeyPatc
     assert not (home / "cache" / "corpora" / "small" / "small.txt").exists()
 
 
-def test_without_a_network_the_sentence_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_sentence_says_what_to_set(monkeypatch):
     small(monkeypatch)
     with pytest.raises(
         UserError,
@@ -104,9 +101,7 @@ def test_without_a_network_the_sentence_says_what_to_set(monkeypatch: pytest.Mon
         find("small")
 
 
-def test_a_file_of_the_data_folder_is_found_by_its_path(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_data_folder_is_found_by_its_path(home, monkeypatch):
     monkeypatch.setenv("GLASSFORMER_DATA", str(home / "data"))
     (home / "data" / "mine").mkdir(parents=True)
     (home / "data" / "mine" / "a.txt").write_text("far away\n")
@@ -119,7 +114,7 @@ def test_a_file_of_the_data_folder_is_found_by_its_path(
         find("mine/b.txt")
 
 
-def test_the_users_own_data_folder_goes_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_own_data_folder_goes_first(home, monkeypatch):
     small(monkeypatch, separator="\n", mixed=True)
     (home / "data" / "small").mkdir(parents=True)
     (home / "data" / "small" / "small.txt").write_bytes(CONTENT)
@@ -132,9 +127,7 @@ def test_the_users_own_data_folder_goes_first(home: Path, monkeypatch: pytest.Mo
         find("small")
 
 
-def test_real_corpora_are_what_they_should_be(
-    shared_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_corpora_are_what_they_should_be(shared_data, monkeypatch):
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
     result = {name: find(name).summary() for name in ("shakespeare", "names", "tinystories")}
     assert {name: summary.documents for name, summary in result.items()} == {
@@ -145,7 +138,7 @@ def test_real_corpora_are_what_they_should_be(
     assert result["shakespeare"].bytes == 1115394
 
 
-def test_corpora_are_listed_with_origin_and_licence() -> None:
+def test_corpora_are_listed_with_origin_and_licence():
     assert [corpus.name for corpus in corpora()] == [
         "python-docs",
         "shakespeare",

@@ -21,7 +21,7 @@ from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(monkeypatch):
     monkeypatch.setattr(tokenising, "BATCH", 2000)
     monkeypatch.setattr(tokenising, "JOURNAL_EVERY", 0.0)
 
@@ -45,7 +45,7 @@ def cache_files(cache: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def full_files(tmp_path: Path) -> dict[str, bytes]:
+def full_files(tmp_path):
     record = tmp_path / "all calls"
     tokenise(corpus(tmp_path / "text"), Bytes(bos=257, record=record), cache=tmp_path / "whole")
     assert len(record.read_text().split()) == BATCHES
@@ -67,9 +67,7 @@ class Stopped(Bytes):
 
 
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 20, 40, BATCHES - 1])
-def test_stopped_anywhere_it_goes_on_to_the_same_bytes(
-    tmp_path: Path, full_files: dict[str, bytes], after: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stopped_anywhere_it_goes_on_to_the_same_bytes(tmp_path, full_files, after, capsys):
     source, cache = find(tmp_path / "text"), tmp_path / "cache"
     with pytest.raises(KeyboardInterrupt):
         tokenise(source, Stopped(after, KeyboardInterrupt), cache=cache, workers=1)
@@ -83,8 +81,8 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bytes(
 
 
 def test_what_lies_behind_the_journal_is_cut_off_and_a_journal_ahead_of_the_files_is_not_believed(
-    tmp_path: Path, full_files: dict[str, bytes]
-) -> None:
+    tmp_path, full_files
+):
     source = find(tmp_path / "text")
     for number, (name, change) in enumerate(
         [
@@ -106,7 +104,7 @@ def test_what_lies_behind_the_journal_is_cut_off_and_a_journal_ahead_of_the_file
         assert cache_files(cache) == full_files, (name, number)
 
 
-def test_what_was_done_of_a_broken_corpus_is_removed(tmp_path: Path) -> None:
+def test_what_was_done_of_a_broken_corpus_is_removed(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "some words"}\n' * 3000 + "{\n")
     with pytest.raises(UserError, match="line 3001"):
@@ -127,7 +125,7 @@ tokenise(find(Path(sys.argv[1])), open(sys.argv[2]), cache=Path(sys.argv[3]), wo
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_it_goes_on(tmp_path: Path, shared_data: Path) -> None:
+def test_killed_in_the_middle_it_goes_on(tmp_path, shared_data):
     source, gpt2 = corpus(tmp_path / "text"), shared_data / "tok-gpt2"
     tokenise(source, open_tokenizer(gpt2), cache=tmp_path / "whole")
     cache = tmp_path / "cache"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tiny
-from glassformer import cli, config
+from glassformer import config
 from glassformer.core.errors import UserError
 from glassformer.core.tokenizer import train
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
@@ -39,7 +39,7 @@ def write(out: Path, job: dict[str, Any] = JOB, stop: int = 99) -> int:
         return answer_into(out, engine, REQUESTS, job, line, progress)
 
 
-def test_a_job_that_was_stopped_gives_the_same_file(tmp_path: Path) -> None:
+def test_a_job_that_was_stopped_gives_the_same_file(tmp_path):
     assert write(tmp_path / "whole.jsonl") == 0
     content = (tmp_path / "whole.jsonl").read_bytes()
     assert [json.loads(line)["number"] for line in content.splitlines()] == [
@@ -59,9 +59,7 @@ def test_a_job_that_was_stopped_gives_the_same_file(tmp_path: Path) -> None:
     ]
 
 
-def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(
-    tmp_path: Path,
-) -> None:
+def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(tmp_path):
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=2)
@@ -76,7 +74,41 @@ def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(
         write(out)
 
 
-def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path):
+    write(tmp_path / "whole.jsonl")
+    full_content, out, piece = (
+        (tmp_path / "whole.jsonl").read_bytes(),
+        tmp_path / "out.jsonl",
+        tmp_path / "out.jsonl.part",
+    )
+    with pytest.raises(KeyboardInterrupt):
+        write(out, stop=4)
+    second_content, draw, refused = piece.read_bytes(), random.Random(1), 0
+    lines = second_content.splitlines(keepends=True)
+    harmed = [
+        b"".join((*lines[:2], *lines[4:])),
+        b"".join((*lines[:3], *lines[2:])),
+        second_content.replace(b"tokens", b"Tokens"),
+    ]
+    for _ in range(40):
+        group = bytearray(second_content)
+        group[draw.randrange(len(group))] ^= 1 << draw.randrange(8)
+        harmed.append(bytes(group))
+    for number, content in enumerate(harmed):
+        piece.write_bytes(content)
+        try:
+            write(out)
+            assert out.read_bytes() == full_content and number > 2
+            out.unlink()
+        except UserError as error:
+            assert "remove it" in str(error) and (
+                "damaged in line" in str(error) or "another job" in str(error)
+            )
+            refused += 1
+    assert refused > 35
+
+
+def test_two_processes_do_not_write_one_file(tmp_path):
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=2)
@@ -96,61 +128,46 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     assert write(out) == 2
 
 
-def test_a_job_is_of_one_model_whatever_its_folder_is_called(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_is_of_one_model_whatever_its_folder_is_called(tmp_path, terminal):
     tokenizer = train("char", ["the cat sat on the mat"], None)
     cfg = replace(tiny.DECODERS["gpt2"], embed=config.Embed(tokenizer.size))
-    folder, out = tmp_path / "model", tmp_path / "out.jsonl"
+    folder, out, part = (tmp_path / name for name in ("model", "out.jsonl", "out.jsonl.part"))
     (tmp_path / "prompts.txt").write_text("the cat\nthe mat\n")
-    words = [
-        "generate",
-        str(folder),
-        "--prompts",
-        str(tmp_path / "prompts.txt"),
-        "--out",
-        str(out),
-        "--max-new",
-        "3",
-    ]
-
-    def torn(*more: str) -> None:
-        """A job of which the first answer is there."""
-        assert cli.main([*words, *more]) == 0
-        piece = tmp_path / "out.jsonl.part"
-        piece.write_bytes(saved.pop())
-        out.unlink()
-
-    saved = list[bytes]()
+    line = f"generate {folder} --prompts {tmp_path}/prompts.txt --out {out} --max-new 3"
     finish = batch._finish
 
-    def copying(file: Any, to: Path) -> None:
-        file.seek(0)
-        saved.append(b"".join(file.readlines()[:2]))
-        finish(file, to)
+    def torn():
+        """A job of which the first answer is there."""
+        saved = list[bytes]()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch, "_finish", copying)
-        store.save(tiny.model(cfg, seed=1), folder, tokenizer)
-        torn()
-    assert cli.main(words) == 0 and "1 were there" in capsys.readouterr().err
-    assert [json.loads(line)["number"] for line in out.read_bytes().splitlines()] == [0, 1]
+        def copying(file, to):
+            file.seek(0)
+            saved.extend(file.readlines()[:2])
+            finish(file, to)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batch, "_finish", copying)
+            store.save(tiny.model(cfg, seed=1), folder, tokenizer)
+            terminal(line)
+        part.write_bytes(b"".join(saved))
+        out.unlink()
+
+    torn()
+    terminal(line)
+    assert "1 were there" in terminal.notes
+    assert [json.loads(row)["number"] for row in out.read_bytes().splitlines()] == [0, 1]
     for change, names in (
         ("weights", "weights"),
         ("dtype", "weights, dtype"),
         ("bits", "weights, bits"),
     ):
         out.unlink()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(batch, "_finish", copying)
-            store.save(tiny.model(cfg, seed=1), folder, tokenizer)
-            torn()
+        torn()
         model = tiny.model(cfg, seed=2 if change == "weights" else 1)
         if change == "bits":
             quantize_weights(model, QuantizedLayout(8))
         store.save(model, folder, tokenizer)
-        more = ["--dtype", "bfloat16"] if change == "dtype" else []
-        assert cli.main([*words, *more]) == 2
-        assert f"is of another job (other {names})" in capsys.readouterr().err
-        (tmp_path / "out.jsonl.part").unlink()
-        assert cli.main([*words, *more]) == 0
+        changed = line + " --dtype bfloat16" * (change == "dtype")
+        assert f"is of another job (other {names})" in terminal.refused(changed)
+        part.unlink()
+        terminal(changed)

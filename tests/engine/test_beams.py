@@ -42,7 +42,7 @@ def beam_requests(name: str) -> list[Request]:
             "n": best,
             "length_penalty": penalty,
         }
-        results.append(Request([1, 5], ids, **options) if name in TWO else Request(ids, **options))  # type: ignore[arg-type]
+        results.append(Request([1, 5], ids, **options) if name in TWO else Request(ids, **options))
     return results
 
 
@@ -50,14 +50,14 @@ def search(
     name: str, requests: list[Request], remaining: int = 0, **settings: object
 ) -> list[list[Hypothesis]]:
     """Hypotheses of an engine for requests submitted at once, with other requests between them."""
-    with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:  # type: ignore[arg-type]
+    with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:
         plain = {"sampling": Sampling(0.9), "max_new": 12}
         handles = []
         for number, request in enumerate(requests):
             handles.append(engine.submit(request))
             for _ in range(remaining):
                 source = request.source
-                engine.submit(Request(request.tokens, source, client="b", seed=number, **plain))  # type: ignore[arg-type]
+                engine.submit(Request(request.tokens, source, client="b", seed=number, **plain))
         results = [handle.result() for handle in handles]
         while engine.stats().running + engine.stats().waiting:
             time.sleep(0.01)
@@ -90,7 +90,7 @@ def endings(group: list[list[Hypothesis]]) -> list[list[tuple[list[int], str]]]:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_a_search_finds_what_generation_finds(name: str) -> None:
+def test_a_search_finds_what_generation_finds(name):
     model, requests = tiny.model(tiny.ALL[name]), beam_requests(name)
     for request, result in zip(requests, search(name, requests, 1), strict=True):
         prompt, start = (
@@ -104,7 +104,7 @@ def test_a_search_finds_what_generation_finds(name: str) -> None:
             "eos": ENDS,
             **start,
         }
-        (hypotheses,) = beam(model, None, [prompt], beams=request.beams or 1, **options)  # type: ignore[arg-type]
+        (hypotheses,) = beam(model, None, [prompt], beams=request.beams or 1, **options)
         assert endings([result]) == endings([hypotheses])
         assert [hypothesis.score for hypothesis in result] == pytest.approx(
             [x.score for x in hypotheses], abs=2e-5
@@ -112,7 +112,7 @@ def test_a_search_finds_what_generation_finds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "nanomoe", "vaswani", "lstm", "strided"])
-def test_alone_or_with_others_is_the_same(name: str) -> None:
+def test_alone_or_with_others_is_the_same(name):
     """In few pages, where beams wait for each other without any, and with fewer places than
     beams."""
     requests = beam_requests(name)
@@ -129,7 +129,7 @@ def test_alone_or_with_others_is_the_same(name: str) -> None:
             assert crowd == alone, "bit for bit"
 
 
-def test_a_search_can_be_left_and_the_next_one_goes_on() -> None:
+def test_a_search_can_be_left_and_the_next_one_goes_on():
     model = tiny.model(tiny.DECODERS["llama"])
     with Engine(model, memory=pages_of("llama", 5), max_sequences=3) as engine:
         handles = [
@@ -149,12 +149,12 @@ def test_a_search_can_be_left_and_the_next_one_goes_on() -> None:
         ) and not engine._worker.scheduler.suspended
 
 
-def test_pages_of_a_prompt_are_shared_by_its_beams() -> None:
+def test_pages_of_a_prompt_are_shared_by_its_beams():
     """Eight beams of a prompt of a page and a part take nine pages, not sixteen."""
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
         pool, most = engine.memory_plan.pool, [0]
         take = pool.take
-        pool.take = lambda: (most.append(max(most[-1], pool.in_use + 1)), take())[1]  # type: ignore[method-assign]
+        pool.take = lambda: (most.append(max(most[-1], pool.in_use + 1)), take())[1]
         engine.submit(Request([*range(8, 46)], max_new=3, stop_tokens=(), beams=8)).result()
         assert most[-1] == 1 + 8
 
@@ -173,6 +173,6 @@ def test_pages_of_a_prompt_are_shared_by_its_beams() -> None:
         ({"beams": 2, "length_penalty": float("nan")}, "length_penalty"),
     ],
 )
-def test_what_a_search_does_not_take(more: dict[str, object], message: str) -> None:
+def test_what_a_search_does_not_take(more, message):
     with pytest.raises(UserError, match=message):
-        Request([1, 2], **more)  # type: ignore[arg-type]
+        Request([1, 2], **more)

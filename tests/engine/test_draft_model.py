@@ -17,7 +17,7 @@ WANTED = [Request(prompt, sampling=HOW[prompt[0] % 4], seed=1, max_new=25) for p
 
 
 def run(draft: Model | None, name: str = "llama", **settings: int) -> tuple[list[Result], Stats]:
-    with Engine(tiny.model(tiny.DECODERS[name]), draft=draft, lookup=False, **settings) as engine:  # type: ignore[arg-type]
+    with Engine(tiny.model(tiny.DECODERS[name]), draft=draft, lookup=False, **settings) as engine:
         handles = [engine.submit(item) for item in WANTED]
         results = [handle.result() for handle in handles]
         check_pages(engine.memory_plan.pool)
@@ -28,7 +28,7 @@ def tokens(results: list[Result]) -> list[list[int]]:
     return [result.completions[0].tokens for result in results]
 
 
-def test_any_draft_model_gives_the_same_answers_and_a_good_one_in_fewer_steps() -> None:
+def test_any_draft_model_gives_the_same_answers_and_a_good_one_in_fewer_steps():
     plain, slow = run(None)
     twin, model = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["gpt2"], seed=5)
     for settings in ({}, {"step_tokens": 9}, {"max_sequences": 2, "max_context": 64}):
@@ -45,13 +45,13 @@ def test_any_draft_model_gives_the_same_answers_and_a_good_one_in_fewer_steps() 
 @pytest.mark.parametrize(
     "name", ["gpt2", "gemma2", "mixtral", "glass", "starcoder2", "alibi", "strided"]
 )
-def test_whatever_is_guessed_for_another_family_changes_no_answer(name: str) -> None:
+def test_whatever_is_guessed_for_another_family_changes_no_answer(name):
     plain = tokens(run(None, name)[0])
     for draft in (tiny.model(tiny.DECODERS[name]), tiny.model(tiny.DECODERS["llama"], seed=5)):
         answers, stats = run(draft, name, step_tokens=9)
         assert tokens(answers) == plain and stats.drafted_tokens > 0
 
 
-def test_a_model_of_another_kind_is_refused() -> None:
+def test_a_model_of_another_kind_is_refused():
     with pytest.raises(UserError, match="decoder with attention"):
         run(tiny.model(tiny.ALL["t5"]))

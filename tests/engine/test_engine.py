@@ -25,59 +25,24 @@ from glassformer.serve.engine import (
     Request,
     RequestTooLarge,
 )
+from pages import ask
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9, 3], [2]]
 GREEDY, WARM = Sampling(0), Sampling(0.9, top_k=20, repetition_penalty=1.2)
 
 
-def generated_tokens(name: str, sampling: Sampling, prompt: list[int], new: int = 12) -> list[int]:
-    """Tokens that ``generate`` gives after a prompt."""
-    model = tiny.model(tiny.ALL[name])
-    start = {"start": 1} if tiny.OTHERS.get(name) else {}
-    return (
-        glassformer.generate(model, None, prompt, max_new=new, seed=7, **vars(sampling), **start)
-        .run()
-        .tokens[0]
-    )
-
-
-def request_for(name: str, prompt: list[int], **options: object) -> Request:
-    """The same as a request."""
-    if name in tiny.OTHERS:
-        return Request([1], prompt, **options)  # type: ignore[arg-type]
-    return Request(prompt, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
-@pytest.mark.parametrize(
-    "name", ["gpt2", "llama", "gemma2", "glass", "gru", "vaswani", "t5", "bahdanau"]
-)
-def test_an_engine_says_what_generate_says(name: str, sampling: Sampling) -> None:
-    """Each Sequence of a request has generate's random numbers."""
-    with Engine(tiny.model(tiny.ALL[name])) as engine:
-        handles = [
-            engine.submit(request_for(name, prompt, sampling=sampling, max_new=12, seed=7))
-            for prompt in PROMPTS
-        ]
-        for prompt, handle in zip(PROMPTS, handles, strict=True):
-            result = handle.result()
-            assert result.completions[0].tokens == generated_tokens(name, sampling, prompt)
-            assert result.completions[0].finish_reason == "length"
-            assert result.usage.generated == 12
-
-
-def test_several_continuations_are_those_of_generate() -> None:
+def test_several_continuations_are_those_of_generate():
     model = tiny.model(tiny.DECODERS["llama"])
     output = glassformer.generate(model, None, PROMPTS[0], samples=3, seed=5, max_new=9).run()
     with Engine(model) as engine:
-        result = engine.submit(Request(PROMPTS[0], n=3, seed=5, max_new=9)).result()
+        result = ask(engine, PROMPTS[0], n=3, seed=5, max_new=9)
     assert [completion.tokens for completion in result.completions] == output.tokens
     for completion, logprob in zip(result.completions, output.logprobs, strict=True):
         assert torch.allclose(torch.tensor(completion.logprobs), torch.tensor(logprob), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "glass", "gru"])
-def test_the_prompt_of_several_continuations_is_read_once(name: str) -> None:
+def test_the_prompt_of_several_continuations_is_read_once(name):
     """To the middle of a page, which is copied; a state is not, and is made again. The same bits as
     one by one."""
     model, prompt, paged = tiny.model(tiny.ALL[name]), [*range(1, 22)] * 2, name != "gru"
@@ -87,14 +52,14 @@ def test_the_prompt_of_several_continuations_is_read_once(name: str) -> None:
             Request([*range(1, 20)], prompt, **options)
             if name == "t5"
             else Request(prompt, **options)
-        )  # type: ignore[arg-type]
+        )
         length, ids = len(start.tokens), list[int]()
         alone = [
             engine.submit(dataclasses.replace(start, first=place)).result().completions[0]
             for place in range(3)
         ]
         plain = engine._worker.runner.forward
-        engine._worker.runner.forward = lambda chunks: (  # type: ignore[method-assign]
+        engine._worker.runner.forward = lambda chunks: (
             ids.extend(len(chunk.tokens) for chunk in chunks) or plain(chunks)
         )
         fresh = [token + 1 for token in start.tokens]  # nothing of it is in pages
@@ -116,7 +81,7 @@ def test_the_prompt_of_several_continuations_is_read_once(name: str) -> None:
         )
 
 
-def test_a_prompt_is_scored() -> None:
+def test_a_prompt_is_scored():
     """Each token of ``record_scores`` has the log-probability that the model gives it after those
     before."""
     model, ids = tiny.model(tiny.DECODERS["gpt2"]), PROMPTS[2]
@@ -129,45 +94,39 @@ def test_a_prompt_is_scored() -> None:
         assert [token for token, _ in score.top] == logprobs[place].topk(2).indices.tolist()
 
 
-def test_bias_and_guide_and_stop_tokens_are_kept_to() -> None:
+def test_bias_and_guide_and_stop_tokens_are_kept_to():
     allowed = torch.zeros(7, dtype=torch.bool)  # what lies beyond is not allowed
     allowed[[4, 6]] = True
     calls: list[int] = []
 
-    def guide() -> object:
+    def guide():
         return lambda tokens: (calls.append(len(tokens)), allowed)[1]
 
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        guided = engine.submit(Request([1, 2], max_new=8, seed=1, guide=guide)).result()  # type: ignore[arg-type]
+        guided = ask(engine, [1, 2], max_new=8, seed=1, guide=guide)
         assert {*guided.completions[0].tokens} <= {4, 6} and calls == [*range(8)]
-        biased = engine.submit(
-            Request([1, 2], max_new=4, sampling=GREEDY, logit_bias={9: 100.0})
-        ).result()
+        biased = ask(engine, [1, 2], max_new=4, sampling=GREEDY, logit_bias={9: 100.0})
         assert biased.completions[0].tokens == [9] * 4
-        stopped = engine.submit(
-            Request([1, 2], max_new=4, logit_bias={9: 100.0}, stop_tokens=[9])
-        ).result()
+        stopped = ask(engine, [1, 2], max_new=4, logit_bias={9: 100.0}, stop_tokens=[9])
         assert (
             stopped.completions[0].stopped_by == 9
             and stopped.completions[0].finish_reason == "stop"
         )
 
 
-def test_often_said_is_said_less() -> None:
+def test_often_said_is_said_less():
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
         bias = {3: 50.0, 4: 49.5, 5: 49.0}
-        once = engine.submit(
-            Request([1], sampling=GREEDY, max_new=3, logit_bias=bias, presence_penalty=60.0)
-        ).result()
+        once = ask(engine, [1], sampling=GREEDY, max_new=3, logit_bias=bias, presence_penalty=60.0)
         assert sorted(once.completions[0].tokens) == [3, 4, 5]
         # 3 is said until it was said twice: 500, 470, then 440 against 450
         bias = {3: 500.0, 4: 450.0}
         often = {"logit_bias": bias, "frequency_penalty": 30.0}
-        twice = engine.submit(Request([1], sampling=GREEDY, max_new=4, **often)).result()
+        twice = ask(engine, [1], sampling=GREEDY, max_new=4, **often)
         assert twice.completions[0].tokens == [3, 3, 4, 3]
 
 
-def test_a_cancelled_request_ends_and_says_so() -> None:
+def test_a_cancelled_request_ends_and_says_so():
     with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
         handle = engine.submit(Request([1], max_new=60, n=2))
         events = []
@@ -176,21 +135,21 @@ def test_a_cancelled_request_ends_and_says_so() -> None:
             handle.cancel()
         assert [event.finish_reason for event in events if event.finish_reason] == ["cancelled"] * 2
         assert events[-1].usage is not None and engine.stats().cancelled == 1
-        assert engine.submit(Request([1], max_new=3)).result().usage.generated == 3
+        assert ask(engine, [1], max_new=3).usage.generated == 3
 
 
-def test_what_has_ended_is_not_cancelled_too() -> None:
+def test_what_has_ended_is_not_cancelled_too():
     """Of two continuations one ends at its stop token; then the request is cancelled."""
     started: list[int] = []
 
-    def guide() -> object:
+    def guide():
         started.append(len(started))
         allowed = torch.zeros(10, dtype=torch.bool)
         allowed[9 if started[-1] == 0 else 3] = True
         return lambda tokens: allowed
 
     with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
-        handle = engine.submit(Request([1], max_new=60, n=2, guide=guide, stop_tokens=[9]))  # type: ignore[arg-type]
+        handle = engine.submit(Request([1], max_new=60, n=2, guide=guide, stop_tokens=[9]))
         events = []
         for event in handle:
             events.append(event)
@@ -200,32 +159,32 @@ def test_what_has_ended_is_not_cancelled_too() -> None:
     assert reasons == ["stop", "cancelled"]
 
 
-def test_events_come_to_a_task_too() -> None:
+def test_events_come_to_a_task_too():
     with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
 
-        async def collect() -> list[int | None]:
+        async def collect():
             return [
                 event.token
                 async for event in engine.submit(Request([1, 2], sampling=GREEDY, max_new=6))
             ]
 
-        async def several() -> list[list[int | None]]:
+        async def several():
             return await asyncio.gather(*[collect() for _ in range(5)])
 
         result = asyncio.run(several())
         assert len(result[0]) == 6 and result == [result[0]] * 5
 
 
-def test_a_full_queue_refuses_and_a_closed_engine_too() -> None:
+def test_a_full_queue_refuses_and_a_closed_engine_too():
     engine, hold = (
         Engine(tiny.model(tiny.DECODERS["gpt2"]), max_queue=2, max_sequences=1),
         threading.Event(),
     )
 
-    def guide() -> object:
+    def guide():
         return lambda tokens: hold.wait(20) and None
 
-    first = engine.submit(Request([1], max_new=1, guide=guide))  # type: ignore[arg-type]
+    first = engine.submit(Request([1], max_new=1, guide=guide))
     while engine.stats().running == 0:
         pass
     waiting = [engine.submit(Request([1], max_new=1)) for _ in range(2)]
@@ -238,7 +197,7 @@ def test_a_full_queue_refuses_and_a_closed_engine_too() -> None:
         engine.submit(Request([1]))
 
 
-def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
+def test_what_makes_no_sense_is_refused_in_a_sentence():
     with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
         for wrong in (
             Request([]),
@@ -255,19 +214,19 @@ def test_what_makes_no_sense_is_refused_in_a_sentence() -> None:
         Request([1], n=0)
 
 
-def test_a_request_that_fails_says_why_and_the_next_is_answered() -> None:
-    def guide() -> object:
+def test_a_request_that_fails_says_why_and_the_next_is_answered():
+    def guide():
         return lambda tokens: {}["no grammar"]
 
     with Engine(tiny.model(tiny.DECODERS["gpt2"])) as engine:
-        handle = engine.submit(Request([1], guide=guide))  # type: ignore[arg-type]
+        handle = engine.submit(Request([1], guide=guide))
         with pytest.raises(KeyError, match="no grammar"):
             handle.result()
-        assert engine.submit(Request([1], max_new=2)).result().usage.generated == 2
+        assert ask(engine, [1], max_new=2).usage.generated == 2
         assert engine.stats().failed == 1
 
 
-def test_encoders_give_vectors_labels_and_logits() -> None:
+def test_encoders_give_vectors_labels_and_logits():
     model, ids, segments = tiny.model(tiny.OTHERS["bert"]), PROMPTS[2], [0] * 5 + [1] * 3
     out = model(torch.tensor([ids]), segments=torch.tensor([segments]))
     with Engine(model) as engine:
@@ -281,7 +240,7 @@ def test_encoders_give_vectors_labels_and_logits() -> None:
             engine.submit(Request(ids))
 
 
-def test_a_pass_that_fails_is_tried_one_by_one_and_the_engine_goes_on() -> None:
+def test_a_pass_that_fails_is_tried_one_by_one_and_the_engine_goes_on():
     """A pass too large for the memory ends nobody; where every pass fails all are told, and then it
     works again."""
     engine, request = (
@@ -290,12 +249,12 @@ def test_a_pass_that_fails_is_tried_one_by_one_and_the_engine_goes_on() -> None:
     )
     forward, most = engine._worker.runner.forward, [3]
 
-    def fails(*args: Any) -> torch.Tensor:
+    def fails(*args):
         if len(args[0]) > most[0]:
             raise MemoryError("not enough")
         return forward(*args)
 
-    engine._worker.runner.forward = fails  # type: ignore[method-assign]
+    engine._worker.runner.forward = fails
     with engine:
         handles = [engine.submit(request) for _ in range(6)]
         answers = [
@@ -313,7 +272,7 @@ def test_a_pass_that_fails_is_tried_one_by_one_and_the_engine_goes_on() -> None:
         ] == answers[0]
 
 
-def test_a_long_prompt_does_not_starve_who_writes() -> None:
+def test_a_long_prompt_does_not_starve_who_writes():
     """Another client that comes later begins within two steps; from then on every step has a token
     of it."""
     engine = Engine(
@@ -323,12 +282,12 @@ def test_a_long_prompt_does_not_starve_who_writes() -> None:
     )
     forward, event, steps = engine._worker.runner.forward, threading.Event(), list[dict[int, int]]()
 
-    def counted(chunks: Any) -> torch.Tensor:
+    def counted(chunks):
         event.wait(60)
         steps.append({chunk.sequence.request.seed: len(chunk.tokens) for chunk in chunks})
         return forward(chunks)
 
-    engine._worker.runner.forward = counted  # type: ignore[method-assign]
+    engine._worker.runner.forward = counted
     with engine:
         long = engine.submit(Request([7] * 1900, max_new=1, seed=1, client="a"))
         short = engine.submit(Request([1, 2], max_new=20, seed=2, stop_tokens=(), client="b"))
@@ -342,7 +301,7 @@ def test_a_long_prompt_does_not_starve_who_writes() -> None:
     )
 
 
-def test_closing_ends_what_is_under_way() -> None:
+def test_closing_ends_what_is_under_way():
     engine = Engine(tiny.model(tiny.DECODERS["gpt2"]), max_sequences=2)
     handles = [engine.submit(Request([1], n=2, max_new=60)) for _ in range(5)]
     next(iter(handles[0]))
@@ -353,12 +312,12 @@ def test_closing_ends_what_is_under_way() -> None:
     assert {*reasons} <= {"cancelled", "length"} and reasons[-1] == "cancelled"
 
 
-def test_weights_that_are_no_numbers_are_told() -> None:
+def test_weights_that_are_no_numbers_are_told():
     model = tiny.model(tiny.DECODERS["gpt2"])
     with torch.no_grad():
         model.decoder.blocks[0].ffn.up.weight.fill_(torch.nan)
     with Engine(model) as engine, pytest.raises(UserError):
-        engine.submit(Request([1])).result()
+        ask(engine, [1])
     model = tiny.model(tiny.OTHERS["bert"])
     with torch.no_grad():
         model.encoder.blocks[0].ffn.up.weight.fill_(torch.nan)
@@ -368,7 +327,7 @@ def test_weights_that_are_no_numbers_are_told() -> None:
         assert engine.stats().failed == 1
 
 
-def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate() -> None:
+def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate():
     config = dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300))
     model, tokenizer = tiny.model(config), train_tokenizer("byte", [])
     prompts = ["Once upon", "a time", "x"]
@@ -392,14 +351,12 @@ def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate() -> None:
             last = events[-1]
             assert last.finish_reason == {"eos": "stop"}.get(str(finish), finish)
             assert (last.stopped_by in stops) == (finish == "stop")
-        eos = engine.submit(
-            Request([1, 2], logit_bias={int(tokenizer.eos or 0): 99.0}, max_new=5)
-        ).result()
+        eos = ask(engine, [1, 2], logit_bias={int(tokenizer.eos or 0): 99.0}, max_new=5)
         assert eos.completions[0].finish_reason == "stop" and eos.text == ""
         assert eos.completions[0].stopped_by == tokenizer.eos
 
 
-def test_likeliest_of_equal_ones_does_not_depend_on_neighbours() -> None:
+def test_likeliest_of_equal_ones_does_not_depend_on_neighbours():
     """Equal logits come by their ids, whoever else asks for how many."""
     logits = torch.zeros(2, 300)
     logits[:, [250, 7, 90]] = 2.0
@@ -414,13 +371,11 @@ def test_likeliest_of_equal_ones_does_not_depend_on_neighbours() -> None:
     ]
 
 
-def test_guesses_after_the_end_are_not_taken() -> None:
+def test_guesses_after_the_end_are_not_taken():
     """A text that ends at a token in the middle of right guesses says the same as without them."""
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [1, 2, 3, 4] * 8
     with Engine(model, lookup=False) as engine:
-        free = engine.submit(
-            Request(prompt, sampling=GREEDY, max_new=12, logit_bias={1: 50.0})
-        ).result()
+        free = ask(engine, prompt, sampling=GREEDY, max_new=12, logit_bias={1: 50.0})
     assert free.completions[0].tokens == [1] * 12
     for length in range(1, 13):
         with Engine(model) as engine:
@@ -434,7 +389,7 @@ def test_guesses_after_the_end_are_not_taken() -> None:
         assert [event.finish_reason for event in events[:-1]] == [None] * (length - 1)
 
 
-def test_one_client_cannot_starve_another() -> None:
+def test_one_client_cannot_starve_another():
     """Eight choices in every place: a client that comes later has a place at once, and room in the
     queue."""
     engine = Engine(tiny.model(tiny.DECODERS["llama"]), max_sequences=4, max_queue=8)
@@ -452,12 +407,7 @@ def test_one_client_cannot_starve_another() -> None:
             )
         with pytest.raises(QueueFull):
             engine.submit(Request([1, 2, 3], n=8, max_new=50, client="a"))
-        assert (
-            engine.submit(Request([4], max_new=5, client="b", stop_tokens=()))
-            .result()
-            .usage.generated
-            == 5
-        )
+        assert ask(engine, [4], max_new=5, client="b", stop_tokens=()).usage.generated == 5
         assert engine.stats().running + engine.stats().waiting >= 2, "the others are not done"
         tokens = [
             [completion.tokens for completion in handle.result().completions] for handle in greedy

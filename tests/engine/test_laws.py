@@ -3,17 +3,17 @@ ahead."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 import glassformer
 import tiny
+from glassformer import nn
 from glassformer.core.generation.sample import Sampling
 from glassformer.fast import kernels
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
@@ -38,53 +38,50 @@ THREADS = TORCH | TWO
 
 def requests(name: str) -> list[Request]:
     """Prompts of many lengths that begin alike or not, greedy and drawn."""
-    lot = random.Random(5)
-    common, results = [lot.randrange(tiny.VOCAB) for _ in range(40)], []
+    lot, results = random.Random(5), []
+    common = lot.choices(range(tiny.VOCAB), k=40)
+    samplings = (
+        Sampling(0),
+        Sampling(0.8),
+        Sampling(1.2, top_p=0.9),
+        Sampling(1, repetition_penalty=1.3),
+    )
     for number in range(7):
-        individual = [lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 12))]
+        individual = lot.choices(range(tiny.VOCAB), k=lot.randint(1, 12))
         ids = [*common[: lot.choice([0, 20, 36, 40])], 3, 7, 2, 3, 7, 2, *individual]
-        options = lot.choice(
-            [
-                Sampling(0),
-                Sampling(0.8),
-                Sampling(1.2, top_p=0.9),
-                Sampling(1, repetition_penalty=1.3),
-            ]
-        )
-        remaining = {
-            "sampling": options,
+        options = {
+            "sampling": lot.choice(samplings),
             "seed": number,
             "max_new": lot.randint(1, 12),
             "client": lot.choice("ab"),
+            "prompt_logprobs": lot.choice([None, None, 1]),
         }
-        remaining["prompt_logprobs"] = lot.choice([None, None, 1])
-        results.append(
-            Request([1, 5], ids, **remaining) if name in TWO else Request(ids, **remaining)
-        )  # type: ignore[arg-type]
+        texts = ([1, 5], ids) if name in TWO else (ids,)
+        results.append(Request(*texts, **options))
     return results
 
 
 def run(
-    name: str, requests: list[Request], order: list[int] | None = None, **settings: object
+    model: str | nn.Model,
+    requests: list[Request],
+    order: list[int] | None = None,
+    count: int | None = None,
+    **settings: Any,
 ) -> list[Result]:
-    """Results of an engine for requests submitted at once, in this order."""
-    with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:  # type: ignore[arg-type]
-        handles = {place: engine.submit(requests[place]) for place in order or range(len(requests))}
-        results = [handles[place].result() for place in range(len(requests))]
-        assert engine.memory_plan.pool.in_use == 0
-        check_pages(engine.memory_plan.pool)
-    return results
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """So many compute meanwhile."""
+    """Results of an engine for requests submitted at once, in this order, by ``count`` threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(count or before)
     try:
-        yield
+        model = tiny.model(tiny.ALL[model]) if isinstance(model, str) else model
+        with Engine(model, **settings) as engine:
+            places = order or range(len(requests))
+            handles = {place: engine.submit(requests[place]) for place in places}
+            results = [handles[place].result() for place in range(len(requests))]
+            assert engine.memory_plan.pool.in_use == 0
+            check_pages(engine.memory_plan.pool)
     finally:
         torch.set_num_threads(before)
+    return results
 
 
 def logprobs(result: Result) -> list[float]:
@@ -100,11 +97,8 @@ def check_equal(
 ) -> None:
     bound = BOUND if name in by_torch or kernels.path() == "torch" else 0.0
     for a, b in zip(actual, reference, strict=True):
-        assert [completion.tokens for completion in a.completions] == [
-            completion.tokens for completion in b.completions
-        ]
-        pairs = zip(logprobs(a), logprobs(b), strict=True)
-        assert max(abs(x - y) for x, y in pairs) <= bound
+        assert [x.tokens for x in a.completions] == [x.tokens for x in b.completions]
+        assert logprobs(a) == pytest.approx(logprobs(b), rel=0, abs=bound)
 
 
 def pages_of(name: str, count: int) -> int:
@@ -114,120 +108,75 @@ def pages_of(name: str, count: int) -> int:
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_alone_or_with_others_is_the_same(name: str) -> None:
+def test_alone_or_with_others_is_the_same(name):
     """Whatever a runner reads beside it: with few pages, small steps, guesses, another order."""
     expected = requests(name)
     alone = [run(name, [item], lookup=False)[0] for item in expected]
     for item, result in zip(expected, alone, strict=True):
-        prompt, start = (
-            item.source or item.tokens,
-            {"start": list(item.tokens)} if item.source else {},
-        )
-        options = {**vars(item.sampling), **start}
-        output = glassformer.generate(
-            tiny.model(tiny.ALL[name]),
-            None,
-            prompt,
-            max_new=item.max_new,
-            seed=item.seed,
-            **options,
-        )
-        assert output.run().tokens[0] == result.completions[0].tokens
+        options = {"max_new": item.max_new, "seed": item.seed, **vars(item.sampling)}
+        options |= {"start": list(item.tokens)} if item.source else {}
+        model, prompt = tiny.model(tiny.ALL[name]), item.source or item.tokens
+        output = glassformer.generate(model, None, prompt, **options).run()
+        assert output.tokens[0] == result.completions[0].tokens
+        assert result.usage.generated == item.max_new
     check_equal(run(name, expected), alone, name)
-    with threads(1 if torch.get_num_threads() > 1 else 2):
-        check_equal(run(name, expected), alone, name, THREADS)
-    check_equal(
-        run(name, expected, order=[3, 1, 0, 2, 6, 5, 4], step_tokens=7, max_sequences=3),
-        alone,
-        name,
-    )
-    check_equal(
-        run(name, expected, memory=pages_of(name, 4), step_tokens=11, lookup=False), alone, name
-    )
+    other = 1 if torch.get_num_threads() > 1 else 2
+    check_equal(run(name, expected, count=other), alone, name, THREADS)
+    few = {"step_tokens": 7, "max_sequences": 3}
+    check_equal(run(name, expected, order=[3, 1, 0, 2, 6, 5, 4], **few), alone, name)
+    few = {"memory": pages_of(name, 4), "step_tokens": 11, "lookup": False}
+    check_equal(run(name, expected, **few), alone, name)
 
 
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
-def test_a_cache_each_gives_what_the_kernels_give(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_each_gives_what_the_kernels_give(name, monkeypatch):
     """The engine as it is on a GPU, computed by a CPU: one sequence after another, by PyTorch."""
     expected_requests = requests(name)
     expected = run(name, expected_requests)
     monkeypatch.setattr(memory, "by_kernels", lambda model: False)
     for settings in ({}, {"step_tokens": 7, "max_sequences": 3, "lookup": False}):
-        for a, b in zip(run(name, expected_requests, **settings), expected, strict=True):
-            assert [completion.tokens for completion in a.completions] == [
-                completion.tokens for completion in b.completions
-            ]
-            assert max(abs(x - y) for x, y in zip(logprobs(a), logprobs(b), strict=True)) <= BOUND
+        check_equal(run(name, expected_requests, **settings), expected, name, {name})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype: torch.dtype) -> None:
+def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype):
     """Thousands of keys, which the kernels cut in parts; by torch's path there is no such
     promise."""
     if kernels.path() == "torch":
         pytest.skip("needs the compiled kernels")
     model = tiny.model(dataclasses.replace(tiny.DECODERS["llama"], context=4096)).to(dtype)
     lot = random.Random(1)
-    prompts = [
-        [lot.randrange(tiny.VOCAB) for _ in range(length)] for length in (3000, 30, 700, 1500)
-    ]
     requests = [
-        Request(prompt, sampling=Sampling(0), max_new=8, prompt_logprobs=0) for prompt in prompts
+        Request(
+            lot.choices(range(tiny.VOCAB), k=length),
+            sampling=Sampling(0),
+            max_new=8,
+            prompt_logprobs=0,
+        )
+        for length in (3000, 30, 700, 1500)
     ]
-    threads, results = torch.get_num_threads(), []
-    for count, order, step in (
-        (1, (0, 1, 2, 3), 512),
-        (2, (3, 1, 0, 2), 100),
-        (2, (2, 3, 1, 0), 4096),
-    ):
-        torch.set_num_threads(count)
-        with Engine(model, step_tokens=step) as engine:
-            handles = {place: engine.submit(requests[place]) for place in order}
-            results.append([logprobs(handles[place].result()) for place in range(4)])
-    torch.set_num_threads(threads)
+    results = [
+        [logprobs(result) for result in run(model, requests, order, count, step_tokens=step)]
+        for count, order, step in (
+            (1, [0, 1, 2, 3], 512),
+            (2, [3, 1, 0, 2], 100),
+            (2, [2, 3, 1, 0], 4096),
+        )
+    ]
     assert results[0] == results[1] == results[2]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_quantised_models_have_the_same_bits_alone_and_with_others(bits: int) -> None:
-    model = tiny.model(tiny.DECODERS["llama"])
-    quantize_weights(model, QuantizedLayout(bits=bits))
-    actual_results = []
-    for settings in ({"lookup": False, "max_sequences": 1}, {"step_tokens": 7}, {}):
-        with Engine(model, **settings) as engine:  # type: ignore[arg-type]
-            results = [
-                handle.result()
-                for handle in [engine.submit(request) for request in requests("llama")]
-            ]
-        actual_results.append(
-            [(result.completions[0].tokens, logprobs(result)) for result in results]
-        )
-    assert actual_results[0] == actual_results[1] == actual_results[2]
-
-
-@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
-def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(
-    name: str, bits: int
-) -> None:
-    model, results = tiny.model(tiny.ALL[name]), []
+def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(name, bits):
+    model, expected = tiny.model(tiny.ALL[name]), requests(name)
     quantize_weights(model, QuantizedLayout(bits=bits))
-    alone: dict[str, object] = {"lookup": False, "max_sequences": 1}
-    for count, settings in ((1, alone), (2, {"step_tokens": 7}), (2, {})):
-        with threads(count), Engine(model, **settings) as engine:  # type: ignore[arg-type]
-            results.append(
-                [
-                    handle.result()
-                    for handle in [engine.submit(request) for request in requests(name)]
-                ]
-            )
-    check_equal(results[1], results[0], name, THREADS)
-    check_equal(results[2], results[0], name, THREADS)
+    alone = run(model, expected, count=1, lookup=False, max_sequences=1)
+    for settings in ({"step_tokens": 7}, {}):
+        check_equal(run(model, expected, count=2, **settings), alone, name, THREADS)
 
 
-def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes() -> None:
+def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes():
     """The events that the law above runs through do happen."""
     model, expected = tiny.model(tiny.DECODERS["llama"]), requests("llama")
     repeat = [Request([1, 2, 3, 4] * 10, sampling=Sampling(0), max_new=20, logit_bias={1: 50.0})]
@@ -244,7 +193,7 @@ def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "reader", "onward", "llama", "pooled", "gru"])
-def test_texts_side_by_side_are_encoded_as_alone(name: str) -> None:
+def test_texts_side_by_side_are_encoded_as_alone(name):
     lot = random.Random(1)
     texts = [[lot.randrange(tiny.VOCAB) for _ in range(lot.randint(1, 30))] for _ in range(12)]
     model = tiny.model(tiny.ALL[name])
@@ -253,7 +202,7 @@ def test_texts_side_by_side_are_encoded_as_alone(name: str) -> None:
         + ["logits"] * (model.head is not None)
         + ["labels"] * (name in ("bert", "pooled"))
     )
-    encodes = [Encode(text, output=output) for text in texts for output in outputs]  # type: ignore[arg-type]
+    encodes = [Encode(text, output=output) for text in texts for output in outputs]
     with Engine(model, step_tokens=40) as engine:
         alone = [engine.encode(encode) for encode in encodes]
         handles = [engine.submit(encode) for encode in encodes]
@@ -266,7 +215,7 @@ def test_texts_side_by_side_are_encoded_as_alone(name: str) -> None:
             )
 
 
-def test_half_of_many_leave_and_nothing_is_left_behind() -> None:
+def test_half_of_many_leave_and_nothing_is_left_behind():
     lot, model = random.Random(3), tiny.model(tiny.DECODERS["gemma2"])
     with Engine(
         model, max_sequences=6, max_queue=400, memory=pages_of("gemma2", 7), step_tokens=9

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,7 +9,7 @@ import glassformer
 import tiny
 from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Decoder, Model
+from glassformer.core.nn import Decoder
 from glassformer.fast.fused import FusedStack
 from glassformer.fast.kernels.library import has
 from glassformer.formats import store
@@ -21,17 +18,17 @@ from glassformer.serve.engine.memory import plan_memory, prepacked_view
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "attention-pair"])
-def test_no_more_is_taken_than_was_given(name: str) -> None:
+def test_no_more_is_taken_than_was_given(name):
     model = tiny.model(tiny.ALL[name])
     full = plan_memory(model, None, 8, None)
     for share in (2, 3):
         room = plan_memory(model, None, 8, full.nbytes // share)
-        cache = room.runner().cache  # type: ignore[attr-defined]
+        cache = room.runner().cache
         nbytes = [kv.pages.nbytes for pair in cache.pages for kv in pair if kv is not None]
         assert sum(nbytes) == room.nbytes <= full.nbytes // share
 
 
-def test_too_little_memory_is_refused_with_how_much_is_needed() -> None:
+def test_too_little_memory_is_refused_with_how_much_is_needed():
     model = tiny.model(tiny.DECODERS["llama"])
     with pytest.raises(UserError, match=r"64 tokens needs 24.00 KiB, and 9.77 KiB are there"):
         plan_memory(model, None, 8, 10_000)
@@ -40,18 +37,18 @@ def test_too_little_memory_is_refused_with_how_much_is_needed() -> None:
     assert str(room).endswith("; at most 8 texts of 30 tokens at once.")
 
 
-def test_a_state_needs_no_pages() -> None:
+def test_a_state_needs_no_pages():
     room = plan_memory(tiny.model(tiny.DECODERS["gru"]), None, 8, None)
     assert not room.rewinds and room.pool.free == 8 and "a state a text" in str(room)
 
 
 @pytest.fixture
-def mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model, int | None], Model]:
+def mapped(tmp_path, monkeypatch):
     """A model saved and loaded again as a large one is: its weights stay in the file until they are
     used."""
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
 
-    def loaded(model: Model, bits: int | None) -> Model:
+    def loaded(model, bits):
         store.save(model, tmp_path, layout="glassformer")
         return glassformer.load(tmp_path, bits=bits)[0]
 
@@ -59,9 +56,7 @@ def mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Model, 
 
 
 @pytest.mark.parametrize("bits", [None, 8])
-def test_weights_of_a_file_are_read_by_the_blocks_in_c(
-    bits: int | None, mapped: Callable[..., Model]
-) -> None:
+def test_weights_of_a_file_are_read_by_the_blocks_in_c(bits, mapped):
     """Hooks that wait must not keep Python in their blocks."""
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
@@ -69,16 +64,14 @@ def test_weights_of_a_file_are_read_by_the_blocks_in_c(
     assert isinstance(view, Decoder) and isinstance(view.decoder, FusedStack)
 
 
-def test_weights_that_are_not_finite_are_refused_before_the_first_request(
-    mapped: Callable[..., Model],
-) -> None:
+def test_weights_that_are_not_finite_are_refused_before_the_first_request(mapped):
     model = tiny.model(tiny.DECODERS["llama"])
     model.get_parameter("decoder.blocks.1.attn.q.weight").data[0, 0] = torch.nan
     with pytest.raises(UserError, match=r"blocks.1.attn.q.weight holds NaN"):
         prepacked_view(mapped(model, None))
 
 
-def test_half_of_what_is_free_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_what_is_free_is_taken(monkeypatch):
     model = tiny.model(tiny.DECODERS["llama"])
     page = plan_memory(model, None, 8, None).nbytes // 16
     monkeypatch.setattr(memory, "available_memory", lambda *device: 10 * page)

@@ -14,7 +14,7 @@ from pages import check_pages, check_windows, sequence_of
 SIZE = 4
 
 
-def test_a_page_is_free_used_or_cached() -> None:
+def test_a_page_is_free_used_or_cached():
     pool = PagePool(3)
     a, b, c = pool.take(), pool.take(), pool.take()
     with pytest.raises(OutOfPages):
@@ -32,7 +32,7 @@ def test_a_page_is_free_used_or_cached() -> None:
         pool.give([c])
 
 
-def test_the_least_recently_used_page_is_forgotten_first() -> None:
+def test_the_least_recently_used_page_is_forgotten_first():
     forgotten: list[int] = []
     pool = PagePool(3, forgotten.append)
     pages = [pool.take() for _ in range(3)]
@@ -44,7 +44,7 @@ def test_the_least_recently_used_page_is_forgotten_first() -> None:
     assert [pool.take(), pool.take()] == [pages[1], pages[0]] == forgotten
 
 
-def test_a_prefix_is_found_by_all_that_stands_before_and_under_the_same_root() -> None:
+def test_a_prefix_is_found_by_all_that_stands_before_and_under_the_same_root():
     pool = PagePool(8)
     prefix = PrefixCache(pool, SIZE)
     pages = [pool.take() for _ in range(3)]
@@ -55,7 +55,7 @@ def test_a_prefix_is_found_by_all_that_stands_before_and_under_the_same_root() -
     assert prefix.find(None, [9, 9, 9, 9, 4, 5, 6, 7]) == [] == prefix.find("other", text)
 
 
-def test_what_followed_a_forgotten_page_is_not_found_behind_another() -> None:
+def test_what_followed_a_forgotten_page_is_not_found_behind_another():
     pool = PagePool(2)
     prefix = PrefixCache(pool, SIZE)
     pages = [pool.take(), pool.take()]
@@ -67,7 +67,7 @@ def test_what_followed_a_forgotten_page_is_not_found_behind_another() -> None:
     assert prefix.find(None, [*range(8)]) == [again]  # the second hangs on a page that is gone
 
 
-def test_who_is_preempted_is_the_first_of_its_client_to_go_on() -> None:
+def test_who_is_preempted_is_the_first_of_its_client_to_go_on():
     scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, max_num_seqs=1)
     texts = [sequence_of([number, 8, 9], "one") for number in range(3)]
     for text in texts:
@@ -78,7 +78,7 @@ def test_who_is_preempted_is_the_first_of_its_client_to_go_on() -> None:
     assert [*scheduler.waiting] == texts and not scheduler.running and scheduler.pool.in_use == 0
 
 
-def test_who_was_read_makes_room_and_is_not_read_again() -> None:
+def test_who_was_read_makes_room_and_is_not_read_again():
     scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, max_num_seqs=1)
     first, second = sequence_of([1, 2, 3], "one"), sequence_of([4, 5], "one")
     for text in (first, second):
@@ -88,7 +88,7 @@ def test_who_was_read_makes_room_and_is_not_read_again() -> None:
     assert scheduler.suspended == {first} and not len(scheduler.waiting) and not first.pages
 
 
-def test_clients_take_turns() -> None:
+def test_clients_take_turns():
     turns = FairQueue[Sequence]()
     for client, number in (("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)):
         turns.add(sequence_of([number], client))
@@ -259,12 +259,12 @@ def play(seed: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(10))
-def test_no_page_leaks_in_ten_thousand_lives(number: int) -> None:
+def test_no_page_leaks_in_ten_thousand_lives(number):
     for seed in range(number * 1000, number * 1000 + 1000):
         play(seed)
 
 
-def test_a_long_prompt_does_not_hold_up_what_is_being_written() -> None:
+def test_a_long_prompt_does_not_hold_up_what_is_being_written():
     scheduler = Scheduler(PagePool(100), SIZE, budget=8, max_num_seqs=4)
     short, long = sequence_of([1, 2]), sequence_of([*range(100)])
     scheduler.add(short)
@@ -278,7 +278,7 @@ def test_a_long_prompt_does_not_hold_up_what_is_being_written() -> None:
             scheduler.done(chunk)
 
 
-def test_prompts_of_two_clients_are_read_in_turns() -> None:
+def test_prompts_of_two_clients_are_read_in_turns():
     scheduler = Scheduler(PagePool(200), SIZE, budget=8, max_num_seqs=9)
     texts = [sequence_of([*range(40)], "greedy") for number in range(5)] + [
         sequence_of([*range(40)], "other")

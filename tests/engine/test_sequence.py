@@ -17,13 +17,14 @@ from glassformer.serve.engine.memory import plan_memory
 from glassformer.serve.engine.recording import Look
 from glassformer.serve.engine.sequence import PromptLookup
 from glassformer.sight.edits import head_off, scale
+from pages import ask
 
 PATHS = ["*.resid", "*.pattern", "*.scores", "*.z", "*.hidden", "logits"]
 OTHERS = [Request([number, 2, 3, 4, 5] * 3, sampling=Sampling(0), max_new=9) for number in range(4)]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral", "mixed"])
-def test_a_running_request_is_looked_into(name: str) -> None:
+def test_a_running_request_is_looked_into(name):
     model = tiny.model(tiny.DECODERS[name])
     prompt = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4] * 4
     with Engine(model, step_tokens=17) as engine:
@@ -50,7 +51,7 @@ def test_a_running_request_is_looked_into(name: str) -> None:
         assert torch.allclose(value, tape.records[path], atol=1e-4), path
 
 
-def test_only_what_is_asked_for_is_read_again() -> None:
+def test_only_what_is_asked_for_is_read_again():
     """Values from a place on, of every continuation, event by event; what pages hold before it is
     not computed."""
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5] * 10
@@ -59,7 +60,7 @@ def test_only_what_is_asked_for_is_read_again() -> None:
         Tape("*.1.attn.pattern", "*.0.resid", "logits"),
     )
     with Engine(model, step_tokens=17) as engine:
-        engine.submit(Request(prompt, max_new=1)).result()
+        ask(engine, prompt, max_new=1)
         options = {
             "max_new": 7,
             "n": 2,
@@ -68,7 +69,7 @@ def test_only_what_is_asked_for_is_read_again() -> None:
             "since": 40,
             "prompt_logprobs": 2,
         }
-        handle = engine.submit(Request(prompt, **options))  # type: ignore[arg-type]
+        handle = engine.submit(Request(prompt, **options))
         events = list(handle)
         result = handle.collect(events)
         assert result.usage.cached == 32 and result.prompt_logprobs is not None
@@ -93,7 +94,7 @@ def test_only_what_is_asked_for_is_read_again() -> None:
         )
 
 
-def test_an_ablation_by_the_mean_is_the_same_in_chunks() -> None:
+def test_an_ablation_by_the_mean_is_the_same_in_chunks():
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5] * 8
     edit, options = (
         head_off("decoder.blocks.0.attn", 1, fill="mean"),
@@ -102,32 +103,29 @@ def test_an_ablation_by_the_mean_is_the_same_in_chunks() -> None:
     alone = generate(model, None, prompt, temperature=0, max_new=12, edits=[edit]).run().tokens[0]
     with Engine(model, step_tokens=90) as engine:
         handles = [engine.submit(Request([number] * 50, max_new=12)) for number in range(3)]
-        assert (
-            engine.submit(Request(prompt, edits=[edit], **options)).result().completions[0].tokens
-            == alone
-        )  # type: ignore[arg-type]
+        assert ask(engine, prompt, edits=[edit], **options).completions[0].tokens == alone
         assert all(handle.result() for handle in handles)
     with (
         Engine(model, step_tokens=32) as engine,
         pytest.raises(UserError, match="mean over 40 tokens"),
     ):
-        engine.submit(Request(prompt, edits=[edit], **options))  # type: ignore[arg-type]
+        engine.submit(Request(prompt, edits=[edit], **options))
 
 
-def test_logits_can_be_edited() -> None:
+def test_logits_can_be_edited():
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5]
     edits, options = [scale("logits", -1.0)], {"sampling": Sampling(0), "max_new": 8}
     alone = generate(model, None, prompt, temperature=0, max_new=8, edits=edits).run().tokens[0]
     plain = generate(model, None, prompt, temperature=0, max_new=8).run().tokens[0]
     with Engine(model) as engine:
-        handles = [engine.submit(Request(prompt, edits=group, **options)) for group in (edits, [])]  # type: ignore[arg-type]
+        handles = [engine.submit(Request(prompt, edits=group, **options)) for group in (edits, [])]
         assert [handle.result().completions[0].tokens for handle in handles] == [
             alone,
             plain,
         ] and alone != plain
 
 
-def test_an_edit_is_of_one_request_alone() -> None:
+def test_an_edit_is_of_one_request_alone():
     model, prompt, edit = (
         tiny.model(tiny.DECODERS["llama"]),
         [3, 1, 4, 1, 5] * 8,
@@ -141,14 +139,14 @@ def test_an_edit_is_of_one_request_alone() -> None:
         handles = [
             engine.submit(Request(prompt, edits=group, **options))
             for group in ((), [edit], (), [edit])
-        ]  # type: ignore[arg-type]
+        ]
         tokens = [handle.result().completions[0].tokens for handle in handles]
-        again = engine.submit(Request(prompt, **options)).result()  # type: ignore[arg-type]
+        again = ask(engine, prompt, **options)
     assert tokens == [plain, edited, plain, edited]
     assert again.completions[0].tokens == plain and again.usage.cached == 32
 
 
-def test_what_is_not_there_is_refused() -> None:
+def test_what_is_not_there_is_refused():
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
         with pytest.raises(UserError, match="No value is called"):
             engine.submit(Request([1], want=["decoder.nothing"]))
@@ -161,7 +159,7 @@ def test_what_is_not_there_is_refused() -> None:
         engine.submit(Request([1], [2], want=["*"]))
 
 
-def test_what_is_read_again_is_recorded_once() -> None:
+def test_what_is_read_again_is_recorded_once():
     """Texts that lost their pages and were read from the beginning again."""
     model, room = (
         tiny.model(tiny.DECODERS["llama"]),
@@ -184,12 +182,12 @@ def test_what_is_read_again_is_recorded_once() -> None:
         assert engine.stats().preempted
 
 
-def test_an_edit_that_fails_is_of_its_request_alone() -> None:
+def test_an_edit_that_fails_is_of_its_request_alone():
     """One that makes infinite numbers in the middle, and one whose effect overflows later."""
     model, prompt = tiny.model(tiny.DECODERS["llama"]), [3, 1, 4, 1, 5]
     far = [scale("decoder.blocks.0.attn.q", float("1e39")), scale("logits", 3e38)]
     with Engine(model) as engine:
-        alone = engine.submit(Request(prompt, seed=1, max_new=8)).result().completions
+        alone = ask(engine, prompt, seed=1, max_new=8).completions
         wrong = [engine.submit(Request(prompt, edits=[edit], n=2, max_new=8)) for edit in far]
         handle = engine.submit(Request(prompt, seed=1, max_new=8))
         for item in wrong:
@@ -198,7 +196,7 @@ def test_an_edit_that_fails_is_of_its_request_alone() -> None:
         assert handle.result().completions == alone and engine.alive
 
 
-def test_what_was_kept_of_a_chunk_is_held_no_longer() -> None:
+def test_what_was_kept_of_a_chunk_is_held_no_longer():
     look = Look(["*"], {})
     look.tape.records["a"] = torch.ones(1, 3, 2)
     look.keep(0, 3)
@@ -207,7 +205,7 @@ def test_what_was_kept_of_a_chunk_is_held_no_longer() -> None:
     assert len(look.pieces) == 1, "nothing was recorded of the next one"
 
 
-def test_what_followed_the_same_end_the_last_time_is_guessed() -> None:
+def test_what_followed_the_same_end_the_last_time_is_guessed():
     text = [1, 2, 3, 4, 9, 2, 3, 5, 6, 7, 2, 3]
     assert PromptLookup(most=3).propose(text, 9) == [5, 6, 7]
     assert PromptLookup(most=3).propose(text, 1) == [5]
@@ -216,7 +214,7 @@ def test_what_followed_the_same_end_the_last_time_is_guessed() -> None:
     assert PromptLookup(most=2).propose([1, 2, 3, 8, 9, 7, 2, 3, 5, 1, 2, 3], 9) == [8, 9]
 
 
-def test_guesses_that_are_wrong_stop_for_a_while() -> None:
+def test_guesses_that_are_wrong_stop_for_a_while():
     lookup, text = PromptLookup(), [5, 6] * 9
     assert len(lookup.propose(text, 9)) == 7
     for _ in range(3):

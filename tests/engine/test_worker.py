@@ -246,7 +246,7 @@ def engine_of(name: str) -> Engine:
     memory = room.nbytes // 3
     draft = model if name == "draft" else None
     few = {} if draft else {"memory": memory}
-    return Engine(model, train("byte", []), step_tokens=40, max_sequences=5, draft=draft, **few)  # type: ignore[arg-type]
+    return Engine(model, train("byte", []), step_tokens=40, max_sequences=5, draft=draft, **few)
 
 
 def answer(handle: RequestHandle) -> tuple[Any, list[float]] | None:
@@ -357,9 +357,7 @@ def check(label: str, place: Any, name: str, case: tuple[str, int], fault: Fault
 @pytest.mark.parametrize(
     ("label", "place", "name"), [pytest.param(*row, id=row[0]) for row in functions()]
 )
-def test_a_fault_of_one_request_ends_it_alone(
-    label: str, place: Any, name: str, every: bool
-) -> None:
+def test_a_fault_of_one_request_ends_it_alone(label, place, name, every):
     """For ever before its work, and once after it; with ``every`` in several crowds."""
     cases = reached()[label]
     if label in NOT_REACHED or (label in RARE and not cases):

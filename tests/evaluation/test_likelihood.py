@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 import tiny
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -41,7 +39,7 @@ def naive(model: Model, context: list[int], continuation: list[int]) -> tuple[fl
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "starcoder2", "alibi", "gru"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_continuation_is_as_likely_as_its_tokens(family: str, batch: int) -> None:
+def test_a_continuation_is_as_likely_as_its_tokens(family, batch):
     model = tiny.model(tiny.DECODERS[family])
     best = int(model(torch.tensor([[1, 2, 3]])).logits[0, -1].argmax())
     pairs = [*PAIRS, ([1, 2, 3], [best])]
@@ -54,13 +52,13 @@ def test_a_continuation_is_as_likely_as_its_tokens(family: str, batch: int) -> N
     assert not model.training
 
 
-def test_dropout_sleeps_and_training_goes_on() -> None:
+def test_dropout_sleeps_and_training_goes_on():
     cfg = tiny.DECODERS["gpt2"]
     model = tiny.model(replace(cfg, decoder=replace(cfg.decoder, dropout=0.5))).train()
     assert likelihoods(model, PAIRS) == likelihoods(model, PAIRS) and model.training
 
 
-def test_what_cannot_be_judged_is_said() -> None:
+def test_what_cannot_be_judged_is_said():
     model = tiny.model(tiny.DECODERS["gpt2"])
     for pairs in ([([], [1])], [([1], [])], [([1], [tiny.VOCAB])], [([1], [2] * 65)]):
         with pytest.raises(UserError):
@@ -74,7 +72,7 @@ def test_what_cannot_be_judged_is_said() -> None:
 
 
 @pytest.fixture
-def questions(tmp_path: Path) -> tuple[Path, Path]:
+def questions(tmp_path):
     """A model of bytes, and a task of one's own over a local file: which of two endings is written
     after "ab"."""
     from glassformer import config as c
@@ -98,19 +96,13 @@ def questions(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "model", tmp_path
 
 
-def test_tasks_of_the_harness(
-    questions: tuple[Path, Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tasks_of_the_harness(questions, terminal, monkeypatch):
     pytest.importorskip(
         "lm_eval", reason="lm-evaluation-harness (744 MB with what it needs) is an extra"
     )
     monkeypatch.setenv("HF_DATASETS_CACHE", str(questions[1] / "cache"))
     model, folder = questions
-    words = ["eval", str(model), "--tasks", "own_choice", "--task-files", str(folder), "--json"]
-    assert main(words) == 0
-    figures = json.loads(capsys.readouterr().out)
+    figures = terminal.json(f"eval {model} --tasks own_choice --task-files {folder}")
     from glassformer.formats.store import load
 
     loaded, tokenizer = load(model)
@@ -122,33 +114,16 @@ def test_tasks_of_the_harness(
         ]
         right += int(max(range(2), key=bounds.__getitem__) == i % 2)
     assert figures["own_choice"]["acc"] == pytest.approx(right / 6)
-    assert main([*words[:3], "no_such_task"]) == 2
-    assert 'no task "no_such_task"' in capsys.readouterr().err
+    assert 'no task "no_such_task"' in terminal.refused(f"eval {model} --tasks no_such_task")
 
 
-def test_tasks_without_the_harness_say_what_to_install(
-    questions: tuple[Path, Path],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_tasks_without_the_harness_say_what_to_install(questions, terminal, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert main(["eval", str(questions[0]), "--tasks", "hellaswag"]) == 2
-    assert "pip install lm_eval" in capsys.readouterr().err
-    assert main(["eval", str(questions[0])]) == 2
-    assert "--tasks" in capsys.readouterr().err
-    assert (
-        main(
-            [
-                "eval",
-                str(questions[0]),
-                "--data",
-                str(questions[1] / "q.jsonl"),
-                "--columns",
-                "text=q",
-            ]
-        )
-        == 2
-    )
-    assert "--columns means nothing" in capsys.readouterr().err
+    for options, sentence in (
+        ("--tasks hellaswag", "pip install lm_eval"),
+        ("", "--tasks"),
+        (f"--data {questions[1]}/q.jsonl --columns text=q", "--columns means nothing"),
+    ):
+        assert sentence in terminal.refused(f"eval {questions[0]} {options}")

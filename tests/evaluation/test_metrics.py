@@ -12,12 +12,12 @@ from glassformer.tasks.evaluation import by_length, of_labels, of_numbers, of_te
 RIGHT = ["the cat sat on the mat", "a small dog ran over the green hill"]
 
 
-def test_the_same_text_is_perfect() -> None:
+def test_the_same_text_is_perfect():
     names = ("bleu", "chrf", "rouge1", "rouge2", "rougeL", "exact")
     assert of_texts(RIGHT, RIGHT, names) == pytest.approx(dict.fromkeys(names, 100.0))
 
 
-def test_bleu_is_the_papers_formula() -> None:
+def test_bleu_is_the_papers_formula():
     written, right = ["the cat sat on a mat"], ["the cat sat on the mat"]
     precisions = (5 / 6, 3 / 5, 2 / 4, 1 / 3)
     expected = 100 * math.exp(sum(map(math.log, precisions)) / 4)
@@ -26,7 +26,7 @@ def test_bleu_is_the_papers_formula() -> None:
     )
 
 
-def test_capitals_and_pieces() -> None:
+def test_capitals_and_pieces():
     repeated = of_texts(["A CAT SAT ON IT"], ["a cat sat on it"], ("bleu", "chrf"), lower=True)
     assert repeated == pytest.approx({"bleu": 100, "chrf": 100})
     assert max(of_texts(["A CAT SAT ON IT"], ["a cat sat on it"]).values()) < 50
@@ -40,21 +40,21 @@ def test_capitals_and_pieces() -> None:
     assert whole_words("ein bo@@ ston ter@@ rier@@") == "ein boston terrier"
 
 
-def test_several_references_take_the_best() -> None:
+def test_several_references_take_the_best():
     several = [["nothing alike here", RIGHT[0]], [RIGHT[1], "other words"]]
     assert of_texts(RIGHT, several, ("rouge1", "exact", "bleu")) == pytest.approx(
         {"rouge1": 100, "exact": 100, "bleu": 100}
     )
 
 
-def test_rouge_is_f1_of_stems() -> None:
+def test_rouge_is_f1_of_stems():
     assert of_texts(["the dogs runs"], ["the dog run"], ("rouge1",))["rouge1"] == pytest.approx(100)
     result = of_texts(["a b c d e f"], ["a b c"], ("rouge1",))["rouge1"]
     # half of what is written is right, all of the right one
     assert result == pytest.approx(100 * 2 * 0.5 * 1.0 / 1.5)
 
 
-def test_labels_and_numbers() -> None:
+def test_labels_and_numbers():
     chosen, right = [1, 1, 0, 0, 1, 0], [1, 0, 0, 0, 1, 1]
     result = of_labels(chosen, right)
     hits, misses, false, quiet = 2, 1, 1, 2  # of label 1
@@ -72,7 +72,7 @@ def test_labels_and_numbers() -> None:
     )
 
 
-def test_lengths() -> None:
+def test_lengths():
     assert by_length(["a b", "a b c d e", "a b c d e f g"], (4, 6)) == {
         "1-4": [0],
         "5-6": [1],
@@ -81,7 +81,7 @@ def test_lengths() -> None:
     assert by_length(["a b c d", "a b c d e f"], (4, 6)) == {"1-4": [0], "5-6": [1], "7+": []}
 
 
-def test_bad_input() -> None:
+def test_bad_input():
     with pytest.raises(UserError, match="2 texts and 1 references"):
         of_texts(RIGHT, RIGHT[:1])
     with pytest.raises(UserError, match='no figure "blue"'):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ import torch
 from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, build_model
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data import tokenise
@@ -67,7 +65,7 @@ def check(
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     path = tmp_path / "stories.jsonl"
     path.write_text(
         "".join(json.dumps({"text": story}) + "\n" for story in STORIES), encoding="utf-8"
@@ -76,7 +74,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def byte() -> Tokenizer:
+def byte():
     return train_tokenizer("byte")
 
 
@@ -85,9 +83,7 @@ TEXT = "".join(STORIES)
 
 @pytest.mark.parametrize(("context", "stride"), [(16, 8), (16, 16), (16, 1), (5, 3), (1, 1)])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_text_is_scored_like_token_by_token(
-    byte: Tokenizer, context: int, stride: int, batch: int
-) -> None:
+def test_a_text_is_scored_like_token_by_token(byte, context, stride, batch):
     model = decoder(byte.size)
     got = score(model, byte, TEXT, context=context, stride=stride, batch=batch)
     check(got, model, [[byte.eos, *TEXT.encode()]], len(TEXT.encode()), context, stride)
@@ -97,9 +93,7 @@ def test_a_text_is_scored_like_token_by_token(
     "position", [c.Rotary(), c.Learned(CONTEXT), c.Alibi(), c.RelativeBias(8, 16)]
 )
 @pytest.mark.parametrize("batch", [1, 4])
-def test_documents_do_not_see_each_other(
-    byte: Tokenizer, corpus: Path, position: c.Position, batch: int
-) -> None:
+def test_documents_do_not_see_each_other(byte, corpus, position, batch):
     model = decoder(byte.size, position)
     got = score(model, byte, find_corpus(corpus), batch=batch)
     documents = [[byte.eos, *story.encode(), byte.eos] for story in STORIES if story]
@@ -109,7 +103,7 @@ def test_documents_do_not_see_each_other(
     check(unclosed, model, [ids[:-1] for ids in documents], size, CONTEXT, CONTEXT // 2)
 
 
-def test_an_own_bos_opens_and_is_not_scored(corpus: Path) -> None:
+def test_an_own_bos_opens_and_is_not_scored(corpus):
     tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
     assert None is not tokenizer.bos != tokenizer.eos
     model = decoder(tokenizer.size)
@@ -128,7 +122,7 @@ def test_an_own_bos_opens_and_is_not_scored(corpus: Path) -> None:
     )
 
 
-def test_without_an_opening_the_first_token_is_context(corpus: Path) -> None:
+def test_without_an_opening_the_first_token_is_context(corpus):
     tokenizer = train_tokenizer("char", ["é\U0001f600", *STORIES], specials=())
     model = decoder(tokenizer.size)
     got = score(model, tokenizer, "éa\U0001f600")
@@ -141,7 +135,7 @@ def test_without_an_opening_the_first_token_is_context(corpus: Path) -> None:
         check(scores, model, documents, size, CONTEXT, CONTEXT // 2)
 
 
-def test_a_split_document_begins_in_its_middle(tmp_path: Path, byte: Tokenizer) -> None:
+def test_a_split_document_begins_in_its_middle(tmp_path, byte):
     path = tmp_path / "one.txt"
     path.write_text("abcdefghij" * 20)
     train, valid = tokenise(find_corpus(path), byte).split(0.25)
@@ -159,7 +153,7 @@ def test_a_split_document_begins_in_its_middle(tmp_path: Path, byte: Tokenizer) 
     )
 
 
-def test_training_goes_on_and_progress_is_told(byte: Tokenizer) -> None:
+def test_training_goes_on_and_progress_is_told(byte):
     model, calls = decoder(byte.size, dropout=0.5).train(), []
     got = score(model, byte, TEXT, progress=calls.append)
     assert json.loads(json.dumps(got.to_dict()))["loss"] == got.loss
@@ -167,7 +161,7 @@ def test_training_goes_on_and_progress_is_told(byte: Tokenizer) -> None:
     assert got.loss == pytest.approx(score(model.eval(), byte, TEXT).loss) and not model.training
 
 
-def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte: Tokenizer) -> None:
+def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte):
     model = decoder(byte.size).bfloat16()
     with torch.no_grad():
         logits = model(torch.tensor([[byte.eos, *b"abcdefghi"]])).logits[0, :-1].double()
@@ -185,14 +179,12 @@ def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte: Tokenizer) -> None:
         ("ab", {"batch": 0}, "batch is 0"),
     ],
 )
-def test_one_clear_sentence(
-    byte: Tokenizer, words: str, settings: dict[str, int], sentence: str
-) -> None:
+def test_one_clear_sentence(byte, words, settings, sentence):
     with pytest.raises(UserError, match=sentence):
         score(decoder(byte.size), byte, words, **settings)
 
 
-def test_what_cannot_be_scored(byte: Tokenizer) -> None:
+def test_what_cannot_be_scored(byte):
     with pytest.raises(UserError, match="use the tokenizer"):
         score(decoder(100), byte, "zebra")
     with pytest.raises(UserError, match="too little"):

@@ -28,11 +28,11 @@ class Handle:
 
 
 @pytest.fixture
-def notebook(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
+def notebook(monkeypatch):
     """A kernel, as IPython makes itself known; the displays that were opened."""
     opened: list[Handle] = []
 
-    def display(page: str, display_id: bool) -> Handle:
+    def display(page, display_id):
         assert display_id
         opened.append(Handle(page))
         return opened[-1]
@@ -47,7 +47,7 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
     return opened
 
 
-def test_a_notebook_gets_one_bar_that_moves(notebook: list[Handle]) -> None:
+def test_a_notebook_gets_one_bar_that_moves(notebook):
     assert in_notebook()
     with Progress("patching <b>") as report:
         for done in range(1, 4):
@@ -66,16 +66,14 @@ def test_a_notebook_gets_one_bar_that_moves(notebook: list[Handle]) -> None:
     )
 
 
-def test_what_was_stopped_says_so(notebook: list[Handle]) -> None:
+def test_what_was_stopped_says_so(notebook):
     with pytest.raises(KeyboardInterrupt), Progress("patching") as report:
         report(1, 3)
         raise KeyboardInterrupt
     assert "(stopped)" in notebook[0].pages[-1]
 
 
-def test_a_bar_is_not_drawn_more_often_than_can_be_seen(
-    notebook: list[Handle], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bar_is_not_drawn_more_often_than_can_be_seen(notebook, monkeypatch):
     monkeypatch.setattr(progress, "OFTEN", 60.0)
     with Progress("patching") as report:
         for done in range(1, 101):
@@ -83,9 +81,7 @@ def test_a_bar_is_not_drawn_more_often_than_can_be_seen(
     assert len(notebook[0].pages) == 2 and "100 of 100" in notebook[0].pages[-1]
 
 
-def test_nothing_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_elsewhere(monkeypatch, capsys):
     ipython: Any = types.ModuleType("IPython")  # imported by somebody, no kernel
     ipython.get_ipython = lambda: None
     monkeypatch.setitem(sys.modules, "IPython", ipython)
@@ -95,9 +91,9 @@ def test_nothing_elsewhere(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_bar(monkeypatch):
     class Terminal(io.StringIO):
-        def isatty(self) -> bool:
+        def isatty(self):
             return True
 
     screen = Terminal()
@@ -108,11 +104,11 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "patching" in screen.getvalue() and "50%" in screen.getvalue()
 
 
-def test_a_patch_grid_shows_it(notebook: list[Handle]) -> None:
+def test_a_patch_grid_shows_it(notebook):
     """The bar of a grid is ours; ``progress=False`` opens none, a function is told instead."""
     model, outputs = tiny.model(tiny.ALL["llama"]), []
 
-    def grid(**options: Any) -> None:
+    def grid(**options):
         glassformer.patch_grid(
             model, None, [1, 2, 3], [1, 4, 3], answer=5, parts="resid", **options
         )
@@ -124,7 +120,7 @@ def test_a_patch_grid_shows_it(notebook: list[Handle]) -> None:
     assert len(notebook) == 1 and outputs[-1][0] == outputs[-1][1] > 0
 
 
-def test_a_work_of_unknown_length_says_how_far_it_is() -> None:
+def test_a_work_of_unknown_length_says_how_far_it_is():
     bar = Progress("reading", False)
     bar(1234, 0)
     assert (
@@ -134,7 +130,7 @@ def test_a_work_of_unknown_length_says_how_far_it_is() -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 6])
-def test_neurons_and_saliency_tell_how_far_they_are(limit: int | None) -> None:
+def test_neurons_and_saliency_tell_how_far_they_are(limit):
     model, output = tiny.model(tiny.DECODERS["llama"]), list[Any]()
     tokenizer = train_tokenizer("words", ["a b c d e f g"])
     requests = ["decoder.blocks.0.ffn.hidden[0]"]

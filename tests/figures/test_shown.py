@@ -8,7 +8,6 @@ import csv
 import json
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -31,7 +30,7 @@ TEXT = "<script>x</script> To be & not"
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
+def results():
     """One of each kind, of the model that comes with the package; the texts hold HTML."""
     model, tokenizer = glassformer.load(shipped(), dtype="float32")
     assert tokenizer is not None
@@ -57,7 +56,7 @@ def results() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def log(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     lines = [{"step": n, "loss": 5 - n / 500, "tokens": 64, "seconds": 0.5} for n in range(1, 1001)]
     lines[700]["loss"] = 99.0
@@ -84,7 +83,7 @@ KINDS = (
 
 
 @pytest.fixture
-def figure(request: pytest.FixtureRequest, results: dict[str, Any], log: Any) -> Any:
+def figure(request, results, log):
     return {**results, "log": log}[request.param]
 
 
@@ -110,7 +109,7 @@ class Parsed(HTMLParser):
 
 
 @pytest.mark.parametrize("figure", KINDS, indirect=True)
-def test_a_notebook_shows_it_without_scripts_and_without_a_network(figure: Shown) -> None:
+def test_a_notebook_shows_it_without_scripts_and_without_a_network(figure):
     page = figure._repr_html_()
     assert len(page.encode()) <= 2_000_000 and len(repr(figure)) < 1000
     parsed = Parsed(page)
@@ -134,7 +133,7 @@ def test_a_notebook_shows_it_without_scripts_and_without_a_network(figure: Shown
 
 @pytest.mark.parametrize("figure", KINDS, indirect=True)
 @pytest.mark.parametrize("kind", ["html", "svg", "png"])
-def test_it_is_saved_as_a_picture(figure: Shown, kind: str, tmp_path: Path) -> None:
+def test_it_is_saved_as_a_picture(figure, kind, tmp_path):
     path = figure.save(tmp_path / f"it.{kind}")
     data = path.read_bytes()
     if kind == "html":
@@ -153,7 +152,7 @@ def rows(figure: Shown, folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
-def test_a_table_has_every_number(results: dict[str, Any], log: Any, tmp_path: Path) -> None:
+def test_a_table_has_every_number(results, log, tmp_path):
     """To the last bit: a float's text gives the float again."""
     observed, lens, grid, heads = (results[name] for name in ("attention", "lens", "grid", "heads"))
     ids = rows(observed, tmp_path)
@@ -173,7 +172,7 @@ def test_a_table_has_every_number(results: dict[str, Any], log: Any, tmp_path: P
     )
 
 
-def test_tensors_are_what_was_seen(results: dict[str, Any], log: Any, tmp_path: Path) -> None:
+def test_tensors_are_what_was_seen(results, log, tmp_path):
     observed = results["values"]
     stored = load_file(observed.save(tmp_path / "it.safetensors"))
     assert set(stored) == set(observed) and all(
@@ -195,7 +194,7 @@ def test_tensors_are_what_was_seen(results: dict[str, Any], log: Any, tmp_path: 
     TableFigure(HOSTILE, (HOSTILE,), [(HOSTILE,)]),
     Curves(HOSTILE, {HOSTILE: ([1, 2], [3, 4])}, HOSTILE),
 ])  # fmt: skip
-def test_what_a_token_is_made_of_stays_text(chart: Any) -> None:
+def test_what_a_token_is_made_of_stays_text(chart):
     parsed = Parsed(chart.html())
     assert not {"script", "style", "b"} & set(parsed.tags) and not [
         n for n in parsed.attributes if n.startswith("on")
@@ -211,7 +210,7 @@ def test_what_a_token_is_made_of_stays_text(chart: Any) -> None:
     chart.drawing().png()
 
 
-def test_a_browser_shows_what_holds_html_and_runs_none_of_it(chromium: Any, tmp_path: Path) -> None:
+def test_a_browser_shows_what_holds_html_and_runs_none_of_it(chromium, tmp_path):
     """With a notebook's own rights: no policy keeps a script from running but that there is
     none."""
     values = {
@@ -236,7 +235,7 @@ def test_a_browser_shows_what_holds_html_and_runs_none_of_it(chromium: Any, tmp_
     assert not wrong and len(pictures) == 4 and min(pictures) > 20, (wrong, pictures)
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_what_does_not_fit_is_said():
     values = {
         f"b.{n}.pattern": torch.rand(1, 12, 40, 40, generator=torch.Generator().manual_seed(n))
         for n in range(9)
@@ -247,7 +246,7 @@ def test_what_does_not_fit_is_said() -> None:
     assert "did not fit" in cut and "did not fit" not in full
 
 
-def test_a_head_by_itself(results: dict[str, Any]) -> None:
+def test_a_head_by_itself(results):
     observed = results["attention"]
     item = observed.head(2)
     assert [*item] == [f"{path}[2]" for path in observed]
@@ -262,7 +261,7 @@ def test_a_head_by_itself(results: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "mixtral", "gru", "pooled"])
-def test_every_shape_shows_itself(name: str) -> None:
+def test_every_shape_shows_itself(name):
     """Without a tokenizer too; across, rows are the target's and columns the source's tokens."""
     model = tiny.model(tiny.ALL[name])
     pair = hasattr(tiny.ALL[name], "encoder") and hasattr(tiny.ALL[name], "decoder")
@@ -277,9 +276,7 @@ def test_every_shape_shows_itself(name: str) -> None:
         assert [len(heat.rows), len(heat.columns)] == [3, 5] and heat.columns[4] == "4:#8"
 
 
-def test_files_that_cannot_be_written(
-    results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_cannot_be_written(results, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"\.html, \.svg, \.png, \.csv, \.safetensors"):
         results["lens"].save(tmp_path / "it.pdf")
     with pytest.raises(UserError, match=r"too many for \.csv"):
@@ -290,7 +287,7 @@ def test_files_that_cannot_be_written(
     assert not list(tmp_path.iterdir())
 
 
-def test_colours_are_those_of_the_numbers() -> None:
+def test_colours_are_those_of_the_numbers():
     bounds = colours(np.array([0.0, 1.0, np.nan, -np.inf]), 0, 1, signed=False)
     assert bounds.tolist() == [[0xFA, 0xF9, 0xF5], [0x00, 0x22, 0x4E], [221] * 3, [221] * 3]
     middle = colours(np.array([-4.0, 0.0, 4.0, 2.0]), -4, 4, signed=True)
@@ -298,7 +295,7 @@ def test_colours_are_those_of_the_numbers() -> None:
     assert colours(np.array([3.0]), 3, 3, signed=False).tolist() == [[0xFA, 0xF9, 0xF5]]
 
 
-def test_a_png_is_what_was_painted() -> None:
+def test_a_png_is_what_was_painted():
     from io import BytesIO
 
     from PIL import Image
@@ -314,7 +311,7 @@ def test_a_png_is_what_was_painted() -> None:
     )
 
 
-def test_no_spike_is_lost_in_a_long_curve() -> None:
+def test_no_spike_is_lost_in_a_long_curve():
     x = list(range(100_000))
     y = [0.0] * 100_000
     y[77_777], y[12], y[50] = 9.0, -3.0, float("nan")
@@ -326,7 +323,7 @@ def test_no_spike_is_lost_in_a_long_curve() -> None:
 @pytest.mark.parametrize(
     ("low", "high"), [(0, 1), (2.514, 6.931), (1, 1000), (-1e-7, 3e-7), (1e8, 1.00001e8)]
 )
-def test_ticks_are_round_and_inside(low: float, high: float) -> None:
+def test_ticks_are_round_and_inside(low, high):
     result = ticks(low, high)
     assert (
         2 <= len(result) <= 7
@@ -335,12 +332,12 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
     )
 
 
-def test_texts_keep_what_can_be_seen() -> None:
+def test_texts_keep_what_can_be_seen():
     assert plain("a\x1b[0m鸟\ud83d") == "a\ufffd[0m鸟\ufffd"
     assert written("<a b='c'>&") == "&lt;a b=&#x27;c&#x27;&gt;&amp;"
 
 
-def test_a_log_that_is_not_there(tmp_path: Path) -> None:
+def test_a_log_that_is_not_there(tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError, match=r"holds no log\.jsonl"):
         glassformer.training_log(tmp_path / "mine")
@@ -348,11 +345,11 @@ def test_a_log_that_is_not_there(tmp_path: Path) -> None:
         glassformer.training_log(tmp_path / "mien")
 
 
-def test_words_on_a_colour_can_be_read() -> None:
+def test_words_on_a_colour_can_be_read():
     """WCAG's 4.5 to 1 on every colour of a coarse cube, by its own formula, term by term."""
     from glassformer.sight.figures.charts import ink_on
 
-    def luminance(colour: tuple[int, ...]) -> float:
+    def luminance(colour):
         pieces = [
             item / 255 / 12.92 if item / 255 <= 0.04045 else ((item / 255 + 0.055) / 1.055) ** 2.4
             for item in colour

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +28,7 @@ THE_EIGHTEEN = {
 
 
 @pytest.fixture(scope="module")
-def checker() -> Iterator[Checker]:
+def checker():
     with Checker() as item:
         yield item
 
@@ -41,14 +39,12 @@ def put(folder: Path, name: str, code: str) -> Path:
     return path
 
 
-def test_the_course_is_whole() -> None:
+def test_the_course_is_whole():
     assert set(NAMES) >= THE_EIGHTEEN
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_solution_passes_and_runs_in_a_real_model(
-    name: str, checker: Checker, tmp_path: Path
-) -> None:
+def test_each_solution_passes_and_runs_in_a_real_model(name, checker, tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(starting.python(find(name)).replace(find(name).starter, find(name).solution))
     result = checker.check(path)
@@ -60,9 +56,7 @@ def test_each_solution_passes_and_runs_in_a_real_model(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_starter_says_what_is_to_be_written(
-    name: str, checker: Checker, tmp_path: Path
-) -> None:
+def test_each_starter_says_what_is_to_be_written(name, checker, tmp_path):
     result = checker.check(starting.write(find(name), tmp_path))
     assert result.state == "todo" and "is not written yet" in result.message
     assert result.where.startswith("line ") and result.code.startswith("TODO: "), result
@@ -144,13 +138,13 @@ SLIPS = [
 ]  # fmt: skip
 
 
-def test_the_published_losses_come_out(checker: Checker, tmp_path: Path) -> None:
+def test_the_published_losses_come_out(checker, tmp_path):
     result = checker.check(put(tmp_path, "mini-transformer", find("mini-transformer").solution))
     (line,) = [line for line in result.good if line.startswith("with mask and tied head")]
     assert line.endswith("after manual_seed(42): 12.4078, 8.8194, 6.9047, 5.6511, 4.8191"), line
 
 
-def test_every_exercise_has_a_slip_that_is_tried() -> None:
+def test_every_exercise_has_a_slip_that_is_tried():
     assert {slip[0] for slip in SLIPS} == set(NAMES)
 
 
@@ -159,9 +153,7 @@ def test_every_exercise_has_a_slip_that_is_tried() -> None:
     SLIPS,
     ids=[f"{s[0]}-{i}" for i, s in enumerate(SLIPS)],
 )
-def test_a_usual_slip_is_named_with_its_place(
-    name: str, right: str, wrong: str, place: str, look: str, checker: Checker, tmp_path: Path
-) -> None:
+def test_a_usual_slip_is_named_with_its_place(name, right, wrong, place, look, checker, tmp_path):
     solution = find(name).solution
     assert right in solution
     result = checker.check(
@@ -404,12 +396,12 @@ def loss(centre, company, noise):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_method_passes(name: str, checker: Checker, tmp_path: Path) -> None:
+def test_another_method_passes(name, checker, tmp_path):
     result = checker.check(put(tmp_path, name, OTHERS[name]))
     assert result.state == "passed", result
 
 
-def test_a_hard_coded_answer_fails(checker: Checker, tmp_path: Path) -> None:
+def test_a_hard_coded_answer_fails(checker, tmp_path):
     """The right answer of one check is wrong in the next: the inputs are drawn anew, whatever the
     file seeds."""
     code = """
@@ -454,9 +446,7 @@ def attention(q, k, v, allowed):
         ("import torch\ndef causal_mask(queries, keys):\n    return torch.zeros(10**10)\n", "error", "2 GiB", "line 4"),
     ],
 )  # fmt: skip
-def test_errors_of_the_learners_code_show_as_theirs(
-    code: str, state: str, message: str, line: str, checker: Checker, tmp_path: Path
-) -> None:
+def test_errors_of_the_learners_code_show_as_theirs(code, state, message, line, checker, tmp_path):
     result = checker.check(put(tmp_path, "causal-mask", code))
     assert (result.state, result.where) == (state, line) and message in result.message, result
 
@@ -471,9 +461,7 @@ def test_errors_of_the_learners_code_show_as_theirs(
         "    import os\n    os.fork()\n    while True: pass\n",
     ],
 )
-def test_an_endless_loop_is_stopped_and_its_line_named(
-    loop: str, checker: Checker, tmp_path: Path
-) -> None:
+def test_an_endless_loop_is_stopped_and_its_line_named(loop, checker, tmp_path):
     start = time.monotonic()
     path = put(tmp_path, "causal-mask", f"def causal_mask(queries, keys):\n{loop}")
     result = checker.check(path, seconds=0.3)
@@ -485,7 +473,7 @@ def test_an_endless_loop_is_stopped_and_its_line_named(
     assert result.where in ("line 3", "line 4", "line 5", "line 6", "line 7"), result
 
 
-def test_code_that_hears_no_signal_is_ended_too(checker: Checker, tmp_path: Path) -> None:
+def test_code_that_hears_no_signal_is_ended_too(checker, tmp_path):
     code = (
         "import signal\nsignal.signal(signal.SIGALRM, "
         "signal.SIG_IGN)\nsignal.signal(signal.SIGPROF, signal.SIG_IGN)\nwhile True: pass\n"
@@ -493,7 +481,7 @@ def test_code_that_hears_no_signal_is_ended_too(checker: Checker, tmp_path: Path
     assert checker.check(put(tmp_path, "causal-mask", code), seconds=0.2).state == "stopped"
 
 
-def test_printing_is_theirs_and_bounded(checker: Checker, tmp_path: Path) -> None:
+def test_printing_is_theirs_and_bounded(checker, tmp_path):
     code = (
         "import sys, os\nprint('from me')\nprint('and here', "
         "file=sys.stderr)\nos.system('echo aside')\n"
@@ -506,7 +494,7 @@ def test_printing_is_theirs_and_bounded(checker: Checker, tmp_path: Path) -> Non
     assert result.state == "stopped" and 10_000 <= len(result.printed) < 10_100
 
 
-def test_what_the_learner_changes_is_not_the_checks(checker: Checker, tmp_path: Path) -> None:
+def test_what_the_learner_changes_is_not_the_checks(checker, tmp_path):
     """Writing over what is given, and the next learner after one who breaks torch."""
     code = "import torch\ntorch.Tensor.softmax = None\n"
     assert checker.check(put(tmp_path, "one-head", code)).state == "failed"
@@ -521,7 +509,7 @@ def test_what_the_learner_changes_is_not_the_checks(checker: Checker, tmp_path: 
     assert checker.check(put(tmp_path, "norms", spoilt)).state == "passed"
 
 
-def test_a_notebook_is_checked_and_its_cell_named(checker: Checker, tmp_path: Path) -> None:
+def test_a_notebook_is_checked_and_its_cell_named(checker, tmp_path):
     path = starting.write(find("causal-mask"), tmp_path, as_notebook=True)
     result = checker.check(path)
     assert result.state == "todo" and result.where.startswith("code cell 1, line "), result
@@ -555,7 +543,7 @@ def check(theirs, report):
 '''
 
 
-def test_a_teachers_folder_and_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teachers_folder_and_a_class(tmp_path, monkeypatch):
     individual, everyone = tmp_path / "own", tmp_path / "class"
     individual.mkdir()
     (individual / "double_it.py").write_text(TEACHERS)
@@ -574,7 +562,7 @@ def test_a_teachers_folder_and_a_class(tmp_path: Path, monkeypatch: pytest.Monke
     (everyone / "hal").mkdir()
     scan = os.scandir  # as it is for others than root where rights are taken away
 
-    def closed(folder: Any) -> Any:
+    def closed(folder):
         if str(folder).endswith(("hal", "shut")):
             raise PermissionError(13, "Permission denied", str(folder))
         return scan(folder)
@@ -605,7 +593,7 @@ def test_a_teachers_folder_and_a_class(tmp_path: Path, monkeypatch: pytest.Monke
         list(class_folder(tmp_path / "empty", checker))
 
 
-def test_a_check_that_is_broken_itself_is_not_the_learners(tmp_path: Path) -> None:
+def test_a_check_that_is_broken_itself_is_not_the_learners(tmp_path):
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "double_it.py").write_text(
         TEACHERS.replace("    x = report", "    x = [][0]\n    x = report")

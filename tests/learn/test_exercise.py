@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -40,7 +39,7 @@ def check(theirs, report):
 '''
 
 
-def test_what_a_file_says(tmp_path: Path) -> None:
+def test_what_a_file_says(tmp_path):
     (tmp_path / "two_words.py").write_text(GOOD)
     item = read_exercise(tmp_path / "two_words.py")
     assert (item.name, item.title, item.task, item.road) == (
@@ -77,21 +76,21 @@ def test_what_a_file_says(tmp_path: Path) -> None:
         ("def f(x):", "def f(x)", "line 9 is not Python"),
     ],
 )
-def test_what_is_no_exercise_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
+def test_what_is_no_exercise_is_refused(old, new, message, tmp_path):
     (tmp_path / "bad.py").write_text(GOOD.replace(old, new, 1))
     with pytest.raises(UserError) as refused:
         catalogue(tmp_path)
     assert message in str(refused.value)
 
 
-def test_folders_that_hold_none(tmp_path: Path) -> None:
+def test_folders_that_hold_none(tmp_path):
     with pytest.raises(UserError, match="is not a folder"):
         catalogue(tmp_path / "none")
     with pytest.raises(UserError, match="holds no exercise"):
         catalogue(tmp_path)
 
 
-def test_the_order_of_the_road_and_a_teachers_own(tmp_path: Path) -> None:
+def test_the_order_of_the_road_and_a_teachers_own(tmp_path):
     actual = catalogue()
     assert [item.road for item in actual] == sorted({item.road for item in actual}) and all(
         item.page for item in actual
@@ -103,16 +102,16 @@ def test_the_order_of_the_road_and_a_teachers_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["causal-mask", "causal_mask", "Causal mask", "causal_mask.py"])
-def test_a_name_is_found_as_people_write_it(name: str) -> None:
+def test_a_name_is_found_as_people_write_it(name):
     assert find(name).name == "causal-mask"
 
 
-def test_an_unknown_name_gets_the_nearest() -> None:
+def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(UserError, match=r'no exercise "casual-mask".* Did you mean "causal-mask"'):
         find("casual-mask")
 
 
-def test_no_answer_is_left_in_a_starter() -> None:
+def test_no_answer_is_left_in_a_starter():
     for item in catalogue():
         lines = item.starter.splitlines()
         cut = [line for line in item.solution.splitlines() if line not in lines]
@@ -120,7 +119,7 @@ def test_no_answer_is_left_in_a_starter() -> None:
         assert item.starter == without_answers(item.solution) and "# END" not in item.starter
 
 
-def test_exercises_are_listed_without_torch() -> None:
+def test_exercises_are_listed_without_torch():
     code = (
         "import sys; from glassformer.cli import main; assert not main(['learn']); assert "
         "'torch' not in sys.modules"

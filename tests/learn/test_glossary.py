@@ -9,13 +9,12 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.learn import glossary, models
 from glassformer.learn.exercise import catalogue
@@ -34,7 +33,7 @@ Live = dict[str, Callable[[], str]]
 
 
 @pytest.fixture(scope="module")
-def live() -> Iterator[Live]:
+def live():
     """The functions that compute the terms' numbers for the page of the glossary."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "_ext"))
@@ -42,7 +41,7 @@ def live() -> Iterator[Live]:
 
 
 @pytest.mark.parametrize("name", [" ".join(name.split()) for name in ASKED.split(",")])
-def test_every_term_of_the_course_is_there(name: str) -> None:
+def test_every_term_of_the_course_is_there(name):
     assert (
         name in glossary.names()
         and glossary.find(name.upper().replace("-", " ")) is glossary.names()[name]
@@ -50,7 +49,7 @@ def test_every_term_of_the_course_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("term", TERMS, ids=[term.key for term in TERMS])
-def test_a_term_is_whole(term: glossary.Term) -> None:
+def test_a_term_is_whole(term):
     source = (Path(glossary.PACKAGE) / term.code.path).read_text(encoding="utf-8")
     assert source.count(term.code.text) == 1 and term.code.text in "".join(
         source.splitlines()[term.code.line - 1 :]
@@ -61,7 +60,7 @@ def test_a_term_is_whole(term: glossary.Term) -> None:
     json.dumps(term.to_dict())
 
 
-def test_names_are_told_apart_and_in_the_order_of_the_road() -> None:
+def test_names_are_told_apart_and_in_the_order_of_the_road():
     message = [name.lower() for term in TERMS for name in (term.name, *term.also)]
     assert len(message) == len(set(message)) and len({term.key for term in TERMS}) == len(TERMS)
     assert [term.road for term in TERMS] == sorted(term.road for term in TERMS)
@@ -73,7 +72,7 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?")
 
 
 @pytest.mark.parametrize("term", TERMS, ids=[term.key for term in TERMS])
-def test_a_live_number_is_computed(term: glossary.Term, live: Live) -> None:
+def test_a_live_number_is_computed(term, live):
     """The last digit may be another on another processor."""
     computed, stored = live[term.key](), term.live
     assert set(live) == {term.key for term in TERMS}
@@ -85,7 +84,7 @@ def test_a_live_number_is_computed(term: glossary.Term, live: Live) -> None:
     assert numbers and numbers == pytest.approx(expected, rel=2e-3, abs=1.1e-4), computed
 
 
-def test_numbers_are_the_models(live: Live) -> None:
+def test_numbers_are_the_models(live):
     """Some of them, computed in another way."""
     model, tokenizer = models.real()
     ids = torch.tensor([tokenizer.encode(TEXT)])
@@ -119,54 +118,44 @@ def _zeroed() -> tuple[object, object]:
     return model, tokenizer
 
 
-def test_bleu_is_sacrebleus(live: Live) -> None:
+def test_bleu_is_sacrebleus(live):
     sacrebleu = pytest.importorskip("sacrebleu")
     score = sacrebleu.corpus_bleu(["the cat sat on a mat"], [["the cat sat on the mat"]]).score
     assert f": {score:.1f}." in live["bleu"]()
 
 
 @pytest.mark.parametrize(
-    "words", [["causal", "mask"], ["causal mask"], ["Causal-Masks"], ["look-ahead mask"]]
+    "words", ["causal mask", "'causal mask'", "Causal-Masks", "'look-ahead mask'"]
 )
-def test_define_prints_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["define", *words]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.startswith(
+def test_define_prints_it(words, terminal):
+    output = terminal(f"define {words}")
+    assert output.startswith(
         "causal mask (also look-ahead mask, triangular mask)\n  Hides from each token"
     )
-    assert (
-        "core/config/mask_arrays.py, line " in captured.out
-        and "136 of the 289" in captured.out
-        and "learn start causal-mask" in captured.err
-    )
+    assert "core/config/mask_arrays.py, line " in output and "136 of the 289" in output
+    assert "learn start causal-mask" in terminal.notes
 
 
-def test_define_as_json_and_as_a_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["define", "MQA", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+def test_define_as_json_and_as_a_list(terminal):
+    data = terminal.json("define MQA")
     assert data["name"] == "multi-query attention" and "live" in data and data["code"]["line"] > 1
-    assert main(["define", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == len(TERMS)
-    assert main(["define"]) == 0
-    assert "attention sink" in capsys.readouterr().out
+    assert len(terminal.json("define")) == len(TERMS)
+    assert "attention sink" in terminal("define")
 
 
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["casual mask"], 'Did you mean "causal mask"?'),
-        (["kv cash"], 'Did you mean "KV cache"?'),
-        (["zzz"], "lists the terms"),
+        ("'casual mask'", 'Did you mean "causal mask"?'),
+        ("'kv cash'", 'Did you mean "KV cache"?'),
+        ("zzz", "lists the terms"),
     ],
 )
-def test_an_unknown_term_gets_the_nearest(
-    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["define", *words]) == 2
-    assert hint in capsys.readouterr().err
+def test_an_unknown_term_gets_the_nearest(words, hint, terminal):
+    assert hint in terminal.refused(f"define {words}")
 
 
-def test_the_data_needs_no_torch() -> None:
+def test_the_data_needs_no_torch():
     code = (
         "import sys; from glassformer.learn import glossary, catalogue; glossary.names(); "
         "catalogue(); "
@@ -178,21 +167,18 @@ def test_the_data_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_the_page_of_the_format_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_the_format_runs(tmp_path, terminal, capsys):
     """docs/learn.md: the teacher's exercise is one, and the lines of Python run."""
     page = (Path(__file__).parents[2] / "docs" / "learn.md").read_text(encoding="utf-8")
     exercise, program = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "double_it.py").write_text(exercise)
-    individual = ["--exercises", str(tmp_path)]
-    work = tmp_path / "work"
-    assert main(["learn", "start", "double-it", "--out", str(work), *individual]) == 0
-    path = work / "double_it.py"
-    assert main(["learn", "check", str(path), *individual]) == 1
-    text = path.read_text()
+    path = tmp_path / "work" / "double_it.py"
+    terminal(f"learn start double-it --out {path.parent} --exercises {tmp_path}")
+    text, check = path.read_text(), f"learn check {path} --exercises {tmp_path}"
+    terminal(check, code=1)
     path.write_text(text.replace("raise NotImplementedError", "return x * x"))
-    assert main(["learn", "check", str(path), *individual]) == 1
-    assert "Look at: twice is not squared" in capsys.readouterr().out
+    assert "Look at: twice is not squared" in terminal(check, code=1)
     path.write_text(text.replace("raise NotImplementedError", "return x + x"))
-    assert main(["learn", "check", str(path), *individual]) == 0
+    terminal(check)
     exec(compile(program, "learn.md", "exec"), {})
     assert "raise NotImplementedError" in capsys.readouterr().out

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ linux = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def checker() -> Iterator[Checker]:
+def checker():
     with Checker() as item:
         yield item
 
@@ -70,9 +69,7 @@ ACCEPTED = {
     ],
     ids=["bytes", "list", "state", "deep", "long", "kinds"],
 )
-def test_what_is_written_to_other_descriptors_is_that_learners(
-    data: bytes, message: str, checker: Checker, tmp_path: Path
-) -> None:
+def test_what_is_written_to_other_descriptors_is_that_learners(data, message, checker, tmp_path):
     code = WRITE_EVERYWHERE.replace(
         "DATA", f"{data[:8]!r} * {len(data) // 8}" if len(data) > 999 else repr(data)
     )
@@ -81,9 +78,7 @@ def test_what_is_written_to_other_descriptors_is_that_learners(
 
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM", "SIGINT", "SIGSTOP"])
-def test_who_ends_the_checks_ends_only_the_own(
-    number: str, checker: Checker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_ends_the_checks_ends_only_the_own(number, checker, tmp_path, monkeypatch):
     monkeypatch.setattr(checking, "EXTRA_SECONDS", 3)
     code = f"import os, signal, time\nos.kill(os.getppid(), signal.{number})\n"
     code += "time.sleep(0.5)\nraise OSError('came here')\n"
@@ -96,7 +91,7 @@ def test_who_ends_the_checks_ends_only_the_own(
     assert verdict.state == "error" and ended in verdict.message, verdict
 
 
-def test_a_class_goes_on_and_nothing_steers_the_terminal(tmp_path: Path) -> None:
+def test_a_class_goes_on_and_nothing_steers_the_terminal(tmp_path):
     escape = "\x1b]0;title\x07\x1b[2J\x9b31m"
     codes = {
         "anna": f"print({escape!r}, end='\\r\\tx\\n')\nraise ValueError({escape!r} + "
@@ -128,7 +123,7 @@ def test_a_class_goes_on_and_nothing_steers_the_terminal(tmp_path: Path) -> None
     assert anna.message.endswith("ValueError: \\x1b]0;title\\x07\\x1b[2J\\x9b31mtwo lines"), anna
 
 
-def test_a_file_of_a_check_has_a_largest_size(checker: Checker, tmp_path: Path) -> None:
+def test_a_file_of_a_check_has_a_largest_size(checker, tmp_path):
     code = "with open('large', 'wb') as file:\n    file.truncate(SIZE)\n"
     # it defines no mask
     assert check(code.replace("SIZE", "64 << 20"), checker, tmp_path).state == "failed"
@@ -141,7 +136,7 @@ def test_a_file_of_a_check_has_a_largest_size(checker: Checker, tmp_path: Path) 
 
 
 @linux
-def test_a_check_has_a_largest_memory(checker: Checker, tmp_path: Path) -> None:
+def test_a_check_has_a_largest_memory(checker, tmp_path):
     """Without a limit the system gives all of it: nothing is written there."""
     code = (
         "import mmap\nroom = [mmap.mmap(-1, 1 << 28, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) "
@@ -165,9 +160,7 @@ time.sleep(1000)
 
 
 @linux
-def test_the_limits_are_of_all_processes_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limits_are_of_all_processes_together(tmp_path, monkeypatch):
     small = (
         "from glassformer.learn import worker; worker.MEMORY = 300 << 20; worker.PROCESSES = "
         "8; worker.main()"
@@ -196,7 +189,7 @@ def test_the_limits_are_of_all_processes_together(
 
 
 @linux
-def test_no_process_outlives_its_check(checker: Checker, tmp_path: Path) -> None:
+def test_no_process_outlives_its_check(checker, tmp_path):
     """Also one that left the session of its parent, which is gone."""
     code = f"""
 import os, time
@@ -214,7 +207,7 @@ time.sleep(0.2)
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_ctrl_c_ends_the_check_without_a_word(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_check_without_a_word(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("# exercise: causal-mask\nopen('here', 'w').close()\nwhile True: pass\n")
     run = [sys.executable, "-m", "glassformer", "learn", "check", str(path)]

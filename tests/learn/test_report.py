@@ -30,7 +30,7 @@ X = torch.arange(6.0).view(2, 3)
         ([["a", "b"]], [("a", "b")]),
     ],
 )
-def test_the_same_in_another_form(reference: object, actual: object) -> None:
+def test_the_same_in_another_form(reference, actual):
     assert difference("y", reference, actual) == ""
 
 
@@ -53,11 +53,11 @@ def test_the_same_in_another_form(reference: object, actual: object) -> None:
         (X.to(torch.complex64), X, "y holds complex numbers; real ones are asked for."),
     ],
 )
-def test_what_differs_is_said(reference: object, actual: object, message: str) -> None:
+def test_what_differs_is_said(reference, actual, message):
     assert difference("y", reference, actual) == message
 
 
-def test_a_slip_is_recognised_by_its_numbers() -> None:
+def test_a_slip_is_recognised_by_its_numbers():
     report = CheckReport(0)
     slips = {"twice": lambda: X * 2, "half": X / 2}
     for reference, look in ((X * 2, "twice"), (X / 2, "half"), (X + 1, "all")):
@@ -69,7 +69,7 @@ def test_a_slip_is_recognised_by_its_numbers() -> None:
         report.true(False, "no")
 
 
-def test_nothing_that_a_learner_seeds_makes_the_inputs_known() -> None:
+def test_nothing_that_a_learner_seeds_makes_the_inputs_known():
     torch.manual_seed(0)
     report, second, again = CheckReport(1), CheckReport(2), CheckReport(1)
     first = report.randn(3)
@@ -81,7 +81,7 @@ def test_nothing_that_a_learner_seeds_makes_the_inputs_known() -> None:
     assert report.good == ["good"]
 
 
-def test_a_part_that_changes_what_is_computed_and_a_result_that_is_no_pair_are_said() -> None:
+def test_a_part_that_changes_what_is_computed_and_a_result_that_is_no_pair_are_said():
     report, values = CheckReport(0), [1.0]
     with report.same("the sum", lambda: sum(values)) as before:
         values[:] = [0.5, 0.5]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,14 +13,14 @@ from glassformer.learn.exercise import catalogue, find
 
 
 @pytest.mark.parametrize("name", [item.name for item in catalogue()])
-def test_both_kinds_hold_the_same_code(name: str, tmp_path: Path) -> None:
+def test_both_kinds_hold_the_same_code(name, tmp_path):
     corpus = find(name)
     path, notebook = (
         starting.write(corpus, tmp_path),
         starting.write(corpus, tmp_path, as_notebook=True),
     )
     text = path.read_text()
-    assert ast.get_docstring(ast.parse(text), clean=False).startswith(f"{corpus.title}\n")  # type: ignore[union-attr]
+    assert ast.get_docstring(ast.parse(text), clean=False).startswith(f"{corpus.title}\n")
     assert corpus.starter in text and "# 1. " in text and f"learn check {path.name}" in text
     assert all(len(line) <= 120 for line in text.splitlines()), max(text.splitlines(), key=len)
     assert starting.read_source(path).exercise == starting.read_source(notebook).exercise == name
@@ -37,7 +36,7 @@ def test_both_kinds_hold_the_same_code(name: str, tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+def test_a_file_that_is_there_stays(tmp_path):
     path = starting.write(find("int8"), tmp_path)
     path.write_text("mine")
     with pytest.raises(UserError, match="is there already"):
@@ -57,16 +56,14 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
         ("a.ipynb", b'{"cells": 3}', "of no exercise"),
     ],
 )
-def test_what_cannot_be_read_is_said(
-    name: str, content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_read_is_said(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as refused:
         starting.read_source(tmp_path / name)
     assert message in str(refused.value)
 
 
-def test_a_missing_file_gets_the_nearest(tmp_path: Path) -> None:
+def test_a_missing_file_gets_the_nearest(tmp_path):
     (tmp_path / "causal_mask.py").touch()
     with pytest.raises(UserError, match="Did you mean"):
         starting.read_source(tmp_path / "casual_mask.py")
@@ -74,7 +71,7 @@ def test_a_missing_file_gets_the_nearest(tmp_path: Path) -> None:
         starting.read_source(tmp_path)
 
 
-def test_cells_lines_and_magics(tmp_path: Path) -> None:
+def test_cells_lines_and_magics(tmp_path):
     cells = [
         {"cell_type": "markdown", "source": "# exercise: not-this"},
         {"cell_type": "code", "source": ["# exercise: int8\n", "%matplotlib inline\n", "x = 1"]},

@@ -6,19 +6,16 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from glassformer.cli import main
 from glassformer.learn import starting
-from glassformer.learn.checking import Checker, Verdict
+from glassformer.learn.checking import Checker
 from glassformer.learn.exercise import find
 
 
 @pytest.fixture(scope="module")
-def checker() -> Iterator[Checker]:
+def checker():
     with Checker() as item:
         yield item
 
@@ -32,9 +29,7 @@ def checker() -> Iterator[Checker]:
         "    import subprocess\n    subprocess.run(['sleep', '1000'])\n",
     ],
 )
-def test_what_waits_for_ever_is_stopped_by_the_wall(
-    wait: str, checker: Checker, tmp_path: Path
-) -> None:
+def test_what_waits_for_ever_is_stopped_by_the_wall(wait, checker, tmp_path):
     start, path = time.monotonic(), tmp_path / "mine.py"
     path.write_text(f"# exercise: causal-mask\ndef causal_mask(queries, keys):\n{wait}")
     result = checker.check(path, seconds=0.3)
@@ -49,7 +44,7 @@ def test_what_waits_for_ever_is_stopped_by_the_wall(
     )
 
 
-def test_a_seed_repeats_what_the_learners_code_draws_too(tmp_path: Path) -> None:
+def test_a_seed_repeats_what_the_learners_code_draws_too(tmp_path):
     """In another worker as well; and its draws are not the inputs."""
     slip = find("lora").solution.replace(
         "torch.zeros(linear.out_features, rank)", "torch.ones(linear.out_features, rank)"
@@ -63,9 +58,7 @@ def test_a_seed_repeats_what_the_learners_code_draws_too(tmp_path: Path) -> None
     assert outputs[0] == outputs[1] and "before training[" in outputs[0]
 
 
-def test_a_notebook_as_learners_leave_it(
-    checker: Checker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_notebook_as_learners_leave_it(checker, tmp_path, terminal):
     """Cells of their own before and after: magics, pictures, slips; each is told by its cell and
     line."""
     path = starting.write(find("causal-mask"), tmp_path, as_notebook=True)
@@ -74,7 +67,7 @@ def test_a_notebook_as_learners_leave_it(
     individual = data["cells"][at]
     solved = f"# exercise: causal-mask\n{find('causal-mask').solution}"
 
-    def verdict_of(before: str, after: str) -> Verdict:
+    def verdict_of(before, after):
         around = [
             {**individual, "id": name, "source": code}
             for name, code in (("a", before), ("b", solved), ("c", after))
@@ -98,5 +91,5 @@ def test_a_notebook_as_learners_leave_it(
         "error",
         "code cell 3, line 1",
     ) and "was never closed" in typo.message, typo
-    assert main(["learn", "check", str(path)]) == 1
-    assert "code cell 3, line 1: '(' was never closed" in capsys.readouterr().out
+    output = terminal(f"learn check {path}", code=1)
+    assert "code cell 3, line 1: '(' was never closed" in output

@@ -7,7 +7,6 @@ import base64
 import json
 import math
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,12 +32,12 @@ PAIRS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="module")
-def gpt(folder: Path) -> TestClient:
+def gpt(folder):
     return served.client(served.page(served.saved("gpt2", folder / "gpt")))
 
 
@@ -65,12 +64,12 @@ def values(
 
 
 @pytest.mark.parametrize("name", list(tiny.ALL))
-def test_every_family_has_a_card_a_run_and_its_own_numbers(name: str, folder: Path) -> None:
+def test_every_family_has_a_card_a_run_and_its_own_numbers(name, folder):
     """Logits, or what the model answers instead, are those of a plain forward pass of a model
     loaded apart."""
     path = served.saved(name, folder / name.replace(" ", "-"))
     client = served.client(served.page(path))
-    (card,) = client.get("/api/models").json()
+    (card,) = client.answer("/api/models")
     pair = card["abilities"]["source"]
     assert pair == (name in PAIRS) and not card["loaded"]
     result = run(client, card["name"], text=SENTENCE, **({"source": "a dog"} if pair else {}))
@@ -91,7 +90,7 @@ def test_every_family_has_a_card_a_run_and_its_own_numbers(name: str, folder: Pa
     np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-4)
     # its pass comes after the first picture
     assert result["check"]["captured_vs_fast_max_abs"] is None
-    check = client.get(f"/api/runs/{result['run']}/check").json()
+    check = client.answer(f"/api/runs/{result['run']}/check")
     difference = np.abs(
         actual[-1] - reference[-1]
     ).max()  # of an independent pass, which nobody watches
@@ -108,7 +107,7 @@ def test_every_family_has_a_card_a_run_and_its_own_numbers(name: str, folder: Pa
     )
 
 
-def test_the_run_says_what_was_read(gpt: TestClient) -> None:
+def test_the_run_says_what_was_read(gpt):
     result = run(gpt, "gpt", text="a 🦊 cat")
     text = "a 🦊 cat"
     raw = b"".join(
@@ -119,12 +118,12 @@ def test_the_run_says_what_was_read(gpt: TestClient) -> None:
     assert len(split) > 1, "an emoji of several tokens has its one span in each"
     again = run(gpt, "gpt", text=text)
     assert again["run"] == result["run"] and again["found"]
-    assert gpt.get(f"/api/runs/{result['run']}").json()["tokens"] == result["tokens"]
+    assert gpt.answer(f"/api/runs/{result['run']}")["tokens"] == result["tokens"]
     by_ids = run(gpt, "gpt", ids=[token["id"] for token in result["tokens"]])
     assert by_ids["run"] == result["run"]
 
 
-def test_values_are_torchs_bytes(gpt: TestClient, folder: Path) -> None:
+def test_values_are_torchs_bytes(gpt, folder):
     """f32 bit for bit, of a whole value, a head, a row, a weight."""
     import glassformer
 
@@ -157,7 +156,7 @@ def test_values_are_torchs_bytes(gpt: TestClient, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", ["lin", "sqrt"])
-def test_eight_bits_come_back_within_their_step(gpt: TestClient, shape: str) -> None:
+def test_eight_bits_come_back_within_their_step(gpt, shape):
     result = run(gpt, "gpt", text=SENTENCE)
     for name in ("decoder.blocks.0.attn.pattern", "decoder.blocks.0.attn.scores", "decoder.out"):
         exact = values(gpt, result, name)
@@ -175,7 +174,7 @@ def test_eight_bits_come_back_within_their_step(gpt: TestClient, shape: str) -> 
 
 
 @pytest.mark.parametrize("length", [1, 12, 512])
-def test_no_answer_is_more_than_four_megabytes(length: int, folder: Path) -> None:
+def test_no_answer_is_more_than_four_megabytes(length, folder):
     """At a width where a whole layer's attention would be: the refusal says where the pooled one
     is."""
     path = folder / "long"
@@ -207,7 +206,7 @@ def test_no_answer_is_more_than_four_megabytes(length: int, folder: Path) -> Non
         assert tensor.shape == (4, min(length, 48), min(length, 48))
 
 
-def test_the_cell_is_the_explanation(gpt: TestClient, folder: Path) -> None:
+def test_the_cell_is_the_explanation(gpt, folder):
     import glassformer
 
     result = run(gpt, "gpt", text=SENTENCE)
@@ -228,7 +227,7 @@ def test_the_cell_is_the_explanation(gpt: TestClient, folder: Path) -> None:
     )
 
 
-def test_logits_of_each_position(gpt: TestClient) -> None:
+def test_logits_of_each_position(gpt):
     result = run(gpt, "gpt", text=SENTENCE)
     full = values(gpt, result, "logits")
     for position in (0, 3, -1):
@@ -238,7 +237,7 @@ def test_logits_of_each_position(gpt: TestClient) -> None:
     assert get(gpt, result, "logits", position=400).status_code == 400
 
 
-def test_what_does_not_change_is_not_sent_again(gpt: TestClient) -> None:
+def test_what_does_not_change_is_not_sent_again(gpt):
     result = run(gpt, "gpt", text=SENTENCE)
     first = get(gpt, result, "t", address="decoder.out")
     assert "immutable" in first.headers["cache-control"]
@@ -248,7 +247,7 @@ def test_what_does_not_change_is_not_sent_again(gpt: TestClient) -> None:
     assert response.headers["etag"] != first.headers["etag"]
 
 
-def test_an_edit_is_another_run(gpt: TestClient) -> None:
+def test_an_edit_is_another_run(gpt):
     plain = run(gpt, "gpt", text=SENTENCE)
     edit = 'head_off("decoder.blocks.0.attn", 1)'
     edited = run(gpt, "gpt", text=SENTENCE, edits=[edit])
@@ -256,7 +255,7 @@ def test_an_edit_is_another_run(gpt: TestClient) -> None:
     assert not np.array_equal(values(gpt, plain, "logits"), values(gpt, edited, "logits"))
     off = values(gpt, edited, "decoder.blocks.0.attn.z[1]")
     assert not off.any()
-    lens = gpt.post(f"/api/runs/{edited['run']}/lens", json={"positions": [-1]}).json()
+    lens = gpt.ask(f"/api/runs/{edited['run']}/lens", positions=[-1])
     last = values(gpt, edited, "logits[-1]")
     assert lens["top"][-1][0][0] == int(last[: served.tokenizer().size].argmax()), (
         "the lens reads the edited pass"
@@ -269,14 +268,14 @@ def test_an_edit_is_another_run(gpt: TestClient) -> None:
     )
 
 
-def test_lens_and_attribution_are_those_of_the_library(gpt: TestClient, folder: Path) -> None:
+def test_lens_and_attribution_are_those_of_the_library(gpt, folder):
     from glassformer.sight.attribution import attribute
     from glassformer.sight.lens import logit_lens
 
     result = run(gpt, "gpt", text=SENTENCE)
     model, tokenizer = store.load(folder / "gpt")
     body = {"positions": [1, 3], "track": [7], "top": 3}
-    actual = gpt.post(f"/api/runs/{result['run']}/lens", json=body).json()
+    actual = gpt.ask(f"/api/runs/{result['run']}/lens", **body)
     reference = logit_lens(model, tokenizer, SENTENCE, positions=[1, 3], track=[7], top=3).to_dict()
     assert actual == json.loads(json.dumps(reference))
     pieces = get(gpt, result, "attribution", token=9, position=2).json()
@@ -285,9 +284,9 @@ def test_lens_and_attribution_are_those_of_the_library(gpt: TestClient, folder: 
     assert abs(math.fsum(piece["value"] for piece in pieces["parts"]) - pieces["logit"]) < 1e-4
 
 
-def test_experts_are_counted(folder: Path) -> None:
+def test_experts_are_counted(folder):
     client = served.client(served.page(served.saved("mixtral", folder / "moe")))
-    assert client.get("/api/models").json()[0]["abilities"]["experts"]
+    assert client.answer("/api/models")[0]["abilities"]["experts"]
     result = run(client, "moe", text=SENTENCE)
     body = get(client, result, "experts").json()
     length = len(result["tokens"])
@@ -307,7 +306,7 @@ def sse(text: str) -> list[tuple[str, Any]]:
     return results
 
 
-def test_generation_is_that_of_the_library(gpt: TestClient, folder: Path) -> None:
+def test_generation_is_that_of_the_library(gpt, folder):
     import glassformer
 
     body = {
@@ -335,23 +334,20 @@ def test_generation_is_that_of_the_library(gpt: TestClient, folder: Path) -> Non
     assert np.diff(kv_bytes).tolist() == [2 * 2 * tiny.DIM * 4] * 7
 
 
-def test_tokenizers_side_by_side(gpt: TestClient) -> None:
-    names = [item["name"] for item in gpt.get("/api/tokenizers").json() if item["available"]]
+def test_tokenizers_side_by_side(gpt):
+    names = [item["name"] for item in gpt.answer("/api/tokenizers") if item["available"]]
     assert "gpt" in names
     text = "the 🎵 cat"
-    (sheet,) = gpt.post("/api/tokenize", json={"text": text, "tokenizers": ["gpt"]}).json()
+    (sheet,) = gpt.ask("/api/tokenize", text=text, tokenizers=["gpt"])
     assert [item["id"] for item in sheet["tokens"]] == served.tokenizer().encode(text)
     assert b"".join(base64.b64decode(item["bytes"]) for item in sheet["tokens"]).decode() == text
-    assert (
-        gpt.post("/api/tokenize", json={"text": "", "tokenizers": ["gpt"]}).json()[0]["tokens"]
-        == []
-    )
+    assert gpt.ask("/api/tokenize", text="", tokenizers=["gpt"])[0]["tokens"] == []
     assert (
         gpt.post("/api/tokenize", json={"text": text, "tokenizers": ["../etc"]}).status_code == 404
     )
 
 
-def test_the_vocabulary_as_bytes(gpt: TestClient) -> None:
+def test_the_vocabulary_as_bytes(gpt):
     data, at = gpt.get("/api/vocab/gpt").content, 0
     tokenizer = served.tokenizer()
     for id in range(tokenizer.size):
@@ -392,16 +388,14 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "query", "message"), BAD)
-def test_mistakes_are_sentences(
-    gpt: TestClient, path: str, query: dict[str, Any], message: str
-) -> None:
+def test_mistakes_are_sentences(gpt, path, query, message):
     """Errors of a request become 4xx responses (handle_error in serve/asgi/replies)."""
     answer = gpt.post(path, json=query)
     assert answer.status_code in (400, 404) and message in answer.json()["error"], answer.text
     assert answer.json()["error"].endswith((".", "?"))
 
 
-def test_unknown_addresses_and_bad_queries_are_sentences(gpt: TestClient) -> None:
+def test_unknown_addresses_and_bad_queries_are_sentences(gpt):
     result = run(gpt, "gpt", text=SENTENCE)
     wrong = get(gpt, result, "t", address="decoder.blocks.1.attn.patern")
     assert wrong.status_code == 400 and "attn.pattern" in wrong.json()["error"]
@@ -420,7 +414,7 @@ def test_unknown_addresses_and_bad_queries_are_sentences(gpt: TestClient) -> Non
     for query in requests:
         assert get(gpt, result, "t", **query).status_code == 400, query
     assert gpt.get("/api/runs/r_0/t?address=logits").status_code == 404
-    assert "no run" in gpt.get("/api/runs/r_0").json()["error"]
+    assert "no run" in gpt.answer("/api/runs/r_0")["error"]
     assert gpt.get("/api/nothing").status_code == 404
     assert gpt.get("/..%2f..%2fetc%2fpasswd").status_code == 404
     assert (
@@ -435,7 +429,7 @@ def test_unknown_addresses_and_bad_queries_are_sentences(gpt: TestClient) -> Non
 
 @pytest.mark.parametrize("path", ["runs", "generate", "beam"])
 @pytest.mark.parametrize("id", [10**20, -(10**20), 2**63, 2**62, -1, served.VOCAB])
-def test_an_id_that_no_vocabulary_has_is_a_sentence(gpt: TestClient, path: str, id: int) -> None:
+def test_an_id_that_no_vocabulary_has_is_a_sentence(gpt, path, id):
     answer = gpt.post(f"/api/{path}", json={"model": "gpt", "ids": [1, id], "max_new": 2})
     assert (
         answer.status_code == 400
@@ -444,12 +438,10 @@ def test_an_id_that_no_vocabulary_has_is_a_sentence(gpt: TestClient, path: str, 
     )
 
 
-def test_what_fails_in_a_stream_is_its_last_event(
-    gpt: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_fails_in_a_stream_is_its_last_event(gpt, monkeypatch, capsys):
     from glassformer.sight import answers
 
-    def tokens(*_: object) -> None:
+    def tokens(*_):
         raise KeyError("nobody foresaw it")
 
     monkeypatch.setattr(answers, "tokens", tokens)
@@ -458,18 +450,18 @@ def test_what_fails_in_a_stream_is_its_last_event(
     assert "nobody foresaw it" in capsys.readouterr().err and "nobody foresaw it" not in answer.text
 
 
-def test_one_token_has_a_run(gpt: TestClient) -> None:
+def test_one_token_has_a_run(gpt):
     result = run(gpt, "gpt", ids=[3])
     assert values(gpt, result, "decoder.blocks.0.attn.pattern").tolist() == [[[1.0]]] * 4
 
 
-def test_a_text_beyond_the_context_is_cut_when_that_is_asked_for(gpt: TestClient) -> None:
+def test_a_text_beyond_the_context_is_cut_when_that_is_asked_for(gpt):
     result = run(gpt, "gpt", text="the cat " * 200, cut=True)
     assert len(result["tokens"]) == 64 and "first 64 of" in result["cut"]
     assert result["tokens"][-1]["end"] > 0
 
 
-def test_weights_with_nan_are_named(folder: Path) -> None:
+def test_weights_with_nan_are_named(folder):
     path = served.saved("gpt2", folder / "nan")
     model, tokenizer = store.load(path, mapped=False)
     with torch.no_grad():
@@ -484,7 +476,7 @@ def test_weights_with_nan_are_named(folder: Path) -> None:
     )
 
 
-def test_a_model_whose_files_are_replaced_is_loaded_anew(folder: Path) -> None:
+def test_a_model_whose_files_are_replaced_is_loaded_anew(folder):
     """The old run answers with the old numbers, a new one has another digest."""
     path = served.saved("gpt2", folder / "swap", seed=1)
     client = served.client(served.page(path))
@@ -497,17 +489,17 @@ def test_a_model_whose_files_are_replaced_is_loaded_anew(folder: Path) -> None:
     assert np.array_equal(values(client, old, "logits", **{"range": "-99:99"}), before)
 
 
-def test_the_shipped_model_answers_without_arguments() -> None:
+def test_the_shipped_model_answers_without_arguments():
     size = sum(path.stat().st_size for path in shipped().iterdir())
     assert size <= 2 << 20
     client = served.client(served.page())
-    (card,) = client.get("/api/models").json()
+    (card,) = client.answer("/api/models")
     assert card["name"] == "tiny-page" and card["parameters"] == 917_760
     result = run(client, "tiny-page", text="ROMEO:\nWhat light is")
-    assert client.get(f"/api/runs/{result['run']}/check").json()["captured_vs_fast_max_abs"] < 1e-4
+    assert client.answer(f"/api/runs/{result['run']}/check")["captured_vs_fast_max_abs"] < 1e-4
 
 
-def test_a_run_is_saved_as_a_file(gpt: TestClient) -> None:
+def test_a_run_is_saved_as_a_file(gpt):
     result = run(gpt, "gpt", text=SENTENCE)
     data = get(gpt, result, "export.trace")
     assert data.headers["content-disposition"].startswith("attachment")

@@ -8,8 +8,6 @@ import math
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,11 +21,11 @@ from glassformer.serve.page.events import Trainings
 from .test_tail import write
 
 
-def test_a_run_folder_becomes_a_model(tmp_path: Path) -> None:
+def test_a_run_folder_becomes_a_model(tmp_path):
     """The page may be there before the training is."""
     page = served.page(run=tmp_path / "runs")
     client = served.client(page)
-    assert client.get("/api/train").json() == []
+    assert client.answer("/api/train") == []
     folder = tmp_path / "runs" / "mine"
     write(folder / "log.jsonl", 1, 20)
     fields = {
@@ -38,17 +36,17 @@ def test_a_run_folder_becomes_a_model(tmp_path: Path) -> None:
     for step in (10, 20):
         served.saved("gpt2", folder / f"step-{step:06d}", seed=step)
     (folder / "last").write_text("step-000020\n")
-    (card,) = client.get("/api/train").json()
+    (card,) = client.answer("/api/train")
     assert (card["step"], card["steps"], card["live"], card["done"]) == (20, 40, True, False)
     assert card["chance"] == math.log(300)
     assert [item["model"] for item in card["checkpoints"]] == ["mine@10", "mine@20"]
-    assert [item["name"] for item in client.get("/api/models").json()] == ["tiny-page", "mine"]
-    probe = client.get("/api/train/mine/probe", params={"text": "the cat"}).json()
+    assert [item["name"] for item in client.answer("/api/models")] == ["tiny-page", "mine"]
+    probe = client.answer("/api/train/mine/probe", text="the cat")
     runs = [item["run"] for item in probe["steps"]]
     assert len(set(runs)) == 2
     for run in runs:
         assert client.get(f"/api/runs/{run}/thumbs", params={"px": 8}).status_code == 200
-    body = client.post("/api/runs", json={"model": "mine", "text": "the cat"}).json()
+    body = client.ask("/api/runs", model="mine", text="the cat")
     assert body["run"] == runs[1], "the run's name is its last checkpoint"
     assert client.post("/api/runs", json={"model": "mine@15", "text": "the cat"}).status_code == 404
     assert (
@@ -56,35 +54,35 @@ def test_a_run_folder_becomes_a_model(tmp_path: Path) -> None:
     )
     assert client.get("/api/train/other/series").status_code == 404
     pair = served.client(served.page(folder, run=tmp_path / "runs"))
-    assert [item["name"] for item in pair.get("/api/models").json()] == ["mine"], (
+    assert [item["name"] for item in pair.answer("/api/models")] == ["mine"], (
         "given and watched: one model"
     )
 
 
-def test_news_come_by_cursor(tmp_path: Path) -> None:
+def test_news_come_by_cursor(tmp_path):
     """A reader that sleeps, or a server that begins again, goes on from the last cursor without gap
     or jump."""
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 5)
     client = served.client(served.page(run=folder))
-    first = client.get("/api/events", params={"topics": "train:mine", "poll": 1}).json()
+    first = client.answer("/api/events", topics="train:mine", poll=1)
     assert first["trainings"]["mine"]["first"] == [1, 2, 3, 4, 5]
     write(folder / "log.jsonl", 6, 7)
     fresh = served.client(served.page(run=folder))
     body = {"topics": "train:mine", "poll": 1, "since": first["cursor"]}
-    second = fresh.get("/api/events", params=body).json()
+    second = fresh.answer("/api/events", **body)
     assert second["trainings"]["mine"]["first"] == [6, 7]
     body["since"] = second["cursor"]
-    assert fresh.get("/api/events", params=body).json()["trainings"] == {}
+    assert fresh.answer("/api/events", **body)["trainings"] == {}
 
 
-def test_the_stream_says_what_comes(tmp_path: Path) -> None:
+def test_the_stream_says_what_comes(tmp_path):
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 2)
     trainings = served.page(run=folder).trainings
     assert isinstance(trainings, Trainings)
 
-    async def read_events() -> list[tuple[str, Any]]:
+    async def read_events():
         results = []
         async for block in trainings.stream({"mine": 0}):
             fields = dict(line.partition(": ")[::2] for line in block.decode().strip().splitlines())
@@ -101,16 +99,16 @@ def test_the_stream_says_what_comes(tmp_path: Path) -> None:
     assert result == [("mine:2", [1, 2]), ("mine:3", [3])]
 
 
-def test_samples_are_the_last_lines(tmp_path: Path) -> None:
+def test_samples_are_the_last_lines(tmp_path):
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 2)
     rows = [{"step": n, "text": f"sample {n}"} for n in range(300)]
     (folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "half")
-    body = served.client(served.page(run=folder)).get("/api/train/mine/samples").json()
+    body = served.client(served.page(run=folder)).answer("/api/train/mine/samples")
     assert body == rows[-200:]
 
 
-def test_each_experts_share_at_each_validation(tmp_path: Path) -> None:
+def test_each_experts_share_at_each_validation(tmp_path):
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 20)
     rows = [
@@ -122,7 +120,7 @@ def test_each_experts_share_at_each_validation(tmp_path: Path) -> None:
     (folder / "routing.jsonl").write_text(
         text + '{"step": 30, "mixture": "decoder.blocks.0.ffn"}\n' + text[:40]
     )
-    first, second = served.client(served.page(run=folder)).get("/api/train/mine/routing").json()
+    first, second = served.client(served.page(run=folder)).answer("/api/train/mine/routing")
     assert first["address"] == "decoder.blocks.0.ffn" and first["steps"] == [10, 20]
     assert second["share"] == [[0.35, 0.65], [0.35, 0.65]] and second["tokens"] == [
         [["e", 20, 1.0]],
@@ -130,24 +128,22 @@ def test_each_experts_share_at_each_validation(tmp_path: Path) -> None:
     ]
 
 
-def test_a_training_is_asked_to_stop_by_a_file(tmp_path: Path) -> None:
+def test_a_training_is_asked_to_stop_by_a_file(tmp_path):
     """Only one that runs; the request is a file in its own folder, and no signal to whatever has
     its number now."""
     folder = tmp_path / "mine"
     write(folder / "log.jsonl", 1, 20)
     (folder / "run.json").write_text(json.dumps({"train": {"steps": 40}}))
     client = served.client(served.page(run=folder))
-    assert (
-        client.post("/api/train/mine/stop", json={}).json()["asked"] and (folder / "stop").is_file()
-    )
-    assert client.get("/api/train").json()[0]["stopping"]
+    assert client.ask("/api/train/mine/stop")["asked"] and (folder / "stop").is_file()
+    assert client.answer("/api/train")[0]["stopping"]
     write(folder / "log.jsonl", 21, 40)
     refused = client.post("/api/train/mine/stop", json={})
     assert refused.status_code == 400 and "not running" in refused.json()["error"]
     assert client.post("/api/train/other/stop", json={}).status_code == 404
 
 
-def test_a_training_waits_as_long_as_a_file_is_there(tmp_path: Path) -> None:
+def test_a_training_waits_as_long_as_a_file_is_there(tmp_path):
     """A run that waits writes no line and yet lives, by the age of that file; one killed meanwhile
     does not."""
     folder = tmp_path / "mine"
@@ -156,11 +152,11 @@ def test_a_training_waits_as_long_as_a_file_is_there(tmp_path: Path) -> None:
     client = served.client(served.page(run=folder))
     pause = folder / "pause"
 
-    def card_state() -> tuple[bool, ...]:
-        (card,) = client.get("/api/train").json()
+    def card_state():
+        (card,) = client.answer("/api/train")
         return card["live"], card["pausing"], card["paused"]
 
-    def ask(paused: Any) -> Any:
+    def ask(paused):
         return client.post("/api/train/mine/pause", json={"paused": paused})
 
     assert card_state() == (True, False, False) and ask("yes").status_code == 400

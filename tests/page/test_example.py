@@ -35,7 +35,7 @@ def check_equal(saved: Any, now: Any, places: str) -> None:
         assert saved == now, places
 
 
-def test_every_answer_of_the_example_is_the_servers() -> None:
+def test_every_answer_of_the_example_is_the_servers():
     raw = gzip.decompress(EXAMPLE.read_bytes())
     tensors, client = served.tensors(raw), served.client(served.page())
     data = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]

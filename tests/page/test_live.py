@@ -19,19 +19,18 @@ from glassformer.core.nn import build_model
 from glassformer.serve.page.app import starlette_app
 from glassformer.serve.page.live import WidgetBridge
 from glassformer.sight.edits import head_off
-from glassformer.sight.recording.trace import Trace
 
 Ask = Callable[..., tuple[int, bytes]]
 
 
 @pytest.fixture
-def traced() -> Trace:
+def traced():
     model = build_model(served.worded(tiny.ALL["llama"]), seed=1)
     return glassformer.trace(model, served.tokenizer(), "the cat sat")
 
 
 @pytest.fixture
-def ask(tmp_path: Any) -> Ask:
+def ask(tmp_path):
     """ask(method, path, body) -> status and bytes of the whole answer."""
     heard: queue.Queue[Any] = queue.Queue()
     ids = itertools.count(1)
@@ -39,7 +38,7 @@ def ask(tmp_path: Any) -> Ask:
         starlette_app(served.page(served.saved("llama", tmp_path))), lambda *args: heard.put(args)
     )
 
-    def send(method: str, path: str, body: Any = None, cancel_after: int = 0) -> tuple[int, bytes]:
+    def send(method, path, body=None, cancel_after=0):
         id = next(ids)
         answering.receive(
             {
@@ -66,7 +65,7 @@ def ask(tmp_path: Any) -> Ask:
     return send
 
 
-def test_it_answers_as_the_server_does(ask: Ask) -> None:
+def test_it_answers_as_the_server_does(ask):
     status, cards = ask("GET", "api/models")
     name = json.loads(cards)[0]["name"]
     assert status == 200
@@ -79,22 +78,20 @@ def test_it_answers_as_the_server_does(ask: Ask) -> None:
     assert ask("GET", "../pyproject.toml")[0] == 404
 
 
-def test_what_nobody_waits_for_is_not_computed_to_its_end(ask: Ask) -> None:
+def test_what_nobody_waits_for_is_not_computed_to_its_end(ask):
     name = json.loads(ask("GET", "api/models")[1])[0]["name"]
     options = {"model": name, "text": "the", "max_new": 8}
     full = ask("POST", "api/generate", options)[1]
     assert 0 < len(ask("POST", "api/generate", options, cancel_after=3)[1]) < len(full)
 
 
-def test_without_the_extra_it_says_what_to_install(
-    traced: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra_it_says_what_to_install(traced, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     with pytest.raises(UserError, match=r"pip install 'WHEEL\[live\]'"):
         traced.live()
 
 
-def test_what_it_cannot_show_is_refused(traced: Trace) -> None:
+def test_what_it_cannot_show_is_refused(traced):
     with pytest.raises(UserError, match="There is no screen"):
         traced.live("heads")
     with pytest.raises(UserError, match="no height"):

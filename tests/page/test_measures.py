@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,18 +25,16 @@ TEXTS = ["the cat sat on the mat", "a dog and a cat"]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
-def test_heads_and_contexts_are_the_librarys(name: str, tmp_path: Path) -> None:
+def test_heads_and_contexts_are_the_librarys(name, tmp_path):
     path = served.saved(name, tmp_path / name)
     client = served.client(served.page(path))
     model, tokenizer = store.load(path)
-    assert client.get(f"/api/heads/{name}").json() == as_json(
-        head_scores(model, tokenizer).to_dict()
-    )
-    body = client.post("/api/contexts", json={"model": name, "word": "cat", "texts": TEXTS}).json()
+    assert client.answer(f"/api/heads/{name}") == as_json(head_scores(model, tokenizer).to_dict())
+    body = client.ask("/api/contexts", model=name, word="cat", texts=TEXTS)
     assert body == as_json(word_in_contexts(model, tokenizer, "cat", *TEXTS).to_dict())
 
 
-def test_mistakes_are_sentences(tmp_path: Path) -> None:
+def test_mistakes_are_sentences(tmp_path):
     client = served.client(served.page(served.saved("gpt2", tmp_path / "gpt")))
     assert client.get("/api/heads/nobody").status_code == 404
     for query, message in (

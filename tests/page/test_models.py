@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import tiny
@@ -16,7 +14,7 @@ from glassformer import UserError
 from glassformer.serve.page.models import Models, shipped
 
 
-def test_cards_say_what_each_can_do(tmp_path: Path) -> None:
+def test_cards_say_what_each_can_do(tmp_path):
     names = ("gpt2", "bert", "t5", "mixtral", "gru", "pooled")
     models = Models([served.saved(name, tmp_path / name) for name in names])
     cards = {card["name"]: card for card in models.cards()}
@@ -46,7 +44,7 @@ def test_cards_say_what_each_can_do(tmp_path: Path) -> None:
     assert cards["gpt2"]["context"] == tiny.CONTEXT and cards["gpt2"]["vocab"] == served.VOCAB
 
 
-def test_two_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_two_of_one_name_are_told_apart(tmp_path):
     paths = [
         served.saved("gpt2", tmp_path / piece / "mine", seed) for seed, piece in enumerate("ab")
     ]
@@ -56,12 +54,12 @@ def test_two_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert [card["title"] for card in models.cards()] == list(map(str, paths))
 
 
-def test_what_is_no_model_is_said_at_once(tmp_path: Path) -> None:
+def test_what_is_no_model_is_said_at_once(tmp_path):
     with pytest.raises(UserError):
         Models([tmp_path / "nothing"])
 
 
-def test_the_shipped_model_is_small_and_whole() -> None:
+def test_the_shipped_model_is_small_and_whole():
     files = {path.name: path.stat().st_size for path in shipped().iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files) and sum(
         files.values()

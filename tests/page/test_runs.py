@@ -21,7 +21,7 @@ from glassformer.serve.page.wire import thumbnails, values
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+def models(tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("models")
     return Models([served.saved("llama", folder / "llama"), served.saved("gpt2", folder / "gpt")])
 
@@ -30,7 +30,7 @@ def nothing() -> None:
     """Somebody waits."""
 
 
-def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
+def test_two_browsers_at_once_get_their_own_answers(models):
     """The same texts in another order from two threads, on two models: what each is told is what
     one alone is."""
     alone = TraceCache(models)
@@ -46,7 +46,7 @@ def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
         expected[result["run"]] = values(alone[result["run"]], query, nothing)
     runs = TraceCache(models)
 
-    def browse(order: list[RunFields]) -> None:
+    def browse(order):
         for item in order:
             result = runs.make(item)
             assert values(runs[result["run"]], query, nothing) == expected[result["run"]]
@@ -56,7 +56,7 @@ def test_two_browsers_at_once_get_their_own_answers(models: Models) -> None:
     assert len(runs) == len(expected)
 
 
-def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
+def test_the_oldest_goes_where_there_is_too_much(models):
     runs = TraceCache(models, max_bytes=1)
     first = runs.make(RunFields(model="llama", text="the cat"))["run"]
     assert runs[first].bytes > 1, "one stays, however large"
@@ -68,7 +68,7 @@ def test_the_oldest_goes_where_there_is_too_much(models: Models) -> None:
     assert again["run"] == first and "found" not in again
 
 
-def test_the_bound_is_of_bytes_that_are_held(models: Models) -> None:
+def test_the_bound_is_of_bytes_that_are_held(models):
     """Recorded values; the oldest runs go, and no more of them than must."""
     runs = TraceCache(models)
     result = [
@@ -90,10 +90,10 @@ def test_the_bound_is_of_bytes_that_are_held(models: Models) -> None:
     assert len(bounded) == 3 and [bounded[run].id for run in result[1:]] == result[1:]
 
 
-def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> None:
+def test_a_request_that_nobody_waits_for_ends_in_the_middle(models):
     runs, calls = TraceCache(models), []
 
-    def check() -> None:
+    def check():
         calls.append(1)
         if len(calls) > 6:
             raise ClientDisconnected
@@ -106,7 +106,7 @@ def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> N
     assert loaded.lock.acquire(timeout=1), "and it left the model free"
     gone = threading.Event()
 
-    def waiting() -> None:
+    def waiting():
         if gone.is_set():
             raise ClientDisconnected
 
@@ -118,7 +118,7 @@ def test_a_request_that_nobody_waits_for_ends_in_the_middle(models: Models) -> N
     loaded.lock.release()
 
 
-def test_what_is_left_out_is_of_this_text_though_the_run_is_known(models: Models) -> None:
+def test_what_is_left_out_is_of_this_text_though_the_run_is_known(models):
     runs, texts = TraceCache(models), ["the cat " * count for count in (500, 900)]
     first, second = (runs.make(RunFields(model="llama", text=text, cut=True)) for text in texts)
     assert second["run"] == first["run"] and second["found"]

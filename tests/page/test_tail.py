@@ -23,7 +23,7 @@ def write(path: Path, first: int, last: int, mode: str = "a", **more: float) -> 
         opened.writelines(line(step, **more) for step in range(first, last + 1))
 
 
-def test_what_is_appended_is_read_once(tmp_path: Path) -> None:
+def test_what_is_appended_is_read_once(tmp_path):
     path = tmp_path / "log.jsonl"
     tail = LogTail(path)
     assert tail.series(0, 100)["cursor"] == 0
@@ -38,7 +38,7 @@ def test_what_is_appended_is_read_once(tmp_path: Path) -> None:
     assert second["first"] == [4] and not second["reset"] and second["cursor"] == 4
 
 
-def test_a_column_that_comes_later_stands_at_its_steps(tmp_path: Path) -> None:
+def test_a_column_that_comes_later_stands_at_its_steps(tmp_path):
     path = tmp_path / "log.jsonl"
     write(path, 1, 2)
     write(path, 3, 3, valid_loss=1.5)
@@ -47,7 +47,7 @@ def test_a_column_that_comes_later_stands_at_its_steps(tmp_path: Path) -> None:
     assert series["columns"]["valid_loss"]["mean"] == [None, None, 1.5, 1.0]
 
 
-def test_a_training_that_goes_back_begins_anew(tmp_path: Path) -> None:
+def test_a_training_that_goes_back_begins_anew(tmp_path):
     path = tmp_path / "log.jsonl"
     tail = LogTail(path)
     write(path, 1, 10)
@@ -57,7 +57,7 @@ def test_a_training_that_goes_back_begins_anew(tmp_path: Path) -> None:
     assert series["reset"] and series["first"] == [1, 2, 3, 4] and series["turn"] == 1
 
 
-def test_a_spike_is_in_every_bucket_size(tmp_path: Path) -> None:
+def test_a_spike_is_in_every_bucket_size(tmp_path):
     """100,000 steps in 1,000 points: least, greatest and mean are NumPy's, and buckets do not move
     as it grows."""
     path = tmp_path / "log.jsonl"

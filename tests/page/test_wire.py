@@ -6,12 +6,14 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
 pytest.importorskip("starlette", reason="the page needs its extra: pip install -e '.[page]'")
 pytest.importorskip("httpx", reason="tests of the page need httpx")
+
+from jsonschema import Draft202012Validator, validators
 
 import served
 import tiny
@@ -22,76 +24,70 @@ TYPES = Path(__file__).parents[2] / "web/src/core/types.ts"
 FAMILIES = ("gpt2", "gemma2", "mixtral", "bert", "t5")
 SAVED = {"ModelCard.unsaved"}  # of a saved file alone, which no server sends (core/offline.ts)
 UNREAL = ("NaN", "Infinity", "-Infinity")
-Type: TypeAlias = tuple[Any, ...]
-"""("name", it), ("literal", it), ("list", of), ("tuple", ofs), ("record", of), ("one of", ofs),
-("all of", ofs) or ("object", {field: (type, whether it may be left out)}, its path)."""
 
 
 class Reader:
-    """The interfaces of a file of TypeScript, in the part of the language that types of JSON
-    need."""
+    """The interfaces of a file of TypeScript as JSON Schemas, in the part of the language that
+    types of JSON need. The title of a field is its path."""
 
     def __init__(self, text: str) -> None:
         plain = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
-        self.words = re.findall(r'"[^"]*"|\w+|[^\s\w]', plain)
-        self.at = 0
-        self.interfaces: dict[str, Type] = {}
-        while self.at < len(self.words):
-            self.take("export"), self.take("interface")
-            name = self.take()
-            self.interfaces[name] = self.fields(name)
+        self.words = re.findall(r'"[^"]*"|\w+|[^\s\w]', plain)[::-1]
+        self.schemas: dict[str, dict[str, Any]] = {}
+        self.titles: set[str] = set()
+        while self.words:
+            self.take("export", "interface")
+            name = self.words.pop()
+            self.schemas[name] = self.object(name)
 
-    def take(self, expected: str | None = None) -> str:
-        word = self.words[self.at]
-        assert expected is None or word == expected, (
-            f"types.ts has {' '.join(self.words[self.at - 5 : self.at + 5])}"
-        )
-        self.at += 1
-        return word
+    def take(self, *expected: str) -> None:
+        for word in expected:
+            assert self.ahead(word), f"types.ts has {self.words[:-9:-1]}, not {word}"
 
     def ahead(self, word: str) -> bool:
-        result = self.at < len(self.words) and self.words[self.at] == word
-        self.at += result
-        return result
+        return bool(self.words) and self.words[-1] == word and bool(self.words.pop())
 
-    def fields(self, path: str) -> Type:
+    def object(self, path: str) -> dict[str, Any]:
         self.take("{")
-        result = {}
+        properties, required = {}, []
         while not self.ahead("}"):
-            name = self.take().strip('"')
-            optional = self.ahead("?")
+            name = self.words.pop().strip('"')
+            if not self.ahead("?"):
+                required.append(name)
             self.take(":")
-            result[name] = (self.type(f"{path}.{name}"), optional)
+            title = f"{path}.{name}"
+            self.titles.add(title)
+            properties[name] = {**self.type(title), "title": title}
             self.ahead(";")
-        return "object", result, path
+        shape = {"type": "object", "properties": properties, "additionalProperties": False}
+        return {**shape, "required": required}
 
-    def type(self, path: str) -> Type:
-        group = [self.intersection(path)]
+    def type(self, path: str) -> dict[str, Any]:
+        group = [self.array(path)]
         while self.ahead("|"):
-            group.append(self.intersection(path))
-        return group[0] if len(group) == 1 else ("one of", group)
+            group.append(self.array(path))
+        return group[0] if len(group) == 1 else {"anyOf": group}
 
-    def intersection(self, path: str) -> Type:
-        group = [self.lists(path)]
-        while self.ahead("&"):
-            group.append(self.lists(path))
-        return group[0] if len(group) == 1 else ("all of", group)
-
-    def lists(self, path: str) -> Type:
+    def array(self, path: str) -> dict[str, Any]:
         result = self.single(path)
         while self.ahead("["):
-            if self.ahead("]"):
-                result = "list", result
-            else:  # Run["check"]
-                result = "field", result, self.take().strip('"')
+            if not self.ahead("]"):  # Run["check"]
+                result = {"$ref": f"{result['$ref']}/properties/{self.words.pop()[1:-1]}"}
                 self.take("]")
+            else:
+                result = {"type": "array", "items": result}
         return result
 
-    def single(self, path: str) -> Type:
-        if self.words[self.at] == "{":
-            return self.fields(path)
+    def single(self, path: str) -> dict[str, Any]:
+        if self.words[-1] == "{":
+            return self.object(path)
         if self.ahead("("):
             result = self.type(path)
+            while self.ahead("&"):  # of an interface above and more fields
+                base, more = self.schemas[result["$ref"].rpartition("/")[2]], self.object(path)
+                fields = {**base["properties"], **more["properties"]}
+                required = base["required"] + more["required"]
+                result = {**base, "properties": fields, "required": required}
             self.take(")")
             return result
         if self.ahead("["):
@@ -99,87 +95,45 @@ class Reader:
             while self.ahead(","):
                 group.append(self.type(path))
             self.take("]")
-            return "tuple", group
-        word = self.take()
+            return {"type": "array", "prefixItems": group, "items": False, "minItems": len(group)}
+        word = self.words.pop()
         if word == "Record":
-            for sign in ("<", "string", ","):
-                self.take(sign)
-            result = "record", self.type(path)
+            self.take("<", "string", ",")
+            result = {"type": "object", "additionalProperties": self.type(path)}
             self.take(">")
             return result
-        return ("literal", word[1:-1]) if word[0] == '"' else ("name", word)
+        if word[0] == '"':
+            return {"const": word[1:-1]}
+        return {"$ref": f"#/$defs/{word}"} if word[0].isupper() else {"type": word}
 
 
 READ = Reader(TYPES.read_text(encoding="utf-8"))
-ANSWERS: dict[str, Any] = {
-    path: type for path, (type, _) in READ.interfaces.pop("Answers")[1].items()
-}
+ANSWERS = READ.schemas.pop("Answers")["properties"]
 SEEN: set[str] = set()
 
 
-def expanded(type: Type) -> Type:
-    """Names of interfaces as what they stand for, and several objects as one."""
-    if type[0] == "name" and type[1] in READ.interfaces:
-        return READ.interfaces[type[1]]
-    if type[0] == "field":
-        return expanded(expanded(type[1])[1][type[2]][0])
-    if type[0] == "all of":
-        pieces = [expanded(item) for item in type[1]]
-        merged = {
-            name: (field, optional, piece[2])
-            for piece in pieces
-            for name, (field, optional) in piece[1].items()
-        }
-        return "object", merged, None
-    return type
+def properties(validator: Any, fields: Any, value: Any, schema: Any) -> Iterator[Any]:
+    SEEN.update(field["title"] for name, field in fields.items() if name in value)
+    yield from Draft202012Validator.VALIDATORS["properties"](validator, fields, value, schema)
 
 
-def faults(value: Any, type: Type, places: str) -> Iterator[str]:
+Checker = validators.extend(
+    Draft202012Validator,
+    {"properties": properties},
+    # JSON has no other way to say infinity; core/run.ts makes numbers of these
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine(
+        "number", lambda _, value: type(value) in (int, float) or value in UNREAL
+    ),
+)
+
+
+def faults(answer: Any, path: str) -> list[str]:
     """Fields that differ from the type's."""
-    type = expanded(type)
-    kind, of = type[0], type[1]
-    if kind == "object":
-        if not isinstance(value, dict):
-            yield f"{places} is no object"
-            return
-        for name in value.keys() - of.keys():
-            yield f"{places} has {name}, which types.ts does not"
-        for name, (field, optional, *owner) in of.items():
-            if name in value:
-                SEEN.add(f"{owner[0] if owner else type[2]}.{name}")
-                yield from faults(value[name], field, f"{places}.{name}")
-            elif not optional:
-                yield f"{places} has no {name}"
-    elif kind in ("list", "record"):
-        if not isinstance(value, list if kind == "list" else dict):
-            yield f"{places} is no {kind}"
-        else:
-            for at, item in enumerate(value) if kind == "list" else value.items():
-                yield from faults(item, of, f"{places}[{at}]")
-    elif kind == "tuple":
-        if not isinstance(value, list) or len(value) != len(of):
-            yield f"{places} is not {len(of)} values"
-        else:
-            for at, (item, second_item) in enumerate(zip(value, of, strict=True)):
-                yield from faults(item, second_item, f"{places}[{at}]")
-    elif kind == "one of":
-        tried = [list(faults(value, item, places)) for item in of]
-        if all(tried):
-            yield f"{places} is {value!r:.60}: {'; '.join(item[0] for item in tried)}"
-    elif kind == "literal":
-        if value != of:
-            yield f"{places} is not {of}"
-    else:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        # JSON has no other way; core/run.ts makes numbers of them
-        number |= "/cell" in places and value in UNREAL
-        fields = {
-            "number": number,
-            "string": isinstance(value, str),
-            "boolean": isinstance(value, bool),
-        }
-        if not {**fields, "null": value is None}[of]:
-            yield f"{places} is {value!r:.60}, no {of}"
+    schema = {**ANSWERS[path], "$defs": READ.schemas}
+    return [
+        f"{path} {error.json_path}: {error.message:.200}"
+        for error in Checker(schema).iter_errors(answer)
+    ]
 
 
 def training(folder: Path) -> Path:
@@ -218,10 +172,10 @@ def answers(folder: Path) -> Iterator[tuple[str, Any]]:
     client = served.client(served.page(*folders, run=run))
 
     def get(path: str, name: str = "", **query: Any) -> tuple[str, Any]:
-        return f"GET {name or path}", client.get(f"/{path}", params=query).json()
+        return f"GET {name or path}", client.answer(f"/{path}", **query)
 
     def post(path: str, name: str = "", **body: Any) -> tuple[str, Any]:
-        return f"POST {name or path}", client.post(f"/{path}", json=body).json()
+        return f"POST {name or path}", client.ask(f"/{path}", **body)
 
     text = "the cat sat"
     yield get("api/models")
@@ -264,49 +218,29 @@ def answers(folder: Path) -> Iterator[tuple[str, Any]]:
     yield post("api/train/mine/stop", "api/train/{name}/stop")
 
 
-def fields_of(type: Type, path: str) -> Iterator[str]:
-    """Every field of an interface and of the objects in it, by their paths."""
-    if type[0] == "object":
-        for name, (field, _) in type[1].items():
-            yield f"{type[2]}.{name}"
-            yield from fields_of(field, path)
-    elif type[0] in ("list", "record"):
-        yield from fields_of(type[1], path)
-    elif type[0] in ("one of", "all of", "tuple"):
-        for item in type[1]:
-            yield from fields_of(item, path)
-
-
-def test_every_answer_is_as_its_type_says_and_every_field_of_a_type_is_sent(tmp_path: Path) -> None:
+def test_every_answer_is_as_its_type_says_and_every_field_of_a_type_is_sent(tmp_path):
     output, paths = list[str](), set[str]()
     for path, answer in answers(tmp_path):
         paths.add(path)
-        assert path in ANSWERS, f"{path} is not in types.ts"
-        output += faults(answer, ANSWERS[path], path)
+        output += faults(answer, path)
     assert not output, "\n".join(sorted({re.sub(r"\[\d+\]", "[]", item) for item in output}))
     assert paths == ANSWERS.keys()
-    named = {
-        field
-        for name, type in READ.interfaces.items()
-        if name != "Settings"
-        for field in fields_of(type, name)
-    }
+    named = {title for title in READ.titles if not title.startswith(("Settings.", "Answers."))}
     assert named - SEEN == SAVED, sorted(named - SEEN)
 
 
-def test_a_fault_is_found() -> None:
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"step": 1, "text": "a", "more": 0}, "'more' was unexpected"),
+        ({"step": 1}, "'text' is a required property"),
+        ({"step": "1", "text": "a"}, "$[0].step: '1' is not of type 'number'"),
+        ({"step": True, "text": "a"}, "$[0].step: True is not of type 'number'"),
+    ],
+)
+def test_a_fault_is_found(sample, message):
     """A field too many, one too few, one of another type: as the page would meet it."""
-    sample = ANSWERS["GET api/train/{name}/samples"]
-    assert not list(faults([{"step": 1, "text": "a"}], sample, "it"))
-    assert list(faults([{"step": 1, "text": "a", "more": 0}], sample, "it")) == [
-        "it[0] has more, which types.ts does not"
-    ]
-    assert list(faults([{"step": 1}], sample, "it")) == ["it[0] has no text"]
-    assert list(faults([{"step": "1", "text": "a"}], sample, "it")) == [
-        "it[0].step is '1', no number"
-    ]
-    probed = ANSWERS["GET api/train/{name}/routing"]
-    (wrong,) = faults(
-        [{"address": "a", "steps": [], "share": [[True]], "tokens": [[["a", 1, 1]]]}], probed, "it"
-    )
-    assert wrong == "it[0].share[0][0] is True, no number"
+    path = "GET api/train/{name}/samples"
+    assert not faults([{"step": 1, "text": "a"}], path)
+    (fault,) = faults([sample], path)
+    assert message in fault

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from glassformer.sight.edits import mlp_off
 TEXT = "the cat 🎵 and  the log"
 
 
-def test_listing_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_opens_nothing(tmp_path, monkeypatch):
     """A named one that is in the data folder is offered by its place; opening starts when a text is
     cut by it."""
     served.tokenizer().save(tmp_path / "tok-gpt2")
@@ -27,7 +26,7 @@ def test_listing_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
     page = served.page(served.saved("gpt2", tmp_path / "mine"))
     monkeypatch.setattr(pretrained, "open", lambda path: pytest.fail(f"{path} was opened"))
-    result = {item["name"]: item for item in served.client(page).get("/api/tokenizers").json()}
+    result = {item["name"]: item for item in served.client(page).answer("/api/tokenizers")}
     assert result["mine"] == {
         "name": "mine",
         "title": str(tmp_path / "mine"),
@@ -44,14 +43,12 @@ def test_listing_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
-def test_the_steps_of_a_word_lead_to_its_tokens(kind: str, tmp_path: Path) -> None:
+def test_the_steps_of_a_word_lead_to_its_tokens(kind, tmp_path):
     client = served.client(served.page(served.saved(kind, tmp_path / "mine")))
     tokenizer = served.tokenizer("wordpiece" if kind == "bert" else "bpe")
     ids = tokenizer.encode(TEXT)
     for at in range(len(ids)):
-        body = client.post(
-            "/api/tokenize/steps", json={"tokenizer": "mine", "text": TEXT, "at": at}
-        ).json()
+        body = client.ask("/api/tokenize/steps", tokenizer="mine", text=TEXT, at=at)
         first = body["first"]
         assert (
             first <= at < first + len(body["ids"])
@@ -79,17 +76,14 @@ def test_the_steps_of_a_word_lead_to_its_tokens(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
-def test_beams_are_the_librarys(kind: str, tmp_path: Path) -> None:
+def test_beams_are_the_librarys(kind, tmp_path):
     path = served.saved(kind, tmp_path / "mine")
     client = served.client(served.page(path))
     model, item = store.load(path)
     edit = mlp_off("decoder.blocks.0.ffn")
     text, start = "the cat sat", [*item.encode("a dog")]
     query = {"source": text, "start": start} if kind == "t5" else {"text": text}
-    body = client.post(
-        "/api/beam",
-        json={"model": "mine", "beams": 3, "max_new": 6, "edits": [repr(edit)], **query},
-    ).json()
+    body = client.ask("/api/beam", model="mine", beams=3, max_new=6, edits=[repr(edit)], **query)
     options: Any = {"start": start} if kind == "t5" else {}
     (hypotheses,) = generation.beam(
         model, item, text, beams=3, best=3, max_new=6, edits=[edit], **options
@@ -103,7 +97,7 @@ def test_beams_are_the_librarys(kind: str, tmp_path: Path) -> None:
     assert far.status_code == 400 and "8 or less" in far.json()["error"]
 
 
-def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Path) -> None:
+def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path):
     from glassformer.serve.page import words
     from glassformer.serve.page.fields import BeamFields
 
@@ -113,7 +107,7 @@ def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Pat
     body = BeamFields(model="mine", text="the cat", max_new=6)
     models, remaining = served.page(served.saved("gpt2", tmp_path / "mine")).models, [9]
 
-    def check() -> None:
+    def check():
         remaining[0] -= 1
         if remaining[0] < 0:
             raise Gone
@@ -127,7 +121,7 @@ def test_a_search_that_nobody_waits_for_ends_before_the_next_token(tmp_path: Pat
     assert remaining == [-1]
 
 
-def test_a_target_that_has_begun_is_continued(tmp_path: Path) -> None:
+def test_a_target_that_has_begun_is_continued(tmp_path):
     """The next tokens of an encoder-decoder follow its target so far; a decoder has its text for
     that."""
     path = served.saved("t5", tmp_path / "mine")

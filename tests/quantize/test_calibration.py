@@ -4,7 +4,6 @@ memory."""
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +36,7 @@ def sums(name: str, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "name", ["llama", "gpt2", "bert", "t5", "glass", "gemma2", "vaswani", "mixtral"]
 )
-def test_every_matrix_is_met(name: str) -> None:
+def test_every_matrix_is_met(name):
     """But tables that are only looked up in."""
     model = tiny.model(tiny.ALL[name])
     tables = {
@@ -48,7 +47,7 @@ def test_every_matrix_is_met(name: str) -> None:
     assert QuantizedLayout(8).plan(model).keys() - tables <= sums(name, [tiny.tokens(1, 20)]).keys()
 
 
-def test_a_sum_is_that_of_what_the_tape_sees() -> None:
+def test_a_sum_is_that_of_what_the_tape_sees():
     model, rows = (
         tiny.model(tiny.DECODERS["llama"]),
         [tiny.tokens(1, 20), tiny.tokens(1, 20, seed=1)],
@@ -66,7 +65,7 @@ def test_a_sum_is_that_of_what_the_tape_sees() -> None:
         )
 
 
-def test_an_expert_has_its_own_tokens() -> None:
+def test_an_expert_has_its_own_tokens():
     row = tiny.tokens(1, 20)
     result, tape = sums("mixtral", [row])["decoder.blocks.0.ffn.up"], Tape("decoder.blocks.0.ffn.*")
     model = tiny.model(tiny.DECODERS["mixtral"])
@@ -78,7 +77,7 @@ def test_an_expert_has_its_own_tokens() -> None:
         torch.testing.assert_close(result[expert], individual.T @ individual, rtol=1e-4, atol=1e-3)
 
 
-def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_the_whole(monkeypatch):
     rows = [tiny.tokens(1, 20)]
     full = sums("llama", rows)
     monkeypatch.setattr(calibration, "MEMORY", 3 * 4 * 32 * 32)
@@ -97,7 +96,7 @@ def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert full.keys() == {path for piece in pieces for path in piece}
 
 
-def test_rows_are_spread_and_held_out_apart(tmp_path: Path) -> None:
+def test_rows_are_spread_and_held_out_apart(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(" ".join(map(str, range(2000))))
     source, tokenizer = open_path(path), train("byte", [], specials=[])
@@ -122,7 +121,7 @@ def test_rows_are_spread_and_held_out_apart(tmp_path: Path) -> None:
         Text.of(tokenise(open_path(path), tokenizer), cfg, 300, 64)
 
 
-def test_two_vocabularies_need_pairs(tmp_path: Path) -> None:
+def test_two_vocabularies_need_pairs(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\x01\x02\x03\x04" * 400)
     tokenizer = train("byte", [], specials=[])

@@ -27,7 +27,7 @@ def error(
 
 @pytest.mark.parametrize("group", [32, 64])
 @pytest.mark.parametrize("inputs", [96, 100])
-def test_outputs_lose_less_than_by_the_nearest_or_a_search(group: int, inputs: int) -> None:
+def test_outputs_lose_less_than_by_the_nearest_or_a_search(group, inputs):
     weight, x = random_layer(inputs)
     rounded = calibrated(weight, 4, group, x.T @ x)
     nearest, searched = rounding.nearest(weight, 4, group), rounding.searched(weight, 4, group)
@@ -36,7 +36,7 @@ def test_outputs_lose_less_than_by_the_nearest_or_a_search(group: int, inputs: i
     assert error(weight, rounded, x, group) < 0.5 * error(weight, nearest, x, group)
 
 
-def test_it_is_the_written_out_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_the_written_out_algorithm(monkeypatch):
     """Input after input, the rest by the inverse of what is left of H: Optimal Brain Quantization
     in a fixed order."""
     monkeypatch.setattr(gptq, "TURNS", 1)  # no scales fitted to codes
@@ -57,14 +57,14 @@ def test_it_is_the_written_out_algorithm(monkeypatch: pytest.MonkeyPatch) -> Non
     assert repeated >= 0.98 * codes.numel()  # a tie, or an output that a search alone served better
 
 
-def test_scales_fitted_to_codes_lose_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scales_fitted_to_codes_lose_less(monkeypatch):
     weight, x = random_layer()
     fitted = error(weight, calibrated(weight, 4, 32, x.T @ x), x)
     monkeypatch.setattr(gptq, "TURNS", 1)
     assert fitted < 0.99 * error(weight, calibrated(weight, 4, 32, x.T @ x), x)
 
 
-def test_each_scale_is_fitted_to_what_those_before_it_left() -> None:
+def test_each_scale_is_fitted_to_what_those_before_it_left():
     weight, x = random_layer()
     gram = x.T @ x
     codes, scales = rounding.nearest(weight, 4, 32)
@@ -82,7 +82,7 @@ def test_each_scale_is_fitted_to_what_those_before_it_left() -> None:
     )
 
 
-def test_a_round_that_loses_more_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_loses_more_is_not_kept(monkeypatch):
     weight, x = random_layer()
     gram = x.T @ x
     monkeypatch.setattr(
@@ -92,7 +92,7 @@ def test_a_round_that_loses_more_is_not_kept(monkeypatch: pytest.MonkeyPatch) ->
     assert bool(codes.any(1).all()) and error(weight, calibrated(weight, 4, 32, gram), x) < 0.2
 
 
-def test_blocks_of_inputs_pass_their_errors_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_inputs_pass_their_errors_on(monkeypatch):
     weight, x = random_layer()
     full, _ = calibrated(weight, 4, 32, x.T @ x)
     monkeypatch.setattr(gptq, "BLOCK", 16)
@@ -101,7 +101,7 @@ def test_blocks_of_inputs_pass_their_errors_on(monkeypatch: pytest.MonkeyPatch) 
     assert float((codes == full).float().mean()) > 0.97
 
 
-def test_a_stack_is_one_table_after_another_and_an_unmet_expert_is_searched() -> None:
+def test_a_stack_is_one_table_after_another_and_an_unmet_expert_is_searched():
     weight, x = random_layer()
     stack, grams = torch.stack([weight, weight]), torch.stack([x.T @ x, torch.zeros(96, 96)])
     codes, scales = calibrated(stack, 4, 32, grams)
@@ -109,14 +109,14 @@ def test_a_stack_is_one_table_after_another_and_an_unmet_expert_is_searched() ->
     assert torch.equal(codes[1], rounding.searched(weight, 4, 32)[0]) and scales.shape == (2, 40, 3)
 
 
-def test_fewer_texts_than_inputs_are_enough_to_round() -> None:
+def test_fewer_texts_than_inputs_are_enough_to_round():
     weight, x = random_layer()
     codes, scales = calibrated(weight, 4, 32, x[:3].T @ x[:3])
     assert bool(scales.isfinite().all()) and codes.abs().max() <= 8
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_sums_that_are_no_numbers_end_with_a_sentence(value: float) -> None:
+def test_sums_that_are_no_numbers_end_with_a_sentence(value):
     gram = torch.eye(32)
     gram[3, 3] = value
     with pytest.raises(UserError, match="not finite"):

@@ -44,7 +44,7 @@ def reported(name: str = "llama", bits: int = 4) -> tuple[Model, Model, Quantiza
     return before, after, quantize_model(after, QuantizedLayout(bits), text, name="tiny")
 
 
-def test_figures_are_those_of_the_models() -> None:
+def test_figures_are_those_of_the_models():
     before, after, report = reported()
     kl, repeated = 0.0, 0
     for row, _ in TEXT.held_out:
@@ -89,7 +89,7 @@ def test_figures_are_those_of_the_models() -> None:
     assert report.after == sum(weight.nbytes for weight in after.parameters())
 
 
-def test_a_row_is_that_matrix_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_that_matrix_alone(monkeypatch):
     monkeypatch.setattr(quantizing, "TOKENS_EACH", 41)  # so two rows of 40
     before, after, report = reported()
     row = report.rows[0]
@@ -103,7 +103,7 @@ def test_a_row_is_that_matrix_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(harms) == len(report.rows) and harms == sorted(harms, reverse=True)
 
 
-def test_calibrated_is_better_than_searched_and_that_than_nearest() -> None:
+def test_calibrated_is_better_than_searched_and_that_than_nearest():
     _, _, report = reported()
     assert [full.rounding for full in report.wholes] == ["nearest", "searched", "calibrated"]
     nearest, searched, calibrated = report.wholes
@@ -114,7 +114,7 @@ def test_calibrated_is_better_than_searched_and_that_than_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "mixtral", "attention-pair", "gpt2"])
-def test_other_shapes_are_reported_too(name: str) -> None:
+def test_other_shapes_are_reported_too(name):
     _, after, report = reported(name, 8)
     assert [full.rounding for full in report.wholes] == ["nearest"]
     assert report.to_dict() == json.loads(json.dumps(report.to_dict(), allow_nan=False)) | {
@@ -124,7 +124,7 @@ def test_other_shapes_are_reported_too(name: str) -> None:
     assert all(isinstance(after.get_parameter(row.name), QuantizedWeight) for row in report.rows)
 
 
-def test_pairs_are_read_on_both_sides_and_their_targets_predicted() -> None:
+def test_pairs_are_read_on_both_sides_and_their_targets_predicted():
     before, second = (tiny.model(tiny.ALL["two vocabularies"]) for _ in range(2))
     pairs = [(ROWS[i][0, :20].tolist(), ROWS[-i][0, :30].tolist()) for i in range(10)]
     text = Text.of_pairs(pairs, 150, 60)
@@ -143,7 +143,7 @@ def test_pairs_are_read_on_both_sides_and_their_targets_predicted() -> None:
     )
 
 
-def test_columns_are_those_that_say_something() -> None:
+def test_columns_are_those_that_say_something():
     _, _, report = reported()
     heading, *lines = display.matrices(report, 3)
     assert heading[-3:] == ("KL", "same top-1", "perplexity change") and len(lines) == 3
@@ -165,12 +165,12 @@ def test_columns_are_those_that_say_something() -> None:
     assert display.matrices(vectors)[0][-1] == "vector error"
 
 
-def test_groups_longer_than_any_row_are_refused() -> None:
+def test_groups_longer_than_any_row_are_refused():
     with pytest.raises(UserError, match=r"the longest row here has \d+ numbers; give \d+ or less"):
         quantize_model(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(8, group=4096))
 
 
-def test_without_a_text_the_codes_are_those_of_load() -> None:
+def test_without_a_text_the_codes_are_those_of_load():
     model, second_model = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["llama"])
     report = quantize_model(model, QuantizedLayout(4))
     quantize_weights(second_model, QuantizedLayout(4))
@@ -187,7 +187,7 @@ def test_without_a_text_the_codes_are_those_of_load() -> None:
     assert errors == sorted(errors, reverse=True)
 
 
-def test_the_picture_has_a_cell_for_each_matrix() -> None:
+def test_the_picture_has_a_cell_for_each_matrix():
     pytest.importorskip("matplotlib")
     _, _, report = reported()
     grid = picture(report).axes[0].images[0].get_array()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import signal
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def settings(path: Path, **changes: object) -> run_config.Run:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Path:
+def book(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text(prose(20_000))
     return path
@@ -167,20 +168,11 @@ def test_every_kind_of_text_has_a_tokenizer(tmp_path, kind, content, tokenizer):
 
 
 @pytest.mark.parametrize("size", [1, 499])
-def test_a_text_too_short_says_what_is_needed(tmp_path, capsys, size):
+def test_a_text_too_short_says_what_is_needed(tmp_path, terminal, size):
     (tmp_path / "short.txt").write_text("a" * size)
-    assert (
-        cli.main(
-            ["train", "--data.train", str(tmp_path / "short.txt"), "--out", str(tmp_path / "out")]
-        )
-        == 2
-    )
-    stderr = capsys.readouterr().err
-    assert (
-        f"holds {size} bytes of text and at least 500 are needed" in stderr
-        and stderr.count("\n") == 1
-    )
-    assert not (tmp_path / "out").exists()
+    notes = terminal.refused(f"train --data.train {tmp_path}/short.txt --out {tmp_path}/out")
+    assert f"holds {size} bytes of text and at least 500 are needed" in notes
+    assert notes.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("size", [500, 5000])
@@ -212,57 +204,44 @@ def test_other_objectives_keep_their_settings(book, objective):
 
 
 def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_that_is_used(
-    tmp_path, capsys
+    tmp_path, terminal
 ):
     """The validation text is of another kind than the training text, so it is predicted worse and
     worse."""
+    out = tmp_path / "out"
     (tmp_path / "train.txt").write_text("abcdefgh" * 500)
     (tmp_path / "valid.txt").write_text("".join(random.Random(2).choices("abcdefgh", k=500)))
-    words = [
-        "train",
-        "--data.train",
-        str(tmp_path / "train.txt"),
-        "--data.valid",
-        str(tmp_path / "valid.txt"),
-    ]
-    words += [
-        "--out",
-        str(tmp_path / "out"),
-        "--steps",
-        "60",
-        "--evaluate_every",
-        "2",
-        "--dtype",
-        "float32",
-    ]
-    words += ["--dim", "16", "--decoder.depth", "1", "--batch", "4", "--tensorboard", "false"]
-    assert not cli.main(words)
-    stderr = capsys.readouterr().err
-    lines = [json.loads(line) for line in (tmp_path / "out" / "log.jsonl").read_text().splitlines()]
-    best = min(
-        (line for line in lines if "valid_loss" in line), key=lambda line: line["valid_loss"]
-    )["step"]
-    last = lines[-1]["step"]
-    assert last == best + 2 * choose.__globals__["PATIENCE"] < 60
-    assert (
-        f"Validation has not fallen since step {best}, so the run ends at step {last} of 60"
-        in stderr
+    line = (
+        f"train --data.train {tmp_path}/train.txt --data.valid {tmp_path}/valid.txt --out {out}"
+        " --steps 60 --evaluate_every 2 --dtype float32 --dim 16 --decoder.depth 1 --batch 4"
+        " --tensorboard false"
     )
-    assert "--resume --early-stop 0 goes on." in stderr
-    assert f"The best checkpoint is that of step {best}" in stderr and "bits per byte" in stderr
-    assert run_checkpoints.newest(tmp_path / "out").name == f"step-{last:06d}"
-    assert resolve.resolve(tmp_path / "out").name == f"step-{best:06d}"
-    data = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert data["chosen"] in stderr and "train.txt holds 4,000 bytes of text" in data["chosen"]
-    before = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert not cli.main([*words, "--resume"])
-    assert f"so the run ends at step {last} of 60;" in capsys.readouterr().err
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before
-    assert not cli.main([*words, "--resume", "--early-stop", "0"])
-    assert "Trained 60 steps" in capsys.readouterr().err
+    terminal(line)
+    lines = [json.loads(row) for row in (out / "log.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["valid_loss"] for row in lines if "valid_loss" in row}
+    best, last = min(losses, key=losses.__getitem__), lines[-1]["step"]
+    assert last == best + 2 * choose.__globals__["PATIENCE"] < 60
+    data = json.loads((out / "run.json").read_text())
+    assert "train.txt holds 4,000 bytes of text" in data["chosen"]
+    for sentence in (
+        f"Validation has not fallen since step {best}, so the run ends at step {last} of 60",
+        "--resume --early-stop 0 goes on.",
+        f"The best checkpoint is that of step {best}",
+        "bits per byte",
+        data["chosen"],
+    ):
+        assert sentence in terminal.notes
+    assert run_checkpoints.newest(out).name == f"step-{last:06d}"
+    assert resolve.resolve(out).name == f"step-{best:06d}"
+    before = sorted(out.iterdir())
+    terminal(f"{line} --resume")
+    assert f"so the run ends at step {last} of 60;" in terminal.notes
+    assert sorted(out.iterdir()) == before
+    terminal(f"{line} --resume --early-stop 0")
+    assert "Trained 60 steps" in terminal.notes
 
 
-def test_what_looks_like_a_border_of_documents_is_told(tmp_path: Path) -> None:
+def test_what_looks_like_a_border_of_documents_is_told(tmp_path):
     path = tmp_path / "stories.txt"
     path.write_text("A story of some words and a house of glass.\n<|endoftext|>\n" * 40)
     assert 'holds "<|endoftext|>" 40 times' in choose({"data.train": str(path)})[1]
@@ -302,32 +281,29 @@ def stopped_run(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[
     return words
 
 
-def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch, capsys):
-    words, out = stopped_run(book, tmp_path / "out", monkeypatch), tmp_path / "out"
+def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch, terminal):
+    out = tmp_path / "out"
+    line = shlex.join(stopped_run(book, out, monkeypatch))
     before = json.loads((out / "run.json").read_text())
-    for args, differs in (
-        (["--recipe", "glass/4m"], 'recipe is "glass/200k" there and "glass/4m" here'),
-        (["--dim", "32"], "model.dim is 16 there and 32 here"),
-        (["--batch", "4"], "train.batch is 2 there and 4 here"),
+    for options, differs in (
+        ("--recipe glass/4m", 'recipe is "glass/200k" there and "glass/4m" here'),
+        ("--dim 32", "model.dim is 16 there and 32 here"),
+        ("--batch 4", "train.batch is 2 there and 4 here"),
     ):
-        capsys.readouterr()
-        assert cli.main([*words, "--resume", *args]) == 2
-        assert f"cannot be resumed with another config: {differs};" in capsys.readouterr().err
-    assert not cli.main([*words, "--resume"])
-    assert "Trained 6 steps" in capsys.readouterr().err
+        notes = terminal.refused(f"{line} --resume {options}")
+        assert f"cannot be resumed with another config: {differs};" in notes
+    terminal(f"{line} --resume")
+    assert "Trained 6 steps" in terminal.notes
     assert json.loads((out / "run.json").read_text()) == before and before["chosen"]
-    assert not cli.main(["train", "--out", str(out), "--resume", "--steps", "8"])
-    assert "goes on to 8" in capsys.readouterr().err
-    assert cli.main(["train", "--out", str(out), "--resume", "--steps", "3"]) == 2
-    assert (
-        "train.steps is 8 there and 3 here, and steps can only be raised; set it back"
-        in capsys.readouterr().err
-    )
-    assert cli.main(["train", "--out", str(out), "--resume", "--steps", "9", "--dim", "32"]) == 2
-    assert "goes on" not in capsys.readouterr().err
+    line = f"train --out {out} --resume"
+    terminal(f"{line} --steps 8")
+    assert "goes on to 8" in terminal.notes
+    sentence = "train.steps is 8 there and 3 here, and steps can only be raised; set it back"
+    assert sentence in terminal.refused(f"{line} --steps 3")
+    assert "goes on" not in terminal.refused(f"{line} --steps 9 --dim 32")
 
 
-def test_a_run_stopped_at_once_says_how_it_goes_on(book, tmp_path, monkeypatch, capsys):
+def test_a_run_stopped_at_once_says_how_it_goes_on(book, tmp_path, monkeypatch, terminal):
     out = tmp_path / "out"
 
     def stop(plan, folder, *args, **kwargs):
@@ -337,16 +313,13 @@ def test_a_run_stopped_at_once_says_how_it_goes_on(book, tmp_path, monkeypatch, 
         raise KeyboardInterrupt
 
     monkeypatch.setattr("glassformer.runs.launch.run", stop)
-    words = ["train", "--data.train", str(book), "--out"]
-    assert cli.main([*words, str(tmp_path / "other")]) == 130
-    assert capsys.readouterr().err == "\nglassformer: stopped.\n"
-    assert cli.main([*words, str(out)]) == 130
-    stderr = capsys.readouterr().err
-    assert "glassformer: stopped. Continue with:\n" in stderr and stderr.endswith(
-        f"--out {out} --resume\n"
-    )
-    assert cli.main(["generate", str(out)]) == 2
-    assert "is a run that has no checkpoint yet; go on with --resume" in capsys.readouterr().err
+    terminal(f"train --data.train {book} --out {tmp_path}/other", code=130)
+    assert terminal.notes == "\nglassformer: stopped.\n"
+    terminal(f"train --data.train {book} --out {out}", code=130)
+    assert "glassformer: stopped. Continue with:\n" in terminal.notes
+    assert terminal.notes.endswith(f"--out {out} --resume\n")
+    sentence = "is a run that has no checkpoint yet; go on with --resume"
+    assert sentence in terminal.refused(f"generate {out}")
 
 
 def test_a_short_run_is_validated_seldom(book):
@@ -380,18 +353,8 @@ def test_the_announced_time_counts_validation(book, tmp_path, monkeypatch):
     assert outputs[1] >= plans[1] * (6 + 6 * batches / 3)
 
 
-def test_a_border_of_documents_is_told_once(book, tmp_path, capsys):
+def test_a_border_of_documents_is_told_once(book, tmp_path, terminal):
     book.write_text("A story of some words and a house of glass.\n<|endoftext|>\n" * 40)
-    words = [
-        "train",
-        "--data.train",
-        str(book),
-        "--out",
-        str(tmp_path / "out"),
-        "--steps",
-        "1",
-        "--tensorboard",
-        "false",
-    ]
-    assert not cli.main([*words, "--dim", "16", "--decoder.depth", "1"])
-    assert capsys.readouterr().err.count("--data.separator") == 1
+    options = "--steps 1 --tensorboard false --dim 16 --decoder.depth 1"
+    terminal(f"train --data.train {book} --out {tmp_path}/out {options}")
+    assert terminal.notes.count("--data.separator") == 1

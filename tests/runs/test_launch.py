@@ -533,15 +533,6 @@ def test_resuming_with_another_text_is_named(corpus, tmp_path):
     )
 
 
-def test_resuming_with_a_damaged_checkpoint(corpus, tmp_path):
-    runs.run(settings(corpus, steps="3"), tmp_path / "run")
-    victim = tmp_path / "run" / "step-000003" / "state.safetensors"
-    victim.write_bytes(victim.read_bytes()[:1000])
-    refuse(
-        r"state.safetensors is damaged", settings(corpus, steps="3"), tmp_path / "run", resume=True
-    )
-
-
 def test_an_out_folder_that_cannot_be(corpus, tmp_path):
     (tmp_path / "file").write_text("in the way")
     refuse(r"file stands in its way", settings(corpus), tmp_path / "file" / "run")
@@ -555,21 +546,6 @@ def test_what_cannot_fit_is_refused_before_it_starts(corpus, tmp_path):
     huge = {"dim": "65536", "decoder.depth": "200", "decoder.pattern.feedforward.hidden": "262144"}
     refuse(r"Training needs about .* are free; lower", settings(corpus, **huge), tmp_path / "run")
     assert not (tmp_path / "run" / "run.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"empty"),
-        (b"\xff\xfe\x00\x01" * 50, r"(binary|UTF-8)"),
-        (b"caf\xe9 " * 50, r"UTF-8"),
-        (b"short", r"too"),
-    ],
-)
-def test_a_corpus_that_is_none(tmp_path, content, message):
-    path = tmp_path / "bad.txt"
-    path.write_bytes(content)
-    refuse(message, settings(path), tmp_path / "run")
 
 
 def test_models_that_do_not_fit(corpus, tmp_path):

@@ -38,7 +38,7 @@ GLASS = ["one", "two", "three", "four", "six"]
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: Any) -> Path:
+def lines(tmp_path_factory):
     """Sources of German words in capitals, targets of English words and their number."""
     folder: Path = tmp_path_factory.mktemp("lines")
     pairs = [(WORDS[i % 5], WORDS[i // 5 % 5], GLASS[i % 5], GLASS[i // 5 % 5]) for i in range(50)]
@@ -66,7 +66,7 @@ def settings(lines: Path, **changes: Any) -> run_config.Run:
     )
 
 
-def test_each_side_has_the_tokenizer_of_its_own_texts(lines: Path) -> None:
+def test_each_side_has_the_tokenizer_of_its_own_texts(lines):
     planned = runs.plan_run(settings(lines))
     plan = planned.with_tokenizer()
     reads, writes = plan.source_tokenizer, plan.tokenizer
@@ -91,7 +91,7 @@ def test_each_side_has_the_tokenizer_of_its_own_texts(lines: Path) -> None:
     assert " and " in writes.decode([i for i in batch.tokens[0].tolist() if i >= 0][1:4])
 
 
-def test_its_own_embeddings_can_be_set_and_come_after_the_models_changes(lines: Path) -> None:
+def test_its_own_embeddings_can_be_set_and_come_after_the_models_changes(lines):
     model = runs.plan_run(settings(lines, source_embed__dim=16, embed__scale=3.0)).model
     assert (model.embed.dim, model.source_embed.dim) == (
         None,
@@ -110,9 +110,7 @@ def test_its_own_embeddings_can_be_set_and_come_after_the_models_changes(lines: 
     assert alone.tokenizer is not None and len(alone.tokenizer.encode("UND and")) == 2
 
 
-def test_a_run_is_resumed_translates_and_is_gone_on_from(
-    lines: Path, tmp_path: Path, monkeypatch: Any, capfd: Any
-) -> None:
+def test_a_run_is_resumed_translates_and_is_gone_on_from(lines, tmp_path, monkeypatch, capfd):
     from glassformer.commands.train import write_sample
 
     runs.run(settings(lines), tmp_path / "whole", sample=write_sample)
@@ -124,7 +122,7 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
     assert "UND" in err and "->" in err and "(none:" not in err  # the samples
     first = launch.Log.__call__
 
-    def stop(self: Any, step: Any) -> None:
+    def stop(self, step):
         first(self, step)
         if step.index == 6:
             raise KeyboardInterrupt
@@ -247,15 +245,13 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(
         ({"embed__vocab": 8}, r"The tokenizer has 10 tokens, the model's embed\.vocab only 8"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(
-    lines: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_what_does_not_fit_is_refused_in_a_sentence(lines, changes, message):
     with pytest.raises(UserError, match=message) as caught:
         assert runs.plan_run(settings(lines, **changes)).with_tokenizer().model
     assert "\n" not in str(caught.value)
 
 
-def test_other_objectives_and_one_sided_models_are_refused(lines: Path, tmp_path: Path) -> None:
+def test_other_objectives_and_one_sided_models_are_refused(lines, tmp_path):
     from glassformer import families as recipes
     from glassformer.core.config import serial
     from glassformer.core.nn import build_model

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-
-import pytest
 
 from glassformer.runs import progress
 
 
-def test_what_is_said_of_a_shared_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_said_of_a_shared_machine(monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "TASKS", tmp_path)
     tasks = [tmp_path / "1", tmp_path / "2"]
     for task in tasks:
         task.mkdir()
 
-    def write(computed: int, waited: int) -> None:
+    def write(computed, waited):
         for task in tasks:
             (task / "schedstat").write_text(f"{computed} {waited} 99\n")
 

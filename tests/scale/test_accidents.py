@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -64,7 +63,7 @@ def workers(launched: subprocess.Popen[str]) -> list[int]:
 
 def wait_for(path: Path, launched: subprocess.Popen[str]) -> None:
     while not path.exists():
-        assert launched.poll() is None, launched.stderr.read()  # type: ignore[union-attr]
+        assert launched.poll() is None, launched.stderr.read()
         time.sleep(0.1)
 
 
@@ -269,11 +268,11 @@ HOSTS = ("10.77.0.1", "10.77.0.2")
 
 
 @pytest.fixture
-def hosts() -> Iterator[list[str]]:
+def hosts():
     """Two hosts of one network, each a namespace of this machine's."""
     names = [f"gf{os.getpid() % 100000}{letter}" for letter in "ab"]
 
-    def ip(*words: str) -> None:
+    def ip(*words):
         subprocess.run(["ip", *words], check=True, capture_output=True)
 
     try:

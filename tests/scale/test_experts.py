@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import tiny
-from axes import LENGTHS, result, row, worst
+from axes import LENGTHS, along, cut, differences, result, row, twins
 from glassformer import config as c
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Tape, build_model
+from glassformer.core.nn import Tape
 from glassformer.scale import experts
 from glassformer.scale.collectives import summed
 from glassformer.scale.mesh import Mesh
@@ -33,48 +33,29 @@ MIXTURES = {
 
 
 def compare(mesh, double, scene):
-    """The largest differences of logits, losses and gradients, and the share of dropped choices,
-    for each mixture."""
-    layout = Parallel(data=mesh.size // 2, expert=2)
-    axes = Mesh(layout, mesh.rank)
-    group, actual_result = axes.group("expert"), {}
-    rows = axes.group("data", "expert")
-    copies = axes.group("data")
+    """Differences of logits and gradients, and the share of dropped choices, for each mixture."""
+    axes, answers = Mesh(Parallel(data=mesh.size // 2, expert=2), mesh.rank), {}
+    rows, copies = axes.group("data", "expert"), axes.group("data")
     for name, cfg in MIXTURES.items():
-        item, shared = (
-            build_model(cfg, seed=1, dtype=torch.float64 if double else None).train()
-            for _ in range(2)
-        )
+        alone, shared = models = [model.train() for model in twins(cfg, double)]
         if name == "lopsided":  # all rows go to the experts of the first process
-            for model in (item, shared):
-                for block in model.decoder.blocks:
-                    block.ffn.router.weight.data[2:] = 0
-                    block.ffn.router.weight.data[:2] *= 30
-        cuts = experts.split_model(shared, group)
+            for block in (block for model in models for block in model.decoder.blocks):
+                block.ffn.router.weight.data[2:] = 0
+                block.ffn.router.weight.data[:2] *= 30
+        cuts = experts.split_model(shared, axes.group("expert"))
         pieces = [row(cfg, scene, LENGTHS[0] + 2 * number) for number in range(mesh.size)]
-        sums, outs = {}, []
-        for args, saved in pieces:
-            logits, grads = result(item, args, saved, 0.1, args.numel())
-            outs.append(logits)
-            sums = {path: sums.get(path, 0) + grad for path, grad in grads.items()}
+        results = [result(alone, args, saved, 0.1, args.numel()) for args, saved in pieces]
+        sums = {path: sum(grads[path] for _, grads in results) for path in results[0][1]}
         args, saved = pieces[axes.row]
-        logits, second_pieces = result(shared, args, saved, 0.1, args.numel())
-        expected = outs[axes.row]
-        totals = {
-            path: summed(grad, rows) for path, grad in second_pieces.items() if path not in cuts
-        }
-        for path in cuts:
-            totals[path] = (
-                second_pieces[path] if copies is None else summed(second_pieces[path], copies)
-            )
-        sums = {path: cuts[path].of(grad) if path in cuts else grad for path, grad in sums.items()}
-        dropped = float(shared(args, **saved).metrics["dropped"].max())
-        actual_result[name] = [
-            float((logits - expected).abs().max() / expected.abs().max()),
-            worst(totals, sums),
-            dropped,
+        logits, totals = result(shared, args, saved, 0.1, args.numel())
+        for path, grad in totals.items():
+            group = copies if path in cuts else rows
+            totals[path] = grad if group is None else summed(grad, group)
+        answers[name] = [
+            *differences((logits, totals), (results[axes.row][0], cut(sums, cuts))),
+            float(shared(args, **saved).metrics["dropped"].max()),
         ]
-    return actual_result
+    return answers
 
 
 @pytest.mark.parametrize(("double", "scene"), [(True, "plain"), (False, "padded")])
@@ -98,17 +79,14 @@ def check(answers, double):
 
 def bare(mesh):
     """Results of the eager engine and a decode step beside one process, and the tape's values."""
-    cfg, group = MIXTURES["shared"], Mesh(Parallel(expert=2).of(2), mesh.rank).group("expert")
-    item, shared = (build_model(cfg, seed=1, dtype=torch.float64).eval() for _ in range(2))
-    experts.split_model(shared, group)
+    alone, shared = models = twins(MIXTURES["shared"])
+    experts.split_model(shared, along(mesh, "expert").group("expert"))
     far = []
     with torch.no_grad():
         for engine, length in (("eager", 9), ("auto", 1)):
-            item.engine = shared.engine = engine
-            second_tokens = tokens(1, length, seed=mesh.rank)
-            far.append(
-                float((item(second_tokens).logits - shared(second_tokens).logits).abs().max())
-            )
+            alone.engine = shared.engine = engine
+            expected, logits = (model(tokens(1, length, seed=mesh.rank)).logits for model in models)
+            far.append(float((expected - logits).abs().max()))
         try:
             shared(tokens(1, 9), tape=Tape("*.hidden"))
         except UserError as error:

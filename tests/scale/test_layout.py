@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import tiny
+from axes import along
 from glassformer.core.nn import build_model
+from glassformer.families import find
 from glassformer.scale.cost import cost
 from glassformer.scale.layout import EXPERT_WEIGHTS, Layout, pieces_for
-from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.shard import shard
 from many import Processes
@@ -52,26 +53,31 @@ def test_cost_says_it_without_torch():
 
 
 def parameter_counts(mesh, names, axis):
-    """Numbers that this process keeps of each model, and what the formula says; shares of rows
-    differ by a row."""
-    result = {}
-    layout = Parallel(**{axis: 2}).of(mesh.size)
+    """Numbers that this process keeps of each model."""
+    counts = {}
     for name in names:
         model = build_model(tiny.DECODERS[name], seed=0)
-        shard(model, Mesh(layout, mesh.rank))
-        total = sum(weight.to_local().numel() for weight in model.parameters())
-        result[name] = [total, Layout(cost(tiny.DECODERS[name], 2), layout, 4).local_parameters]
-    return result
+        shard(model, along(mesh, axis))
+        counts[name] = sum(weight.to_local().numel() for weight in model.parameters())
+    return counts
 
 
-def test_the_tensor_and_expert_axes_leave_what_the_formula_says(two):
-    for axis, names in (
+@pytest.mark.parametrize(
+    ("axis", "names"),
+    [
         ("tensor", ["gpt2", "llama", "mixtral", "alibi", "gemma2"]),
         ("expert", ["mixtral"]),
-    ):
-        for answer in two.call(parameter_counts, names=names, axis=axis):
-            for name, (actual, message) in answer.items():
-                assert actual == message < cost(tiny.DECODERS[name]).total, (axis, name)
+        ("pipeline", ["gpt2", "llama", "mixtral"]),
+    ],
+)
+def test_the_inner_axes_leave_what_the_formula_says(two, axis, names):
+    """Of a pipeline the fullest stage counts, and the stages are the whole."""
+    answers = two.call(parameter_counts, names=names, axis=axis)
+    for name in names:
+        result, counts = cost(tiny.DECODERS[name], 2), [answer[name] for answer in answers]
+        layout = Layout(result, Parallel(**{"data": 1, axis: 2}), 4)
+        assert max(counts) == layout.local_parameters < result.total
+        assert sum(counts) == result.total if axis == "pipeline" else min(counts) == max(counts)
 
 
 def test_traffic_of_the_inner_axes():
@@ -110,6 +116,9 @@ def test_traffic_of_a_pipeline(tied):
     result = cost(replace(model, head=replace(model.head, tied=tied)), 2)
     table, stream = model.embed.vocab * model.dim * 4, 2 * model.context * model.dim * 4
     assert Layout(result, Parallel(data=1, pipeline=2), 4).traffic == 4 * stream + tied * table
+    large = cost(find("llama/3-70b"), 1, 256)
+    alone, four = (Layout(large, Parallel(data=1, pipeline=stages), 8).memory for stages in (1, 4))
+    assert four < alone / 2
 
 
 @pytest.mark.slow

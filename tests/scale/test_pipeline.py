@@ -9,17 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from axes import FAMILIES, LENGTHS, row, worst
+from axes import FAMILIES, LENGTHS, along, check_near, differences, gradients, row, twins
 from glassformer import config as c
 from glassformer.core.config import run
 from glassformer.core.errors import UserError
-from glassformer.core.nn import build_model
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
-from glassformer.families import find
 from glassformer.runs import processes as around
-from glassformer.scale.cost import cost
-from glassformer.scale.layout import Layout, stage_blocks
+from glassformer.scale.layout import stage_blocks
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.pipeline import check
@@ -42,63 +39,44 @@ FIT = [name for name, cfg in FAMILIES.items() if fits(cfg)]
 
 
 def compare(mesh, names, depth):
-    """The largest differences of losses, logits and gradients after four pieces, for each
-    family."""
-    axes, result = (
-        Mesh(Parallel(data=1, pipeline=mesh.size), mesh.rank, mesh.device, mesh.store),
-        {},
-    )
+    """Differences of losses, logits and gradients after four pieces, for each family."""
+    axes, answers = along(mesh, "pipeline"), {}
     for name in names:
         cfg = FAMILIES[name]
         cfg = replace(cfg, decoder=replace(cfg.decoder, depth=depth or cfg.decoder.depth))
-        item, staged = (build_model(cfg, seed=1, dtype=torch.float64).eval() for _ in range(2))
+        alone, staged = twins(cfg)
         shard(staged, axes)
         batches = []
-        for number in range(4):  # each of another length
-            args, saved = row(cfg, "packed", LENGTHS[0] + number)
-            targets = tokens(2, LENGTHS[0] + number, seed=9).where(saved["pos"] > 2, -1)
+        for length in range(LENGTHS[0], LENGTHS[0] + 4):
+            args, saved = row(cfg, "packed", length)
+            targets = tokens(2, length, seed=9).where(saved["pos"] > 2, -1)
             batches.append(Batch(args, targets, saved["pos"], saved["document_ids"]))
-        expected = [Causal().loss(item, batch, 0.1) for batch in batches]
+        expected = [Causal().loss(alone, batch, 0.1) for batch in batches]
         for loss in expected:
             loss.total.backward()
         staged.stage.lend_table(staged)
         pieces = SharedPieces(batches, lambda place: None, staged, [1] * len(batches), axes)
-        losses = one_forward_one_backward(
-            staged, pieces, functools.partial(Causal().loss, staged, smoothing=0.1)
-        )
+        compute = functools.partial(Causal().loss, staged, smoothing=0.1)
+        losses = in_order(one_forward_one_backward(staged, pieces, compute), axes)
         staged.stage.settle(staged)
-        totals = [
-            (float(got.total), float(loss.total.detach()))
-            for got, loss in zip(in_order(losses, axes), expected, strict=True)
-        ]
-        grads = {
-            path: weight.grad for path, weight in item.named_parameters() if weight.grad is not None
-        }
-        second_pieces = {
-            p: weight.grad.full_tensor()
-            for p, weight in staged.named_parameters()
-            if weight.grad is not None
-        }
-        assert (
-            second_pieces.keys()
-            == {path for path, cut in cuts_of(staged).items() if cut.high} & grads.keys()
-        ), name
+        grads = {path: grad.full_tensor() for path, grad in gradients(staged).items()}
+        right = gradients(alone)
+        cuts = cuts_of(staged)
+        assert grads.keys() == {path for path, cut in cuts.items() if cut.high} & right.keys(), name
         with torch.no_grad():
-            logits, output = (model(batches[0].tokens).logits for model in (staged, item))
-        far = [abs(got - loss) / abs(loss) for got, loss in totals]
-        result[name] = [
-            *far,
-            float((logits - output).abs().max()),
-            worst(second_pieces, {path: grads[path] for path in second_pieces}),
+            logits, right_logits = (model(batches[0].tokens).logits for model in (staged, alone))
+        answers[name] = [
+            *(
+                abs(float(got.total / loss.total.detach()) - 1)
+                for got, loss in zip(losses, expected, strict=True)
+            ),
+            *differences((logits, grads), (right_logits, {path: right[path] for path in grads})),
         ]
-    return result
+    return answers
 
 
 def near(processes, names, depth):
-    for answer in processes.call(compare, names=names, depth=depth):
-        assert len(answer) == len(names) and not {
-            n: far for n, far in answer.items() if not max(far) < 1e-12
-        }, answer
+    check_near(processes.call(compare, names=names, depth=depth), names)
 
 
 def test_some_decoders_on_two_stages(two):
@@ -148,32 +126,3 @@ def test_what_does_not_fit_is_refused_in_a_sentence():
         around.check(run.Train(), DECODERS["llama"], Mesh(Parallel(data=2, pipeline=2)))
     with pytest.raises(UserError, match="Only a decoder made of blocks"):
         check(next(cfg for cfg in ALL.values() if c.recurrent(cfg)), 2)
-
-
-def parameter_counts(mesh, names):
-    """Numbers that this process keeps of each model."""
-    layout = Mesh(Parallel(data=1, pipeline=mesh.size), mesh.rank, mesh.device, mesh.store)
-    result = {}
-    for name in names:
-        model = build_model(DECODERS[name], seed=0)
-        shard(model, layout)
-        result[name] = sum(weight.to_local().numel() for weight in model.parameters())
-    return result
-
-
-def test_the_formula_says_what_the_fullest_stage_keeps_and_what_travels(two):
-    names = ["gpt2", "llama", "mixtral"]
-    answers = two.call(parameter_counts, names=names)
-    for name in names:
-        result = cost(DECODERS[name], 2)
-        layout = Layout(result, Parallel(data=1, pipeline=2), 4)
-        assert layout.local_parameters == max(answer[name] for answer in answers)
-        assert sum(answer[name] for answer in answers) == result.total
-        stream, table = (
-            2 * result.context * result.model.dim * 4,
-            result.model.embed.vocab * result.model.dim * 4,
-        )
-        assert layout.traffic == 4 * stream + table * result.model.head.tied
-    large = cost(find("llama/3-70b"), 1, 256)
-    item, four = (Layout(large, Parallel(data=1, pipeline=stages), 8).memory for stages in (1, 4))
-    assert four < item / 2

@@ -4,64 +4,38 @@ one would leave."""
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
-from glassformer import runs
-from glassformer.commands.train import write_sample
 from glassformer.core.checkpoints.tensors import open_files
-from glassformer.core.errors import UserError
-from glassformer.runs import run_file
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.place import Cut, place_of
+from small_runs import begun, log, trained
 
-LINES = [
-    f"the {word} {verb} the {letter}"
-    for word in ("cat", "owl")
-    for verb in ("saw", "met")
-    for letter in "abcdefg"
-]
-RUN = {
-    "recipe": "glass/200k",
-    "decoder.depth": 2,
-    "context": 26,
-    "data.tokenizer": "char",
-    "data.valid": 0.2,
-}
-RUN |= {
-    "steps": 4,
-    "batch": 8,
-    "accumulate": 4,
-    "evaluate_every": 2,
-    "save_every": 1,
-    "keep": 9,
-    "sample_every": 3,
-}
-RUN |= {"tensorboard": False, "dtype": "float32", "evaluate_batches": 3, "schedule": "Constant"}
 MIXTURE = (
     '{type = "MoE", experts = 4, top_k = 2, balance_loss = 0.01, '
     'expert = {type = "GatedMLP", hidden = 24, bias = true}, shared = {type = "MLP", hidden = 12}}'
 )
 EXPERTS = {"decoder.pattern.feedforward": MIXTURE}
 TENSOR, EXPERT = {"parallel.tensor": 2}, {"parallel.expert": 2}
-PIPELINE = {"parallel.pipeline": 2}
-STAGES = {
-    "Muon": {},
-    "of experts, AdamW": {**EXPERTS, "optimizer": "AdamW"},
-    "bf16": {"dtype": "bfloat16"},
-    "plain sums": {"parallel.exact": False, "optimizer": "AdamW"},
-}
+PIPELINE, CONTEXT = {"parallel.pipeline": 2}, {"parallel.context": 2}
+
 RUNS = {
     "tensor, Muon": (TENSOR, {"decoder.dropout": 0.1}),
+    "experts, Muon": (EXPERT, EXPERTS),
+    "pipeline, Muon": (PIPELINE, {}),
+    "context, Muon": (CONTEXT, {}),
     "tensor of experts, AdamW": (TENSOR, {**EXPERTS, "optimizer": "AdamW"}),
     "tensor, bf16": (TENSOR, {"dtype": "bfloat16"}),
-    "experts, Muon": (EXPERT, EXPERTS),
     "experts, bf16": (EXPERT, {**EXPERTS, "dtype": "bfloat16", "optimizer": "AdamW"}),
     "experts, plain sums": (EXPERT, {**EXPERTS, "parallel.exact": False}),
+    "pipeline of experts, AdamW": (PIPELINE, {**EXPERTS, "optimizer": "AdamW"}),
+    "pipeline, bf16": (PIPELINE, {"dtype": "bfloat16"}),
+    "pipeline, plain sums": (PIPELINE, {"parallel.exact": False, "optimizer": "AdamW"}),
+    "context, previous tokens": (CONTEXT, {**EXPERTS, "embed.previous_token_embeddings": 2}),
+    "context, bf16": (CONTEXT, {"dtype": "bfloat16"}),
 }
 
 
@@ -89,155 +63,107 @@ def test_the_runs_of_a_box_are_its_numbers_in_the_order_of_the_whole():
     assert individual.is_written_by(copy) and not full.is_written_by(copy)
 
 
-def trained(mesh, folder, out, more, resume=False, speaks=False):
-    """End of a run, or its error. Where it ``speaks``, its samples are the model's own."""
-    text = Path(folder) / "text.txt"
-    if not text.exists():
-        text.write_text("\n".join(LINES * 3))
-    message = {
-        name: value
-        for name, value in {**RUN, "data.train": str(text), **more}.items()
-        if value is not None
-    }
-    try:
-        ended = runs.run(
-            run_file.read_run(None, message),
-            Path(out),
-            resume,
-            sample=write_sample if speaks else lambda *_: "text",
-        )
-    except UserError as error:
-        return str(error)
-    return [ended.step, ended.loss, ended.valid_loss]
-
-
-def log(folder):
-    return [json.loads(line) for line in (folder / "log.jsonl").open()]
-
-
 def moved(folder, step, start=0):
     """Distance that each weight has moved between two checkpoints."""
     item, second = (open_files(folder / f"step-{number:06d}") for number in (step, start))
     return {name: item.load(name) - second.load(name) for name in item.entries}
 
 
-def near(processes, folder, axis, more, close):
-    """A run on one process and on all of them, each going on from a checkpoint of the other."""
-    alone = trained(None, str(folder), str(folder / "one"), more)
-    reply = processes.call(
-        trained, folder=str(folder), out=str(folder / "all"), more={**more, **axis}
-    )
-    assert all(item == reply[0] for item in reply) and alone[0] == 4 == reply[0][0], reply
-    assert reply[0][1:] == pytest.approx(alone[1:], rel=max(close, 2e-3))
-    # of the first step: an optimizer makes more of what rounding leaves
+def first_step_is_near(folder, close):
+    """Of the first step: an optimizer makes more of what rounding leaves."""
     for fact in ("loss", "grad_norm"):
-        assert log(folder / "all")[0][fact] == pytest.approx(
-            log(folder / "one")[0][fact], rel=close
-        )
-    item, every = (folder / name / "step-000002" for name in ("one", "all"))
-    assert sorted(path.name for path in item.iterdir()) == sorted(
-        path.name for path in every.iterdir()
-    )
+        expected = pytest.approx(log(folder / "one")[0][fact], rel=close)
+        assert log(folder / "all")[0][fact] == expected
+
+
+def near(processes, folder, name, *more_axes):
+    """A run on one process and on all of them, each going on from a checkpoint of the other."""
+    axis, more = RUNS[name]
+    axis, more = {**axis, **dict(more_axes)}, {"schedule": "Constant", **more}
+    close = 1e-2 if "bf16" in name else 1e-5
+    fields = {"folder": str(folder), "more": more}
+    alone = trained(None, out=str(folder / "one"), **fields)
+    shared = {**fields, "more": {**more, **axis}}
+    reply = processes.call(trained, out=str(folder / "all"), **shared)
+    assert all(end == reply[0] for end in reply) and alone[0] == 4 == reply[0][0], reply
+    assert reply[0][1:] == pytest.approx(alone[1:], rel=max(close, 2e-3))
+    first_step_is_near(folder, close)
+    one, every = (folder / name / "step-000002" for name in ("one", "all"))
+    assert {path.name for path in one.iterdir()} == {path.name for path in every.iterdir()}
     for name in ("model.safetensors", "state.safetensors"):  # the same tensors at the same bytes
-        size = int.from_bytes((item / name).read_bytes()[:8], "little") + 8
-        assert (item / name).read_bytes()[:size] == (every / name).read_bytes()[:size]
-        assert (item / name).stat().st_size == (every / name).stat().st_size
+        size = int.from_bytes((one / name).read_bytes()[:8], "little") + 8
+        assert (one / name).read_bytes()[:size] == (every / name).read_bytes()[:size]
+        assert (one / name).stat().st_size == (every / name).stat().st_size
     expected, result = (moved(folder / name, 2, 1) for name in ("one", "all"))
     # what the optimizer made of the same gradients, all numbers of a weight together
     for name, far in expected.items():
-        assert float((result[name] - far).norm() / far.norm().clamp(min=1e-6)) < (
-            0.05 if close == 1e-5 else 0.3
-        ), name
-    for started, on, variant in (("one", "all", axis), ("all", "one", {})):
-        out = folder / f"{started} then {on}"
-        out.mkdir()
-        shutil.copytree(folder / started / "step-000002", out / "step-000002")
-        shutil.copy(folder / started / "run.json", out)
-        shutil.copy(folder / started / "log.jsonl", out)
-        fields = {
-            "folder": str(folder),
-            "out": str(out),
-            "more": {**more, **variant},
-            "resume": True,
-        }
-        answer = processes.call(trained, **fields)[0] if on == "all" else trained(None, **fields)
+        distance = float((result[name] - far).norm() / far.norm().clamp(min=1e-6))
+        assert distance < (0.05 if close == 1e-5 else 0.3), name
+    for start, end in (("one", "all"), ("all", "one")):
+        out = begun(folder / f"{start} then {end}", folder / start)
+        if end == "all":
+            answer, _ = processes.call(trained, out=str(out), resume=True, **shared)[:2]
+        else:
+            answer = trained(None, out=str(out), resume=True, **fields)
         assert answer[0] == 4, answer
         for step in (2, 3):  # the weights as they were saved, then as the saved moments moved them
             for fact in ("loss", "grad_norm"):
-                tolerance = close * 10 ** (step - 1)
-                assert log(out)[step][fact] == pytest.approx(
-                    log(folder / started)[step][fact], rel=tolerance
-                ), step
+                before = pytest.approx(
+                    log(folder / start)[step][fact], rel=close * 10 ** (step - 1)
+                )
+                assert log(out)[step][fact] == before, step
 
 
-@pytest.mark.parametrize("name", ["tensor, Muon", "experts, Muon"])
+QUICK = ("tensor, Muon", "experts, Muon", "pipeline, Muon", "context, Muon")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+)
 def test_a_run_on_two_processes(two, tmp_path, name):
-    near(two, tmp_path, *RUNS[name], 1e-5)
-
-
-def test_a_run_in_two_stages(two, tmp_path):
-    near(two, tmp_path, PIPELINE, STAGES["Muon"], 1e-5)
+    near(two, tmp_path, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(STAGES)[1:])
-def test_other_runs_in_two_stages(two, tmp_path, name):
-    near(two, tmp_path, PIPELINE, STAGES[name], 1e-2 if name == "bf16" else 1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensor, Muon", "experts, Muon", "pipeline"])
+@pytest.mark.parametrize("name", QUICK[:3])
 def test_an_adapter_on_two_processes(two, tmp_path, name):
     """On a base that stays; its first step, and the files with their tensors."""
-    axis, more = (PIPELINE, {}) if name == "pipeline" else RUNS[name]
+    axis, more = RUNS[name]
     trained(None, str(tmp_path), str(tmp_path / "base"), more)
-    counts_by_name = dict.fromkeys(("recipe", "decoder.depth", "data.tokenizer", *more))
-    drop = 0.0 if name == "pipeline" else 0.1  # each stage draws for itself
-    fields = {
+    drop = 0.0 if axis is PIPELINE else 0.1  # each stage draws for itself
+    more = {
         "from": str(tmp_path / "base"),
         "train.tune": f'{{type = "LoRA", rank = 2, dropout = {drop}}}',
-        **counts_by_name,
+        **dict.fromkeys(("recipe", "decoder.depth", "data.tokenizer", *more)),
     }
-    alone = trained(None, str(tmp_path), str(tmp_path / "one"), fields)
-    for pair in two.call(
-        trained, folder=str(tmp_path), out=str(tmp_path / "all"), more={**fields, **axis}
-    ):
-        assert pair == pytest.approx(alone, rel=2e-3), pair
-    for fact in ("loss", "grad_norm"):
-        assert log(tmp_path / "all")[0][fact] == pytest.approx(
-            log(tmp_path / "one")[0][fact], rel=1e-5
-        )
-    item, every = (sorted((tmp_path / name / "step-000004").iterdir()) for name in ("one", "all"))
-    assert [(path.name, path.stat().st_size) for path in item if path.suffix == ".safetensors"] == [
-        (path.name, path.stat().st_size) for path in every if path.suffix == ".safetensors"
-    ]
+    fields = {"folder": str(tmp_path), "out": str(tmp_path / "all"), "more": {**more, **axis}}
+    alone = trained(None, str(tmp_path), str(tmp_path / "one"), more)
+    for end in two.call(trained, **fields):
+        assert end == pytest.approx(alone, rel=2e-3)
+    first_step_is_near(tmp_path, 1e-5)
+    one, every = (
+        {path.name: path.stat().st_size for path in step.glob("*.safetensors")}
+        for step in (tmp_path / "one" / "step-000004", tmp_path / "all" / "step-000004")
+    )
+    assert one == every
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensor, Muon", "experts, Muon", "pipeline"])
+@pytest.mark.parametrize("name", QUICK[:3])
 def test_samples_while_it_trains(two, tmp_path, name):
-    axis, more = (PIPELINE, EXPERTS) if name == "pipeline" else RUNS[name]
-    out, fields = tmp_path / "out", {**more, **axis, "sample_every": 2}
-    first, _ = two.call(trained, folder=str(tmp_path), out=str(out), more=fields, speaks=True)
+    axis, more = RUNS[name]
+    out, more = tmp_path / "out", {**EXPERTS, **more, **axis, "sample_every": 2}
+    first, _ = two.call(trained, folder=str(tmp_path), out=str(out), more=more, speaks=True)
     assert first[0] == 4, first
     texts = [json.loads(line)["text"] for line in (out / "samples.jsonl").open()]
     assert len(texts) == 2 and all(len(text) > 20 for text in texts), texts  # a context is 26
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(RUNS)[1:3] + list(RUNS)[4:])
-def test_other_runs_on_two_processes(two, tmp_path, name):
-    near(two, tmp_path, *RUNS[name], 1e-2 if "bf16" in name else 1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(RUNS))
-def test_a_run_on_two_by_two(four, tmp_path, name):
-    """Data beside the axis, then copies beside it."""
-    axis, more = RUNS[name]
-    for variant in ({"parallel.data": 2}, {"parallel.replicate": 2}):
-        (folder := tmp_path / next(iter(variant))).mkdir()
-        near(four, folder, {**axis, **variant}, more, 1e-2 if "bf16" in name else 1e-5)
+@pytest.mark.parametrize("name", [name for name in RUNS if "pipeline" not in name])
+@pytest.mark.parametrize("beside", ["data", "replicate"])
+def test_a_run_on_two_by_two(four, tmp_path, name, beside):
+    near(four, tmp_path, name, (f"parallel.{beside}", 2))
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_written(two, tmp_path):
@@ -253,6 +179,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(two, tmp_path):
             "decoder.pattern.feedforward": three,
         },
         "parallel.pipeline 2 is more stages than the 1 block of": {**PIPELINE, "decoder.depth": 1},
+        "recurrent": {**CONTEXT, "decoder": '{type = "Recurrent", depth = 1}'},
     }
     for sentence, more in wrong.items():
         for answer in two.call(trained, folder=str(tmp_path), out=str(tmp_path / "x"), more=more):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ def batches() -> Batches:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 5])
-def test_ahead_or_not_the_batches_and_states_are_the_same(depth: int) -> None:
+def test_ahead_or_not_the_batches_and_states_are_the_same(depth):
     plain, ahead = batches(), Prefetched(batches(), depth)
     assert ahead.state() == plain.state()
     for _ in range(60):
@@ -33,7 +32,7 @@ def test_ahead_or_not_the_batches_and_states_are_the_same(depth: int) -> None:
         assert ahead.epoch == plain.epoch
 
 
-def test_it_goes_on_from_a_state_in_the_middle() -> None:
+def test_it_goes_on_from_a_state_in_the_middle():
     ahead, plain = Prefetched(batches()), batches()
     for _ in range(9):
         next(ahead), next(plain)
@@ -47,7 +46,7 @@ def test_it_goes_on_from_a_state_in_the_middle() -> None:
         assert all(equal(next(second), batch) for batch in expected)
 
 
-def test_pieces_are_read_ahead_as_whole_batches_are() -> None:
+def test_pieces_are_read_ahead_as_whole_batches_are():
     ahead, plain = Prefetched(batches()), batches()
     for _ in range(7):
         (piece,) = ahead.pieces(2, [1])
@@ -55,12 +54,12 @@ def test_pieces_are_read_ahead_as_whole_batches_are() -> None:
         assert ahead.state() == plain.state()
 
 
-def test_the_thread_works_while_the_reader_does() -> None:
+def test_the_thread_works_while_the_reader_does():
     """With the first batch handed out, ``depth`` more are drawn without being asked for, and not
     one more."""
     drawn, enough = list[str](), threading.Event()
 
-    def draw(source: Any) -> Any:
+    def draw(source):
         drawn.append(threading.current_thread().name)
         if len(drawn) == 3:
             enough.set()
@@ -72,10 +71,10 @@ def test_the_thread_works_while_the_reader_does() -> None:
     assert len(drawn) == 3 and all(name.startswith("batches") for name in drawn)
 
 
-def test_an_error_comes_in_its_turn() -> None:
+def test_an_error_comes_in_its_turn():
     source, remaining = batches(), iter([True, True, False, False, False])
 
-    def draw(group: Any) -> Any:
+    def draw(group):
         if not next(remaining):
             raise OSError("the disk is gone")
         return next(group)
@@ -86,9 +85,7 @@ def test_an_error_comes_in_its_turn() -> None:
         next(ahead)
 
 
-def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(monkeypatch):
     group, cpu = batches(), torch.device("cpu")
     assert read_ahead(group, cpu) is group
     assert group.bytes == 4 * len(corpus(np.random.default_rng(2).integers(1, 90, 40).tolist()))
@@ -98,11 +95,11 @@ def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(
     assert isinstance(read_ahead(Prepared(group, Prefix(), None, 0), cpu), Prefetched)
 
 
-def test_for_a_gpu_every_part_of_a_batch_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_a_gpu_every_part_of_a_batch_is_pinned(monkeypatch):
     """The stub of pinning copies, as pinning does: this machine has no GPU to pin for."""
     requests: list[tuple[int, ...]] = []
 
-    def pin(item: torch.Tensor) -> torch.Tensor:
+    def pin(item):
         requests.append(tuple(item.shape))
         return item.clone()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -99,9 +98,7 @@ def test_what_is_generated_and_refused(two):
         pytest.param(["to", "--top-p", "9"], 2, marks=pytest.mark.slow),
     ],
 )
-def test_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], code: int
-):
+def test_the_command(tmp_path, capsys, more, code):
     model, chars = (
         tiny.model(DECODERS["llama"]),
         tokenizer.train("char", ["to be or not to be, that is the question"]),

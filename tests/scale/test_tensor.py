@@ -9,14 +9,25 @@ import pytest
 import torch
 
 import tiny
-from axes import FAMILIES, LENGTHS, result, row, worst
+from axes import (
+    FAMILIES,
+    LENGTHS,
+    along,
+    check_near,
+    cut,
+    differences,
+    gradients,
+    result,
+    row,
+    twins,
+    worst,
+)
 from glassformer import config as c
 from glassformer.core.config.objective import LoRA
 from glassformer.core.errors import UserError
-from glassformer.core.nn import build_model, makers
+from glassformer.core.nn import makers
 from glassformer.core.training.loss import token_loss
 from glassformer.formats import lora
-from glassformer.formats.lora import tune
 from glassformer.scale import tensor
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
@@ -35,66 +46,46 @@ def fits(cfg, pieces):
 
 
 def compare(mesh, names, scene, double):
-    """The largest differences of logits, gradients, and the loss with its gradients, for each
-    family."""
-    group, actual_result = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), {}
+    """Differences of logits and gradients, of the gradients put together again, and of the loss
+    with its gradients, for each family."""
+    group, answers = along(mesh, "tensor").group("tensor"), {}
     length = LENGTHS[0]
-    weigh = (
-        torch.randn(2, length, 60, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-        / length
-    )
+    draw = torch.Generator().manual_seed(3)
+    weigh = torch.randn(2, length, 60, generator=draw, dtype=torch.float64) / length
     for name in names:
         cfg = EVERY[name]
-        item, shared = (
-            build_model(cfg, seed=1, dtype=torch.float64 if double else None).eval()
-            for _ in range(2)
-        )
+        alone, shared = models = twins(cfg, double)
         cuts = tensor.split_model(shared, group)
         args, saved = row(cfg, scene, length)
-        individual = weigh[..., : cfg.embed.vocab].to(next(item.parameters()).dtype)
-        expected, grads = result(item, args, saved, individual, args.numel())
-        logits, pieces = result(shared, args, saved, individual, args.numel())
-        assert pieces.keys() == grads.keys() and all(
-            pieces[path].shape == cuts[path].of(grads[path]).shape for path in cuts
+        weights = weigh[..., : cfg.embed.vocab].to(next(alone.parameters()).dtype)
+        expected, (logits, pieces) = (
+            result(model, args, saved, weights, args.numel()) for model in models
         )
-        answers = [float((logits - expected).abs().max() / expected.abs().max())]
-        answers.append(
-            worst(
-                pieces, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
-            )
-        )
-        full = {
+        whole = {
             path: cuts[path].gather(x, group) if path in cuts else x for path, x in pieces.items()
         }
-        assert all(full[path].shape == grads[path].shape for path in grads)
-        answers.append(worst(full, grads))
         losses = []
-        for model in (item, shared):
+        for model in models:
             model.zero_grad()
             out = model(args, **saved, logits="none")
             targets = tokens(2, length, seed=9).where(saved["pos"] > 2, -1)
             loss = token_loss(model, out, targets, 0.1)
             (loss.sum / loss.count).backward()
-            losses.append(
-                (loss.sum, {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-            )
-        (expected, grads), (sum, pieces) = losses
-        answers.append(abs(float((sum - expected) / expected)))
-        answers.append(
-            worst(
-                pieces, {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
-            )
-        )
-        actual_result[name] = answers
-    return actual_result
+            losses.append((loss.sum.detach(), gradients(model)))
+        losses[0] = losses[0][0], cut(losses[0][1], cuts)
+        answers[name] = [
+            *differences((logits, pieces), (expected[0], cut(expected[1], cuts))),
+            *differences((logits, whole), expected),
+            *differences(losses[1], losses[0]),
+        ]
+    return answers
 
 
 def near(processes, scene, double, pieces):
     names = [name for name, cfg in EVERY.items() if fits(cfg, pieces)]
-    bound = 1e-12 if double else 1e-5
-    for answer in processes.call(compare, names=names, scene=scene, double=double):
-        assert len(answer) == len(names) > 15
-        assert not {name: far for name, far in answer.items() if not max(far) < bound}
+    answers = processes.call(compare, names=names, scene=scene, double=double)
+    check_near(answers, names, 1e-12 if double else 1e-5)
+    assert len(names) > 15
 
 
 def test_every_family_in_fp64(two):
@@ -109,74 +100,46 @@ def test_every_family(two, four, scene, double):
     near(four, scene, double, 4)
 
 
-def dropped(mesh, names):
-    """The largest differences of logits and gradients while a tenth of patterns and of the stream
-    are dropped."""
-    group, actual_result = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), {}
+ADAPTERS = LoRA(rank=3, dropout=0.1, target_modules=("*.q", "*.v", "*.out", "*.up", "*.down"))
+
+
+def dropped(mesh, names, adapted):
+    """Differences while a tenth of patterns and of the stream are dropped, with or without a change
+    beside every layer that is cut, a tenth of whose input is dropped too."""
+    group, answers = along(mesh, "tensor").group("tensor"), {}
     for name in names:
-        cfg = EVERY[name]
+        cfg, results = EVERY[name], []
         cfg = replace(cfg, **{n: replace(stack, dropout=0.1) for n, stack in c.stacks(cfg).items()})
-        item, shared = (build_model(cfg, seed=1, dtype=torch.float64) for _ in range(2))
-        cuts = tensor.split_model(shared, group)
-        args, saved = row(cfg, "packed", LENGTHS[1])
-        torch.manual_seed(4)
-        expected, grads = result(item, args, saved, 0.1, 1)
-        torch.manual_seed(4)
-        logits, pieces = result(shared, args, saved, 0.1, 1)
-        grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
-        actual_result[name] = [
-            float((logits - expected).abs().max() / expected.abs().max()),
-            worst(pieces, grads),
-        ]
-    return actual_result
-
-
-def test_each_head_drops_what_it_drops_on_one_process(two):
-    """Causal blocks, groups, capped scores, biases, across: each by its engine."""
-    names = ["gpt2", "llama", "gemma2", "t5", "alibi", "vaswani"]
-    for answer in two.call(dropped, names=names):
-        assert len(answer) == len(names) and not {
-            n: far for n, far in answer.items() if not max(far) < 1e-12
-        }, answer
-
-
-def adapted(mesh, name):
-    """The largest differences of logits and gradients with a change beside every layer that is cut,
-    and a tenth of its input dropped."""
-    group, cfg = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor"), EVERY[name]
-    cfg, models = (
-        replace(cfg, **{n: replace(stack, dropout=0.1) for n, stack in c.stacks(cfg).items()}),
-        [],
-    )
-    for _ in range(2):
-        models.append(build_model(cfg, seed=1, dtype=torch.float64))
-        tune(
-            models[-1],
-            LoRA(rank=3, dropout=0.1, target_modules=("*.q", "*.v", "*.out", "*.up", "*.down")),
+        models = [model.train() for model in twins(cfg)]
+        for model in models if adapted else ():
+            lora.tune(model, ADAPTERS)
+            draw = torch.Generator().manual_seed(2)
+            for layer in lora.adapted(model).values():
+                layer.up.data.normal_(generator=draw)
+        cuts = tensor.split_model(models[1], group)
+        args, saved = row(cfg, "packed", LENGTHS[not adapted])
+        for model in models:
+            torch.manual_seed(4)
+            results.append(result(model, args, saved, 0.1, 1))
+        (logits, grads), pieces = results
+        assert not adapted or (
+            len(grads) >= 16 and all(n.endswith((".down", ".up")) for n in grads)
         )
-        draw = torch.Generator().manual_seed(2)
-        for layer in lora.adapted(models[-1]).values():
-            layer.up.data.normal_(generator=draw)
-    cuts = tensor.split_model(models[1], group)
-    args, saved = row(cfg, "packed", LENGTHS[0])
-    results = []
-    for model in models:
-        torch.manual_seed(4)
-        results.append(result(model, args, saved, 0.1, 1))
-    (expected, grads), (logits, pieces) = results
-    grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
-    assert pieces.keys() == grads.keys() and all(path.endswith((".down", ".up")) for path in pieces)
-    return [
-        len(pieces),
-        float((logits - expected).abs().max() / expected.abs().max()),
-        worst(pieces, grads),
-    ]
+        answers[name] = differences(pieces, (logits, cut(grads, cuts)))
+    return answers
 
 
-def test_adapters_are_cut_with_their_layers(two):
-    for name in ("gpt2", "llama", "vaswani"):
-        for many, *far in two.call(adapted, name=name):
-            assert many >= 16 and max(far) < 1e-12, (name, far)
+@pytest.mark.parametrize(
+    ("adapted", "names"),
+    [
+        (False, ["gpt2", "llama", "gemma2", "t5", "alibi", "vaswani"]),
+        (True, ["gpt2", "llama", "vaswani"]),
+    ],
+)
+def test_each_head_drops_what_it_drops_on_one_process(two, adapted, names):
+    """Causal blocks, groups, capped scores, biases, across: each by its engine; adapters are cut
+    with their layers."""
+    check_near(two.call(dropped, names=names, adapted=adapted), names)
 
 
 WHOLE = {
@@ -229,22 +192,18 @@ def test_every_config_type_is_in_the_table_or_declared_whole():
 
 
 def own_part(mesh, output):
-    """A feed-forward of a user's own: parameters here and in all, and the largest differences."""
+    """Parameters of a user's own feed-forward here, and the differences."""
     import own_parts
 
-    new_result = own_parts.ReluSquaredModule
-    new_result.columns, new_result.rows = (("up",), ("down",)) if output else ((), ())
+    module = own_parts.ReluSquaredModule
+    module.columns, module.rows = (("up",), ("down",)) if output else ((), ())
     cfg = tiny.decoder(tiny.block(c.Attention(4), own_parts.ReluSquared(64)))
-    group = Mesh(Parallel(data=1, tensor=mesh.size), mesh.rank).group("tensor")
-    item, shared = (build_model(cfg, seed=1, dtype=torch.float64) for _ in range(2))
-    cuts = tensor.split_model(shared, group)
+    models = twins(cfg)
+    cuts = tensor.split_model(models[1], along(mesh, "tensor").group("tensor"))
     args, saved = row(cfg, "plain", LENGTHS[0])
-    (expected, grads), (logits, pieces) = (
-        result(model, args, saved, 0.1, 1) for model in (item, shared)
-    )
-    grads = {path: cuts[path].of(g) if path in cuts else g for path, g in grads.items()}
-    ffn = sum(p.numel() for p in shared.decoder.blocks[0].ffn.parameters())
-    return [ffn, float((logits - expected).abs().max()), worst(pieces, grads)]
+    (logits, grads), pieces = (result(model, args, saved, 0.1, 1) for model in models)
+    size = sum(weight.numel() for weight in models[1].decoder.blocks[0].ffn.parameters())
+    return [size, *differences(pieces, (logits, cut(grads, cuts)))]
 
 
 def test_a_part_of_ones_own_is_whole_or_says_how_it_is_cut(two):
@@ -258,34 +217,24 @@ def test_a_part_of_ones_own_is_whole_or_says_how_it_is_cut(two):
 def with_data(mesh, names):
     """The largest difference of gradients where weights are cut and then sharded (FSDP2), rows
     shared out."""
-    axes, actual_result = Mesh(Parallel(data=2, tensor=2), mesh.rank), {}
+    axes, answers = Mesh(Parallel(data=2, tensor=2), mesh.rank), {}
     for name in names:
-        item, shared = (
-            build_model(EVERY[name], seed=1, dtype=torch.float64).eval() for _ in range(2)
-        )
+        alone, shared = twins(EVERY[name])
         shard(shared, axes, exact=False)
-        cuts = cuts_of(shared)
-        expected = {}
-        for number in range(2):
-            args, saved = row(EVERY[name], "packed", LENGTHS[0] + number)
-            _, grads = result(item, args, saved, 0.1, args.numel())
-            expected = {path: expected.get(path, 0) + grad for path, grad in grads.items()}
-        args, saved = row(EVERY[name], "packed", LENGTHS[0] + axes.row)
+        rows = [row(EVERY[name], "packed", LENGTHS[0] + number) for number in range(2)]
+        each = [result(alone, args, saved, 0.1, args.numel())[1] for args, saved in rows]
+        expected = {path: each[0].get(path, 0) + grad for path, grad in each[1].items()}
+        args, saved = rows[axes.row]
         _, pieces = result(shared, args, saved, 0.1, args.numel())
-        expected = {
-            path: cuts[path].of(grad) if path in cuts else grad for path, grad in expected.items()
-        }
-        actual_result[name] = worst(
-            {path: grad.full_tensor() for path, grad in pieces.items()}, expected
-        )
-    return actual_result
+        pieces = {path: grad.full_tensor() for path, grad in pieces.items()}
+        answers[name] = [worst(pieces, cut(expected, cuts_of(shared)))]
+    return answers
 
 
 @pytest.mark.slow
 def test_data_and_tensor(four):
     names = ["gpt2", "llama", "gemma2", "mixtral", "t5", "vaswani", "alibi"]
-    for answer in four.call(with_data, names=names):
-        assert len(answer) == len(names) and max(answer.values()) < 1e-12, answer
+    check_near(four.call(with_data, names=names), names)
 
 
 def test_what_does_not_divide_is_refused_in_a_sentence():

@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -44,13 +46,37 @@ class Server:
         """A plain HTTP client of it."""
         return httpx.Client(base_url=self.url, timeout=60, **more)
 
-    def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
-        """One request."""
-        return httpx.post(f"{self.url}{path}", json=body, timeout=60, **more)
+    def post(
+        self, path: str, body: Any = None, headers: Any = None, **fields: Any
+    ) -> httpx.Response:
+        """One request of a body, or of these fields beside it."""
+        body = {**(body or {}), **fields} if fields else body
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=60)
+
+    def json(self, path: str, body: Any = None, **fields: Any) -> Any:
+        """The answer to a request."""
+        return self.post(path, body, **fields).json()
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=60, **more)
+
+    def send(self, path: str, content: Any, kind: str = "application/json") -> httpx.Response:
+        """One request of these bytes."""
+        headers = {"content-type": kind}
+        return httpx.post(f"{self.url}{path}", content=content, headers=headers, timeout=60)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def connect(self) -> socket.socket:
+        """A connection that nothing was sent on."""
+        return socket.create_connection(self.address, 20)
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        lines = self.get("/metrics").text.splitlines()
         result = [
             line
             for line in lines
@@ -91,11 +117,11 @@ def opened(path: Path) -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *words: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+def started(folder: Path, words: str, env: dict[str, str] | None = None) -> Iterator[Server]:
     """`glassformer serve` with these words on a free port; killed at the end where it still
     runs."""
     log = folder / f"log-{time.monotonic_ns()}"
-    command = [sys.executable, "-m", "glassformer", "serve", "--port", "0", *words]
+    command = [sys.executable, "-m", "glassformer", "serve", "--port", "0", *shlex.split(words)]
     with log.open("w") as err:
         fields = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(env or {})}
         process = subprocess.Popen(
@@ -121,7 +147,7 @@ def started(folder: Path, *words: str, env: dict[str, str] | None = None) -> Ite
 
 
 @pytest.fixture(scope="session")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chat_model(tmp_path_factory):
     """The small model that comes with the package, with a chat template."""
     folder = tmp_path_factory.mktemp("served") / "tiny"
     shutil.copytree(shipped(), folder)
@@ -130,14 +156,14 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _extra() -> None:
+def _extra():
     """Tests of the server skip where its extra is missing."""
     for name in ("starlette", "pydantic", "uvicorn", "prometheus_client", "llguidance"):
         pytest.importorskip(name, reason="the server needs its extra: pip install -e '.[serve]'")
 
 
 @pytest.fixture(scope="session")
-def other_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def other_models(tmp_path_factory):
     """Untrained models of the other kinds: vectors, three labels (and blanks), one value for a
     pair, labels of words, translations."""
     home = tmp_path_factory.mktemp("others")
@@ -165,12 +191,10 @@ def other_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def server(
-    chat_model: Path, other_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
+def server(chat_model, other_models, tmp_path_factory):
     """The session's server."""
-    models = [str(chat_model), *map(str, other_models.values())]
-    with started(tmp_path_factory.mktemp("log"), *models, "--dtype", "float32") as item:
+    models = " ".join(map(str, (chat_model, *other_models.values())))
+    with started(tmp_path_factory.mktemp("log"), f"{models} --dtype float32") as item:
         yield item
 
 

@@ -33,7 +33,7 @@ def add(self: Sequence, *args: Any) -> Any:
     return event
 
 
-Sequence.add = add  # type: ignore[method-assign]
+Sequence.add = add
 
 
 def small(host: str, port: int) -> socket.socket:

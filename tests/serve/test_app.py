@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,18 +23,9 @@ LINES = [
 
 
 @pytest.fixture(scope="module")
-def wide(
-    chat_model: Path, other_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Server]:
-    words = (
-        str(chat_model),
-        str(other_models["vectors"]),
-        "--dtype",
-        "float32",
-        "--max-queue",
-        "2048",
-    )
-    with started(tmp_path_factory.mktemp("wide"), *words) as item:
+def wide(chat_model, other_models, tmp_path_factory):
+    words = f"{chat_model} {other_models['vectors']} --dtype float32 --max-queue 2048"
+    with started(tmp_path_factory.mktemp("wide"), words) as item:
         yield item
 
 
@@ -95,19 +84,19 @@ HEAVY: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize("name", HEAVY)
-def test_one_request_does_not_stop_the_others(wide: Server, name: str) -> None:
+def test_one_request_does_not_stop_the_others(wide, name):
     path, body, status = HEAVY[name]
     worst, full = slowest_health(wide, path, json.dumps(body).encode(), status)
     assert worst < max(WORST, SHARE * full)
     assert wide.idle()
 
 
-def test_prompts_times_n_is_bounded(wide: Server) -> None:
+def test_prompts_times_n_is_bounded(wide):
     start = time.monotonic()
     body = {"prompt": LINES[:17], "n": 64, "max_tokens": 1}
     assert (
         "1,088 continuations" in refused(wide.post(TEXT, body), param="n")
         and time.monotonic() - start < WORST
     )
-    refused(wide.post(TEXT, {**body, "prompt": [[5]] * 250}), param="n")
-    assert wide.post(CHAT, {**TALK, "n": 64, "max_tokens": 1}).status_code == 200
+    refused(wide.post(TEXT, body, prompt=[[5]] * 250), param="n")
+    assert wide.post(CHAT, TALK, n=64, max_tokens=1).status_code == 200

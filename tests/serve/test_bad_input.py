@@ -7,9 +7,7 @@ Of schemas, limits, validation, tracking and errors.
 from __future__ import annotations
 
 import json
-import socket
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +15,7 @@ import pytest
 
 from glassformer.serve.asgi import limits
 
-from .conftest import Server, started
+from .conftest import started
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = {"prompt": "O Romeo", "max_tokens": 2}
@@ -56,52 +54,41 @@ def refused(answer: httpx.Response, status: int = 400, param: str | None = None)
         b"{}",
     ],
 )
-def test_c1_a_body_that_is_no_object(server: Server, path: str, body: bytes) -> None:
-    refused(
-        httpx.post(
-            f"{server.url}{path}", content=body, headers={"content-type": "application/json"}
-        )
-    )
+def test_c1_a_body_that_is_no_object(server, path, body):
+    refused(server.send(path, body))
 
 
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
 )
-def test_c1_another_content_type(server: Server, kind: str) -> None:
+def test_c1_another_content_type(server, kind):
     refused(
-        httpx.post(
-            f"{server.url}{TEXT}", content=json.dumps(PROMPT), headers={"content-type": kind}
-        ),
+        server.send(TEXT, json.dumps(PROMPT), kind),
         415,
     )
 
 
-def test_c1_text_that_is_no_text(server: Server) -> None:
+def test_c1_text_that_is_no_text(server):
     for body in (
         b'{"prompt": "\xff"}',
         b'{"prompt": "\\ud800"}',
         b'{"prompt": "a", "temperature": NaN}',
     ):
-        refused(
-            httpx.post(
-                f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"}
-            )
-        )
-    response = server.post(TEXT, {**PROMPT, "prompt": "a\x00b\x1b[31m\r\n"})
+        refused(server.send(TEXT, body))
+    response = server.post(TEXT, PROMPT, prompt="a\x00b\x1b[31m\r\n")
     assert response.status_code == 200
 
 
-def test_c2_a_body_too_large_is_refused_before_it_is_read(server: Server) -> None:
-    with socket.create_connection(address(server)) as item:
+def test_c2_a_body_too_large_is_refused_before_it_is_read(server):
+    with server.connect() as item:
         item.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
             b"application/json\r\n"
         )
         item.sendall(f"Content-Length: {limits.MOST_BODY + 1}\r\n\r\n{{".encode())
-        item.settimeout(10)
         assert b" 413 " in item.recv(4096).split(b"\r\n")[0]
 
-    def pieces() -> Any:
+    def pieces():
         for _ in range(limits.MOST_BODY // 65536 + 20):
             yield b" " * 65536
 
@@ -113,25 +100,24 @@ def test_c2_a_body_too_large_is_refused_before_it_is_read(server: Server) -> Non
             refused(answer, 413)
         except httpx.TransportError:  # it closed while we were writing
             pass
-    assert server.client().get("/health").status_code == 200
+    assert server.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize(
     "header", [b"X-A: " + b"a" * 200_000, b"\r\n".join(b"X-%d: a" % n for n in range(20_000))]
 )
-def test_c3_headers_too_large(server: Server, header: bytes) -> None:
-    with socket.create_connection(address(server)) as item:
-        item.settimeout(10)
+def test_c3_headers_too_large(server, header):
+    with server.connect() as item:
         try:
             item.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n\r\n")
             output = item.recv(4096)
             assert output == b"" or output.split()[1] in (b"400", b"431"), output[:100]
         except OSError:
             pass  # closed while we wrote
-    assert server.client().get("/health").status_code == 200
+    assert server.get("/health").status_code == 200
 
 
-def test_c3_headers_are_bounded_as_a_whole(server: Server) -> None:
+def test_c3_headers_are_bounded_as_a_whole(server):
     """However few bytes of them wait at once, and however short each is."""
     many = {f"x-{number}": "a" for number in range(limits.MOST_HEADER_LINES)}
     for headers in (
@@ -139,23 +125,22 @@ def test_c3_headers_are_bounded_as_a_whole(server: Server) -> None:
         {"x-a": "a" * 20_000, "x-b": "a" * 20_000},
         many,
     ):
-        refused(server.client().get("/health", headers=headers), 431)
+        refused(server.get("/health", headers=headers), 431)
         refused(server.post(TEXT, PROMPT, headers=headers), 431)
     with server.client() as client:  # nothing is left of them on the connection
         assert client.get("/health", headers={"x-a": "a" * 10_000}).status_code == 200
     lines = b"".join(b"X-%d: a\r\n" % number for number in range(5000))
-    with socket.create_connection(address(server)) as item:
-        item.settimeout(10)
+    with server.connect() as item:
         item.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + lines + b"\r\n")
         assert item.recv(4096).split()[1] in (b"400", b"431")
 
 
-def test_health_has_a_head(server: Server) -> None:
+def test_health_has_a_head(server):
     answer = server.client().head("/health")
     assert answer.status_code == 200 and answer.content == b""
 
 
-def test_no_path_of_the_machine_is_shown(server: Server, chat_model: Path) -> None:
+def test_no_path_of_the_machine_is_shown(server, chat_model):
     with server.client() as client:
         for path in (
             "/v1/models",
@@ -181,20 +166,20 @@ def test_no_path_of_the_machine_is_shown(server: Server, chat_model: Path) -> No
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_c5_prompts(server: Server, prompt: Any, stream: bool) -> None:
-    refused(server.post(TEXT, {**PROMPT, "prompt": prompt, "stream": stream}))
+def test_c5_prompts(server, prompt, stream):
+    refused(server.post(TEXT, PROMPT, prompt=prompt, stream=stream))
 
 
-def test_c6_more_than_the_context(server: Server) -> None:
-    assert "256" in refused(server.post(TEXT, {**PROMPT, "max_tokens": 256}), param="max_tokens")
-    refused(server.post(TEXT, {**PROMPT, "prompt": [5] * 257}))
-    assert server.post(TEXT, {"prompt": [5] * 256, "max_tokens": 1}).status_code == 200
+def test_c6_more_than_the_context(server):
+    assert "256" in refused(server.post(TEXT, PROMPT, max_tokens=256), param="max_tokens")
+    refused(server.post(TEXT, PROMPT, prompt=[5] * 257))
+    assert server.post(TEXT, prompt=[5] * 256, max_tokens=1).status_code == 200
     start = time.monotonic()
-    refused(server.post(TEXT, {**PROMPT, "prompt": "word " * 200_000}), param="prompt")
-    refused(server.post(CHAT, {**TALK, "messages": [{"role": "user", "content": "a" * 1_000_000}]}))
+    refused(server.post(TEXT, PROMPT, prompt="word " * 200_000), param="prompt")
+    refused(server.post(CHAT, TALK, messages=[{"role": "user", "content": "a" * 1_000_000}]))
     assert time.monotonic() - start < 10, "it is not tokenised first"
-    refused(server.post(CHAT, {**TALK, "max_tokens": 300}))
-    refused(server.post(TEXT, {**PROMPT, "prompt": ["a" * 10_000] * 200}))
+    refused(server.post(CHAT, TALK, max_tokens=300))
+    refused(server.post(TEXT, PROMPT, prompt=["a" * 10_000] * 200))
 
 
 NUMBERS: dict[str, list[Any]] = {
@@ -235,15 +220,13 @@ NUMBERS: dict[str, list[Any]] = {
 @pytest.mark.parametrize(
     ("field", "value"), [(name, value) for name, number in NUMBERS.items() for value in number]
 )
-def test_c7_c8_fields_out_of_range(server: Server, field: str, value: Any) -> None:
+def test_c7_c8_fields_out_of_range(server, field, value):
     body = json.dumps({**PROMPT, field: value})
-    answer = httpx.post(
-        f"{server.url}{TEXT}", content=body, headers={"content-type": "application/json"}
-    )
+    answer = server.send(TEXT, body)
     assert field in refused(answer)
 
 
-def test_c8_what_is_defined(server: Server) -> None:
+def test_c8_what_is_defined(server):
     for more in (
         {"seed": -5},
         {"temperature": 0},
@@ -252,7 +235,7 @@ def test_c8_what_is_defined(server: Server) -> None:
         {"top_k": -1},
         {"top_k": 0},
     ):
-        assert server.post(TEXT, {**PROMPT, **more}).status_code == 200, more
+        assert server.post(TEXT, PROMPT, **more).status_code == 200, more
     nothing = dict.fromkeys(
         (
             "n",
@@ -266,7 +249,7 @@ def test_c8_what_is_defined(server: Server) -> None:
             "user",
         )
     )
-    assert server.post(TEXT, {**PROMPT, **nothing}).status_code == 200, "null is a field's default"
+    assert server.post(TEXT, PROMPT, **nothing).status_code == 200, "null is a field's default"
 
 
 MESSAGES: list[Any] = [
@@ -282,8 +265,8 @@ MESSAGES: list[Any] = [
 
 
 @pytest.mark.parametrize("messages", MESSAGES)
-def test_c9_messages(server: Server, messages: Any) -> None:
-    refused(server.post(CHAT, {**TALK, "messages": messages}))
+def test_c9_messages(server, messages):
+    refused(server.post(CHAT, TALK, messages=messages))
 
 
 SCHEMAS: list[Any] = [
@@ -295,9 +278,9 @@ SCHEMAS: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_c10_schemas_that_cannot_be_enforced(server: Server, schema: Any) -> None:
+def test_c10_schemas_that_cannot_be_enforced(server, schema):
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    refused(server.post(CHAT, {**TALK, "response_format": form}))
+    refused(server.post(CHAT, TALK, response_format=form))
 
 
 @pytest.mark.parametrize(
@@ -313,11 +296,11 @@ def test_c10_schemas_that_cannot_be_enforced(server: Server, schema: Any) -> Non
         {"logprobs": True, "top_logprobs": 21}, {"max_completion_tokens": 0}, {"stream_options": {}},
     ],
 )  # fmt: skip
-def test_c10_c11_c28_what_a_chat_may_not_ask_for(server: Server, more: dict[str, Any]) -> None:
-    refused(server.post(CHAT, {**TALK, **more}))
+def test_c10_c11_c28_what_a_chat_may_not_ask_for(server, more):
+    refused(server.post(CHAT, TALK, **more))
 
 
-def test_c10_an_explosive_grammar_ends_soon(server: Server) -> None:
+def test_c10_an_explosive_grammar_ends_soon(server):
     start = time.monotonic()
     deep: Any = {"type": "string"}
     for _ in range(300):
@@ -325,26 +308,26 @@ def test_c10_an_explosive_grammar_ends_soon(server: Server) -> None:
     wide = {"anyOf": [{"type": "string", "pattern": f"(a|b){{{n},{n + 50}}}c"} for n in range(400)]}
     for schema in (deep, wide):
         form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-        assert server.post(CHAT, {**TALK, "response_format": form}).status_code in (200, 400)
-    answer = server.post(CHAT, {**TALK, "guided_regex": "((a{1,1000}){1,1000}){1,1000}"})
+        assert server.post(CHAT, TALK, response_format=form).status_code in (200, 400)
+    answer = server.post(CHAT, TALK, guided_regex="((a{1,1000}){1,1000}){1,1000}")
     assert answer.status_code in (200, 400) and time.monotonic() - start < 30
-    assert server.client().get("/health").status_code == 200
+    assert server.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize(
     "name", ["nothing", "../../x", "file://../etc/passwd", "a\x00b", "/etc/passwd", "..%2f..%2fx"]
 )
-def test_c12_unknown_models(server: Server, name: str) -> None:
-    refused(server.post(TEXT, {**PROMPT, "model": name}), 404, "model")
+def test_c12_unknown_models(server, name):
+    refused(server.post(TEXT, PROMPT, model=name), 404, "model")
     from urllib.parse import quote
 
-    refused(server.client().get(f"/v1/models/{quote(name, safe='')}"), 404)
+    refused(server.get(f"/v1/models/{quote(name, safe='')}"), 404)
 
 
-def test_c13_keys(chat_model: Path, tmp_path: Path) -> None:
+def test_c13_keys(chat_model, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# ours\nsecret-1\n\nsecret-2\n")
-    with started(tmp_path, str(chat_model), "--api-key-file", str(keys)) as item:
+    with started(tmp_path, f"{chat_model} --api-key-file {keys}") as item:
         paths = [TEXT, CHAT, "/tokenize", "/nowhere"]
         wrong = [
             {},
@@ -364,19 +347,19 @@ def test_c13_keys(chat_model: Path, tmp_path: Path) -> None:
                 "/load",
                 "/tokenizer_info",
             ):
-                refused(item.client().get(path, headers=header), 401)
+                refused(item.get(path, headers=header), 401)
         odd = httpx.Headers([(b"authorization", "Bearer schlüssel".encode())])
-        refused(item.post(TEXT, PROMPT, headers=odd), 401)  # type: ignore[arg-type]
+        refused(item.post(TEXT, PROMPT, headers=odd), 401)
         for key in ("secret-1", "secret-2"):
             assert (
                 item.post(TEXT, PROMPT, headers={"authorization": f"Bearer {key}"}).status_code
                 == 200
             )
-        assert item.client().get("/health").status_code == 200
+        assert item.get("/health").status_code == 200
         assert "secret" not in item.log.read_text()
 
 
-def test_c14_other_sites_are_kept_out(server: Server) -> None:
+def test_c14_other_sites_are_kept_out(server):
     json_kind = {"content-type": "application/json"}
     preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     answer = server.client().request("OPTIONS", TEXT, headers=preflight)
@@ -388,14 +371,14 @@ def test_c14_other_sites_are_kept_out(server: Server) -> None:
     ):
         refused(server.post(TEXT, PROMPT, headers={**json_kind, **header}), 403)
     for host in ("evil.example", "127.0.0.1.evil.example"):
-        refused(server.client().get("/v1/models", headers={"host": host}), 403)
+        refused(server.get("/v1/models", headers={"host": host}), 403)
 
 
-def test_c23_nothing_that_is_said_is_logged_and_no_log_is_forged(server: Server) -> None:
+def test_c23_nothing_that_is_said_is_logged_and_no_log_is_forged(server):
     message = 'kept-to-ourselves\n{"forged": true}\x1b[31m'
-    server.post(TEXT, {**PROMPT, "prompt": message}, headers={"x-request-id": "mine-1"})
-    server.client().get("/v1/models/%1b%5b31m%0a%7b%22forged%22%3atrue%7d")
-    server.post(TEXT, {**PROMPT, "model": message})
+    server.post(TEXT, PROMPT, prompt=message, headers={"x-request-id": "mine-1"})
+    server.get("/v1/models/%1b%5b31m%0a%7b%22forged%22%3atrue%7d")
+    server.post(TEXT, PROMPT, model=message)
     odd = server.post(TEXT, PROMPT, headers={"x-request-id": "a b\tc"})
     assert odd.headers["x-request-id"].startswith("req-")
     text = server.log.read_text()
@@ -425,21 +408,15 @@ HARMLESS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("path", "body"), [(TEXT, PROMPT), (CHAT, TALK)])
-def test_c27_a_field_that_would_change_the_answer_is_refused_by_its_name(
-    server: Server, path: str, body: dict[str, Any]
-) -> None:
-    plain = server.post(path, {**body, "seed": 1}).json()["choices"]
+def test_c27_a_field_that_would_change_the_answer_is_refused_by_its_name(server, path, body):
+    plain = server.json(path, body, seed=1)["choices"]
     for name, value in UNKNOWN.items():
         assert refused(server.post(path, {**body, name: value})).startswith(
             f"{name} is no field here"
         ), name
     for name in (r"\ud800", "", r"\n", "a" * 10_000):
         odd = f'{json.dumps(body)[:-1]}, "{name}": 1}}'
-        refused(
-            httpx.post(
-                f"{server.url}{path}", content=odd, headers={"content-type": "application/json"}
-            )
-        )
+        refused(server.send(path, odd))
     second = "max_completion_tokens" if path == TEXT else "suffix"
     assert second in refused(server.post(path, {**body, second: 3}))
     response = server.post(path, {**body, "seed": 1, **HARMLESS})
@@ -452,29 +429,25 @@ def test_c27_a_field_that_would_change_the_answer_is_refused_by_its_name(
         assert f'did you mean "{meant}' in refused(server.post(path, {**body, name: 3}))
 
 
-def test_c27_fields_of_other_paths_and_of_parts_are_refused_by_name(server: Server) -> None:
+def test_c27_fields_of_other_paths_and_of_parts_are_refused_by_name(server):
     assert "pooling" in refused(
-        server.post("/v1/embeddings", {"model": "vectors", "input": "a", "pooling": "max"})
+        server.post("/v1/embeddings", model="vectors", input="a", pooling="max")
     )
     rank = {"model": "vectors", "query": "a", "documents": [{"text": "b", "id": 3}]}
     assert server.post("/v2/rerank", rank).status_code == 200, (
         "what a document holds beside its text is data"
     )
-    assert "max_tokens_per_doc" in refused(
-        server.post("/v2/rerank", {**rank, "max_tokens_per_doc": 4})
-    )
+    assert "max_tokens_per_doc" in refused(server.post("/v2/rerank", rank, max_tokens_per_doc=4))
     assert "weight" in refused(
-        server.post(CHAT, {"messages": [{"role": "user", "content": "a", "weight": 1}]})
+        server.post(CHAT, messages=[{"role": "user", "content": "a", "weight": 1}])
     )
-    assert "cut" in refused(server.post("/tokenize", {"prompt": "a", "cut": True}))
-    assert "top" in refused(server.post(TEXT, {**PROMPT, "top": 3}))
+    assert "cut" in refused(server.post("/tokenize", prompt="a", cut=True))
+    assert "top" in refused(server.post(TEXT, PROMPT, top=3))
 
 
-def test_c27_a_name_twice_is_its_last(server: Server) -> None:
+def test_c27_a_name_twice_is_its_last(server):
     twice = b'{"prompt": "a", "prompt": "O Romeo", "max_tokens": 1}'
-    answer = httpx.post(
-        f"{server.url}{TEXT}", content=twice, headers={"content-type": "application/json"}
-    )
+    answer = server.send(TEXT, twice)
     assert answer.status_code == 200
 
 
@@ -488,11 +461,9 @@ def test_c27_a_name_twice_is_its_last(server: Server) -> None:
         ({"response_format": {"type": "json_schema", "jsonschema": {}}}, "json_schema"),
     ],
 )  # fmt: skip
-def test_d_a_misspelt_field_is_refused_with_the_nearest(
-    server: Server, more: dict[str, Any], message: str
-) -> None:
+def test_d_a_misspelt_field_is_refused_with_the_nearest(server, more, message):
     for path, body in ((TEXT, PROMPT), (CHAT, TALK)):
-        output = refused(server.post(path, {**body, **more}))
+        output = refused(server.post(path, body, **more))
         assert message in output and next(reversed(more)) in output
 
 
@@ -508,25 +479,17 @@ def test_d_a_misspelt_field_is_refused_with_the_nearest(
         ({"inspect": ["lens"], "positions": "old"}, "positions is \"old\"; give a list or 'new'."),
     ],
 )  # fmt: skip
-def test_d_a_field_what_was_wrong_and_what_is_allowed(
-    server: Server, more: dict[str, Any], message: str
-) -> None:
-    assert refused(server.post(TEXT, {**PROMPT, **more})).endswith(message)
+def test_d_a_field_what_was_wrong_and_what_is_allowed(server, more, message):
+    assert refused(server.post(TEXT, PROMPT, **more)).endswith(message)
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", TEXT), ("DELETE", TEXT), ("PUT", TEXT), ("PATCH", "/v1/models")]
 )
-def test_other_methods(server: Server, method: str, path: str) -> None:
+def test_other_methods(server, method, path):
     refused(server.client().request(method, path), 405)
 
 
-def test_no_such_path(server: Server) -> None:
+def test_no_such_path(server):
     for path in ("/", "/v1", "/v1/nothing", "/docs", "/../etc/passwd", "/v1//completions"):
-        refused(server.client().get(path), 404)
-
-
-def address(server: Server) -> tuple[str, int]:
-    """Host and port of the server."""
-    host, _, port = server.url.removeprefix("http://").rpartition(":")
-    return host, int(port)
+        refused(server.get(path), 404)

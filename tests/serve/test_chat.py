@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import glassformer
 from glassformer.core.errors import UserError
 
-from .conftest import Server, events
+from .conftest import events
 
 CHAT = "/v1/chat/completions"
 ASKED = {
@@ -26,9 +24,9 @@ PROMPT = "system: Be a king.\nuser: Who are you?\nassistant:"
 HOW = {"max_tokens": 24, "temperature": 0.7, "seed": 5}
 
 
-def test_a_chat_is_a_completion_of_its_template(server: Server) -> None:
-    body = server.post(CHAT, {**ASKED, **HOW, "n": 2}).json()
-    plain = server.post("/v1/completions", {"prompt": PROMPT, **HOW, "n": 2}).json()
+def test_a_chat_is_a_completion_of_its_template(server):
+    body = server.json(CHAT, {**ASKED, **HOW, "n": 2})
+    plain = server.json("/v1/completions", {"prompt": PROMPT, **HOW, "n": 2})
     assert [item["message"]["content"] for item in body["choices"]] == [
         item["text"] for item in plain["choices"]
     ]
@@ -43,12 +41,12 @@ def test_a_chat_is_a_completion_of_its_template(server: Server) -> None:
             "content": [{"type": "text", "text": "Be a "}, {"type": "text", "text": "king."}],
         }
     ]
-    again = server.post(CHAT, {**HOW, "n": 2, "messages": [*pieces, ASKED["messages"][1]]}).json()
+    again = server.json(CHAT, HOW, n=2, messages=[*pieces, ASKED["messages"][1]])
     assert again["choices"] == body["choices"]
 
 
-def test_a_stream_of_deltas(server: Server) -> None:
-    body = server.post(CHAT, {**ASKED, **HOW, "n": 2}).json()
+def test_a_stream_of_deltas(server):
+    body = server.json(CHAT, {**ASKED, **HOW, "n": 2})
     query = {**ASKED, **HOW, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = events(server.post(CHAT, query))
     assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
@@ -66,9 +64,9 @@ def test_a_stream_of_deltas(server: Server) -> None:
 
 
 @pytest.mark.parametrize("stop", [None, "e"])
-def test_log_probabilities_make_up_the_text(server: Server, stop: str | None) -> None:
+def test_log_probabilities_make_up_the_text(server, stop):
     body = {**ASKED, **HOW, "logprobs": True, "top_logprobs": 3, "stop": stop, "max_tokens": 60}
-    (choice,) = server.post(CHAT, body).json()["choices"]
+    (choice,) = server.json(CHAT, body)["choices"]
     content = choice["logprobs"]["content"]
     joined = b"".join(bytes(entry["bytes"]) for entry in content).decode("utf-8", "replace")
     assert (
@@ -82,7 +80,7 @@ def test_log_probabilities_make_up_the_text(server: Server, stop: str | None) ->
             and entry["top_logprobs"][0]["logprob"] >= entry["logprob"]
         )
     streamed = [
-        c for chunk in events(server.post(CHAT, {**body, "stream": True})) for c in chunk["choices"]
+        c for chunk in events(server.post(CHAT, body, stream=True)) for c in chunk["choices"]
     ]
     pieces = [item for c in streamed if c["logprobs"] for item in c["logprobs"]["content"]]
     assert pieces == content
@@ -92,7 +90,7 @@ def test_log_probabilities_make_up_the_text(server: Server, stop: str | None) ->
             assert output == c["delta"]["content"].encode(), "a token is told with its text"
 
 
-def test_an_assistants_message_may_have_no_content(server: Server) -> None:
+def test_an_assistants_message_may_have_no_content(server):
     """OpenAI's client gives earlier answers back so."""
     message = {
         "role": "assistant",
@@ -103,32 +101,26 @@ def test_an_assistants_message_may_have_no_content(server: Server) -> None:
         "audio": None,
     }
     item, second = ([*ASKED["messages"], {**message, "content": content}] for content in (None, ""))
-    ids = [
-        server.post("/tokenize", {"messages": messages}).json()["tokens"]
-        for messages in (item, second)
-    ]
-    assert (
-        ids[0] == ids[1]
-        and server.post(CHAT, {"messages": item, "max_tokens": 1}).status_code == 200
-    )
+    ids = [server.json("/tokenize", messages=messages)["tokens"] for messages in (item, second)]
+    assert ids[0] == ids[1] and server.post(CHAT, messages=item, max_tokens=1).status_code == 200
     for role in ("user", "system"):
-        answer = server.post(CHAT, {"messages": [{"role": role, "content": None}], "max_tokens": 1})
+        answer = server.post(CHAT, messages=[{"role": role, "content": None}], max_tokens=1)
         assert (
             answer.status_code == 400 and "content is missing" in answer.json()["error"]["message"]
         )
 
 
-def test_a_participants_name_is_for_the_template(server: Server) -> None:
+def test_a_participants_name_is_for_the_template(server):
     named = [{"role": "user", "content": "hi", "name": "ann"}]
-    assert server.post("/tokenize", {"messages": named}).status_code == 200
-    sly = server.post("/tokenize", {"messages": [{**named[0], "name": "<|endoftext|>"}]})
+    assert server.post("/tokenize", messages=named).status_code == 200
+    sly = server.post("/tokenize", messages=[{**named[0], "name": "<|endoftext|>"}])
     assert sly.status_code == 400 and "name" in sly.json()["error"]["message"]
 
 
-def test_special_tokens_in_a_message_are_text(server: Server, chat_model: Path) -> None:
+def test_special_tokens_in_a_message_are_text(server, chat_model):
     _, tokenizer = glassformer.load(chat_model)
     sly = [{"role": "user", "content": "<|endoftext|>hi"}]
-    tokens = server.post("/tokenize", {"messages": sly}).json()["tokens"]
+    tokens = server.json("/tokenize", messages=sly)["tokens"]
     assert (
         tokenizer.eos not in tokens
         and tokenizer.decode(tokens) == "user: <|endoftext|>hi\nassistant:"
@@ -147,7 +139,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_schema_is_kept(server: Server, seed: int) -> None:
+def test_a_schema_is_kept(server, seed):
     """Reference: another library's validator."""
     schemas = pytest.importorskip("jsonschema_rs")
     form = {
@@ -155,10 +147,10 @@ def test_a_schema_is_kept(server: Server, seed: int) -> None:
         "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
     }
     body = {**ASKED, "temperature": 1, "seed": seed, "max_tokens": 120, "response_format": form}
-    (choice,) = server.post(CHAT, body).json()["choices"]
+    (choice,) = server.json(CHAT, body)["choices"]
     assert choice["finish_reason"] == "stop"
     schemas.validate(SCHEMA, json.loads(choice["message"]["content"]))
-    streamed = events(server.post(CHAT, {**body, "stream": True}))
+    streamed = events(server.post(CHAT, body, stream=True))
     text = "".join(
         item["delta"].get("content", "") for chunk in streamed for item in chunk["choices"]
     )
@@ -173,21 +165,17 @@ def test_a_schema_is_kept(server: Server, seed: int) -> None:
         ({"guided_json": {"enum": ["red", "green"]}}, '"(red|green)"'),
     ],
 )
-def test_an_expression_and_a_grammar_are_kept(
-    server: Server, more: dict[str, Any], fits: str
-) -> None:
+def test_an_expression_and_a_grammar_are_kept(server, more, fits):
     import re
 
     for seed in range(3):
-        (choice,) = server.post(CHAT, {**ASKED, "seed": seed, "max_tokens": 40, **more}).json()[
-            "choices"
-        ]
+        (choice,) = server.json(CHAT, {**ASKED, "seed": seed, "max_tokens": 40, **more})["choices"]
         assert (
             re.fullmatch(fits, choice["message"]["content"]) and choice["finish_reason"] == "stop"
         )
 
 
-def test_any_json_object(server: Server) -> None:
+def test_any_json_object(server):
     body = {
         **ASKED,
         "response_format": {"type": "json_object"},
@@ -195,7 +183,7 @@ def test_any_json_object(server: Server) -> None:
         "temperature": 0.5,
         "seed": 3,
     }
-    (choice,) = server.post(CHAT, body).json()["choices"]
+    (choice,) = server.json(CHAT, body)["choices"]
     text = choice["message"]["content"]
     assert text.startswith("{") and (
         choice["finish_reason"] == "length" or isinstance(json.loads(text), dict)
@@ -205,9 +193,7 @@ def test_any_json_object(server: Server) -> None:
 @pytest.mark.parametrize(
     "schema", [SCHEMA, {"enum": ["red", "green"]}, {"type": "array", "maxItems": 2}]
 )
-def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(
-    shared_data: Path, schema: Any
-) -> None:
+def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(shared_data, schema):
     """SentencePiece's: each step allows something, what it allows is taken, and the end is JSON of
     the schema."""
     schemas = pytest.importorskip("jsonschema_rs")
@@ -227,21 +213,21 @@ def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(
             schemas.validate(schema, json.loads(text))
 
 
-def test_a_grammar_that_fails_between_two_tokens_is_a_sentence() -> None:
+def test_a_grammar_that_fails_between_two_tokens_is_a_sentence():
     """llguidance ends a grammar that exceeds its bounds; its mask allows anything then."""
     from glassformer.serve.grammars import Constraint
 
     class Matcher:
-        def consume_token(self, token: int) -> bool:
+        def consume_token(self, token):
             return token != 3
 
-        def compute_bitmask(self) -> bytes:
+        def compute_bitmask(self):
             return b"\xff\xff"
 
-        def is_error(self) -> bool:
+        def is_error(self):
             return failed
 
-        def get_error(self) -> str:
+        def get_error(self):
             return "too many states\n<state>\nTokens: x"
 
     failed = False
@@ -268,7 +254,7 @@ PROPERTIES = {f"property_{number}": {"type": "integer"} for number in range(1500
     ],
     ids=["repeated", "enum", "properties", "alternatives"],
 )
-def test_a_large_form_ends_alone_or_is_kept(kind: str, source: Any, fails: bool) -> None:
+def test_a_large_form_ends_alone_or_is_kept(kind, source, fails):
     from glassformer.core.errors import UserError
     from glassformer.formats.store import load
     from glassformer.serve import grammars

@@ -9,7 +9,6 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 
 import glassformer
 
-from .conftest import Server, started
+from .conftest import started
 from .test_process import FAILS, FAULTS, SLOW
 
 openai = pytest.importorskip("openai", reason="needs OpenAI's client: pip install openai")
@@ -35,11 +34,11 @@ TALK: Any = [{"role": "user", "content": "Who are you?"}]
 
 
 @pytest.fixture
-def client(server: Server) -> Any:
+def client(server):
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-def test_openai_completions(client: Any) -> None:
+def test_openai_completions(client):
     response = client.completions.create(prompt="O Romeo", **ASKED)
     pieces = list(client.completions.create(prompt="O Romeo", stream=True, **ASKED))
     assert "".join(piece.choices[0].text for piece in pieces) == response.choices[0].text != ""
@@ -55,7 +54,7 @@ def test_openai_completions(client: Any) -> None:
     )
 
 
-def test_openai_chat(client: Any) -> None:
+def test_openai_chat(client):
     response = client.chat.completions.create(messages=TALK, logprobs=True, top_logprobs=2, **ASKED)
     pieces = list(
         client.chat.completions.create(
@@ -74,7 +73,7 @@ def test_openai_chat(client: Any) -> None:
         assert stream.get_final_completion().choices[0].message.content in ("yes", "no")
 
 
-def test_openai_fields_that_change_no_answer(client: Any) -> None:
+def test_openai_fields_that_change_no_answer(client):
     """Fields that honest programs send beside the question; and a message given back as it was
     answered."""
     harmless = {
@@ -100,7 +99,7 @@ def test_openai_fields_that_change_no_answer(client: Any) -> None:
         client.chat.completions.create(messages=TALK, extra_body={"min_tokens": 3}, **ASKED)
 
 
-def test_openai_async_models_and_raw_responses(server: Server, client: Any) -> None:
+def test_openai_async_models_and_raw_responses(server, client):
     assert (
         next(iter(client.models.list())).id == "tiny"
         and client.models.retrieve("tiny").id == "tiny"
@@ -114,7 +113,7 @@ def test_openai_async_models_and_raw_responses(server: Server, client: Any) -> N
         and raw.parse()._request_id == "mine"
     )
 
-    async def ask() -> str:
+    async def ask():
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as item:
             stream = await item.completions.create(prompt="O", stream=True, **ASKED)
             return "".join([piece.choices[0].text async for piece in stream])
@@ -122,7 +121,7 @@ def test_openai_async_models_and_raw_responses(server: Server, client: Any) -> N
     assert asyncio.run(ask()) == raw.parse().choices[0].text
 
 
-def test_openai_errors_have_their_classes(client: Any) -> None:
+def test_openai_errors_have_their_classes(client):
     with pytest.raises(openai.NotFoundError) as result:
         client.completions.create(**{**ASKED, "model": "nothing"}, prompt="a")
     assert result.value.code == "model_not_found" and result.value.param == "model"
@@ -135,18 +134,18 @@ def test_openai_errors_have_their_classes(client: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def narrow(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    words = ("--use", FAULTS, "--max-queue", "1", "--max-sequences", "1")
-    with started(tmp_path_factory.mktemp("narrow"), str(chat_model), *words) as item:
+def narrow(chat_model, tmp_path_factory):
+    words = f"{chat_model} --use {FAULTS} --max-queue 1 --max-sequences 1"
+    with started(tmp_path_factory.mktemp("narrow"), words) as item:
         yield item
 
 
-def test_openai_retries_until_there_is_room(narrow: Server) -> None:
-    async def ask(item: Any) -> str:
+def test_openai_retries_until_there_is_room(narrow):
+    async def ask(item):
         response = await item.completions.create(prompt="O", model="tiny", max_tokens=4, seed=SLOW)
         return str(response.choices[0].text)
 
-    async def crowd() -> list[str]:
+    async def crowd():
         async with openai.AsyncOpenAI(
             base_url=f"{narrow.url}/v1", api_key="none", max_retries=20
         ) as item:
@@ -156,7 +155,7 @@ def test_openai_retries_until_there_is_room(narrow: Server) -> None:
     assert any(line["status"] == 429 for line in narrow.lines()), "some were sent away first"
 
 
-def test_openai_raises_what_fails_in_a_stream(narrow: Server) -> None:
+def test_openai_raises_what_fails_in_a_stream(narrow):
     client = openai.OpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0)
     stream = client.completions.create(
         prompt="O", model="tiny", max_tokens=40, seed=FAILS, stream=True
@@ -165,13 +164,13 @@ def test_openai_raises_what_fails_in_a_stream(narrow: Server) -> None:
         list(stream)
 
 
-def test_a_crowd_of_whom_half_leave(server: Server) -> None:
+def test_a_crowd_of_whom_half_leave(server):
     """200 clients; nothing stays behind, and those that stay get what they would get alone."""
     body = {"prompt": "O Romeo", "max_tokens": 8, "seed": 1, "temperature": 0}
-    alone = server.post("/v1/completions", body).json()["choices"][0]["text"]
+    alone = server.json("/v1/completions", body)["choices"][0]["text"]
     luck = random.Random(1)
 
-    async def stay(client: httpx.AsyncClient) -> str:
+    async def stay(client):
         answer = await client.post("/v1/completions", json=body)
         return (
             str(answer.json()["choices"][0]["text"])
@@ -179,7 +178,7 @@ def test_a_crowd_of_whom_half_leave(server: Server) -> None:
             else str(answer.status_code)
         )
 
-    async def leave(client: httpx.AsyncClient) -> str:
+    async def leave(client):
         long = {**body, "max_tokens": 200, "stream": luck.random() < 0.5}
         try:
             await asyncio.wait_for(client.post("/v1/completions", json=long), luck.random())
@@ -187,7 +186,7 @@ def test_a_crowd_of_whom_half_leave(server: Server) -> None:
             return "left"
         return "answered"
 
-    async def crowd() -> list[str]:
+    async def crowd():
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
             return await asyncio.gather(*((stay if n % 2 else leave)(client) for n in range(200)))
@@ -196,14 +195,12 @@ def test_a_crowd_of_whom_half_leave(server: Server) -> None:
     stayed = set(result[1::2])
     assert stayed <= {alone, "429"} and alone in stayed and "left" in result
     assert server.idle(30) and server.metric("kv_cache_usage_perc") == 0
-    assert server.post("/v1/completions", body).json()["choices"][0]["text"] == alone
+    assert server.json("/v1/completions", body)["choices"][0]["text"] == alone
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answers", ["tiny", "vectors", "labels", "names", "translator"])
-def test_schemathesis_finds_nothing(
-    server: Server, other_models: dict[str, Path], tmp_path: Path, answers: str
-) -> None:
+def test_schemathesis_finds_nothing(server, other_models, tmp_path, answers):
     """Its own openapi.json: no 5xx, every answer as it is described there.
 
     A request that means something names no model, so the server's first one answers: a server for
@@ -215,7 +212,7 @@ def test_schemathesis_finds_nothing(
     with contextlib.ExitStack() as stack:
         if answers != "tiny":
             server = stack.enter_context(
-                started(tmp_path, str(other_models[answers]), "--dtype", "float32")
+                started(tmp_path, f"{other_models[answers]} --dtype float32")
             )
         words = [
             str(program),
@@ -244,9 +241,7 @@ def test_schemathesis_finds_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reads", ["huggingface", "remote"])
-def test_lm_eval_gets_the_scores_that_it_gets_in_process(
-    server: Server, chat_model: Path, tmp_path: Path, reads: str
-) -> None:
+def test_lm_eval_gets_the_scores_that_it_gets_in_process(server, chat_model, tmp_path, reads):
     """lm-evaluation-harness's `local-completions`: one of its own requests, over HTTP and in this
     process."""
     models = pytest.importorskip(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from glassformer.core.tokenizer import train
 from glassformer.serve.completions import TokenBuffer
 from glassformer.serve.engine import Event
 
-from .conftest import Server, events
+from .conftest import events
 
 ASKED = {"prompt": "O Romeo", "max_tokens": 24, "temperature": 0.8, "seed": 7}
 
@@ -34,27 +33,25 @@ def flat(lists: Iterable[list[Any]]) -> list[Any]:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**40])
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_the_tokens_are_those_of_generate(
-    server: Server, chat_model: Path, seed: int, temperature: float
-) -> None:
+def test_the_tokens_are_those_of_generate(server, chat_model, seed, temperature):
     """Reference: glassformer.generate on the same weights."""
     model, tokenizer = glassformer.load(chat_model, dtype="float32")
     output = glassformer.generate(
         model, tokenizer, "O Romeo", max_new=24, temperature=temperature, seed=seed, top_k=50
     ).run()
     body = {**ASKED, "temperature": temperature, "seed": seed, "top_k": 50, "logprobs": 0}
-    answer = server.post("/v1/completions", body).json()
+    answer = server.json("/v1/completions", body)
     (choice,) = answer["choices"]
     assert choice["text"] == output.text and choice["finish_reason"] == "length"
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(output.logprobs[0], abs=2e-5)
     assert answer["usage"]["completion_tokens"] == 24 and answer["object"] == "text_completion"
 
 
-def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
+def test_a_stream_says_what_the_whole_answer_says(server):
     body = {**ASKED, "n": 3, "prompt": ["O Romeo", "What is"], "logprobs": 2, "echo": True}
-    full = server.post("/v1/completions", body).json()
+    full = server.json("/v1/completions", body)
     streamed = server.post(
-        "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}}
+        "/v1/completions", body, stream=True, stream_options={"include_usage": True}
     )
     *chunks, last = events(streamed)
     assert len({chunk["id"] for chunk in chunks}) == 1 and {
@@ -82,7 +79,7 @@ def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
     assert len({item["text"] for item in full["choices"]}) == 6, "each choice has its own luck"
 
 
-def test_echo_with_logprobs_scores_the_prompt(server: Server, chat_model: Path) -> None:
+def test_echo_with_logprobs_scores_the_prompt(server, chat_model):
     """Reference: a plain pass of the model."""
     import torch
 
@@ -92,7 +89,7 @@ def test_echo_with_logprobs_scores_the_prompt(server: Server, chat_model: Path) 
         logits = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
     numbers = [float(logits[place, token]) for place, token in enumerate(ids[1:])]
     body = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 3}
-    (choice,) = server.post("/v1/completions", body).json()["choices"]
+    (choice,) = server.json("/v1/completions", body)["choices"]
     output = choice["logprobs"]
     assert (
         choice["text"] == "What is your name?" == "".join(output["tokens"])
@@ -107,72 +104,68 @@ def test_echo_with_logprobs_scores_the_prompt(server: Server, chat_model: Path) 
         zip(output["tokens"], output["token_logprobs"], output["top_logprobs"], strict=True)
     )[1:]:
         assert top[token] == logprob and 3 <= len(top) <= 4 and max(top.values()) <= 0
-    item = server.post("/v1/completions", {**body, "max_tokens": 1, "temperature": 0}).json()[
-        "choices"
-    ][0]
+    item = server.json("/v1/completions", body, max_tokens=1, temperature=0)["choices"][0]
     assert len(item["logprobs"]["tokens"]) == len(ids) + 1 and item["text"].startswith(
         choice["text"]
     )
 
 
 @pytest.mark.parametrize("stops", [["the"], "e", ["zzz", "ou", "our"]])
-def test_a_stop_string_is_not_in_the_text(server: Server, stops: Any) -> None:
-    free = server.post("/v1/completions", {**ASKED, "max_tokens": 200}).json()["choices"][0]["text"]
+def test_a_stop_string_is_not_in_the_text(server, stops):
+    free = server.json("/v1/completions", ASKED, max_tokens=200)["choices"][0]["text"]
     body = {**ASKED, "max_tokens": 200, "stop": stops, "logprobs": 0}
-    full = server.post("/v1/completions", body).json()["choices"][0]
+    full = server.json("/v1/completions", body)["choices"][0]
     listed = [stops] if isinstance(stops, str) else stops
     first = min(
         (free.index(item) + len(item), free.index(item)) for item in listed if item in free
     )[1]
     assert full["text"] == free[:first] and full["finish_reason"] == "stop"
     assert "".join(full["logprobs"]["tokens"]).startswith(full["text"])
-    chunks = events(server.post("/v1/completions", {**body, "stream": True}))
+    chunks = events(server.post("/v1/completions", body, stream=True))
     assert joined(chunks) == full["text"]
     pieces = (item["logprobs"]["tokens"] for chunk in chunks for item in chunk["choices"])
     assert flat(pieces) == full["logprobs"]["tokens"]
 
 
-def test_a_prompt_that_was_read_before_is_not_read_again(server: Server, chat_model: Path) -> None:
+def test_a_prompt_that_was_read_before_is_not_read_again(server, chat_model):
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     body = {"prompt": [*range(10, 110)], "max_tokens": 8, "temperature": 0}
-    first, again = (server.post("/v1/completions", body).json() for _ in range(2))
+    first, again = (server.json("/v1/completions", body) for _ in range(2))
     assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
     assert again["choices"] == first["choices"] and tokenizer.size > 110
 
 
-def test_without_a_model_the_first_one_answers_and_says_so(server: Server) -> None:
+def test_without_a_model_the_first_one_answers_and_says_so(server):
     named, plain = (
-        server.post("/v1/completions", {**ASKED, **more}).json() for more in ({"model": "tiny"}, {})
+        server.json("/v1/completions", ASKED, **more) for more in ({"model": "tiny"}, {})
     )
     assert plain["model"] == "tiny" and plain["choices"] == named["choices"]
 
 
-def test_bias_and_bans(server: Server, chat_model: Path) -> None:
+def test_bias_and_bans(server, chat_model):
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     forced = tokenizer.encode(" king")[0]
     body = {**ASKED, "max_tokens": 3, "logit_bias": {str(forced): 100}}
-    assert server.post("/v1/completions", body).json()["choices"][0]["text"] == tokenizer.decode(
+    assert server.json("/v1/completions", body)["choices"][0]["text"] == tokenizer.decode(
         [forced] * 3
     )
 
 
-def test_the_end_of_text_ends_it_unless_it_is_ignored(server: Server, chat_model: Path) -> None:
+def test_the_end_of_text_ends_it_unless_it_is_ignored(server, chat_model):
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     body = {**ASKED, "max_tokens": 5, "logit_bias": {str(tokenizer.eos): 100}, "logprobs": 0}
-    choice = server.post("/v1/completions", body).json()["choices"][0]
+    choice = server.json("/v1/completions", body)["choices"][0]
     assert choice["text"] == "" and choice["finish_reason"] == "stop"
     assert choice["logprobs"]["tokens"] == ["<|endoftext|>"], "as the harness counts on"
-    ignored = server.post("/v1/completions", {**body, "ignore_eos": True}).json()
+    ignored = server.json("/v1/completions", body, ignore_eos=True)
     assert (
         ignored["usage"]["completion_tokens"] == 5
         and ignored["choices"][0]["finish_reason"] == "length"
     )
 
 
-def test_a_character_in_several_tokens_is_never_shown_in_halves(
-    server: Server, chat_model: Path
-) -> None:
+def test_a_character_in_several_tokens_is_never_shown_in_halves(server, chat_model):
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
     ids = tokenizer.encode("鸟")
     assert len(ids) > 1
@@ -183,7 +176,7 @@ def test_a_character_in_several_tokens_is_never_shown_in_halves(
         "stream": True,
     }
     for place, id in enumerate(ids[1:]):
-        row = [*body["prompt"], *ids[1 : 1 + place]]  # type: ignore[misc]
+        row = [*body["prompt"], *ids[1 : 1 + place]]
         item = {**body, "prompt": row, "max_tokens": 1, "logit_bias": {str(id): 100}}
         output = joined(events(server.post("/v1/completions", item)))
         assert output == ("鸟" if place == len(ids) - 2 else "\ufffd"), (
@@ -194,9 +187,9 @@ def test_a_character_in_several_tokens_is_never_shown_in_halves(
     assert joined(chunks) == "鸟鸟鸟" and all("\ufffd" not in joined([chunk]) for chunk in chunks)
 
 
-def test_models_and_their_tokens(server: Server, chat_model: Path) -> None:
+def test_models_and_their_tokens(server, chat_model):
     _, tokenizer = glassformer.load(chat_model, dtype="float32")
-    listed = server.client().get("/v1/models").json()
+    listed = server.get("/v1/models").json()
     assert [item["id"] for item in listed["data"]] == [
         "tiny",
         "vectors",
@@ -206,19 +199,17 @@ def test_models_and_their_tokens(server: Server, chat_model: Path) -> None:
         "translator",
     ]
     assert listed["data"][0]["max_model_len"] == 256
-    assert server.client().get("/v1/models/tiny").json() == listed["data"][0]
-    body = server.post(
-        "/tokenize", {"model": "tiny", "prompt": "O Romeo", "return_token_strs": True}
-    ).json()
+    assert server.get("/v1/models/tiny").json() == listed["data"][0]
+    body = server.json("/tokenize", model="tiny", prompt="O Romeo", return_token_strs=True)
     assert body["tokens"] == tokenizer.encode("O Romeo") and body["count"] == len(body["tokens"])
     assert body["token_strs"] == [tokenizer.token(id) for id in body["tokens"]]
-    assert server.post("/detokenize", {"tokens": body["tokens"]}).json() == {"prompt": "O Romeo"}
-    chat = server.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]}).json()
+    assert server.json("/detokenize", tokens=body["tokens"]) == {"prompt": "O Romeo"}
+    chat = server.json("/tokenize", messages=[{"role": "user", "content": "hi"}])
     assert tokenizer.decode(chat["tokens"]) == "user: hi\nassistant:"
-    info = server.client().get("/tokenizer_info").json()
+    info = server.get("/tokenizer_info").json()
     assert info["eos_token"] == "<|endoftext|>" and info["eos_token_id"] == tokenizer.eos
-    assert server.client().get("/version").json() == {"version": glassformer.__version__}
-    assert server.client().get("/load").json() == {"server_load": 0}
+    assert server.get("/version").json() == {"version": glassformer.__version__}
+    assert server.get("/load").json() == {"server_load": 0}
 
 
 def tokens_by_event(*events: Event) -> list[list[int]]:
@@ -228,18 +219,18 @@ def tokens_by_event(*events: Event) -> list[list[int]]:
 
 
 def token(letter: str, text: str = "", **more: object) -> Event:
-    return Event(0, train("byte", []).encode(letter)[0], text, -1.0, **more)  # type: ignore[arg-type]
+    return Event(0, train("byte", []).encode(letter)[0], text, -1.0, **more)
 
 
 def ids(letters: str) -> list[int]:
     return train("byte", []).encode(letters)
 
 
-def test_a_token_is_told_with_its_text() -> None:
+def test_a_token_is_told_with_its_text():
     assert tokens_by_event(token("a", "a"), token("b", "b")) == [ids("a"), ids("b")]
 
 
-def test_what_is_held_back_is_told_later_and_in_order() -> None:
+def test_what_is_held_back_is_told_later_and_in_order():
     result = tokens_by_event(
         token("a"), token("b"), token("c", "abc"), token("d", finish_reason="length")
     )
@@ -250,7 +241,7 @@ def test_what_is_held_back_is_told_later_and_in_order() -> None:
     ]
 
 
-def test_what_a_stop_string_cuts_off_is_never_told() -> None:
+def test_what_a_stop_string_cuts_off_is_never_told():
     last = token("d", "a", finish_reason="stop", stopped_by="cd")
     assert (
         tokens_by_event(
@@ -264,7 +255,7 @@ def test_what_a_stop_string_cuts_off_is_never_told() -> None:
     assert tokens_by_event(token("a"), token("c"), last)[-1] == ids("a")
 
 
-def test_a_token_that_ends_the_text_is_told() -> None:
+def test_a_token_that_ends_the_text_is_told():
     assert tokens_by_event(
         token("a", "a"), token("b", finish_reason="stop", stopped_by=ids("b")[0])
     )[-1] == ids("b")

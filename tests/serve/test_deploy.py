@@ -22,19 +22,19 @@ def understood(words: list[str]) -> object:
     return cli.parser(["serve"]).parse(words)
 
 
-def test_the_unit_starts_the_server_and_lets_it_drain(tmp_path: Path) -> None:
+def test_the_unit_starts_the_server_and_lets_it_drain(tmp_path):
     unit = configparser.RawConfigParser(strict=False)
-    unit.optionxform = str  # type: ignore[assignment]
+    unit.optionxform = str
     unit.read_string((DEPLOY / "glassformer.service").read_text())
     program, *words = unit["Service"]["ExecStart"].split()
     assert program.endswith("/bin/glassformer") and words[0] == "serve"
     args = understood(words)
-    assert args.api_key_file and args.host == "0.0.0.0"  # type: ignore[attr-defined]
-    assert int(unit["Service"]["TimeoutStopSec"]) > args.drain  # type: ignore[attr-defined]
+    assert args.api_key_file and args.host == "0.0.0.0"
+    assert int(unit["Service"]["TimeoutStopSec"]) > args.drain
     assert unit["Service"]["KillSignal"] == "SIGTERM" and unit["Service"]["User"] != "root"
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_takes_the_unit(tmp_path):
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("needs systemd-analyze")
@@ -51,7 +51,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     assert not lines, lines
 
 
-def test_the_image_starts_the_server_and_copies_what_is_there() -> None:
+def test_the_image_starts_the_server_and_copies_what_is_there():
     lines = re.sub(r"\\\n", " ", (DEPLOY / "Dockerfile").read_text()).splitlines()
     steps = [line.split(maxsplit=1) for line in lines if line.strip() and not line.startswith("#")]
     listed = {
@@ -72,12 +72,12 @@ def test_the_image_starts_the_server_and_copies_what_is_there() -> None:
         json.loads(next(remaining for step, remaining in steps if step == name))
         for name in ("ENTRYPOINT", "CMD")
     )
-    assert entry[-1] == "serve" and understood(["serve", *words]).api_key_file  # type: ignore[attr-defined]
+    assert entry[-1] == "serve" and understood(["serve", *words]).api_key_file
     for step, remaining in steps:
         if step == "COPY" and "--from" not in remaining:
             *sources, _ = remaining.split()
             assert all((DEPLOY.parent / source).exists() for source in sources), remaining
-    assert dict(map(tuple, steps))["STOPSIGNAL"] == "SIGTERM"  # type: ignore[arg-type]
+    assert dict(map(tuple, steps))["STOPSIGNAL"] == "SIGTERM"
     order = [step for step, _ in steps]
     assert order.index("USER") < order.index("ENTRYPOINT"), "it does not run as root"
     built = (DEPLOY.parent / "pyproject.toml").read_text()

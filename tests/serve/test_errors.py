@@ -4,8 +4,6 @@ traceback in the log."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +36,7 @@ COMPUTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def client(chat_model: Path, other_models: dict[str, Path]) -> Iterator[TestClient]:
+def client(chat_model, other_models):
     models = registry.open_models(
         [str(chat_model), *map(str, other_models.values())],
         registry.EngineLimits(),
@@ -83,9 +81,7 @@ def check(answer: Any, error: Exception, log: str) -> None:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("path", COMPUTED)
-def test_what_computes(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any, path: str, error: Exception
-) -> None:
+def test_what_computes(client, monkeypatch, capsys, path, error):
     monkeypatch.setattr(tracking, "submit", failing(error))
     check(client.post(path, json=COMPUTED[path]), error, capsys.readouterr().err)
 
@@ -100,15 +96,7 @@ def test_what_computes(
         ("/tokenize", app, "check_count"),
     ],
 )
-def test_what_says(
-    client: TestClient,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-    path: str,
-    home: Any,
-    name: str,
-    error: Exception,
-) -> None:
+def test_what_says(client, monkeypatch, capsys, path, home, name, error):
     monkeypatch.setattr(home, name, failing(error))
     answer = client.post(path, json={"prompt": "a"}) if path == "/tokenize" else client.get(path)
     check(answer, error, capsys.readouterr().err)
@@ -117,19 +105,12 @@ def test_what_says(
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("after", [0, 2])
-def test_the_middle_of_a_stream(
-    client: TestClient,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-    path: str,
-    error: Exception,
-    after: int,
-) -> None:
+def test_the_middle_of_a_stream(client, monkeypatch, capsys, path, error, after):
     """Before the first piece it is a 500, afterwards an event; the stream ends as every stream
     does."""
     push, pieces = completions.Choice.push, list[object]()
 
-    def pushed(*arguments: Any) -> Any:
+    def pushed(*arguments):
         pieces.append(1)
         return (push if len(pieces) <= after else failing(error))(*arguments)
 
@@ -151,9 +132,7 @@ def test_the_middle_of_a_stream(
     )
 
 
-def test_a_body_cannot_forge_a_line(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_a_body_cannot_forge_a_line(client, monkeypatch, capsys):
     error = RuntimeError('no\n{"status": 200, "forged": true}\x1b[31m')
     monkeypatch.setattr(tracking, "submit", failing(error))
     client.post("/v1/completions", json=COMPUTED["/v1/completions"])
@@ -164,13 +143,13 @@ def test_a_body_cannot_forge_a_line(
 
 
 def test_the_engine_is_fair_to_keys_and_where_none_is_needed_to_addresses(
-    client: TestClient, chat_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    client, chat_model, monkeypatch
+):
     """Two clients behind one address have a share each, one with two addresses has one; no key is
     passed on."""
     clients, submit = list[str](), tracking.submit
 
-    def submitted(engine: Any, requests: Any) -> Any:
+    def submitted(engine, requests):
         clients.extend(request.client for request in requests)
         return submit(engine, requests)
 

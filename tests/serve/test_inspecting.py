@@ -4,7 +4,6 @@ changed by it."""
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +15,7 @@ import served
 from glassformer import sight as inspection
 from glassformer.sight import edits
 
-from .conftest import Server, events, opened, started
+from .conftest import events, opened, started
 from .test_bad_input import refused
 
 INSPECT, TEXT, CHAT = "/v1/inspect", "/v1/completions", "/v1/chat/completions"
@@ -25,7 +24,7 @@ PROMPT = "O Romeo, Romeo"
 NEAR = {"atol": 5e-5, "rtol": 1e-4}
 
 
-def test_values_are_those_of_look(server: Server, chat_model: Path) -> None:
+def test_values_are_those_of_look(server, chat_model):
     model, tokenizer = opened(chat_model)
     names = ["decoder.blocks.*.attn.pattern", "decoder.blocks.2.resid"]
     threads = torch.get_num_threads()
@@ -33,20 +32,18 @@ def test_values_are_those_of_look(server: Server, chat_model: Path) -> None:
     torch.set_num_threads(1)
     look = glassformer.look(model, tokenizer, PROMPT, *names)
     torch.set_num_threads(threads)
-    body = server.post(INSPECT, {"prompt": PROMPT, "inspect": names}).json()
+    body = server.json(INSPECT, prompt=PROMPT, inspect=names)
     assert list(body["values"]) == list(look) and body["tokens"] == tokenizer.encode(PROMPT)
     for path, value in look.items():
         torch.testing.assert_close(torch.tensor(body["values"][path]["values"]), value[0], **NEAR)
-    group = server.post(INSPECT, {"prompt": PROMPT, "inspect": names, "positions": [0, -1]}).json()[
-        "values"
-    ]
+    group = server.json(INSPECT, prompt=PROMPT, inspect=names, positions=[0, -1])["values"]
     for path, value in look.items():
         torch.testing.assert_close(
             torch.tensor(group[path]["values"]), value[0][..., [0, -1], :], **NEAR
         )
 
 
-def test_the_logit_lens_and_the_likeliest_tokens(server: Server, chat_model: Path) -> None:
+def test_the_logit_lens_and_the_likeliest_tokens(server, chat_model):
     model, tokenizer = opened(chat_model)
     body = {
         "prompt": PROMPT,
@@ -55,7 +52,7 @@ def test_the_logit_lens_and_the_likeliest_tokens(server: Server, chat_model: Pat
         "track": [" love"],
         "positions": [-1],
     }
-    output = server.post(INSPECT, body).json()
+    output = server.json(INSPECT, body)
     logit_lens = inspection.logit_lens(
         model, tokenizer, PROMPT, positions=[-1], track=[" love"], top=3
     )
@@ -63,9 +60,7 @@ def test_the_logit_lens_and_the_likeliest_tokens(server: Server, chat_model: Pat
         output["lens"]["top"] == logit_lens.top
         and output["lens"]["tracked"][0]["rank"] == logit_lens.tracked[0].rank
     )
-    scored = server.post(
-        TEXT, {"prompt": PROMPT, "max_tokens": 1, "temperature": 0, "logprobs": 3}
-    ).json()
+    scored = server.json(TEXT, prompt=PROMPT, max_tokens=1, temperature=0, logprobs=3)
     (row,) = output["top_tokens"]
     listed = scored["choices"][0]["logprobs"]["top_logprobs"][0]
     assert [item["logprob"] for item in row["next"]] == pytest.approx(
@@ -73,15 +68,15 @@ def test_the_logit_lens_and_the_likeliest_tokens(server: Server, chat_model: Pat
     )
 
 
-def test_an_ablation(server: Server, chat_model: Path) -> None:
+def test_an_ablation(server, chat_model):
     model, tokenizer = opened(chat_model)
     edit = 'head_off("decoder.blocks.1.attn", 2)'
     look = glassformer.look(model, tokenizer, PROMPT, "logits", edits=[edits.parse(edit)])[
         "logits"
     ][0, -1]
     body = {"prompt": PROMPT, "inspect": ["logits"], "positions": [-1]}
-    plain = server.post(INSPECT, body).json()["values"]["logits"]["values"][0]
-    output = server.post(INSPECT, {**body, "edits": [edit]}).json()
+    plain = server.json(INSPECT, body)["values"]["logits"]["values"][0]
+    output = server.json(INSPECT, body, edits=[edit])
     assert output["values"]["logits"]["values"][0] == pytest.approx(
         look.tolist(), abs=1e-4
     ) and output["edits"] == [edit]
@@ -126,19 +121,17 @@ def check_inspection(
         'patch("*.1.resid", "O Juliet, Julie", positions=(3,))',
     ],
 )
-def test_a_completion_with_a_look_inside(
-    server: Server, chat_model: Path, edit: str | None
-) -> None:
+def test_a_completion_with_a_look_inside(server, chat_model, edit):
     """Whole and as a stream: the numbers of `look`, `logit_lens` and `predictions`, and the text of
     no look."""
     model, tokenizer = opened(chat_model)
     more = {} if edit is None else {"edits": [edit]}
     body = {"prompt": PROMPT, "max_tokens": 6, "seed": 4, "n": 2, **more}
-    plain = server.post(TEXT, body).json()["choices"]
+    plain = server.json(TEXT, body)["choices"]
     look = {**body, "inspect": WISHES, "top": 3}
-    output = server.post(TEXT, look).json()["choices"]
+    output = server.json(TEXT, look)["choices"]
     assert [item["text"] for item in output] == [item["text"] for item in plain]
-    assert (edit is None) == (plain == server.post(TEXT, {**body, "edits": []}).json()["choices"])
+    assert (edit is None) == (plain == server.json(TEXT, body, edits=[])["choices"])
     for item in output:
         observed = item["inspect"]
         assert observed["by"] == "the engine's own steps" and observed["start"] == 0
@@ -146,7 +139,7 @@ def test_a_completion_with_a_look_inside(
             "the last token is drawn and not read"
         )
         check_inspection(model, tokenizer, observed, observed["tokens"], edit)
-    chunks = events(server.post(TEXT, {**look, "stream": True}))
+    chunks = events(server.post(TEXT, look, stream=True))
     for index, item in enumerate(output):
         inspects = [c["choices"][0]["inspect"] for c in chunks if c["choices"][0]["index"] == index]
         tokens = [token for piece in inspects for token in piece["tokens"]]
@@ -155,7 +148,7 @@ def test_a_completion_with_a_look_inside(
             check_inspection(model, tokenizer, piece, tokens, edit)
 
 
-def test_only_the_places_that_are_asked_for(server: Server) -> None:
+def test_only_the_places_that_are_asked_for(server):
     prompt = PROMPT * 8
     body = {
         "prompt": prompt,
@@ -163,8 +156,8 @@ def test_only_the_places_that_are_asked_for(server: Server) -> None:
         "temperature": 0,
         "inspect": ["*.0.attn.pattern", "top_tokens"],
     }
-    (full,) = server.post(TEXT, body).json()["choices"]
-    (new,) = server.post(TEXT, {**body, "positions": "new"}).json()["choices"]
+    (full,) = server.json(TEXT, body)["choices"]
+    (new,) = server.json(TEXT, body, positions="new")["choices"]
     length = len(full["inspect"]["tokens"])
     (path, rows), *_ = new["inspect"]["values"].items()
     assert (
@@ -175,25 +168,24 @@ def test_only_the_places_that_are_asked_for(server: Server) -> None:
     assert rows["values"] == [
         head[length - 4 :] for head in full["inspect"]["values"][path]["values"]
     ]
-    answer = server.post(TEXT, {**body, "positions": "new"}).json()
+    answer = server.json(TEXT, body, positions="new")
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 32, (
         "the pages hold what stands before"
     )
-    (group,) = server.post(TEXT, {**body, "positions": [2, length - 1]}).json()["choices"]
+    (group,) = server.json(TEXT, body, positions=[2, length - 1])["choices"]
     assert [item["position"] for item in group["inspect"]["top_tokens"]] == [2, length - 1]
 
 
-def test_a_chat_with_a_look_inside(server: Server) -> None:
+def test_a_chat_with_a_look_inside(server):
     body = {
         "messages": [{"role": "user", "content": "hi"}],
         "max_tokens": 4,
         "seed": 1,
         "inspect": ["lens", "*.resid"],
     }
-    (item,) = server.post(CHAT, body).json()["choices"]
+    (item,) = server.json(CHAT, body)["choices"]
     responses = [
-        chunk["choices"][0].get("inspect")
-        for chunk in events(server.post(CHAT, {**body, "stream": True}))
+        chunk["choices"][0].get("inspect") for chunk in events(server.post(CHAT, body, stream=True))
     ]
     tokens = [token for response in responses if response for token in response["tokens"]]
     assert (
@@ -202,13 +194,13 @@ def test_a_chat_with_a_look_inside(server: Server) -> None:
     )
 
 
-def test_nobodys_answer_changes_while_others_look(server: Server) -> None:
+def test_nobodys_answer_changes_while_others_look(server):
     """Answers and their numbers, alone and beside a crowd that looks."""
     body = {"prompt": PROMPT, "max_tokens": 40, "seed": 9, "logprobs": 5}
-    alone = server.post(TEXT, body).json()["choices"]
+    alone = server.json(TEXT, body)["choices"]
     look = {"prompt": PROMPT * 5, "inspect": ["*.pattern", "lens"], "positions": [-1]}
 
-    async def together() -> list[httpx.Response]:
+    async def together():
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
             looks = [client.post(INSPECT, json=look) for _ in range(6)]
             return await asyncio.gather(client.post(TEXT, json=body), *looks)
@@ -217,11 +209,9 @@ def test_nobodys_answer_changes_while_others_look(server: Server) -> None:
     assert first.json()["choices"] == alone and {item.status_code for item in remaining} == {200}
 
 
-def test_an_encoder_too(server: Server, other_models: dict[str, Path]) -> None:
+def test_an_encoder_too(server, other_models):
     model, tokenizer = opened(other_models["vectors"])
-    body = server.post(
-        INSPECT, {"model": "vectors", "prompt": "the cat sat", "inspect": ["*.0.attn.pattern"]}
-    ).json()
+    body = server.json(INSPECT, model="vectors", prompt="the cat sat", inspect=["*.0.attn.pattern"])
     (path, item), *_ = body["values"].items()
     look = glassformer.look(model, tokenizer, torch.tensor([body["tokens"]]), path)[path][0]
     torch.testing.assert_close(torch.tensor(item["values"]), look, atol=1e-6, rtol=1e-5)
@@ -246,7 +236,7 @@ def of_look(
         )
 
 
-def test_an_encoder_decoder_and_its_source(server: Server, other_models: dict[str, Path]) -> None:
+def test_an_encoder_decoder_and_its_source(server, other_models):
     """Encoder, decoder and what looks from one to the other; after an edit too, and in a
     translation."""
     model, tokenizer = opened(other_models["translator"])
@@ -264,7 +254,7 @@ def test_an_encoder_decoder_and_its_source(server: Server, other_models: dict[st
         "inspect": [*names, "lens", "top_tokens"],
     }
     for more in ({}, {"positions": [-1]}, {"edits": ["head_off('decoder.blocks.0.cross', 1)"]}):
-        output = server.post(INSPECT, {**body, **more}).json()
+        output = server.json(INSPECT, body, **more)
         ids, source = output["tokens"], output["source"]["tokens"]
         changes = [edits.parse(item) for item in more.get("edits", ())]
         look = glassformer.look(
@@ -279,13 +269,13 @@ def test_an_encoder_decoder_and_its_source(server: Server, other_models: dict[st
             "edits": changes,
             "positions": [-1] if "positions" in more else None,
         }
-        logit_lens = inspection.logit_lens(model, tokenizer, ids, **options)  # type: ignore[arg-type]
+        logit_lens = inspection.logit_lens(model, tokenizer, ids, **options)
         assert output["lens"]["top"] == logit_lens.top
         likely = inspection.predictions(model, tokenizer, ids, 5, source=source, edits=changes)
         assert output["top_tokens"][-1]["next"][0]["token"] == likely[-1]["next"][0]["token"]
 
 
-def test_translations_with_a_look_inside(server: Server, other_models: dict[str, Path]) -> None:
+def test_translations_with_a_look_inside(server, other_models):
     """Each that is found, at the tokens that were read for it; the search and others beside it find
     what they found."""
     model, _ = opened(other_models["translator"])
@@ -296,10 +286,10 @@ def test_translations_with_a_look_inside(server: Server, other_models: dict[str,
         "beams": 3,
         "max_new": 6,
     }
-    plain = server.post("/v1/translate", body).json()["data"]
+    plain = server.json("/v1/translate", body)["data"]
     look = {**body, "inspect": ["*.cross.pattern", "*.resid"]}
 
-    async def together() -> list[httpx.Response]:
+    async def together():
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
             return await asyncio.gather(
                 *(client.post("/v1/translate", json=item) for item in (look, body, look, body))
@@ -320,34 +310,33 @@ def test_translations_with_a_look_inside(server: Server, other_models: dict[str,
                 glassformer.look(model, None, observed["tokens"], *look["inspect"], source=source),
             )
     assert "not edited" in refused(
-        server.post("/v1/translate", {**look, "edits": ["scale('logits', 2.0)"]})
+        server.post("/v1/translate", look, edits=["scale('logits', 2.0)"])
     )
-    assert "inspect is missing" in refused(server.post("/v1/translate", {**body, "positions": [0]}))
+    assert "inspect is missing" in refused(server.post("/v1/translate", body, positions=[0]))
 
 
-def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_recurrent_model(tmp_path_factory):
     """Alone and in completions, whole and as streams, and after an edit."""
     home = tmp_path_factory.mktemp("recurrent")
     served.saved("gru", home / "gru")
     model, tokenizer = opened(home / "gru")
     names = ["decoder.cells.*.state", "logits"]
-    with started(home, str(home / "gru"), "--dtype", "float32") as server:
-        body = server.post(
-            INSPECT, {"prompt": "the cat", "inspect": [*names, "top_tokens"], "positions": [-1]}
-        ).json()
+    with started(home, f"{home}/gru --dtype float32") as server:
+        body = server.json(
+            INSPECT, prompt="the cat", inspect=[*names, "top_tokens"], positions=[-1]
+        )
         ids = body["tokens"]
         of_look(body["values"], glassformer.look(model, None, ids, *names), [len(ids) - 1], CELLS)
         query = {"prompt": "the cat", "max_tokens": 5, "seed": 2, "ignore_eos": True}
-        (plain,) = server.post(TEXT, query).json()["choices"]
+        (plain,) = server.json(TEXT, query)["choices"]
         look = {**query, "inspect": [*names, "top_tokens"]}
-        (item,) = server.post(TEXT, look).json()["choices"]
+        (item,) = server.json(TEXT, look)["choices"]
         assert item["text"] == plain["text"] and len(item["inspect"]["tokens"]) == len(ids) + 4
         second_ids = item["inspect"]["tokens"]
         individual = glassformer.look(model, None, second_ids, *names)
         of_look(item["inspect"]["values"], individual, None, CELLS)
         inspects = [
-            chunk["choices"][0]["inspect"]
-            for chunk in events(server.post(TEXT, {**look, "stream": True}))
+            chunk["choices"][0]["inspect"] for chunk in events(server.post(TEXT, look, stream=True))
         ]
         assert [token for piece in inspects for token in piece["tokens"]] == second_ids
         for piece in inspects:
@@ -359,17 +348,15 @@ def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
                 of_look(piece["values"], individual, rows, CELLS)
                 assert [row["position"] for row in piece["top_tokens"]] == rows
         edit = "scale('logits', 2.0)"
-        (item,) = server.post(TEXT, {**look, "edits": [edit]}).json()["choices"]
+        (item,) = server.json(TEXT, look, edits=[edit])["choices"]
         edited = glassformer.look(
             model, None, item["inspect"]["tokens"], *names, edits=[edits.parse(edit)]
         )
         of_look(item["inspect"]["values"], edited, None, CELLS)
-        assert "No value" in refused(server.post(TEXT, {**query, "inspect": ["*.pattern"]}))
-        lens = server.post(INSPECT, {"prompt": "the cat", "inspect": ["lens"]}).json()["lens"]
+        assert "No value" in refused(server.post(TEXT, query, inspect=["*.pattern"]))
+        lens = server.json(INSPECT, prompt="the cat", inspect=["lens"])["lens"]
         assert lens["top"] == inspection.logit_lens(model, tokenizer, ids).top and lens["notes"]
-        (group,) = server.post(TEXT, {**query, "inspect": ["lens"], "positions": "new"}).json()[
-            "choices"
-        ]
+        (group,) = server.json(TEXT, query, inspect=["lens"], positions="new")["choices"]
         assert group["inspect"]["lens"]["positions"] == [*range(len(ids) - 1, len(ids) + 4)]
 
 
@@ -392,7 +379,7 @@ def test_a_recurrent_model(tmp_path_factory: pytest.TempPathFactory) -> None:
         ({"inspect": ["lens"], "source": "a"}, "Only an encoder-decoder"),
     ],
 )
-def test_bad_input_is_a_sentence(server: Server, body: dict[str, Any], message: str) -> None:
+def test_bad_input_is_a_sentence(server, body, message):
     assert message in refused(server.post(INSPECT, {"prompt": PROMPT, **body}))
 
 
@@ -410,39 +397,35 @@ def test_bad_input_is_a_sentence(server: Server, body: dict[str, Any], message: 
     ],
 )
 @pytest.mark.parametrize("path", [TEXT, CHAT])
-def test_bad_wishes_of_a_completion(
-    server: Server, body: dict[str, Any], message: str, path: str
-) -> None:
+def test_bad_wishes_of_a_completion(server, body, message, path):
     for stream in (False, True):
         text = (
             {"prompt": PROMPT} if path == TEXT else {"messages": [{"role": "user", "content": "a"}]}
         )
         query = {**text, "max_tokens": 8, "stream": stream}
-        assert message in refused(server.post(path, {**query, **body}))
+        assert message in refused(server.post(path, query, **body))
 
 
-def test_positions_end_with_what_may_be_read(server: Server, chat_model: Path) -> None:
+def test_positions_end_with_what_may_be_read(server, chat_model):
     """The prompt and all new tokens but the last; without a bound on these, the context."""
     model, tokenizer = opened(chat_model)
     body = {"prompt": PROMPT, "max_tokens": 4, "inspect": ["*.0.resid"], "ignore_eos": True}
     end = len(tokenizer.encode(PROMPT)) + 3
-    (choice,) = server.post(TEXT, {**body, "positions": [end - 1]}).json()["choices"]
+    (choice,) = server.json(TEXT, body, positions=[end - 1])["choices"]
     assert next(iter(choice["inspect"]["values"].values()))["positions"] == [end - 1]
     assert f"at most {end} tokens are read" in refused(
-        server.post(TEXT, {**body, "positions": [end]}), 400
+        server.post(TEXT, body, positions=[end]), 400
     )
     chat = {"messages": [{"role": "user", "content": "hi"}], "inspect": ["*.0.resid"]}
     context = model.config.context
-    message = refused(server.post(CHAT, {**chat, "positions": [context]}), 400)
+    message = refused(server.post(CHAT, chat, positions=[context]), 400)
     assert f"at most {context} tokens are read, 0 to {context - 1}." in message
 
 
-def test_an_encoder_reads_special_tokens_in_a_text(
-    server: Server, other_models: dict[str, Path]
-) -> None:
+def test_an_encoder_reads_special_tokens_in_a_text(server, other_models):
     _, tokenizer = opened(other_models["vectors"])
     body = {"model": "vectors", "prompt": "the [MASK] sat", "inspect": ["*.0.resid"]}
-    output = server.post(INSPECT, body).json()["tokens"]
+    output = server.json(INSPECT, body)["tokens"]
     assert (
         output == tokenizer.encode_pair("the [MASK] sat", special=True)[0]
         and tokenizer.mask in output

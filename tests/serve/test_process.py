@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +23,8 @@ from typing import Any
 import httpx
 import pytest
 
-from glassformer.cli import main
-
 from .conftest import Server, events, started
-from .test_bad_input import address, refused
+from .test_bad_input import refused
 
 TEXT = "/v1/completions"
 FAULTS = str(Path(__file__).parent / "faults.py")
@@ -36,20 +34,9 @@ LONG = {"prompt": "O Romeo", "max_tokens": 240, "seed": SLOW, "ignore_eos": True
 
 
 @pytest.fixture(scope="module")
-def faulty(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    words = (
-        "--use",
-        FAULTS,
-        "--dtype",
-        "float32",
-        "--max-queue",
-        "8",
-        "--max-sequences",
-        "4",
-        "--drain",
-        "20",
-    )
-    with started(tmp_path_factory.mktemp("faulty"), str(chat_model), *words) as item:
+def faulty(chat_model, tmp_path_factory):
+    options = f"--use {FAULTS} --dtype float32 --max-queue 8 --max-sequences 4 --drain 20"
+    with started(tmp_path_factory.mktemp("faulty"), f"{chat_model} {options}") as item:
         yield item
 
 
@@ -62,49 +49,38 @@ def raw(body: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: b"]
 )
-def test_c4_headers_that_do_not_come(faulty: Server, sent: bytes) -> None:
-    with socket.create_connection(address(faulty)) as item:
+def test_c4_headers_that_do_not_come(faulty, sent):
+    with faulty.connect() as item:
         item.sendall(sent)
-        item.settimeout(20)
         start = time.monotonic()
-        with _either():
+        with contextlib.suppress(ConnectionError):  # closed with or without a reset
             assert item.recv(100) == b""
         assert 0.5 < time.monotonic() - start < 15
 
 
-class _either:
-    """Closed with or without a reset."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, *_: object) -> bool:
-        return kind is not None and issubclass(kind, ConnectionError)
-
-
-def test_c4_headers_that_drip(faulty: Server) -> None:
-    with socket.create_connection(address(faulty)) as item:
+def test_c4_headers_that_drip(faulty):
+    with faulty.connect() as item:
         start = time.monotonic()
         item.sendall(b"GET /health HTTP/1.1\r\n")
-        with _either():
+        with contextlib.suppress(ConnectionError):  # closed with or without a reset
             while time.monotonic() - start < 15:
                 item.sendall(b"X-A: b\r\n")
                 time.sleep(0.1)
         assert time.monotonic() - start < 14, "each line would be in time, all together are not"
 
 
-def test_c4_a_body_that_does_not_come(faulty: Server) -> None:
-    with socket.create_connection(address(faulty)) as item:
+def test_c4_a_body_that_does_not_come(faulty):
+    with faulty.connect() as item:
         item.sendall(raw(LONG)[:-5])
-        item.settimeout(20)
         assert b" 408 " in item.recv(4096).split(b"\r\n")[0]
-    assert faulty.client().get("/load").json() == {"server_load": 0}
+    assert faulty.get("/load").json() == {"server_load": 0}
 
 
-def test_c15_a_full_queue(faulty: Server) -> None:
-    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+def test_c15_a_full_queue(faulty):
+    async def ask(client):
         return await client.post(TEXT, json={**LONG, "max_tokens": 15})
 
-    async def all_at_once() -> list[httpx.Response]:
+    async def all_at_once():
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=faulty.url, timeout=120, limits=limits) as client:
             return await asyncio.gather(*(ask(client) for _ in range(40)))
@@ -121,19 +97,15 @@ def test_c15_a_full_queue(faulty: Server) -> None:
     assert faulty.idle()
 
 
-def test_c15_more_than_can_ever_wait(faulty: Server) -> None:
-    assert "queue of 8" in refused(faulty.post(TEXT, {"prompt": ["a"] * 9, "max_tokens": 1}))
-    assert "queue of 8" in refused(
-        faulty.post(TEXT, {"prompt": ["a"] * 3, "n": 3, "max_tokens": 1})
-    )
-    assert faulty.post(TEXT, {"prompt": ["a"] * 8, "max_tokens": 1}).status_code == 200
+def test_c15_more_than_can_ever_wait(faulty):
+    assert "queue of 8" in refused(faulty.post(TEXT, prompt=["a"] * 9, max_tokens=1))
+    assert "queue of 8" in refused(faulty.post(TEXT, prompt=["a"] * 3, n=3, max_tokens=1))
+    assert faulty.post(TEXT, prompt=["a"] * 8, max_tokens=1).status_code == 200
     texts = [f"text {number}" for number in range(40)]
-    assert len(faulty.post("/v1/embeddings", {"input": texts}).json()["data"]) == 40, (
-        "vectors come in turns"
-    )
+    assert len(faulty.json("/v1/embeddings", input=texts)["data"]) == 40, "vectors come in turns"
 
 
-def test_c16_a_client_leaves(faulty: Server) -> None:
+def test_c16_a_client_leaves(faulty):
     """While others compute (it waits), before the first token, in the middle of a stream, and
     without one."""
     stream = {**LONG, "stream": True}
@@ -141,46 +113,46 @@ def test_c16_a_client_leaves(faulty: Server) -> None:
         lines = going.iter_lines()
         next(lines)
         for _ in range(6):
-            with socket.create_connection(address(faulty)) as item:
+            with faulty.connect() as item:
                 item.sendall(raw(stream))
         for body in (LONG, stream):
-            with socket.create_connection(address(faulty)) as item:
+            with faulty.connect() as item:
                 item.sendall(raw(body))
                 time.sleep(0.4)
     start = time.monotonic()
     assert faulty.idle(), "everything is given up"
     assert time.monotonic() - start < 5
-    assert faulty.metric("kv_cache_usage_perc") == 0 and faulty.client().get("/load").json() == {
+    assert faulty.metric("kv_cache_usage_perc") == 0 and faulty.get("/load").json() == {
         "server_load": 0
     }
     assert any(line["status"] == 499 for line in faulty.lines())
-    assert faulty.post(TEXT, {**LONG, "max_tokens": 2}).status_code == 200
+    assert faulty.post(TEXT, LONG, max_tokens=2).status_code == 200
 
 
 @pytest.mark.parametrize(("seed", "n"), [(SLOW, 8), (1, 3)])
-def test_c17_a_client_that_does_not_read(faulty: Server, seed: int, n: int) -> None:
+def test_c17_a_client_that_does_not_read(faulty, seed, n):
     """The client is dropped, others are answered meanwhile; also where all of its answer was sent
     before that."""
 
     # how many tokens were written to each client that left or was dropped
-    def dropped() -> list[int]:
+    def dropped():
         return [line.get("generated_tokens", 0) for line in faulty.lines() if line["status"] == 499]
 
     before = len(dropped())
     expected = {**LONG, "n": n, "logprobs": 20, "stream": True, "seed": seed}
     with socket.socket() as item:
         item.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        item.connect(address(faulty))
+        item.connect(faulty.address)
         item.sendall(raw(expected))
         time.sleep(1)
         start = time.monotonic()
-        assert faulty.post(TEXT, {"prompt": "O", "max_tokens": 2}).status_code == 200
+        assert faulty.post(TEXT, prompt="O", max_tokens=2).status_code == 200
         assert faulty.idle(60) and time.monotonic() - start < 60
         while len(dropped()) == before and time.monotonic() - start < 60:
             time.sleep(0.05)
         item.settimeout(20)
         ids = 0
-        with _either():
+        with contextlib.suppress(ConnectionError):  # closed with or without a reset
             while piece := item.recv(1 << 20):
                 ids += len(piece)
         assert ids < 1 << 20, "most of it was never sent"
@@ -189,29 +161,29 @@ def test_c17_a_client_that_does_not_read(faulty: Server, seed: int, n: int) -> N
     assert seed != SLOW or written < n * 240, "nothing is computed for a client that was dropped"
 
 
-def test_c18_c26_what_fails_on_the_way(faulty: Server) -> None:
-    response = faulty.post(TEXT, {**LONG, "seed": FAILS})
+def test_c18_c26_what_fails_on_the_way(faulty):
+    response = faulty.post(TEXT, LONG, seed=FAILS)
     assert "RuntimeError" in refused(response, 500)
-    *chunks, last = events(faulty.post(TEXT, {**LONG, "seed": FAILS, "stream": True}))
+    *chunks, last = events(faulty.post(TEXT, LONG, seed=FAILS, stream=True))
     assert len(chunks) >= 1 and last["error"]["type"] == "server_error"
-    assert "memory" in refused(faulty.post(TEXT, {**LONG, "seed": NO_MEMORY}), 500)
+    assert "memory" in refused(faulty.post(TEXT, LONG, seed=NO_MEMORY), 500)
     assert "as the test wants it" in faulty.log.read_text(), "the cause is in the log"
-    assert faulty.post(TEXT, {**LONG, "max_tokens": 2}).status_code == 200
-    assert faulty.client().get("/health").status_code == 200 and faulty.idle()
+    assert faulty.post(TEXT, LONG, max_tokens=2).status_code == 200
+    assert faulty.get("/health").status_code == 200 and faulty.idle()
 
 
-def test_c19_a_dead_engine(chat_model: Path, tmp_path: Path) -> None:
-    with started(tmp_path, str(chat_model), "--use", FAULTS) as item:
-        *_, last = events(item.post(TEXT, {**LONG, "seed": DIES, "stream": True}))
+def test_c19_a_dead_engine(chat_model, tmp_path):
+    with started(tmp_path, f"{chat_model} --use {FAULTS}") as item:
+        *_, last = events(item.post(TEXT, LONG, seed=DIES, stream=True))
         assert "ended" in last["error"]["message"]
         start = time.monotonic()
-        refused(item.client().get("/health"), 503)
+        refused(item.get("/health"), 503)
         refused(item.post(TEXT, LONG), 503)
         assert time.monotonic() - start < 5
 
 
-def test_c20_sigterm_drains(chat_model: Path, tmp_path: Path) -> None:
-    with started(tmp_path, str(chat_model), "--use", FAULTS) as item:
+def test_c20_sigterm_drains(chat_model, tmp_path):
+    with started(tmp_path, f"{chat_model} --use {FAULTS}") as item:
         with (
             item.client() as client,
             client.stream("POST", TEXT, json={**LONG, "max_tokens": 40, "stream": True}) as output,
@@ -230,16 +202,16 @@ def test_c20_sigterm_drains(chat_model: Path, tmp_path: Path) -> None:
         assert item.process.wait(20) == 0
 
 
-def test_c20_a_request_that_was_accepted_is_answered(chat_model: Path, tmp_path: Path) -> None:
+def test_c20_a_request_that_was_accepted_is_answered(chat_model, tmp_path):
     """Bytes that the system has taken and the server has not read; headers in halves; a connection
     without a byte."""
     body = raw({"prompt": "O", "max_tokens": 2})
     with started(tmp_path, str(chat_model)) as item, contextlib.ExitStack() as stack:
-        early = [stack.enter_context(socket.create_connection(address(item))) for _ in range(2)]
+        early = [stack.enter_context(item.connect()) for _ in range(2)]
         early[0].sendall(body[:40])
         time.sleep(0.5)
         item.process.send_signal(signal.SIGSTOP)
-        late = [stack.enter_context(socket.create_connection(address(item))) for _ in range(20)]
+        late = [stack.enter_context(item.connect()) for _ in range(20)]
         for stored in late:
             stored.sendall(body)
         item.process.send_signal(signal.SIGTERM)
@@ -248,7 +220,6 @@ def test_c20_a_request_that_was_accepted_is_answered(chat_model: Path, tmp_path:
         early[0].sendall(body[40:])
         early[1].sendall(body)
         for stored in (*late, *early):
-            stored.settimeout(20)
             answer = b""
             while piece := stored.recv(65_536):
                 answer += piece
@@ -256,12 +227,10 @@ def test_c20_a_request_that_was_accepted_is_answered(chat_model: Path, tmp_path:
         assert item.process.wait(20) == 0
 
 
-def test_c20_a_connection_that_sends_nothing_does_not_hold_the_end(
-    chat_model: Path, tmp_path: Path
-) -> None:
+def test_c20_a_connection_that_sends_nothing_does_not_hold_the_end(chat_model, tmp_path):
     with (
-        started(tmp_path, str(chat_model), "--drain", "60") as item,
-        socket.create_connection(address(item)),
+        started(tmp_path, f"{chat_model} --drain 60") as item,
+        item.connect(),
     ):
         time.sleep(0.3)
         start = time.monotonic()
@@ -269,9 +238,9 @@ def test_c20_a_connection_that_sends_nothing_does_not_hold_the_end(
         assert item.process.wait(30) == 0 and time.monotonic() - start < 15
 
 
-def test_c20_the_drain_is_bounded(chat_model: Path, tmp_path: Path) -> None:
-    words = (str(chat_model), "--use", FAULTS, "--drain", "1")
-    with started(tmp_path, *words) as item, socket.create_connection(address(item)) as stored:
+def test_c20_the_drain_is_bounded(chat_model, tmp_path):
+    words = f"{chat_model} --use {FAULTS} --drain 1"
+    with started(tmp_path, words) as item, item.connect() as stored:
         stored.sendall(raw(LONG))
         time.sleep(0.5)
         start = time.monotonic()
@@ -279,10 +248,10 @@ def test_c20_the_drain_is_bounded(chat_model: Path, tmp_path: Path) -> None:
         assert item.process.wait(20) == 0 and time.monotonic() - start < 15
 
 
-def test_c20_a_second_sigterm_does_not_wait(chat_model: Path, tmp_path: Path) -> None:
+def test_c20_a_second_sigterm_does_not_wait(chat_model, tmp_path):
     """The first drains; the second ends at once, says so, and still ends with 0."""
-    words = (str(chat_model), "--use", FAULTS, "--drain", "60")
-    with started(tmp_path, *words) as item, socket.create_connection(address(item)) as stored:
+    words = f"{chat_model} --use {FAULTS} --drain 60"
+    with started(tmp_path, words) as item, item.connect() as stored:
         stored.sendall(raw(LONG))
         time.sleep(0.5)
         item.process.send_signal(signal.SIGTERM)
@@ -298,7 +267,7 @@ def test_c20_a_second_sigterm_does_not_wait(chat_model: Path, tmp_path: Path) ->
 @pytest.mark.skipif(
     not Path("/proc/self/net/tcp").exists(), reason="reads Linux's table of sockets"
 )
-def test_c25_no_port_but_its_own(faulty: Server) -> None:
+def test_c25_no_port_but_its_own(faulty):
     process = Path(f"/proc/{faulty.process.pid}")
     texts = {str(item.readlink()) for item in (process / "fd").iterdir()}
     rows = [
@@ -307,17 +276,17 @@ def test_c25_no_port_but_its_own(faulty: Server) -> None:
         for line in (process / "net" / name).read_text().splitlines()[1:]
     ]
     listening = [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in texts]
-    assert listening == [f"0100007F:{address(faulty)[1]:04X}"], "this machine alone, one port"
+    assert listening == [f"0100007F:{faulty.address[1]:04X}"], "this machine alone, one port"
 
 
-def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -> None:
+def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty):
     query = [
         {**LONG, "seed": seed, "max_tokens": 20, "prompt": "O Romeo, Romeo"}
         for seed in (1, 1, 2, 3)
     ]
-    alone = [faulty.post(TEXT, item).json()["choices"][0]["text"] for item in query]
+    alone = [faulty.json(TEXT, item)["choices"][0]["text"] for item in query]
 
-    async def together() -> list[str]:
+    async def together():
         async with httpx.AsyncClient(base_url=faulty.url, timeout=60) as client:
             output = await asyncio.gather(*(client.post(TEXT, json=item) for item in query))
         return [item.json()["choices"][0]["text"] for item in output]
@@ -325,16 +294,17 @@ def test_c22_the_same_prefix_at_once_gives_what_it_gives_alone(faulty: Server) -
     assert asyncio.run(together()) == alone and alone[0] == alone[1] != alone[2]
 
 
-def test_the_page_over_what_is_served(chat_model: Path, tmp_path: Path) -> None:
+def page_of(server: Server) -> str:
+    return re.findall(r"^The page is at (.*)", server.log.read_text(), re.MULTILINE)[0].split()[-1]
+
+
+def test_the_page_over_what_is_served(chat_model, tmp_path):
     """Its numbers are of the very weights, of 8 bits here; answers stay the same bits; both end at
     SIGTERM."""
-    with started(tmp_path, str(chat_model), "--bits", "8", "--dtype", "float32", "--page") as item:
+    with started(tmp_path, f"{chat_model} --bits 8 --dtype float32 --page") as item:
         body = {"prompt": "O Romeo", "max_tokens": 8, "seed": 3, "logprobs": 5}
-        alone = item.post(TEXT, body).json()["choices"]
-        message = next(
-            line for line in item.log.read_text().splitlines() if line.startswith("The page is at ")
-        )
-        url = message.split()[-1]
+        alone = item.json(TEXT, body)["choices"]
+        url = page_of(item)
         (card,) = httpx.get(f"{url}api/models", timeout=60).json()
         run = httpx.post(
             f"{url}api/runs", json={"model": card["name"], "text": "O Romeo"}, timeout=60
@@ -342,23 +312,21 @@ def test_the_page_over_what_is_served(chat_model: Path, tmp_path: Path) -> None:
         address = {"address": f"logits[{len(run['tokens']) - 1},5]"}
         cell = httpx.get(f"{url}api/runs/{run['run']}/cell", params=address, timeout=60).json()
         look = {"prompt": "O Romeo", "inspect": ["logits"], "positions": [-1]}
-        logits = item.post("/v1/inspect", look).json()["values"]["logits"]["values"]
+        logits = item.json("/v1/inspect", look)["values"]["logits"]["values"]
         assert cell["value"] == pytest.approx(logits[0][5], abs=1e-3)
-        assert item.post(TEXT, body).json()["choices"] == alone
+        assert item.json(TEXT, body)["choices"] == alone
         assert httpx.get(url, headers={"host": "evil.example"}, timeout=60).status_code == 403
         item.process.send_signal(signal.SIGTERM)
         assert item.process.wait(30) == 0
 
 
-def test_the_page_of_a_server_with_keys_asks_for_one(chat_model: Path, tmp_path: Path) -> None:
+def test_the_page_of_a_server_with_keys_asks_for_one(chat_model, tmp_path):
     """By the browser's own window for a password; what other sites may not do stays so."""
     keys = tmp_path / "keys"
     keys.write_text("secret-1\nschlüssel\n")
     keys.chmod(0o640)
-    with started(tmp_path, str(chat_model), "--page", "--api-key-file", str(keys)) as item:
-        url = next(
-            line for line in item.log.read_text().splitlines() if line.startswith("The page is at ")
-        ).split()[-1]
+    with started(tmp_path, f"{chat_model} --page --api-key-file {keys}") as item:
+        url = page_of(item)
         for wrong in (None, ("me", "secret"), ("secret-1", ""), ("me", "secret-1x")):
             for path in ("", "api/models", "app.js"):
                 answer = httpx.get(f"{url}{path}", auth=wrong, timeout=60)
@@ -378,19 +346,11 @@ def test_the_page_of_a_server_with_keys_asks_for_one(chat_model: Path, tmp_path:
         )
 
 
-def test_names_hosts_and_origins_of_a_server_without_keys(chat_model: Path, tmp_path: Path) -> None:
+def test_names_hosts_and_origins_of_a_server_without_keys(chat_model, tmp_path):
     """On every address: by any IP address and by its own names, and by no name that another site
     points here."""
-    words = (
-        "--host",
-        "0.0.0.0",
-        "--no-api-key",
-        "--name",
-        "mine/a-1",
-        "--allow-host",
-        "llm.example",
-    )
-    with started(tmp_path, str(chat_model), *words) as item:
+    words = f"{chat_model} --host 0.0.0.0 --no-api-key --name mine/a-1 --allow-host llm.example"
+    with started(tmp_path, words) as item:
         port = item.url.rpartition(":")[2]
         item.url = f"http://127.0.0.1:{port}"
         for name in (
@@ -407,41 +367,30 @@ def test_names_hosts_and_origins_of_a_server_without_keys(chat_model: Path, tmp_
                     client.get("/v1/models", headers={"host": f"{name}:{port}"}).status_code == 200
                 ), name
         for name in ("evil.example", "127.0.0.1.evil.example", "x.llm.example", "1.2.3", "::1::"):
-            answer = item.client().get("/v1/models", headers={"host": f"{name}:{port}"})
+            answer = item.get("/v1/models", headers={"host": f"{name}:{port}"})
             assert "--allow-host" in refused(answer, 403), name
         for header in (
             {"origin": "http://evil.example"},
             {"origin": "null"},
             {"sec-fetch-site": "cross-site"},
         ):
-            refused(item.post(TEXT, {"prompt": "a"}, headers=header), 403)
-        refused(item.post(TEXT, {"prompt": "a"}, headers={"content-type": "text/plain"}), 415)
-        assert (
-            item.post(TEXT, {"prompt": "a", "model": "mine/a-1", "max_tokens": 1}).json()["model"]
-            == "mine/a-1"
-        )
-        assert item.client().get("/v1/models/mine/a-1").json()["root"] == "mine/a-1"
+            refused(item.post(TEXT, prompt="a", headers=header), 403)
+        refused(item.post(TEXT, prompt="a", headers={"content-type": "text/plain"}), 415)
+        assert item.json(TEXT, prompt="a", model="mine/a-1", max_tokens=1)["model"] == "mine/a-1"
+        assert item.get("/v1/models/mine/a-1").json()["root"] == "mine/a-1"
 
 
-def test_a_forwarded_address_is_believed_of_a_named_proxy_alone(
-    chat_model: Path, tmp_path: Path, faulty: Server
-) -> None:
+def test_a_forwarded_address_is_believed_of_a_named_proxy_alone(chat_model, tmp_path, faulty):
     forged = {"x-forwarded-for": "9.9.9.9"}
-    faulty.post(
-        TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "forged"}
-    )
+    faulty.post(TEXT, prompt="a", max_tokens=1, headers={**forged, "x-request-id": "forged"})
     assert faulty.line("forged")["client"] == "127.0.0.1"
-    with started(tmp_path, str(chat_model), "--proxy", "127.0.0.1") as item:
-        item.post(
-            TEXT, {"prompt": "a", "max_tokens": 1}, headers={**forged, "x-request-id": "believed"}
-        )
+    with started(tmp_path, f"{chat_model} --proxy 127.0.0.1") as item:
+        item.post(TEXT, prompt="a", max_tokens=1, headers={**forged, "x-request-id": "believed"})
         assert item.line("believed")["client"] == "9.9.9.9"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="rights of files as POSIX has them")
-def test_a_file_of_keys_that_all_can_read_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_keys_that_all_can_read_is_said(tmp_path, capsys):
     from glassformer.serve.server import keys_of
 
     keys = tmp_path / "keys"
@@ -457,22 +406,13 @@ def test_a_file_of_keys_that_all_can_read_is_said(
         )
 
 
-def test_a_taken_port_is_said_before_anything_is_loaded(chat_model: Path) -> None:
+def test_a_taken_port_is_said_before_anything_is_loaded(chat_model):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [
-            sys.executable,
-            "-X",
-            "importtime",
-            "-m",
-            "glassformer",
-            "serve",
-            str(chat_model),
-            "--port",
-            str(port),
-        ]
+        line = f"-X importtime -m glassformer serve {chat_model} --port {port}"
+        command = [sys.executable, *line.split()]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     lines = ended.stderr.splitlines()
     assert ended.returncode == 2 and f"Port {port} is in use; port" in lines[-1]
@@ -481,34 +421,34 @@ def test_a_taken_port_is_said_before_anything_is_loaded(chat_model: Path) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--host 0.0.0.0", "--api-key-file"),
+        ("--api-key-file empty", "holds no key"),
+        ("--api-key-file nothing", "cannot be read"),
+        ("--port 70000", "0 to 65535"),
+        ("--proxy nginx --port 0", "--proxy nginx is no IP address"),
+        ("--name a --name b --port 0", "--name is given 2 times for 1 models"),
+        ("--name 'a b' --port 0", '--name "a b" is no name'),
+        ("--drain 0", "--drain is 0"),
+        ("--max-queue 0 --port 0", "max_queue is 0"),
+        ("--max-context 9999 --port 0", "max_context is 9999"),
+        ("--chat-template broken.jinja --port 0", "chat template is broken"),
+        ("--chat-template nothing --port 0", "there is no such file"),
+    ],
+)
 def test_what_starts_wrong_is_a_sentence(
-    chat_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    empty = tmp_path / "empty"
-    empty.write_text("\n")
-    broken = tmp_path / "broken.jinja"
-    broken.write_text("{% for %}")
-    model = str(chat_model)
-    for words, message in (
-        (["--host", "0.0.0.0"], "--api-key-file"),
-        (["--api-key-file", str(empty)], "holds no key"),
-        (["--api-key-file", str(tmp_path / "nothing")], "cannot be read"),
-        (["--port", "70000"], "0 to 65535"),
-        (["--proxy", "nginx", "--port", "0"], "--proxy nginx is no IP address"),
-        (["--name", "a", "--name", "b", "--port", "0"], "--name is given 2 times for 1 models"),
-        (["--name", "a b", "--port", "0"], '--name "a b" is no name'),
-        (["--drain", "0"], "--drain is 0"),
-        (["--max-queue", "0", "--port", "0"], "max_queue is 0"),
-        (["--max-context", "9999", "--port", "0"], "max_context is 9999"),
-        (["--chat-template", str(broken), "--port", "0"], "chat template is broken"),
-        (["--chat-template", str(tmp_path / "nothing"), "--port", "0"], "there is no such file"),
-    ):
-        assert main(["serve", model, *words]) == 2, words
-        stderr = capsys.readouterr().err
-        assert message in stderr and stderr.count("\n") == 1, stderr
+    chat_model, tmp_path, monkeypatch, terminal, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    Path("empty").write_text("\n")
+    Path("broken.jinja").write_text("{% for %}")
+    notes = terminal.refused(f"serve {chat_model} {words}")
+    assert message in notes and notes.count("\n") == 1, notes
 
 
-def test_whole_headers_stop_their_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_headers_stop_their_clock(monkeypatch):
     """An answer may take longer than headers may; half a request leaves the clock running."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -517,10 +457,10 @@ def test_whole_headers_stop_their_clock(monkeypatch: pytest.MonkeyPatch) -> None
     class Clock:
         cancelled = False
 
-        def cancel(self) -> None:
+        def cancel(self):
             self.cancelled = True
 
-    def received(self: TimedProtocol, data: bytes) -> None:
+    def received(self, data):
         self.cycle = SimpleNamespace(keep_alive=True) if data.endswith(b"\r\n\r\n") else self.cycle
 
     monkeypatch.setattr(H11Protocol, "data_received", received)

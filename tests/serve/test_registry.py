@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from glassformer.serve.asgi.limits import LONGEST_NAME
@@ -11,7 +9,7 @@ from glassformer.serve.asgi.replies import HttpError
 from glassformer.serve.registry import Registry, model_id
 
 
-def test_a_model_is_called_after_its_folder_its_file_or_its_name(tmp_path: Path) -> None:
+def test_a_model_is_called_after_its_folder_its_file_or_its_name(tmp_path):
     (tmp_path / "my model").mkdir()
     (tmp_path / "small.gguf").touch()
     assert model_id(str(tmp_path / "my model"), []) == "my-model"
@@ -27,9 +25,9 @@ def test_a_model_is_called_after_its_folder_its_file_or_its_name(tmp_path: Path)
     assert len(model_id(str(tmp_path / ("a" * 255)), [])) <= LONGEST_NAME
 
 
-def test_a_name_that_is_not_there_is_said_with_those_that_are() -> None:
+def test_a_name_that_is_not_there_is_said_with_those_that_are():
     registry = Registry([])
-    registry.entries.update(one=1, two=2)  # type: ignore[arg-type]
+    registry.entries.update(one=1, two=2)
     assert registry["two"] == 2 and registry[None] == 1
     with pytest.raises(HttpError) as result:
         registry["th\nree"]

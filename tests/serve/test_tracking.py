@@ -29,7 +29,7 @@ def context_of(engine: Engine) -> Context:
     return Context(http, served, Metrics(Registry([])))
 
 
-def test_what_is_given_up_is_cancelled() -> None:
+def test_what_is_given_up_is_cancelled():
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
         handles = submit(engine, [LONG] * 20)
         cancel(handles)
@@ -38,7 +38,7 @@ def test_what_is_given_up_is_cancelled() -> None:
         cancel(handles)
 
 
-def test_all_are_submitted_or_none() -> None:
+def test_all_are_submitted_or_none():
     with Engine(tiny.model(tiny.DECODERS["llama"]), max_queue=2, max_sequences=1) as engine:
         first = submit(engine, [LONG])
         with pytest.raises(QueueFull):
@@ -48,8 +48,8 @@ def test_all_are_submitted_or_none() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_reader_that_stops_early_cancels(count: int) -> None:
-    async def read_some() -> None:
+def test_a_reader_that_stops_early_cancels(count):
+    async def read_some():
         handles = submit(engine, [LONG] * count)
         events = context.merge_events(handles)
         await anext(events)
@@ -78,7 +78,7 @@ def counted(server: Server) -> dict[str, float]:
     return {name: server.metric(name) for name in COUNTED}
 
 
-def test_exact_counts(server: Server) -> None:
+def test_exact_counts(server):
     """Three requests: of two prompts and two choices each, of one that is scored only, and of a
     stream."""
     assert server.idle()
@@ -86,21 +86,10 @@ def test_exact_counts(server: Server) -> None:
     prompt = [5, 6, 7, 8]
     plain = {"max_tokens": 3, "ignore_eos": True, "seed": 1}
     assert (
-        server.post(
-            "/v1/completions", {**plain, "prompt": [prompt, prompt[:2]], "n": 2}
-        ).status_code
-        == 200
+        server.post("/v1/completions", plain, prompt=[prompt, prompt[:2]], n=2).status_code == 200
     )
-    assert (
-        server.post(
-            "/v1/completions", {"prompt": prompt, "max_tokens": 0, "echo": True}
-        ).status_code
-        == 200
-    )
-    assert (
-        server.post("/v1/completions", {**plain, "prompt": prompt, "stream": True}).status_code
-        == 200
-    )
+    assert server.post("/v1/completions", prompt=prompt, max_tokens=0, echo=True).status_code == 200
+    assert server.post("/v1/completions", plain, prompt=prompt, stream=True).status_code == 200
     after = counted(server)
     assert {name: after[name] - before[name] for name in COUNTED} == {
         "prompt_tokens_total": 4 + 2 + 4 + 4,
@@ -113,16 +102,14 @@ def test_exact_counts(server: Server) -> None:
     }
 
 
-def test_blanks_and_translations_are_counted_too(server: Server) -> None:
+def test_blanks_and_translations_are_counted_too(server):
     """They go through the same queue: three passes to fill two blanks one after the other, two
     sources of two beams."""
     assert server.idle()
     before = counted(server)
     fill = {"model": "labels", "input": "the ___ sat on the ___", "top": 2, "order": "left"}
     assert server.post("/v1/fill", fill).status_code == 200
-    body = server.post(
-        "/v1/translate", {"model": "translator", "input": ["the cat", "a log"], "beams": 2}
-    ).json()
+    body = server.json("/v1/translate", model="translator", input=["the cat", "a log"], beams=2)
     after = counted(server)
     assert after["request_success_total"] - before["request_success_total"] == 3 + 2
     written = sum(len(item["tokens"]) for group in body["data"] for item in group["best"])
@@ -130,10 +117,10 @@ def test_blanks_and_translations_are_counted_too(server: Server) -> None:
     assert server.idle() and server.metric("kv_cache_usage_perc") == 0
 
 
-def test_what_is_refused_is_not_counted_and_who_leaves_is(server: Server) -> None:
+def test_what_is_refused_is_not_counted_and_who_leaves_is(server):
     assert server.idle()
     before = counted(server)
-    assert server.post("/v1/completions", {"prompt": ""}).status_code == 400
+    assert server.post("/v1/completions", prompt="").status_code == 400
     assert counted(server) == before
     long = {"prompt": "O", "max_tokens": 250, "stream": True, "ignore_eos": True}
     with (
@@ -151,7 +138,7 @@ def test_what_is_refused_is_not_counted_and_who_leaves_is(server: Server) -> Non
     assert 'glassformer:request_success_total{finished_reason="abort",model_name="tiny"}' in text
 
 
-def test_the_names_are_vllms_and_the_gauges_are_shares(server: Server) -> None:
+def test_the_names_are_vllms_and_the_gauges_are_shares(server):
     text = httpx.get(f"{server.url}/metrics").text
     names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", *COUNTED)
     names += (
@@ -164,16 +151,14 @@ def test_the_names_are_vllms_and_the_gauges_are_shares(server: Server) -> None:
     assert 0 <= server.metric("kv_cache_usage_perc") <= 1 and "_created" not in text
 
 
-def test_times_add_up(server: Server) -> None:
+def test_times_add_up(server):
     """Two answers' time to the last token is at least that to the first, and both are more than
     nothing."""
     names = ("time_to_first_token_seconds_sum", "e2e_request_latency_seconds_sum")
     before = [server.metric(name) for name in names]
     for _ in range(2):
         assert (
-            server.post(
-                "/v1/completions", {"prompt": "O", "max_tokens": 8, "ignore_eos": True}
-            ).status_code
+            server.post("/v1/completions", prompt="O", max_tokens=8, ignore_eos=True).status_code
             == 200
         )
     first, full = (server.metric(name) - was for name, was in zip(names, before, strict=True))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 import math
 import os
 from pathlib import Path
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 
 import tiny
 from glassformer import config as c
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape, build_model
 from glassformer.core.nn.layers import LayerNorm, RMSNorm
@@ -47,10 +45,22 @@ MODELS = {
     ),
 }
 
+POOLS = {
+    "labels": tiny.ALL["bert"],
+    "last": dataclasses.replace(tiny.ALL["pooled"], pool=c.Pool("last", labels=2)),
+    "attention": tiny.ALL["pooled"],
+    "mean": dataclasses.replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
+    "max": dataclasses.replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
+    "unit": dataclasses.replace(
+        tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)
+    ),
+    "across": dataclasses.replace(tiny.ALL["t5"], pool=c.Pool("mean", labels=2)),
+}
+
 
 def model_of(name: str) -> Model:
     """In fp64, no bias zero and no gain one."""
-    model = tiny.model(MODELS[name]).double()
+    model = tiny.model({**MODELS, **POOLS}[name]).double()
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
@@ -59,30 +69,34 @@ def model_of(name: str) -> Model:
     return model
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("against", [None, 11])
-def test_the_parts_sum_to_the_logit(name: str, against: int | None) -> None:
-    model = model_of(name)
-    args = inputs_of(model)
-    attribution = attribute(model, None, **args, token=7, against=against, position=4)
+@pytest.mark.parametrize("name", [*MODELS, *POOLS])
+@pytest.mark.parametrize("against", [None, 0])
+def test_the_parts_sum_to_the_logit(name, against):
+    """Of a token at a place, or of a label of the whole text."""
+    model, of_label = model_of(name), name in POOLS
+    args, place = inputs_of(model), {"of": "label"} if of_label else {"position": 4}
+    attribution = attribute(model, None, **args, token=1, against=against, **place)
     with torch.no_grad():
-        logits = model(*args.values()).logits[0, 4]
-    individual = logits[7] - (0.0 if against is None else logits[against])
-    if (cap := model.config.head.softcap) is not None:
-        assert attribution.capped == pytest.approx(individual.item(), abs=1e-12)
+        out = model(*args.values())
+    logits = raw = out.pooled[0] if of_label else out.logits[0, 4]
+    if cap := not of_label and model.config.head.softcap:
         raw = cap * torch.atanh(logits / cap)
-        individual = raw[7] - (0.0 if against is None else raw[against])
-    else:
-        assert attribution.capped is None
-    assert attribution.logit == pytest.approx(individual.item(), abs=1e-11)
-    assert attribution.sum == math.fsum(piece.value for piece in attribution.parts)
-    assert abs(attribution.sum - individual.item()) < 1e-9 and attribution.difference < 1e-9
-    assert sum(
-        value for _, kinds in attribution.by_block() for value in kinds.values()
-    ) == pytest.approx(attribution.sum)
-    assert len({(piece.kind, piece.address) for piece in attribution.parts}) == len(
-        attribution.parts
+    capped, logit = (
+        (x[1] - (0.0 if against is None else x[against])).item() for x in (logits, raw)
     )
+    assert attribution.capped == (pytest.approx(capped, abs=1e-12) if cap else None)
+    assert attribution.logit == pytest.approx(logit, abs=1e-11)
+    assert attribution.position == place.get("position")
+    assert attribution.sum == math.fsum(piece.value for piece in attribution.parts)
+    assert abs(attribution.sum - logit) < 1e-9 and attribution.difference < 1e-9
+    by_block = sum(value for _, kinds in attribution.by_block() for value in kinds.values())
+    assert by_block == pytest.approx(attribution.sum)
+    places = {(piece.kind, piece.address, piece.index) for piece in attribution.parts}
+    assert len(places) == len(attribution.parts)
+    if of_label:
+        likeliest = attribute(model, None, **args, of="label")
+        assert likeliest.token == int(logits.argmax())
+        assert likeliest.piece == f"label {likeliest.token}"
 
 
 class Held(nn.Module):
@@ -122,36 +136,43 @@ def linear_in_the_stream(model: Model) -> Model:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in MODELS if getattr(MODELS[name].head, "transform", None) is None]
+    "name",
+    [
+        *(name for name, cfg in MODELS.items() if getattr(cfg.head, "transform", None) is None),
+        *("last", "mean", "across"),
+    ],
 )
-def test_each_sublayer_added_its_gradient_times_its_write(name: str) -> None:
-    """Independent of the sweep: PyTorch's own gradient of the logit, through norms that hold."""
-    model = model_of(name)
-    args = inputs_of(model)
-    attribution = attribute(model, None, **args, token=7, against=11, position=4)
-    stored = linear_in_the_stream(model)
+def test_each_sublayer_added_its_gradient_times_its_write(name):
+    """Independent of the sweep: PyTorch's own gradient of the logit, through norms that hold; of a
+    label's at all positions together."""
+    model, of_label = model_of(name), name in POOLS
+    args, place = inputs_of(model), {"of": "label"} if of_label else {"position": 4}
+    attribution = attribute(model, None, **args, token=1, against=0, **place)
     body = body_of(model)
     tape = Tape(f"{body}.*.write", "embed.*", graph=True)
-    logits = stored(*args.values(), tape=tape).logits[0, 4]
-    if (cap := model.config.head.softcap) is not None:
+    out = linear_in_the_stream(model)(*args.values(), tape=tape)
+    logits = out.pooled[0] if of_label else out.logits[0, 4]
+    if cap := not of_label and model.config.head.softcap:
         logits = cap * torch.atanh(logits / cap)
-    paths = [path for path in tape.records if path.count(".") != 5]  # not a mixture's shared expert
-    values = [tape[path] for path in paths]
-    expected = [value for value in values if value.requires_grad]
-    grads = dict(
-        zip(map(id, expected), torch.autograd.grad(logits[7] - logits[11], expected), strict=True)
-    )
-    for path, value in zip(paths, values, strict=True):
-        if id(value) in grads:
-            along = (grads[id(value)][0, 4] * value[0, 4]).sum().item()
-            sublayer = path.removesuffix("write")
-            local = [p for p in attribution.parts if p.address.startswith((sublayer, f"{path}["))]
-            assert local, path
-            assert math.fsum(piece.value for piece in local) == pytest.approx(along, abs=1e-9), path
-    assert len(grads) >= len(model.get_submodule(body).blocks) + 1
+    values = {  # not a mixture's shared expert
+        path: value
+        for path, value in tape.records.items()
+        if value.requires_grad and path.count(".") != 5
+    }
+    grads = torch.autograd.grad(logits[1] - logits[0], [*values.values()], allow_unused=True)
+    places = slice(None) if of_label else 4
+    count = 0
+    for (path, value), grad in zip(values.items(), grads, strict=True):
+        if grad is not None:
+            along = (grad[0, places] * value[0, places]).sum().item()
+            addresses = (path.removesuffix("write"), f"{path}[")
+            local = [p.value for p in attribution.parts if p.address.startswith(addresses)]
+            assert local and math.fsum(local) == pytest.approx(along, abs=1e-9), path
+            count += 1
+    assert count >= len(model.get_submodule(body).blocks) + 1
 
 
-def test_heads_by_hand() -> None:
+def test_heads_by_hand():
     """One head of a GPT-2: its slice of the output matrix, centred, scaled, times the token's
     row."""
     model = model_of("gpt2")
@@ -191,12 +212,12 @@ def kinds(result: Attribution) -> dict[str, int]:
         ("gemma2", {"head": 16, "mlp": 4, "token": 1}),
     ],
 )
-def test_every_part_is_there(name: str, right: dict[str, int]) -> None:
+def test_every_part_is_there(name, right):
     model = model_of(name)
     assert kinds(attribute(model, None, **inputs_of(model))) == right
 
 
-def test_low_rank_changes_are_in_it() -> None:
+def test_low_rank_changes_are_in_it():
     model = model_of("llama")
     layers = ["decoder.blocks.0.attn.out", "decoder.blocks.1.ffn.down", "decoder.blocks.1.attn.q"]
     before = attribute(model, None, tiny.tokens(1, 9), token=7)
@@ -213,7 +234,7 @@ def test_low_rank_changes_are_in_it() -> None:
         assert item.value == pytest.approx(second.value, abs=1e-5)  # a change is merged in fp32
 
 
-def test_in_fp32_and_bf16_the_sum_is_the_logit_within_rounding() -> None:
+def test_in_fp32_and_bf16_the_sum_is_the_logit_within_rounding():
     model = tiny.model(tiny.DECODERS["mixtral"])
     assert attribute(model, None, tiny.tokens(1, 9)).difference < 1e-5
     assert attribute(model.bfloat16(), None, tiny.tokens(1, 9)).difference < 0.5
@@ -239,7 +260,7 @@ EDITS: dict[str, list[Any]] = {
     "name", ["gpt2", "phi2", "gemma2", "bert", "t5", "vaswani", "deepseek", "glass"]
 )
 @pytest.mark.parametrize("kind", EDITS)
-def test_under_edits_the_parts_sum_to_the_edited_logit(name: str, kind: str) -> None:
+def test_under_edits_the_parts_sum_to_the_edited_logit(name, kind):
     model = model_of(name)
     args, body = inputs_of(model), body_of(model)
     changes = [
@@ -263,7 +284,7 @@ def test_under_edits_the_parts_sum_to_the_edited_logit(name: str, kind: str) -> 
     )
 
 
-def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder() -> None:
+def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder():
     model = model_of("llama")
     tokens = tiny.tokens(1, 9)
     (*_, individual) = logits_by_depth(model, tokens).values()
@@ -278,13 +299,13 @@ def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder() -> None:
 
 
 @pytest.mark.parametrize("name", ["gru", "bahdanau", "reader"])
-def test_a_recurrent_model_has_no_stream(name: str) -> None:
+def test_a_recurrent_model_has_no_stream(name):
     model = tiny.model(tiny.ALL[name])
     with pytest.raises(UserError, match="a recurrent model has none; `glassformer saliency`"):
         attribute(model, None, **inputs_of(model))
 
 
-def test_one_clear_sentence() -> None:
+def test_one_clear_sentence():
     model = tiny.model(tiny.DECODERS["llama"])
     with pytest.raises(UserError, match="same one"):
         attribute(model, None, [1, 2], token=3, against=3)
@@ -306,112 +327,25 @@ def test_one_clear_sentence() -> None:
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not there")
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "attribution",
-        str(STORIES),
-        "Once upon a time, there was a little girl named Lily. She loved to",
-    ]
-    assert main([*words, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+def test_the_command(terminal):
+    text = "Once upon a time, there was a little girl named Lily. She loved to"
+    off = 'head_off("decoder.blocks.4.attn", 2)'
+    line = f"attribution {STORIES} '{text}'"
+    data = terminal.json(line)
     assert data["piece"] == "▁play" and data["difference"] < 1e-4
     assert data["sum"] == pytest.approx(sum(item["value"] for item in data["parts"]))
-    assert main([*words, "--against", "s", "--top", "3"]) == 0
-    output = capsys.readouterr().out
+    output = terminal(f"{line} --against s --top 3")
     assert "The logit of ·play less that of s at position 19: " in output and "43 more" in output
     assert "the model's own" in output
-    off = 'head_off("decoder.blocks.4.attn", 2)'
-    assert main([*words, "--top", "3", "--edit", off]) == 0
-    output = capsys.readouterr().out
-    assert (
-        f", with {off}: " in output
-        and "the edited run's own" in output
-        and "the model's own" not in output
-    )
-    assert main([*words, "--json", "--edit", off]) == 0
-    assert json.loads(capsys.readouterr().out)["edits"] == [off]
+    output = terminal(f"{line} --top 3 --edit '{off}'")
+    assert f", with {off}: " in output and "the edited run's own" in output
+    assert "the model's own" not in output
+    assert terminal.json(f"{line} --edit '{off}'")["edits"] == [off]
 
 
-POOLS = {
-    "bert": tiny.ALL["bert"],
-    "last": dataclasses.replace(tiny.ALL["pooled"], pool=c.Pool("last", labels=2)),
-    "attention": tiny.ALL["pooled"],
-    "mean": dataclasses.replace(tiny.ALL["llama"], pool=c.Pool("mean", labels=3)),
-    "max": dataclasses.replace(tiny.ALL["gpt2"], pool=c.Pool("max", "gelu", labels=3)),
-    "unit": dataclasses.replace(
-        tiny.ALL["mixtral"], pool=c.Pool("mean", "tanh", labels=3, normalize=True)
-    ),
-    "across": dataclasses.replace(tiny.ALL["t5"], pool=c.Pool("mean", labels=2)),
-}
-
-
-def pooled(name: str) -> Model:
-    model = tiny.model(POOLS[name]).double()
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 1:
-                weight += 0.2 * torch.randn(weight.shape, generator=draw)
-    return model
-
-
-@pytest.mark.parametrize("name", POOLS)
-@pytest.mark.parametrize("against", [None, 0])
-def test_the_parts_sum_to_a_label(name: str, against: int | None) -> None:
-    model = pooled(name)
-    args = inputs_of(model)
-    attribution = attribute(model, None, **args, token=1, against=against, of="label")
-    with torch.no_grad():
-        logits = model(*args.values()).pooled[0]
-    individual = logits[1] - (0.0 if against is None else logits[against])
-    assert (
-        attribution.logit == pytest.approx(individual.item(), abs=1e-12)
-        and attribution.position is None
-    )
-    assert abs(attribution.sum - individual.item()) < 1e-9 and attribution.difference < 1e-9
-    assert len({(piece.kind, piece.address, piece.index) for piece in attribution.parts}) == len(
-        attribution.parts
-    )
-    likeliest = attribute(model, None, **args, of="label")
-    assert likeliest.token == int(logits.argmax()) and likeliest.piece == f"label {likeliest.token}"
-
-
-@pytest.mark.parametrize("name", ["last", "mean", "across"])
-def test_each_sublayer_added_its_gradient_to_a_label(name: str) -> None:
-    """PyTorch's own gradient of the label's logit, through norms that hold, at all positions
-    together."""
-    model = pooled(name)
-    args = inputs_of(model)
-    attribution = attribute(model, None, **args, token=1, against=0, of="label")
-    stored, body = linear_in_the_stream(model), body_of(model)
-    tape = Tape(f"{body}.*.write", "embed.token", graph=True)
-    logits = stored(*args.values(), tape=tape).pooled[0]
-    values = [
-        (path, value)
-        for path, value in tape.records.items()
-        if value.requires_grad and path.count(".") != 5
-    ]
-    grads = torch.autograd.grad(
-        logits[1] - logits[0], [value for _, value in values], allow_unused=True
-    )
-    observed = 0
-    for (path, value), grad in zip(values, grads, strict=True):
-        if grad is not None:
-            local = [
-                p
-                for p in attribution.parts
-                if p.address.startswith((path.removesuffix("write"), f"{path}["))
-            ]
-            assert math.fsum(piece.value for piece in local) == pytest.approx(
-                (grad * value).sum().item(), abs=1e-9
-            ), path
-            observed += 1
-    assert observed >= len(model.get_submodule(body).blocks) + 1
-
-
-def test_an_edited_label_is_taken_apart() -> None:
+def test_an_edited_label_is_taken_apart():
     """Edits of the stream, of the pooled vector and of the label itself are parts of their own."""
-    model, tokens = pooled("mean"), tiny.tokens(1, 9)
+    model, tokens = model_of("mean"), tiny.tokens(1, 9)
     changes = [
         edits.head_off("decoder.blocks.0.attn", 1),
         edits.scale("decoder.blocks.0.resid", 2.0, positions=3),
@@ -432,7 +366,7 @@ def test_an_edited_label_is_taken_apart() -> None:
     assert not any(p.kind == "edit" for p in plain.parts)
 
 
-def test_labels_that_are_not_there() -> None:
+def test_labels_that_are_not_there():
     with pytest.raises(UserError, match="no labels"):
         attribute(tiny.model(tiny.ALL["llama"]), None, tiny.tokens(1, 4), of="label")
     model = tiny.model(POOLS["mean"])

@@ -4,7 +4,6 @@ cosines are."""
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 import tiny
 from glassformer import config as c
 from glassformer import load
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape, build_model
 from glassformer.core.tokenizer import Tokenizer
@@ -44,7 +42,7 @@ def unit(x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_the_cosines_are_those_of_the_models_own_states(name: str) -> None:
+def test_the_cosines_are_those_of_the_models_own_states(name):
     model, tokenizer = wordy(name), train_tokenizer("byte", specials=("<s>", "</s>"))
     result = word_in_contexts(model, tokenizer, "cat", FIRST, SECOND)
     source = isinstance(model.config, c.EncoderDecoder)
@@ -81,7 +79,7 @@ def test_the_cosines_are_those_of_the_models_own_states(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_pairs_in_batches_are_as_each_pair_alone(name: str) -> None:
+def test_pairs_in_batches_are_as_each_pair_alone(name):
     """Also where rows are padded."""
     model, tokenizer = wordy(name), train_tokenizer("byte", specials=("<s>", "</s>"))
     places = [(text, *spans(text, "cat")[0]) for text in (FIRST, SECOND, "the cat", "cat and cat")]
@@ -97,7 +95,7 @@ def test_pairs_in_batches_are_as_each_pair_alone(name: str) -> None:
         )
 
 
-def test_a_text_beyond_the_context_loses_its_end() -> None:
+def test_a_text_beyond_the_context_loses_its_end():
     model, tokenizer = wordy("llama"), train_tokenizer("byte")
     long = "a cat " + "x" * model.config.context
     present, cut = word_vectors(model, tokenizer, [("a cat", 2, 5), (long, 2, 5)])
@@ -118,11 +116,11 @@ def test_a_text_beyond_the_context_loses_its_end() -> None:
         ("a cat", " ", []),
     ],
 )
-def test_a_word_is_found_whole(text: str, word: str, right: list[tuple[int, int]]) -> None:
+def test_a_word_is_found_whole(text, word, right):
     assert spans(text, word) == right
 
 
-def test_one_clear_sentence() -> None:
+def test_one_clear_sentence():
     model, tokenizer = wordy("llama"), train_tokenizer("byte")
     with pytest.raises(UserError, match='"dog" does not stand in "a big cat sat"'):
         word_in_contexts(model, tokenizer, "dog", FIRST, SECOND)
@@ -131,25 +129,20 @@ def test_one_clear_sentence() -> None:
     assert "more than once" in " ".join(word_in_contexts(model, tokenizer, "a", "a b a", "a").notes)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, terminal):
     store.save(
         wordy("llama"), tmp_path / "model", train_tokenizer("byte", []), layout="glassformer"
     )
-    words = ["contexts", str(tmp_path / "model"), "cat", FIRST, SECOND]
-    assert main([*words, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    line = f"contexts {tmp_path}/model cat"
+    data = terminal.json(line, FIRST, SECOND)
     assert len(data["cosine"]) == 3 and data["positions"] == [[6, 7, 8], [3, 4, 5]]
-    assert main(words) == 0
-    message, notes = capsys.readouterr()
-    assert (
-        f"6:c  7:a  8:t   in: {FIRST}" in message
-        and f"{data['cosine'][1]:.4f}" in message
-        and "mean" in notes
-    )
-    assert main(words[:4]) == 2
+    output = terminal(line, FIRST, SECOND)
+    assert f"6:c  7:a  8:t   in: {FIRST}" in output and f"{data['cosine'][1]:.4f}" in output
+    assert "mean" in terminal.notes
+    terminal.refused(line, FIRST)
 
 
-def test_in_a_real_encoder_a_word_moves_with_its_meaning() -> None:
+def test_in_a_real_encoder_a_word_moves_with_its_meaning():
     """The bank of a river and that of money are farther apart than two of money, after the last
     layer."""
     package = pytest.importorskip(

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 import tiny
 from glassformer import config as c
@@ -66,6 +65,10 @@ def values(
     return look(model, None, text if tokens is None else tokens, *paths, edits=edits, **pair)
 
 
+def side_of(model: Model) -> str:
+    return "decoder" if hasattr(model, "decoder") else "encoder"
+
+
 def seen(model: Model, path: str, *edits: Edit | str, **texts: Any) -> Tensor:
     return values(model, *edits, paths=(path,), **texts)[path]
 
@@ -79,7 +82,7 @@ def logits(model: Model, *edits: Edit | str, **texts: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
+def test_edits_that_touch_nothing_change_no_bit(name):
     model = MODELS[name]
     full = values(model)
     free = [
@@ -107,7 +110,7 @@ def test_edits_that_touch_nothing_change_no_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_attention_patched_by_itself_is_itself(name: str) -> None:
+def test_attention_patched_by_itself_is_itself(name):
     model = MODELS[name]
     full = values(model)
     edits = [patch(path, full) for path in full if path.endswith(("scores", "pattern"))]
@@ -131,87 +134,80 @@ def zeroed(model: Model, path: str, cut: object) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "vaswani", "t5", "bert", "phi2"])
-def test_heads_attentions_and_layers_are_off(name: str) -> None:
+def test_heads_attentions_and_layers_are_off(name):
     model = MODELS[name]
-    side = "decoder" if hasattr(model, "decoder") else "encoder"
-    path = f"{side}.blocks.1"
-    cut = zeroed(model, f"{path}.attn.z", (slice(None), 2))
-    assert torch.equal(logits(model, head_off(f"{path}.attn", 2)), cut)
-    assert not torch.equal(cut, logits(model))
-    cut = zeroed(model, f"{path}.attn.z", (slice(None), 1, slice(4, None)))
-    assert torch.equal(logits(model, head_off(f"{path}.attn", 1, positions="4:")), cut)
-    for edit, piece in ((attn_off, "attn"), (mlp_off, "ffn")):
-        assert torch.equal(
-            logits(model, edit(f"{path}.{piece}")), zeroed(model, f"{path}.{piece}.write", ...)
-        )
-        group = zeroed(model, f"{path}.{piece}.write", (slice(None), [1, -1]))
-        assert torch.equal(logits(model, edit(f"{path}.{piece}", positions=(1, -1))), group)
-    if hasattr(model, "encoder") and side == "decoder":
-        cut = zeroed(model, f"{path}.cross.z", (slice(None), 0))
-        assert torch.equal(logits(model, head_off(f"{path}.cross", 0)), cut)
+    path, plain = f"{side_of(model)}.blocks.1", logits(model)
+    some = [1, -1]
+    cases: list[tuple[Edit, str, Any]] = [
+        (head_off(f"{path}.attn", 2), "attn.z", (slice(None), 2)),
+        (head_off(f"{path}.attn", 1, positions="4:"), "attn.z", (slice(None), 1, slice(4, None))),
+        (attn_off(f"{path}.attn"), "attn.write", ...),
+        (attn_off(f"{path}.attn", positions=some), "attn.write", (slice(None), some)),
+        (mlp_off(f"{path}.ffn"), "ffn.write", ...),
+        (mlp_off(f"{path}.ffn", positions=some), "ffn.write", (slice(None), some)),
+    ]
+    if isinstance(model.config, c.EncoderDecoder):
+        cases.append((head_off(f"{path}.cross", 0), "cross.z", (slice(None), 0)))
+    for edit, leaf, cut in cases:
+        off = zeroed(model, f"{path}.{leaf}", cut)
+        assert torch.equal(logits(model, edit), off) and not torch.equal(off, plain), edit
 
 
-def test_a_heads_mean() -> None:
-    model = MODELS["llama"]
+def test_a_heads_mean():
+    """Of one text, of a left-padded one, and of each of two documents in a row."""
+    model, edit = MODELS["llama"], head_off(ATTENTION, 3, "mean")
     tokens, _ = inputs_of(model)
 
-    def mean(_: str, z: Tensor) -> Tensor:
-        z = z.clone()
-        z[:, 3] = z[:, 3].mean(1, keepdim=True)
-        return z
+    def mean(_, z):
+        return torch.cat((z[:, :3], z[:, 3:].mean(2, keepdim=True).expand_as(z[:, 3:])), 1)
+
+    def edited(tokens, **fields):
+        _, _, hooks = apply([edit], model, tokens)
+        return model(tokens, tape=Tape(edits=hooks), **fields).logits
 
     with torch.no_grad():
         cut = model(tokens, tape=Tape(edits={f"{ATTENTION}.z": mean})).logits
-        torch.testing.assert_close(logits(model, head_off(ATTENTION, 3, "mean")), cut)
-        # left-padded, and two documents in a row: each has its own mean
-        pos = torch.arange(10).expand(2, -1).clone()
-        pos[1] -= 4
-        pos[1, :4] = -1
-        _, _, hooks = apply([head_off(ATTENTION, 3, "mean")], model, tokens)
-        padded = model(tokens, pos=pos, tape=Tape(edits=hooks)).logits[1, 4:]
-        alone = logits(model, head_off(ATTENTION, 3, "mean"), tokens=tokens[1:, 4:])[0]
-        torch.testing.assert_close(padded, alone)
-        packed = {
-            "pos": torch.arange(10).remainder(4)[None],
-            "document_ids": torch.arange(10)[None] // 4,
-        }
-        _, _, hooks = apply([head_off(ATTENTION, 3, "mean")], model, tokens[:1])
-        second_logits = model(tokens[:1], tape=Tape(edits=hooks), **packed).logits[0, 4:8]
-        alone = logits(model, head_off(ATTENTION, 3, "mean"), tokens=tokens[:1, 4:8])[0]
-        torch.testing.assert_close(second_logits, alone)
+        torch.testing.assert_close(logits(model, edit), cut)
+        places = torch.arange(10)
+        padded = edited(tokens, pos=torch.stack((places, (places - 4).clamp(min=-1))))
+        alone = logits(model, edit, tokens=tokens[1:, 4:])
+        torch.testing.assert_close(padded[1:, 4:], alone)
+        documents = {"pos": places.remainder(4)[None], "document_ids": places[None] // 4}
+        alone = logits(model, edit, tokens=tokens[:1, 4:8])
+        torch.testing.assert_close(edited(tokens[:1], **documents)[:, 4:8], alone)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek", "nanomoe"])
 @pytest.mark.parametrize("off", [(1,), (0, 3), (0, 1, 2)])
-def test_experts_are_off(name: str, off: tuple[int, ...]) -> None:
+def test_experts_are_off(name, off):
     model = MODELS[name]
     piece, ffn = "decoder.blocks.0.ffn", model.decoder.blocks[0].ffn
-    edits = [expert_off(piece, item) for item in off]
-    observed, plain = values(model, *edits), values(model)
-    p = (plain[f"{piece}.in"] @ ffn.router.weight.T).softmax(-1)
-    allowed = torch.tensor([expert not in off for expert in range(p.shape[-1])])
+    edits = [expert_off(piece, expert) for expert in off]
+    observed, plain = (
+        {path.removeprefix(f"{piece}."): value for path, value in values(model, *of).items()}
+        for of in (edits, ())
+    )
+    x = plain["in"]
+    up = torch.einsum("btd,ehd->bteh", x, ffn.up)
+    gate = None if ffn.gate is None else torch.einsum("btd,ehd->bteh", x, ffn.gate)
+    hidden = ffn.act(up) if gate is None else ffn.act(gate) * up
+    each = torch.einsum("bteh,edh->bted", hidden, ffn.down)
+    p = (x @ ffn.router.weight.T).softmax(-1)
     indices = p.topk(ffn.cfg.top_k, -1).indices
-    best, chosen = (p * allowed).topk(ffn.cfg.top_k, -1)
-    weight = best / best.sum(-1, keepdim=True) if ffn.cfg.normalize else best
-    written = torch.zeros_like(plain[f"{piece}.in"])
-    for b, t, k in torch.cartesian_prod(*map(torch.arange, weight.shape)).tolist():
-        x, e = plain[f"{piece}.in"][b, t], int(chosen[b, t, k])
-        up = F.linear(x, ffn.up[e])
-        hidden = ffn.act(up) if ffn.gate is None else ffn.act(F.linear(x, ffn.gate[e])) * up
-        written[b, t] += weight[b, t, k] * F.linear(hidden, ffn.down[e])
-    if ffn.shared is not None:
-        written += plain[f"{piece}.shared.write"]
-    torch.testing.assert_close(observed[f"{piece}.write"], written)
+    p[..., off] = 0
+    weight, chosen = p.topk(ffn.cfg.top_k, -1)
+    if ffn.cfg.normalize:
+        weight = weight / weight.sum(-1, keepdim=True)
+    written = (each.take_along_dim(chosen[..., None], 2) * weight[..., None]).sum(2)
+    torch.testing.assert_close(observed["write"], written + plain.get("shared.write", 0))
     untouched = ~torch.isin(indices, torch.tensor(off)).any(-1)
     twice = seen(model, f"{piece}.weight", scale(f"{piece}.weight", 2.0), *edits)
     # an earlier edit of theirs stays
-    assert torch.equal(twice[untouched], 2 * plain[f"{piece}.weight"][untouched])
+    assert torch.equal(twice[untouched], 2 * plain["weight"][untouched])
     for leaf in ("weight", "chosen"):
-        assert torch.equal(
-            observed[f"{piece}.{leaf}"][untouched], plain[f"{piece}.{leaf}"][untouched]
-        )
-    saved = observed[f"{piece}.weight"][torch.isin(observed[f"{piece}.chosen"], torch.tensor(off))]
-    assert (saved == 0).all()  # where too few are left, one that is off stands there with weight 0
+        assert torch.equal(observed[leaf][untouched], plain[leaf][untouched])
+    # where too few are left, one that is off stands there with weight 0
+    assert (observed["weight"][torch.isin(observed["chosen"], torch.tensor(off))] == 0).all()
 
 
 # -------------------------------------------------------------------------------------------
@@ -219,7 +215,7 @@ def test_experts_are_off(name: str, off: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "alibi", "strided", "glass", "bert"])
-def test_a_masked_token_reaches_nobody(name: str) -> None:
+def test_a_masked_token_reaches_nobody(name):
     """A token's contents make no difference to the others once it is masked, and its own column is
     unchanged."""
     model = MODELS[name]
@@ -227,20 +223,17 @@ def test_a_masked_token_reaches_nobody(name: str) -> None:
     second = tokens.clone()
     second[:, 4] = (second[:, 4] + 7) % tiny.VOCAB
     elsewhere = [place for place in range(10) if place != 4]
-    single_logits, two = (
-        logits(model, mask_token(4), tokens=tokens),
-        logits(model, mask_token(4), tokens=second),
-    )
-    assert torch.equal(single_logits[:, elsewhere], two[:, elsewhere])
-    assert not torch.equal(single_logits[:, 4], two[:, 4])
-    assert not torch.allclose(single_logits[:, 5:], logits(model, tokens=tokens)[:, 5:], atol=1e-4)
+    one, two = (logits(model, mask_token(4), tokens=text) for text in (tokens, second))
+    assert torch.equal(one[:, elsewhere], two[:, elsewhere])
+    assert not torch.equal(one[:, 4], two[:, 4])
+    assert not torch.allclose(one[:, 5:], logits(model)[:, 5:], atol=1e-4)
     assert logits(model, mask_token(0), mask_token(1)).isfinite().all()
     for pattern in values(model, mask_token(4), paths=("*.pattern",)).values():
         assert (pattern[:, :, elsewhere, 4] == 0).all() and (pattern[:, :, 4, 4] > 0).all()
 
 
 @pytest.mark.parametrize("name", ["vaswani", "t5", "attention-pair", "two vocabularies"])
-def test_a_masked_token_of_a_source_reaches_nobody(name: str) -> None:
+def test_a_masked_token_of_a_source_reaches_nobody(name):
     model = MODELS[name]
     source = inputs_of(model)[1]["source"]
     second = source.clone()
@@ -252,7 +245,7 @@ def test_a_masked_token_of_a_source_reaches_nobody(name: str) -> None:
     assert alone.isfinite().all()  # nobody is left to look at
 
 
-def test_an_encoder_reads_its_mask_token_instead() -> None:
+def test_an_encoder_reads_its_mask_token_instead():
     tokenizer = train_tokenizer("wordpiece", ["abc de"] * 9, 60)
     stack = c.Stack(1, (tiny.block(),), c.Learned(16), causal=False)
     model = build_model(c.Encoder(32, 16, c.Embed(tokenizer.size), stack), seed=1)
@@ -262,7 +255,7 @@ def test_an_encoder_reads_its_mask_token_instead() -> None:
     assert torch.equal(masked, logits(model, tokens=ids))
 
 
-def test_swapped_tokens() -> None:
+def test_swapped_tokens():
     model = MODELS["gpt2"]
     tokens, _ = inputs_of(model, 1)
     swapped = tokens.clone()
@@ -279,39 +272,37 @@ def test_swapped_tokens() -> None:
 # attention
 
 
-def test_values_by_position_head_and_index() -> None:
+def test_values_by_position_head_and_index():
     model = MODELS["llama"]
-    plain, ffn, embed = values(model), "decoder.blocks.0.ffn", "decoder.embed"
-    scaled = values(model, scale(f"{ffn}.hidden", 3.0, positions=(2, -1), index=(5, 7)))
-    hidden = plain[f"{ffn}.hidden"].clone()
-    hidden[:, [[2], [9]], [5, 7]] *= 3
-    assert torch.equal(scaled[f"{ffn}.hidden"], hidden)
-    torch.testing.assert_close(
-        scaled[f"{ffn}.write"], model.decoder.blocks[0].ffn.down(hidden).detach()
-    )
-    q = plain[f"{ATTENTION}.q"].clone()
-    q[:, 1, 3] = 0.25
-    assert torch.equal(
-        values(model, set_value(f"{ATTENTION}.q", 0.25, 3, head=1))[f"{ATTENTION}.q"], q
-    )
-    row = torch.arange(32.0)
-    rows = values(model, set_value(embed, row, ":2"), scale(embed, 2.0, 1))[embed]
-    assert torch.equal(rows[:, :2], torch.stack((row, 2 * row)).expand(2, -1, -1))
-    columns = plain[embed].clone()
-    columns[..., 3], columns[..., 1] = 1, 2
-    assert torch.equal(values(model, set_value(embed, [1.0, 2.0], index=(3, 1)))[embed], columns)
+    plain, row = values(model), torch.arange(32.0)
+    ffn, q, embed = "decoder.blocks.0.ffn", f"{ATTENTION}.q", "decoder.embed"
     resid = "decoder.blocks.0.resid"
-    moved = plain[resid].clone()
-    moved[:, 8:] += -0.5 * row
-    steered = values(model, steer(resid, row.tolist(), -0.5, positions="8:"))
-    assert torch.equal(steered[resid], moved)
+    want = {path: plain[path].clone() for path in (f"{ffn}.hidden", q, embed, resid)}
+    want[f"{ffn}.hidden"][:, [[2], [9]], [5, 7]] *= 3
+    want[q][:, 1, 3] = 0.25
+    want[embed][:, :2] = torch.stack((row, 2 * row))
+    want[embed][:, 2:, 3], want[embed][:, 2:, 1] = 1, 2
+    want[resid][:, 8:] += -0.5 * row
+    for path, *edits in (
+        (f"{ffn}.hidden", scale(f"{ffn}.hidden", 3.0, positions=(2, -1), index=(5, 7))),
+        (q, set_value(q, 0.25, 3, head=1)),
+        (
+            embed,
+            set_value(embed, [1.0, 2.0], index=(3, 1)),
+            set_value(embed, row, ":2"),
+            scale(embed, 2.0, 1),
+        ),
+        (resid, steer(resid, row.tolist(), -0.5, positions="8:")),
+    ):
+        observed = values(model, *edits)
+        assert torch.equal(observed[path], want[path]), path
+        if path.endswith("hidden"):
+            written = model.decoder.blocks[0].ffn.down(want[path]).detach()
+            torch.testing.assert_close(observed[f"{ffn}.write"], written)
 
 
-def test_a_direction_between_two_texts() -> None:
-    tokenizer = train_tokenizer("byte")
-    model = build_model(
-        dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1
-    ).eval()
+def test_a_direction_between_two_texts():
+    model, tokenizer = byte_model()
     path = "decoder.blocks.0.resid"
     a, b = (look(model, tokenizer, text, path)[path][0, -1] for text in ("love", "hat"))
     plain = look(model, tokenizer, "abc", path)[path]
@@ -320,15 +311,14 @@ def test_a_direction_between_two_texts() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "vaswani", "bahdanau", "bert"])
-def test_values_patched_from_another_run(name: str) -> None:
+def test_values_patched_from_another_run(name):
     """The whole stream of another text: from there on everything is that text's; by positions: that
     column alone."""
     model = MODELS[name]
     tokens, source = inputs_of(model)
     second = (tokens + 11) % tiny.VOCAB
     present = values(model, tokens=second)
-    side = "decoder" if hasattr(model, "decoder") else "encoder"
-    path = f"{side}.embed"
+    path = f"{side_of(model)}.embed"
     assert torch.equal(logits(model, patch(path, present)), present["logits"])
     row = look(model, None, second[:1], path, **{name: value[:1] for name, value in source.items()})
     moved = seen(model, path, patch(path, row, positions=(3, 5), from_positions=(1, -1)))
@@ -337,7 +327,7 @@ def test_values_patched_from_another_run(name: str) -> None:
     assert torch.equal(moved, want)
 
 
-def test_a_patch_of_one_head_and_of_attention() -> None:
+def test_a_patch_of_one_head_and_of_attention():
     model = MODELS["llama"]
     present, plain = values(model, tokens=(inputs_of(model)[0] + 11) % tiny.VOCAB), values(model)
     z, pattern = f"{ATTENTION}.z", f"{ATTENTION}.pattern"
@@ -350,9 +340,9 @@ def test_a_patch_of_one_head_and_of_attention() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "vaswani"])
-def test_attention_is_set(name: str) -> None:
+def test_attention_is_set(name):
     model = MODELS[name]
-    piece = f"{'decoder' if hasattr(model, 'decoder') else 'encoder'}.blocks.1.attn"
+    piece = f"{side_of(model)}.blocks.1.attn"
     plain = values(model)
     observed = values(
         model,
@@ -370,7 +360,7 @@ def test_attention_is_set(name: str) -> None:
     torch.testing.assert_close(observed[f"{piece}.z"], want @ v)
 
 
-def test_attention_of_a_recurrent_decoder_is_set() -> None:
+def test_attention_of_a_recurrent_decoder_is_set():
     model = MODELS["bahdanau"]
     path = "decoder.cross.pattern"
     observed = seen(
@@ -384,7 +374,7 @@ def test_attention_of_a_recurrent_decoder_is_set() -> None:
     assert torch.equal(observed[:, 0, 4], torch.tensor([0.5, 0.5, *[0.0] * 6]).expand(2, -1))
 
 
-def test_several_edits_of_one_path_come_in_their_order() -> None:
+def test_several_edits_of_one_path_come_in_their_order():
     model = MODELS["gpt2"]
     path, ones = "decoder.blocks.0.resid", [1.0] * 32
     plain = seen(model, path)
@@ -463,67 +453,61 @@ def uncached(
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_generation_with_edits_is_the_uncached_one(name: str) -> None:
+def test_generation_with_edits_is_the_uncached_one(name):
     """Cached, in a left-padded batch, with rows that end: what passes over the whole text say."""
     model, edits = MODELS[name], EDITS[name]
     pair = isinstance(model.config, c.EncoderDecoder)
-    # then all are of one length
-    from_the_end = any("swap_token(-1" in repr(edit) for edit in edits)
+    # an edit that counts from the end needs prompts of one length
+    last = 8 if any("swap_token(-1" in repr(edit) for edit in edits) else 7
     prompts = [
-        tiny.tokens(1, size, seed=seed)[0].tolist()
-        for seed, size in enumerate((8, 8, 8 - (not from_the_end)))
+        tiny.tokens(1, size, seed=seed)[0].tolist() for seed, size in enumerate((8, 8, last))
     ]
-    options = {"temperature": 0, "max_new": 9, "start": [3, 4] if pair else None}
-    output = generate(model, None, prompts, edits=edits, eos=(), **options).run()
-    for prompt, *local in zip(prompts, output.tokens, output.logprobs, strict=True):
+
+    def run(**options):
+        options |= {"temperature": 0, "max_new": 9, "start": [3, 4] if pair else None}
+        return generate(model, None, prompts, **options).run()
+
+    output = run(edits=edits, eos=())
+    for prompt, *row in zip(prompts, output.tokens, output.logprobs, strict=True):
         tokens, logprobs = uncached(model, edits, *([3, 4], prompt) if pair else (prompt, None), 9)
-        assert local[0] == tokens
-        torch.testing.assert_close(local[1], logprobs, rtol=1e-4, atol=1e-4)
-    plain = generate(model, None, prompts, eos=(), **options).run()
-    assert abs(torch.tensor(plain.logprobs) - torch.tensor(output.logprobs)).max() > 1e-2
-    bounds = {output.tokens[0][1]}  # the first row ends and leaves; the others take its place
-    ended = generate(model, None, prompts, edits=edits, eos=bounds, **options).run().tokens
-    assert ended == [
-        row[: next((n + 1 for n, item in enumerate(row) if item in bounds), 9)]
-        for row in output.tokens
-    ]
+        assert row[0] == tokens
+        torch.testing.assert_close(row[1], logprobs, rtol=1e-4, atol=1e-4)
+    far = torch.tensor(run(eos=()).logprobs) - torch.tensor(output.logprobs)
+    assert far.abs().max() > 1e-2
+    end = output.tokens[0][1]  # the first row ends and leaves; the others take its place
+    cut = [row[: row.index(end) + 1] if end in row else row for row in output.tokens]
+    assert run(edits=edits, eos={end}).tokens == cut
 
 
-def test_samples_and_beams_of_edited_prompts_keep_to_their_rows() -> None:
-    model = MODELS["gpt2"]
+def test_samples_and_beams_of_edited_prompts_keep_to_their_rows():
+    model, edits = MODELS["gpt2"], [head_off("decoder.blocks.*.attn", 1, "mean")]
     prompts = [tiny.tokens(1, 8, seed=size)[0].tolist() for size in (8, 9)]
-    edits = [head_off("decoder.blocks.*.attn", 1, "mean")]
-    second_tokens = (
-        generate(model, None, prompts, max_new=6, samples=3, seed=5, edits=edits).run().tokens
-    )
-    assert (
-        second_tokens[3:]
-        == generate(model, None, prompts[1:], max_new=6, samples=3, seed=5, edits=edits)
-        .run()
-        .tokens
-    )
-    hypotheses = beam(model, None, prompts, beams=3, max_new=5, eos=(), edits=edits)
-    (alone,) = beam(model, None, prompts[1:], beams=3, max_new=5, eos=(), edits=edits)
-    assert hypotheses[1][0].tokens == alone[0].tokens
-    tokens, _ = uncached(model, edits, prompts[0], None, 5)
-    assert (
-        beam(model, None, prompts[:1], beams=1, max_new=5, eos=(), edits=edits)[0][0].tokens
-        == tokens
-    )
+
+    def samples(prompts):
+        options = {"max_new": 6, "samples": 3, "seed": 5, "edits": edits}
+        return generate(model, None, prompts, **options).run().tokens
+
+    def best(prompts, beams=3):
+        options = {"beams": beams, "max_new": 5, "eos": (), "edits": edits}
+        return beam(model, None, prompts, **options)[-1][0].tokens
+
+    assert samples(prompts)[3:] == samples(prompts[1:])
+    assert best(prompts) == best(prompts[1:])
+    assert best(prompts[:1], beams=1) == uncached(model, edits, prompts[0], None, 5)[0]
 
 
-def test_a_long_generation_by_prepacked_weights_is_edited_too() -> None:
+def test_a_long_generation_by_prepacked_weights_is_edited_too():
     model, edits = MODELS["llama"], EDITS["llama"]
     prompts = [tiny.tokens(1, 8, seed=seed)[0].tolist() for seed in range(2)]
     output = generate(model, None, prompts, temperature=0, max_new=40, eos=(), edits=edits).run()
     assert output.tokens == [uncached(model, edits, prompt, None, 40)[0] for prompt in prompts]
 
 
-def test_without_edits_generation_has_no_tape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_edits_generation_has_no_tape(monkeypatch):
     model, calls = MODELS["gpt2"], []
     forward = type(model).forward
 
-    def watched(self: Model, *args: object, **named: object) -> object:
+    def watched(self, *args, **named):
         calls.append(named.get("tape"))
         return forward(self, *args, **named)
 
@@ -532,37 +516,37 @@ def test_without_edits_generation_has_no_tape(monkeypatch: pytest.MonkeyPatch) -
     assert calls == [None] * 3
 
 
-def test_scores_with_edits_are_those_of_edited_passes() -> None:
-    tokenizer = train_tokenizer("byte", specials=("<s>",))
-    model = build_model(
-        dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1
-    ).eval()
+def byte_model(specials: tuple[str, ...] = ()) -> tuple[Model, Any]:
+    tokenizer = train_tokenizer("byte", specials=specials)
+    shape = dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size))
+    return tiny.model(shape), tokenizer
+
+
+def test_scores_with_edits_are_those_of_edited_passes():
+    model, tokenizer = byte_model(("<s>",))
     text, edits = "It was too tired to pass", [head_off(ATTENTION, 1), mask_token(0)]
-    assert len(text) < tiny.CONTEXT
-    logprobs = look(model, tokenizer, text, "logits", edits=edits)["logits"][0].log_softmax(-1)
     ids = tokenizer.encode(text)
-    loss = -logprobs[:-1].gather(1, torch.tensor(ids)[:, None]).mean().item()
+
+    def logprobs(ids):
+        """Of each token but the first, after those before it."""
+        observed = logits(model, *edits, tokens=ids[:-1])[0].log_softmax(-1)
+        return observed.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+    loss = -logprobs([tokenizer.bos, *ids]).mean().item()
     assert score(model, tokenizer, text, edits=edits).loss == pytest.approx(loss, rel=1e-5)
     assert score(model, tokenizer, text).loss != pytest.approx(loss, rel=1e-3)
     # several windows, each alone
     many = score(model, tokenizer, text, edits=edits, context=8, stride=8).loss
     pieces = [[tokenizer.bos, *ids][index : index + 9] for index in range(0, len(ids), 8)]
-    total = 0.0
-    for piece in pieces:
-        observed = logits(model, *edits, tokens=piece[:-1])[0].log_softmax(-1)
-        total -= observed.gather(1, torch.tensor(piece[1:])[:, None]).sum().item()
+    total = -sum(logprobs(piece).sum().item() for piece in pieces)
     assert many == pytest.approx(total / len(ids), rel=1e-5)
-    pairs = [(ids[:5], ids[5:9]), (ids[:3], ids[3:6])]
-    result = likelihoods(model, pairs, edits=edits)
-    observed = logits(model, *edits, tokens=ids[:8])[0].log_softmax(-1)
-    assert result[0].logprob == pytest.approx(
-        sum(observed[at - 1, ids[at]].item() for at in range(5, 9)), rel=1e-5
-    )
+    first, *_ = likelihoods(model, [(ids[:5], ids[5:9]), (ids[:3], ids[3:6])], edits=edits)
+    assert first.logprob == pytest.approx(logprobs(ids[:9])[4:].sum().item(), rel=1e-5)
     off = score(model, tokenizer, text, edits=[set_value("logits", 0.0)]).loss
     assert off == pytest.approx(torch.tensor(float(tokenizer.size)).log().item(), rel=1e-6)
 
 
-def test_labels_with_edits() -> None:
+def test_labels_with_edits():
     tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
     stack = c.Stack(2, (tiny.block(),), c.Learned(16), causal=False)
     base = c.Encoder(
@@ -603,11 +587,11 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_an_edit_reads_as_it_is_written(line: str) -> None:
+def test_an_edit_reads_as_it_is_written(line):
     assert repr(parse(line)) == line
     assert dataclasses.is_dataclass(parse(line))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        parse(line).path = 1  # type: ignore[attr-defined]
+        parse(line).path = 1
 
 
 @pytest.mark.parametrize(
@@ -625,7 +609,7 @@ def test_an_edit_reads_as_it_is_written(line: str) -> None:
         ("head_off(*[1])", "more than texts"),
     ],
 )
-def test_a_line_that_is_no_edit_is_refused(line: str, message: str) -> None:
+def test_a_line_that_is_no_edit_is_refused(line, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
         parse(line)
 
@@ -672,17 +656,17 @@ def test_a_line_that_is_no_edit_is_refused(line: str, message: str) -> None:
         ("gpt2", patch("decoder.embed", torch.zeros(1, 4, 32), positions=5), "it has 4 tokens"),
     ],
 )
-def test_what_does_not_exist_is_a_sentence(name: str, edit: Edit, message: str) -> None:
+def test_what_does_not_exist_is_a_sentence(name, edit, message):
     with pytest.raises(UserError, match=message):
         logits(MODELS[name], edit)
 
 
-def test_what_is_no_edit_is_a_sentence() -> None:
+def test_what_is_no_edit_is_a_sentence():
     with pytest.raises(UserError, match="'head_off' is no edit"):
         look(MODELS["gpt2"], None, [1, 2], "logits", edits=["head_off"])
     for wrong in ({"decoder.embed": abs}, [abs]):
         with pytest.raises(UserError, match="Edits are a list"):
-            look(MODELS["gpt2"], None, [1, 2], "logits", edits=wrong)  # type: ignore[arg-type]
+            look(MODELS["gpt2"], None, [1, 2], "logits", edits=wrong)
     with pytest.raises(UserError, match="mlp_off"):
         logits(
             MODELS["mixtral"], *(expert_off("decoder.blocks.0.ffn", index) for index in range(4))
@@ -696,19 +680,17 @@ def test_what_is_no_edit_is_a_sentence() -> None:
 @pytest.mark.parametrize(
     "line", [f'head_off("{ATTENTION}", 2)', 'scale("decoder.blocks.1.resid", 0.5)']
 )
-def test_a_line_is_the_edit_that_it_writes(line: str) -> None:
-    model = MODELS["llama"]
-    plain, expected_logits = logits(model), logits(model, parse(line))
-    assert not torch.equal(plain, expected_logits)
-    tokens, _ = inputs_of(model)
+def test_a_line_is_the_edit_that_it_writes(line):
+    model, edit = MODELS["llama"], parse(line)
+    assert not torch.equal(logits(model), logits(model, edit))
     for edits in ([line], line):
-        observed = look(model, None, tokens, "logits", edits=edits)["logits"]
-        assert torch.equal(observed, expected_logits)
-    texts = [
-        list(generate(model, None, [1, 2, 3], max_new=4, temperature=0, edits=[item]))
-        for item in (line, parse(line))
-    ]
-    assert [step.token for step in texts[0]] == [step.token for step in texts[1]]
+        observed = look(model, None, inputs_of(model)[0], "logits", edits=edits)["logits"]
+        assert torch.equal(observed, logits(model, edit))
+    by_line, by_edit = (
+        generate(model, None, [1, 2, 3], max_new=4, temperature=0, edits=[one]).run().tokens
+        for one in (line, edit)
+    )
+    assert by_line == by_edit
 
 
 @pytest.mark.parametrize(
@@ -721,19 +703,19 @@ def test_a_line_is_the_edit_that_it_writes(line: str) -> None:
         steer("decoder.blocks.0.resid", torch.ones(32), float("nan")),
     ],
 )
-def test_the_edit_that_makes_nan_is_named_and_no_weight(edit: Edit) -> None:
+def test_the_edit_that_makes_nan_is_named_and_no_weight(edit):
     with pytest.raises(UserError) as output:
         logits(MODELS["llama"], edit)
     assert str(output.value).startswith(repr(edit)) and "weights" not in str(output.value)
 
 
-def test_an_infinite_score_hides_a_key() -> None:
+def test_an_infinite_score_hides_a_key():
     off = set_value(f"{ATTENTION}.scores", float("-inf"), head=1, index=0, positions="1:")
     observed = seen(MODELS["llama"], f"{ATTENTION}.pattern", off)
     assert bool((observed[:, 1, 1:, 0] == 0).all()) and bool((observed[:, 0, 1:, 0] > 0).all())
 
 
-def test_routers_are_seen_as_edited() -> None:
+def test_routers_are_seen_as_edited():
     """An edit of the router after the expert that is off counts: the choice is made of what the
     router then says."""
     model = MODELS["nanomoe"]

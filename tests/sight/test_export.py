@@ -20,7 +20,6 @@ import tiny
 from glassformer import UserError
 from glassformer.serve.page.models import shipped
 from glassformer.sight import export, wire
-from glassformer.sight.recording.trace import Trace
 from test_packaging import licences
 
 TEXT = "To be, or not to be: that is the question"
@@ -31,7 +30,7 @@ built = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def trace() -> Trace:
+def trace():
     model, tokenizer = glassformer.load(shipped(), dtype="float32")
     assert tokenizer is not None
     return glassformer.trace(model, tokenizer, TEXT)
@@ -54,7 +53,7 @@ def facts(data: bytes) -> dict[str, Any]:
 
 
 @built
-def test_a_saved_page_holds_the_numbers_bit_for_bit(trace: Trace, tmp_path: Path) -> None:
+def test_a_saved_page_holds_the_numbers_bit_for_bit(trace, tmp_path):
     path = trace.save(tmp_path / "it.html", cells=["logits[3,7]", "probs[3,7]"])
     assert path.stat().st_size <= 2_000_000
     data = inside(path.read_text())
@@ -82,7 +81,7 @@ def test_a_saved_page_holds_the_numbers_bit_for_bit(trace: Trace, tmp_path: Path
 
 
 @built
-def test_a_saved_page_of_a_mixture_holds_who_went_where() -> None:
+def test_a_saved_page_of_a_mixture_holds_who_went_where():
     """The page holds the values of its screen of experts; a model without a mixture has that screen
     greyed out."""
     trace = glassformer.trace(tiny.model(tiny.ALL["mixtral"]), None, tiny.tokens(1, 6))
@@ -98,7 +97,7 @@ def test_a_saved_page_of_a_mixture_holds_who_went_where() -> None:
 
 
 @built
-def test_a_saved_page_asks_no_network(trace: Trace) -> None:
+def test_a_saved_page_asks_no_network(trace):
     page = export.page(trace)
     assert "default-src 'none'" in page
     addresses = set(re.findall(r"""["'(=]\s*(?:https?:)?//[^\s"')]+""", page))
@@ -107,18 +106,18 @@ def test_a_saved_page_asks_no_network(trace: Trace) -> None:
 
 
 @built
-def test_a_live_page_keeps_markup_of_its_text_as_text() -> None:
+def test_a_live_page_keeps_markup_of_its_text_as_text():
     """Text that closes a script, or opens a comment in it, stays within the element that holds the
     start."""
     start = {"text": '</script><img src=x onerror="alert(1)"><!-- <script>', "source": "a < b"}
     elements: dict[str, str] = {}
 
     class Scripts(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        def handle_starttag(self, tag, attrs):
             assert tag != "img"
             self.id = dict(attrs).get("id") or tag
 
-        def handle_data(self, data: str) -> None:
+        def handle_data(self, data):
             elements[self.id] = elements.get(self.id, "") + data
 
     Scripts().feed(export.live(start))
@@ -129,7 +128,7 @@ def test_a_live_page_keeps_markup_of_its_text_as_text() -> None:
 
 @built
 @pytest.mark.parametrize("kind", ["trace", "live"])
-def test_a_saved_page_names_the_packages_in_it(kind: str, trace: Trace) -> None:
+def test_a_saved_page_names_the_packages_in_it(kind, trace):
     page = " ".join((export.page(trace) if kind == "trace" else export.live({})).split())
     for text in licences():
         assert text in page
@@ -137,7 +136,7 @@ def test_a_saved_page_names_the_packages_in_it(kind: str, trace: Trace) -> None:
 
 @built
 @pytest.mark.parametrize("room", [30_000, 250_000])
-def test_what_does_not_fit_is_left_out_and_said(trace: Trace, room: int) -> None:
+def test_what_does_not_fit_is_left_out_and_said(trace, room):
     around = re.sub(
         r'(id="glassformer-trace">)[^<]*', r"\1", export.page(trace)
     )  # script and style, as large as they are
@@ -155,7 +154,7 @@ def test_what_does_not_fit_is_left_out_and_said(trace: Trace, room: int) -> None
 
 
 @built
-def test_a_notebook_shows_a_frame_and_what_reads_without_scripts(trace: Trace) -> None:
+def test_a_notebook_shows_a_frame_and_what_reads_without_scripts(trace):
     displayed = trace._repr_html_()
     assert len(displayed.encode()) <= 2_000_000
     assert (
@@ -170,7 +169,7 @@ def test_a_notebook_shows_a_frame_and_what_reads_without_scripts(trace: Trace) -
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "mixtral", "gru", "pooled"])
-def test_every_shape_can_be_saved(name: str, tmp_path: Path) -> None:
+def test_every_shape_can_be_saved(name, tmp_path):
     """Without a tokenizer too; as safetensors every value is there."""
     cfg = tiny.ALL[name]
     pair = hasattr(cfg, "encoder") and hasattr(cfg, "decoder")
@@ -187,15 +186,13 @@ def test_every_shape_can_be_saved(name: str, tmp_path: Path) -> None:
     assert export.summary(trace).startswith("<details>")
 
 
-def test_a_file_of_another_kind_is_refused(trace: Trace, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused(trace, tmp_path):
     with pytest.raises(UserError, match="html"):
         trace.save(tmp_path / "it.pdf")
 
 
 @built
-def test_a_browser_opens_the_file_from_the_disk(
-    chromium: Any, trace: Trace, tmp_path: Path
-) -> None:
+def test_a_browser_opens_the_file_from_the_disk(chromium, trace, tmp_path):
     """Numbers on the screen are the trace's; nothing is asked of any network, nothing goes
     wrong."""
     path = trace.save(tmp_path / "it.html")
@@ -239,7 +236,7 @@ def test_a_browser_opens_the_file_from_the_disk(
     assert not wrong, wrong
 
 
-def test_a_saved_file_has_its_words(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_saved_file_has_its_words(trace, monkeypatch):
     """Every entry of the vocabulary, so that what is likely next has a name; left out where it is
     too large."""
     output = facts(gzip.decompress(export.container(trace, 2_000_000, name="mine")))

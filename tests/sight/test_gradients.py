@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from torch import Tensor
 
 import tiny
 from glassformer import config as c
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -40,7 +37,7 @@ def grown(path: str, at: int, by: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_gradient_times_input_is_what_a_longer_vector_would_change(name: str) -> None:
+def test_gradient_times_input_is_what_a_longer_vector_would_change(name):
     model = tiny.model(tiny.ALL[name]).double()
     args = inputs_of(model)
     result = saliency(model, None, **args, token=7, position=4, steps=1)
@@ -87,12 +84,12 @@ SMOOTH = (
 
 @pytest.mark.parametrize("name", SMOOTH)
 @pytest.mark.parametrize("of", ["logit", "logprob"])
-def test_integrated_gradients_are_complete(name: str, of: Any) -> None:
+def test_integrated_gradients_are_complete(name, of):
     model = tiny.model(tiny.ALL[name]).double()
     args = inputs_of(model)
     result = saliency(model, None, **args, token=7, position=4, of=of, steps=100)
 
-    def mean(path: str, x: Tensor) -> Tensor:
+    def mean(path, x):
         side, kind, *index = path.split(".")
         embed = getattr(model, side, None) or model.embed
         table = embed.token if kind == "token" else embed.lag[int(index[0])]
@@ -111,7 +108,7 @@ def test_integrated_gradients_are_complete(name: str, of: Any) -> None:
         assert total == pytest.approx(result.sum, abs=1e-10)
 
 
-def test_norms_are_of_the_rows_of_the_table() -> None:
+def test_norms_are_of_the_rows_of_the_table():
     """Each token once, an untied head: the gradient of its row is that of its vector."""
     model = tiny.model(tiny.DECODERS["llama"]).double()
     tokens = torch.arange(9)[None] * 3
@@ -126,7 +123,7 @@ def test_norms_are_of_the_rows_of_the_table() -> None:
     assert all(weight.requires_grad and weight.grad is None for weight in model.parameters())
 
 
-def test_a_label_of_a_classifier() -> None:
+def test_a_label_of_a_classifier():
     model = tiny.model(tiny.OTHERS["bert"]).double()
     tokens = tiny.tokens(1, 7)
     result = saliency(model, None, tokens, of="label", label=2, steps=60)
@@ -139,7 +136,7 @@ def test_a_label_of_a_classifier() -> None:
     assert saliency(bare, None, tokens, steps=1).of == "label"
 
 
-def test_where_the_walk_begins() -> None:
+def test_where_the_walk_begins():
     model = tiny.model(tiny.DECODERS["gpt2"]).double()
     fields = {"text": tiny.tokens(1, 7)}
     zero = saliency(model, None, **fields, token=7, position=4, baseline="zero", steps=1)
@@ -156,7 +153,7 @@ def test_where_the_walk_begins() -> None:
     assert padded.at_baseline == pytest.approx(right, abs=1e-5)
 
 
-def test_in_training_nothing_is_dropped_and_it_goes_on() -> None:
+def test_in_training_nothing_is_dropped_and_it_goes_on():
     cfg = tiny.with_dropout(tiny.DECODERS["gpt2"], 0.5)
     model = build_model(cfg, seed=1).train()
     item, two = (saliency(model, None, tiny.tokens(1, 7), token=7, steps=2).value for _ in range(2))
@@ -167,7 +164,7 @@ def test_in_training_nothing_is_dropped_and_it_goes_on() -> None:
     )
 
 
-def test_one_clear_sentence() -> None:
+def test_one_clear_sentence():
     model = tiny.model(tiny.DECODERS["llama"])
     bare = build_model(dataclasses.replace(tiny.DECODERS["llama"], head=None), seed=1)
     bert = tiny.model(tiny.OTHERS["bert"])
@@ -186,17 +183,12 @@ def test_one_clear_sentence() -> None:
             call()
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, terminal):
     wide = build_model(dataclasses.replace(tiny.DECODERS["gpt2"], embed=c.Embed(300)), seed=1)
     store.save(wide, tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
-    words = ["saliency", str(tmp_path / "model"), "The cat", "--steps", "20"]
-    assert main([*words, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    line = f"saliency {tmp_path}/model 'The cat' --steps 20"
+    data = terminal.json(line)
     assert len(data["tokens"]) == 7 and data["steps"] == 20
-    assert main([*words, "--token", "s"]) == 0
-    message, notes = capsys.readouterr()
-    assert (
-        "The logit of s at position 6" in message
-        and "of the change" in message
-        and "mean embedding" in notes
-    )
+    output = terminal(f"{line} --token s")
+    assert "The logit of s at position 6" in output and "of the change" in output
+    assert "mean embedding" in terminal.notes

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 
 import glassformer
 import tiny
-from glassformer import cli
 from glassformer import config as c
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
@@ -52,7 +50,7 @@ def scores(
     return {name: float(value) for name, value in measure(stacked, L, kind).scores.items()}
 
 
-def test_patterns_made_by_hand_score_what_they_are() -> None:
+def test_patterns_made_by_hand_score_what_they_are():
     result = scores(PREVIOUS)
     assert (
         result["previous"] == pytest.approx(1) and result["induction"] == result["duplicate"] == 0
@@ -76,7 +74,7 @@ def test_patterns_made_by_hand_score_what_they_are() -> None:
     )
 
 
-def test_what_lies_on_the_first_token_is_taken_away_first() -> None:
+def test_what_lies_on_the_first_token_is_taken_away_first():
     result = scores(row_on({q: q - 1 for q in range(1, T)}, sink=0.75))
     assert result["first"] == pytest.approx(0.75) and result["previous"] == pytest.approx(1)
     assert result["entropy"] == pytest.approx(0, abs=1e-9)
@@ -85,7 +83,7 @@ def test_what_lies_on_the_first_token_is_taken_away_first() -> None:
     assert scores(even)["entropy"] == pytest.approx(3)  # 8 keys but the first
 
 
-def test_baselines_are_of_the_other_distances_the_shuffled_text_and_other_tokens() -> None:
+def test_baselines_are_of_the_other_distances_the_shuffled_text_and_other_tokens():
     induction = row_on({q: q - L + 1 for q in SECOND})
     stored = measure(torch.stack((induction, PREVIOUS)), L, "causal")
     assert float(stored.baselines["induction"]) == 0 and stored.baselines["induction"].shape == (
@@ -103,7 +101,7 @@ def test_baselines_are_of_the_other_distances_the_shuffled_text_and_other_tokens
         assert float(spread.scores[name]) == pytest.approx(value), name
 
 
-def test_a_size_of_nothing_moves_nothing() -> None:
+def test_a_size_of_nothing_moves_nothing():
     """A sink whose value is zero takes all of the weight and moves nothing."""
     stacked = torch.stack((row_on({q: q - 1 for q in range(1, T)}, sink=0.9), NEVER))
     size = torch.ones(2, 1, T, dtype=torch.double)
@@ -143,7 +141,7 @@ def made_by_hand() -> c.Decoder:
     return model.eval()
 
 
-def test_heads_made_by_hand_of_weights_are_found() -> None:
+def test_heads_made_by_hand_of_weights_are_found():
     item, two = glassformer.head_scores(made_by_hand(), length=12, draws=4).heads
     assert (item.path, item.head) == ("decoder.blocks.0.attn", 0)
     assert item.scores["previous"] > 0.999 and item.labels == ("previous",)
@@ -151,7 +149,7 @@ def test_heads_made_by_hand_of_weights_are_found() -> None:
     assert two.baseline["induction"] < 0.1 and two.scores["previous"] < 0.2
 
 
-def test_the_shuffled_text_has_the_same_tokens_and_repeats_none_in_its_place() -> None:
+def test_the_shuffled_text_has_the_same_tokens_and_repeats_none_in_its_place():
     from glassformer.sight.heads import _texts
 
     for seed in range(20):
@@ -171,7 +169,7 @@ HAS_HEADS = [name for name, cfg in tiny.ALL.items() if c.stacks(cfg)]
 
 
 @pytest.mark.parametrize("name", HAS_HEADS)
-def test_every_family_with_heads_is_measured(name: str) -> None:
+def test_every_family_with_heads_is_measured(name):
     model = tiny.model(tiny.ALL[name])
     head_scores = glassformer.head_scores(model, draws=2, length=8)
     attentions = {path for path, module in model.named_modules() if hasattr(module, "kv_heads")}
@@ -190,7 +188,7 @@ def test_every_family_with_heads_is_measured(name: str) -> None:
     assert glassformer.head_scores(model, draws=2, length=8).to_dict() == head_scores.to_dict()
 
 
-def test_norms_are_those_of_a_plain_calculation() -> None:
+def test_norms_are_those_of_a_plain_calculation():
     model = tiny.model(tiny.ALL["llama"])  # grouped heads
     head_scores = glassformer.head_scores(model, draws=2, length=8, seed=3)
     from glassformer.sight.heads import _texts
@@ -215,7 +213,7 @@ def test_norms_are_those_of_a_plain_calculation() -> None:
     assert individual.scores["norm"] == pytest.approx(float(torch.stack(expected).mean()), rel=1e-4)
 
 
-def test_a_trained_model_has_heads_that_look_one_back(shared_data: Path) -> None:
+def test_a_trained_model_has_heads_that_look_one_back(shared_data):
     model, tokenizer = glassformer.load(shared_data / "stories260K")
     ordered = glassformer.head_scores(model, tokenizer).sorted("previous")
     assert ordered.heads[0].scores["previous"] > 0.75 and ordered.heads[0].labels[0] == "previous"
@@ -226,7 +224,7 @@ def test_a_trained_model_has_heads_that_look_one_back(shared_data: Path) -> None
     )
 
 
-def test_bad_input_gets_a_sentence() -> None:
+def test_bad_input_gets_a_sentence():
     with pytest.raises(UserError, match="no attention heads"):
         glassformer.head_scores(tiny.model(tiny.ALL["gru"]))
     model = tiny.model(tiny.ALL["llama"])
@@ -237,18 +235,11 @@ def test_bad_input_gets_a_sentence() -> None:
         glassformer.head_scores(model, draws=2, length=4).sorted("indction")
 
 
-def test_the_command_sorts_and_tells_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_sorts_and_tells_all(tmp_path, terminal):
     store.save(made_by_hand(), tmp_path / "m", layout="glassformer")
-    assert cli.main(["heads", str(tmp_path / "m"), "--sort", "induction", "--length", "12"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.splitlines()[0].split()[:3] == ["attention", "head", "previous"]
-    assert (
-        captured.out.splitlines()[1].startswith("decoder.blocks.1.attn")
-        and "induction" in captured.out.splitlines()[1]
-    )
-    assert "12 random tokens twice" in captured.err
-    assert cli.main(["heads", str(tmp_path / "m"), "--length", "12", "--top", "1", "--json"]) == 0
-    (only,) = json.loads(capsys.readouterr().out)["heads"]
+    header, first, *_ = terminal(f"heads {tmp_path}/m --sort induction --length 12").splitlines()
+    assert header.split()[:3] == ["attention", "head", "previous"]
+    assert first.startswith("decoder.blocks.1.attn") and "induction" in first
+    assert "12 random tokens twice" in terminal.notes
+    (only,) = terminal.json(f"heads {tmp_path}/m --length 12 --top 1")["heads"]
     assert only["labels"] == ["previous"] and only["baseline"]["previous"] < 0.1

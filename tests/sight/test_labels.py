@@ -9,7 +9,7 @@ from glassformer.core.tokenizer import train
 from glassformer.sight.labels import display_texts, pieces, text, visible
 
 
-def test_names_and_readable_ones() -> None:
+def test_names_and_readable_ones():
     tokenizer = train("bpe", "the cat sat on the mat\n\tthe end " * 20, size=300)
     ids = [*tokenizer.encode("the cat\n\té"), tokenizer.eos or 0]
     assert "".join(display_texts(tokenizer, ids)[:-3]) == "the·cat↵⇥"
@@ -25,12 +25,12 @@ def test_names_and_readable_ones() -> None:
     )
 
 
-def test_a_piece_is_its_name_in_data_and_survives_a_copy() -> None:
+def test_a_piece_is_its_name_in_data_and_survives_a_copy():
     tokenizer = train("bpe", "the cat sat on the mat " * 20, size=300)
     (piece,) = pieces(tokenizer, tokenizer.encode(" the"))
     assert json.dumps([piece]) == json.dumps(["Ġthe"])
     assert (copy.deepcopy(piece), copy.deepcopy(piece).display) == ("Ġthe", "·the")
 
 
-def test_what_cannot_be_seen_has_a_sign() -> None:
+def test_what_cannot_be_seen_has_a_sign():
     assert visible("a b\tc\nd\re\x00\u200b") == "a·b⇥c↵d␍e\\x00\\u200b"

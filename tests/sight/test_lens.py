@@ -4,7 +4,6 @@ itself."""
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -17,7 +16,6 @@ from torch import Tensor
 import tiny
 from glassformer import config as c
 from glassformer import load
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -65,9 +63,7 @@ def body_config(model: Model) -> object:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_the_last_depth_is_the_models_own_logits_and_the_others_are_read_by_its_norm_and_head(
-    name: str,
-) -> None:
+def test_the_last_depth_is_the_models_own_logits_and_the_others_are_read_by_its_norm_and_head(name):
     model = tiny.model(tiny.ALL[name]).double()
     tokens, source = texts(model)
     result = logits_by_depth(model, tokens, source)
@@ -88,7 +84,7 @@ def test_the_last_depth_is_the_models_own_logits_and_the_others_are_read_by_its_
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_its_numbers_are_those_of_the_distributions(name: str) -> None:
+def test_its_numbers_are_those_of_the_distributions(name):
     model = tiny.model(tiny.ALL[name]).double()
     tokens, source = texts(model)
     args = None if source is None else source[0]
@@ -113,7 +109,7 @@ def test_its_numbers_are_those_of_the_distributions(name: str) -> None:
     assert lens.kl[-1] == [0.0, 0.0]
 
 
-def test_only_the_asked_columns_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_asked_columns_are_computed(monkeypatch):
     model, rows = tiny.model(tiny.DECODERS["llama"]), []
     forward = model.head.proj.forward
     monkeypatch.setattr(
@@ -140,14 +136,14 @@ def test_only_the_asked_columns_are_computed(monkeypatch: pytest.MonkeyPatch) ->
         ("onward", "has no last norm"),
     ],
 )
-def test_how_it_was_read_is_said(name: str, words: str) -> None:
+def test_how_it_was_read_is_said(name, words):
     model = tiny.model(tiny.ALL[name])
     tokens, source = texts(model)
     notes = " ".join(logit_lens(model, None, tokens, source=source).notes)
     assert re.search(words, notes), notes
 
 
-def test_edits_change_the_run() -> None:
+def test_edits_change_the_run():
     """A head off: the last depth is what look gives with the same edit; a token swapped is read as
     the other."""
     model = tiny.model(tiny.DECODERS["llama"])
@@ -164,7 +160,7 @@ def test_edits_change_the_run() -> None:
     assert value == pytest.approx(right[-1, 7].item(), rel=1e-5)
 
 
-def test_bert_reads_its_blank() -> None:
+def test_bert_reads_its_blank():
     tokenizer = train_tokenizer("byte", specials=("[CLS]", "[SEP]", "[MASK]"))
     model = build_model(
         dataclasses.replace(tiny.OTHERS["bert"], embed=c.Embed(260, segments=2)), seed=1
@@ -173,7 +169,7 @@ def test_bert_reads_its_blank() -> None:
     assert lens.tokens.count(tokenizer.mask) == 1
 
 
-def test_one_clear_sentence() -> None:
+def test_one_clear_sentence():
     model = tiny.model(tiny.DECODERS["llama"])
     tokenizer = train_tokenizer("byte")
     wide = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
@@ -207,38 +203,29 @@ def test_one_clear_sentence() -> None:
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason=f"{STORIES} is not there")
-def test_a_trained_model_makes_up_its_mind_on_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trained_model_makes_up_its_mind_on_the_way(terminal):
     text = "Once upon a time, there was a little girl named Lily. She loved to"
-    assert main(["lens", str(STORIES), text, "--track", "play", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    line = f"lens {STORIES} '{text}'"
+    data = terminal.json(f"{line} --track play")
     model, tokenizer = load(str(STORIES))
-    assert tokenizer is not None
     with torch.no_grad():
-        logits = model(torch.tensor([tokenizer.encode(text, bos=True)])).logits[0]
-    best = logits[-1].argmax().item()
+        chances = model(torch.tensor([tokenizer.encode(text, bos=True)])).logits[0, -1].softmax(-1)
+    best = chances.argmax().item()
     assert data["top"][-1][-1][0] == best and tokenizer.decode([best]).strip() == "play"
     (play,) = data["tracked"]
-    assert play["probability"][-1][-1] == pytest.approx(
-        logits[-1].softmax(-1)[best].item(), rel=1e-5
-    )
-    assert [row[-1] for row in play["rank"]][-1] == 1 and play["rank"][0][-1] > 1
-    assert all(
-        x >= y
-        for x, y in zip(
-            [row[-1] for row in data["kl"]], [row[-1] for row in data["kl"]][1:], strict=False
-        )
-    )
-    assert main(["lens", str(STORIES), text, "--track", "play"]) == 0
-    message, notes = capsys.readouterr()
-    assert "·play 0.59" in message and "The last 16 of 20 positions" in notes
+    assert play["probability"][-1][-1] == pytest.approx(chances[best].item(), rel=1e-5)
+    assert play["rank"][-1][-1] == 1 < play["rank"][0][-1]
+    distances = [row[-1] for row in data["kl"]]
+    assert distances == sorted(distances, reverse=True)
+    assert "·play 0.59" in terminal(f"{line} --track play")
+    assert "The last 16 of 20 positions" in terminal.notes
+    assert terminal.json(f"{line} --positions -2,-1")["positions"] == [18, 19]
     off = 'head_off("decoder.blocks.4.attn", 2)'
-    assert main(["lens", str(STORIES), text, "--positions", "-2,-1", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["positions"] == [18, 19]
-    assert main(["lens", str(STORIES), text, "--positions", "-3--1", "--edit", off]) == 0
-    assert capsys.readouterr().out.startswith(f"logit lens, with {off}: ")
+    output = terminal(f"{line} --positions -3--1 --edit '{off}'")
+    assert output.startswith(f"logit lens, with {off}: ")
 
 
-def test_weights_that_are_not_numbers_are_named() -> None:
+def test_weights_that_are_not_numbers_are_named():
     model = tiny.model(tiny.DECODERS["llama"])
     with torch.no_grad():
         model.head.proj.weight[7] = float("nan")

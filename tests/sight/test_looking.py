@@ -24,7 +24,7 @@ def decoder(block: c.Block = BLOCK, position: c.Position | None = None) -> Model
     return build_model(c.Decoder(32, CONTEXT, c.Embed(VOCAB), stack, init=c.Init(std=0.2)), seed=1)
 
 
-def test_the_values_are_the_models_own() -> None:
+def test_the_values_are_the_models_own():
     model, tokens = decoder().train(), torch.tensor([[5, 6, 7], [1, 2, 3]])
     observed = look(model, None, tokens)
     assert model.training
@@ -42,7 +42,7 @@ def test_the_values_are_the_models_own() -> None:
     assert not any(value.requires_grad for value in observed.values())
 
 
-def test_patterns_choose_and_the_order_is_the_models() -> None:
+def test_patterns_choose_and_the_order_is_the_models():
     model = decoder()
     observed = look(model, None, [5, 6, 7], "*.write", "decoder.blocks.0.attn.q")
     assert list(observed) == [
@@ -57,7 +57,7 @@ EXPERTS = dataclasses.replace(BLOCK, feedforward=c.MoE(4, 2, c.GatedMLP(16)))
 
 @pytest.mark.parametrize("block", [BLOCK, EXPERTS, dataclasses.replace(BLOCK, place="parallel")])
 @pytest.mark.parametrize("position", [c.Learned(CONTEXT), c.Alibi(), c.RelativeBias(4, 8)])
-def test_every_name_is_there_in_every_kind(block: c.Block, position: c.Position) -> None:
+def test_every_name_is_there_in_every_kind(block, position):
     names = paths(decoder(block, position))
     for leaf in ("q", "k", "v", "scores", "pattern", "z", "write"):
         assert f"decoder.blocks.1.attn.{leaf}" in names
@@ -70,7 +70,7 @@ def test_every_name_is_there_in_every_kind(block: c.Block, position: c.Position)
     assert {"decoder.embed", "decoder.out", "decoder.blocks.0.resid", "logits"} <= set(names)
 
 
-def test_text_is_read_as_generation_reads_it() -> None:
+def test_text_is_read_as_generation_reads_it():
     model, tokenizer = decoder(), train_tokenizer("byte", specials=("<s>", "</s>"))
     observed = look(model, tokenizer, "abc", "logits")
     ids = [tokenizer.bos, *b"abc"]
@@ -83,7 +83,7 @@ def test_text_is_read_as_generation_reads_it() -> None:
     )
 
 
-def test_an_encoder_and_an_encoder_decoder_can_be_looked_at() -> None:
+def test_an_encoder_and_an_encoder_decoder_can_be_looked_at():
     stack = c.Stack(1, (BLOCK,), c.RelativeBias(4, 8), causal=False)
     tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
     encoder = build_model(c.Encoder(32, CONTEXT, c.Embed(VOCAB), stack), seed=1)
@@ -122,12 +122,12 @@ def test_an_encoder_and_an_encoder_decoder_can_be_looked_at() -> None:
         ("text", "*", "needs a tokenizer"),
     ],
 )
-def test_one_clear_sentence(prompt: object, pattern: str, words: str) -> None:
+def test_one_clear_sentence(prompt, pattern, words):
     with pytest.raises(UserError, match=words):
         look(decoder(), None, prompt, pattern)
 
 
-def test_the_description_holds_the_numbers() -> None:
+def test_the_description_holds_the_numbers():
     values = {
         "a.b": torch.tensor([[1.0, -2.0, float("-inf")]]),
         "chosen": torch.tensor([3, 1]),

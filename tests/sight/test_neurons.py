@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 import tiny
 from glassformer import config as c
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -98,7 +95,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_best_places_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_places_are_found(name, monkeypatch):
     monkeypatch.setattr(neurons, "TOKENS", 40)  # several passes, with padding
     model = wordy(name)
     query = FAMILIES[name]
@@ -112,7 +109,7 @@ def test_the_best_places_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -
         "around": 3,
         "progress": lambda ids, of: calls.append(ids + of),
     }
-    (result,) = top_activations(model, TOKENIZER, TEXTS, [query], **fields)  # type: ignore[arg-type]
+    (result,) = top_activations(model, TOKENIZER, TEXTS, [query], **fields)
     assert [(hit.row, hit.position) for hit in result.hits] == [
         (row, at) for _, row, at in right[:4]
     ]
@@ -130,7 +127,7 @@ def test_the_best_places_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -
         )
 
 
-def test_the_least_and_the_mean() -> None:
+def test_the_least_and_the_mean():
     model = wordy("gpt2")
     low, high = (
         top_activations(
@@ -153,7 +150,7 @@ def test_the_least_and_the_mean() -> None:
     assert high.above_zero == (every > 0).double().mean().item()
 
 
-def test_an_experts_neuron_has_a_value_only_where_it_was_chosen() -> None:
+def test_an_experts_neuron_has_a_value_only_where_it_was_chosen():
     model, block = wordy("deepseek"), "decoder.blocks.1.ffn"
     (low,) = top_activations(model, TOKENIZER, TEXTS, [f"{block}.hidden[3,9]"], lowest=True, top=50)
     values = []
@@ -168,11 +165,11 @@ def test_an_experts_neuron_has_a_value_only_where_it_was_chosen() -> None:
     assert all(hit.value in [pytest.approx(value) for value in values] for hit in low.hits)
 
 
-def test_a_limit_and_bounded_memory() -> None:
+def test_a_limit_and_bounded_memory():
     """Memory does not grow with the corpus: no text is requested after the limit."""
     taken: list[int] = []
 
-    def texts() -> Iterator[str]:
+    def texts():
         for number in range(1000):
             taken.append(number)
             yield "a" * 50
@@ -205,38 +202,30 @@ def test_a_limit_and_bounded_memory() -> None:
         ("t5", "decoder.blocks.0.ffn.hidden[0]", "ask for its encoder"),
     ],
 )
-def test_one_clear_sentence(name: str, query: str, words: str) -> None:
+def test_one_clear_sentence(name, query, words):
     with pytest.raises(UserError, match=words):
         top_activations(wordy(name), TOKENIZER, TEXTS, [query])
 
 
-def test_nothing_to_read() -> None:
+def test_nothing_to_read():
     with pytest.raises(UserError, match="texts are empty"):
         top_activations(wordy("gpt2"), TOKENIZER, [""], ["decoder.blocks.0.ffn.hidden[0]"])
     with pytest.raises(UserError, match="No neuron is named"):
         top_activations(wordy("gpt2"), TOKENIZER, TEXTS, [])
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, terminal):
     store.save(
         wordy("gpt2").float(), tmp_path / "model", train_tokenizer("byte", []), layout="glassformer"
     )
     (tmp_path / "text.txt").write_text("The cat sat on the mat.\nThe dog did not. " * 20)
-    words = ["neurons", str(tmp_path / "model"), str(tmp_path / "text.txt"), "--top", "2"]
-    words += [
-        "--neuron",
-        "decoder.blocks.0.ffn.hidden[3]",
-        "--neuron",
-        "decoder.blocks.1.ffn.hidden[4]",
+    names = [
+        f"decoder.blocks.{place}[{n}]" for place, n in (("0.ffn.hidden", 3), ("1.ffn.hidden", 4))
     ]
-    assert main([*words, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
-    assert [item["name"] for item in data] == words[-3::2] and [
-        len(item["hits"]) for item in data
-    ] == [
-        2,
-        2,
-    ]
-    assert main(words) == 0
-    output = capsys.readouterr().out
+    line = (
+        f"neurons {tmp_path}/model {tmp_path}/text.txt --top 2 --neuron {' --neuron '.join(names)}"
+    )
+    data = terminal.json(line)
+    assert [(item["name"], len(item["hits"])) for item in data] == [(name, 2) for name in names]
+    output = terminal(line)
     assert f"«{data[0]['hits'][0]['piece']}»" in output and "above zero" in output

@@ -79,7 +79,7 @@ def check(name: str, pieces: tuple[str, ...], **options: object) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cell_is_a_patched_run(name: str) -> None:
+def test_a_cell_is_a_patched_run(name):
     block = tiny.ALL[name].decoder.block(0)
     check(
         name,
@@ -89,7 +89,7 @@ def test_a_cell_is_a_patched_run(name: str) -> None:
     )
 
 
-def test_tokens_that_all_see_each_other_are_patched_in_whole_runs() -> None:
+def test_tokens_that_all_see_each_other_are_patched_in_whole_runs():
     """The first three of "prefix" look ahead, so what is patched there changes what lies before
     it."""
     early = [5, 9, 41, 3, 40, 7, 22, 31]
@@ -108,15 +108,15 @@ def test_tokens_that_all_see_each_other_are_patched_in_whole_runs() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
-def test_a_cell_of_a_head_and_of_other_values(name: str) -> None:
+def test_a_cell_of_a_head_and_of_other_values(name):
     check(name, ("attn.z", "attn.k", "attn.q", "attn.pattern", "ffn.hidden", "mid"))
 
 
-def test_the_answer_may_be_looked_for_elsewhere() -> None:
+def test_the_answer_may_be_looked_for_elsewhere():
     check("llama", ("resid", "attn.v"), at=5)
 
 
-def test_encoders_and_encoder_decoders() -> None:
+def test_encoders_and_encoder_decoders():
     check("bert", ("resid", "attn.z"), side="encoder", at=4)
     for name in ("vaswani", "t5", "attention-pair"):
         check(name, ("resid", "cross.z", "attn.write"))
@@ -125,7 +125,7 @@ def test_encoders_and_encoder_decoders() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "prefix"])
-def test_all_positions_at_once(name: str) -> None:
+def test_all_positions_at_once(name):
     grid = patch_grid(
         tiny.model(tiny.ALL[name]),
         None,
@@ -144,7 +144,7 @@ def test_all_positions_at_once(name: str) -> None:
         assert value == pytest.approx(alone(name, "attn.z", layer, head, None), abs=1e-4)
 
 
-def test_where_the_texts_do_not_differ_nothing_does() -> None:
+def test_where_the_texts_do_not_differ_nothing_does():
     """The last layer's stream decides where the answer is read; before the first difference all is
     as it was."""
     grid = patch_grid(tiny.model(tiny.gpt2()), None, CLEAN, CORRUPTED, answer=17, wrong=30)
@@ -160,7 +160,7 @@ def test_where_the_texts_do_not_differ_nothing_does() -> None:
     )
 
 
-def test_a_grid_of_texts_is_told_in_words() -> None:
+def test_a_grid_of_texts_is_told_in_words():
     tokenizer = train_tokenizer("byte")
     model = build_model(
         dataclasses.replace(tiny.gpt2(), embed=c.Embed(tokenizer.size)), seed=1
@@ -205,15 +205,13 @@ def test_a_grid_of_texts_is_told_in_words() -> None:
         ("gpt2", {"source": SOURCES[0]}, "Only an encoder-decoder"),
     ],
 )
-def test_what_cannot_be_patched_is_a_sentence(
-    name: str, options: dict[str, object], message: str
-) -> None:
+def test_what_cannot_be_patched_is_a_sentence(name, options, message):
     fields = {"clean": CLEAN, "corrupted": CORRUPTED, "answer": 17, **options}
     with pytest.raises(UserError, match=message):
         patch_grid(tiny.model(tiny.ALL[name]), None, **fields)
 
 
-def test_the_table_is_ordered_by_the_size_of_the_effects_whatever_their_sign() -> None:
+def test_the_table_is_ordered_by_the_size_of_the_effects_whatever_their_sign():
     effects = [[0.2, -0.9], [0.5, -0.1]]
     values = [[1.2, 0.1], [1.5, 0.9]]
     piece = PatchedPart("resid", ["first", "second"], [0, 1], [], values, effects)

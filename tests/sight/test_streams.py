@@ -27,11 +27,11 @@ from glassformer.sight import look, streams
         ([1, -1], [1, 9]),
     ],
 )
-def test_places(query: str | list[int] | None, result: list[int]) -> None:
+def test_places(query, result):
     assert streams.places(query, 10, 3) == result
 
 
-def test_the_place_of_a_blank_is_where_the_mask_is() -> None:
+def test_the_place_of_a_blank_is_where_the_mask_is():
     tokenizer = train_tokenizer("byte", specials=("[MASK]",))
     mask = tokenizer.mask
     assert mask is not None
@@ -41,7 +41,7 @@ def test_the_place_of_a_blank_is_where_the_mask_is() -> None:
     assert streams.place(0, torch.tensor([[1, mask, 2]]), tokenizer) == 0
 
 
-def test_a_word_is_one_token() -> None:
+def test_a_word_is_one_token():
     model = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(280)), seed=1)
     tokenizer = train_tokenizer("byte")
     assert (
@@ -54,7 +54,7 @@ def test_a_word_is_one_token() -> None:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_states_are_the_streams(name: str) -> None:
+def test_states_are_the_streams(name):
     model = tiny.model(tiny.ALL[name])
     tokens = tiny.tokens(1, 6)
     source = tiny.tokens(1, 5) if isinstance(model.config, c.EncoderDecoder) else None
@@ -65,7 +65,7 @@ def test_states_are_the_streams(name: str) -> None:
     assert torch.equal(states.out, observed[f"{states.body}.out"][0])
 
 
-def test_windows_begin_as_the_model_reads_a_text() -> None:
+def test_windows_begin_as_the_model_reads_a_text():
     tokenizer = train_tokenizer("byte", specials=("<s>", "</s>"))
     for name in ("llama", "onward"):  # an encoder-decoder reads a corpus as its source
         model = build_model(dataclasses.replace(tiny.ALL[name], embed=c.Embed(300)), seed=1)

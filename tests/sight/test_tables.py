@@ -5,14 +5,14 @@ from __future__ import annotations
 from glassformer.sight import tables
 
 
-def test_names_begin_at_the_left_and_numbers_end_at_the_right() -> None:
+def test_names_begin_at_the_left_and_numbers_end_at_the_right():
     lines = tables.lines(
         [("a", "1", "x"), ("longer", "1,000", "")], ("name", "n", "last"), left_columns=(0, 2)
     )
     assert lines == ["name        n  last", "a           1  x", "longer  1,000"]
 
 
-def test_nothing_is_cut_coloured_or_read_as_markup() -> None:
+def test_nothing_is_cut_coloured_or_read_as_markup():
     wide = "[bold]word[/] " * 500
     (line,) = tables.lines([(wide.strip(), "7")])
     assert line == f"{wide.strip()}  7"

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -32,14 +31,14 @@ PUBLISHED = {
 
 
 @pytest.fixture
-def data(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(shared_data, monkeypatch):
     """The real tokenizers, by their names."""
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
     return shared_data
 
 
 @pytest.fixture
-def tokenizer_folder(tmp_path: Path) -> str:
+def tokenizer_folder(tmp_path):
     """A folder with a small tokenizer."""
     train_tokenizer("bpe", ["glass", " house of glass", " in"] * 9, 300).save(tmp_path / "own")
     return str(tmp_path / "own")
@@ -59,7 +58,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_sizes_come_out(data: Path, name: str) -> None:
+def test_published_sizes_come_out(data, name):
     base, special, entries = PUBLISHED[name]
     stored = compare.count(pretrained.find(name))
     assert (stored.base, stored.special, stored.added, stored.entries) == (
@@ -71,7 +70,7 @@ def test_published_sizes_come_out(data: Path, name: str) -> None:
     assert entries == pretrained.KNOWN[name].size == stored.ids
 
 
-def test_rank_files_count_their_ranks(data: Path) -> None:
+def test_rank_files_count_their_ranks(data):
     """GPT-4 and Llama 3 publish ranks; how many special tokens are added is the package's
     choice."""
     gpt4, llama3 = pretrained.find("cl100k"), pretrained.find("llama3")
@@ -103,20 +102,20 @@ def test_rank_files_count_their_ranks(data: Path) -> None:
     assert compare.habits(gpt4)["tabs"] == "x|⇥y x|⇥|⇥y x|⇥⇥|⇥y"
 
 
-def test_qwen_counts_its_ranks(data: Path) -> None:
+def test_qwen_counts_its_ranks(data):
     ranks = (data / "tok-qwen" / "qwen.lf.tiktoken").read_bytes().count(b"\n")
     assert ranks == 151_643 and ranks + 14 == pretrained.KNOWN["qwen"].size == 151_657
 
 
 @pytest.mark.slow
-def test_qwen_is_opened_by_its_name(data: Path) -> None:
+def test_qwen_is_opened_by_its_name(data):
     qwen = pretrained.find("qwen")
     stored = compare.count(qwen)
     assert (stored.base, stored.special) == (151_643, 3)
     assert compare.habits(qwen)["digits"] == "1|2|3|4|5|6|7"
 
 
-def test_what_each_does_with_each_kind_of_text(data: Path) -> None:
+def test_what_each_does_with_each_kind_of_text(data):
     names = ("gpt2", "bert-cased", "bert-uncased", "t5", "phi3", "starcoder")
     does = {name: compare.habits(pretrained.find(name)) for name in names}
     assert all(list(item) == list(compare.EXAMPLES) for item in does.values())
@@ -130,7 +129,7 @@ def test_what_each_does_with_each_kind_of_text(data: Path) -> None:
     assert "|" not in does["starcoder"]["code"] and "el|if" in does["gpt2"]["code"]
 
 
-def test_tokens_are_shown_with_what_they_are(data: Path) -> None:
+def test_tokens_are_shown_with_what_they_are(data):
     sheets = {
         name: compare.sheet(name, pretrained.find(name), compare.SAMPLE)
         for name in ("gpt2", "bert-cased", "phi3")
@@ -154,9 +153,7 @@ def test_tokens_are_shown_with_what_they_are(data: Path) -> None:
     assert sheets["bert-cased"].around == ("[CLS]", "[SEP]")
 
 
-def test_the_terminal_is_readable_without_colour(
-    tokenizer_folder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_terminal_is_readable_without_colour(tokenizer_folder, capsys):
     output = output_of(capsys, "glass house\n\tx", "--with", tokenizer_folder)
     assert "|glass|·" in output and "|↵|" in output and "\x1b" not in output
     assert (
@@ -171,7 +168,7 @@ def test_the_terminal_is_readable_without_colour(
     assert [int(id) for id in below[at + 1].split("|") if id.strip()] == ids
 
 
-def test_the_terminal_alternates_two_grounds(tokenizer_folder: str) -> None:
+def test_the_terminal_alternates_two_grounds(tokenizer_folder):
     environment = {
         **os.environ,
         "FORCE_COLOR": "1",
@@ -207,9 +204,7 @@ class Page(html.parser.HTMLParser):
         self.words.append(data)
 
 
-def test_the_page_is_one_file_that_runs_nothing(
-    tokenizer_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_is_one_file_that_runs_nothing(tokenizer_folder, tmp_path, capsys):
     path = tmp_path / "deep" / "page.html"
     options = ("--with", tokenizer_folder, "--html", str(path), "--trace")
     tokenizer = open_tokenizer(tokenizer_folder)
@@ -226,7 +221,7 @@ def test_the_page_is_one_file_that_runs_nothing(
         assert not ids or all(str(id) in displayed for id in tokenizer.encode(NASTY))
 
 
-def test_json_says_everything(tokenizer_folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_says_everything(tokenizer_folder, capsys):
     data = json.loads(
         output_of(capsys, NASTY, "--with", tokenizer_folder, "--json", "--trace", "glass")
     )
@@ -246,8 +241,8 @@ def test_json_says_everything(tokenizer_folder: str, capsys: pytest.CaptureFixtu
 
 
 def test_a_tokenizer_that_refuses_the_text_says_so_and_the_others_go_on(
-    tmp_path: Path, tokenizer_folder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, tokenizer_folder, capsys
+):
     train_tokenizer("char", ["glas"]).save(tmp_path / "char")
     output = output_of(capsys, "glass é", "--with", str(tmp_path / "char"), tokenizer_folder)
     assert (
@@ -255,16 +250,12 @@ def test_a_tokenizer_that_refuses_the_text_says_so_and_the_others_go_on(
     )
 
 
-def test_the_words_of_the_command_itself(
-    tokenizer_folder: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_words_of_the_command_itself(tokenizer_folder, capsys):
     assert "--text train" in refused(capsys, "train") and "--text sizes" in refused(capsys, "sizes")
     assert "|in|" in output_of(capsys, "--text", "train", "--with", tokenizer_folder)
 
 
-def test_bad_input_is_one_sentence(
-    tokenizer_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_sentence(tokenizer_folder, tmp_path, capsys):
     (tmp_path / "notes.md").write_text("no tokenizer\n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     assert 'Did you mean "gpt2"?' in refused(capsys, "x", "--with", "gpt-2")
@@ -282,9 +273,7 @@ def test_bad_input_is_one_sentence(
     assert "--ids is not understood" in refused(capsys, "train", tokenizer_folder, "--ids")
 
 
-def test_a_named_tokenizer_that_is_not_here_says_what_to_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_named_tokenizer_that_is_not_here_says_what_to_set(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
     monkeypatch.setattr(pretrained, "_hub", lambda name, online=True: None)
     assert "set GLASSFORMER_DATA to a folder that has tok-gpt2 in it" in refused(
@@ -293,14 +282,12 @@ def test_a_named_tokenizer_that_is_not_here_says_what_to_set(
     assert "not in the hub's cache" in refused(capsys, "x", "--with", "nobody/nothing")
 
 
-def test_a_hub_folder_in_the_cache_is_found(
-    tokenizer_folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_folder_in_the_cache_is_found(tokenizer_folder, monkeypatch):
     import huggingface_hub
 
     requests = []
 
-    def cached(name: str, **options: object) -> str:
+    def cached(name, **options):
         requests.append((name, options["local_files_only"]))
         return tokenizer_folder
 
@@ -310,7 +297,7 @@ def test_a_hub_folder_in_the_cache_is_found(
     ).fingerprint and requests == [("some/model", True)]
 
 
-def test_a_broken_gguf_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:
+def test_a_broken_gguf_vocabulary_is_refused(data, tmp_path):
     content = next((data / "tok-starcoder").glob("*.gguf")).read_bytes()
     for name, raw in {
         "cut": content[:100_000],
@@ -321,7 +308,7 @@ def test_a_broken_gguf_vocabulary_is_refused(data: Path, tmp_path: Path) -> None
             open_tokenizer(tmp_path / f"{name}.gguf")
 
 
-def test_what_a_tokenizer_refuses_is_a_habit_too() -> None:
+def test_what_a_tokenizer_refuses_is_a_habit_too():
     """One that knows "London" and no other letters is still shown."""
     habits = compare.habits(train_tokenizer("char", ["London"]))
     assert habits["capitals"] == "(refused) L|o|n|d|o|n (refused)"

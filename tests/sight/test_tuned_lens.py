@@ -4,7 +4,6 @@ says what it is."""
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from torch.nn import functional as F
 
 import tiny
 from glassformer import config as c
-from glassformer.cli import main
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -49,7 +47,7 @@ def divergence(model: Model, group: list[Pair], tuned: TunedLens | None) -> list
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "bert", "t5", "mixtral", "gru"])
-def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name: str, tmp_path: Path) -> None:
+def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name, tmp_path):
     model = tiny.model(tiny.ALL[name])
     weights = {path: weight.clone() for path, weight in model.state_dict().items()}
     steps: list[int] = []
@@ -85,7 +83,7 @@ def test_it_comes_nearer_on_texts_that_it_was_not_fitted_to(name: str, tmp_path:
     assert plain.probability[0] != observed.probability[0]
 
 
-def test_untrained_it_is_the_logit_lens() -> None:
+def test_untrained_it_is_the_logit_lens():
     model = tiny.model(tiny.DECODERS["llama"])
     zeros = TunedLens(
         torch.zeros(2, 32, 32),
@@ -107,7 +105,7 @@ def test_untrained_it_is_the_logit_lens() -> None:
         assert torch.equal(logit, second)
 
 
-def test_a_translator_is_affine() -> None:
+def test_a_translator_is_affine():
     """h + W h + b before the norm, by hand."""
     model = tiny.model(tiny.DECODERS["llama"]).double()
     draw = torch.Generator().manual_seed(0)
@@ -125,7 +123,7 @@ def test_a_translator_is_affine() -> None:
     torch.testing.assert_close(result, right, rtol=1e-10, atol=1e-10)
 
 
-def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merged() -> None:
+def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merged():
     model, second_model = (
         tiny.model(tiny.DECODERS["llama"]),
         tiny.model(tiny.DECODERS["llama"], seed=2),
@@ -143,7 +141,7 @@ def test_the_fingerprint_is_the_models_in_another_dtype_and_with_its_change_merg
     assert fingerprint(model) == changed and fingerprint(model.bfloat16()) == changed
 
 
-def test_one_clear_sentence(tmp_path: Path) -> None:
+def test_one_clear_sentence(tmp_path):
     model = tiny.model(tiny.DECODERS["llama"])
     lens = fit_tuned_lens(model, texts(model), steps=1, tokens=16)
     second_model = tiny.model(tiny.DECODERS["llama"], seed=2)
@@ -164,96 +162,75 @@ def test_one_clear_sentence(tmp_path: Path) -> None:
             TunedLens.load(tmp_path / name)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path, terminal):
     model = build_model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300)), seed=1)
     store.save(model, tmp_path / "model", train_tokenizer("byte", []), layout="glassformer")
     (tmp_path / "text.txt").write_text("The cat sat on the mat. " * 40)
-    name, data, out = (str(tmp_path / name) for name in ("model", "text.txt", "lens.safetensors"))
-    small = ["--steps", "4", "--tokens", "64", "--context", "32", "--rate", "0.003"]
-    assert main(["lens", name, "--fit", data, "--out", out, *small, "--json"]) == 0
-    message, notes = capsys.readouterr()
-    output = json.loads(message)
-    assert output["steps"] == 4 and all(
-        a < b for a, b in zip(output["after"], output["before"], strict=True)
-    )
-    assert "step 4 of 4" in notes and "holds the tuned lens" in notes
-    assert main(["lens", name, "The cat", "--tuned", out, "--json"]) == 0
-    observed = json.loads(capsys.readouterr().out)
-    assert observed["lens"] == "tuned lens" and "fitted on text.txt in 4 steps" in " ".join(
-        observed["notes"]
-    )
-    assert main(["lens", name, "The cat", "--tuned", out]) == 0
-    assert capsys.readouterr().out.startswith("tuned lens")
+    data, out = tmp_path / "text.txt", tmp_path / "lens.safetensors"
+    line = f"lens {tmp_path}/model"
+    options = "--steps 4 --tokens 64 --context 32 --rate 0.003"
+    output = terminal.json(f"{line} --fit {data} --out {out} {options}")
+    assert output["steps"] == 4
+    assert all(a < b for a, b in zip(output["after"], output["before"], strict=True))
+    assert "step 4 of 4" in terminal.notes and "holds the tuned lens" in terminal.notes
+    observed = terminal.json(f"{line} 'The cat' --tuned {out}")
+    assert observed["lens"] == "tuned lens"
+    assert "fitted on text.txt in 4 steps" in " ".join(observed["notes"])
+    assert terminal(f"{line} 'The cat' --tuned {out}").startswith("tuned lens")
     for words, sentence in (
-        (["--fit", data], "--fit writes a file"),
-        (["a", "b"], "There are 2 texts; give one"),
-        (["a", "--out", out], "--out goes with --fit"),
-        (["a", "--fit", data, "--out", out], "--fit takes DATA alone"),
+        (f"--fit {data}", "--fit writes a file"),
+        ("a b", "There are 2 texts; give one"),
+        (f"a --out {out}", "--out goes with --fit"),
+        (f"a --fit {data} --out {out}", "--fit takes DATA alone"),
     ):
-        assert main(["lens", name, *words]) == 2
-        assert sentence in capsys.readouterr().err
+        assert sentence in terminal.refused(f"{line} {words}")
 
 
-def test_the_command_fits_an_encoder_decoder_on_pairs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_fits_an_encoder_decoder_on_pairs(tmp_path, terminal, monkeypatch):
     """On what its decoder reads beside its source: the same lens as in Python from the same
     pairs."""
+    monkeypatch.chdir(tmp_path)
     tokenizer = train_tokenizer("byte", [])
-    cfg = dataclasses.replace(tiny.ALL["t5"], embed=c.Embed(tokenizer.size))
-    model = build_model(cfg, seed=1)
-    store.save(model, tmp_path / "model", tokenizer, layout="glassformer")
-    sources, targets = ([f"{word} {n}" for n in range(12)] for word in ("one", "two words"))
-    (tmp_path / "a.txt").write_text("\n".join(sources) + "\n")
-    (tmp_path / "b.txt").write_text("\n".join(targets) + "\n")
-    rows = "".join(f"{a}\t{b}\n" for a, b in zip(sources, targets, strict=True))
-    (tmp_path / "ab.tsv").write_text(f"first\tother\n{rows}")
-    name, data, out = (str(tmp_path / name) for name in ("model", "a.txt", "lens.safetensors"))
-    small = ["--steps", "3", "--tokens", "32", "--json"]
-    assert (
-        main(
-            ["lens", name, "--fit", data, "--target", str(tmp_path / "b.txt"), "--out", out, *small]
-        )
-        == 0
-    )
-    output = json.loads(capsys.readouterr().out)
+    model = build_model(dataclasses.replace(tiny.ALL["t5"], embed=c.Embed(tokenizer.size)), seed=1)
+    store.save(model, "model", tokenizer, layout="glassformer")
+    pairs = [(f"one {n}", f"two words {n}") for n in range(12)]
+    for name, lines in (
+        ("a.txt", [a for a, _ in pairs]),
+        ("b.txt", [b for _, b in pairs]),
+        ("ab.tsv", ["first\tother", *map("\t".join, pairs)]),
+    ):
+        Path(name).write_text("\n".join(lines) + "\n")
+    options = "--steps 3 --tokens 32"
+    output = terminal.json(f"lens model --fit a.txt --target b.txt --out own.safetensors {options}")
     start = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
     result = [
         (
             torch.tensor([[start, *tokenizer.encode(b)]]),
             torch.tensor([[*tokenizer.encode(a), tokenizer.eos]]),
         )
-        for a, b in zip(sources, targets, strict=True)
+        for a, b in pairs
     ]
     right = fit_tuned_lens(model, result, steps=3, tokens=32)
-    assert (
-        output["after"] == pytest.approx(right.after, rel=1e-5)
-        and output["after"][0] < output["before"][0]
+    assert output["after"] == pytest.approx(right.after, rel=1e-5)
+    assert output["after"][0] < output["before"][0]
+    loaded = TunedLens.load("own.safetensors")
+    assert torch.allclose(loaded.weight, right.weight, atol=1e-6)
+    assert loaded.depths[0].startswith("decoder.")
+    terminal(
+        f"lens model --fit ab.tsv --columns source=first,target=other --out again.safetensors {options}"
     )
-    loaded = TunedLens.load(out)
-    assert torch.allclose(loaded.weight, right.weight, atol=1e-6) and loaded.depths[0].startswith(
-        "decoder."
-    )
-    again = str(tmp_path / "again.safetensors")
-    columns = ["--columns", "source=first,target=other"]
-    assert (
-        main(["lens", name, "--fit", str(tmp_path / "ab.tsv"), *columns, "--out", again, *small])
-        == 0
-    )
-    capsys.readouterr()
-    assert torch.equal(TunedLens.load(again).weight, loaded.weight)
-    assert main(["lens", name, "two", "--source", "one", "--tuned", out]) == 0
-    assert capsys.readouterr().out.startswith("tuned lens")
+    assert torch.equal(TunedLens.load("again.safetensors").weight, loaded.weight)
+    output = terminal("lens model two --source one --tuned own.safetensors")
+    assert output.startswith("tuned lens")
     for words, sentence in (
-        (["two", "--source", "one", "--target", "b.txt"], "go with --fit"),
-        (["--fit", data, "--out", again, "--context", "8"], "--context cuts a running text"),
-        (["--fit", data, "--target", str(tmp_path / "c.txt"), "--out", again], "c.txt"),
+        ("two --source one --target b.txt", "go with --fit"),
+        ("--fit a.txt --out again.safetensors --context 8", "--context cuts a running text"),
+        ("--fit a.txt --target c.txt --out again.safetensors", "c.txt"),
     ):
-        assert main(["lens", name, *words]) == 2
-        assert sentence in capsys.readouterr().err
+        assert sentence in terminal.refused(f"lens model {words}")
 
 
-def test_pairs_that_are_too_long_lose_their_end() -> None:
+def test_pairs_that_are_too_long_lose_their_end():
     tokenizer = train_tokenizer("byte", [])
     model = build_model(
         dataclasses.replace(tiny.ALL["vaswani"], embed=c.Embed(tokenizer.size)), seed=1

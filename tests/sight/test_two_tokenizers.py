@@ -14,7 +14,6 @@ from glassformer import config as c
 from glassformer import families as recipes
 from glassformer import generation
 from glassformer import sight as inspection
-from glassformer.cli import main
 from glassformer.core.config import serial
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -30,7 +29,7 @@ PATH = "decoder.blocks.0.cross.pattern"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: Any) -> Path:
+def folder(tmp_path_factory):
     reads = train_tokenizer("words", [GERMAN, OTHER, "nie nimmer"])
     writes = train_tokenizer("words", [ENGLISH, "dogs"])
     sizes = {"dim": 32, "encoder.depth": 1, "decoder.depth": 1, "embed.vocab": writes.size}
@@ -44,7 +43,7 @@ def folder(tmp_path_factory: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> tuple[Any, Any, list[int]]:
+def loaded(folder):
     """The model, its tokenizer, and the source as the source's own tokenizer writes it."""
     model, tokenizer = store.load(folder)
     assert (
@@ -112,14 +111,12 @@ ASKED: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_source_is_read_by_its_own_tokenizer(
-    loaded: tuple[Any, Any, list[int]], name: str
-) -> None:
+def test_a_source_is_read_by_its_own_tokenizer(loaded, name):
     model, tokenizer, ids = loaded
     assert ASKED[name](GERMAN, model, tokenizer) == ASKED[name](ids, model, tokenizer)
 
 
-def test_its_tokens_are_named_by_it(loaded: tuple[Any, Any, list[int]]) -> None:
+def test_its_tokens_are_named_by_it(loaded):
     model, tokenizer, ids = loaded
     named = [*GERMAN.split(), "</s>"]
     displayed = [f"·{word}" for word in named[:-1]] + named[-1:]
@@ -146,7 +143,7 @@ def test_its_tokens_are_named_by_it(loaded: tuple[Any, Any, list[int]]) -> None:
     assert grid.clean[:2] == displayed[:2]
 
 
-def test_texts_of_an_encoder_are_read_by_it(loaded: tuple[Any, Any, list[int]]) -> None:
+def test_texts_of_an_encoder_are_read_by_it(loaded):
     model, tokenizer, ids = loaded
     assert [row[0].tolist() for row in streams.windows(model, tokenizer, [GERMAN])] == [ids]
     ((target, source),) = streams.pairs(model, tokenizer, [(GERMAN, ENGLISH)])
@@ -163,14 +160,12 @@ def test_texts_of_an_encoder_are_read_by_it(loaded: tuple[Any, Any, list[int]]) 
     assert inspection.verify(model, tokenizer, new=2, compile=False) is not None
 
 
-def test_the_command_line_the_page_and_saving(
-    folder: Path, loaded: tuple[Any, Any, list[int]], tmp_path: Path, capsys: Any
-) -> None:
+def test_the_command_line_the_page_and_saving(folder, loaded, tmp_path, terminal):
     model, tokenizer, ids = loaded
-    assert main(["why", str(folder), ENGLISH, f"{PATH}[0,1,1]", "--source", GERMAN]) == 0
-    assert 'key 1 "·katze"' in capsys.readouterr().out
-    assert main(["generate", str(folder), GERMAN, "--max-new", "2", "--json"]) == 0
-    assert '"prompt_pieces": ["eine", "katze", "sitzt", "da", "</s>"]' in capsys.readouterr().out
+    output = terminal(f"why {folder} '{ENGLISH}' {PATH}[0,1,1] --source '{GERMAN}'")
+    assert 'key 1 "·katze"' in output
+    output = terminal(f"generate {folder} '{GERMAN}' --max-new 2 --json")
+    assert '"prompt_pieces": ["eine", "katze", "sitzt", "da", "</s>"]' in output
     models = Models([str(folder)])
     runs, (name,) = TraceCache(models), models.entries
     answer = runs.make(RunFields(model=name, text=ENGLISH, source=GERMAN))

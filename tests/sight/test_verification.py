@@ -3,11 +3,9 @@ its place."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ import torch
 
 import glassformer
 import tiny
-from glassformer import cli, config
+from glassformer import config
 from glassformer.core.config import objective as objectives
 from glassformer.core.errors import UserError
 from glassformer.core.nn import attention, cache, hooks, layers
@@ -30,7 +28,7 @@ from glassformer.tasks import recurrence
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch):
     """Shorter texts."""
     monkeypatch.setattr(probes, "LENGTH", 12)
 
@@ -46,7 +44,7 @@ def failing(result: dict[str, Check]) -> dict[str, Check]:
 
 
 @pytest.mark.parametrize("name", tiny.ALL)
-def test_every_family_passes(name: str) -> None:
+def test_every_family_passes(name):
     result = checks(tiny.model(tiny.ALL[name]))
     assert not failing(result), "\n".join(check.line() for check in failing(result).values())
     kinds = {check.kind for check in result.values() if check.status == "pass"}
@@ -66,7 +64,7 @@ def test_every_family_passes(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["llama", "nanomoe", "t5"])
-def test_every_format_passes(name: str, dtype: torch.dtype) -> None:
+def test_every_format_passes(name, dtype):
     result = checks(tiny.model(tiny.ALL[name]).to(dtype))
     assert not failing(result), "\n".join(check.line() for check in failing(result).values())
     names = {torch.bfloat16: "bfloat16 / float32", torch.float16: "float16 / float32"}
@@ -75,7 +73,7 @@ def test_every_format_passes(name: str, dtype: torch.dtype) -> None:
         assert result["engine prefill / eager"].status == "pass"
 
 
-def test_the_continuation_is_the_plain_pass_own_and_greedy() -> None:
+def test_the_continuation_is_the_plain_pass_own_and_greedy():
     model = tiny.model(tiny.ALL["llama"])
     args, new = probes.draw(model, None, 6)
     for ids in args.tokens:
@@ -181,9 +179,7 @@ FAULTS = {  # family, where, what, kinds that fail, the address that is named
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_fails_its_checks_and_is_named(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_fault_fails_its_checks_and_is_named(fault, monkeypatch):
     family, places, name, broken, kinds, address = FAULTS[fault]
     monkeypatch.setattr(places, name, broken)
     result = failing(checks(tiny.model(tiny.ALL[family])))
@@ -194,10 +190,10 @@ def test_a_planted_fault_fails_its_checks_and_is_named(
         assert check.first is not None and re.match(address, check.first.address), check.line()
 
 
-def test_a_weight_that_comes_back_changed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_comes_back_changed_is_named(monkeypatch):
     load = store.load
 
-    def worn(*args: Any, **options: Any) -> Any:
+    def worn(*args, **options):
         model, tokenizer = load(*args, **options)
         weight = dict(model.named_parameters())["decoder.blocks.1.ffn.down.weight"]
         weight.data = weight.data.clone()
@@ -211,7 +207,7 @@ def test_a_weight_that_comes_back_changed_is_named(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_an_engine_that_errs_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_errs_fails_alone(monkeypatch):
     engine = ENGINES["cpu_blocks"]
     monkeypatch.setitem(
         ENGINES, "cpu_blocks", engine._replace(run=lambda inputs: 1.01 * engine.run(inputs))
@@ -222,10 +218,10 @@ def test_an_engine_that_errs_fails_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     )
 
 
-def test_padding_that_is_seen_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_that_is_seen_fails(monkeypatch):
     was = attention.Mask.__init__
 
-    def padded_mask(self: Any, q_pos: Any, k_pos: Any, *args: Any, **more: Any) -> None:
+    def padded_mask(self, q_pos, k_pos, *args, **more):
         was(
             self,
             q_pos,
@@ -240,8 +236,8 @@ def test_padding_that_is_seen_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(".attn.pattern[" in check.first.address for check in result.values())
 
 
-def test_a_way_that_breaks_fails_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> None:
+def test_a_way_that_breaks_fails_and_the_others_are_told(monkeypatch):
+    def broken(*args):
         raise IndexError("no such slot")
 
     monkeypatch.setattr(cache.KV, "extend", broken)
@@ -250,9 +246,7 @@ def test_a_way_that_breaks_fails_and_the_others_are_told(monkeypatch: pytest.Mon
     assert {check.note for check in result.values()} == {"IndexError: no such slot"}
 
 
-def test_near_ties_of_experts_are_told_from_routers_that_err(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_near_ties_of_experts_are_told_from_routers_that_err(monkeypatch):
     """Experts whose routers are alike to the last bits: rounding alone chooses between them."""
     model = tiny.model(tiny.ALL["mixtral"])
     with torch.no_grad():
@@ -284,9 +278,7 @@ def test_near_ties_of_experts_are_told_from_routers_that_err(
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
-def test_transformers_says_the_same(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_transformers_says_the_same(name, monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     cfg = tiny.ALL[name]
     model = tiny.model(replace(cfg, pool=None) if name == "bert" else cfg)
@@ -304,7 +296,7 @@ def test_transformers_says_the_same(
     )
 
 
-def test_what_cannot_be_compared_says_why() -> None:
+def test_what_cannot_be_compared_says_why():
     result = checks(tiny.model(tiny.ALL["alibi"]), against="hf")
     assert result["engine block_sparse / eager"].note == "it knows no bias of positions"
     assert "no layout that transformers knows" in result["here / transformers"].note
@@ -314,7 +306,7 @@ def test_what_cannot_be_compared_says_why() -> None:
     )
 
 
-def test_an_adapted_model_is_verified_with_its_own_adapter() -> None:
+def test_an_adapted_model_is_verified_with_its_own_adapter():
     model = tiny.model(tiny.ALL["llama"])
     lora.tune(model, objectives.LoRA(rank=2, alpha=4.0, target_modules=("*.attn.v",)))
     with torch.no_grad():
@@ -329,13 +321,13 @@ def test_an_adapted_model_is_verified_with_its_own_adapter() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "bert"])
 @pytest.mark.slow
-def test_compiled_code_says_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_says_the_same(name, monkeypatch):
     result = checks(tiny.model(tiny.ALL[name]), compile=True)["compiled / eager"]
     assert result.status == "pass" and result.difference is not None, result.line()
 
 
-def test_compiled_code_that_errs_is_named_by_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(model: Any) -> Any:
+def test_compiled_code_that_errs_is_named_by_what_it_says(monkeypatch):
+    def wrong(model):
         second = counterparts.in_format(model, torch.float32)
         with torch.no_grad():
             second.embed.token.weight[:, 0] += 0.1
@@ -350,7 +342,7 @@ def test_compiled_code_that_errs_is_named_by_what_it_says(monkeypatch: pytest.Mo
 # and refusals
 
 
-def test_the_bound_follows_the_format_and_the_depth() -> None:
+def test_the_bound_follows_the_format_and_the_depth():
     gpt2, deep = tiny.ALL["gpt2"], tiny.decoder(*[tiny.block()] * 4)
     assert tolerance(gpt2, torch.float32, 9) == 16 * 2**-23 * math.sqrt(5)
     assert tolerance(gpt2, torch.bfloat16, 9) == 4 * 2**-7 * math.sqrt(5)
@@ -359,7 +351,7 @@ def test_the_bound_follows_the_format_and_the_depth() -> None:
     assert tolerance(tiny.ALL["lstm"], torch.float32, 9) == 16 * 2**-23 * math.sqrt(19)
 
 
-def test_the_first_difference_knows_masks_and_nan() -> None:
+def test_the_first_difference_knows_masks_and_nan():
     inf = float("inf")
     expected = torch.tensor([[1.0, -inf], [2.0, 3.0]])
     assert differing("x", expected.clone(), expected) is None
@@ -369,7 +361,7 @@ def test_the_first_difference_knows_masks_and_nan() -> None:
     assert differing("x", expected + 1e-4, expected, 1e-3) is None
 
 
-def test_the_texts_are_cut_back_to_their_own_values() -> None:
+def test_the_texts_are_cut_back_to_their_own_values():
     """Every value of a padded batch, cut to a text, is that of the text alone: shape and all."""
     for name in ("mixed", "t5", "bahdanau", "bert"):
         model = tiny.model(tiny.ALL[name])
@@ -382,7 +374,7 @@ def test_the_texts_are_cut_back_to_their_own_values() -> None:
                 assert all(actual[path].shape == reference[path].shape for path in reference)
 
 
-def test_bad_models_are_refused() -> None:
+def test_bad_models_are_refused():
     model = tiny.model(tiny.ALL["llama"])
     with pytest.raises(UserError, match="0 tokens"):
         checks(model, new=0)
@@ -395,28 +387,20 @@ def test_bad_models_are_refused() -> None:
         checks(tiny.model(short))
 
 
-def test_the_command_tells_all_and_exits_with_1_on_a_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_tells_all_and_exits_with_1_on_a_failure(tmp_path, terminal, monkeypatch):
     store.save(tiny.model(tiny.ALL["llama"]), tmp_path / "m")
-    assert cli.main(["verify", str(tmp_path / "m"), "--tokens", "4", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = terminal.json(f"verify {tmp_path}/m --tokens 4")
     assert data["passed"] and data["dtype"] == "float32"
-    assert {"kind", "name", "status", "difference", "bound", "greedy", "tokens", "first"} <= set(
-        data["checks"][0]
-    )
+    fields = "kind name status difference bound greedy tokens first"
+    assert data["checks"][0].keys() >= set(fields.split())
     monkeypatch.setattr(cache.KV, "extend", forgetful)
-    assert cli.main(["verify", str(tmp_path / "m"), "--tokens", "4"]) == 1
-    output = capsys.readouterr().out
-    assert (
-        output.startswith("compared")
-        and "FAIL" in output
-        and "first: decoder.blocks.0.attn." in output
-    )
+    output = terminal(f"verify {tmp_path}/m --tokens 4", code=1)
+    assert output.startswith("compared") and "FAIL" in output
+    assert "first: decoder.blocks.0.attn." in output
     assert re.search(r"checks passed, [1-9]\d* failed, \d+ not run\n$", output)
 
 
-def test_a_model_that_answers_zeros_passes_nothing() -> None:
+def test_a_model_that_answers_zeros_passes_nothing():
     """A head that starts at 0: all ways agree, whatever they compute; only saved weights are
     compared."""
     model = tiny.model(replace(tiny.ALL["llama"], head=config.Head(tied=False)))

@@ -12,9 +12,7 @@ from glassformer.sight.wire import coded, packed, pool_of, pooled
 
 @pytest.mark.parametrize("shape", [(7, 5), (3, 10, 11), (64,), (2, 48, 48), (5, 100)])
 @pytest.mark.parametrize("sizes", [(4, 4), (3, 7), (48, 48), (6,)])
-def test_a_tile_shows_what_is_furthest_from_zero(
-    shape: tuple[int, ...], sizes: tuple[int, ...]
-) -> None:
+def test_a_tile_shows_what_is_furthest_from_zero(shape, sizes):
     values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     values[np.random.default_rng(1).random(shape) < 0.3] = -np.inf
     sizes = sizes[-len(shape) :]
@@ -32,14 +30,14 @@ def test_a_tile_shows_what_is_furthest_from_zero(
         assert result[place] == (max(group, key=abs) if group.size else -np.inf)
 
 
-def test_one_hot_cell_of_a_million_stays() -> None:
+def test_one_hot_cell_of_a_million_stays():
     values = np.zeros((1, 1024, 1024), np.float32)
     values[0, 777, 333] = -3.0
     result = pooled(values, (48, 48))
     assert result.min() == -3.0 and (result != 0).sum() == 1
 
 
-def test_the_container_is_what_the_library_reads_and_always_the_same() -> None:
+def test_the_container_is_what_the_library_reads_and_always_the_same():
     tensors = {
         "a": np.arange(6, dtype=np.uint8).reshape(2, 3),
         "b": np.linspace(0, 1, 5, dtype=np.float32),
@@ -55,7 +53,7 @@ def test_the_container_is_what_the_library_reads_and_always_the_same() -> None:
     assert int.from_bytes(data[:8], "little") % 8 == 0
 
 
-def test_what_is_constant_or_empty_of_numbers_has_a_code() -> None:
+def test_what_is_constant_or_empty_of_numbers_has_a_code():
     for values in (np.full((2, 2), 3.0, np.float32), np.full((2, 2), -np.inf, np.float32)):
         codes, facts = coded(values, "u8")
         low, high = float(facts["min"]), float(facts["max"])
@@ -67,7 +65,7 @@ def test_what_is_constant_or_empty_of_numbers_has_a_code() -> None:
     )
 
 
-def test_pools_are_read_or_refused() -> None:
+def test_pools_are_read_or_refused():
     assert pool_of("max:48x32") == (48, 32) and pool_of("max:7") == (7,) and pool_of(None) is None
     for wrong in (
         "mean:3",
@@ -83,7 +81,7 @@ def test_pools_are_read_or_refused() -> None:
             pool_of(wrong)
 
 
-def test_nan_and_minus_infinity_are_told_apart() -> None:
+def test_nan_and_minus_infinity_are_told_apart():
     """NaN stands in whatever tile has one, what is hidden only where a tile has nothing else; bytes
     hold no NaN."""
     values = np.array([[1.0, -np.inf, -np.inf, -3.0], [np.nan, 2.0, -np.inf, -np.inf]], np.float32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,7 +83,7 @@ SENTENCES = [sentence(np.random.default_rng(n)) for n in range(120)]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     """A corpus in both forms, and a BERT folder that transformers wrote."""
     transformers = pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("tags")
@@ -113,7 +112,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -------------------------------------------------------------------------------------- the files
 
 
-def test_both_forms_say_the_same(home: Path, tmp_path: Path) -> None:
+def test_both_forms_say_the_same(home, tmp_path):
     columns, lines = (
         read_examples(str(home / f"train.{kind}"), Tag()) for kind in ("conll", "jsonl")
     )
@@ -177,7 +176,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_files_are_one_sentence(name: str, tmp_path: Path) -> None:
+def test_bad_files_are_one_sentence(name, tmp_path):
     content, sentence = BAD[name]
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=sentence) as caught:
@@ -185,7 +184,7 @@ def test_bad_files_are_one_sentence(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
 
 
-def test_a_label_that_training_does_not_have(home: Path, tmp_path: Path) -> None:
+def test_a_label_that_training_does_not_have(home, tmp_path):
     (tmp_path / "valid.conll").write_text("ann\tB-PER\n\nrome\tB-PLAC\n")
     data = run_config.Examples(str(home / "train.conll"), str(tmp_path / "valid.conll"))
     with pytest.raises(
@@ -201,7 +200,7 @@ def test_a_label_that_training_does_not_have(home: Path, tmp_path: Path) -> None
 # ------------------------------------------------------------------------------------- as tokens
 
 
-def test_words_are_encoded_one_by_one_as_transformers_does(home: Path) -> None:
+def test_words_are_encoded_one_by_one_as_transformers_does(home):
     from transformers import AutoTokenizer
 
     reference, tokenizer = (
@@ -223,7 +222,7 @@ def test_words_are_encoded_one_by_one_as_transformers_does(home: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "char", "words"])
-def test_words_apart_are_the_sentence(kind: str) -> None:
+def test_words_apart_are_the_sentence(kind):
     joined = [" ".join(words) for words, _ in SENTENCES]
     tokenizer = train_tokenizer(kind, joined, 300 if kind == "bpe" else None)
     apart = list(encode_words(tokenizer, [words for words, _ in SENTENCES]))
@@ -234,14 +233,14 @@ def test_words_apart_are_the_sentence(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama2", "t5", "bert-cased"])
-def test_words_apart_are_the_sentence_in_published_tokenizers(name: str, shared_data: Path) -> None:
+def test_words_apart_are_the_sentence_in_published_tokenizers(name, shared_data):
     words = ["Ann", "saw", "the", "1,234", "Zürich-based", "ex-soldiers", ",", "didn't", "she", "?"]
     tokenizer = open_tokenizer(shared_data / f"tok-{name}")
     (apart,) = encode_words(tokenizer, [words])
     assert [id for word in apart for id in word] == tokenizer.encode(" ".join(words))
 
 
-def test_what_does_not_fit_is_one_sentence(home: Path) -> None:
+def test_what_does_not_fit_is_one_sentence(home):
     tokenizer = Checkpoint.open(home / "bert").tokenizer()
     cfg = replace(tiny.bert(), embed=config.Embed(len(PIECES), segments=2))
     long = Table(
@@ -259,7 +258,7 @@ def test_what_does_not_fit_is_one_sentence(home: Path) -> None:
         ("end", ["ann", "ann", "##s"], [0, 1, -1]),
         ("start", ["##s", "##on", "rome"], [-1, -1, 2]),
     ):
-        (side,) = encode(long, tokenizer, Tag(), cfg, 5, cut=cut).sides  # type: ignore[arg-type]
+        (side,) = encode(long, tokenizer, Tag(), cfg, 5, cut=cut).sides
         expected = [PIECES.index(piece) for piece in ("[CLS]", *tokens, "[SEP]")]
         assert side.columns["tokens"].tolist() == expected and side.columns["targets"].tolist() == [
             -1,
@@ -292,7 +291,7 @@ SHAPES = {"encoder": shaped(replace(tiny.bert(), head=None)), "decoder": shaped(
 
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.no_grad()
-def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
+def test_packed_padded_and_pieces_are_as_alone(shape, home):
     """The loss of packed rows, of a padded batch and of each sentence by itself; what is told of
     words is the same."""
     model, tokenizer = tiny.model(SHAPES[shape]), Checkpoint.open(home / "bert").tokenizer()
@@ -340,7 +339,7 @@ def test_packed_padded_and_pieces_are_as_alone(shape: str, home: Path) -> None:
     )
 
 
-def test_the_loss_is_that_of_transformers(home: Path, tmp_path: Path) -> None:
+def test_the_loss_is_that_of_transformers(home, tmp_path):
     import transformers
 
     cfg = replace(
@@ -384,11 +383,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("labels", CASES)
-def test_entities_by_hand(labels: str) -> None:
+def test_entities_by_hand(labels):
     assert entities(labels.split()) == CASES[labels]
 
 
-def test_figures_by_hand() -> None:
+def test_figures_by_hand():
     right = [["B-PER", "I-PER", "O", "B-PLACE"], ["I-PLACE", "O"]]
     outputs = [["B-PER", "O", "O", "B-PLACE"], ["I-PLACE", "I-PLACE"]]
     # wanted PER 0-2, PLACE 3-4, PLACE 0-1; told PER 0-1, PLACE 3-4, PLACE 0-2: one of three
@@ -408,7 +407,7 @@ def test_figures_by_hand() -> None:
     )
 
 
-def test_sentences_in_batches_of_one_stay_apart() -> None:
+def test_sentences_in_batches_of_one_stay_apart():
     """Two sentences, I-X at the end of one and at the beginning of the next, are two entities."""
     labels = ("I-X", "O")
 
@@ -434,7 +433,7 @@ def test_sentences_in_batches_of_one_stay_apart() -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(home: Path) -> Path:
+def trained(home):
     """A BERT folder, fine-tuned by the command."""
     words = [
         "train",
@@ -469,7 +468,7 @@ def trained(home: Path) -> Path:
     return home / "out"
 
 
-def test_fine_tuning_learns_names(trained: Path) -> None:
+def test_fine_tuning_learns_names(trained):
     last = read_log(trained / "log.jsonl")[-1]
     facts = {**last, **last.get("facts", {})}
     assert facts["valid_f1"] > 0.95 and facts["valid_accuracy"] > 0.97, facts
@@ -478,36 +477,25 @@ def test_fine_tuning_learns_names(trained: Path) -> None:
     assert model.config.token_head == config.TokenHead(5, dropout=0.1) and model.config.pool is None
 
 
-def test_commands(trained: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["classify", str(trained), "ann jackson saw rome", "walks"]) == 0
-    output = capsys.readouterr().out
+def test_commands(trained, home, terminal):
+    output = terminal(f"classify {trained} 'ann jackson saw rome' walks")
     assert output == "ann\tB-PER\njackson\tI-PER\nsaw\tO\nrome\tB-PLACE\n\nwalks\tO\n\n"
     (home / "told.conll").write_text(output)
-    assert main(["eval", str(trained), "--data", str(home / "told.conll"), "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures == {
-        "sentences": 2,
-        "words": 5,
-        "accuracy": 100.0,
-        "precision": 100.0,
-        "recall": 100.0,
-        "f1": 100.0,
-    }
-    assert main(["classify", str(trained), "ann saw rome", "--json"]) == 0
-    output = json.loads(capsys.readouterr().out)
-    assert output["labels"] == ["B-PER", "O", "B-PLACE"] and all(
-        0.5 < p <= 1 for p in output["probabilities"]
-    )
+    figures = terminal.json(f"eval {trained} --data {home}/told.conll")
+    shares = dict.fromkeys(("accuracy", "precision", "recall", "f1"), 100.0)
+    assert figures == {"sentences": 2, "words": 5, **shares}
+    output = terminal.json(f"classify {trained} 'ann saw rome'")
+    assert output["labels"] == ["B-PER", "O", "B-PLACE"]
+    assert all(0.5 < p <= 1 for p in output["probabilities"])
     for words, message in (
         (["--second", "b", "a"], "leave --second out"),
         (["in", "ann " * 40], "Sentence 2 has 42 tokens and the model reads 32"),
         ([" "], "A sentence is empty"),
     ):
-        assert main(["classify", str(trained), *words]) == 2
-        assert message in capsys.readouterr().err
+        assert message in terminal.refused(f"classify {trained}", *words)
 
 
-def test_a_checkpoint_opens_in_transformers(trained: Path, home: Path) -> None:
+def test_a_checkpoint_opens_in_transformers(trained, home):
     from transformers import pipeline
 
     assert main(["convert", str(trained), "--out", str(home / "hf")]) == 0
@@ -528,7 +516,7 @@ def test_a_checkpoint_opens_in_transformers(trained: Path, home: Path) -> None:
 
 
 @pytest.mark.parametrize("tune", [Frozen(), LoRA(rank=2)])
-def test_from_a_tagger_to_other_labels(tune: object, trained: Path, tmp_path: Path) -> None:
+def test_from_a_tagger_to_other_labels(tune, trained, tmp_path):
     """A head with other labels is drawn anew, the trunk stays or changes little; Classify leaves
     the head out."""
     (tmp_path / "b.jsonl").write_text(

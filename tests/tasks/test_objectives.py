@@ -14,7 +14,6 @@ from torch.nn import functional as F
 import glassformer
 import tiny
 from glassformer import config, runs, training
-from glassformer.cli import main
 from glassformer.core.config import extend, run, serial
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape, build_model
@@ -632,70 +631,45 @@ def test_sizes_below_nothing_are_refused():
 OWN = Path(__file__).parents[1] / "own_objective.py"
 
 
-def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, capsys):
+RUN_FILE = """
+[model]
+recipe = "glass/encoder-1m"
+dim = 32
+encoder.depth = 1
+[data]
+type = "Examples"
+train = "{folder}/pairs.tsv"
+tokenizer = "char"
+[train]
+objective = {{ type = "Prefer" }}
+batch = 4
+context = 64
+evaluate_every = 4
+optimizer = {{ type = "AdamW", lr = 5e-3 }}
+"""
+
+
+def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, terminal):
     """Named in a run file, it reads its own parts, trains, is validated, resumes and refuses what
     it does not fit."""
     monkeypatch.setattr(serial, "_MEMBERS", dict(serial._MEMBERS))
     monkeypatch.setattr(extend, "_USED", set())
     pairs = "".join(f"{i} and {i} is {2 * i}\t{i} and {i} is {2 * i + 1}\n" for i in range(60))
     (tmp_path / "pairs.tsv").write_text("better\tworse\n" + pairs)
-    lines = [
-        f'train = "{tmp_path}/pairs.tsv"',
-        'tokenizer = "char"',
-        "[train]",
-        'objective = { type = "Prefer" }',
-    ]
-    sizes = [
-        "batch = 4",
-        "context = 64",
-        "evaluate_every = 4",
-        'optimizer = { type = "AdamW", lr = 5e-3 }',
-    ]
-    shape = [
-        "[model]",
-        'recipe = "glass/encoder-1m"',
-        "dim = 32",
-        "encoder.depth = 1",
-        "[data]",
-        'type = "Examples"',
-    ]
-    (tmp_path / "run.toml").write_text("\n".join([*shape, *lines, *sizes]))
-    requests = [
-        "train",
-        str(tmp_path / "run.toml"),
-        "--out",
-        str(tmp_path / "run"),
-        "--dtype",
-        "float32",
-    ]
-    assert main([*requests, "--steps", "8"]) == 2
-    assert '"type" is "Prefer"' in (stderr := capsys.readouterr().err) and "--use FILE" in stderr
-    in_use = [*requests, "--use", str(OWN)]
-    assert main([*in_use, "--steps", "8", "--train.objective.margin", "0.5"]) == 0
-    assert main([*in_use, "--steps", "12", "--train.objective.margin", "0.5", "--resume"]) == 0
-    valid = [
-        step["valid_preferred"]
-        for step in hooks.read_log(tmp_path / "run" / "log.jsonl")
-        if "valid_loss" in step
-    ]
+    (tmp_path / "run.toml").write_text(RUN_FILE.format(folder=tmp_path))
+    line = f"train {tmp_path}/run.toml --out {tmp_path}/run --dtype float32"
+    notes = terminal.refused(f"{line} --steps 8")
+    assert '"type" is "Prefer"' in notes and "--use FILE" in notes
+    line += f" --use {OWN} --train.objective.margin 0.5"
+    terminal(f"{line} --steps 8")
+    terminal(f"{line} --steps 12 --resume")
+    rows = hooks.read_log(tmp_path / "run" / "log.jsonl")
+    valid = [row["valid_preferred"] for row in rows if "valid_loss" in row]
     assert len(valid) == 3 and all(0 <= share <= 1 for share in valid)
     model, _ = glassformer.load(tmp_path / "run")
     assert model.config.pool.labels == 1 and model.config.head is None
-    capsys.readouterr()
-    assert (
-        main(
-            [
-                *in_use[:2],
-                "--out",
-                str(tmp_path / "no"),
-                "--use",
-                str(OWN),
-                "--data.columns",
-                "{best = 'x'}",
-            ]
-        )
-        == 2
-    )
-    assert 'There is no part "best"' in capsys.readouterr().err
+    options = ["--out", tmp_path / "no", "--use", OWN, "--data.columns", "{best = 'x'}"]
+    notes = terminal.refused(f"train {tmp_path}/run.toml", *options)
+    assert 'There is no part "best"' in notes
     with pytest.raises(UserError, match="has a Masked already"):
         config.member(training.Objective)(type("Masked", (training.Objective,), {}))

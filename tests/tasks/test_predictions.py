@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import tiny
 from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.nn import Model, build_model
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.tasks import predictions
@@ -41,7 +39,7 @@ TEXTS = ["the cat sat on the mat .", "a dog ran", "the old man , in the big red 
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(tmp_path_factory):
     """A WordPiece tokenizer of a few words, from BERT's vocab.txt."""
     folder: Path = tmp_path_factory.mktemp("words")
     (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
@@ -63,9 +61,7 @@ POOLS = [
 
 
 @pytest.mark.parametrize("pool", [*POOLS, c.Pool("attention")])
-def test_a_vector_is_the_same_alone_and_in_a_batch(
-    tokenizer: Tokenizer, pool: c.Pool | None
-) -> None:
+def test_a_vector_is_the_same_alone_and_in_a_batch(tokenizer, pool):
     model = encoder(pool)
     together = embed(model, tokenizer, TEXTS, batch=3)
     assert together.shape == (4, tiny.DIM)
@@ -73,9 +69,7 @@ def test_a_vector_is_the_same_alone_and_in_a_batch(
         torch.testing.assert_close(embed(model, tokenizer, [text])[0], vector, atol=1e-5, rtol=0)
 
 
-def test_a_pass_on_a_cpu_holds_no_more_tokens_than_a_cache(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_on_a_cpu_holds_no_more_tokens_than_a_cache(tokenizer, monkeypatch):
     """Groups of at most so many tokens with padding, or of one text; the vectors are in the order
     of the texts."""
     model, calls = encoder(), []
@@ -92,7 +86,7 @@ def test_a_pass_on_a_cpu_holds_no_more_tokens_than_a_cache(
     assert [rows for rows, _ in calls] == [1] * 6
 
 
-def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer: Tokenizer) -> None:
+def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer):
     model = encoder()
     ids, segments = tokenizer.encode_pair(TEXTS[0])
     hidden = model(torch.tensor([ids]), segments=torch.tensor([segments])).hidden[0]
@@ -107,7 +101,7 @@ def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer: Tokenizer) -> None
     torch.testing.assert_close(most, hidden.max(0).values, atol=1e-6, rtol=0)
 
 
-def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer: Tokenizer) -> None:
+def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer):
     """Equals PyTorch's own attention of that query over the text's hidden states, its keys and
     values."""
     model = encoder(c.Pool("attention"))
@@ -125,7 +119,7 @@ def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer: Tokenizer)
     assert (vectors - hidden[0].mean(0)).abs().max() > 0.05, "no plain mean"
 
 
-def test_labels_of_texts_and_pairs(tokenizer: Tokenizer) -> None:
+def test_labels_of_texts_and_pairs(tokenizer):
     model = encoder(c.Pool("first", "tanh", labels=3))
     actual_logits = classify(model, tokenizer, TEXTS, batch=2)
     torch.testing.assert_close(actual_logits.sum(1), torch.ones(4))
@@ -141,9 +135,7 @@ def test_labels_of_texts_and_pairs(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("answer", [embed, classify])
-def test_a_text_longer_than_the_model_reads_is_refused_or_loses_its_end(
-    answer: Callable[..., torch.Tensor], tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_longer_than_the_model_reads_is_refused_or_loses_its_end(answer, tokenizer, capsys):
     model = encoder(None if answer is embed else c.Pool("first", "tanh", labels=3))
     room = tiny.CONTEXT - 2
     texts = ["a cat", " ".join(["dog"] * room), " ".join(["dog"] * room) + " ran", "red " * 500]
@@ -158,7 +150,7 @@ def test_a_text_longer_than_the_model_reads_is_refused_or_loses_its_end(
     assert capsys.readouterr().err == ""
 
 
-def test_each_blank_by_itself(tokenizer: Tokenizer) -> None:
+def test_each_blank_by_itself(tokenizer):
     model = encoder()
     sentence = "the ___ sat on the [MASK] ."
     fills = fill(model, tokenizer, sentence, top=4)
@@ -185,7 +177,7 @@ def test_each_blank_by_itself(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("order", ["left", "sure"])
-def test_blanks_together_see_each_other(tokenizer: Tokenizer, order: str) -> None:
+def test_blanks_together_see_each_other(tokenizer, order):
     model = encoder()
     vocab = len(WORDS)
     ids, segments = tokenizer.encode_pair(
@@ -194,7 +186,7 @@ def test_blanks_together_see_each_other(tokenizer: Tokenizer, order: str) -> Non
     first, second = (place for place, token in enumerate(ids) if token == tokenizer.mask)
 
     @torch.no_grad()
-    def share(row: list[int]) -> torch.Tensor:
+    def share(row):
         return model(torch.tensor([row]), segments=torch.tensor([segments])).logits[0].softmax(-1)
 
     start = share(ids)
@@ -208,14 +200,14 @@ def test_blanks_together_see_each_other(tokenizer: Tokenizer, order: str) -> Non
             after = share(row)
         chance[a, b] = float(start[first, a] * after[second, b])
     best = max(chance, key=lambda pair: chance[pair])
-    fills = fill(model, tokenizer, "the ___ sat ___ .", top=vocab, order=order)[0]  # type: ignore[arg-type]
+    fills = fill(model, tokenizer, "the ___ sat ___ .", top=vocab, order=order)[0]
     at = (0, 1) if first < second else (1, 0)
     assert (fills[0].tokens[at[0]], fills[0].tokens[at[1]]) == best
     assert fills[0].probability == pytest.approx(chance[best], rel=1e-4)
     assert len(fills) == vocab
 
 
-def test_bad_input(tokenizer: Tokenizer) -> None:
+def test_bad_input(tokenizer):
     model = encoder()
     decoder = build_model(tiny.gpt2(), seed=1)
     with pytest.raises(UserError, match="no blank"):

@@ -19,6 +19,7 @@ from glassformer.core.generation import generate
 from glassformer.core.nn import Cache, EncoderDecoder, Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.scale.cost import cost
+from glassformer.sight.layouts import DocumentReader, Documents
 from tiny import ALL, tokens
 
 PAIRS = ["cho", "bahdanau", "additive-lstm"]
@@ -29,7 +30,7 @@ def twin(
     model: object, kind: type[nn.RNNBase], variants: str, inputs: int, width: int
 ) -> nn.RNNBase:
     """torch's own module with the same weights."""
-    body = model.decoder if hasattr(model, "decoder") else model.encoder  # type: ignore[attr-defined]
+    body = model.decoder if hasattr(model, "decoder") else model.encoder
     reference = kind(
         inputs, width, len(body.cells), batch_first=True, bidirectional=variants == "both"
     )
@@ -46,7 +47,7 @@ def twin(
 @pytest.mark.parametrize("engine", ["eager", "sdpa"])
 @pytest.mark.parametrize("variants", ["one", "both"])
 @pytest.mark.parametrize("cell", [c.GRU(), c.LSTM()], ids=["gru", "lstm"])
-def test_equals_torch(cell: c.Cell, variants: str, engine: str) -> None:
+def test_equals_torch(cell, variants, engine):
     """Two layers over rows of different lengths, states and gradients."""
     body = c.Recurrent(2, cell, causal=variants == "one")
     shape = c.Decoder if variants == "one" else c.Encoder
@@ -112,7 +113,7 @@ def attention_by_hand(
 
 
 @torch.no_grad()
-def test_additive_attention_equals_the_paper_word_by_word() -> None:
+def test_additive_attention_equals_the_paper_word_by_word():
     config = replace(ALL["bahdanau"], decoder=c.Recurrent(1, cross=c.Additive(24)))
     model = tiny.model(config)
     second_tokens, source, tape = tokens(1, 7), tokens(1, 5, seed=3), Tape("*.pattern")
@@ -122,67 +123,28 @@ def test_additive_attention_equals_the_paper_word_by_word() -> None:
     torch.testing.assert_close(tape["decoder.cross.pattern"][0, 0], pattern, **CLOSE)
 
 
-def packed_pairs() -> tuple[
-    dict[str, Tensor], list[tuple[Tensor, Tensor]], list[tuple[int, slice, slice]]
-]:
-    """Five pairs in two rows, with padding at either end: (a batch, the pairs, where each lies)."""
-    targets, sources = ([4, 7, 2], [9, 3]), ([6, 2, 5], [4, 8])
-    result = {name: torch.zeros(2, 16, dtype=torch.long) for name in ("tokens", "source")}
-    result |= {
-        name: torch.full((2, 16), -1)
-        for name in ("pos", "document_ids", "source_pos", "source_document_ids")
-    }
-    pairs, places = [], []
-    for row in range(2):
-        at, source_at = row, 2 * row
-        for number, (length, source_length) in enumerate(
-            zip(targets[row], sources[row], strict=True)
-        ):
-            pair = (
-                tokens(1, length, seed=len(pairs)),
-                tokens(1, source_length, seed=50 + len(pairs)),
-            )
-            local, present = slice(at, at + length), slice(source_at, source_at + source_length)
-            result["tokens"][row, local], result["source"][row, present] = pair[0][0], pair[1][0]
-            result["pos"][row, local], result["source_pos"][row, present] = (
-                torch.arange(length),
-                torch.arange(source_length),
-            )
-            result["document_ids"][row, local] = result["source_document_ids"][row, present] = (
-                number
-            )
-            pairs.append(pair)
-            places.append((row, local, present))
-            at, source_at = at + length, source_at + source_length
-    return result, pairs, places
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("name", PAIRS)
-def test_packed_pairs_equal_pairs_alone(name: str) -> None:
-    model, (batch, pairs, places) = tiny.model(ALL[name]), packed_pairs()
-    tape = Tape("*.cross.pattern")
-    together = model(batch.pop("tokens"), **batch, tape=tape).logits
-    for pair, (row, local, present) in zip(pairs, places, strict=True):
-        alone = Tape("*.cross.pattern")
-        torch.testing.assert_close(
-            together[row, local], model(*pair, tape=alone).logits[0], **CLOSE
-        )
-        if alone.records:
-            observed = tape["decoder.cross.pattern"][row, 0, local]
-            torch.testing.assert_close(
-                observed[:, present], alone["decoder.cross.pattern"][0, 0], **CLOSE
-            )
-            # and nothing elsewhere
-            assert observed.sum().item() == pytest.approx(local.stop - local.start, abs=1e-4)
+def test_packed_pairs_equal_pairs_alone(name):
+    """Every value on the way, the pattern of attention too: nothing lies elsewhere."""
+    texts, sources = (
+        [tokens(1, length, seed=seed + length)[0] for length in lengths]
+        for seed, lengths in ((0, (4, 7, 2, 9, 3)), (50, (6, 2, 5, 4, 8)))
+    )
+    documents = Documents(texts, sources)
+    reader = DocumentReader(tiny.model(ALL[name]), documents, tape=True)
+    packed, alone = reader.read(documents.packed()), reader.read(documents.alone(*range(5)))
+    for values, right in zip(packed, alone, strict=True):
+        assert values.keys() == right.keys()
+        for path, value in values.items():
+            torch.testing.assert_close(value, right[path], **CLOSE)
 
 
 @torch.no_grad()
-def test_an_edited_pattern_changes_the_words_after() -> None:
+def test_an_edited_pattern_changes_the_words_after():
     model = tiny.model(ALL["bahdanau"])
     second_tokens, source = tokens(2, 6), tokens(2, 5, seed=1)
 
-    def only_the_first(path: str, pattern: Tensor) -> Tensor:
+    def only_the_first(path, pattern):
         assert pattern.shape == (2, 1, 1, 5)
         return torch.nn.functional.one_hot(
             torch.zeros_like(pattern[..., 0], dtype=torch.long), 5
@@ -198,7 +160,7 @@ def test_an_edited_pattern_changes_the_words_after() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", PAIRS)
-def test_search_and_greedy_equal_the_whole_forward_pass(name: str) -> None:
+def test_search_and_greedy_equal_the_whole_forward_pass(name):
     """Sources of different lengths, beams that change places, and rows that leave: each word is the
     uncached one."""
     model = tiny.model(ALL[name])
@@ -219,7 +181,7 @@ def test_search_and_greedy_equal_the_whole_forward_pass(name: str) -> None:
 
 
 @torch.no_grad()
-def test_a_row_of_padding_keeps_its_state() -> None:
+def test_a_row_of_padding_keeps_its_state():
     model = tiny.model(ALL["lstm"])
     second_tokens, cache = tokens(2, 8), Cache(model.config)
     model(second_tokens[:, :4], pos=torch.arange(4).repeat(2, 1), cache=cache)
@@ -232,33 +194,20 @@ def test_a_row_of_padding_keeps_its_state() -> None:
     assert model(second_tokens, pos=torch.full((2, 8), -1), logits="none").hidden.abs().sum() == 0
 
 
-def test_look_finds_the_pattern_by_name() -> None:
-    model = tiny.model(ALL["bahdanau"])
-    look = inspection.look(model, None, [1, 5, 6], "*.pattern", source=[7, 8, 9, 3])
-    assert {path: tuple(value.shape) for path, value in look.items()} == {
-        "decoder.cross.pattern": (1, 1, 3, 4)
-    }
-    assert {"decoder.cells.0.state", "encoder.out", "decoder.cross.write"} <= set(
-        inspection.paths(model)
-    )
-
-
-def test_costs_are_counted() -> None:
+def test_costs_are_counted():
     config = ALL["bahdanau"]
-    price, model = cost(config), build_model(config)
-    assert price.total == sum(weight.numel() for weight in model.parameters())
+    price = cost(config)
     of_cells = sum(
-        w.numel()
-        for name, w in model.named_parameters()
+        weight.numel()
+        for name, weight in build_model(config).named_parameters()
         if {"cells", "back", "merge"} & {*name.split(".")}
     )
-    assert price.parameters["recurrence"] == of_cells
-    assert price.cache() == 0
+    assert price.parameters["recurrence"] == of_cells and price.cache() == 0
     wider = replace(config, decoder=replace(config.decoder, cross=c.Additive(48)))
     assert cost(wider, 1, 64).attention_flops - cost(config, 1, 64).attention_flops == 2 * 24 * 64
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_what_does_not_fit_is_refused():
     bounds = (32, 64, c.Embed(50))
     with pytest.raises(UserError, match=r"decoder\.cross is missing"):
         c.EncoderDecoder(*bounds, c.Recurrent(), c.Recurrent())
@@ -275,7 +224,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "vaswani"])
-def test_attention_is_drawn_by_the_words_it_writes(name: str) -> None:
+def test_attention_is_drawn_by_the_words_it_writes(name):
     tokenizer = train_tokenizer("byte", ["ab"], None, ("<s>", "</s>"))
     config = replace(ALL[name], embed=replace(ALL[name].embed, vocab=tokenizer.size))
     drawn, *remaining = inspection.alignments(tiny.model(config), tokenizer, "abc", source="x<z")

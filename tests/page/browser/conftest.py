@@ -49,7 +49,7 @@ FAMILIES: dict[str, c.Model] = {
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory):
     import served
     from glassformer.core.nn import build_model
     from glassformer.core.tokenizer import trainers
@@ -61,7 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     for name, cfg in FAMILIES.items():
         kind = "wordpiece" if isinstance(cfg, c.Encoder) else "bpe"
         tokenizer = letters if name == "odd" else served.tokenizer(kind)
-        model = build_model(replace(cfg, embed=replace(cfg.embed, vocab=tokenizer.size)), seed=1)  # type: ignore[arg-type]
+        model = build_model(replace(cfg, embed=replace(cfg.embed, vocab=tokenizer.size)), seed=1)
         store.save(model, folder / name, tokenizer)
         folders[name] = folder / name
     with served_at(*folders.values()) as url:
@@ -69,7 +69,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="session")
-def serving() -> Any:
+def serving():
     """serving(FOLDER, ..., run=FOLDER) as a context: a page over those models and that training,
     and its link."""
     return served_at
@@ -100,7 +100,7 @@ def served_at(*folders: Path, run: Path | None = None) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def window(chromium: Any) -> Iterator[Any]:
+def window(chromium):
     """One window for all tabs: what the first has fetched the next has at hand, as with a
     reader."""
     context = chromium.new_context(viewport={"width": 1366, "height": 900}, color_scheme="light")
@@ -109,14 +109,14 @@ def window(chromium: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def tab(window: Any, site: Site) -> Iterator[Any]:
+def tab(window, site):
     """A tab that may ask this machine alone and must leave the console empty."""
     with looking(window) as page:
         yield page
 
 
 @pytest.fixture(scope="module")
-def screen(request: pytest.FixtureRequest, window: Any, site: Site) -> Iterator[Any]:
+def screen(request, window, site):
     """Such a tab for all tests of a module that have the same parameter, one after the other."""
     with looking(window) as page:
         page.name = request.param

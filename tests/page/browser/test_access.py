@@ -66,7 +66,7 @@ every_screen = pytest.mark.parametrize("screen", VIEWS, indirect=True)
 
 
 @every_screen
-def test_nothing_is_wider_than_the_window(screen: Any, site: Any) -> None:
+def test_nothing_is_wider_than_the_window(screen, site):
     """Covers a phone's window and one that grows; 683 is a window of 1366 at 200 %."""
     screen.set_viewport_size({"width": 320, "height": 800})
     opened(screen, site, screen.name)
@@ -78,7 +78,7 @@ def test_nothing_is_wider_than_the_window(screen: Any, site: Any) -> None:
 
 
 @every_screen
-def test_no_serious_finding_of_axe(screen: Any, site: Any) -> None:
+def test_no_serious_finding_of_axe(screen, site):
     if not AXE.exists():
         pytest.skip("needs axe-core: npm ci in web/")
     if screen.url == "about:blank":
@@ -94,7 +94,7 @@ def test_no_serious_finding_of_axe(screen: Any, site: Any) -> None:
 
 
 @every_screen
-def test_every_control_is_reached_by_tab_and_seen_there(screen: Any, site: Any) -> None:
+def test_every_control_is_reached_by_tab_and_seen_there(screen, site):
     screen.set_viewport_size({"width": 1366, "height": 900})
     if screen.url == "about:blank":
         opened(screen, site, screen.name)
@@ -109,7 +109,7 @@ def test_every_control_is_reached_by_tab_and_seen_there(screen: Any, site: Any) 
 
 
 @pytest.mark.parametrize("name", ["attention", "inside", "playground", "experts"])
-def test_forced_colours_and_less_motion_leave_it_readable(name: str, site: Any, tab: Any) -> None:
+def test_forced_colours_and_less_motion_leave_it_readable(name, site, tab):
     """The chosen tab and what is pressed differ from the others by more than a background, which is
     taken away."""
     tab.emulate_media(forced_colors="active", reduced_motion="reduce")

@@ -32,7 +32,7 @@ def probes(tab: Any, grid: str, count: int, seed: str) -> list[tuple[str, float]
 
 
 @pytest.mark.parametrize("name", quick("t5", "odd"))
-def test_every_weight_that_is_drawn_is_the_models(name: str, site: Any, tab: Any) -> None:
+def test_every_weight_that_is_drawn_is_the_models(name, site, tab):
     apart = typed(tab, site, name, "attention")
     checked = 0
     for chosen in TABS.get(name, (None,)):
@@ -54,7 +54,7 @@ def test_every_weight_that_is_drawn_is_the_models(name: str, site: Any, tab: Any
 
 
 @pytest.mark.parametrize("view", ["text", "lines"])
-def test_words_and_lines_have_the_weights_too(view: str, site: Any, tab: Any) -> None:
+def test_words_and_lines_have_the_weights_too(view, site, tab):
     apart = typed(tab, site, "llama", "attention")
     tab.get_by_role("button", name=view, exact=True).click()
     displayed = f'[aria-label="one head"] .{"textview" if view == "text" else "lines"} [data-addr]'
@@ -68,9 +68,7 @@ def test_words_and_lines_have_the_weights_too(view: str, site: Any, tab: Any) ->
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "odd"))]
 )
-def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(
-    name: str, site: Any, tab: Any
-) -> None:
+def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(name, site, tab):
     """The same model, loaded apart, with the head's columns of the output projection at 0."""
     apart: Apart = typed(tab, site, name, "attention")
     tab.get_by_role("button", name="switch this head off").click()
@@ -100,12 +98,12 @@ def test_a_head_that_is_off_moves_the_answer_as_a_model_without_its_columns(
         assert close(second_remaining, 1 - float(sum(row[token] for token in named)))
     assert tab.locator(".answers .change").last.inner_text().endswith("points")
     for at, (address, value) in enumerate(displayed):
-        token = int(re.search(r"\[(\d+)\]$", address).group(1))  # type: ignore[union-attr]
+        token = int(re.search(r"\[(\d+)\]$", address).group(1))
         assert close(value, float((before, after)[at % 2][token])), (address, at)
     assert not torch.equal(before, after)
 
 
-def test_heads_are_sorted_and_shown_by_what_they_do_on_random_tokens(site: Any, tab: Any) -> None:
+def test_heads_are_sorted_and_shown_by_what_they_do_on_random_tokens(site, tab):
     apart = typed(tab, site, "llama", "attention")
     result = head_scores(apart.model, store.load(site.folders["llama"])[1])
     tab.select_option("select.sorts", "m.duplicate")
@@ -119,10 +117,10 @@ def test_heads_are_sorted_and_shown_by_what_they_do_on_random_tokens(site: Any, 
     for key in ("ArrowUp", "ArrowUp", "ArrowLeft", "ArrowLeft", "ArrowLeft", "ArrowLeft"):
         tab.keyboard.press(key)
         tab.wait_for_timeout(60)
-    layer = re.search(r"blocks\.(\d+)", best.path).group(1)  # type: ignore[union-attr]
+    layer = re.search(r"blocks\.(\d+)", best.path).group(1)
     assert f"layer {layer}, head {best.head}," in grid.get_attribute("aria-label")
     for address, value in numbers(tab.locator('[data-addr^="heads."]')):
-        path, head, name = re.fullmatch(r"heads\.(.*)\[(\d+)\]\.(\w+)", address).groups()  # type: ignore[union-attr]
+        path, head, name = re.fullmatch(r"heads\.(.*)\[(\d+)\]\.(\w+)", address).groups()
         (local,) = [
             head_ for head_ in result.heads if (head_.path, head_.head) == (path, int(head))
         ]

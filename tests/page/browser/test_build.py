@@ -23,13 +23,13 @@ needs_node = pytest.mark.skipif(
 
 @needs_node
 @pytest.mark.parametrize("script", ["check", "test"])
-def test_the_sources_types_and_pure_parts(script: str) -> None:
+def test_the_sources_types_and_pure_parts(script):
     done = subprocess.run(["npm", "run", script], cwd=WEB, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_node
-def test_the_bundle_is_the_sources(tmp_path: Path) -> None:
+def test_the_bundle_is_the_sources(tmp_path):
     subprocess.run(
         ["node", "esbuild.mjs", "--out", str(tmp_path)], cwd=WEB, check=True, capture_output=True
     )
@@ -42,7 +42,7 @@ def gzipped(*names: str) -> int:
     return sum(len(gzip.compress((STATIC / name).read_bytes(), 9)) for name in names)
 
 
-def test_budget_and_nothing_foreign() -> None:
+def test_budget_and_nothing_foreign():
     first = re.findall(
         r'modulepreload" href="([^"]+)"', (STATIC / "index.html").read_text(encoding="utf-8")
     )

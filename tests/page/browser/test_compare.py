@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 from urllib.parse import urlencode
 
 import torch
@@ -16,7 +15,7 @@ from glassformer.sight.looking import token_ids
 TEXTS = ["the cat sat on the mat", "a dog and a cat"]
 
 
-def test_two_models_on_one_text(site: Any, tab: Any) -> None:
+def test_two_models_on_one_text(site, tab):
     tab.goto(f"{site.url}#compare?{urlencode({'m': 'gpt', 'cb': 'llama', 't': SENTENCE})}")
     tab.wait_for_selector(".positions .num")
     tab.wait_for_function("() => document.querySelectorAll('.compare .bars .num').length === 10")
@@ -24,7 +23,7 @@ def test_two_models_on_one_text(site: Any, tab: Any) -> None:
     ids = [int(item.get_attribute("data-id")) for item in tab.locator(".text .strip .token").all()]
     p, q = (item.values["logits"].double().log_softmax(-1) for item in (first, second))
     for number, (address, value) in enumerate(numbers(tab.locator(".compare .bars .num"))):
-        token = int(re.search(r"\[(\d+)\]$", address).group(1))  # type: ignore[union-attr]
+        token = int(re.search(r"\[(\d+)\]$", address).group(1))
         assert close(value, float((p if number < 5 else q)[-1, token].exp()))
     kl = (p.exp() * (p - q)).sum(-1)
     observed = 0
@@ -38,7 +37,7 @@ def test_two_models_on_one_text(site: Any, tab: Any) -> None:
     assert observed == 3 * len(ids) - 2 and torch.isfinite(kl).all()
 
 
-def test_two_tokenizers_meet_where_both_cut(site: Any, tab: Any) -> None:
+def test_two_tokenizers_meet_where_both_cut(site, tab):
     """A stretch's surprise is the sum over its tokens, from models loaded apart; the stretches are
     the whole text."""
     tab.goto(f"{site.url}#compare?{urlencode({'m': 'gpt', 'cb': 'odd', 't': SENTENCE})}")
@@ -62,7 +61,7 @@ def test_two_tokenizers_meet_where_both_cut(site: Any, tab: Any) -> None:
         )
 
 
-def test_one_word_in_two_texts(site: Any, tab: Any) -> None:
+def test_one_word_in_two_texts(site, tab):
     tab.goto(f"{site.url}#compare?{urlencode({'m': 'gpt', 't': SENTENCE})}")
     for name, text in zip(("the word", "one text", "another text"), ("cat", *TEXTS), strict=True):
         tab.get_by_label(name, exact=True).fill(text)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from apart import close, numbers, typed
 
 
-def test_routing_is_the_models(site: Any, tab: Any) -> None:
+def test_routing_is_the_models(site, tab):
     apart = typed(tab, site, "mixture", "experts")
     tab.wait_for_selector(".routing [data-addr]")
     for layer in (0, 1):
@@ -31,6 +29,6 @@ def test_routing_is_the_models(site: Any, tab: Any) -> None:
         ).tolist()
 
 
-def test_a_model_without_a_router_says_so(site: Any, tab: Any) -> None:
+def test_a_model_without_a_router_says_so(site, tab):
     typed(tab, site, "gpt", "experts")
     assert "no router" in tab.locator("main .note").inner_text()

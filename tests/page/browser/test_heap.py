@@ -30,9 +30,7 @@ def run(tab: Any, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_fifty_runs_leave_no_more_than_they_may_and_a_second_tab_its_own(
-    site: Any, tab: Any
-) -> None:
+def test_fifty_runs_leave_no_more_than_they_may_and_a_second_tab_its_own(site, tab):
     second = tab.context.new_page()
     session = tab.context.new_cdp_session(tab)
     for item in (tab, second):

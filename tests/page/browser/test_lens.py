@@ -13,9 +13,7 @@ from apart import close, numbers, typed
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "mixture", "odd"])
-def test_each_depth_says_what_norm_and_head_make_of_its_states(
-    name: str, site: Any, tab: Any
-) -> None:
+def test_each_depth_says_what_norm_and_head_make_of_its_states(name, site, tab):
     """The states after each block through the last norm and the table, by hand."""
     apart = typed(tab, site, name, "lens")
     tab.wait_for_selector(".lensgrid [data-addr]")
@@ -23,7 +21,7 @@ def test_each_depth_says_what_norm_and_head_make_of_its_states(
     cells = numbers(tab.locator(".lensgrid [data-addr]"))
     checked = 0
     for address, value in cells:
-        path, at = re.fullmatch(r"lens\.probability\[(.+),(\d+)\]", address).groups()  # type: ignore[union-attr]
+        path, at = re.fullmatch(r"lens\.probability\[(.+),(\d+)\]", address).groups()
         states = apart.values[path][int(at)]
         with torch.no_grad():
             normed = states if path.endswith(".out") else model.decoder.last_norm(states)
@@ -35,7 +33,7 @@ def test_each_depth_says_what_norm_and_head_make_of_its_states(
 
 
 @pytest.mark.parametrize("name", ["gpt", "llama", "bert", "t5", "odd"])
-def test_the_parts_of_a_logit_add_up_to_the_models(name: str, site: Any, tab: Any) -> None:
+def test_the_parts_of_a_logit_add_up_to_the_models(name, site, tab):
     apart = typed(tab, site, name, "lens")
     tab.wait_for_selector(".parts .num")
     if tab.locator(".parts button").count():
@@ -48,12 +46,12 @@ def test_the_parts_of_a_logit_add_up_to_the_models(name: str, site: Any, tab: An
     )
 
 
-def test_a_followed_word_has_the_models_own_probability_at_the_end(site: Any, tab: Any) -> None:
+def test_a_followed_word_has_the_models_own_probability_at_the_end(site, tab):
     apart = typed(tab, site, "llama", "lens")
     tab.locator(".bars .name").first.click()
     tab.wait_for_selector(".chart circle", state="attached")
     last = tab.locator(".chart circle").last
-    at, token = re.search(r",(\d+),(\d+)\]$", last.get_attribute("data-addr")).groups()  # type: ignore[union-attr]
+    at, token = re.search(r",(\d+),(\d+)\]$", last.get_attribute("data-addr")).groups()
     assert close(
         float(last.get_attribute("data-v")), float(apart.values["probs"][int(at), int(token)])
     )

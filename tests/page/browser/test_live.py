@@ -63,7 +63,7 @@ class Notebook:
         raise AssertionError("it did not come")
 
 
-def test_the_kernel_answers_the_page(site: Any, tab: Any) -> None:
+def test_the_kernel_answers_the_page(site, tab):
     pytest.importorskip("anywidget", reason="needs anywidget: pip install -e '.[live]'")
     model, tokenizer = store.load(site.folders["llama"])
     trace = glassformer.trace(model, tokenizer, "the cat sat")
@@ -93,12 +93,12 @@ def test_the_kernel_answers_the_page(site: Any, tab: Any) -> None:
     assert notebook.asked.count("api/runs") == 2 and not frame.locator(".failure").count()
 
 
-def test_a_kernel_that_says_nothing_is_told_of(site: Any, tab: Any) -> None:
+def test_a_kernel_that_says_nothing_is_told_of(site, tab):
     pytest.importorskip("anywidget", reason="needs anywidget: pip install -e '.[live]'")
     trace = glassformer.trace(*store.load(site.folders["gpt"]), "the cat")
     notebook = Notebook(tab, trace.live())
     notebook.until(lambda: notebook.frame.locator("aside .bars .num").count() > 0)
-    notebook.hear = lambda *_: None  # type: ignore[method-assign]
+    notebook.hear = lambda *_: None
     notebook.frame.locator("#prompt").fill("another")
     notebook.frame.locator("#prompt").press("Enter")
     notebook.frame.wait_for_selector("main > .note:has-text('has not answered')")

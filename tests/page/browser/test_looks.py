@@ -68,9 +68,7 @@ def made_by(chromium: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("name", "width", "scheme"), TAKEN)
-def test_it_looks_as_it_did(
-    name: str, width: int, scheme: str, chromium: Any, site: Any, tab: Any
-) -> None:
+def test_it_looks_as_it_did(name, width, scheme, chromium, site, tab):
     new, saved = os.environ.get("GLASSFORMER_LOOKS") == "new", LOOKS / "made.json"
     if not new and made_by(chromium) != (was := json.loads(saved.read_text())):
         pytest.skip(f"these pictures were made with Chromium {was['chromium']} and {was['fonts']}")
@@ -98,7 +96,7 @@ def test_it_looks_as_it_did(
     raise AssertionError(f"{share:.2%} of the dots differ; compare {observed} with {path}")
 
 
-def test_a_small_change_is_seen() -> None:
+def test_a_small_change_is_seen():
     """Everything one dot lower is a difference in each of the pictures, and so is a word that is
     not there."""
     for name, width, scheme in TAKEN:

@@ -42,7 +42,7 @@ SHOWN = """id => {
 
 
 @pytest.mark.parametrize("name", quick("bert", "mixture"))
-def test_what_inside_draws_is_the_models(name: str, site: Any, tab: Any) -> None:
+def test_what_inside_draws_is_the_models(name, site, tab):
     """200 points of canvases picked at random, of every value that a tape records, read by what is
     drawn there."""
     apart, luck = typed(tab, site, name, "inside"), random.Random(name)
@@ -68,9 +68,7 @@ def test_what_inside_draws_is_the_models(name: str, site: Any, tab: Any) -> None
 
 
 @pytest.mark.parametrize("name", quick("gpt", "t5"))
-def test_a_cell_opens_to_its_arithmetic_and_every_operand_is_the_models(
-    name: str, site: Any, tab: Any
-) -> None:
+def test_a_cell_opens_to_its_arithmetic_and_every_operand_is_the_models(name, site, tab):
     """From the answer's probability back, operand by operand, to a weight or a token, without a
     dead end."""
     apart = typed(tab, site, name, "inside")
@@ -99,14 +97,14 @@ def test_a_cell_opens_to_its_arithmetic_and_every_operand_is_the_models(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_playgrounds_probabilities_are_the_models(name: str, site: Any, tab: Any) -> None:
+def test_the_playgrounds_probabilities_are_the_models(name, site, tab):
     apart = typed(tab, site, name, "playground")
     tab.wait_for_selector("aside .bars .num")
     displayed = numbers(tab.locator("aside .bars [data-addr]"))
     assert len(displayed) >= 14
     for address, value in displayed:
         assert close(value, apart[address]), address
-    row = apart.values["probs"][int(re.search(r"\[(\d+)", displayed[0][0]).group(1))]  # type: ignore[union-attr]
+    row = apart.values["probs"][int(re.search(r"\[(\d+)", displayed[0][0]).group(1))]
     bits = float(-(row * row.log2()).sum())
     assert close(float(tab.locator("[data-entropy]").get_attribute("data-v")), bits)
 
@@ -124,7 +122,7 @@ def opened(tab: Any, cell: str) -> list[Any]:
     return list(tab.locator("section.cell .terms tbody tr").all())
 
 
-def test_a_number_of_a_sum_stands_beside_the_name_of_its_own_part(site: Any, tab: Any) -> None:
+def test_a_number_of_a_sum_stands_beside_the_name_of_its_own_part(site, tab):
     typed(tab, site, "llama", "inside")
     for order in ("by size", "by index"):
         rows = opened(tab, "decoder.blocks.1.resid[2,3]")
@@ -137,7 +135,7 @@ def test_a_number_of_a_sum_stands_beside_the_name_of_its_own_part(site: Any, tab
         assert "L1" not in tab.locator("section.cell .terms thead").inner_text()
 
 
-def test_every_term_of_a_probability_is_shown_with_its_word(site: Any, tab: Any) -> None:
+def test_every_term_of_a_probability_is_shown_with_its_word(site, tab):
     apart, tokenizer = typed(tab, site, "llama", "inside"), store.load(site.folders["llama"])[1]
     rows, count = opened(tab, "probs[2,10]"), apart.values["probs"].shape[-1]
     assert len(rows) == 65 < count

@@ -17,7 +17,7 @@ def tabbed(tab: Any, until: str, most: int = 120) -> None:
     raise AssertionError(f"{until} is not reached by Tab")
 
 
-def test_type_open_a_cell_and_read_its_arithmetic_by_keyboard_alone(site: Any, tab: Any) -> None:
+def test_type_open_a_cell_and_read_its_arithmetic_by_keyboard_alone(site, tab):
     tab.goto(f"{site.url}#playground?m=llama")
     tab.wait_for_selector(".text .token")
     tab.keyboard.press("/")
@@ -51,7 +51,7 @@ def test_type_open_a_cell_and_read_its_arithmetic_by_keyboard_alone(site: Any, t
     )
 
 
-def test_a_link_shows_the_same_screen(site: Any, tab: Any) -> None:
+def test_a_link_shows_the_same_screen(site, tab):
     body = {
         "m": "mixture",
         "t": "the dog",
@@ -78,9 +78,7 @@ def test_a_link_shows_the_same_screen(site: Any, tab: Any) -> None:
         ("#inside?m=llama&l=1", "", "inside"),
     ],
 )
-def test_a_link_that_asks_for_what_is_not_here_leaves_what_is(
-    link: str, message: str, view: str, site: Any, tab: Any
-) -> None:
+def test_a_link_that_asks_for_what_is_not_here_leaves_what_is(link, message, view, site, tab):
     """Written into the address bar of an open page: model, text and numbers stay, and a sentence
     says so."""
     tab.goto(f"{site.url}#lens?m=llama&t=the+cat+sat")
@@ -102,7 +100,7 @@ def test_a_link_that_asks_for_what_is_not_here_leaves_what_is(
 
 
 @pytest.mark.parametrize("link", ["#v=x", "#inside?m=gone", "#gone", "#inside?m=gone&t=a+dog"])
-def test_such_a_link_opens_the_first_model(link: str, site: Any, tab: Any) -> None:
+def test_such_a_link_opens_the_first_model(link, site, tab):
     tab.goto(f"{site.url}{link}")
     tab.wait_for_function(
         "() => !document.querySelector('[data-prebaked]') && "
@@ -119,7 +117,7 @@ def test_such_a_link_opens_the_first_model(link: str, site: Any, tab: Any) -> No
     assert tab.locator(".failure").count() == 0
 
 
-def test_a_link_to_a_cell_shows_the_matrix_of_its_head(site: Any, tab: Any) -> None:
+def test_a_link_to_a_cell_shows_the_matrix_of_its_head(site, tab):
     cell = "decoder.blocks.0.attn.pattern[3,2,1]"
     tab.goto(
         f"{site.url}#inside?{urlencode({'m': 'gpt', 't': 'the cat sat', 'l': 0, 'op': cell[:-7], 'c': cell})}"
@@ -138,7 +136,7 @@ def test_a_link_to_a_cell_shows_the_matrix_of_its_head(site: Any, tab: Any) -> N
 @pytest.mark.parametrize(
     "text", ["🎵鸟", "<img src=x onerror=alert(1)>", "שלום", "a", "the " * 400, "tab\there\nand"]
 )
-def test_any_text_is_read_or_refused_in_a_sentence(text: str, site: Any, tab: Any) -> None:
+def test_any_text_is_read_or_refused_in_a_sentence(text, site, tab):
     tab.goto(f"{site.url}#inside?{urlencode({'m': 'llama', 't': text})}")
     tab.wait_for_selector("footer .badge, .failure")
     assert tab.locator("main img").count() == 0
@@ -146,7 +144,7 @@ def test_any_text_is_read_or_refused_in_a_sentence(text: str, site: Any, tab: An
         assert "left out" in tab.locator(".text .note").inner_text()
 
 
-def test_hover_costs_no_request_and_no_repaint_of_the_matrix(site: Any, tab: Any) -> None:
+def test_hover_costs_no_request_and_no_repaint_of_the_matrix(site, tab):
     tab.goto(
         f"{site.url}#inside?m=llama&t=the+cat+sat+on+the+mat&l=0&op=decoder.blocks.0.attn.pattern"
     )
@@ -162,7 +160,7 @@ def test_hover_costs_no_request_and_no_repaint_of_the_matrix(site: Any, tab: Any
     assert not requests
 
 
-def test_the_server_gone_is_said_in_a_sentence(site: Any, tab: Any) -> None:
+def test_the_server_gone_is_said_in_a_sentence(site, tab):
     tab.goto(f"{site.url}#inside?m=gpt&t=the+cat")
     tab.wait_for_selector("footer .badge")
     tab.evaluate("() => { window.fetch = () => Promise.reject(new TypeError('gone')); }")

@@ -4,7 +4,6 @@ is unplugged."""
 from __future__ import annotations
 
 import json
-from typing import Any
 from urllib.parse import urlencode
 
 import torch
@@ -16,7 +15,7 @@ from glassformer.sight.attribution import attribute
 from glassformer.sight.edits import mlp_off
 
 
-def test_beams_become_branches(site: Any, tab: Any) -> None:
+def test_beams_become_branches(site, tab):
     tab.goto(
         f"{site.url}#playground?{urlencode({'m': 't5', 't': SENTENCE, 's': SOURCE, 'n_new': 5})}"
     )
@@ -48,7 +47,7 @@ def test_beams_become_branches(site: Any, tab: Any) -> None:
                           arg=len(start) + len(hypotheses[1].tokens))  # fmt: skip
 
 
-def test_a_search_is_stopped(site: Any, tab: Any) -> None:
+def test_a_search_is_stopped(site, tab):
     """The request is given up, which the server sees, and the button is what it was."""
     tab.goto(f"{site.url}#playground?{urlencode({'m': 'gpt', 't': SENTENCE})}")
     tab.wait_for_selector("footer .badge")
@@ -62,7 +61,7 @@ def test_a_search_is_stopped(site: Any, tab: Any) -> None:
     assert tab.locator('[aria-label="output"] .failure').count() == 0
 
 
-def test_the_sandbox_needs_no_model(site: Any, tab: Any) -> None:
+def test_the_sandbox_needs_no_model(site, tab):
     tab.goto(f"{site.url}#inside?{urlencode({'m': 'gpt', 't': SENTENCE, 'sb': 'softmax'})}")
     tab.wait_for_selector(".sandbox table")
     displayed = [item.inner_text() for item in tab.locator(".sandbox tbody b .num").all()]
@@ -86,7 +85,7 @@ def test_the_sandbox_needs_no_model(site: Any, tab: Any) -> None:
     )
 
 
-def test_the_map_says_what_an_edit_did(site: Any, tab: Any) -> None:
+def test_the_map_says_what_an_edit_did(site, tab):
     edit = mlp_off("decoder.blocks.0.ffn")
     body = {"m": "llama", "t": SENTENCE, "e": json.dumps([repr(edit)])}
     tab.goto(f"{site.url}#inside?{urlencode(body)}")
@@ -107,7 +106,7 @@ def test_the_map_says_what_an_edit_did(site: Any, tab: Any) -> None:
             assert close(float(place.get_attribute("data-v")), true), name
 
 
-def test_a_server_that_is_unplugged_while_it_writes_is_said(site: Any, tab: Any) -> None:
+def test_a_server_that_is_unplugged_while_it_writes_is_said(site, tab):
     tab.goto(f"{site.url}#playground?{urlencode({'m': 'gpt', 't': SENTENCE, 'n_new': 20})}")
     tab.wait_for_selector("text=Generate")
     tab.evaluate("""() => {

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import random
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ SAMPLE = """all => all.map(([logits, seen, how, u]) => {
 })"""
 
 
-def test_300_settings(site: Any, tab: Any) -> None:
+def test_300_settings(site, tab):
     tab.goto(site.url)
     luck = random.Random(5)
     generator = torch.Generator().manual_seed(3)
@@ -73,7 +72,7 @@ def test_300_settings(site: Any, tab: Any) -> None:
         assert token == chosen, (number, sampling)
 
 
-def test_the_luck_of_a_seed(site: Any, tab: Any) -> None:
+def test_the_luck_of_a_seed(site, tab):
     """The needle shows the number that generation draws with."""
     tab.goto(site.url)
     for seed, prompt in ((0, [5]), (1337, [1, 2, 3]), (2**53 - 1, list(range(40)))):
@@ -86,7 +85,7 @@ def test_the_luck_of_a_seed(site: Any, tab: Any) -> None:
         )
 
 
-def test_steps_on_the_page_write_what_the_server_writes(site: Any, tab: Any) -> None:
+def test_steps_on_the_page_write_what_the_server_writes(site, tab):
     tab.goto(f"{site.url}#playground?m=llama&t=the+cat&T=0.9&tk=40&seed=11&n_new=6")
     tab.wait_for_selector("aside .bars .num")
     for number in range(6):
@@ -98,7 +97,7 @@ def test_steps_on_the_page_write_what_the_server_writes(site: Any, tab: Any) -> 
         tab.wait_for_selector("aside:not([aria-busy=true]) .bars")
         tab.wait_for_timeout(150)
 
-    def written() -> list[str]:
+    def written():
         displayed = tab.locator("section[aria-label=output] .token")
         return list(displayed.evaluate_all("all => all.map(one => one.dataset.id)"))
 

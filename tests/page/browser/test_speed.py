@@ -42,7 +42,7 @@ GREATEST = """head => {
 
 
 @pytest.fixture(scope="module")
-def long(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Any:
+def long(tmp_path_factory, serving):
     """A page over a model that reads 2,048 tokens, and where it is."""
     import served
     import tiny
@@ -96,9 +96,7 @@ def tasks(tab: Any) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize("tokens", [400, pytest.param(512, marks=pytest.mark.slow)])
-def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(
-    tokens: int, long: str, tab: Any
-) -> None:
+def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(tokens, long, tab):
     opened(tab, long, tokens)
     tab.locator(ONE).scroll_into_view_if_needed()
     tab.wait_for_load_state("networkidle")
@@ -131,7 +129,7 @@ def test_pointer_zoom_and_drag_ask_nobody_and_paint_nothing_anew(
 
 
 @pytest.mark.parametrize("tokens", [512, pytest.param(CONTEXT, marks=pytest.mark.slow)])
-def test_a_long_text_is_bounded_in_bytes_nodes_and_tasks(tokens: int, long: str, tab: Any) -> None:
+def test_a_long_text_is_bounded_in_bytes_nodes_and_tasks(tokens, long, tab):
     sizes: list[int] = []
     tab.on("response", lambda item: sizes.append(int(item.headers.get("content-length", 0))))
     with tasks(tab) as spent:
@@ -149,7 +147,7 @@ def test_a_long_text_is_bounded_in_bytes_nodes_and_tasks(tokens: int, long: str,
         assert tab.evaluate("() => document.querySelectorAll('*').length") <= 3000, view
 
 
-def test_one_hot_cell_is_seen_in_its_thumbnail(long: str, tab: Any) -> None:
+def test_one_hot_cell_is_seen_in_its_thumbnail(long, tab):
     """The greatest of 512 x 512 weights of a head stands in the picture, however few dots it
     has."""
     import served
@@ -168,7 +166,7 @@ def test_one_hot_cell_is_seen_in_its_thumbnail(long: str, tab: Any) -> None:
         assert abs(metrics**0.5 - greatest**0.5) < 1 / 255, head
 
 
-def test_ten_megabytes_pasted_are_cut_and_said(long: str, tab: Any) -> None:
+def test_ten_megabytes_pasted_are_cut_and_said(long, tab):
     tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened(tab, long, 12, "attention")
     tab.evaluate("() => navigator.clipboard.writeText('the cat sat on the mat '.repeat(450000))")
@@ -189,7 +187,7 @@ def test_ten_megabytes_pasted_are_cut_and_said(long: str, tab: Any) -> None:
 
 # a race with whatever else the machine does: the screen's script comes while the model reads
 @pytest.mark.slow
-def test_what_is_looked_at_comes_first(long: str, tab: Any) -> None:
+def test_what_is_looked_at_comes_first(long, tab):
     """Once the text is read the matrix is asked for next: no script is missing, no other number
     goes before."""
     opened(tab, long, 400)

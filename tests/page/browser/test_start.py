@@ -16,11 +16,11 @@ NUMBERS = {
 
 
 @pytest.fixture
-def waiting(tab: Any, site: Any) -> Any:
+def waiting(tab, site):
     """A tab whose server has loaded nothing and reads no text until ``release`` is called."""
     stored: list[Any] = []
 
-    def unloaded(route: Any) -> None:
+    def unloaded(route):
         answer = route.fetch()
         route.fulfill(response=answer, json=[item | {"loaded": False} for item in answer.json()])
 
@@ -31,7 +31,7 @@ def waiting(tab: Any, site: Any) -> Any:
 
 
 @pytest.mark.parametrize("view", NUMBERS)
-def test_numbers_are_shown_while_no_model_is_loaded(view: str, site: Any, waiting: Any) -> None:
+def test_numbers_are_shown_while_no_model_is_loaded(view, site, waiting):
     waiting.goto(f"{site.url}#{view}")
     waiting.wait_for_selector(NUMBERS[view])
     assert "an example from the build: tiny-page" in waiting.locator("[data-prebaked]").inner_text()
@@ -44,7 +44,7 @@ def test_numbers_are_shown_while_no_model_is_loaded(view: str, site: Any, waitin
     assert waiting.locator(".failure").count() == 0
 
 
-def test_a_link_is_not_kept_waiting_by_the_example(site: Any, waiting: Any) -> None:
+def test_a_link_is_not_kept_waiting_by_the_example(site, waiting):
     waiting.goto(f"{site.url}#inside?m=llama&t=a+cat")
     waiting.wait_for_selector("main .note")
     assert (
@@ -55,7 +55,7 @@ def test_a_link_is_not_kept_waiting_by_the_example(site: Any, waiting: Any) -> N
     waiting.wait_for_selector("footer .badge")
 
 
-def test_another_text_may_be_asked_for_meanwhile(site: Any, waiting: Any) -> None:
+def test_another_text_may_be_asked_for_meanwhile(site, waiting):
     waiting.goto(f"{site.url}#playground")
     waiting.wait_for_selector("[data-prebaked]")
     waiting.fill("#prompt", "a dog")

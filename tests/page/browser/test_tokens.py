@@ -10,7 +10,7 @@ from glassformer.sight.tokens import segmentation
 TEXT = "the cat 🎵 <img src=x onerror=alert(1)>\tsat"
 
 
-def test_ids_are_the_tokenizers(site: Any, tab: Any) -> None:
+def test_ids_are_the_tokenizers(site, tab):
     tab.goto(f"{site.url}#tokens?tn=gpt,bert")
     tab.wait_for_selector(".pieces")
     tab.fill(".tokenscreen textarea", TEXT)
@@ -26,7 +26,7 @@ def test_ids_are_the_tokenizers(site: Any, tab: Any) -> None:
     assert tab.locator("main img").count() == 0
 
 
-def test_a_token_shows_its_merges(site: Any, tab: Any) -> None:
+def test_a_token_shows_its_merges(site, tab):
     tab.goto(f"{site.url}#tokens?tn=gpt,bert")
     tab.fill(".tokenscreen textarea", "the cat sat")
     panel = tab.locator('section[aria-label="tokenizer gpt"]')

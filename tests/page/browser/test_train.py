@@ -4,8 +4,6 @@ reload."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +30,7 @@ def line(step: int) -> str:
 
 
 @pytest.fixture
-def training(tmp_path: Path, serving: Any) -> Iterator[tuple[str, Path]]:
+def training(tmp_path, serving):
     """A page over a training's folder of 3,000 steps, one of them a spike: its URL and its log."""
     log = tmp_path / "log.jsonl"
     log.write_text("".join(map(line, range(1, 3001))))
@@ -54,15 +52,13 @@ def training(tmp_path: Path, serving: Any) -> Iterator[tuple[str, Path]]:
         yield url, log
 
 
-def test_a_training_is_seen_as_it_grows(
-    training: tuple[str, Path], tab: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_is_seen_as_it_grows(training, tab, monkeypatch):
     from glassformer.serve.page.events import POLL_SECONDS, Trainings
 
     url, log = training
     page, looks, query, news = tab, list[tuple[int, Any]](), list[str](), Trainings.updates
 
-    def noted(self: Trainings, cursors: dict[str, int]) -> dict[str, Any]:
+    def noted(self, cursors):
         size, output = log.stat().st_size, news(self, cursors)
         looks.append((size, output["trainings"]))
         return output

@@ -77,24 +77,20 @@ def proven(tokenizer: Tokenizer, words: list[str]) -> None:
 @pytest.mark.parametrize(
     "name", ["gpt2", "bert-cased", "bert-uncased", "t5", "llama2", "phi3", "starcoder"]
 )
-def test_traces_come_to_the_librarys_ids(
-    shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_traces_come_to_the_librarys_ids(shared_data, monkeypatch, name):
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
     proven(pretrained.find(name), words_of(shared_data, 6))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(pretrained.KNOWN))
-def test_traces_of_every_distinct_word(
-    shared_data: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_traces_of_every_distinct_word(shared_data, monkeypatch, name):
     monkeypatch.setenv("GLASSFORMER_DATA", str(shared_data))
     proven(pretrained.find(name), words_of(shared_data, 1))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "char", "byte", "words"])
-def test_traces_of_what_is_trained_here(kind: str) -> None:
+def test_traces_of_what_is_trained_here(kind):
     tokenizer = train_tokenizer(
         kind, TRAINED, 300 if kind == "bpe" else 60 if kind in ("wordpiece", "unigram") else None
     )
@@ -102,7 +98,7 @@ def test_traces_of_what_is_trained_here(kind: str) -> None:
     assert [id for item in trace(tokenizer, sample) for id in item.ids] == tokenizer.encode(sample)
 
 
-def test_a_bpe_is_joined_merge_by_merge(shared_data: Path) -> None:
+def test_a_bpe_is_joined_merge_by_merge(shared_data):
     (item,) = trace(open_tokenizer(shared_data / "tok-gpt2"), "tokenization")
     assert item.pieces == ("token", "ization") and item.ids == (30001, 1634)
     merges = [step for step in item.steps if isinstance(step, Merge)]
@@ -113,7 +109,7 @@ def test_a_bpe_is_joined_merge_by_merge(shared_data: Path) -> None:
     assert any("ok + en" in line and "rank  3,977" in line for line in steps(item))
 
 
-def test_a_wordpiece_takes_the_longest_match(shared_data: Path) -> None:
+def test_a_wordpiece_takes_the_longest_match(shared_data):
     bert = open_tokenizer(shared_data / "tok-bert-cased")
     (item,) = trace(bert, "tokenization")
     assert item.steps == (Match("tokenization", 8, "token"), Match("ization", 1, "##ization"))
@@ -121,7 +117,7 @@ def test_a_wordpiece_takes_the_longest_match(shared_data: Path) -> None:
     assert lost.steps == (Match("🎵", 1, None),) and lost.pieces == ("[UNK]",)
 
 
-def test_a_unigram_has_a_best_path_and_rivals(shared_data: Path) -> None:
+def test_a_unigram_has_a_best_path_and_rivals(shared_data):
     (item,) = trace(open_tokenizer(shared_data / "tok-t5"), "tokenization", rivals=4)
     steps = [step for step in item.steps if isinstance(step, Way)]
     assert steps[0].pieces == ("▁token", "ization") and len(steps) == 5 == len(
@@ -135,7 +131,7 @@ def test_a_unigram_has_a_best_path_and_rivals(shared_data: Path) -> None:
     )
 
 
-def test_a_token_that_was_added_has_no_path() -> None:
+def test_a_token_that_was_added_has_no_path():
     import json
 
     raw = json.loads(train_tokenizer("bpe", TRAINED, 300).to_json())

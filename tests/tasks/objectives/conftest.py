@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from packed import FRAME, LETTERS, MARKS
 
 
 @pytest.fixture(scope="module")
-def letters() -> Tokenizer:
+def letters():
     return train_tokenizer("char", [LETTERS], specials=FRAME)
 
 
 @pytest.fixture(scope="module")
-def marked() -> Tokenizer:
+def marked():
     return train_tokenizer("char", [LETTERS], specials=MARKS)

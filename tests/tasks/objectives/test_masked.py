@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ def of_letters(tokenizer: Tokenizer, rows: int, length: int) -> torch.Tensor:
     return tokens
 
 
-def test_masking_has_the_shares_of_bert(letters: Tokenizer) -> None:
+def test_masking_has_the_shares_of_bert(letters):
     """15 % chosen, of these 80 % hidden, 10 % another token, 10 % as they were (Devlin et al. 2019,
     3.1)."""
     args = packed(of_letters(letters, 200, 500), [500])
@@ -52,7 +51,7 @@ def test_masking_has_the_shares_of_bert(letters: Tokenizer) -> None:
     )
 
 
-def test_masking_is_a_function_of_its_generator(letters: Tokenizer) -> None:
+def test_masking_is_a_function_of_its_generator(letters):
     batch = Batch(of_letters(letters, 4, 40), of_letters(letters, 4, 40))
     item, two, second = (
         Masked().prepare(batch, random(seed), letters).tokens for seed in (1, 1, 2)
@@ -65,7 +64,7 @@ def test_masking_is_a_function_of_its_generator(letters: Tokenizer) -> None:
     )
 
 
-def test_padding_is_never_hidden(letters: Tokenizer) -> None:
+def test_padding_is_never_hidden(letters):
     args = packed(torch.zeros(50, 40, dtype=torch.long), [10, 20])  # ten of padding
     result = Masked(0.9).prepare(args, random(), letters)
     assert (result.targets[:, 30:] == -1).all() and (result.tokens[:, 30:] == 0).all()
@@ -73,7 +72,7 @@ def test_padding_is_never_hidden(letters: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "char"])
-def test_whole_words_are_chosen_together(kind: str, tmp_path: Path) -> None:
+def test_whole_words_are_chosen_together(kind, tmp_path):
     words = ["play", "##ing", "##ed", "un", "##believ", "##able", "dogs", "."]
     if kind == "wordpiece":
         (tmp_path / "vocab.txt").write_text(
@@ -106,11 +105,11 @@ def test_whole_words_are_chosen_together(kind: str, tmp_path: Path) -> None:
     assert word[-1] == len(full.split()) * 2
 
 
-def test_packed_equals_apart(letters: Tokenizer) -> None:
+def test_packed_equals_apart(letters):
     check_packed_equals_apart("bert", Masked(0.3), letters)
 
 
-def test_a_tokenizer_without_a_mask_is_refused(marked: Tokenizer) -> None:
+def test_a_tokenizer_without_a_mask_is_refused(marked):
     args = packed(torch.zeros(2, 10, dtype=torch.long), [3, 3, 3])
     with pytest.raises(UserError, match="no mask token"):
         Masked().prepare(args, random(), marked)

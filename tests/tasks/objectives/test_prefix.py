@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 
 import tiny
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.training.batches import Batch
 from glassformer.tasks.objectives import Prefix
 from packed import check_packed_equals_apart, packed, random
 
 
-def test_each_document_is_cut_between_its_shares() -> None:
+def test_each_document_is_cut_between_its_shares():
     args = packed(tiny.tokens(300, 60), [30, 1, 20])
     result = Prefix(0.2, 0.7).prepare(args, random())
     assert result.prefix is not None and torch.equal(result.tokens, args.tokens)
@@ -30,5 +29,5 @@ def test_each_document_is_cut_between_its_shares() -> None:
     assert (cut.targets >= 0).sum(1).unique().tolist() == [31] and cut.pos is None
 
 
-def test_packed_equals_apart(letters: Tokenizer) -> None:
+def test_packed_equals_apart(letters):
     check_packed_equals_apart("llama", Prefix(), letters)

@@ -10,14 +10,13 @@ import torch
 
 import tiny
 from glassformer import UserError
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.tasks.objectives import Span
 from glassformer.tasks.objectives.span import cut_out
 from packed import LETTERS, MARKS, check_packed_equals_apart, packed, random
 
 
-def test_span_lengths_are_those_of_t5() -> None:
+def test_span_lengths_are_those_of_t5():
     """568 tokens become a source of 512 and a target of 114, ends included: T5's own settings (15
     %, spans of 3)."""
     source, target = cut_out(np.arange(568), random(), 0.15, 3.0, np.arange(1000, 1100))
@@ -28,7 +27,7 @@ def test_span_lengths_are_those_of_t5() -> None:
 @pytest.mark.parametrize(
     "rate,length,sentinels", [(0.15, 3.0, 100), (0.5, 1.0, 100), (0.15, 3.0, 2), (0.9, 3.0, 100)]
 )
-def test_source_and_target_hold_the_document(rate: float, length: float, sentinels: int) -> None:
+def test_source_and_target_hold_the_document(rate, length, sentinels):
     draw, marks = random(), np.arange(1000, 1000 + sentinels)
     hidden, spans = [], []
     for size in [*range(4, 60), *[200] * 200]:
@@ -53,7 +52,7 @@ def test_source_and_target_hold_the_document(rate: float, length: float, sentine
         assert np.mean(spans[-200:]) == (10 if sentinels == 100 else 2)
 
 
-def test_where_spans_lie_is_uniform() -> None:
+def test_where_spans_lie_is_uniform():
     count = np.zeros(12)
     draw = random()
     for _ in range(3000):
@@ -64,7 +63,7 @@ def test_where_spans_lie_is_uniform() -> None:
     assert count[0] / 3000 > 0.15 and count[-1] / 3000 > 0.15
 
 
-def test_spans_of_packed_documents_stay_in_them(marked: Tokenizer) -> None:
+def test_spans_of_packed_documents_stay_in_them(marked):
     tokens = tiny.tokens(3, 64) % len(LETTERS)
     tokens[:, 19] = marked.eos
     args = packed(tokens, [20, 3, 30])  # one too short, eleven of padding
@@ -116,11 +115,11 @@ def test_spans_of_packed_documents_stay_in_them(marked: Tokenizer) -> None:
     assert torch.equal(again.tokens, result.tokens) and torch.equal(again.source, result.source)
 
 
-def test_packed_equals_apart(marked: Tokenizer) -> None:
+def test_packed_equals_apart(marked):
     check_packed_equals_apart("t5", Span(0.3), marked)
 
 
-def test_what_spans_lack_is_said(letters: Tokenizer, marked: Tokenizer) -> None:
+def test_what_spans_lack_is_said(letters, marked):
     args = packed(torch.zeros(2, 10, dtype=torch.long), [3, 3, 3])
     with pytest.raises(UserError, match="no sentinels"):
         Span().prepare(args, random(), letters)

@@ -1,14 +1,14 @@
 """Many prompts into a file of JSON lines, in their order; one that was stopped goes on where it
 was.
 
-answers.jsonl.part      the job's settings, then a line for each finished continuation
+answers.jsonl.part      what the job is, then a checksum and a line for each finished continuation
 answers.jsonl           the lines alone, once all are there
 """
 
 from __future__ import annotations
 
 import json
-import shutil
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +19,8 @@ from ...core.files import explain_errors, make_folder, sync, try_lock
 from .engine import Engine
 from .request import Request
 from .sequence import RequestHandle
+
+CHECK = 9  # bytes of a checksum and the space behind it
 
 
 def answer_into(
@@ -48,38 +50,59 @@ def answer_into(
             partial.unlink()
             raise UserError(f"{out} is there already; name another file, or remove it.")
         resumed = _resume(file, partial, job)
-        for number, result in _answers(engine, requests, resumed):
+        done = resumed
+        lines = resumed * job["samples"]
+        if file.tell() == 0:
+            file.write(_job_line(job))
+        for number, result in _answers(engine, requests, done):
             for completion in result.completions:
-                file.write(_json_line(line(number, completion)))
+                lines += 1
+                content = json.dumps(line(number, completion), ensure_ascii=False).encode()
+                file.write(_check(content, lines) + content + b"\n")
                 file.flush()
-            progress(number + 1)
+            done += 1
+            progress(done)
         _finish(file, out)
         partial.unlink()
     return resumed
 
 
-def _json_line(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+def _job_line(job: dict[str, Any]) -> bytes:
+    return json.dumps(job, ensure_ascii=False).encode() + b"\n"
+
+
+def _check(content: bytes, number: int) -> bytes:
+    """Prefix of line ``number``: a checksum of line and number, so that no line is changed, lost or
+    moved unnoticed."""
+    return b"%08x " % zlib.crc32(content, number)
 
 
 def _resume(file: BinaryIO, partial: Path, job: dict[str, Any]) -> int:
     """Counts the requests of this job that are answered in ``partial``, and cuts off a torn line
-    and a request half done. Raises UserError for a file of another job."""
+    and a request half done.
+
+    Raises UserError for a file of another job and for a damaged line.
+    """
     file.seek(0)
     first = file.readline()
     if not first.endswith(b"\n"):
         file.truncate(0)
-        file.write(_json_line(job))
         return 0
-    if first != _json_line(job):
+    if first != _job_line(job):
         raise UserError(
             f"{partial} is of another job{_difference(first, job)}; remove it, or name another file."
         )
     line_ends = [file.tell()]
-    while file.readline().endswith(b"\n"):
+    while (written := file.readline()).endswith(b"\n"):
+        sound = written[:CHECK] == _check(written[CHECK:-1], len(line_ends))
+        need(
+            sound,
+            f"{partial} is damaged in line {len(line_ends) + 1}; remove it, and the job begins anew.",
+        )
         line_ends.append(file.tell())
     count: int = (len(line_ends) - 1) // job["samples"]
     file.truncate(line_ends[count * job["samples"]])
+    file.seek(0, 2)
     return count
 
 
@@ -115,6 +138,7 @@ def _finish(file: BinaryIO, out: Path) -> None:
     file.seek(0)
     file.readline()
     with beside.open("wb") as output:
-        shutil.copyfileobj(file, output)
+        for written in file:
+            output.write(written[CHECK:])
     sync(beside)
     beside.replace(out)

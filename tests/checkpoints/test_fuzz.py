@@ -4,7 +4,7 @@ soon and in bounds.
 Each is tried in a forked process with a limit on its memory, so that what hangs or dies is one
 finding. By hand:
 
-    python tests/test_fuzz_models.py 2000 --seed 7        prints each finding with its seed, and keeps its folder
+    python tests/checkpoints/test_fuzz.py 2000 --seed 7        prints each finding with its seed, and keeps its folder
 """
 
 from __future__ import annotations

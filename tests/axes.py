@@ -1,4 +1,4 @@
-"""What the tests of ``parallel/``'s axes share: families, rows of every kind, and a pass with its
+"""What the tests of ``scale/``'s axes share: families, rows of every kind, and a pass with its
 gradients."""
 
 from __future__ import annotations

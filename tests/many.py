@@ -1,4 +1,4 @@
-"""A pool of processes that stay up and are one another's neighbours, for tests of ``parallel/``.
+"""A pool of processes that stay up and are one another's neighbours, for tests of ``scale/``.
 
 ``Processes(2).call(function, name=value)`` runs a function of a test file, ``function(mesh,
 name=value)``, on each of them and gives their answers in the order of ranks. Arguments and answers

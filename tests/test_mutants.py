@@ -185,7 +185,15 @@ def test_rows_by_hand():
 
 def test_the_page_of_rows_is_read():
     page = (mutate.ROOT / "tests/mutants.md").read_text(encoding="utf-8")
-    assert 0 < len(mutate.rows(page)) == page.count("\n| `") <= 50
+    rows = mutate.rows(page)
+    assert 0 < len(rows) == page.count("\n| `") <= 50
+    source = mutate.ROOT / mutate.SOURCE
+    stale = [
+        f"{row.file}: {row.bug}"
+        for row in rows
+        if row.change((source / row.file).read_text(encoding="utf-8")) is None
+    ]
+    assert not stale, f"what these rows change has gone; change or drop them: {stale}"
 
 
 def test_the_command_refuses_a_file_that_is_not_there():

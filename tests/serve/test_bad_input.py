@@ -287,6 +287,7 @@ def test_c10_schemas_that_cannot_be_enforced(server, schema):
     "more",
     [
         {"guided_regex": "("}, {"guided_regex": "(?<=a)b"}, {"guided_regex": ""}, {"guided_regex": "a" * 70_000},
+        {"guided_regex": r"[^\s\S]"}, {"guided_grammar": "start: start"}, {"guided_json": {"$ref": "#"}},
         {"guided_grammar": "start: nowhere"}, {"guided_grammar": "nonsense ::= ("}, {"guided_json": "x"},
         {"guided_regex": "a", "guided_grammar": "start: /a/"}, {"response_format": {"type": "json_schema"}},
         {"response_format": {"type": "xml"}}, {"response_format": "json"}, {"response_format": {}},
@@ -298,6 +299,13 @@ def test_c10_schemas_that_cannot_be_enforced(server, schema):
 )  # fmt: skip
 def test_c10_c11_c28_what_a_chat_may_not_ask_for(server, more):
     refused(server.post(CHAT, TALK, **more))
+
+
+def test_c10_two_forms_are_named(server):
+    forms = {"guided_regex": "a", "guided_json": {}, "response_format": {"type": "text"}}
+    answer = server.post(CHAT, {**TALK, **forms})
+    assert "guided_json and guided_regex exclude each other" in refused(answer)
+    assert answer.json()["error"]["param"] == "guided_json"
 
 
 def test_c10_an_explosive_grammar_ends_soon(server):

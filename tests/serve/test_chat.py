@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
 
@@ -215,9 +216,12 @@ def test_a_tokenizer_that_puts_a_space_in_front_keeps_a_schema_too(shared_data, 
 
 def test_a_grammar_that_fails_between_two_tokens_is_a_sentence():
     """llguidance ends a grammar that exceeds its bounds; its mask allows anything then."""
-    from glassformer.serve.grammars import Constraint
+    from glassformer.serve.grammars import guides
 
     class Matcher:
+        def deep_copy(self):
+            return self
+
         def consume_token(self, token):
             return token != 3
 
@@ -231,13 +235,37 @@ def test_a_grammar_that_fails_between_two_tokens_is_a_sentence():
             return "too many states\n<state>\nTokens: x"
 
     failed = False
-    assert Constraint(Matcher(), 12)([1, 2]).tolist() == [True] * 12
-    reason = r"too large on the way: too many states\.$"
+    make = guides(Matcher(), 12)
+    allowed = make()([1, 2])
+    assert allowed is not None and allowed.tolist() == [True] * 12
+    reason = r"too large: too many states\.$"
     with pytest.raises(UserError, match=reason):
-        Constraint(Matcher(), 12)([1, 3])
+        make()([1, 3])
     failed = True
     with pytest.raises(UserError, match=reason):
-        Constraint(Matcher(), 12)([1, 2])
+        make()([1, 2])
+
+
+def test_a_grammar_that_takes_long_ends_and_not_its_neighbours() -> None:
+    """Each step of an ambiguous grammar takes longer than the last: in 400 tokens it held up
+    everybody for minutes. What all continuations of a request take is counted together."""
+    from glassformer.formats.store import load
+    from glassformer.serve import grammars
+    from glassformer.serve.page.models import shipped
+
+    _, tokenizer = load(shipped())
+    assert tokenizer is not None
+    text = 'start: x\nx: y y y y y y\ny: z z z z z z\nz: w w w w w w\nw: "a" | "b" | "" | w w\n'
+    make = grammars.guide_factory(tokenizer, tokenizer.size, "lark", text)
+    pair, tokens = (make(), make()), list[int]()
+    start = time.thread_time()
+    with pytest.raises(UserError, match="takes too long"):
+        while len(tokens) < 2000:
+            for guide in pair:
+                allowed = guide(tokens)
+            assert allowed is not None
+            tokens.append(int(allowed.nonzero()[0]))
+    assert time.thread_time() - start < 2 * grammars.MOST_SECONDS + 0.02 * len(tokens)
 
 
 REPEATED = "((a{1,100}){1,100}){1,100}"

@@ -8,15 +8,16 @@ table a tokenizer.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.errors import UserError, need
+from ..core.errors import need
 from ..core.tokenizer import Tokenizer
 from .asgi.limits import MOST_SCHEMA
 from .asgi.replies import HttpError, refuse
@@ -25,6 +26,9 @@ from .engine.request import Guide
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+# A step computes masks while everybody waits, so a request may take so many seconds of the processor for its own,
+# and each of its tokens adds to them.
+MOST_SECONDS, TOKEN_SECONDS = 2.0, 0.01
 # or a small model writes nothing else
 SPACES: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
 ENFORCED_KEYWORDS = """
@@ -46,21 +50,60 @@ def guide_factory(tokenizer: Tokenizer, vocab: int, kind: str, source: Any) -> C
     unsupported grammars."""
     from llguidance import LLMatcher, LLParserLimits
 
-    grammar = _grammar(kind, source)
-    limits = LLParserLimits(
-        initial_lexer_fuel=500_000,
-        max_grammar_size=200_000,
-        max_lexer_states=50_000,
-        max_items_in_row=50_000,  # 1,500 optional properties are 6,000; an alternative is one
-        step_max_items=200_000,
+    first = LLMatcher(
+        _table(tokenizer),
+        _grammar(kind, source),
+        log_level=0,
+        limits=LLParserLimits(
+            initial_lexer_fuel=500_000,
+            max_grammar_size=200_000,
+            max_lexer_states=50_000,
+            max_items_in_row=50_000,  # 1,500 optional properties are 6,000; an alternative is one
+            step_max_items=50_000,
+        ),
     )
-    first = LLMatcher(_table(tokenizer), grammar, log_level=0, limits=limits)
     name = {"json": "JSON schema", "regex": "regular expression"}.get(kind, "grammar")
-    problem = f"The {name} cannot be held to: "
-    warnings = first.get_grammar_warnings()
-    refuse(first.is_error(), problem + _one_line(first.get_error()), code="bad_grammar")
-    refuse(bool(warnings), f"{problem}{warnings}")
-    return lambda: Constraint(first.deep_copy(), vocab)
+    problem = first.get_error() or "; ".join(first.get_grammar_warnings())
+    refuse(
+        bool(problem),
+        f"The {name} cannot be held to: {_one_line(problem)}",
+        code="bad_grammar",
+    )
+    return guides(first, vocab)
+
+
+def guides(first: Any, vocab: int) -> Callable[[], Guide]:
+    """A factory of Guides that begin where the matcher ``first`` stands. They raise UserError where it
+    allows nothing, and where together they take too long."""
+    seconds = MOST_SECONDS
+
+    def guide() -> Guide:
+        matcher, consumed = first.deep_copy(), 0
+
+        def allowed(tokens: Sequence[int]) -> Tensor:
+            """Boolean mask (V,) of the tokens allowed after those so far."""
+            nonlocal seconds, consumed
+            start = time.thread_time()
+            fits = all(map(matcher.consume_token, tokens[consumed:]))
+            consumed = len(tokens)
+            mask = matcher.compute_bitmask()
+            seconds = min(seconds - time.thread_time() + start + TOKEN_SECONDS, MOST_SECONDS)
+            need(
+                seconds > 0,
+                "The grammar takes too long: a text can be read by it in too many ways; write it "
+                "so that there is one.",
+            )
+            need(
+                fits and not matcher.is_error(),
+                "The grammar allows nothing here, or became too large: "
+                f"{_one_line(matcher.get_error())}",
+            )
+            bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab, bitorder="little")
+            return torch.from_numpy(bits).bool()
+
+        return allowed
+
+    return guide
 
 
 def _one_line(message: str) -> str:
@@ -79,8 +122,7 @@ def _grammar(kind: str, source: Any) -> str:
         len(text) > MOST_SCHEMA,
         f"The JSON schema has {len(text)} characters; {MOST_SCHEMA} are read at most.",
     )
-    if isinstance(source, Mapping):
-        _check_schema(source, 0)
+    _check_schema(source, 0)
     try:
         return LLMatcher.grammar_from_json_schema(text, overrides=SPACES)
     except ValueError as error:
@@ -99,38 +141,19 @@ def _check_schema(schema: Any, depth: int) -> None:
     )
     for name, value in schema.items() if isinstance(schema, Mapping) else ():
         message = (
-            f'The JSON schema says "{str(name)[:80]}", which is not enforced here; leave it out, '
+            f'The JSON schema says "{name[:80]}", which is not enforced here; leave it out, '
             "or say it otherwise."
         )
         refuse(name not in KEYWORDS, message, code="bad_grammar")
-        subschemas = [value] if name in SCHEMA_KEYWORDS else []
-        if name in MAP_KEYWORDS and isinstance(value, dict):
-            subschemas = [*value.values()]
-        elif name in LIST_KEYWORDS and isinstance(value, list):
-            subschemas = value
+        match value:
+            case dict() if name in MAP_KEYWORDS:
+                subschemas = list(value.values())
+            case list() if name in LIST_KEYWORDS:
+                subschemas = value
+            case _:
+                subschemas = [value] * (name in SCHEMA_KEYWORDS)
         for subschema in subschemas:
             _check_schema(subschema, depth + 1)
-
-
-@dataclass
-class Constraint:
-    """Grammar state of one continuation: maps the tokens so far to a mask of allowed tokens."""
-
-    matcher: Any
-    vocab: int
-    consumed: int = 0
-
-    def __call__(self, tokens: Sequence[int]) -> Tensor:
-        """Boolean mask (V,) of the tokens allowed next."""
-        consumed = all(map(self.matcher.consume_token, tokens[self.consumed :]))
-        self.consumed = len(tokens)
-        packed = torch.frombuffer(bytearray(self.matcher.compute_bitmask()), dtype=torch.uint8)
-        if self.matcher.is_error() or not consumed:
-            raise UserError(
-                f"The grammar became too large on the way: {_one_line(self.matcher.get_error())}"
-            )
-        bits = (packed[:, None] >> torch.arange(8)) & 1
-        return bits.flatten()[: self.vocab].bool()
 
 
 class _Vocabulary:
@@ -141,7 +164,7 @@ class _Vocabulary:
         self.bos_token_id = tokenizer.bos
         self.special_token_ids = [id for id in range(tokenizer.size) if tokenizer.hides(id)]
         self.tokens = [
-            b"" if tokenizer.token(id) == "" or tokenizer.hides(id) else tokenizer.bytes_of(id)
+            b"" if not tokenizer.token(id) or tokenizer.hides(id) else tokenizer.bytes_of(id)
             for id in range(tokenizer.size)
         ]
         self.tokenizer = tokenizer

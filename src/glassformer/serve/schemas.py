@@ -322,13 +322,11 @@ class GenerationRequest(InspectOptions):
             self.positions is not None or self.track or "top" in self.model_fields_set
         ):
             raise field_error("inspect is missing; positions, track and top say more of it.")
-        constraints = [self.guided_regex, self.guided_grammar, self.guided_json]
-        formatted = self.response_format is not None and self.response_format.type != "text"
-        if sum(constraint is not None for constraint in constraints) + formatted > 1:
-            raise field_error(
-                "response_format, guided_json, guided_regex and guided_grammar exclude "
-                "each other; give one."
-            )
+        is_text = self.response_format is not None and self.response_format.type == "text"
+        # response_format is the first of them
+        names = [name for name in GRAMMAR_FIELDS if getattr(self, name) is not None][is_text:]
+        if len(names) > 1:
+            raise field_error(f"{' and '.join(names)} exclude each other; give one.")
         return self
 
     @property

@@ -1,5 +1,5 @@
 // What a saved file answers beyond what it has word for word: parts of the tensors that it holds, cut, pooled and coded
-// as the server does it (inspection/wire.py).
+// as the server does it (sight/wire.py).
 import { model, prompt, source } from "./state";
 import type { Container } from "./safetensors";
 

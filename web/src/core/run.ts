@@ -162,7 +162,7 @@ function unpack(buffer: ArrayBuffer): Values {
   return { value: decoder(data, metadata, min, max), data, shape: one.shape, full, min, max, pooled, map: metadata.map ?? "lin" };
 }
 
-/** u8 as numbers (inspection/wire.py): a share of the range, or its root; 0 is what is not finite where there is a hole. */
+/** u8 as numbers (sight/wire.py): a share of the range, or its root; 0 is what is not finite where there is a hole. */
 function decoder(data: Float32Array | Uint8Array, metadata: Record<string, string>, min: number, max: number): (stored: number) => number {
   if (data instanceof Float32Array) return (v) => v;
   const table = Float32Array.from({ length: 256 }, (_, q) => {

@@ -23,7 +23,7 @@ type Group = keyof typeof GROUPS;
 type View = "matrix" | "text" | "lines";
 type Scores = Map<string, Record<string, number | null>>; // by head, then by score
 const ORDERS: Record<string, string> = { layer: "layer", first: "weight on the first token", previous: "weight on the token before", entropy: "entropy, least first" };
-// Of the model, on random tokens that come twice (inspection/heads.py), so that words play no part.
+// Of the model, on random tokens that come twice (sight/heads.py), so that words play no part.
 const MEASURED: Record<string, string> = { "m.induction": "induction: what came after this token the first time", "m.previous": "the token before", "m.next": "the token after", "m.duplicate": "this token the first time", "m.first": "the first token", "m.entropy": "entropy, least first", "m.norm": "size of what is moved" };
 const LABELS = ["induction", "previous", "next", "duplicate", "first"];
 const VIEWS: View[] = ["matrix", "text", "lines"];

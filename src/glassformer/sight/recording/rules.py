@@ -119,11 +119,12 @@ def _linear(operation: Operation, region: Region) -> Need | None:
 
 def _matmul(operation: Operation, region: Region) -> Need | None:
     left, right = (value.shape for value in operation.inputs[:2])
-    if min(len(left), len(right)) < 2:
-        return None
-    batch, row, column = region[:-2], region[-2], region[-1]
-    a = (*_broadcast(left[:-2], batch), row, slice(0, left[-1]))
-    return Need([a, (*_broadcast(right[:-2], batch), slice(0, right[-2]), column)], region)
+    batch = list(region)
+    column = () if len(right) == 1 else (batch.pop(),)
+    row = () if len(left) == 1 else (batch.pop(),)
+    a = (*_broadcast(left[:-2], tuple(batch)), *row, slice(0, left[-1]))
+    b = (*_broadcast(right[:-2], tuple(batch)), slice(0, left[-1]), *column)
+    return Need([a, b], region)
 
 
 def _addmm(operation: Operation, region: Region) -> Need | None:
@@ -152,10 +153,22 @@ def _norm(operation: Operation, region: Region) -> Need | None:
     return Need([row, *[None for _ in weights]], row)
 
 
+def _channel(operation: Operation, region: Region) -> Need | None:
+    """One channel, where the statistics are known before."""
+    if operation.argument(5, "training") or len(operation.inputs) < 3:
+        return None
+    _, *statistics = operation.inputs
+    return Need([region, *[(region[1],) for _ in statistics]], region)
+
+
 RULES: dict[str, Callable[[Operation, Region], Need | None]] = {
     "linear": _linear,
     "matmul": _matmul,
     "bmm": _matmul,
+    "mm": _matmul,
+    "mv": _matmul,
+    "dot": _matmul,
+    "batch_norm": _channel,
     "addmm": _addmm,
     "baddbmm": _addmm,
     "softmax": _along,

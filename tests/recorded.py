@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from glassformer.sight.recording import Explanation, ModuleTrace, Operands, explain
+from glassformer.sight.recording.module_trace import _fields
 from glassformer.sight.recording.opening import PAIRED
 from glassformer.sight.recording.recorder import Value
 from glassformer.sight.recording.rules import Index, origin, read
@@ -19,7 +20,8 @@ SUMS = (*PAIRED, "sum", "mean", "cumsum", "conv1d", "conv2d", "einsum", "add", "
 def cells(trace: ModuleTrace, rng: random.Random, count: int) -> Iterator[tuple[Value, Index]]:
     """Numbers of what the module returned and of values drawn at random."""
     values = [x for operation in trace.operations for x in operation.outputs]
-    returned = [x for x in trace.aliases.values() if x.operation is not None]
+    returned = list(trace.aliases.values())
+    values = values or returned
     for value in (*rng.choices(returned, k=count), *rng.choices(values, k=2 * count)):
         if math.prod(value.shape):
             yield value, tuple(rng.randrange(size) for size in value.shape)
@@ -45,7 +47,8 @@ def bound(explanation: Explanation, groups: tuple[Operands, ...], eps: float) ->
     if explanation.kind == "gelu":  # x/2 and x/2 erf(x) cancel where x is far below 0
         sizes.append(groups[0].numbers.abs().sum().item())
     count = max(map(len, groups), default=1)
-    return eps * (4 + 2 * math.sqrt(count)) * (abs(explanation.value) + sum(sizes))
+    underflow = torch.finfo(torch.float32).tiny
+    return eps * (4 + 2 * math.sqrt(count)) * (abs(explanation.value) + sum(sizes)) + underflow
 
 
 def walk(trace: ModuleTrace, opened: int, seed: int = 0) -> list[str]:
@@ -85,7 +88,10 @@ def faults(value: Value, index: Index) -> list[str]:
             wrong.append(f"{name}: {a}, its operands give {b}; bound {limit:.3g}")
     home, _ = origin(value, index)
     begins = home.operation is None or not home.operation.inputs or explanation.kind == "created"
-    if not begins and not groups:
+    empty = home.operation is not None and not any(
+        math.prod(x.shape) for x in home.operation.inputs
+    )
+    if not (begins or groups or empty):  # a sum of no numbers is 0
         wrong.append(f"{name}: a dead end")
     constant = explanation.kind in ("add", "sub") and len(home.operation.inputs) == 1  # x + 1
     if (
@@ -101,3 +107,17 @@ def faults(value: Value, index: Index) -> list[str]:
         if not abs(total - b) <= 1e-5 * size:
             wrong.append(f"{name}: terms add up to {total}, not {b}")
     return wrong
+
+
+def is_unchanged(trace: ModuleTrace) -> bool:
+    """True where the pass returned, bit for bit, what the module returns when nobody watches."""
+    with torch.no_grad():
+        plain = _fields(trace.module(*trace.args, **trace.kwargs))
+    recorded = _fields(trace.output)
+    assert plain.keys() == recorded.keys()
+    return all(
+        x.dtype == recorded[name].dtype
+        and torch.equal(x.nan_to_num(), recorded[name].nan_to_num())
+        and torch.equal(x.isnan(), recorded[name].isnan())
+        for name, x in plain.items()
+    )

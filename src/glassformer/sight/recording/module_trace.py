@@ -18,7 +18,7 @@ from .. import tables
 from .opening import Explanation, explain
 from .recorder import Edit, Key, Operation, Recorder, Value, tensors_of
 from .rules import Index, read
-from .written_out import write_out
+from .steps import write_out
 
 KEEP = 512 << 20
 """Bytes of recorded values that a trace keeps by default; what is beyond is computed again when it
@@ -50,7 +50,7 @@ class ModuleTrace:
         fields = _fields(self.output)
         if not fields:
             raise UserError(f"{type(module).__name__} returns no tensor, so nothing can be opened.")
-        outputs = {name: recorder.value(tensor) for name, tensor in fields.items()}
+        outputs = {name: recorder.returns(tensor) for name, tensor in fields.items()}
         self.operations = write_out(recorder.operations)
         self.kept_bytes = recorder.kept_bytes
         self.aliases = {**recorder.modules, **outputs}
@@ -278,6 +278,8 @@ def _addresses(
                 nameless.add(value)
     short |= {name: value for name, value in aliases.items() if value in nameless}
     for name, value in short.items():
+        if aliases.get(name, value) is not value:  # a module or a result has the variable's name
+            continue
         if name not in values or values[name] is value:
             values[name] = value
             value.address = name

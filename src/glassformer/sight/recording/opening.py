@@ -334,6 +334,7 @@ class Opening:
         """The record of the number, which stands at ``address``."""
         name = self.operation.name
         terms, factors, others = self._arithmetic()
+        others = tuple(x for x in others if len(x))
         numbers = self._numbers(name)
         facts: dict[str, Any] = {**numbers, "terms": len(terms)}
         if name == "embedding":

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -53,6 +55,13 @@ CREATED = _names(
 new_zeros new_ones new_full new_tensor eye scalar_tensor"""
 )
 MARK = 1 << 40  # numbers from here on are places of inputs, smaller ones constants
+WHOLE = 1 << 23
+"""Numbers of a result that are computed again at once. A part of a product or of a norm is computed
+faster, but rounds another way."""
+RECENT: WeakKeyDictionary[Value, Tensor] = WeakKeyDictionary()
+"""Values that were computed again not long ago, oldest first."""
+RECENT_BYTES = 64 << 20
+LOCK = threading.Lock()
 INDEXED = {
     "gather",
     "index_select",
@@ -179,17 +188,46 @@ RULES: dict[str, Callable[[Operation, Region], Need | None]] = {
 
 
 def read(value: Value, region: Region | None = None) -> Tensor:
-    """The numbers of a value: of a region of it, the region alone where that can be."""
+    """The numbers of a value. One that is not kept is computed again as the pass computed it, so
+    that no bit differs; of a result larger than ``WHOLE`` the region alone where that can be."""
     if value.tensor is not None:
-        return value.tensor if region is None else value.tensor[region]
-    operation = value.operation
-    assert operation is not None, "a value without an operation is kept"
-    region = whole(value.shape) if region is None else region
-    needed = need(operation, value, region)
-    tensors = [read(x, part) for x, part in zip(operation.inputs, needed.inputs, strict=True)]
-    with torch.no_grad():
-        result = operation.run(tensors)[value.output]
-    return result[relative(region, needed.output)]
+        tensor = value.tensor
+    elif region is None or math.prod(value.shape) <= WHOLE:
+        tensor = _again(value)
+    else:
+        operation = value.operation
+        assert operation is not None, "a value without an operation is kept"
+        needed = need(operation, value, region)
+        tensors = [read(x, part) for x, part in zip(operation.inputs, needed.inputs, strict=True)]
+        with torch.no_grad():
+            result = operation.run(tensors)[value.output]
+        return result[relative(region, needed.output)]
+    return tensor if region is None else tensor[region]
+
+
+def _again(value: Value) -> Tensor:
+    """A whole value, and before it those of its operands that are not kept."""
+    with LOCK:
+        results: dict[Value, Tensor] = dict(RECENT)
+        stack = [value]
+        while stack:
+            operation = stack[-1].operation
+            if stack[-1] in results or stack[-1].tensor is not None:
+                stack.pop()
+                continue
+            assert operation is not None, "a value without an operation is kept"
+            missing = [x for x in operation.inputs if x.tensor is None and x not in results]
+            if missing:
+                stack += missing
+                continue
+            inputs = [results[x] if x.tensor is None else x.tensor for x in operation.inputs]
+            with torch.no_grad():
+                results |= zip(operation.outputs, operation.run(inputs), strict=False)
+            if math.prod(stack[-1].shape) <= WHOLE:
+                RECENT[stack[-1]] = results[stack[-1]]
+        while sum(x.nbytes for x in RECENT.values()) > RECENT_BYTES:
+            del RECENT[next(iter(RECENT))]
+        return results[value]
 
 
 # ------------------------------------------------------------------------------------------- moves

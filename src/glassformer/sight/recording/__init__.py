@@ -11,6 +11,6 @@ sources        models that are not ours, and the verb ``trace``
 """
 
 from .module_trace import ModuleTrace
-from .opening import Explanation, Operand
+from .opening import Explanation, Operand, Operands, explain
 
-__all__ = ["Explanation", "ModuleTrace", "Operand"]
+__all__ = ["Explanation", "ModuleTrace", "Operand", "Operands", "explain"]

@@ -49,7 +49,7 @@ class ModuleTrace:
         self.outputs = _fields(self.output)
         if not self.outputs:
             raise UserError(f"{type(module).__name__} returns no tensor, so nothing can be opened.")
-        outputs = {name: recorder.value(tensor) for name, tensor in self.outputs.items()}
+        outputs = {name: recorder.returns(tensor) for name, tensor in self.outputs.items()}
         self.operations, self.leaves = recorder.operations, recorder.leaves
         self.kept_bytes, self.kept_all = recorder.kept_bytes, recorder.kept_all
         # where the model's own name is a module's path, the module's result is its projection
@@ -315,7 +315,7 @@ def _addresses(recorder: Recorder, returned: Mapping[str, Value]) -> dict[str, V
             values[name] = value
             value.address = name
     for name, value in short.items():
-        if value.is_named:
+        if value.is_named or recorder.names.get(name, value) is not value:
             continue
         if name not in values or values[name] is value:
             values[name] = value

@@ -23,6 +23,9 @@ PAIRED = (
     "linear",
     "matmul",
     "bmm",
+    "mm",
+    "mv",
+    "dot",
     "addmm",
     "baddbmm",
     "grouped_mm",
@@ -42,7 +45,7 @@ class Operand:
         return {"address": self.address, "value": files.json_number(self.value)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operands:
     """Numbers of one value side by side: their ``places`` (n, dimensions), ``numbers`` (n,) and the
     gradient by each."""
@@ -133,6 +136,11 @@ class Explanation:
         groups = (*self.factors, *self.others)
         return {group.value.address for group in groups if group.value.kind == "weight"}
 
+    def _adds(self, group: Operands) -> bool:
+        """True where the terms and this number, a bias, give the whole."""
+        total = self.terms.sum().item() + group.terms.sum().item()
+        return bool(self.factors) and _close(total, self.recomputed)
+
     def order(self) -> list[int]:
         """The terms by size, the largest first."""
         return self.terms.abs().argsort(descending=True).tolist()
@@ -168,7 +176,8 @@ class Explanation:
         rows = [f"{self.address} = {self.value:.9g}   ({self.kind}, {self.dtype})"]
         rows += [f"  {self.place}"] * bool(self.place)
         rows += [f"  {self.sentence}", f"  {self.equation}   {self.source}".rstrip()]
-        order, running = self.order()[:most], 0.0
+        order, running = self.order(), 0.0
+        order = order if len(order) == most + 1 else order[:most]
         for at in order:
             value, factors = self.term(at)
             running += value
@@ -180,8 +189,11 @@ class Explanation:
         for group in self.others if self.factors or not len(self.terms) else ():
             first = group[0]
             many = f"{len(group)} numbers from {first.address} on"
-            one = f"{first.address} {first.value:.6g}"
-            rows.append(f"    with {one if len(group) == 1 else many}")
+            number = f"{first.address} {first.value:.6g}"
+            if len(group) == 1 and self._adds(group):
+                rows.append(f"    {group.terms.item():+.6g}  = {number}")
+            else:
+                rows.append(f"    with {number if len(group) == 1 else many}")
         if self.factors or self.others:
             rows.append(
                 f"  again from these, in float64: {self.recomputed:.9g}; difference "
@@ -283,12 +295,23 @@ class Opening:
     def _again(self) -> tuple[list[Tensor | None], float | None]:
         """The gradients of the number by each input, None by one that has none, and the number as
         its operands give it; None where PyTorch cannot run the function again."""
-        for exact, differentiate in ((True, True), (False, True), (False, False)):
+        # some functions are not differentiable by all of their inputs, as by a running mean
+        count = len(self.tensors)
+        for exact, differentiable in (
+            (True, count),
+            (True, 1),
+            (True, 0),
+            (False, count),
+            (False, 0),
+        ):
+            differentiate = differentiable > 0
             leaves = [
-                x.detach().to(torch.float64 if exact else x.dtype).requires_grad_(differentiate)
+                x.detach()
+                .to(torch.float64 if exact else x.dtype)
+                .requires_grad_(at < differentiable)
                 if x.is_floating_point()
                 else x
-                for x in self.tensors
+                for at, x in enumerate(self.tensors)
             ]
             try:
                 with torch.set_grad_enabled(differentiate):
@@ -318,11 +341,11 @@ class Opening:
         every = torch.ones_like(tensor, dtype=torch.bool)
         chosen = every if gradient is None or everything else gradient != 0
         places = chosen.nonzero()[:SHOWN] if gradient is None else chosen.nonzero()
-        numbers = tensor[tuple(places.T)].reshape(-1)
+        numbers = tensor[tuple(places.T)].reshape(-1)[: len(places)]  # of a scalar: one or none
         wide = numbers if numbers.is_complex() else numbers.double()
         slopes = torch.zeros_like(wide)
         if gradient is not None:
-            slopes = gradient[tuple(places.T)].reshape(-1).to(wide)
+            slopes = gradient[tuple(places.T)].reshape(-1)[: len(places)].to(wide)
         start = torch.tensor(self.starts[at], dtype=torch.long, device=places.device)
         return Operands(self.operation.inputs[at], places + start, wide.detach(), slopes)
 
@@ -330,6 +353,7 @@ class Opening:
         """The record of the number, which stands at ``address``."""
         name = self.operation.name
         terms, factors, others = self._arithmetic()
+        others = tuple(x for x in others if len(x))
         numbers = self._numbers(name)
         facts: dict[str, Any] = {**numbers, "terms": len(terms)}
         if name == "embedding":
@@ -337,6 +361,8 @@ class Opening:
         text = words.sentence(name, sum(map(len, (*factors, *others))), facts)
         if name == "softmax" and number == 0 and numbers["exp"] == 0:
             text += " The mask hides this key."
+        if name in POINTWISE and (constants := self._constants()):
+            text += f" The code's own number is {' and '.join(f'{x:.6g}' for x in constants)}."
         if self.operation.is_written_out:
             text += " PyTorch computes this attention in one step; here it is written out."
         if self.value.dtype.is_floating_point and not (
@@ -366,7 +392,8 @@ class Opening:
             first = 1 if name in ("addmm", "baddbmm") else 0
             rows = [self._operands(at, everything=True) for at in (first, first + 1)]
             bias = tuple(self._operands(at) for at in range(count) if at not in (first, first + 1))
-            return rows[0].terms, tuple(rows), tuple(x for x in bias if len(x))
+            if len(rows[0]) == len(rows[1]):
+                return rows[0].terms, tuple(rows), tuple(x for x in bias if len(x))
         if name in POINTWISE | CASTS:
             cells = tuple(self._operands(at, everything=True) for at in range(count))
             if (
@@ -394,14 +421,26 @@ class Opening:
         inexact = [g for g, slope in zip(groups, self.gradients, strict=True) if slope is not None]
         inexact = [group for group in inexact if len(group)]
         exact = tuple(g for g, slope in zip(groups, self.gradients, strict=True) if slope is None)
-        for linear in ([inexact[0]] if inexact else [], inexact):
+        for linear in _subsets(inexact):
             total = sum(group.terms.sum().item() for group in linear)
-            if linear and self.recomputed is not None and _close(total, self.recomputed):
+            if self.recomputed is not None and _close(total, self.recomputed):
                 constant = tuple(group for group in inexact if group not in linear)
+                pair = next((group for group in constant if _are_factors(linear[0], group)), None)
+                if pair is not None:
+                    constant = tuple(group for group in inexact if group not in (linear[0], pair))
+                    return linear[0].terms, (linear[0], pair), (*constant, *exact)
                 if len(linear) == 1:
                     return linear[0].terms, (linear[0],), (*constant, *exact)
-                return torch.cat([group.terms for group in linear]), (), (*linear, *exact)
-        return none, (), (*inexact, *(exact if not inexact else ()))
+                return (
+                    torch.cat([group.terms for group in linear]),
+                    (),
+                    (*linear, *constant, *exact),
+                )
+        return none, (), (*inexact, *(x for x in exact if not inexact or len(x) == 1))
+
+    def _constants(self) -> list[float]:
+        """The numbers that the line of code itself gives the function."""
+        return [float(x) for x in self.operation.leaves if type(x) in (int, float)]
 
     def _numbers(self, name: str) -> dict[str, float]:
         """Numbers on the way: a mean, a sum of exponentials."""
@@ -423,3 +462,20 @@ class Opening:
 
 def _close(a: float, b: float) -> bool:
     return abs(a - b) <= CLOSE * (abs(a) + abs(b))
+
+
+def _subsets(groups: list[Operands]) -> list[list[Operands]]:
+    """The groups that a number may be linear in: the first, as a convolution in its input; the
+    first with what is added to it; all."""
+    if not groups:
+        return []
+    return [groups[:1], *([groups[0], other] for other in groups[1:]), groups]
+
+
+def _are_factors(left: Operands, right: Operands) -> bool:
+    """True where each number of one group is what another of the other group is multiplied with."""
+    return (
+        len(left) == len(right)
+        and bool((left.gradients == right.numbers).all())
+        and bool((right.gradients == left.numbers).all())
+    )

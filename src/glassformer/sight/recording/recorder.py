@@ -30,6 +30,7 @@ from .written_out import attention
 # module path, variable, function, occurrence, number of the result
 Key: TypeAlias = tuple[str, str, str, int, int]
 Edit: TypeAlias = Callable[[Tensor], Tensor]
+NEW = -1  # what a function overwrites with ``out=`` is none of its inputs
 Geometry: TypeAlias = tuple[int, int, tuple[int, ...]]  # storage, offset, stride
 
 
@@ -66,7 +67,7 @@ class Value:
         operation = self.operation
         if operation is None or operation.written is not None or not operation.inputs:
             return False
-        if operation.name == "overlay":
+        if operation.name in ("overlay", "edit"):
             return False
         first = operation.inputs[0]
         same = first.geometry[0] == self.geometry[0] and first.dtype == self.dtype
@@ -104,7 +105,7 @@ class Operation:
         remaining = iter(tensors)
         leaves = [next(remaining) if isinstance(leaf, Value) else leaf for leaf in self.leaves]
         target: Tensor | None = None
-        if self.written is not None:
+        if self.written is not None and self.written != NEW:
             places = [at for at, leaf in enumerate(self.leaves) if isinstance(leaf, Value)]
             target = leaves[places[self.written]] = tensors[self.written].clone()
         for at, leaf in enumerate(leaves):
@@ -182,6 +183,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self, keep: int, edits: Mapping[Key, Edit] | None = None) -> None:
         super().__init__()
         self.keep, self.edits = keep, dict(edits or {})
+        self.applied: set[Key] = set()  # of the edits
         self.operations: list[Operation] = []
         self.leaves: list[Value] = []
         self.modules: dict[str, Value] = {}  # what each module gave
@@ -197,6 +199,7 @@ class Recorder(TorchFunctionMode):
         self._calls: Counter[str] = Counter()
         self._occurrences: Counter[tuple[str, str, str]] = Counter()
         self._kept: dict[int, list[Value]] = {}  # the values of a storage
+        self._fused: list[Value] = []  # results of fused functions: their steps round otherwise
         self._largest: list[tuple[int, int]] = []  # heap of (-bytes, storage)
 
     # ----------------------------------------------------------------------------------- modules
@@ -217,6 +220,24 @@ class Recorder(TorchFunctionMode):
         finally:
             for handle in handles:
                 handle.remove()
+        self._keep_apart()
+        for path, variable, name, *_ in self.edits.keys() - self.applied:
+            value = ".".join(word for word in (path, variable, name) if word)
+            raise UserError(
+                f"The pass does not compute {value} a second time, so no edit meets it."
+            )
+
+    def _keep_apart(self) -> None:
+        """Copies what the pass has written into weights, buffers and inputs, which a later pass may
+        write again."""
+        given = {leaf.geometry[0] for leaf in self.leaves}
+        results = [value for operation in self.operations for value in operation.outputs]
+        written = {
+            x.geometry[0] for x in results if x.operation and x.operation.written is not None
+        }
+        for value in results:
+            if value.tensor is not None and value.geometry[0] in given & written:
+                value.tensor = value.tensor.clone()
 
     def _enter(self, path: str, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:  # somebody else's pass of the same model
@@ -269,7 +290,7 @@ class Recorder(TorchFunctionMode):
 
     def write_out(
         self, function: Callable[..., Tensor], result: Tensor, *args: Any, **kw: Any
-    ) -> None:
+    ) -> Tensor:
         """Records ``function(*args, **kw)`` as the steps that gave ``result``: they run on tensors
         without numbers, which are computed when asked for."""
         line = calling_line()
@@ -280,10 +301,12 @@ class Recorder(TorchFunctionMode):
         self.is_written_out = True
         value = self.value(function(*args, **kw))
         self.is_written_out = False
-        value.tensor = result
+        value.tensor = result.detach()
+        self._fused.append(value)
         assert value.operation is not None
         value.operation.line = line
-        self._live[id(result)] = (weakref.ref(result), value)
+        self._register(result, value)
+        return self._changed(result, value)
 
     def imagine(self, name: str, function: Callable[..., Tensor], *values: Value) -> None:
         """Names what ``function`` gives of values: no part of the pass, computed when asked for."""
@@ -299,6 +322,12 @@ class Recorder(TorchFunctionMode):
         tensor = torch.empty(value.shape, dtype=value.dtype, device="meta")
         self._live[id(tensor)] = (weakref.ref(tensor), value)
         return tensor
+
+    def returns(self, tensor: Tensor) -> Value:
+        """The value of a tensor that the pass returns, which costs nothing to keep."""
+        value = self.value(tensor)
+        value.tensor = tensor
+        return value
 
     def value(self, tensor: Tensor) -> Value:
         """The value that a tensor holds now."""
@@ -329,9 +358,9 @@ class Recorder(TorchFunctionMode):
     def _keep(self, value: Value) -> None:
         """Keeps a result, and drops the largest ones where all are more than the bound."""
         assert value.tensor is not None
-        storage = value.geometry[0]
-        if storage not in self._kept:
-            size = value.tensor.untyped_storage().nbytes()
+        memory = value.tensor.untyped_storage()
+        if (storage := int(memory._cdata)) not in self._kept:
+            size = memory.nbytes()
             self._kept[storage] = []
             self.kept_bytes += size
             heapq.heappush(self._largest, (-size, storage))
@@ -343,6 +372,22 @@ class Recorder(TorchFunctionMode):
             for old in self._kept.pop(dropped):
                 old.tensor = None
 
+    def _copy_kept(self, target: Tensor) -> None:
+        """Copies the numbers that a write into ``target`` changes."""
+        memory = target.untyped_storage()
+        values = self._kept.pop(int(memory._cdata), [])
+        if values:
+            self._largest.remove((-memory.nbytes(), int(memory._cdata)))
+            heapq.heapify(self._largest)
+            self.kept_bytes -= memory.nbytes()
+        for value in values:
+            assert value.tensor is not None
+            value.tensor = value.tensor.clone()
+            self._keep(value)
+        for value in (*self.leaves, *self._fused):
+            if value.tensor is not None and value.geometry[0] == int(memory._cdata):
+                value.tensor = value.tensor.detach().clone()
+
     # -------------------------------------------------------------------------------- operations
 
     def __torch_function__(
@@ -351,14 +396,16 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.is_paused:
             return function(*args, **kwargs)
-        if function is F.scaled_dot_product_attention and not self.is_written_out:
-            fused: Tensor = function(*args, **kwargs)
-            with self:
-                self.write_out(attention, fused, *args, **kwargs)
-            return fused
         if function is F.multi_head_attention_forward:
             with self:  # Python code all the way, so its own operations are recorded
                 return MULTI_HEAD(*args, **kwargs)
+        if function is F.scaled_dot_product_attention and self._changes_attention():
+            with self:  # a step of it is to be edited
+                return attention(*args, **kwargs)
+        if function is F.scaled_dot_product_attention and not self.is_written_out:
+            fused: Tensor = function(*args, **kwargs)
+            with self:
+                return self.write_out(attention, fused, *args, **kwargs)
         target = overwritten(function, args, kwargs)
         if target is not None:
             return self._write(target, function, args, kwargs)
@@ -376,20 +423,30 @@ class Recorder(TorchFunctionMode):
         remaining = iter(edited)
         return pytree.tree_map(lambda x: next(remaining) if isinstance(x, Tensor) else x, result)
 
+    def _changes_attention(self) -> bool:
+        """True where an edit is of a number inside of fused attention."""
+        steps = attention.__code__.co_varnames
+        return any(path == self.path and variable in steps for path, variable, *_ in self.edits)
+
     def _write(self, target: Tensor, function: Any, args: Any, kwargs: Any) -> Any:
         """A call that overwrites ``target``: a new version of its value, and of its sharers'."""
         sharers = self._sharers(target)
-        for tensor, value in ((target, self.value(target)), *sharers):
-            if value.tensor is tensor:
-                value.tensor = tensor.detach().clone()
-        operation = self._operation(function, args, kwargs)
-        inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        operation.written = next(at for at, x in enumerate(inputs) if x is target)
+        self.value(target)
+        self._copy_kept(target)
+        if kwargs.get("out") is target:  # its numbers before are not read
+            read = {name: x for name, x in kwargs.items() if name != "out"}
+            operation = self._operation(function, args, read)
+            operation.written = NEW
+        else:
+            operation = self._operation(function, args, kwargs)
+            inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            operation.written = next(at for at, x in enumerate(inputs) if x is target)
         result = function(*args, **kwargs)
         edited = self._result(operation, target)
         if edited is not target:
+            self._copy_kept(target)
             target.copy_(edited)
-            self._live[id(target)] = (weakref.ref(target), self.value(edited))
+            self._register(target, self.value(edited))
         new = self.value(target)
         for alias, value in sharers:
             call = partial(overlay, value.geometry, new.geometry)
@@ -422,29 +479,44 @@ class Recorder(TorchFunctionMode):
         is_dropout = "dropout" in name and (args[2:3] == (True,) or kwargs.get("training") is True)
         rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
         if name in RANDOM or (is_dropout and rate):
+            advice = "call model.eval() first" if is_dropout else "give the module its noise"
             raise UserError(
                 f"The pass draws random numbers ({name}), so a second one would give others; "
-                "call model.eval() first."
+                f"{advice}."
             )
 
     def _result(self, operation: Operation, tensor: Tensor) -> Tensor:
         """Records a result; gives what an edit makes of it."""
         output = len(operation.outputs)
-        value = Value(tuple(tensor.shape), tensor.dtype, tensor, operation, output)
+        # a tensor of its own: the module's lives only as long as the module needs it
+        kept = tensor.detach()
+        value = Value(tuple(tensor.shape), tensor.dtype, kept, operation, output)
         operation.outputs.append(value)
         self._register(tensor, value)
         if tensor.device.type == "meta":  # its shape is all there is
             value.tensor = None
         elif tensor.layout == torch.strided:
             self._keep(value)
-        edit = self.edits.get((*operation.place, output))
-        return tensor if edit is None else self.edited(tensor, edit)
+        is_empty = tensor.device.type == "meta"
+        return tensor if is_empty else self._changed(tensor, value)
+
+    def _changed(self, tensor: Tensor, value: Value) -> Tensor:
+        """A result after its edit, where it has one."""
+        assert value.operation is not None
+        edit = self.edits.get(key := (*value.operation.place, value.output))
+        if edit is None:
+            return tensor
+        self.applied.add(key)
+        return self.edited(tensor, edit)
 
     def edited(self, before: Tensor, edit: Edit) -> Tensor:
         """The result of an edit of a value: a step of its own."""
         value = self.value(before)
         with self.paused():
-            after = edit(before.clone()).to(before)
+            after = edit(before.clone())
+            if not isinstance(after, Tensor):
+                raise UserError(f"The edit gives {type(after).__name__}; it must give a tensor.")
+            after = after.to(before)
         if after.shape != before.shape:
             raise UserError(
                 f"The edit makes {tuple(after.shape)} of {tuple(before.shape)} numbers; it must "

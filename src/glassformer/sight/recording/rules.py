@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import weakref
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -55,6 +56,13 @@ CREATED = _names(
 new_zeros new_ones new_full new_tensor eye scalar_tensor"""
 )
 MARK = 1 << 40  # numbers from here on are places of inputs, smaller ones constants
+WHOLE = 1 << 23
+"""Numbers of a result that are computed again at once. A part of a product or of a norm is computed
+faster, but rounds another way."""
+RECENT: WeakKeyDictionary[Value, Tensor] = WeakKeyDictionary()
+"""Values that were computed again not long ago, oldest first."""
+RECENT_BYTES = 64 << 20
+LOCK = threading.Lock()
 INDEXED = {
     "gather",
     "index_select",
@@ -121,11 +129,12 @@ def _linear(operation: Operation, region: Region) -> Need | None:
 
 def _matmul(operation: Operation, region: Region) -> Need | None:
     left, right = (value.shape for value in operation.inputs[:2])
-    if min(len(left), len(right)) < 2:
-        return None
-    batch, row, column = region[:-2], region[-2], region[-1]
-    a = (*_broadcast(left[:-2], batch), row, slice(0, left[-1]))
-    return Need([a, (*_broadcast(right[:-2], batch), slice(0, right[-2]), column)], region)
+    batch = list(region)
+    column = () if len(right) == 1 else (batch.pop(),)
+    row = () if len(left) == 1 else (batch.pop(),)
+    a = (*_broadcast(left[:-2], tuple(batch)), *row, slice(0, left[-1]))
+    b = (*_broadcast(right[:-2], tuple(batch)), slice(0, left[-1]), *column)
+    return Need([a, b], region)
 
 
 def _addmm(operation: Operation, region: Region) -> Need | None:
@@ -154,10 +163,22 @@ def _norm(operation: Operation, region: Region) -> Need | None:
     return Need([row, *[None for _ in weights]], row)
 
 
+def _channel(operation: Operation, region: Region) -> Need | None:
+    """One channel, where the statistics are known before."""
+    if operation.argument(5, "training") or len(operation.inputs) < 3:
+        return None
+    _, *statistics = operation.inputs
+    return Need([region, *[(region[1],) for _ in statistics]], region)
+
+
 RULES: dict[str, Callable[[Operation, Region], Need | None]] = {
     "linear": _linear,
     "matmul": _matmul,
     "bmm": _matmul,
+    "mm": _matmul,
+    "mv": _matmul,
+    "dot": _matmul,
+    "batch_norm": _channel,
     "addmm": _addmm,
     "baddbmm": _addmm,
     "softmax": _along,
@@ -167,51 +188,50 @@ RULES: dict[str, Callable[[Operation, Region], Need | None]] = {
 }
 
 
-COMPUTED = 256 << 20  # bytes of values that were computed again and stay, the latest
-_computed: weakref.WeakKeyDictionary[Value, dict[Any, Tensor]] = weakref.WeakKeyDictionary()
-
-
 def read(value: Value, region: Region | None = None) -> Tensor:
-    """The numbers of a value, or of a region of it.
-
-    What is not kept is computed again: all of it, as the model did, so that the bits are its own;
-    of a step that the model did not compute, whole matrices.
-    """
+    """The numbers of a value. One that is not kept is computed again as the pass computed it, so
+    that no bit differs; of a result larger than ``WHOLE`` the region alone where that can be."""
+    same = value.operation if value.tensor is None else None
+    if same is not None and same.name in SHAPED and same.inputs[0].shape == value.shape:
+        return read(same.inputs[0], region)
     if value.tensor is not None:
-        return value.tensor.detach() if region is None else value.tensor.detach()[region]
-    operation = value.operation
-    assert operation is not None, "a value without an operation is kept"
-    region = whole(value.shape) if region is None else region
-    if operation.name in SHAPED and operation.inputs[0].shape == value.shape:
-        return read(operation.inputs[0], region)
-    full = whole(value.shape)
-    matrices = (*region[:-2], *full[-2:]) if operation.is_written_out else full
-    key = tuple((at.start, at.stop) for at in matrices)
-    stored = _computed.setdefault(value, {})
-    if key not in stored:
-        stored[key] = _compute(operation, value, matrices)
-        _forget(value)
-    return stored[key][relative(region, matrices)]
+        tensor = value.tensor.detach()
+    elif region is None or math.prod(value.shape) <= WHOLE:
+        tensor = _again(value)
+    else:
+        operation = value.operation
+        assert operation is not None, "a value without an operation is kept"
+        needed = need(operation, value, region)
+        tensors = [read(x, at) for x, at in zip(operation.inputs, needed.inputs, strict=True)]
+        with torch.no_grad():
+            result = operation.run(tensors)[value.output]
+        return result[relative(region, needed.output)]
+    return tensor if region is None else tensor[region]
 
 
-def _compute(operation: Operation, value: Value, region: Region) -> Tensor:
-    needed = need(operation, value, region)
-    tensors = [read(x, at) for x, at in zip(operation.inputs, needed.inputs, strict=True)]
-    with torch.no_grad():
-        result = operation.run(tensors)[value.output]
-    return result[relative(region, needed.output)]
-
-
-def _forget(latest: Value) -> None:
-    """Keeps the computed values within their bound, the latest in any case."""
-    sizes = {value: sum(x.nbytes for x in parts.values()) for value, parts in _computed.items()}
-    total = sum(sizes.values())
-    for value, size in sizes.items():
-        if total <= COMPUTED:
-            return
-        if value is not latest:
-            del _computed[value]
-            total -= size
+def _again(value: Value) -> Tensor:
+    """A whole value, and before it those of its operands that are not kept."""
+    with LOCK:
+        results: dict[Value, Tensor] = dict(RECENT)
+        stack = [value]
+        while stack:
+            operation = stack[-1].operation
+            if stack[-1] in results or stack[-1].tensor is not None:
+                stack.pop()
+                continue
+            assert operation is not None, "a value without an operation is kept"
+            missing = [x for x in operation.inputs if x.tensor is None and x not in results]
+            if missing:
+                stack += missing
+                continue
+            inputs = [results[x] if x.tensor is None else x.tensor for x in operation.inputs]
+            with torch.no_grad():
+                results |= zip(operation.outputs, operation.run(inputs), strict=False)
+            if math.prod(stack[-1].shape) <= WHOLE:
+                RECENT[stack[-1]] = results[stack[-1]]
+        while sum(x.nbytes for x in RECENT.values()) > RECENT_BYTES:
+            del RECENT[next(iter(RECENT))]
+        return results[value]
 
 
 # ------------------------------------------------------------------------------------------- moves

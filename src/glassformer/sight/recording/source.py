@@ -8,6 +8,7 @@ import linecache
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -45,18 +46,31 @@ class Line:
 
 
 def calling_line() -> Line:
-    """The innermost line of code under way that is neither PyTorch's nor the recorder's."""
-    frame = sys._getframe(1)
+    """The innermost line of code under way that is neither PyTorch's nor the recorder's; of a module
+    of PyTorch itself its own."""
+    frame: FrameType | None = sys._getframe(1)
+    torch_line, is_recorder = Line(), True
     while frame is not None:
-        code = frame.f_code
-        inner = code.co_filename.startswith((TORCH, HERE, "<frozen"))
-        if not inner or code.co_filename in READ or code.co_name in READ_FUNCTIONS:
-            variables = _assignments(code.co_filename).get(frame.f_lineno, ())
-            return Line(code.co_filename, frame.f_lineno, variables)
+        code, file = frame.f_code, frame.f_code.co_filename
+        is_read = file in READ or code.co_name in READ_FUNCTIONS
+        if is_read or not file.startswith((TORCH, HERE, "<frozen")):
+            return _line(frame)
+        if file.startswith(HERE):
+            if not is_recorder:  # who called the trace says nothing about the module
+                break
+        else:
+            is_recorder = False
+            if not torch_line.file and file.startswith(f"{TORCH}/nn/"):
+                torch_line = _line(frame)
         if frame.f_back is None:
             break
         frame = frame.f_back
-    return Line()
+    return torch_line
+
+
+def _line(frame: FrameType) -> Line:
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    return Line(file, number, _assignments(file).get(number, ()))
 
 
 @functools.cache

@@ -193,8 +193,8 @@ class Trace(ModuleTrace):
                 recorder.name(f"{path}.{name}", x)
                 return x
 
-            recorder.write_out(steps, z, attention.q, attention.k, attention.v, visible, bias)
-            return z
+            parts = (attention.q, attention.k, attention.v, visible, bias)
+            return recorder.write_out(steps, z, *parts)
 
         return AttentionEngine("recorded", run, lambda inputs: True, None)
 

@@ -1,0 +1,246 @@
+"""Modules that are hard to record: every number opens, no bit changes, and what cannot be opened is refused in
+one sentence."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import glassformer
+import hard_modules
+import recorded
+from glassformer.core.errors import UserError
+from glassformer.sight.recording import ModuleTrace, explain
+
+WIDTH = hard_modules.WIDTH
+
+
+@pytest.fixture(autouse=True)
+def by_steps() -> Iterator[None]:
+    """PyTorch's own transformer layers compute in steps, watched or not."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(before)
+
+
+def trace_of(name: str, keep: int = 1 << 30) -> ModuleTrace:
+    module, args, kwargs = hard_modules.call(name)
+    return ModuleTrace(module, args, kwargs, keep)
+
+
+@pytest.mark.parametrize("name", hard_modules.CALLS)
+def test_every_number_opens_and_no_bit_changes(name: str) -> None:
+    trace = trace_of(name)
+    assert recorded.is_unchanged(trace)
+    wrong = recorded.walk(trace, 120)
+    assert not wrong, (len(wrong), wrong[:5])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", hard_modules.CALLS)
+def test_thousands_of_numbers_open(name: str) -> None:
+    wrong = recorded.walk(trace_of(name), 3000, seed=1)
+    assert not wrong, (len(wrong), wrong[:5])
+
+
+@pytest.mark.parametrize("keep", [0, 1 << 20])
+@pytest.mark.parametrize("name", hard_modules.CALLS)
+def test_what_is_not_kept_reads_the_same(name: str, keep: int) -> None:
+    every, some = trace_of(name), trace_of(name, keep)
+    assert some.kept_bytes <= keep
+    assert every.addresses() == some.addresses()
+    rng = random.Random(0)
+    pairs = [
+        (a, b)
+        for one, other in zip(every.operations, some.operations, strict=True)
+        for a, b in zip(one.outputs, other.outputs, strict=True)
+        if math.prod(a.shape) and a.operation.name != "empty"  # whose numbers are any
+    ]
+    for a, b in rng.sample(pairs, min(25, len(pairs))):
+        index = tuple(rng.randrange(size) for size in a.shape)
+        assert str(explain(a, index)) == str(explain(b, index))
+
+
+def test_torch_s_own_layers_differ_by_rounding_where_their_kernel_is_on() -> None:
+    torch.backends.mha.set_fastpath_enabled(True)
+    assert trace_of("encoder_layer").check() < 1e-6
+
+
+# --------------------------------------------------------------------------------------- addresses
+
+
+def test_a_module_that_runs_again_is_numbered() -> None:
+    trace = trace_of("twice")
+    again = {name for name in trace.aliases if name.startswith("step")}
+    assert again >= {"step", "step:2", "step:3", "step.0:3", "step.1:2"}
+    assert not torch.equal(trace["step"], trace["step:2"])
+
+
+def test_results_are_named_as_they_are_returned() -> None:
+    assert {"first", "second"} <= set(trace_of("named_tuple").aliases)
+    assert {"states", "parts.0", "parts.1"} <= set(trace_of("record").aliases)
+    assert {"a.0", "a.1.0", "a.1.1.b"} <= set(trace_of("nested").aliases)
+    assert {"output.0", "output.1"} <= set(trace_of("input_returned").aliases)
+    assert "output" in trace_of("one_layer").aliases
+
+
+def test_inputs_have_the_names_of_the_parameters() -> None:
+    trace = trace_of("several")
+    assert {"x", "pair.0", "pair.1.shift", "gate"} <= set(trace.values)
+    assert trace.explain("gate[0,0]").kind == "input"
+
+
+def test_a_tied_weight_is_read_by_both() -> None:
+    trace = trace_of("tied")
+    explanation = trace.explain("output[0,1,4]")
+    values = (group.value for group in (*explanation.factors, *explanation.others))
+    assert {x.address for x in values if x.kind == "weight"} == {"embed.weight"}
+
+
+def test_each_version_of_a_value_that_is_overwritten_stays() -> None:
+    trace = trace_of("added_in_place")
+    versions = [x for x in trace.addresses() if x == "y" or x.startswith("y.")]
+    assert len(versions) >= 4
+    module, (x,), _ = hard_modules.call("added_in_place")
+    first = trace.explain("before[0,1,2]").operands[0]
+    assert first.value == module.layer(x)[0, 1, 2].item()
+    _, last = trace.why("output[0,1,2]", up=1)
+    assert last.address.startswith("y") or last.address.startswith("before")
+
+
+def test_a_pass_again_is_another_trace() -> None:
+    module, args, kwargs = hard_modules.call("remembering")
+    first, second = ModuleTrace(module, args, kwargs), ModuleTrace(module, (args[0] * 2,), kwargs)
+    assert not torch.equal(first["output"], second["output"])
+    for trace in (first, second):
+        assert not recorded.walk(trace, 60)
+
+
+def test_a_later_pass_that_writes_into_a_buffer_leaves_the_trace_alone() -> None:
+    class Total(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(WIDTH))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.total += x.sum(0)
+            return self.total * 2
+
+    module, x = Total(), hard_modules.noise(3, WIDTH)
+    trace = ModuleTrace(module, (x,))
+    before = trace["output"].clone()
+    module(x)
+    assert torch.equal(trace["output"], before)
+    assert not recorded.walk(trace, 60)
+    assert trace.explain("total[2]").value == 0
+
+
+def test_the_verb_takes_any_module() -> None:
+    module, args, kwargs = hard_modules.call("several")
+    trace = glassformer.trace(module, *args, **kwargs)
+    assert isinstance(trace, ModuleTrace)
+    assert trace.check() == 0.0
+    assert trace.explain("output[1,2,0]").difference < 1e-6
+
+
+# ------------------------------------------------------------------------------------------- edits
+
+
+@pytest.mark.parametrize(
+    "name", ["twice", "indexed_write", "added_in_place", "multi_head", "recurrent"]
+)
+def test_an_edit_that_changes_nothing_changes_no_bit(name: str) -> None:
+    trace = trace_of(name)
+    for address in trace.addresses():
+        if trace.values[address].operation.is_written_out:  # type: ignore[union-attr]
+            continue
+        again = trace.edit({address: lambda x: x})
+        assert recorded.is_unchanged(again), address
+
+
+def test_an_edit_of_one_number_moves_what_is_computed_from_it() -> None:
+    trace = trace_of("sliced_scan")
+    assert trace.edit({"state[0,3]": lambda x: x + 1}).check() == pytest.approx(1, abs=1e-6)
+    edited = trace.edit({"states[1]": torch.zeros_like})
+    assert edited["output"][1].abs().max() == 0
+    assert not recorded.walk(edited, 100)
+
+
+def test_an_edit_of_a_step_of_fused_attention_takes_effect() -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x, is_causal=True) + 1
+
+    trace = ModuleTrace(Attention(), (hard_modules.noise(1, 2, 4, WIDTH),))
+    edited = trace.edit({"pattern": torch.zeros_like})
+    assert torch.equal(edited["output"], torch.ones(1, 2, 4, WIDTH))
+
+
+# ---------------------------------------------------------------------------------------- refusals
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, result: str = "tensor") -> Any:
+        hidden = self.dropout(self.layer(x))
+        return hidden if result == "tensor" else "a word"
+
+
+def refused(call: Any, *words: str) -> None:
+    with pytest.raises(UserError) as error:
+        call()
+    text = str(error.value)
+    assert all(word in text for word in words), text
+    assert "\n" not in text and len(text) < 300
+
+
+def test_what_cannot_be_opened_is_refused_in_a_sentence() -> None:
+    module, x = Plain().eval(), hard_modules.noise(2, WIDTH)
+    refused(lambda: glassformer.trace(Plain().train(), x), "dropout", "model.eval()")
+    refused(lambda: glassformer.trace(module, x, result="word"), "Plain", "no tensor")
+    refused(lambda: glassformer.trace(torch.compile(module), x), "torch.compile")
+    with torch.no_grad():
+        scripted = torch.jit.trace(nn.Linear(WIDTH, 2), x)
+    refused(lambda: glassformer.trace(scripted, x), "scripted")
+
+
+def test_an_address_that_is_not_there_names_the_nearest() -> None:
+    trace = ModuleTrace(Plain().eval(), (hard_modules.noise(2, WIDTH),))
+    refused(lambda: trace.explain("hiden[0,0]"), '"hiden"', "hidden")
+    refused(lambda: trace.explain("hidden[0,8]"), "2 x 8", "8 is no place of 8")
+    refused(lambda: trace.explain("hidden[0,-9]"), "no place -9 of 8")
+    refused(lambda: trace.explain("hidden[0,0,0]"), "too many")
+    refused(lambda: trace.explain("hidden"), "hidden[0,0]")
+    refused(lambda: trace.explain("hidden[0]"), "hidden[0,0]")
+    refused(lambda: trace.explain("hidden[0,1:2]"), "hidden[0,0]")
+    refused(lambda: trace.explain("hidden 0 0"), "no address")
+    refused(lambda: trace.explain("hidden[a]"), "no address")
+
+
+def test_an_edit_that_cannot_be_is_refused() -> None:
+    trace = ModuleTrace(Plain().eval(), (hard_modules.noise(2, WIDTH),))
+    refused(lambda: trace.edit({"hidden": lambda x: x[0]}), "(8,)", "(2, 8)", "keep the shape")
+    refused(lambda: trace.edit({"x": lambda x: x}), "given to the pass")
+    refused(lambda: trace.edit({"layer.weight": lambda x: x}), "given to the pass")
+    refused(lambda: trace.edit({"nowhere": lambda x: x}), "nowhere")
+    refused(lambda: trace.edit({"hidden": lambda x: 3}), "tensor")
+
+
+def test_a_pass_that_draws_noise_is_refused() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.randn_like(x)
+
+    refused(lambda: glassformer.trace(Noisy(), torch.zeros(2)), "randn_like", "noise")

@@ -21,11 +21,11 @@ Region: TypeAlias = tuple[slice, ...]
 Index: TypeAlias = tuple[int, ...]
 
 
-def _names(text: str) -> frozenset[str]:
+def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-POINTWISE = _names(
+POINTWISE = names(
     """add sub rsub mul div rdiv neg pow rpow exp expm1 exp2 log log1p log2 sqrt rsqrt square
 reciprocal abs sign sin cos tan tanh sigmoid erf relu relu6 gelu silu mish selu elu celu
 leaky_relu softplus softsign hardswish hardsigmoid hardtanh logsigmoid threshold clamp clamp_min
@@ -34,12 +34,12 @@ floor_divide remainder fmod eq ne lt le gt ge and or xor not logical_and logical
 logical_xor isnan isinf isfinite nan_to_num dropout edit sinh cosh atan atan2 bitwise_and
 bitwise_or bitwise_not bitwise_xor zero fill"""
 )
-CASTS = _names(
+CASTS = names(
     """to float double half bfloat16 type type_as int long bool contiguous clone detach data alias
 identity cpu cuda"""
 )
 """One number gives one number, rounded perhaps."""
-MOVES = _names(
+MOVES = names(
     """view reshape transpose permute t T mT H flatten unflatten unsqueeze squeeze expand expand_as
 view_as reshape_as repeat repeat_interleave tile cat concat concatenate stack hstack vstack
 getitem setitem narrow select index_select take_along_dim gather chunk split unbind tensor_split
@@ -48,7 +48,7 @@ masked_scatter masked_select slice_scatter select_scatter overlay broadcast_to r
 as_strided meshgrid broadcast_tensors atleast_1d atleast_2d"""
 )
 """Each number of the result is one of an input, or a constant."""
-CREATED = _names(
+CREATED = names(
     """empty zeros ones full tensor arange linspace empty_like zeros_like ones_like full_like new_empty
 new_zeros new_ones new_full new_tensor eye scalar_tensor"""
 )
@@ -215,7 +215,7 @@ def _moved(operation: Operation, value: Value, index: Index) -> tuple[Value, Ind
     if operation.name in CASTS:
         cuts = inputs[0].dtype.is_floating_point and not value.dtype.is_floating_point
         return None if cuts or inputs[0].shape != value.shape else (inputs[0], index)
-    moved = _moving(operation)
+    moved = moving(operation)
     sizes = [math.prod(x.shape) if at in moved else 0 for at, x in enumerate(inputs)]
     starts = [0, *itertools.accumulate(sizes)]
     if operation.origins is None:
@@ -239,7 +239,7 @@ def _moved(operation: Operation, value: Value, index: Index) -> tuple[Value, Ind
     return inputs[at], tuple(int(place) for place in places)
 
 
-def _moving(operation: Operation) -> list[int]:
+def moving(operation: Operation) -> list[int]:
     """The inputs whose numbers are moved; the others say where to."""
     count = len(operation.inputs)
     if operation.name in INDEXED:

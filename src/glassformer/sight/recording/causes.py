@@ -1,9 +1,9 @@
 """What a number of a recorded pass is the sum of: its gradient carried back, times the values on the way.
 
-    attribute       a number, split over chosen values and what else it begins with
-    edges           a reader's number or direction, split over its writers
-    compare_patches the gradient's guess at a patch, beside the patch itself
-    patch_path      a patch that acts by one way alone: writer -> reader
+    trace.attribute        a number, split over chosen values and what else it begins with
+    trace.edges            a reader's number or direction, split over its writers
+    trace.compare_patches  what the gradient expects of a patch, beside the patch itself
+    trace.patch_path       a patch that acts between two values alone: writer -> reader
 
 The carrying is done by the recorded operations, made linear (linearised.py): no second model.
 """
@@ -13,9 +13,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,14 +25,10 @@ from ...core.errors import need
 from ..figures.charts import Chart, Prose, TableFigure
 from ..figures.shown import Records, Shown
 from .linearised import Linearised, Rank, inner, numbers, wide
-from .recorder import Value
-from .rules import read
+from .recorder import Operation, Value
 
-if TYPE_CHECKING:
-    from .module_trace import ModuleTrace
-
-Place = tuple[int | slice, ...]
-HOW = {
+Index = tuple[int | slice, ...]
+REASONS = {
     "value": "Fixed at the value that it had",
     "gate": "Fixed at its gate, act(x) / x",
     "scale": "Fixed at its own scale",
@@ -41,8 +38,11 @@ HOW = {
 
 @dataclass(frozen=True)
 class Cause:
-    """What one value adds to a number. ``kind`` is chosen, or why nothing is carried on from it:
-    embedding, weight, input, constant, fixed, edit, number."""
+    """The share of one value in a number.
+
+    ``kind`` is chosen; or why the number is carried no further: embedding, weight, input, constant,
+    fixed, edit; number for those of the code itself, as the 1 in x + 1.
+    """
 
     address: str
     kind: str
@@ -111,63 +111,34 @@ class Causes(Shown):
         return "\n".join([*self.table(), *self.notes])
 
 
-# ------------------------------------------------------------------------------------- addresses
-
-
-def choose(trace: ModuleTrace, patterns: str | Sequence[str]) -> list[str]:
-    """The addresses that patterns name.
-
-    ``*`` stands for a piece of a name without a dot, ``**`` for any; a word in the place of a number
-    for each number: ``blocks.*.attn.z[0,head,5]`` are all heads of all blocks, one by one.
-    """
-    addresses: dict[str, None] = {}
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        name, bracket, inside = pattern.strip().partition("[")
-        names = [name]
-        if "*" in name:
-            parts = map(re.escape, name.split("**"))
-            form = re.compile(".*".join(part.replace(r"\*", "[^.]*") for part in parts))
-            names = [x for x in (*trace.values, *trace.aliases) if form.fullmatch(x)]
-            names = list({trace.value(x): x for x in reversed(names)}.values())[::-1]
-            need(bool(names), f'No address is like "{name}"; trace.lines() lists them all.')
-        pieces = [piece.strip() for piece in inside.rstrip(" ]").split(",") if bracket]
-        for each in names:
-            sizes = (*trace.value(each).shape, *(0 for _ in pieces))
-            choices = [
-                [str(at) for at in range(size)] if piece.isidentifier() else [piece]
-                for piece, size in zip(pieces, sizes, strict=False)
-            ]
-            for place in itertools.product(*choices):
-                addresses[f"{each}[{','.join(place)}]" if place else each] = None
-    return list(addresses)
-
-
-def _number(trace: ModuleTrace, address: str) -> tuple[Value, Place]:
-    value, place = trace.parse(address)
-    single = len(place) == len(value.shape) and not any(isinstance(at, slice) for at in place)
-    zeros = ",".join("0" for _ in value.shape)
-    need(single, f"{address} is not one number; give one, as {value.address}[{zeros}].")
-    return value, place
-
-
 # -------------------------------------------------------------------------------- carrying it back
 
 
 class _Carried:
     """Gradients carried back from a number, and the causes met on the way."""
 
-    def __init__(self, trace: ModuleTrace, chosen: Sequence[str], ordinary: bool = False) -> None:
-        self.pass_ = Linearised(trace.operations, ordinary)
+    def __init__(self, trace: Caused, chosen: Sequence[str], ordinary: bool = False) -> None:
+        self.linearised = Linearised(trace.operations, ordinary)
         self.operations = trace.operations
         self.gradients: dict[Value, Tensor] = {}
-        self.chosen: dict[Value, list[tuple[str, Place]]] = {}
+        self.chosen: dict[Value, list[tuple[str, Index]]] = {}
         self.slopes: dict[str, Tensor] = {}
         self.causes: list[Cause] = []
         for address in chosen:
             value, place = trace.parse(address)
             self.chosen.setdefault(value, []).append((address, place))
 
-    def seed(self, value: Value, place: Place, direction: Tensor) -> None:
+    def begin(self, trace: Caused, target: str, against: str | None) -> float:
+        """Begins with a number, or the difference of two, and gives it."""
+        number = 0.0
+        for sign, address in ((1.0, target), (-1.0, against)):
+            if address is not None:
+                value, place = trace._number(address)
+                self.seed(value, place, torch.tensor(sign))
+                number += sign * float(numbers(value)[place])
+        return number
+
+    def seed(self, value: Value, place: Index, direction: Tensor) -> None:
         gradient = torch.zeros(value.shape, dtype=torch.float64)
         gradient[place] = wide(direction)
         self._add(value, gradient)
@@ -184,13 +155,13 @@ class _Carried:
                     gradient = self._stop(value, self.gradients.pop(value))
                     if gradient.any():
                         gradients[number] = gradient
-            if gradients and self.pass_.carries(operation):
-                moved, number_ = self.pass_.back(operation, gradients)
+            if gradients and self.linearised.carries(operation):
+                moved, constant = self.linearised.back(operation, gradients)
                 for value, gradient in moved:
                     self._add(value, gradient)
-                if number_:
+                if constant:
                     kind = "edit" if operation.name == "edit" else "number"
-                    self.causes.append(Cause(operation.outputs[0].address, kind, number_))
+                    self.causes.append(Cause(operation.outputs[0].address, kind, constant))
             else:
                 for number, gradient in gradients.items():
                     self._leaf(operation.outputs[number], gradient)
@@ -206,7 +177,7 @@ class _Carried:
         for address, place in self.chosen.get(value, ()):
             slope = gradient[place].clone()
             self.slopes[address] = slope
-            if slope.any() and not self.pass_.ordinary:
+            if slope.any() and not self.linearised.ordinary:
                 self.causes.append(Cause(address, "chosen", inner(slope, numbers(value)[place])))
                 gradient = gradient.clone()
                 gradient[place] = 0.0
@@ -215,62 +186,27 @@ class _Carried:
     def _leaf(self, value: Value, gradient: Tensor) -> None:
         kind = value.kind
         if value.operation is not None:
-            status = self.pass_.status(value)
+            status = self.linearised.status(value)
             kind = "fixed" if status.rank == Rank.FIXED else "constant"
             kind = "embedding" if value.operation.name == "embedding" else kind
         if adds := inner(gradient, numbers(value)):
             self.causes.append(Cause(value.address, kind, adds))
 
-    def notes(self) -> Iterator[str]:
-        for how, sentence in HOW.items():
-            counts = {f: n for (kind, f), n in self.pass_.fixed.items() if kind == how}
+    def causes_of(self, target: str, number: float) -> Causes:
+        total = math.fsum(cause.value for cause in self.causes)
+        return Causes(target, self.causes, total, number, [*self._notes()], self.slopes)
+
+    def _notes(self) -> Iterator[str]:
+        for reason, sentence in REASONS.items():
+            counts = {f: n for (kind, f), n in self.linearised.fixed.items() if kind == reason}
             if counts:
                 yield f"{sentence}: {', '.join(f'{f} ({n})' for f, n in counts.items())}."
-        for address in self.chosen.values():
-            names = [name for name, _ in address if name not in self.slopes]
-            if names:
-                yield f"Nothing of it comes through {names[0]}."
-
-
-def attribute(
-    trace: ModuleTrace, target: str, to: str | Sequence[str] = (), against: str | None = None
-) -> Causes:
-    """``ModuleTrace.attribute``."""
-    carried = _Carried(trace, choose(trace, to))
-    number = 0.0
-    for sign, address in ((1.0, target), (-1.0, against)):
-        if address is not None:
-            value, place = _number(trace, address)
-            carried.seed(value, place, torch.tensor(sign))
-            number += sign * float(read(value)[place])
-    carried.run()
-    return _causes(carried, target if against is None else f"{target} - {against}", number)
-
-
-def edges(
-    trace: ModuleTrace,
-    reader: str,
-    writers: str | Sequence[str],
-    direction: Tensor | None = None,
-) -> Causes:
-    """``ModuleTrace.edges``."""
-    value, place = _number(trace, reader) if direction is None else trace.parse(reader)
-    read_numbers = numbers(value)[place]
-    direction = torch.ones(()) if direction is None else direction
-    need(
-        direction.shape == read_numbers.shape,
-        f"{reader} is {tuple(read_numbers.shape)}; the direction is {tuple(direction.shape)}.",
-    )
-    carried = _Carried(trace, choose(trace, writers))
-    carried.chosen.pop(value, None)
-    carried.seed(value, place, direction)
-    carried.run()
-    return _causes(carried, reader, inner(wide(direction), read_numbers))
-
-
-def _causes(carried: _Carried, target: str, number: float) -> Causes:
-    total = math.fsum(cause.value for cause in carried.causes)
-    return Causes(target, carried.causes, total, number, [*carried.notes()], carried.slopes)
+        unmet = [
+            name for places in self.chosen.values() for name, _ in places if name not in self.slopes
+        ]
+        if unmet:
+            more = f" and {len(unmet) - 1} more" if len(unmet) > 1 else ""
+            yield f"Nothing of it is carried to {unmet[0]}{more}."
 
 
 # ---------------------------------------------------------------------------------------- patches
@@ -322,68 +258,156 @@ class Patches(Shown):
         return "\n".join([self.title, *self.table(), self._sentence()])
 
 
-def compare_patches(
-    trace: ModuleTrace,
-    other: ModuleTrace,
-    target: str,
-    to: str | Sequence[str],
-    against: str | None = None,
-) -> Patches:
-    """``ModuleTrace.compare_patches``."""
-
-    def number(run: ModuleTrace) -> float:
-        return float(run[target]) - (0.0 if against is None else float(run[against]))
-
-    addresses = choose(trace, to)
-    carried = _Carried(trace, addresses, ordinary=True)
-    for sign, address in ((1.0, target), (-1.0, against)):
-        if address is not None:
-            carried.seed(*_number(trace, address), torch.tensor(sign))
-    carried.run()
-    before, patches = number(trace), []
-    for address in addresses:
-        change = wide(_other(trace, other, address)) - wide(trace[address])
-        slope = carried.slopes.get(address)
-        exact = number(trace.edit({address: _put(other[address])})) - before
-        patches.append(Patch(address, 0.0 if slope is None else inner(slope, change), exact))
-    return Patches(
-        target if against is None else f"{target} - {against}",
-        before,
-        number(other),
-        patches,
-        _rank_correlation(patches),
-    )
-
-
 def _rank_correlation(patches: Sequence[Patch]) -> float:
     table = torch.tensor([(patch.expected, patch.exact) for patch in patches], dtype=torch.float64)
     ranks = table.argsort(0).argsort(0).double()
     return float(torch.corrcoef(ranks.T)[0, 1]) if len(patches) > 1 else math.nan
 
 
-def patch_path(
-    trace: ModuleTrace,
-    other: ModuleTrace,
-    writer: str,
-    reader: str,
-    target: str,
-    still: str | Sequence[str] = (),
-) -> float:
-    """``ModuleTrace.patch_path``."""
-    between = [address for address in choose(trace, still) if address not in (writer, reader)]
-    edits = {address: _put(trace[address]) for address in between}
-    middle = trace.edit({**edits, writer: _put(_other(trace, other, writer))})
-    return float(trace.edit({reader: _put(middle[reader])})[target]) - float(trace[target])
+# --------------------------------------------------------------------------------------- the trace
 
 
-def _other(trace: ModuleTrace, other: ModuleTrace, address: str) -> Tensor:
-    here, there = trace[address], other[address]
-    need(
-        here.shape == there.shape,
-        f"{address} is {tuple(here.shape)} here and {tuple(there.shape)} there; give two inputs of "
-        "the same shape.",
-    )
-    return there
+class Caused(ABC):
+    """A recorded pass whose numbers can be split into causes."""
+
+    operations: list[Operation]
+    values: dict[str, Value]
+    aliases: dict[str, Value]
+
+    @abstractmethod
+    def value(self, name: str) -> Value:
+        """The value at an address without an index."""
+
+    @abstractmethod
+    def parse(self, address: str) -> tuple[Value, Index]:
+        """An address as a value and an index."""
+
+    @abstractmethod
+    def __getitem__(self, address: str) -> Tensor:
+        """The numbers at an address."""
+
+    @abstractmethod
+    def edit(self, edits: Mapping[str, Callable[[Tensor], Tensor]]) -> Caused:
+        """The pass again with values changed."""
+
+    def attribute(
+        self, target: str, to: str | Sequence[str] = (), against: str | None = None
+    ) -> Causes:
+        """Splits the number at ``target``, less that at ``against``, over the values ``to`` (as
+        ``choose`` reads them), and over what else it begins with.
+
+        It is carried back through the pass made linear, so that the causes add up to it.
+        """
+        carried = _Carried(self, self.choose(to))
+        number = carried.begin(self, target, against)
+        carried.run()
+        return carried.causes_of(target if against is None else f"{target} - {against}", number)
+
+    def edges(
+        self, reader: str, writers: str | Sequence[str], direction: Tensor | None = None
+    ) -> Causes:
+        """Splits a reader's number, or its numbers along a ``direction`` of their shape, over the
+        writers: what reaches it from each without passing another.
+
+        With the reader's ``gradients`` from ``attribute`` as direction, the edges add up to what
+        the reader adds to that target.
+        """
+        value, index = self.parse(reader)
+        if direction is None:
+            self._number(reader)
+            direction = torch.ones(())
+        read_numbers = numbers(value)[index]
+        need(
+            direction.shape == read_numbers.shape,
+            f"{reader} is {tuple(read_numbers.shape)}; the direction is {tuple(direction.shape)}.",
+        )
+        carried = _Carried(self, self.choose(writers))
+        carried.chosen.pop(value, None)
+        carried.seed(value, index, direction)
+        carried.run()
+        return carried.causes_of(reader, inner(wide(direction), read_numbers))
+
+    def compare_patches(
+        self, other: Caused, target: str, to: str | Sequence[str], against: str | None = None
+    ) -> Patches:
+        """Puts each of the values ``to`` of another pass in the place of this one's, beside what
+        the ordinary gradient expects of it."""
+        addresses = self.choose(to)
+        carried = _Carried(self, addresses, ordinary=True)
+        before = carried.begin(self, target, against)
+        carried.run()
+
+        def number(run: Caused) -> float:
+            return float(run[target]) - (0.0 if against is None else float(run[against]))
+
+        patches = []
+        for address in addresses:
+            change = wide(self._same(other, address)) - wide(self[address])
+            slope = carried.slopes.get(address)
+            exact = number(self.edit({address: _put(other[address])})) - before
+            patches.append(Patch(address, 0.0 if slope is None else inner(slope, change), exact))
+        name = target if against is None else f"{target} - {against}"
+        return Patches(name, before, number(other), patches, _rank_correlation(patches))
+
+    def patch_path(
+        self,
+        other: Caused,
+        writer: str,
+        reader: str,
+        target: str,
+        still: str | Sequence[str] = (),
+    ) -> float:
+        """Change of ``target`` where ``reader`` alone reads what ``writer`` has in another pass;
+        values ``still`` stay as they are between the two."""
+        between = [address for address in self.choose(still) if address not in (writer, reader)]
+        edits = {address: _put(self[address]) for address in between}
+        middle = self.edit({**edits, writer: _put(self._same(other, writer))})
+        return float(self.edit({reader: _put(middle[reader])})[target]) - float(self[target])
+
+    def choose(self, patterns: str | Sequence[str]) -> list[str]:
+        """The addresses that patterns name.
+
+        ``*`` stands for a piece of a name without a dot, ``**`` for any; a word in the place of a
+        number for each number: ``blocks.*.attn.z[0,head,5]`` are all heads of all blocks.
+        """
+        addresses: dict[str, None] = {}
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            name, bracket, inside = pattern.strip().partition("[")
+            pieces = [piece.strip() for piece in inside.rstrip(" ]").split(",") if bracket]
+            for address in self._like(name) if "*" in name else [name]:
+                sizes = (*self.value(address).shape, *(0 for _ in pieces))
+                choices = [
+                    [str(at) for at in range(size)] if piece.isidentifier() else [piece]
+                    for piece, size in zip(pieces, sizes, strict=False)
+                ]
+                for index in itertools.product(*choices):
+                    addresses[f"{address}[{','.join(index)}]" if index else address] = None
+        return list(addresses)
+
+    def _like(self, pattern: str) -> list[str]:
+        """Names that a pattern with ``*`` fits, each value's first."""
+        runs = [re.escape(run).replace(r"\*", "[^.]*") for run in pattern.split("**")]
+        form = re.compile(".*".join(runs))
+        names = [name for name in (*self.values, *self.aliases) if form.fullmatch(name)]
+        need(bool(names), f'No address is like "{pattern}"; trace.lines() lists them all.')
+        return list({self.value(name): name for name in reversed(names)}.values())[::-1]
+
+    def _number(self, address: str) -> tuple[Value, Index]:
+        value, index = self.parse(address)
+        single = len(index) == len(value.shape) and not any(isinstance(at, slice) for at in index)
+        zeros = ",".join("0" for _ in value.shape)
+        need(single, f"{address} is not one number; give one, as {value.address}[{zeros}].")
+        return value, index
+
+    def _same(self, other: Caused, address: str) -> Tensor:
+        """The numbers at an address in another pass, of the shape that they have in this one."""
+        here, there = self[address].shape, other[address].shape
+        need(
+            here == there,
+            f"{address} is {tuple(here)} here and {tuple(there)} there; give two inputs of the same "
+            "shape.",
+        )
+        return other[address]
 
 
 def _put(value: Tensor) -> Callable[[Tensor], Tensor]:

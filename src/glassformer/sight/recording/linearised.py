@@ -164,7 +164,7 @@ class Linearised:
 
     def __init__(self, operations: Iterable[Operation], ordinary: bool = False) -> None:
         self.ordinary = ordinary
-        self.fixed: Counter[tuple[str, str]] = Counter()  # how, function -> times
+        self.fixed: Counter[tuple[str, str]] = Counter()  # reason, function -> times
         self._status: dict[Value, Status] = {}
         self._carried: dict[Operation, dict[int, float]] = {}  # number of an input -> its share
         for operation in operations:
@@ -174,9 +174,9 @@ class Linearised:
 
     def status(self, value: Value) -> Status:
         if value not in self._status:
-            given = value.kind == "input"
-            rank = Rank.LIVE if given and _inexact(value) else Rank.CONSTANT
-            self._status[value] = Status(rank, given, value)
+            is_input = value.kind == "input"
+            rank = Rank.LIVE if is_input and _inexact(value) else Rank.CONSTANT
+            self._status[value] = Status(rank, is_input, value)
         return self._status[value]
 
     def carries(self, operation: Operation) -> bool:
@@ -346,7 +346,7 @@ class Linearised:
         return moved + [(value, rows.sum(0).sum_to_size(value.shape)) for value in bias]
 
     def _reasons(self, operation: Operation) -> Iterator[tuple[str, str]]:
-        """How and by which function something is fixed in an operation."""
+        """Why and by which function something is fixed in an operation."""
         shares, name = self._carried[operation], operation.name
         if name in SCALED:
             yield "scale", name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ...core.errors import UserError
 from .. import tables
-from . import causes
+from .causes import Caused
 from .opening import Explanation, explain
 from .recorder import Edit, Key, Operation, Recorder, Value, tensors_of
 from .rules import Index, read
@@ -26,7 +26,7 @@ KEEP = 512 << 20
 is asked for."""
 
 
-class ModuleTrace:
+class ModuleTrace(Caused):
     """A forward pass of a module: ``trace[address]`` is any value of it, ``trace.explain(address)``
     the arithmetic of one number, ``trace.output`` what the module returned."""
 
@@ -176,48 +176,6 @@ class ModuleTrace:
             plain = self.module(*self.args, **self.kwargs)
         pairs = zip(tensors_of(plain), tensors_of(self.output), strict=True)
         return max(float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel())
-
-    # ------------------------------------------------------------------------------------ causes
-
-    def attribute(
-        self, target: str, to: str | Sequence[str] = (), against: str | None = None
-    ) -> causes.Causes:
-        """Splits the number at ``target``, less that at ``against``, over the values ``to`` (an
-        address may hold ``*``, and a word for each number), and over what else it begins with.
-
-        It is carried back through the pass made linear, so that the causes add up to it.
-        """
-        return causes.attribute(self, target, to, against)
-
-    def edges(
-        self, reader: str, writers: str | Sequence[str], direction: Tensor | None = None
-    ) -> causes.Causes:
-        """Splits a reader's number, or its numbers along a ``direction`` of their shape, over the
-        writers: what reaches it from each without passing another."""
-        return causes.edges(self, reader, writers, direction)
-
-    def compare_patches(
-        self,
-        other: ModuleTrace,
-        target: str,
-        to: str | Sequence[str],
-        against: str | None = None,
-    ) -> causes.Patches:
-        """Puts each of the values ``to`` of another pass in the place of this one's, beside what
-        the gradient expects of it."""
-        return causes.compare_patches(self, other, target, to, against)
-
-    def patch_path(
-        self,
-        other: ModuleTrace,
-        writer: str,
-        reader: str,
-        target: str,
-        still: str | Sequence[str] = (),
-    ) -> float:
-        """Change of ``target`` where ``reader`` alone reads what ``writer`` has in another pass;
-        values ``still`` stay as they are between the two."""
-        return causes.patch_path(self, other, writer, reader, target, still)
 
     # ------------------------------------------------------------------------------------- edits
 

@@ -160,7 +160,8 @@ class _Carried:
                 for value, gradient in moved:
                     self._add(value, gradient)
                 if constant:
-                    kind = "edit" if operation.name == "edit" else "number"
+                    kinds = {"edit": "edit", "log_softmax": "fixed"}
+                    kind = kinds.get(operation.name, "number")
                     self.causes.append(Cause(operation.outputs[0].address, kind, constant))
             else:
                 for number, gradient in gradients.items():

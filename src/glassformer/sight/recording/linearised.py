@@ -205,6 +205,8 @@ class Linearised:
             return {0: 1.0} if operation.argument(0, "input") is inputs[0] else {}
         if name in TERMS:
             return self._factors(operation, inexact)
+        if name in SCALED:
+            return {0: 1.0}
         power = operation.argument(1, "exponent")
         if name == "pow" and not (isinstance(power, int | float) and power >= 1):
             return {}
@@ -278,7 +280,9 @@ class Linearised:
         if twin is not None:
             operation = dataclasses.replace(operation, function=twin)
         with torch.enable_grad():
-            return tensors, operation.run(tensors, exact=True)
+            # an edit may write into what it is given
+            inputs = [x.clone() for x in tensors] if operation.name == "edit" else tensors
+            return tensors, operation.run(inputs, exact=True)
 
     def _is_linear(self, operation: Operation, live: list[int]) -> bool:
         """True where the gradients stay the same when all that carries is doubled."""
@@ -309,6 +313,9 @@ class Linearised:
             self.fixed.update(self._reasons(operation))
         if name in CASTS and inputs[0].shape == operation.outputs[0].shape:
             return [(inputs[0], gradients[0])], 0.0
+        if name == "edit" and not self.ordinary:
+            change = numbers(operation.outputs[0]) - numbers(inputs[0])
+            return [(inputs[0], gradients[0])], inner(gradients[0], change)
         if name == "linear" and shares.get(0) == 1.0 and 1 not in shares:
             return self._linear(operation, gradients[0]), 0.0
         tensors, results = self._run(operation, shares)

@@ -11,6 +11,7 @@ So every operation is linear in what it carries, and a gradient says what a numb
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -41,6 +42,7 @@ TERMS |= {"layer_norm": (3, "bias"), "group_norm": (3, "bias"), "batch_norm": (4
 TERMS |= {"grouped_mm": (3, "bias"), "bilinear": (3, "bias"), "rms_norm": (4, "")}
 TERMS |= dict.fromkeys(("mul", "matmul", "bmm", "mm", "mv", "dot", "outer", "einsum"), (9, ""))
 """Products: the argument that is added to them, where there is one."""
+NOISE = 1e-9  # of a result, within which float64 sums agree with it
 
 
 class Rank(IntEnum):
@@ -332,10 +334,12 @@ class Linearised:
         moved = [(inputs[at], slope) for at, slope in zip(shares, slopes, strict=True)]
         if self.ordinary:
             return moved, 0.0
-        total = sum(inner(gradient, y.detach()) for y, gradient in pairs)
-        size = sum(inner(gradient.abs(), y.detach().abs()) for y, gradient in pairs)
-        number = total - sum(inner(g, x.detach()) for g, x in zip(slopes, carriers, strict=True))
-        return moved, number if abs(number) > 1e-9 * size else 0.0
+        number = -sum(inner(g, x.detach()) for g, x in zip(slopes, carriers, strict=True))
+        noise = 0.0
+        for y, gradient in pairs:
+            number += inner(gradient, y.detach())
+            noise += NOISE * float(gradient.norm() * y.detach().nan_to_num(posinf=0, neginf=0).norm())
+        return moved, number if abs(number) > noise else 0.0
 
     def _has_gate(self, operation: Operation) -> bool:
         name = operation.name
@@ -376,6 +380,6 @@ def _slopes(pairs: Sequence[tuple[Tensor, Tensor]], carriers: Sequence[Tensor]) 
 
 
 def inner(a: Tensor, b: Tensor) -> float:
-    """The sum of products of two tensors' numbers; nothing counts 0 of."""
-    product = (a.conj() * b).real
-    return float(torch.where(a == 0, 0.0, product).sum())
+    """The sum of products of two tensors' numbers; 0 of anything is 0."""
+    total = float(torch.vdot(a.reshape(-1), b.reshape(-1)).real)
+    return total if math.isfinite(total) else float((a.conj() * b).real[a != 0].sum())

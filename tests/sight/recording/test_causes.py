@@ -1,5 +1,8 @@
 """The causes of a number add up to it, in any module, and are those that ``sight.attribute`` finds in
-our own models."""
+our own models.
+
+``causes`` carries a number back through the operations that ``linearised`` makes linear.
+"""
 
 from __future__ import annotations
 
@@ -349,7 +352,7 @@ def test_the_gradient_expects_what_a_patch_does(pair: tuple[ModuleTrace, ModuleT
     trace, there = pair
     patches = trace.compare_patches(there, "logits[0,7,9]", HEADS, "logits[0,7,4]")
     assert len(patches.patches) == 8
-    assert patches.other - patches.value == pytest.approx(
+    assert patches.patched - patches.value == pytest.approx(
         sum(
             sign * float(run[f"logits[0,7,{token}]"])
             for sign, run, token in ((1, there, 9), (-1, there, 4), (-1, trace, 9), (1, trace, 4))

@@ -139,13 +139,13 @@ class _Carried:
         return number
 
     def seed(self, value: Value, place: Index, direction: Tensor) -> None:
-        gradient = torch.zeros(value.shape, dtype=torch.float64)
-        gradient[place] = wide(direction)
+        gradient = torch.zeros_like(numbers(value))
+        gradient[place] = wide(direction).to(gradient)
         self._add(value, gradient)
 
     def _add(self, value: Value, gradient: Tensor) -> None:
-        known = self.gradients.get(value)
-        self.gradients[value] = gradient if known is None else known + gradient
+        before = self.gradients.get(value)
+        self.gradients[value] = gradient if before is None else before + gradient
 
     def run(self) -> None:
         for operation in reversed(self.operations):
@@ -155,17 +155,18 @@ class _Carried:
                     gradient = self._stop(value, self.gradients.pop(value))
                     if gradient.any():
                         gradients[number] = gradient
-            if gradients and self.linearised.carries(operation):
-                moved, constant = self.linearised.back(operation, gradients)
-                for value, gradient in moved:
-                    self._add(value, gradient)
-                if constant:
-                    kinds = {"edit": "edit", "log_softmax": "fixed"}
-                    kind = kinds.get(operation.name, "number")
-                    self.causes.append(Cause(operation.outputs[0].address, kind, constant))
-            else:
+            carries = gradients and self.linearised.carries(operation)
+            carried = self.linearised.back(operation, gradients) if carries else None
+            if carried is None:
                 for number, gradient in gradients.items():
                     self._leaf(operation.outputs[number], gradient)
+                continue
+            for value, gradient in carried[0]:
+                self._add(value, gradient)
+            if carried[1]:
+                kinds = {"edit": "edit", "log_softmax": "fixed"}
+                kind = kinds.get(operation.name, "number")
+                self.causes.append(Cause(operation.outputs[0].address, kind, carried[1]))
         for value, gradient in self.gradients.items():
             gradient = self._stop(value, gradient)
             if gradient.any():
@@ -188,7 +189,7 @@ class _Carried:
         kind = value.kind
         if value.operation is not None:
             status = self.linearised.status(value)
-            kind = "fixed" if status.rank == Rank.FIXED else "constant"
+            kind = "constant" if status.rank == Rank.CONSTANT else "fixed"
             kind = "embedding" if value.operation.name == "embedding" else kind
         if adds := inner(gradient, numbers(value)):
             self.causes.append(Cause(value.address, kind, adds))
@@ -199,9 +200,13 @@ class _Carried:
 
     def _notes(self) -> Iterator[str]:
         for reason, sentence in REASONS.items():
-            counts = {f: n for (kind, f), n in self.linearised.fixed.items() if kind == reason}
-            if counts:
-                yield f"{sentence}: {', '.join(f'{f} ({n})' for f, n in counts.items())}."
+            times = [
+                f"{function} ({count})"
+                for (kind, function), count in self.linearised.fixed.items()
+                if kind == reason
+            ]
+            if times:
+                yield f"{sentence}: {', '.join(times)}."
         unmet = [
             name for places in self.chosen.values() for name, _ in places if name not in self.slopes
         ]
@@ -230,13 +235,13 @@ class Patches(Shown):
 
     target: str
     value: float
-    other: float
+    patched: float
     patches: list[Patch]
     correlation: float
 
     @property
     def title(self) -> str:
-        return f"Patches: {self.target}, {self.value:+.4f} here and {self.other:+.4f} there"
+        return f"Patches: {self.target}, {self.value:+.4f} here and {self.patched:+.4f} there"
 
     def charts(self) -> Iterator[Chart]:
         """The patches that change most, then how well the gradient puts them in order."""
@@ -326,10 +331,10 @@ class Caused(ABC):
         carried.chosen.pop(value, None)
         carried.seed(value, index, direction)
         carried.run()
-        return carried.causes_of(reader, inner(wide(direction), read_numbers))
+        return carried.causes_of(reader, inner(wide(direction).to(read_numbers), read_numbers))
 
     def compare_patches(
-        self, other: Caused, target: str, to: str | Sequence[str], against: str | None = None
+        self, another: Caused, target: str, to: str | Sequence[str], against: str | None = None
     ) -> Patches:
         """Puts each of the values ``to`` of another pass in the place of this one's, beside what
         the ordinary gradient expects of it."""
@@ -343,16 +348,16 @@ class Caused(ABC):
 
         patches = []
         for address in addresses:
-            change = wide(self._same(other, address)) - wide(self[address])
+            change = wide(self._same(another, address)) - wide(self[address])
             slope = carried.slopes.get(address)
-            exact = number(self.edit({address: _put(other[address])})) - before
+            exact = number(self.edit({address: _put(another[address])})) - before
             patches.append(Patch(address, 0.0 if slope is None else inner(slope, change), exact))
         name = target if against is None else f"{target} - {against}"
-        return Patches(name, before, number(other), patches, _rank_correlation(patches))
+        return Patches(name, before, number(another), patches, _rank_correlation(patches))
 
     def patch_path(
         self,
-        other: Caused,
+        another: Caused,
         writer: str,
         reader: str,
         target: str,
@@ -362,7 +367,7 @@ class Caused(ABC):
         values ``still`` stay as they are between the two."""
         between = [address for address in self.choose(still) if address not in (writer, reader)]
         edits = {address: _put(self[address]) for address in between}
-        middle = self.edit({**edits, writer: _put(self._same(other, writer))})
+        middle = self.edit({**edits, writer: _put(self._same(another, writer))})
         return float(self.edit({reader: _put(middle[reader])})[target]) - float(self[target])
 
     def choose(self, patterns: str | Sequence[str]) -> list[str]:
@@ -400,15 +405,15 @@ class Caused(ABC):
         need(single, f"{address} is not one number; give one, as {value.address}[{zeros}].")
         return value, index
 
-    def _same(self, other: Caused, address: str) -> Tensor:
+    def _same(self, another: Caused, address: str) -> Tensor:
         """The numbers at an address in another pass, of the shape that they have in this one."""
-        here, there = self[address].shape, other[address].shape
+        shape, patched = self[address].shape, another[address].shape
         need(
-            here == there,
-            f"{address} is {tuple(here)} here and {tuple(there)} there; give two inputs of the same "
-            "shape.",
+            shape == patched,
+            f"{address} is {tuple(shape)} here and {tuple(patched)} there; give two inputs of the "
+            "same shape.",
         )
-        return other[address]
+        return another[address]
 
 
 def _put(value: Tensor) -> Callable[[Tensor], Tensor]:

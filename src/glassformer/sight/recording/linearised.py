@@ -42,6 +42,7 @@ TERMS |= {"layer_norm": (3, "bias"), "group_norm": (3, "bias"), "batch_norm": (4
 TERMS |= {"grouped_mm": (3, "bias"), "bilinear": (3, "bias"), "rms_norm": (4, "")}
 TERMS |= dict.fromkeys(("mul", "matmul", "bmm", "mm", "mv", "dot", "outer", "einsum"), (9, ""))
 """Products: the argument that is added to them, where there is one."""
+FAILURES = (RuntimeError, TypeError, IndexError, NotImplementedError)  # of a function in float64
 NOISE = 1e-9  # of a result, within which float64 sums agree with it
 
 
@@ -134,10 +135,10 @@ def _glu(x: Tensor, dim: int = -1) -> Tensor:
 
 def _grouped_mm(x: Tensor, weight: Tensor, offs: Any = None, bias: Any = None, **_: Any) -> Tensor:
     """Rows of x (rows, I) with the matrix of their group, weight (groups, I, O)."""
-    ends = [] if offs is None else offs.tolist()
-    starts = [0, *ends]
+    stops = [] if offs is None else offs.tolist()
+    starts = [0, *stops]
     y = x @ weight if offs is None else x.new_zeros(len(x), weight.shape[-1])
-    for group, (start, end) in enumerate(zip(starts, ends, strict=False)):
+    for group, (start, end) in enumerate(zip(starts, stops, strict=False)):
         y[start:end] = x[start:end] @ weight[group]
     return y if bias is None else y + bias
 
@@ -217,7 +218,7 @@ class Linearised:
         return dict.fromkeys(live, 1.0) if self._is_linear(operation, live) else {}
 
     def _factors(self, operation: Operation, inexact: list[int]) -> dict[int, float]:
-        """Of a product: the factor of the highest rank, and what is added to it."""
+        """The factors of a product that have the highest rank, and what is added to it."""
         inputs = operation.inputs
         term = operation.argument(*TERMS[operation.name])
         statuses = {at: self.status(inputs[at]) for at in inexact if inputs[at] is not term}
@@ -296,20 +297,19 @@ class Linearised:
                 total = torch.zeros((), dtype=torch.float64)
                 for y in results:
                     if y.requires_grad:
-                        total = (
-                            total + (y * torch.rand(y.shape, generator=draw, dtype=y.dtype)).sum()
-                        )
+                        weights = torch.rand(y.shape, generator=draw, dtype=y.dtype)
+                        total = total + (y.cpu() * weights).sum()
                 leaves = [tensors[at] for at in live]
                 gradients.append(list(torch.autograd.grad(total, leaves, materialize_grads=True)))
-        except (RuntimeError, TypeError, IndexError, NotImplementedError):
+        except FAILURES:
             return False
         return all(torch.allclose(a, b, 1e-9, 1e-12) for a, b in zip(*gradients, strict=True))
 
     def back(
         self, operation: Operation, gradients: Mapping[int, Tensor]
-    ) -> tuple[list[tuple[Value, Tensor]], float]:
+    ) -> tuple[list[tuple[Value, Tensor]], float] | None:
         """The gradients by what the operation carries, from those by its results; and what its own
-        numbers add, as 1 does in x + 1."""
+        numbers add, as 1 does in x + 1. None where PyTorch cannot run it in float64."""
         shares, name, inputs = self._carried[operation], operation.name, operation.inputs
         if not self.ordinary:
             self.fixed.update(self._reasons(operation))
@@ -320,7 +320,10 @@ class Linearised:
             return [(inputs[0], gradients[0])], inner(gradients[0], change)
         if name == "linear" and shares.get(0) == 1.0 and 1 not in shares:
             return self._linear(operation, gradients[0]), 0.0
-        tensors, results = self._run(operation, shares)
+        try:
+            tensors, results = self._run(operation, shares)
+        except FAILURES:
+            return None
         carriers = [tensors[at] for at in shares]
         pairs = [(results[number], gradient) for number, gradient in gradients.items()]
         slopes: list[Tensor]
@@ -338,7 +341,8 @@ class Linearised:
         noise = 0.0
         for y, gradient in pairs:
             number += inner(gradient, y.detach())
-            noise += NOISE * float(gradient.norm() * y.detach().nan_to_num(posinf=0, neginf=0).norm())
+            finite = y.detach().nan_to_num(posinf=0, neginf=0)
+            noise += NOISE * float(gradient.norm() * finite.norm())
         return moved, number if abs(number) > noise else 0.0
 
     def _has_gate(self, operation: Operation) -> bool:

@@ -21,20 +21,25 @@ import torch
 from torch import Tensor
 
 from .recorder import Operation, Value
-from .rules import CASTS, CREATED, MOVES, POINTWISE, moving, names, read
+from .rules import CASTS, CREATED, MOVES, POINTWISE, moving, read
 
-FIXED = names(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FIXED = _names(
     """softmax sigmoid rsqrt sqrt reciprocal rdiv exp exp2 expm1 log log1p log2 softplus logsigmoid
 hardsigmoid sin cos norm vector_norm linalg_vector_norm var std var_mean logsumexp sign rpow floor
 ceil round trunc eq ne lt le gt ge and or xor not isnan isinf isfinite"""
 )
 """Their results are fixed."""
-SUMS = names(
+SUMS = _names(
     """add sub rsub neg sum mean cumsum index_add scatter_add masked_fill where dropout zero fill
 edit"""
 )
 """Linear in all their inputs."""
-PLAIN = names("clamp clamp_min clamp_max clip dropout abs")
+PLAIN = _names("clamp clamp_min clamp_max clip dropout abs")
 """Functions with a gate that are no activations: what they give stays what it was."""
 TERMS = {"linear": (2, "bias"), "addmm": (0, "input"), "baddbmm": (0, "input")}
 TERMS |= dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d"), (2, "bias"))

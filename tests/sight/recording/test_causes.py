@@ -315,6 +315,23 @@ def test_by_place_the_shares_are_the_whole() -> None:
     assert json.loads(json.dumps(places.to_dict()))["sum"] == places.sum
 
 
+class Beside(nn.Module):
+    """Shows its numbers in another order than it goes on with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.square()
+        self.shown = rows.flip(0).T
+        return rows.sum()
+
+
+def test_numbers_beside_the_way_are_found_where_they_were_computed() -> None:
+    trace = ModuleTrace(Beside(), (torch.arange(6.0).reshape(2, 3),))
+    causes = trace.attribute("output", "shown[column,0]")
+    assert [cause.value for cause in causes.causes[1:]] == [9.0, 16.0, 25.0]
+    adds_up(causes)
+    assert causes["x"] == 5  # of the other row
+
+
 # --------------------------------------------------------------------------------- edges and patches
 
 
@@ -405,7 +422,10 @@ def test_a_path_is_patched_alone() -> None:
         (lambda t: t.attribute("logits[0,3]"), "not one number"),
         (lambda t: t.attribute("logits[0,3,7]", "model.*.nothing"), "No address is like"),
         (lambda t: t.attribute("logits[0,3,7]", "model.nothing"), "Nothing has the address"),
-        (lambda t: t.attribute("logits[0,3,7]", "model.layers.0[0,3,1,1]"), "too many places|give 3"),
+        (
+            lambda t: t.attribute("logits[0,3,7]", "model.layers.0[0,3,1,1]"),
+            "too many places|give 3",
+        ),
         (lambda t: t.edges("model.layers.1.mlp", PARTS), "not one number"),
         (lambda t: t.edges("model.layers.1.mlp", PARTS, torch.ones(3)), "the direction is"),
     ],

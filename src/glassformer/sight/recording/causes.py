@@ -26,8 +26,10 @@ from ..figures.charts import Chart, Prose, TableFigure
 from ..figures.shown import Records, Shown
 from .linearised import Linearised, Rank, inner, numbers, wide
 from .recorder import Operation, Value
+from .rules import origin
 
-Index = tuple[int | slice, ...]
+Index = tuple[int | slice | Tensor, ...]
+SHOWN = 1 << 14  # numbers of a view that are looked for where they were computed
 REASONS = {
     "value": "Fixed at the value that it had",
     "gate": "Fixed at its gate, act(x) / x",
@@ -148,6 +150,7 @@ class _Carried:
         self.gradients[value] = gradient if before is None else before + gradient
 
     def run(self) -> None:
+        self._resolve()
         for operation in reversed(self.operations):
             gradients: dict[int, Tensor] = {}
             for number, value in enumerate(operation.outputs):
@@ -155,7 +158,7 @@ class _Carried:
                     gradient = self._stop(value, self.gradients.pop(value))
                     if gradient.any():
                         gradients[number] = gradient
-            carries = gradients and self.linearised.carries(operation)
+            carries = gradients and self.linearised.carriers(operation)
             carried = self.linearised.back(operation, gradients) if carries else None
             if carried is None:
                 for number, gradient in gradients.items():
@@ -173,16 +176,38 @@ class _Carried:
                 self._leaf(value, gradient)
         self.causes.reverse()
 
+    def _resolve(self) -> None:
+        """Chosen values that only show others' numbers, and are not on the way, are chosen where
+        their numbers were computed."""
+        reached = set(self.gradients)
+        for operation in reversed(self.operations):
+            if reached.intersection(operation.outputs):
+                reached.update(self.linearised.carriers(operation))
+        for value in [value for value in self.chosen if value not in reached]:
+            for address, place in self.chosen[value]:
+                cells = torch.arange(math.prod(value.shape)).reshape(value.shape)[place]
+                if cells.numel() > SHOWN:
+                    continue
+                indices = torch.stack(torch.unravel_index(cells.reshape(-1), value.shape), -1)
+                sources, places = zip(
+                    *(origin(value, tuple(i)) for i in indices.tolist()), strict=True
+                )
+                if len(set(sources)) == 1 and sources[0] in reached:
+                    columns = torch.tensor(places).T.reshape(-1, *cells.shape)
+                    self.chosen.setdefault(sources[0], []).append((address, tuple(columns)))
+
     def _stop(self, value: Value, gradient: Tensor) -> Tensor:
         """The gradient without what belongs to chosen places; an ordinary one goes on through
         them."""
+        causes = []
         for address, place in self.chosen.get(value, ()):
             slope = gradient[place].clone()
             self.slopes[address] = slope
             if slope.any() and not self.linearised.ordinary:
-                self.causes.append(Cause(address, "chosen", inner(slope, numbers(value)[place])))
+                causes.append(Cause(address, "chosen", inner(slope, numbers(value)[place])))
                 gradient = gradient.clone()
                 gradient[place] = 0.0
+        self.causes += reversed(causes)
         return gradient
 
     def _leaf(self, value: Value, gradient: Tensor) -> None:
@@ -285,7 +310,7 @@ class Caused(ABC):
         """The value at an address without an index."""
 
     @abstractmethod
-    def parse(self, address: str) -> tuple[Value, Index]:
+    def parse(self, address: str) -> tuple[Value, tuple[int | slice, ...]]:
         """An address as a value and an index."""
 
     @abstractmethod
@@ -295,6 +320,10 @@ class Caused(ABC):
     @abstractmethod
     def edit(self, edits: Mapping[str, Callable[[Tensor], Tensor]]) -> Caused:
         """The pass again with values changed."""
+
+    def sizes(self, value: Value) -> tuple[int, ...]:
+        """The sides of a value, as addresses count them."""
+        return value.shape
 
     def attribute(
         self, target: str, to: str | Sequence[str] = (), against: str | None = None
@@ -381,7 +410,7 @@ class Caused(ABC):
             name, bracket, inside = pattern.strip().partition("[")
             pieces = [piece.strip() for piece in inside.rstrip(" ]").split(",") if bracket]
             for address in self._like(name) if "*" in name else [name]:
-                sizes = (*self.value(address).shape, *(0 for _ in pieces))
+                sizes = (*self.sizes(self.value(address)), *(0 for _ in pieces))
                 choices = [
                     [str(at) for at in range(size)] if piece.isidentifier() else [piece]
                     for piece, size in zip(pieces, sizes, strict=False)
@@ -401,7 +430,7 @@ class Caused(ABC):
     def _number(self, address: str) -> tuple[Value, Index]:
         value, index = self.parse(address)
         single = len(index) == len(value.shape) and not any(isinstance(at, slice) for at in index)
-        zeros = ",".join("0" for _ in value.shape)
+        zeros = ",".join("0" for _ in self.sizes(value))
         need(single, f"{address} is not one number; give one, as {value.address}[{zeros}].")
         return value, index
 

@@ -187,9 +187,9 @@ class Linearised:
             self._status[value] = Status(rank, is_input, value)
         return self._status[value]
 
-    def carries(self, operation: Operation) -> bool:
-        """True where the gradient goes on to inputs of the operation."""
-        return bool(self._carried[operation])
+    def carriers(self, operation: Operation) -> list[Value]:
+        """The inputs of an operation to which the gradient goes on."""
+        return [operation.inputs[at] for at in self._carried[operation]]
 
     def _shares(self, operation: Operation) -> dict[int, float]:
         """The inputs that carry, and each one's share of a product."""

@@ -6,11 +6,22 @@ rules          which numbers of its inputs a part of a result needs, and which i
 written_out    fused functions in steps
 opening        one number and the operands that give it
 words          equations and sentences
+linearised     a pass made linear around the values that it had
+causes         what a number is the sum of, edges and patches
 module_trace   a pass by address
 sources        models that are not ours, and the verb ``trace``
 """
 
+from .causes import Causes, Patches
 from .module_trace import ModuleTrace
 from .opening import Explanation, Operand, Operands, explain
 
-__all__ = ["Explanation", "ModuleTrace", "Operand", "Operands", "explain"]
+__all__ = [
+    "Causes",
+    "Explanation",
+    "ModuleTrace",
+    "Operand",
+    "Operands",
+    "Patches",
+    "explain",
+]

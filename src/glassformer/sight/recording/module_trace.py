@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ...core.errors import UserError
 from .. import tables
+from .causes import Caused
 from .opening import Explanation, explain
 from .recorder import Edit, Key, Recorder, Value
 from .rules import Index, read
@@ -24,7 +25,7 @@ KEEP = 512 << 20
 is asked for."""
 
 
-class ModuleTrace:
+class ModuleTrace(Caused):
     """A forward pass of a module: ``trace[address]`` is any value of it, ``trace.explain(address)``
     the arithmetic of one number, ``trace.output`` what the module returned."""
 

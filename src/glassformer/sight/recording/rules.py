@@ -271,7 +271,7 @@ def _moved(operation: Operation, value: Value, index: Index) -> tuple[Value, Ind
     if operation.name in CASTS:
         cuts = inputs[0].dtype.is_floating_point and not value.dtype.is_floating_point
         return None if cuts or inputs[0].shape != value.shape else (inputs[0], index)
-    moved = _moving(operation)
+    moved = moving(operation)
     sizes = [math.prod(x.shape) if at in moved else 0 for at, x in enumerate(inputs)]
     starts = [0, *itertools.accumulate(sizes)]
     if operation.origins is None:
@@ -295,7 +295,7 @@ def _moved(operation: Operation, value: Value, index: Index) -> tuple[Value, Ind
     return inputs[at], tuple(int(place) for place in places)
 
 
-def _moving(operation: Operation) -> list[int]:
+def moving(operation: Operation) -> list[int]:
     """The inputs whose numbers are moved; the others say where to."""
     count = len(operation.inputs)
     if operation.name in INDEXED:

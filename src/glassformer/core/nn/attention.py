@@ -35,7 +35,7 @@ class Attention(TracedModule):
     def __init__(self, cfg: config.Attention, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
-        self.head_dim = config.head_dim(cfg, dim)
+        self.head_dim = cfg.width(dim)
         self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
         self.softcap, self.mask, self.causal, self.dropout = cfg.softcap, cfg.mask, causal, dropout
         self.prefix_length = cfg.mask.prefix_length

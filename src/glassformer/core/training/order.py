@@ -29,7 +29,7 @@ def order_kind_for(rows: int) -> int:
 
 
 def order_of(size: int, seed: np.random.SeedSequence, kind: int) -> Any:
-    """A random order of 0 to size - 1: ``order[low:high]`` are rows, by their places in the corpus."""
+    """A random order of 0 to size - 1; ``order[low:high]`` are places of rows in the corpus."""
     if kind == COMPUTED:
         return ComputedOrder(size, seed.generate_state(ROUNDS, np.uint64))
     # RandomState's stream is the same in all versions of NumPy; 8 bytes a row

@@ -51,7 +51,7 @@ class Attention(TracedModule):
         self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kv: Any = None) -> Tensor:
-        """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: this layer's cache."""
+        """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: its cache."""
         x = flow.look(self, "in", x)
         z = (
             kv.attention(self, x, flow, position)

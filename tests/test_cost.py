@@ -190,7 +190,7 @@ def test_the_cache_is_as_large_as_said(name: str) -> None:
         model(torch.zeros(2, T, dtype=torch.long), cache=cache)
     spent = cost(tiny(name), batch=2, context=T)
     heads = {"glass": 4, "gpt2": 12, "llama": 4, "windowed": 4}[name]
-    width = config.head_dim(spent.model.decoder.pattern[0].attention, spent.model.dim)  # type: ignore[union-attr]
+    width = spent.model.decoder.pattern[0].attention.width(spent.model.dim)  # type: ignore[union-attr]
     rows = min(T, 8) if name == "windowed" else T
     depth = spent.model.decoder.depth  # type: ignore[union-attr]
     assert spent.cache("fp32") == 2 * rows * depth * 2 * heads * width * 4

@@ -170,7 +170,7 @@ def test_the_cache_is_as_large_as_said(name):
     spent = cost(tiny(name), batch=2, context=T)
     heads = {"glass": 4, "gpt2": 12, "llama": 4, "windowed": 4}[name]
     stack = spent.model.decoder
-    width = config.head_dim(stack.pattern[0].attention, spent.model.dim)
+    width = stack.pattern[0].attention.width(spent.model.dim)
     rows = min(T, 8) if name == "windowed" else T
     assert spent.cache("fp32") == 2 * rows * stack.depth * 2 * heads * width * 4
     assert spent.cache_per_token("fp32") == stack.depth * 2 * heads * width * 4

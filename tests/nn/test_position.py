@@ -180,7 +180,10 @@ def test_a_position_past_a_learned_table_is_a_sentence() -> None:
     length = model.config.decoder.position.length
     tokens, pos = torch.tensor([[1, 2]]), torch.tensor([[length - 2, length - 1]])
     assert model(tokens, pos=pos).logits.isfinite().all()
-    with pytest.raises(UserError, match=f"position {length} is past the {length} of its table"):
+    with pytest.raises(
+        UserError,
+        match=f"position {length} is past the {length} of its table; give 0 to {length - 1}",
+    ):
         model(tokens, pos=pos + 1)
 
 

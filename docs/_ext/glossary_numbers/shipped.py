@@ -56,10 +56,6 @@ def cache_bytes(model: c.Model) -> int:
     body: Any = model.decoder  # type: ignore[union-attr]
     attention = body.pattern[0].attention
     size: int = (
-        2
-        * body.depth
-        * (attention.kv_heads or attention.heads)
-        * c.head_dim(attention, model.dim)
-        * 2
+        2 * body.depth * (attention.kv_heads or attention.heads) * attention.width(model.dim) * 2
     )
     return size

@@ -239,9 +239,7 @@ class PagedCache(Cache):
         def layer(attention: config.Attention, pages: int, lookback: int | None = None) -> PagedKV:
             heads = attention.kv_heads or attention.heads
             pages = pages if lookback is None or window_count is None else window_count
-            return PagedKV(
-                self, make(pages, heads, config.head_dim(attention, cfg.dim), dtype), lookback
-            )
+            return PagedKV(self, make(pages, heads, attention.width(cfg.dim), dtype), lookback)
 
         self.pages = [
             (
@@ -276,7 +274,7 @@ class PagedCache(Cache):
 
         def size(attention: config.Attention) -> int:
             heads = attention.kv_heads or attention.heads
-            size: int = make(1, heads, config.head_dim(attention, cfg.dim), dtype).nbytes
+            size: int = make(1, heads, attention.width(cfg.dim), dtype).nbytes
             return size
 
         layer_sizes = [

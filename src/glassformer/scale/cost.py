@@ -109,7 +109,7 @@ class Cost:
         at."""
         flops = 0.0
         for stack, attention, crosses in _attention_layers(self.model):
-            width = attention.heads * config.head_dim(attention, self.model.dim)
+            width = attention.heads * attention.width(self.model.dim)
             flops += 4 * width * self._keys(attention, stack.causal and not crosses)
         mixers: list[Any] = [*config.recurrent(self.model).values()]
         mixers += [mixer for _, mixer in _other_mixers(self.model) if hasattr(mixer, "flops")]
@@ -182,9 +182,7 @@ class Cost:
         return int(self.batch * numbers * BYTES[dtype])
 
     def _kv_width(self, attention: config.Attention) -> int:
-        return (
-            2 * (attention.kv_heads or attention.heads) * config.head_dim(attention, self.model.dim)
-        )
+        return 2 * (attention.kv_heads or attention.heads) * attention.width(self.model.dim)
 
     def activations(self, dtype: str = "fp32") -> int:
         """An estimate of what the forward pass keeps for the backward pass, logits aside, in
@@ -222,7 +220,7 @@ class Cost:
         C = self.model.dim
         if not isinstance(attention, config.Attention):
             return _saved_activations(attention, C, stack.causal, stack.dropout)
-        q = attention.heads * config.head_dim(attention, C)
+        q = attention.heads * attention.width(C)
         kv = self._kv_width(attention)
         attended = q + kv + q  # queries, keys, values, and what came of them
         if attention.qk_norm is not None:

@@ -233,9 +233,7 @@ def cut(model: config.Model, processes: int) -> config.Model:
             return replace(layer, expert=thinner(layer.expert), shared=thinner(layer.shared))
         if isinstance(layer, config.Attention):
             heads, kv = share(layer.heads), share(layer.kv_heads or layer.heads)
-            return replace(
-                layer, heads=heads, kv_heads=kv, head_dim=config.head_dim(layer, model.dim)
-            )
+            return replace(layer, heads=heads, kv_heads=kv, head_dim=layer.width(model.dim))
         return layer
 
     parts_of = ("attention", "cross", "feedforward")

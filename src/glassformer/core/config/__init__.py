@@ -49,7 +49,6 @@ from .model import (
     Stack,
     bodies,
     embed_dim,
-    head_dim,
     recurrent,
     source_embed,
     stacks,

@@ -260,10 +260,6 @@ class EncoderDecoder:
 Model: TypeAlias = Decoder | Encoder | EncoderDecoder
 
 
-def head_dim(attention: Attention, dim: int) -> int:
-    return attention.width(dim)
-
-
 def source_embed(model: Model) -> Embed:
     """The embedding of the text that is read first: of a source where there is one."""
     return getattr(model, "source_embed", None) or model.embed
@@ -347,48 +343,36 @@ def _check(model: Model) -> None:
         f"{tied}; set dim = {width} for another width, or head.tied = false for other "
         "embeddings alone.",
     )
-    for name, body in recurrent(model).items():
-        crosses = name == "decoder" and model.has_source
+    for name, body in bodies(model).items():
         taken = embed_dim(model, name)
-        need(
-            taken == model.dim,
-            f"embed.dim is {taken} and a recurrent {name} takes embeddings of dim {model.dim}; "
-            "leave it out.",
-        )
-        need(
-            body.cross is not None or not crosses,
-            f"{name}.cross is missing; give it a Summary or an Additive.",
-        )
-        need(
-            body.cross is None or crosses,
-            f"{name}.cross is set, but there is no encoder; remove it.",
-        )
-        need(
-            body.causal or model.dim % 2 == 0,
-            f"{name}: dim {model.dim} cannot be halved for two ways; make it even.",
-        )
-    for name, stack in stacks(model).items():
         crosses = name == "decoder" and model.has_source
-        for index, block in enumerate(stack.pattern):
+        if isinstance(body, Recurrent):
+            need(
+                taken == model.dim,
+                f"embed.dim is {taken} and a recurrent {name} takes embeddings of dim {model.dim}; "
+                "leave it out.",
+            )
+            _check_cross(name, body.cross, crosses, "give it a Summary or an Additive")
+            need(
+                body.causal or model.dim % 2 == 0,
+                f"{name}: dim {model.dim} cannot be halved for two ways; make it even.",
+            )
+            continue
+        for index, block in enumerate(body.pattern):
             path = f"{name}.pattern.{index}"
-            need(
-                block.cross is not None or not crosses,
-                f"{path}.cross is missing; give the decoder's blocks one.",
-            )
-            need(
-                block.cross is None or crosses,
-                f"{path}.cross is set, but there is no encoder; remove it.",
-            )
+            _check_cross(path, block.cross, crosses, "give the decoder's blocks one")
             for attention in (block.attention, block.cross):
-                if not isinstance(attention, Attention):
-                    continue
-                fits = attention.head_dim is not None or model.dim % attention.heads == 0
-                need(
-                    fits,
-                    f"{path}: {attention.heads} heads do not divide dim {model.dim}; "
-                    "change one or set head_dim.",
-                )
-        if hasattr(stack.position, "check"):
-            stack.position.check(
-                name, stack.pattern, model.dim, embed_dim(model, name), model.context
-            )
+                if isinstance(attention, Attention) and attention.head_dim is None:
+                    need(
+                        model.dim % attention.heads == 0,
+                        f"{path}: {attention.heads} heads do not divide dim {model.dim}; "
+                        "change one or set head_dim.",
+                    )
+        if hasattr(body.position, "check"):
+            body.position.check(name, body.pattern, model.dim, taken, model.context)
+
+
+def _check_cross(path: str, cross: Any, crosses: bool, hint: str) -> None:
+    """UserError where a part that meets an encoder has nothing for it, or the reverse."""
+    need(cross is not None or not crosses, f"{path}.cross is missing; {hint}.")
+    need(cross is None or crosses, f"{path}.cross is set, but there is no encoder; remove it.")

@@ -168,7 +168,7 @@ def closing_ranks(alive: Sequence[bool]) -> list[int]:
 
 
 def uniform_numbers(rows: Sequence[Any], seed: int, length: int) -> Tensor:
-    """Random numbers of each row's draws (B, length), from the seed, the row's prompt, and its number
+    """Random numbers of each row's draws (B, length): from the seed, its prompt, and its number
     among the rows of that prompt."""
     equals: Counter[tuple[int, ...]] = Counter()
     uniform = []

@@ -54,7 +54,7 @@ class Learned(Position):
         except IndexError:  # of a CPU: a GPU is not waited for
             last, length = int(flow.pos.max()), len(self.weight)
             raise UserError(
-                f"position {last} is past the {length} of its table, counted from 0; give lower ones."
+                f"position {last} is past the {length} of its table; give 0 to {length - 1}."
             ) from None
         return x + flow.look(flow.embed_path, "position", vectors)
 

@@ -35,7 +35,7 @@ class Attention(TracedModule):
     def __init__(self, cfg: config.Attention, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
         self.heads, self.kv_heads = cfg.heads, cfg.kv_heads or cfg.heads
-        self.head_dim = config.head_dim(cfg, dim)
+        self.head_dim = cfg.width(dim)
         self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
         self.softcap, self.mask, self.causal, self.dropout = cfg.softcap, cfg.mask, causal, dropout
         self.prefix_length = cfg.mask.prefix_length
@@ -51,7 +51,7 @@ class Attention(TracedModule):
         self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kv: Any = None) -> Tensor:
-        """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: this layer's cache."""
+        """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: its cache."""
         x = flow.look(self, "in", x)
         z = (
             kv.attention(self, x, flow, position)

@@ -70,7 +70,7 @@ def build(config: Any, *args: Any) -> Any:
 
 
 def kind_of(module: Any) -> type | None:
-    """The config type that builds a module of this class, or of one it derives from; None where none does."""
+    """The config type that builds a module of this class or of a base of it; None without one."""
     kinds = {maker: kind for kind, maker in _MAKERS.items()}
     return next((kinds[base] for base in type(module).__mro__ if base in kinds), None)
 

@@ -227,8 +227,8 @@ class Cache:
             tokens.shape[1] if pos is None else int(pos.amax(1).min()) + 1
         ):
             raise UserError(
-                f"this model's first {self.prefix_length} tokens see each other and are read in one "
-                "go; give at least that many in the first pass."
+                f"this model's first {self.prefix_length} tokens see each other and are read in "
+                "one go; give at least that many in the first pass."
             )
         if pos is not None:
             if self._last is None:

@@ -1,4 +1,4 @@
-"""Attention of a decoder's tokens to an encoder's output: queries of these, keys and values of that.
+"""Attention of a decoder's tokens to an encoder's output: its keys and values, their queries.
 
 B batch, S source tokens, H heads, K key-value heads, D head dim, C model dim.
 """

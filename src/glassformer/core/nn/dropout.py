@@ -28,8 +28,8 @@ class HeadShard(NamedTuple):
         return full.narrow(1, self.first, x.shape[1])
 
     def attend(self, inputs: Any, dense: Tensor | None) -> Tensor:
-        """PyTorch's attention with dropout on a CPU, written out (B, H, T, D): its kernel cannot take
-        a shard of the random numbers. ``dense``: a mask of booleans, or what is added to scores."""
+        """PyTorch's attention with dropout on a CPU, written out (B, H, T, D): its kernel takes no
+        shard of the random numbers. ``dense``: a mask of booleans, or what is added to scores."""
         k, v = (x.repeat_interleave(inputs.group_size, 1) for x in (inputs.k, inputs.v))
         scores = inputs.q @ k.mT * inputs.scale
         if dense is None and inputs.mask.fast_path == "causal":

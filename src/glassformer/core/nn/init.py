@@ -61,13 +61,10 @@ def initialise(
     blocks = [stack.block(index) for stack in stacks for index in range(stack.depth)]
     writes = sum(len(block.sublayers) for block in blocks)
     residual_writes, flat = declared(model, "writes"), vectors(model)
-    module_divisors = (
-        (path, getattr(module, "init_std_divisor", {})) for path, module in model.named_modules()
-    )
     std_divisors = {
         f"{path}.{name}": divisor
-        for path, divisors in module_divisors
-        for name, divisor in divisors.items()
+        for path, module in model.named_modules()
+        for name, divisor in getattr(module, "init_std_divisor", {}).items()
     }
     for path, weight in model.named_parameters():
         if path in flat:

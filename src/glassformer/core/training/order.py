@@ -9,17 +9,11 @@ function of one of them is added to the other, which can be taken back. Nothing 
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-
-
-class Order(Protocol):
-    """Rows of an epoch as their places in the corpus: ``order[low:high]``."""
-
-    def __getitem__(self, rows: slice) -> Array: ...
 
 
 LISTED, COMPUTED = 2, 3
@@ -34,12 +28,12 @@ def order_kind_for(rows: int) -> int:
     return LISTED if rows <= IN_MEMORY else COMPUTED
 
 
-def order_of(size: int, seed: np.random.SeedSequence, kind: int) -> Order:
+def order_of(size: int, seed: np.random.SeedSequence, kind: int) -> Any:
+    """A random order of 0 to size - 1; ``order[low:high]`` are places of rows in the corpus."""
     if kind == COMPUTED:
         return ComputedOrder(size, seed.generate_state(ROUNDS, np.uint64))
     # RandomState's stream is the same in all versions of NumPy; 8 bytes a row
-    listed: Array = np.random.RandomState(np.random.PCG64(seed)).permutation(size)
-    return listed
+    return np.random.RandomState(np.random.PCG64(seed)).permutation(size)
 
 
 class ComputedOrder:

@@ -168,7 +168,7 @@ def plan_memory(
     )
     assert isinstance(stack, config.Stack)
     crosses = [block.cross for block in stack.pattern if block.cross is not None]
-    dims = [config.head_dim(attention, cfg.dim) for attention in (*attentions, *crosses)]
+    dims = [attention.width(cfg.dim) for attention in (*attentions, *crosses)]
     need(
         not any(dim % 2 for dim in dims),
         "An engine takes heads of an even number of dimensions; use glassformer.generate "

@@ -280,7 +280,7 @@ def model_card(served: ServedModel) -> ModelCard:
         "root": served.id,
         "parent": None,
         "max_model_len": served.context,
-        "abilities": served.abilities(),
+        "abilities": served.abilities,
     }
 
 

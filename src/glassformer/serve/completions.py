@@ -150,7 +150,7 @@ class ChatAnswer(AnswerHead):
 async def complete(context: Context, body: CompletionRequest) -> JsonObject | EventStream:
     """Continue one or several texts."""
     served = context.served
-    context.require(served.continues, "continue texts")
+    context.require("completions", "continue texts")
     count = len(body.prompt) * body.n
     message = (
         f"{len(body.prompt)} prompts with n = {body.n} are {count:,} continuations, and a request "
@@ -172,7 +172,7 @@ async def complete(context: Context, body: CompletionRequest) -> JsonObject | Ev
 async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
     """Answer a conversation."""
     served = context.served
-    context.require(served.continues, "chat")
+    context.require("completions", "chat")
     prompt = await served.encode_messages(body.messages)
     max_new = body.max_completion_tokens or body.max_tokens
     served.check_context(prompt, 1 if max_new is None else max_new, "messages")

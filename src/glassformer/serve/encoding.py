@@ -193,7 +193,7 @@ def texts_of(texts: str | list[str]) -> list[str]:
 async def embed(context: Context, body: EmbeddingRequest) -> Any:
     """A vector for each text; with ``dimensions`` its first numbers, scaled to length 1."""
     served = context.served
-    context.require(served.embeds, "give vectors")
+    context.require("embeddings", "give vectors")
     width = served.config.dim
     size = body.dimensions or served.config.dim
     message = f"dimensions is {size}; the model's vectors have {width}."
@@ -243,7 +243,7 @@ async def rerank(context: Context, body: RerankRequest) -> RerankAnswer:
 async def classify(context: Context, body: ClassifyRequest) -> Any:
     """The label of each text, or pair of texts."""
     served = context.served
-    context.require(served.labelled, "choose labels")
+    context.require("classify", "choose labels")
     first = texts_of(body.input)
     texts: list[Text] = [*first]
     if body.second is not None:
@@ -262,7 +262,7 @@ async def classify(context: Context, body: ClassifyRequest) -> Any:
 async def tag(context: Context, body: TagRequest) -> Any:
     """The label of each word of each sentence."""
     served = context.served
-    context.require(served.tags, "label words")
+    context.require("tag", "label words")
     inputs = [body.input] if isinstance(body.input, str) else body.input
     sentences = [sentence.split() if isinstance(sentence, str) else sentence for sentence in inputs]
     is_empty = not all(words and all(words) for words in sentences)
@@ -284,7 +284,7 @@ async def _scores(
 ) -> tuple[list[float], TokenUsage]:
     """Similarity score of each pair: cross-encoder probability, or cosine of embeddings."""
     served = context.served
-    if served.labelled:
+    if "classify" in served.abilities:
         message = (
             f'"{served.id}" has {len(served.labels)} labels and says no one number for a pair; use '
             "/classify."
@@ -292,7 +292,7 @@ async def _scores(
         refuse(len(served.labels) != 1, message, "model")
         logits, usage = await _outputs(context, [*zip(first, second, strict=True)], "labels")
         return [1 / (1 + math.exp(-logit)) for logit in logits[:, 0].clamp(-60, 60).tolist()], usage
-    context.require(served.embeds, "score pairs")
+    context.require("embeddings", "score pairs")
     row_of = {text: row for row, text in enumerate(dict.fromkeys([*first, *second]))}
     vectors, usage = await _outputs(context, [*row_of], "vector")  # each is read once
     unit = F.normalize(vectors.double(), dim=-1)

@@ -61,16 +61,7 @@ class ServedModel(InMemoryEntry):
         super().__init__(id, checkpoint, model, tokenizer)
         self.created = int(time.time())
         self.config: config.Model = model.config
-        has_head = self.config.head is not None
-        self.continues = isinstance(self.config, config.Decoder) and has_head
-        self.translates = isinstance(self.config, config.EncoderDecoder)
-        is_encoder = isinstance(self.config, config.Encoder)
-        self.fills = is_encoder and has_head and tokenizer.mask is not None
-        # classes of a text (one: a number), and of its tokens
-        self.labelled = self.config.pool is not None and bool(self.config.pool.labels)
-        self.tags = tags(self.config)
         self.starts_with_bos = document_start(tokenizer) is not None
-        self.embeds = not self.translates and not self.labelled
         folder = checkpoint.folder
         source = None if folder is None else chat_template.find(folder)
         if template is not None:
@@ -82,23 +73,28 @@ class ServedModel(InMemoryEntry):
         self.context = self.engine.max_context
         # a longer text cannot fit, however it is cut
         self.characters = self.context * max(longest, 1)
-        label_head: Any = self.config.token_head if self.tags else self.config.pool
+        cfg = self.config
+        has_head = cfg.head is not None
+        continues = isinstance(cfg, config.Decoder) and has_head
+        translates = isinstance(cfg, config.EncoderDecoder)
+        # classes of a text (one: a number), and of its tokens
+        labelled, tagged = cfg.pool is not None and bool(cfg.pool.labels), tags(cfg)
+        embeds = not translates and not labelled
+        masks = isinstance(cfg, config.Encoder) and tokenizer.mask is not None
+        abilities = {
+            "completions": continues,
+            "chat": continues and self.template is not None,
+            "embeddings": embeds,
+            "score": embeds or labelled,
+            "classify": labelled,
+            "tag": tagged,
+            "fill": masks and has_head,
+            "translate": translates,
+        }
+        self.abilities = [name for name, able in abilities.items() if able]  # its endpoints
+        label_head: Any = cfg.token_head if tagged else cfg.pool
         count = label_head.labels if label_head else 0
         self.labels = list(checkpoint.labels) or list(map(str, range(count)))
-
-    def abilities(self) -> list[str]:
-        """Names of the endpoints that the model supports."""
-        abilities = {
-            "completions": self.continues,
-            "chat": self.continues and self.template is not None,
-            "embeddings": self.embeds,
-            "score": self.embeds or self.labelled,
-            "classify": self.labelled,
-            "tag": self.tags,
-            "fill": self.fills,
-            "translate": self.translates,
-        }
-        return [name for name, able in abilities.items() if able]
 
     def check_lengths(self, texts: Sequence[object], param: str) -> None:
         """Raises HttpError 400 for texts that cannot fit, by their characters alone."""

@@ -97,7 +97,7 @@ class TranslateAnswer(ListAnswer):
 async def fill(context: Context, body: FillRequest) -> Any:
     """Candidates for the blanks of a text."""
     served = context.served
-    context.require(served.fills, "fill blanks")
+    context.require("fill", "fill blanks")
     served.check_lengths([body.input], "input")
     filling = await to_thread.run_sync(
         Filling, served.tokenizer, body.input, served.context, body.top, body.order
@@ -113,7 +113,7 @@ async def fill(context: Context, body: FillRequest) -> Any:
 async def translate(context: Context, body: TranslateRequest) -> Any:
     """Beam-search translations of each source."""
     served = context.served
-    context.require(served.translates, "translate")
+    context.require("translate", "translate")
     texts = [body.input] if isinstance(body.input, str) else body.input
     refuse(not all(texts), "A text is empty; give some text.", "input")
     served.check_lengths(texts, "input")

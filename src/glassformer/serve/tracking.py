@@ -181,11 +181,11 @@ class Context:
     def tally(self) -> RequestStats:
         return self.http.state.tally  # type: ignore[no-any-return]
 
-    def require(self, able: bool, ability: str) -> None:
+    def require(self, ability: str, activity: str) -> None:
         """Refuses what the model cannot do."""
-        if not able:
-            names = ", ".join(self.served.abilities()) or "nothing else"
-            message = f'"{self.served.id}" does not {ability}; it answers {names}.'
+        if ability not in self.served.abilities:
+            names = ", ".join(self.served.abilities) or "nothing else"
+            message = f'"{self.served.id}" does not {activity}; it answers {names}.'
             raise HttpError(400, message, "model")
 
     async def until_disconnect(self, work: Awaitable[T]) -> T:

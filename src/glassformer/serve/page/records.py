@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from ...core.files import JsonObject
+from .tail import record_of
 
 SAMPLES = "samples.jsonl"
 ROUTING = "routing.jsonl"
@@ -19,11 +19,7 @@ def json_lines(path: Path) -> Iterator[JsonObject]:
     """Yields the complete JSON lines at the end of a file; nothing if it is missing."""
     with contextlib.suppress(OSError), path.open("rb") as opened:
         opened.seek(max(0, path.stat().st_size - MAX_BYTES))
-        for line in opened.read().split(b"\n"):
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict) and isinstance(record.get("step"), int):
-                    yield record
+        yield from filter(None, map(record_of, opened.read().split(b"\n")))
 
 
 def size(path: Path) -> int:

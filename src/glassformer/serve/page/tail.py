@@ -13,6 +13,16 @@ from pathlib import Path
 from ...core.files import JsonObject
 
 
+def record_of(line: bytes) -> JsonObject | None:
+    """The object of a step in a line; None where there is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_step = isinstance(record, dict) and isinstance(record.get("step"), int)
+    return record if is_step else None
+
+
 class LogTail:
     """Columns of numbers of a JSON-lines log; ``rows`` counts the lines read, ``resets`` the times
     the file was replaced."""
@@ -53,11 +63,8 @@ class LogTail:
                 self._add(line)
 
     def _add(self, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        record = record_of(line)
+        if record is None:
             return
         numbers = {name: value for name, value in record.items() if type(value) in (int, float)}
         for name in [*dict.fromkeys((*self.columns, *numbers))][:100]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..core.errors import UserError
 from ..core.nn import Model, Tape
 from ..core.nn.attention import Attention
+from ..core.nn.cross_attention import CrossAttention
 from ..core.nn.experts import MoE
 from ..core.nn.hooks import Edit
 from ..core.nn.layers import MLP, GatedMLP, Head, LayerNorm, Linear, RMSNorm
@@ -211,7 +212,7 @@ class Sweep:
     def sublayer(self, path: str, part: nn.Module, d: Tensor, block: int) -> None:
         """Adds the contributions of one sublayer, along ``d`` (C)."""
         place, first = self.place, len(self.parts)
-        if type(part) is Attention and isinstance(part.out, Linear):
+        if type(part) in (Attention, CrossAttention) and isinstance(part.out, Linear):
             z = self.seen[f"{path}.z"]  # (H, D)
             along, constant = back(part.out, d)
             if part.out.bias is not None:

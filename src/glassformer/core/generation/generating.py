@@ -168,9 +168,12 @@ def check_settings(
 ) -> None:
     """UserError for settings of ``generate`` that mean nothing, whatever the model."""
     need(max_new is None or max_new >= 1, f"max_new is {max_new}; give 1 or more.")
-    need(samples >= 1, f"samples is {samples}; give 1 or more.")
-    hint = f"temperature is 0, so all {samples} samples would be the same; raise it or ask for one."
-    need(samples == 1 or not sampling.greedy, hint)
+    # all of them are drawn at once
+    need(1 <= samples <= 1_000_000, f"samples is {samples}; give 1 to 1,000,000.")
+    need(
+        samples == 1 or not sampling.greedy,
+        f"temperature is 0, so all {samples} samples would be the same; raise it or ask for one.",
+    )
     need("" not in stops, "A stop string is empty; give at least one character.")
 
 

@@ -17,7 +17,8 @@ import glassformer
 import hard_modules
 import recorded
 from glassformer.core.errors import UserError
-from glassformer.sight.recording import ModuleTrace, explain
+from glassformer.sight.recording import ModuleTrace, explain, rules, source
+from glassformer.sight.recording.written_out import attention
 
 WIDTH = hard_modules.WIDTH
 
@@ -67,6 +68,48 @@ def test_what_is_not_kept_reads_the_same(name: str, keep: int) -> None:
     for a, b in rng.sample(pairs, min(25, len(pairs))):
         index = tuple(rng.randrange(size) for size in a.shape)
         assert str(explain(a, index)) == str(explain(b, index))
+
+
+@pytest.mark.parametrize("name", hard_modules.CALLS)
+def test_a_part_is_computed_from_the_parts_that_it_needs(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "WHOLE", 0)  # every result is too large to be computed whole
+    every, some = trace_of(name), trace_of(name, 0)
+    rng = random.Random(2)
+    for one, other in zip(every.operations, some.operations, strict=True):
+        for a, b in zip(one.outputs, other.outputs, strict=True):
+            if math.prod(a.shape) and one.name not in ("empty", "overlay"):
+                region = rules.cell(tuple(rng.randrange(size) for size in a.shape))
+                close = 1e-2 if a.dtype == torch.bfloat16 else 1e-5
+                torch.testing.assert_close(
+                    rules.read(b, region),
+                    rules.read(a, region),
+                    rtol=close,
+                    atol=close,
+                    equal_nan=True,
+                )
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "float", "causal"])
+@pytest.mark.parametrize("keys", [4, 2])
+def test_attention_in_steps_is_the_fused_function(mask: str | None, keys: int) -> None:
+    q, k = hard_modules.noise(2, 4, 5, WIDTH), hard_modules.noise(2, keys, 5, WIDTH, seed=1)
+    visible = torch.ones(5, 5, dtype=torch.bool).tril(1)
+    bias = {"bool": visible, "float": hard_modules.noise(5, 5, seed=2)}.get(mask or "")
+    arguments: dict[str, Any] = {"attn_mask": bias, "is_causal": mask == "causal", "scale": 0.3}
+    arguments["enable_gqa"] = keys < 4
+    fused = F.scaled_dot_product_attention(q, k, k + 1, **arguments)
+    torch.testing.assert_close(attention(q, k, k + 1, **arguments), fused)
+
+
+def test_a_line_says_which_variables_it_fills() -> None:
+    line = source.Line("/home/me/model.py", 7, ("q", "k"))
+    assert str(line) == "model.py:7"
+    assert [line.variable(at, 2) for at in (0, 1)] == ["q", "k"]
+    assert line.variable(0, 3) == ""
+    hidden = source.calling_line()
+    assert hidden.variables == ("hidden",) and hidden.text == "hidden = source.calling_line()"
 
 
 def test_torch_s_own_layers_differ_by_rounding_where_their_kernel_is_on() -> None:

@@ -36,7 +36,7 @@ DOORS = {"cli", "commands", "__main__", "__init__"}
 TORCH_FREE = ("core/config", "core/tokenizer", "formats/data", "core/errors", "core/files")
 TESTS = Path(__file__).parent
 TOPICS = {
-    "recording": ("transformers",),
+    "recording": {"transformers"},
     "learn": {"hostile"},
     "kernels": {"bounds"},
     "browser": {

@@ -64,7 +64,7 @@ class Operands:
 
     @property
     def terms(self) -> Tensor:
-        """What each contributes where the function is linear in them."""
+        """Each number times its gradient: its part of a result that is linear in them."""
         return self.gradients * self.numbers
 
 
@@ -415,7 +415,7 @@ class Opening:
         return [float(x) for x in self.operation.leaves if type(x) in (int, float)]
 
     def _numbers(self, name: str) -> dict[str, float]:
-        """What comes out on the way."""
+        """The numbers that come out on the way."""
         if self.recomputed is None or not self.tensors:
             return {}
         x = self.tensors[0]

@@ -53,7 +53,7 @@ class Value:
 
     @property
     def key(self) -> Key | None:
-        """What finds the value in another pass of the module; None where no operation gave it."""
+        """The key of the value in another pass of the module; None where no operation gave it."""
         if self.operation is None:
             return None
         return (*self.operation.place, self.output)
@@ -156,7 +156,8 @@ def overwritten(function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor 
 
 def _from_torch(module: nn.Module) -> bool:
     home = type(module).__module__
-    return home.startswith("torch.") and not home.endswith(".transformer")
+    has_steps = home.endswith(".transformer") or isinstance(module, nn.MultiheadAttention)
+    return home.startswith("torch.") and not has_steps
 
 
 def overlay(old: Geometry, new: Geometry, below: Tensor, above: Tensor) -> Tensor:

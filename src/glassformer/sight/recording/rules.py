@@ -95,7 +95,7 @@ def relative(region: Region, base: Region) -> Region:
 
 
 def need(operation: Operation, value: Value, region: Region) -> Need:
-    """What ``region`` of a result needs."""
+    """The numbers that ``region`` of a result needs."""
     rule = RULES.get(operation.name)
     if rule is None and operation.name in POINTWISE | CASTS:
         rule = _pointwise
@@ -234,7 +234,7 @@ def _again(value: Value) -> Tensor:
 
 
 def origin(value: Value, index: Index) -> tuple[Value, Index]:
-    """Where a number was computed: views and moves are walked through."""
+    """The value and the place where a number was computed: views and moves are walked through."""
     while (operation := value.operation) is not None:
         step = _viewed(value, index) if value.is_view else None
         if step is None and (operation.name in MOVES or operation.name in CASTS):

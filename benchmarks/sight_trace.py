@@ -3,11 +3,15 @@ TransformerLens' run_with_cache.
 
     python benchmarks/sight_trace.py [--lengths 12 128 512 2048] [--repeats 5] [--threads 1] [--peer
     PYTHON]
+    python benchmarks/sight_trace.py --any-module [--lengths 512] [--threads 2]
 
 Each row is a process of its own: how far its peak memory rose in the first call, then the median
 and range of the repeats in seconds of the processor. ``plain`` is the model's own pass with all
 logits; ``cell`` opens a score, a share and a logit of a trace. --peer is a Python that has
 TransformerLens (a virtual environment of its own).
+
+--any-module measures the recorder on GPT-2 as ``transformers`` has it: plain and recorded passes in
+turns, one number of each kind opened three times in new places, and the bytes kept.
 """
 
 from __future__ import annotations
@@ -36,8 +40,13 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--peer", metavar="PYTHON")
+    options.add_argument("--any-module", action="store_true")
     options.add_argument("--one", nargs=2, metavar=("ROW", "LENGTH"), help=argparse.SUPPRESS)
     args = options.parse_args()
+    if args.any_module:
+        for length in args.lengths:
+            recorded(length, args.repeats, args.threads)
+        return
     if args.one is not None:
         measure(args.one[0], int(args.one[1]), args.repeats)
         return
@@ -104,13 +113,77 @@ def measure(row: str, length: int, repeats: int) -> None:
     print(json.dumps(fields))
 
 
+CELLS = {
+    "logit": "logits[0,{at},{n}]",
+    "mlp.up": "transformer.h.3.mlp.c_fc[0,{at},{n}]",
+    "mlp.act": "transformer.h.3.mlp.act[0,{at},{n}]",
+    "mlp.down": "transformer.h.3.mlp.c_proj[0,{at},{n}]",
+    "query": "transformer.h.3.attn.c_attn[0,{at},{n}]",
+    "score": "transformer.h.3.attn.{scores}[0,4,{at},{n}]",
+    "pattern": "transformer.h.3.attn.{pattern}[0,4,{at},{n}]",
+    "norm": "transformer.h.3.ln_1[0,{at},{n}]",
+    "last norm": "transformer.ln_f[0,{at},{n}]",
+    "residual": "transformer.h.3[0,{at},{n}]",
+    "embedding": "transformer.wte[0,{at},{n}]",
+}
+
+
+def recorded(length: int, repeats: int, threads: int) -> None:
+    """Passes of GPT-2 that are recorded beside passes that are not, and numbers opened."""
+    import torch
+    import transformers
+
+    from glassformer.sight.recording import ModuleTrace
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
+    ids = torch.randint(0, VOCAB, (1, length))
+    for engine in ("eager", "sdpa"):
+        model.set_attn_implementation(engine)
+        seconds: dict[str, list[float]] = {"plain": [], "recorded": []}
+        for turn in range(repeats + 1):
+            started = time.process_time()
+            with torch.no_grad():
+                model(ids)
+            between = time.process_time()
+            trace = ModuleTrace(model, (ids,))
+            if turn:  # the first warms up
+                seconds["plain"].append(1000 * (between - started))
+                seconds["recorded"].append(1000 * (time.process_time() - between))
+        ratios = [a / b for a, b in zip(seconds["recorded"], seconds["plain"], strict=True)]
+        spans = ", ".join(
+            f"{name} {statistics.median(row):.0f} ({min(row):.0f}-{max(row):.0f}) ms"
+            for name, row in seconds.items()
+        )
+        print(
+            f"{length} tokens, {engine}, {threads} threads, load {os.getloadavg()[0]:.1f}: {spans}, "
+            f"ratio {statistics.median(ratios):.2f}; {len(trace.operations)} operations, "
+            f"kept {trace.kept_bytes >> 20} MiB",
+            flush=True,
+        )
+        names = {"scores": "attn_weights", "pattern": "attn_weights"}
+        if engine == "sdpa":
+            names = {"scores": "scores", "pattern": "pattern"}
+        rows = []
+        for name, form in CELLS.items():
+            times = []
+            for place in range(3):
+                address = form.format(at=length - 1 - place, n=5 + place, **names)
+                started = time.process_time()
+                str(trace.explain(address))
+                times.append(1000 * (time.process_time() - started))
+            rows.append(f"{name} {times[0]:.1f} then {statistics.median(times[1:]):.1f}")
+        print(f"    ms a cell: {'; '.join(rows)}", flush=True)
+
+
 def our_trace(row: str, length: int) -> Callable[[], Any]:
     """Glassformer's pass, trace, or three cells of a trace."""
     import torch
+    from glassformer.sight.tracing import Trace
 
     from glassformer import config as c
     from glassformer.core.nn import build_model
-    from glassformer.sight.tracing import Trace
 
     torch.manual_seed(0)
     attention, mlp = c.Attention(HEADS, bias=True), c.MLP(4 * WIDTH, bias=True)

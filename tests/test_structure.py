@@ -36,6 +36,7 @@ DOORS = {"cli", "commands", "__main__", "__init__"}
 TORCH_FREE = ("core/config", "core/tokenizer", "formats/data", "core/errors", "core/files")
 TESTS = Path(__file__).parent
 TOPICS = {
+    "recording": {"transformers"},
     "learn": {"hostile"},
     "kernels": {"bounds"},
     "browser": {

@@ -224,7 +224,11 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(step, refu
             "generate model '1 and' --repetition-penalty 0",
             "repetition_penalty is 0.0; give 1e-9 or more",
         ),
-        ("generate model '1 and' --samples 0", "samples is 0; give 1 or more"),
+        ("generate model '1 and' --samples 0", "samples is 0; give 1 to 1,000,000"),
+        (
+            "generate model '1 and' --samples 100000000000",
+            "samples is 100000000000; give 1 to 1,000,000",
+        ),
         ("generate model '1 and' --stop ''", "A stop string is empty"),
         ("generate model '1 and' --dtype float31", 'There is no dtype "float31"'),
         (

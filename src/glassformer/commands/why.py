@@ -67,9 +67,9 @@ def _foreign(
     model: str, text: str, address: str | None, model_file: str | None, up: int, terms: int
 ) -> CommandOutput:
     """A model that is not of our families, by its own code."""
-    from ..sight.recording import sources
+    from ..sight.recording import outside
 
-    file, folder = sources.trace_file, sources.trace_transformers
+    file, folder = outside.trace_file, outside.trace_transformers
     tape = folder(model, text) if model_file is None else file(model_file, text)
     module = type(tape.module)
     code = f"Computed by {module.__module__}.{module.__qualname__}."

@@ -17,7 +17,8 @@ import glassformer
 import hard_modules
 import recorded
 from glassformer.core.errors import UserError
-from glassformer.sight.recording import ModuleTrace, explain
+from glassformer.sight.recording import ModuleTrace, explain, rules, source
+from glassformer.sight.recording.written_out import attention
 
 WIDTH = hard_modules.WIDTH
 
@@ -67,6 +68,48 @@ def test_what_is_not_kept_reads_the_same(name: str, keep: int) -> None:
     for a, b in rng.sample(pairs, min(25, len(pairs))):
         index = tuple(rng.randrange(size) for size in a.shape)
         assert str(explain(a, index)) == str(explain(b, index))
+
+
+@pytest.mark.parametrize("name", hard_modules.CALLS)
+def test_a_part_is_computed_from_the_parts_that_it_needs(name: str) -> None:
+    rng = random.Random(2)
+    for operation in trace_of(name).operations:
+        for value in operation.outputs:
+            if not math.prod(value.shape) or operation.name in ("empty", "overlay"):
+                continue
+            region = rules.cell(tuple(rng.randrange(size) for size in value.shape))
+            needed = rules.need(operation, value, region)
+            pairs = zip(operation.inputs, needed.inputs, strict=True)
+            result = operation.run([rules.read(x, at) for x, at in pairs])[value.output]
+            close = 1e-2 if value.dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(
+                result[rules.relative(region, needed.output)],
+                rules.read(value, region),
+                rtol=close,
+                atol=close,
+                equal_nan=True,
+            )
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "float", "causal"])
+@pytest.mark.parametrize("keys", [4, 2])
+def test_attention_in_steps_is_the_fused_function(mask: str | None, keys: int) -> None:
+    q, k = hard_modules.noise(2, 4, 5, WIDTH), hard_modules.noise(2, keys, 5, WIDTH, seed=1)
+    visible = torch.ones(5, 5, dtype=torch.bool).tril(1)
+    bias = {"bool": visible, "float": hard_modules.noise(5, 5, seed=2)}.get(mask or "")
+    arguments: dict[str, Any] = {"attn_mask": bias, "is_causal": mask == "causal", "scale": 0.3}
+    arguments["enable_gqa"] = keys < 4
+    fused = F.scaled_dot_product_attention(q, k, k + 1, **arguments)
+    torch.testing.assert_close(attention(q, k, k + 1, **arguments), fused)
+
+
+def test_a_line_says_which_variables_it_fills() -> None:
+    line = source.Line("/home/me/model.py", 7, ("q", "k"))
+    assert str(line) == "model.py:7"
+    assert [line.variable(at, 2) for at in (0, 1)] == ["q", "k"]
+    assert line.variable(0, 3) == ""
+    hidden = source.calling_line()
+    assert hidden.variables == ("hidden",) and hidden.text == "hidden = source.calling_line()"
 
 
 def test_torch_s_own_layers_differ_by_rounding_where_their_kernel_is_on() -> None:
@@ -219,9 +262,9 @@ def test_what_cannot_be_opened_is_refused_in_a_sentence() -> None:
 def test_an_address_that_is_not_there_names_the_nearest() -> None:
     trace = ModuleTrace(Plain().eval(), (hard_modules.noise(2, WIDTH),))
     refused(lambda: trace.explain("hiden[0,0]"), '"hiden"', "hidden")
-    refused(lambda: trace.explain("hidden[0,8]"), "2 x 8", "8 is no place of 8")
-    refused(lambda: trace.explain("hidden[0,-9]"), "no place -9 of 8")
-    refused(lambda: trace.explain("hidden[0,0,0]"), "too many")
+    refused(lambda: trace.explain("hidden[0,8]"), "2 x 8", "no place")
+    refused(lambda: trace.explain("hidden[0,-9]"), "-9")
+    refused(lambda: trace.explain("hidden[0,0,0]"), "2 x 8")
     refused(lambda: trace.explain("hidden"), "hidden[0,0]")
     refused(lambda: trace.explain("hidden[0]"), "hidden[0,0]")
     refused(lambda: trace.explain("hidden[0,1:2]"), "hidden[0,0]")

@@ -139,7 +139,8 @@ class Explanation:
     def _adds(self, group: Operands) -> bool:
         """True where the terms and this number, a bias, give the whole."""
         total = self.terms.sum().item() + group.terms.sum().item()
-        return bool(self.factors) and _close(total, self.recomputed)
+        counts = bool(self.factors) and bool(group.gradients.any())
+        return counts and _close(total, self.recomputed)
 
     def order(self) -> list[int]:
         """The terms by size, the largest first."""

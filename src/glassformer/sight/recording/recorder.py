@@ -158,7 +158,8 @@ def overwritten(function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor 
 
 def _from_torch(module: nn.Module) -> bool:
     home = type(module).__module__
-    return home.startswith("torch.") and not home.endswith(".transformer")
+    has_steps = home.endswith(".transformer") or isinstance(module, nn.MultiheadAttention)
+    return home.startswith("torch.") and not has_steps
 
 
 def overlay(old: Geometry, new: Geometry, below: Tensor, above: Tensor) -> Tensor:

@@ -1,0 +1,156 @@
+"""``glassformer why`` of a model that is not ours: from a file of the user's, or by the library transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from glassformer.cli import main
+from glassformer.sight.recording import outside
+
+CODE = """
+import torch
+from torch import nn
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, ids):
+        hidden = self.embed(ids).tanh()
+        return self.head(hidden)
+
+def make():
+    return Tiny()
+
+def with_words():
+    return Tiny(), lambda text: torch.tensor([[len(word) for word in text.split()]])
+
+def with_options():
+    return Tiny(), lambda text: {"ids": torch.tensor([[int(text)]])}
+
+def word():
+    return "no module"
+
+def broken():
+    return Tiny(), lambda text: torch.ones(2)
+
+number = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(CODE, encoding="utf-8")
+    return path
+
+
+def test_a_model_of_ones_own_opens(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "--model-file", f"{file}:make", "5 3 8", "output[0,2,7]", "--up", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "output[0,2,7] = " in text and "head.weight[7," in text and "hidden[0,2," in text
+    assert "model.py:14" in text  # the line of the user's file
+    assert "Row 8 of the table embed.weight" in text and "+0 " not in text
+
+
+def test_without_an_address_the_pass_is_listed(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["why", "--model-file", f"{file}:make", "5 3 8"]) == 0
+    text = capsys.readouterr().out
+    assert "Tiny" in text and "hidden" in text and "linear" in text and "1 x 3 x 10" in text
+    assert main(["why", "--model-file", f"{file}:make", "5 3 8", "hidden"]) == 0
+    assert capsys.readouterr().out.strip() == "hidden: 1 x 3 x 4"
+
+
+def test_the_function_may_read_the_text(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for function, text in (("with_words", "to be or"), ("with_options", "2")):
+        address = ["why", "--model-file", f"{file}:{function}", text, "output[0,0,1]", "--json"]
+        assert main(address) == 0
+        record = json.loads(capsys.readouterr().out)
+        assert record["address"] == "output[0,0,1]" and record["kind"] == "linear"
+        total = sum(term["value"] for term in record["terms"]) + record["others"][0]["value"]
+        assert total == pytest.approx(record["value"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("model.py", "5", "FILE.py:FUNCTION"),
+        ("nowhere.py:make", "5", "FILE.py:FUNCTION"),
+        ("model.py:nothing", "5", 'no function "nothing"'),
+        ("model.py:number", "5", 'no function "number"'),
+        ("model.py:word", "5", "torch.nn.Module"),
+        ("model.py:make", "to be", "token ids"),
+        ("model.py:make", "5 99", "fails on this text"),
+        ("model.py:broken", "5", "fails on this text"),
+    ],
+)
+def test_mistakes_are_sentences(
+    file: Path, name: str, text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["why", "--model-file", str(file.parent / name), text, "output[0,0,0]"]) != 0
+    error = capsys.readouterr().err
+    assert words in error and "Traceback" not in error
+
+
+def test_an_address_that_is_not_there(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", "--model-file", f"{file}:make", "5", "hiden[0,0,0]"]) != 0
+    assert "hidden" in capsys.readouterr().err
+
+
+def test_the_bytes_of_a_trace_are_bounded(file: Path) -> None:
+    trace = outside.trace_file(f"{file}:make", "5 3 8", keep=0)
+    assert trace.kept_bytes == 0
+    assert trace.explain("hidden[0,2,1]").kind == "tanh"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with its tokenizer, as transformers saves them."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    import tiny_transformers
+
+    path = tmp_path_factory.mktemp("llama")
+    words = ["<unk>", "the", "cat", "sat", "on", "mat"]
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>"
+    ).save_pretrained(path)
+    tiny_transformers.build("Llama").save_pretrained(path)  # type: ignore[operator]
+    return path
+
+
+def test_a_folder_of_transformers_opens(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    why = ["why", "--with-transformers", str(folder), "the cat sat"]
+    assert main([*why, "logits[0,2,5]", "--up", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "logits[0,2,5] = " in text and "modeling_llama.py" in text
+    assert main([*why, "model.layers.0.self_attn.query_states"]) == 0
+    assert "1 x 4 x 3 x 8" in capsys.readouterr().out
+
+
+def test_folders_that_transformers_cannot_read(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["why", "--with-transformers", str(tmp_path), "the cat"]) != 0
+    assert "config.json" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}', encoding="utf-8")
+    assert main(["why", "--with-transformers", str(tmp_path), "the cat"]) != 0
+    assert "NoSuchModel" in capsys.readouterr().err
+    assert (
+        main(
+            ["why", "--with-transformers", str(folder), "the cat", "--edit", 'head_off("model", 0)']
+        )
+        != 0
+    )
+    assert "--edit" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import torch
 from glassformer.sight.recording import Explanation, ModuleTrace, Operands, explain
 from glassformer.sight.recording.module_trace import _fields
 from glassformer.sight.recording.opening import PAIRED
-from glassformer.sight.recording.recorder import Value
+from glassformer.sight.recording.operations import Value
 from glassformer.sight.recording.rules import Index, origin, read
 
 SUMS = (*PAIRED, "sum", "mean", "cumsum", "conv1d", "conv2d", "einsum", "add", "sub")

@@ -23,7 +23,7 @@ from glassformer.core.nn import Model
 from glassformer.sight import attribute
 from glassformer.sight.recording import ModuleTrace
 from glassformer.sight.recording.causes import Causes
-from glassformer.sight.recording.recorder import Operation, Value
+from glassformer.sight.recording.operations import Operation, Value
 from tiny import inputs_of
 
 IDS = torch.tensor([[5, 3, 8, 61, 7, 22, 9, 4]])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import recorded
 import tiny_transformers
 from glassformer.sight.recording import ModuleTrace
-from glassformer.sight.recording.recorder import tensors_of
+from glassformer.sight.recording.operations import tensors_of
 
 pytest.importorskip("transformers")
 

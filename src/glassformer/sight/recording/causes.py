@@ -25,7 +25,7 @@ from ...core.errors import need
 from ..figures.charts import Chart, Prose, TableFigure
 from ..figures.shown import Records, Shown
 from .linearised import Linearised, Rank, inner, numbers, wide
-from .recorder import Operation, Value
+from .operations import Operation, Value
 from .rules import origin
 
 Index = tuple[int | slice | Tensor, ...]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .recorder import Operation, Value
+from .operations import Operation, Value
 from .rules import CASTS, CREATED, MOVES, POINTWISE, moving, read
 
 

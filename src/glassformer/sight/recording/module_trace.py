@@ -17,7 +17,8 @@ from ...core.errors import UserError
 from .. import tables
 from .causes import Caused
 from .opening import Explanation, explain
-from .recorder import Edit, Key, Recorder, Value
+from .operations import Edit, Key, Value
+from .recorder import Recorder
 from .rules import Index, read
 
 KEEP = 512 << 20

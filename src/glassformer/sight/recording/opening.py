@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core import files
 from . import words
-from .recorder import Operation, Value
+from .operations import Operation, Value
 from .rules import CASTS, CREATED, POINTWISE, Index, cell, need, origin, read, relative, whole
 
 PAIRED = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .module_trace import ModuleTrace
-from .recorder import Operation, Value
+from .operations import Operation, Value
 from .rules import CASTS, MOVES, POINTWISE
 
 SIDES = {

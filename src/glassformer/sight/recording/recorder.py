@@ -11,11 +11,10 @@ import threading
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,119 +23,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ...core.errors import UserError
+from .operations import (
+    NEW,
+    Edit,
+    Geometry,
+    Key,
+    Operation,
+    Value,
+    function_name,
+    tensors_of,
+)
 from .source import Line, calling_line
 from .written_out import attention
-
-# module path, variable, function, occurrence, number of the result
-Key: TypeAlias = tuple[str, str, str, int, int]
-Edit: TypeAlias = Callable[[Tensor], Tensor]
-NEW = -1  # what a function overwrites with ``out=`` is none of its inputs
-Geometry: TypeAlias = tuple[int, int, tuple[int, ...]]  # storage, offset, stride
-
-
-@dataclass(eq=False)
-class Value:
-    """A tensor of the pass at one moment: the result of an operation, a weight, an input or a
-    constant.
-
-    ``tensor`` is None where the value is not kept; it is then computed from its operation's inputs.
-    ``geometry`` says where its numbers lay in memory.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    tensor: Tensor | None = None
-    operation: Operation | None = None
-    output: int = 0  # its number among the operation's results
-    address: str = ""
-    kind: str = "constant"  # of a value without an operation: weight, input, constant
-    is_named: bool = False  # the model itself has a name for it
-    batch: int = 0  # sides of one row that addresses leave out
-    geometry: Geometry = (0, 0, ())
-
-    @property
-    def key(self) -> Key | None:
-        """The place of the value in any pass of the module; None where no operation gave it."""
-        if self.operation is None:
-            return None
-        return (*self.operation.place, self.output)
-
-    @property
-    def is_view(self) -> bool:
-        """True where the value only shows numbers of its operation's first input."""
-        operation = self.operation
-        if operation is None or operation.written is not None or not operation.inputs:
-            return False
-        if operation.name in ("overlay", "edit"):
-            return False
-        first = operation.inputs[0]
-        same = first.geometry[0] == self.geometry[0] and first.dtype == self.dtype
-        return same and self.geometry[0] != 0
-
-
-@dataclass(eq=False)
-class Operation:
-    """One call of a PyTorch function: ``leaves`` are its flattened arguments, a Value for each
-    tensor."""
-
-    function: Callable[..., Any]
-    name: str
-    leaves: list[Any]
-    spec: pytree.TreeSpec
-    line: Line
-    place: tuple[str, str, str, int] = ("", "", "", 0)
-    written: int | None = None  # the number of the input that the function overwrites
-    outputs: list[Value] = field(default_factory=list)
-    is_written_out: bool = False  # a step of a fused function that was computed in one
-    origins: list[Tensor] | None = None  # of a function that moves numbers: where each came from
-
-    @property
-    def inputs(self) -> list[Value]:
-        return [leaf for leaf in self.leaves if isinstance(leaf, Value)]
-
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument by its position or its name; a Value where it is a tensor."""
-        args, kwargs = pytree.tree_unflatten(self.leaves, self.spec)
-        return args[position] if len(args) > position else kwargs.get(name, default)
-
-    def run(self, tensors: Sequence[Tensor], exact: bool = False) -> list[Tensor]:
-        """The results of the function with other tensors in its inputs' places, which stay as they
-        are; ``exact`` computes in float64."""
-        remaining = iter(tensors)
-        leaves = [next(remaining) if isinstance(leaf, Value) else leaf for leaf in self.leaves]
-        target: Tensor | None = None
-        if self.written is not None and self.written != NEW:
-            places = [at for at, leaf in enumerate(self.leaves) if isinstance(leaf, Value)]
-            target = leaves[places[self.written]] = tensors[self.written].clone()
-        for at, leaf in enumerate(leaves):
-            if exact and isinstance(leaf, torch.dtype) and leaf.is_floating_point:
-                leaves[at] = torch.float64
-            elif isinstance(leaf, torch.device) and leaf.type == "meta":
-                leaves[at] = tensors[0].device if tensors else torch.device("cpu")
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        result = self.function(*args, **kwargs)
-        return tensors_of(result) if target is None else [target]
-
-
-def tensors_of(structure: Any) -> list[Tensor]:
-    """The tensors of a nested structure, in order."""
-    return [leaf for leaf in pytree.tree_leaves(structure) if isinstance(leaf, Tensor)]
-
-
-OPERATORS = {"truediv": "div", "itruediv": "div", "idiv": "div", "rtruediv": "rdiv"}
-OPERATORS |= {"iadd": "add", "radd": "add", "isub": "sub", "imul": "mul", "rmul": "mul"}
-OPERATORS |= {"floordiv": "floor_divide", "mod": "remainder", "invert": "logical_not"}
-OPERATORS |= {"multiply": "mul", "subtract": "sub", "divide": "div", "negative": "neg"}
-OPERATORS |= {"ipow": "pow", "iand": "and", "ior": "or"}
-
-
-def function_name(function: Callable[..., Any]) -> str:
-    """The word for a function: ``add`` for ``torch.add``, ``x + y`` and ``x.add_``."""
-    name = str(getattr(function, "__name__", type(function).__name__))
-    if name == "__get__":  # a property such as x.T
-        name = str(getattr(getattr(function, "__self__", None), "__name__", name))
-    return OPERATORS.get(name.strip("_"), name.strip("_"))
-
 
 IN_PLACE = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__"}
 IN_PLACE |= {"__ipow__", "__iand__", "__ior__", "__ixor__", "__imod__", "__ifloordiv__"}

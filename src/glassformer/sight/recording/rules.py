@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from .recorder import Operation, Value
+from .operations import Operation, Value
 
 Region: TypeAlias = tuple[slice, ...]
 Index: TypeAlias = tuple[int, ...]

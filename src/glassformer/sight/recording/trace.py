@@ -30,8 +30,9 @@ from ..looking import Text, inputs
 from ..streams import display_texts, pieces, word_id
 from .module_trace import KEEP, ModuleTrace
 from .opening import Explanation
+from .operations import Value
 from .plan import Plan, axes_of
-from .recorder import Recorder, Value
+from .recorder import Recorder
 
 if TYPE_CHECKING:
     from ...core.nn.edited import ModelEdit

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import glassformer
 import hard_modules
-import recorded
+import walked
 from glassformer.core.errors import UserError
 from glassformer.sight.recording import ModuleTrace, explain, rules, source
 from glassformer.sight.recording.written_out import attention
@@ -40,15 +40,15 @@ def trace_of(name: str, keep: int = 1 << 30) -> ModuleTrace:
 @pytest.mark.parametrize("name", hard_modules.CALLS)
 def test_every_number_opens_and_no_bit_changes(name: str) -> None:
     trace = trace_of(name)
-    assert recorded.is_unchanged(trace)
-    wrong = recorded.walk(trace, 120)
+    assert walked.is_unchanged(trace)
+    wrong = walked.walk(trace, 120)
     assert not wrong, (len(wrong), wrong[:5])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", hard_modules.CALLS)
 def test_thousands_of_numbers_open(name: str) -> None:
-    wrong = recorded.walk(trace_of(name), 3000, seed=1)
+    wrong = walked.walk(trace_of(name), 3000, seed=1)
     assert not wrong, (len(wrong), wrong[:5])
 
 
@@ -164,7 +164,7 @@ def test_a_pass_again_is_another_trace() -> None:
     first, second = ModuleTrace(module, args, kwargs), ModuleTrace(module, (args[0] * 2,), kwargs)
     assert not torch.equal(first["output"], second["output"])
     for trace in (first, second):
-        assert not recorded.walk(trace, 60)
+        assert not walked.walk(trace, 60)
 
 
 def test_a_later_pass_that_writes_into_a_buffer_leaves_the_trace_alone() -> None:
@@ -182,7 +182,7 @@ def test_a_later_pass_that_writes_into_a_buffer_leaves_the_trace_alone() -> None
     before = trace["output"].clone()
     module(x)
     assert torch.equal(trace["output"], before)
-    assert not recorded.walk(trace, 60)
+    assert not walked.walk(trace, 60)
     assert trace.explain("total[2]").value == 0
 
 
@@ -206,7 +206,7 @@ def test_an_edit_that_changes_nothing_changes_no_bit(name: str) -> None:
         if trace.values[address].operation.is_written_out:  # type: ignore[union-attr]
             continue
         again = trace.edit({address: lambda x: x})
-        assert recorded.is_unchanged(again), address
+        assert walked.is_unchanged(again), address
 
 
 def test_an_edit_of_one_number_moves_what_is_computed_from_it() -> None:
@@ -214,7 +214,7 @@ def test_an_edit_of_one_number_moves_what_is_computed_from_it() -> None:
     assert trace.edit({"state[0,3]": lambda x: x + 1}).check() == pytest.approx(1, abs=1e-6)
     edited = trace.edit({"states[1]": torch.zeros_like})
     assert edited["output"][1].abs().max() == 0
-    assert not recorded.walk(edited, 100)
+    assert not walked.walk(edited, 100)
 
 
 def test_an_edit_of_a_step_of_fused_attention_takes_effect() -> None:
@@ -269,7 +269,7 @@ def test_an_address_that_is_not_there_names_the_nearest() -> None:
     refused(lambda: trace.explain("hidden[0]"), "hidden[0,0]")
     refused(lambda: trace.explain("hidden[0,1:2]"), "hidden[0,0]")
     refused(lambda: trace.explain("hidden 0 0"), "no address")
-    refused(lambda: trace.explain("hidden[a]"), "no address")
+    refused(lambda: trace.explain("hidden[a]"), "no index")
 
 
 def test_an_edit_that_cannot_be_is_refused() -> None:

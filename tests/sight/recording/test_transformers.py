@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import recorded
 import tiny_transformers
+import walked
 from glassformer.sight.recording import ModuleTrace
 from glassformer.sight.recording.operations import tensors_of
 
@@ -46,7 +46,7 @@ def passes(name: str) -> list[tuple[str, ModuleTrace]]:
 
 def opens(name: str, cells: int) -> None:
     for engine, trace in passes(name):
-        wrong = recorded.walk(trace, cells)
+        wrong = walked.walk(trace, cells)
         assert not wrong, (engine, len(wrong), wrong[:5])
 
 

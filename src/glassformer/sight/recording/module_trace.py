@@ -91,9 +91,9 @@ class ModuleTrace(Caused):
         names = [*self.aliases, *self.values]
         near = get_close_matches(name, names, n=3, cutoff=0.5)
         meant = f' Did you mean "{near[0]}"?' if near else ""
-        others = f" Near it: {', '.join(near[1:])}." if near[1:] else ""
+        nearby = f" Near it: {', '.join(near[1:])}." if near[1:] else ""
         raise UserError(
-            f'Nothing has the address "{name}".{meant}{others} trace.lines() lists them all.'
+            f'Nothing has the address "{name}".{meant}{nearby} trace.lines() lists them all.'
         )
 
     def parse(self, address: str) -> tuple[Value, tuple[int | slice, ...]]:
@@ -129,8 +129,8 @@ class ModuleTrace(Caused):
             slice(at, at + 1) if isinstance(at, int) else slice(*at.indices(size)[:2])
             for at, size in zip(places, value.shape, strict=True)
         )
-        part = read(value, region)
-        return part[tuple(0 if isinstance(at, int) else slice(None) for at in places)]
+        numbers = read(value, region)
+        return numbers[tuple(0 if isinstance(at, int) else slice(None) for at in places)]
 
     def addresses(self) -> list[str]:
         """The address of every value, in the order in which they were computed."""
@@ -230,21 +230,21 @@ def _partial(change: Callable[[Tensor], Tensor], index: tuple[int | slice, ...])
     return edit
 
 
-def _place(piece: str, size: int, what: str) -> int | slice:
+def _place(piece: str, size: int, subject: str) -> int | slice:
     if ":" in piece:
         start, _, end = piece.partition(":")
-        return slice(*(_integer(end, what) if end.strip() else None for end in (start, end)))
-    at = _integer(piece, what)
+        return slice(*(_integer(end, subject) if end.strip() else None for end in (start, end)))
+    at = _integer(piece, subject)
     if not -size <= at < size:
-        raise UserError(f"{what}; {at} is no place of {size}, 0 to {size - 1}.")
+        raise UserError(f"{subject}; {at} is no place of {size}, 0 to {size - 1}.")
     return at % size
 
 
-def _integer(text: str, what: str) -> int:
+def _integer(text: str, subject: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UserError(f'"{text}" is no index; give integers: {what}.') from None
+        raise UserError(f'"{text}" is no index; give integers: {subject}.') from None
 
 
 def _check(module: nn.Module) -> None:
@@ -269,8 +269,8 @@ def _fields(output: Any) -> dict[str, Tensor]:
     elif not isinstance(output, Mapping):
         output = vars(output) if hasattr(output, "__dict__") else {}
     fields: dict[str, Tensor] = {}
-    for name, part in output.items():
-        for path, leaf in pytree.tree_leaves_with_path(part):
+    for name, field in output.items():
+        for path, leaf in pytree.tree_leaves_with_path(field):
             if isinstance(leaf, Tensor):
                 fields[f"{start}{name}{''.join(f'.{_key(key)}' for key in path)}"] = leaf
     return fields

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...core import files
 from . import words
 from .operations import Operation, Value
-from .rules import CASTS, CREATED, POINTWISE, Index, cell, need, origin, read, relative, whole
+from .rules import CASTS, CREATED, POINTWISE, Index, cell, full_region, need, origin, read, relative
 
 PAIRED = (
     "linear",
@@ -139,8 +139,8 @@ class Explanation:
     def _adds(self, group: Operands) -> bool:
         """True where the terms and this number, a bias, give the whole."""
         total = self.terms.sum().item() + group.terms.sum().item()
-        counts = bool(self.factors) and bool(group.gradients.any())
-        return counts and _close(total, self.recomputed)
+        is_factor = bool(self.factors) and bool(group.gradients.any())
+        return is_factor and _close(total, self.recomputed)
 
     def order(self) -> list[int]:
         """The terms by size, the largest first."""
@@ -260,7 +260,7 @@ class Opening:
         inputs = self.operation.inputs
         needed = need(self.operation, self.value, cell(self.index))
         regions = [
-            whole(x.shape) if region is None else region
+            full_region(x.shape) if region is None else region
             for x, region in zip(inputs, needed.inputs, strict=True)
         ]
         self.starts = [tuple(at.start for at in region) for region in regions]
@@ -473,10 +473,10 @@ def _subsets(groups: list[Operands]) -> list[list[Operands]]:
     return [groups[:1], *([groups[0], other] for other in groups[1:]), groups]
 
 
-def _are_factors(left: Operands, right: Operands) -> bool:
+def _are_factors(first: Operands, second: Operands) -> bool:
     """True where each number of one group is what another of the other group is multiplied with."""
     return (
-        len(left) == len(right)
-        and bool((left.gradients == right.numbers).all())
-        and bool((right.gradients == left.numbers).all())
+        len(first) == len(second)
+        and bool((first.gradients == second.numbers).all())
+        and bool((second.gradients == first.numbers).all())
     )

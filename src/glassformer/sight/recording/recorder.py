@@ -49,8 +49,8 @@ def overwritten(function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor 
     out: Any = kwargs.get("out")
     if isinstance(out, Tensor):
         return out
-    ends = name.endswith("_") and not name.endswith("__") and name not in NO_WRITE
-    writes = ends or name in IN_PLACE or kwargs.get("inplace") is True
+    in_place = name.endswith("_") and not name.endswith("__") and name not in NO_WRITE
+    writes = in_place or name in IN_PLACE or kwargs.get("inplace") is True
     return args[0] if writes and args and isinstance(args[0], Tensor) else None
 
 
@@ -129,13 +129,13 @@ class Recorder(TorchFunctionMode):
     def _keep_apart(self) -> None:
         """Copies what the pass has written into weights, buffers and inputs, which a later pass may
         write again."""
-        given = {leaf.geometry[0] for leaf in self.leaves}
+        leaves = {leaf.geometry[0] for leaf in self.leaves}
         results = [value for operation in self.operations for value in operation.outputs]
         written = {
             x.geometry[0] for x in results if x.operation and x.operation.written is not None
         }
         for value in results:
-            if value.tensor is not None and value.geometry[0] in given & written:
+            if value.tensor is not None and value.geometry[0] in leaves & written:
                 value.tensor = value.tensor.clone()
 
     def _enter(self, path: str, module: nn.Module, args: Any) -> None:
@@ -333,8 +333,8 @@ class Recorder(TorchFunctionMode):
         self.value(target)
         self._copy_kept(target)
         if kwargs.get("out") is target:  # its numbers before are not read
-            read = {name: x for name, x in kwargs.items() if name != "out"}
-            operation = self._operation(function, args, read)
+            unwritten = {name: x for name, x in kwargs.items() if name != "out"}
+            operation = self._operation(function, args, unwritten)
             operation.written = NEW
         else:
             operation = self._operation(function, args, kwargs)
@@ -388,8 +388,8 @@ class Recorder(TorchFunctionMode):
         """Records a result; gives what an edit makes of it."""
         output = len(operation.outputs)
         # a tensor of its own: the module's lives only as long as the module needs it
-        kept = tensor.detach()
-        value = Value(tuple(tensor.shape), tensor.dtype, kept, operation, output)
+        detached = tensor.detach()
+        value = Value(tuple(tensor.shape), tensor.dtype, detached, operation, output)
         operation.outputs.append(value)
         self._register(tensor, value)
         if tensor.device.type == "meta":  # its shape is all there is

@@ -81,7 +81,7 @@ class Need:
     output: Region
 
 
-def whole(shape: Sequence[int]) -> Region:
+def full_region(shape: Sequence[int]) -> Region:
     return tuple(slice(0, size) for size in shape)
 
 
@@ -101,7 +101,7 @@ def need(operation: Operation, value: Value, region: Region) -> Need:
     if rule is None and operation.name in POINTWISE | CASTS:
         rule = _pointwise
     needed = None if rule is None else rule(operation, region)
-    return needed or Need([None] * len(operation.inputs), whole(value.shape))
+    return needed or Need([None] * len(operation.inputs), full_region(value.shape))
 
 
 def _broadcast(shape: Sequence[int], region: Region) -> Region:
@@ -128,19 +128,19 @@ def _linear(operation: Operation, region: Region) -> Need | None:
 
 
 def _matmul(operation: Operation, region: Region) -> Need | None:
-    left, right = (value.shape for value in operation.inputs[:2])
+    first, second = (value.shape for value in operation.inputs[:2])
     batch = list(region)
-    column = () if len(right) == 1 else (batch.pop(),)
-    row = () if len(left) == 1 else (batch.pop(),)
-    a = (*_broadcast(left[:-2], tuple(batch)), *row, slice(0, left[-1]))
-    b = (*_broadcast(right[:-2], tuple(batch)), slice(0, left[-1]), *column)
+    column = () if len(second) == 1 else (batch.pop(),)
+    row = () if len(first) == 1 else (batch.pop(),)
+    a = (*_broadcast(first[:-2], tuple(batch)), *row, slice(0, first[-1]))
+    b = (*_broadcast(second[:-2], tuple(batch)), slice(0, first[-1]), *column)
     return Need([a, b], region)
 
 
 def _addmm(operation: Operation, region: Region) -> Need | None:
-    bias, left, right = (value.shape for value in operation.inputs)
+    bias, first, second = (value.shape for value in operation.inputs)
     *batch, row, column = region
-    a, b = (*batch, row, slice(0, left[-1])), (*batch, slice(0, right[-2]), column)
+    a, b = (*batch, row, slice(0, first[-1])), (*batch, slice(0, second[-2]), column)
     return Need([_broadcast(bias, region), a, b], region)
 
 
@@ -159,7 +159,7 @@ def _norm(operation: Operation, region: Region) -> Need | None:
     x, *weights = operation.inputs
     sizes = operation.argument(1, "normalized_shape")
     last = len(sizes) if isinstance(sizes, Sequence) else 1
-    row = (*region[:-last], *whole(x.shape[-last:]))
+    row = (*region[:-last], *full_region(x.shape[-last:]))
     return Need([row, *[None for _ in weights]], row)
 
 
@@ -191,9 +191,13 @@ RULES: dict[str, Callable[[Operation, Region], Need | None]] = {
 def read(value: Value, region: Region | None = None) -> Tensor:
     """The numbers of a value. One that is not kept is computed again as the pass computed it, so
     that no bit differs; of a result larger than ``WHOLE`` the region alone where that can be."""
-    same = value.operation if value.tensor is None else None
-    if same is not None and same.name in SHAPED and same.inputs[0].shape == value.shape:
-        return read(same.inputs[0], region)
+    operation = value.operation if value.tensor is None else None
+    if (
+        operation is not None
+        and operation.name in SHAPED
+        and operation.inputs[0].shape == value.shape
+    ):
+        return read(operation.inputs[0], region)
     if value.tensor is not None:
         tensor = value.tensor.detach()
     elif region is None or math.prod(value.shape) <= WHOLE:

@@ -163,13 +163,13 @@ class Trace(ModuleTrace):
             output = view(*self.args, tape=tape)
             for path in attentions:
                 projections = [recorder.modules.get(f"{path}.{name}") for name in "qkv"]
-                parts = [value for value in projections if value is not None]
+                present = [value for value in projections if value is not None]
                 if (
-                    len(parts) == 3
+                    len(present) == 3
                     and not attentions[path].cross
                     and f"{path}.qkv" not in recorder.names
                 ):
-                    recorder.imagine(f"{path}.qkv", lambda *x: torch.cat(x, -1), *parts)
+                    recorder.imagine(f"{path}.qkv", lambda *x: torch.cat(x, -1), *present)
             if "logits" in recorder.names:
                 recorder.imagine("probs", partial(torch.softmax, dim=-1), recorder.names["logits"])
         return output
@@ -194,8 +194,8 @@ class Trace(ModuleTrace):
                 recorder.name(f"{path}.{name}", x)
                 return x
 
-            parts = (attention.q, attention.k, attention.v, visible, bias)
-            return recorder.write_out(steps, z, *parts)
+            arguments = (attention.q, attention.k, attention.v, visible, bias)
+            return recorder.write_out(steps, z, *arguments)
 
         return AttentionEngine("recorded", run, lambda inputs: True, None)
 

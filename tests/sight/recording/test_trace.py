@@ -229,3 +229,10 @@ def test_indices_count_from_the_end_and_take_parts() -> None:
     )
     assert item.explain("logits[-1,-1]").address == f"logits[10,{tiny.VOCAB - 1}]"
     assert float(item["embed.token.weight[3,4]"]) == item.explain("embed.token.weight[3,4]").value
+
+
+def test_causes_are_named_without_the_batch_row() -> None:
+    causes = of("llama").attribute("logits[5,7]", "decoder.blocks.*.attn.z[head,5]")
+    chosen = [cause.address for cause in causes.causes if cause.kind == "chosen"]
+    assert chosen == [f"decoder.blocks.{at}.attn.z[{head},5]" for at in (0, 1) for head in range(4)]
+    assert causes.difference < 1e-5 * abs(causes.value)

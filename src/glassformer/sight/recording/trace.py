@@ -227,6 +227,9 @@ class Trace(ModuleTrace):
         places = ["0"] * skipped + places
         return super().parse(f"{match.group(1)}[{','.join(places)}]" if places else match.group(1))
 
+    def sizes(self, value: Value) -> tuple[int, ...]:
+        return value.shape[value.batch :]
+
     def sides(self, value: Value) -> list[str]:
         pairs = zip(axes_of(value), value.shape, strict=True)
         return [f"{axis} {size}" for axis, size in pairs][value.batch :]

@@ -30,6 +30,7 @@ PAIRED = (
     "baddbmm",
     "grouped_mm",
 )  # sums of products of two rows
+NORMS = ("layer_norm", "rms_norm")
 SHOWN = 4096  # operands of a number that no gradient chooses
 CLOSE = 1e-9  # of a number, within which float64 sums agree with it
 
@@ -417,6 +418,13 @@ class Opening:
         if name == "softmax":
             row = self._operands(0, everything=True)
             return (row.numbers - row.numbers.max()).softmax(-1), (row,), ()
+        if name in NORMS and self.recomputed is not None:  # its own number, at the row's scale
+            place = torch.tensor([self.index])
+            number = read(self.operation.inputs[0], cell(self.index)).reshape(1).double()
+            itself = Operands(self.operation.inputs[0], place, number, torch.ones_like(number))
+            shifts = [group for group in groups[2:] if len(group)]
+            added = sum(group.terms.sum().item() for group in shifts)
+            return torch.tensor([self.recomputed - added]), (itself,), (*groups[1:], groups[0])
         if not any(map(len, groups)):  # no number of them moves the result
             return none, (), tuple(self._operands(at, everything=True) for at in range(count))
         inexact = [g for g, slope in zip(groups, self.gradients, strict=True) if slope is not None]

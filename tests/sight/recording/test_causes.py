@@ -25,6 +25,7 @@ from glassformer.sight.recording import ModuleTrace
 from glassformer.sight.recording.causes import Causes
 from glassformer.sight.recording.operations import Operation, Value
 from tiny import inputs_of
+from tiny_transformers import SIZES
 
 IDS = torch.tensor([[5, 3, 8, 61, 7, 22, 9, 4]])
 
@@ -47,18 +48,6 @@ def adds_up(causes: Causes, within: float = 1e-6) -> None:
 
 # ----------------------------------------------------------------------- models of ``transformers``
 
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": ("LlamaForCausalLM", {}),
     "GPT2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_head": 4}),

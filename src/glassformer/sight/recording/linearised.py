@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .operations import Operation, Value
+from .operations import FAILURES, Operation, Value
 from .rules import CASTS, CREATED, MOVES, POINTWISE, moving, read
 
 
@@ -47,7 +47,6 @@ TERMS |= {"layer_norm": (3, "bias"), "group_norm": (3, "bias"), "batch_norm": (4
 TERMS |= {"grouped_mm": (3, "bias"), "bilinear": (3, "bias"), "rms_norm": (4, "")}
 TERMS |= dict.fromkeys(("mul", "matmul", "bmm", "mm", "mv", "dot", "outer", "einsum"), (9, ""))
 """Products: the argument that is added to them, where there is one."""
-FAILURES = (RuntimeError, TypeError, IndexError, NotImplementedError)  # of a function in float64
 NOISE = 1e-9  # of a result, within which float64 sums agree with it
 
 

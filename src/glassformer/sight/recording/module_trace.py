@@ -88,7 +88,7 @@ class ModuleTrace(Caused):
         value = self.values.get(name) or self.aliases.get(name)
         if value is not None:
             return value
-        names = [*self.aliases, *self.values]
+        names = dict.fromkeys((*self.aliases, *self.values))
         near = get_close_matches(name, names, n=3, cutoff=0.5)
         meant = f' Did you mean "{near[0]}"?' if near else ""
         nearby = f" Near it: {', '.join(near[1:])}." if near[1:] else ""

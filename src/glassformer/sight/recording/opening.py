@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core import files
 from . import words
-from .operations import Operation, Value
+from .operations import FAILURES, Operation, Value
 from .rules import CASTS, CREATED, POINTWISE, Index, cell, full_region, need, origin, read, relative
 
 PAIRED = (
@@ -322,7 +322,7 @@ class Opening:
                     # where a number is a place, what stood there is what it comes from
                     slope = number if number.requires_grad else results[0][self.at]
                     gradients = self._slopes(slope, leaves)
-            except (RuntimeError, TypeError, IndexError, NotImplementedError):
+            except FAILURES:
                 continue
             self.is_exact = exact
             return gradients, number.item()

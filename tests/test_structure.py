@@ -62,7 +62,7 @@ TOPICS = {
     "checkpoints": {"fuzz", "load_as"},
     "classics": {"words"},
     "commands": {"bad_input", "commands"},
-    "config": {"mixer", "run_file_page"},
+    "config": {"extend", "mixer", "run_file_page"},
     "data": {"published"},
     "engine": {"beams", "laws", "windows"},
     "generation": {"slide"},

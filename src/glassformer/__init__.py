@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from .core.config.extend import use
     from .core.generation import generate
     from .core.training import train
+    from .formats.extend import use
     from .formats.store import load, save
     from .runs.history import training_log
     from .serve.engine import Engine
@@ -90,7 +90,7 @@ _HOME = {
     "word_in_contexts": ".sight",
     "head_scores": ".sight",
     "verify": ".sight",
-    "use": ".core.config.extend",
+    "use": ".formats.extend",
 }
 _MODULES = {  # on first use, too
     **{
@@ -105,7 +105,7 @@ _MODULES = {  # on first use, too
 
 
 registry.MODULES.update(
-    nn=["fast.quantized", "formats.lora", "tasks.pool", "tasks.recurrence"],
+    nn=["fast.quantized", "formats.lora", "formats.rope_scaling", "tasks.pool", "tasks.recurrence"],
     engines=["fast.attention_engines"],
     acceleration=["fast.acceleration"],
     execution=["fast.training.execution"],

@@ -27,8 +27,8 @@ from glassformer.commands import words as word_tasks
 from glassformer.commands.parsing import Parser
 from glassformer.core import files
 from glassformer.core.nn import build_model
-from glassformer.core.nn import device as devices
 from glassformer.core.tokenizer import train
+from glassformer.fast import device as devices
 from glassformer.formats import store
 from glassformer.formats.data import find as find_corpus
 from glassformer.runs import run_file, settings
@@ -311,7 +311,7 @@ def test_the_device_is_chosen_said_and_refused(model, tmp_path, terminal, monkey
 
 def test_a_file_of_ones_own_is_used_before_anything_else(tmp_path, terminal, monkeypatch):
     in_use = []
-    monkeypatch.setattr("glassformer.core.config.extend.use", in_use.append)
+    monkeypatch.setattr("glassformer.formats.extend.use", in_use.append)
     for line in ("recipes --json", "cost glass/1m", "look glass/1m x", "masks"):
         terminal(f"{line} --use one.py --use two.py")
         assert in_use == ["one.py", "two.py"]

@@ -19,15 +19,15 @@ from torch.nn import functional as F
 import glassformer
 from glassformer import UserError, config, nn
 from glassformer import families as recipes
-from glassformer.core.config import extend, run, serial
 from glassformer.core.config import objective as objectives
+from glassformer.core.config import run, serial
 from glassformer.core.config.mask_expressions import parse_rule
 from glassformer.core.errors import need
 from glassformer.core.nn import Cache, Mask, Tape, build, build_model, builds
 from glassformer.core.nn.build import makers
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.optimizer import Optimizer
-from glassformer.formats import lora, store
+from glassformer.formats import extend, lora, store
 from glassformer.runs import launch
 from glassformer.scale import cost
 from glassformer.scale.cost import count_pairs

@@ -13,12 +13,13 @@ import torch
 import glassformer
 from glassformer import UserError, config
 from glassformer.cli import main
-from glassformer.core.config import extend, serial
+from glassformer.core.config import serial
 from glassformer.core.generation import beam
 from glassformer.core.generation.sample import Sampling
 from glassformer.core.nn import Cache, Model, Tape, build_model
 from glassformer.core.nn.build import makers
 from glassformer.core.training.causal import Causal
+from glassformer.formats import extend
 from glassformer.scale import cost, ring
 from glassformer.serve.engine import Engine, Request
 from glassformer.sight import attribute, patch_grid

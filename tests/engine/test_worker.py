@@ -19,9 +19,10 @@ import torch
 import glassformer
 import tiny
 from glassformer import config, nn
-from glassformer.core.config import Embed, extend, serial
+from glassformer.core.config import Embed, serial
 from glassformer.core.generation.sample import Sampling
 from glassformer.core.tokenizer import train
+from glassformer.formats import extend
 from glassformer.serve.engine import Engine, Request
 from glassformer.serve.engine.memory import plan_memory
 from glassformer.serve.engine.request import Encode

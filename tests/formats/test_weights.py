@@ -21,8 +21,8 @@ from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.checkpoints import headers
 from glassformer.core.checkpoints import tensors as tensorfiles
-from glassformer.core.checkpoints.names import NameRule, Table
 from glassformer.core.nn import build
+from glassformer.families.names import NameRule, Table
 from glassformer.formats import weights
 from tiny import equal_tensors
 

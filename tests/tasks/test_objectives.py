@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import glassformer
 import tiny
 from glassformer import config, runs, training
-from glassformer.core.config import extend, run, serial
+from glassformer.core.config import run, serial
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape, build_model
 from glassformer.core.training import loss
@@ -24,7 +24,7 @@ from glassformer.core.training.loop import train
 from glassformer.core.training.loss import forward, gradients
 from glassformer.core.training.pieces import Pieces
 from glassformer.fast.training.bf16_replica import Bf16Replica
-from glassformer.formats import store
+from glassformer.formats import extend, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.runs import hooks, launch, plan, run_config
 from glassformer.tasks import objectives

@@ -36,8 +36,7 @@ def system_info() -> dict[str, Any]:
     import torch
 
     from ..core.memory import available_memory
-    from ..core.nn import device
-    from ..fast import kernels
+    from ..fast import device, kernels
     from ..fast.kernels import library
 
     flags = kernels.features()

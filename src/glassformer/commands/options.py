@@ -51,7 +51,7 @@ class DeviceOptions:
     def for_engine(self) -> str:
         """Returns the device for an engine: the one named by ``--device``, else the CPU, where its
         speed is measured."""
-        from ..core.nn import device as devices
+        from ..fast import device as devices
 
         default = devices.find(self.device)
         if self.device is not None or default.type == "cpu":
@@ -68,7 +68,7 @@ class ModelOptions(DeviceOptions):
 
     def load(self, **options: Any) -> tuple[Any, Any]:
         """Returns the model with its tokenizer or None."""
-        from ..core.nn import device as devices
+        from ..fast import device as devices
         from ..formats import resolve, store
 
         if hint := resolve.of_run(self.model):

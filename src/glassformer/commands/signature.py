@@ -139,7 +139,7 @@ def execute(parser: Parser, words: Sequence[str]) -> int:
     mute(os.environ.get("RANK", "0") != "0")
     args = parser.parse(words)
     for file in getattr(args, "use", ()):
-        from ..core.config.extend import use
+        from ..formats.extend import use
 
         use(file)
     command = bound(args.run, args)

@@ -10,8 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from ..core import config
-from ..core.checkpoints.names import NameRule as NameRule
-from ..core.checkpoints.names import Table as Table
 from ..core.config import serial
 from ..core.config.model import long_scalings
 from ..core.errors import UserError, nearest, need
@@ -25,6 +23,8 @@ from .gpt2 import GPT2
 from .keys import spelled_out
 from .llama import LLAMA
 from .mixtral import MIXTRAL
+from .names import NameRule as NameRule
+from .names import Table as Table
 from .nanomoe import NANOMOE
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
 from ..core.config.init import Init
@@ -30,6 +29,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
+from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 
 CASED, UNCASED = 28_996, 30_522  # tokens

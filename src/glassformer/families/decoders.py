@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config import serial
 from ..core.config.feedforward import Activation
 from ..core.config.init import Init
@@ -38,6 +37,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
+from .names import NameRule, Table, rules
 from .recipe import ConfigReader, tile
 
 INIT = Init(0.02, 0.02, "plain")

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.names import Table, rules
 from ..core.config import Encoder, Model, TokenHead, embed_dim
 from .bert import bert, read_token_head, read_trunk, tags, trunk, write_labels, write_trunk
 from .keys import ACTIVATIONS
+from .names import Table, rules
 from .recipe import ConfigReader, Recipe
 
 DISCRIMINATOR, BARE = "ElectraForPreTraining", "ElectraModel"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config import (
     MLP,
     Activation,
@@ -21,6 +20,7 @@ from ..core.config import (
 )
 from .decoders import ATTN, BLOCK, FFN
 from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS, Key, read_keys, write_keys
+from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..core.checkpoints.names import NameRule
 from ..core.config import (
     Attention,
     Block,
@@ -18,6 +17,7 @@ from ..core.config import (
 from . import decoders
 from .decoders import FFN
 from .keys import MOST_HEADS, Key
+from .names import NameRule
 from .recipe import Recipe
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.names import NameRule
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP, GatedMLP
 from ..core.config.mask import Window
@@ -16,6 +15,7 @@ from ..core.config.position import Rotary
 from . import decoders
 from .decoders import ATTN
 from .keys import Key, read_keys
+from .names import NameRule
 from .recipe import ConfigReader, Recipe
 
 DROPOUTS = "resid_pdrop embd_pdrop attention_dropout"  # the residual's is the stack's

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.names import NameRule
 from ..core.config import (
     Attention,
     Block,
@@ -28,6 +27,7 @@ from ..core.errors import UserError
 from . import decoders
 from .decoders import ATTN
 from .keys import MOST_HEADS, MOST_HIDDEN, MOST_POSITIONS, Key, read_keys
+from .names import NameRule
 from .recipe import ConfigReader, Recipe
 
 NORM = RMSNorm(1e-6)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from ..core import config
-from ..core.checkpoints.names import Table
 from ..core.errors import UserError, nearest
+from .names import Table
 
 T = TypeVar("T")
 MISSING: Any = object()

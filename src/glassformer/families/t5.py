@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.names import NameRule, Table
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP, Activation, GatedMLP
 from ..core.config.init import Init
@@ -37,6 +36,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
+from .names import NameRule, Table
 from .recipe import ConfigReader, Recipe
 
 INIT = Init(0.02, 1.0, "plain")

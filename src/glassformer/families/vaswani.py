@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config import serial
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP
@@ -33,6 +32,7 @@ from .keys import (
     read_keys,
     write_keys,
 )
+from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 
 

@@ -26,11 +26,11 @@ from .. import families as recipes
 from ..core import config
 from ..core.checkpoints import tensors as tensorfiles
 from ..core.checkpoints.headers import Shape, short
-from ..core.checkpoints.names import Table
 from ..core.errors import UserError, need
 from ..core.files import read_json
 from ..core.nn import Model
 from ..core.nn.finite import is_finite
+from ..families.names import Table
 from ..families.recipe import ConfigReader
 from . import lora, weights
 

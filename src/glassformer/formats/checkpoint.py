@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from .. import families as recipes
 from ..core import files
 from ..core.checkpoints.headers import INDEX, SINGLE, Headers, read_headers
-from ..core.checkpoints.names import Table
 from ..core.config import Model as ModelConfig
 from ..core.config import serial
 from ..core.config.model import long_scalings, stacks
 from ..core.config.position import Rotary
 from ..core.errors import UserError, need
 from ..families import sentences
+from ..families.names import Table
 from ..families.recipe import Recipe
 from .resolve import GGUF, resolve
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..core import config
-from ..core.checkpoints.names import Table
 from ..core.config.scaling import Llama3Scaling
 from ..core.errors import UserError, need
 from ..families import RECIPES
 from ..families import read_config as read_published
 from ..families import write_config as write_published
 from ..families.decoders import write_scaling
+from ..families.names import Table
 
 ROTARY = {  # words of a config.json by those of the fields
     "hidden_size": "embedding_length",

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.checkpoints.names import NameRule, Table, rules
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP, Activation, FeedForward
 from ..core.config.model import Attention, Block, Decoder, Model, Stack, stacks
@@ -26,6 +25,7 @@ from ..core.config.position import Learned, Rotary
 from ..core.errors import need
 from ..families import gpt2
 from ..families.keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS
+from ..families.names import NameRule, Table, rules
 from ..families.recipe import ConfigReader
 
 Tensors = dict[str, Any]  # a library's tensors by name

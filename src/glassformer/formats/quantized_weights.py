@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from ..core import config
 from ..core.checkpoints import tensors as tensorfiles
 from ..core.checkpoints.headers import Headers, Shape
-from ..core.checkpoints.names import Table
 from ..core.config import serial
 from ..core.errors import UserError, need
 from ..core.nn import Model, build_model
 from ..core.nn.finite import is_finite
 from ..core.nn.init import allocate
 from ..core.nn.replace import replace_parameter
+from ..families.names import Table
 from ..fast import quantized as nn_quantized
 from . import weights
 

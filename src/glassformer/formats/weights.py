@@ -21,13 +21,13 @@ from torch import Tensor
 
 from ..core import config, memory
 from ..core.checkpoints.headers import Shape, short
-from ..core.checkpoints.names import NameRule, Table
 from ..core.checkpoints.tensors import DTYPES, Files, PendingTensor
 from ..core.errors import UserError, need
 from ..core.nn import Model, build_model
 from ..core.nn.finite import is_finite
 from ..core.nn.init import allocate
 from ..core.nn.replace import is_packed, replace_parameter
+from ..families.names import NameRule, Table
 from ..fast.quantized import QuantizedLayout
 from .first_use import check_when_used
 

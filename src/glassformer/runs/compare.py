@@ -20,7 +20,7 @@ from typing import Any
 from ..core import config, files
 from ..core.config import serial
 from ..core.errors import need, note
-from ..core.nn import device as devices
+from ..fast import device as devices
 from ..fast.training import execution
 from ..fast.training.allocator import peak_memory, reset_peak_memory
 from ..scale.cost import cost

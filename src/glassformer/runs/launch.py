@@ -21,10 +21,10 @@ from ..core.config import serial
 from ..core.config.run import Train
 from ..core.errors import UserError, need, note
 from ..core.memory import available_memory, gibibytes
-from ..core.nn import device as devices
 from ..core.nn.experts import MoE
 from ..core.training.execution import ExecutionSettings
 from ..core.training.loop import State, Stuck, TrainStep, train
+from ..fast import device as devices
 from ..fast.training.execution import choose_by_table, choose_execution
 from ..scale.cost import FP32
 from ..scale.mesh import Mesh, started

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import UserError, mute, need
-from ..core.nn import device as devices
+from ..fast import device as devices
 from .parallel import AXES, ROWS, Parallel
 
 ERROR = "error"
@@ -331,7 +331,7 @@ def _wait_for_host(seconds: float) -> None:
 
 @contextlib.contextmanager
 def started(settings: Parallel, device: str | None = None) -> Iterator[Mesh]:
-    """This process's place among those that torchrun started; ``device`` as ``nn.device.find``
+    """This process's place among those that torchrun started; ``device`` as ``fast.device.find``
     takes it.
 
     Raises UserError where the axes do not multiply to the processes that there are.

@@ -9,7 +9,6 @@ in one slot (``norm=RMSNorm()`` or ``norm=LayerNorm()``), never flags side by si
     shapes mask_arrays                                        its parameters' shapes and its masks, without torch
     run objective optimizer                                   how a training goes: a run file's [train]
     serial                                                    config <-> dict, JSON and TOML; dotted overrides
-    extend                                                    a Python file of the user's own
 """
 
 # ruff: noqa: F401

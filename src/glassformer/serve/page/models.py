@@ -53,7 +53,7 @@ class Loaded:
     @classmethod
     def of(cls, checkpoint: Checkpoint, dtype: str | None, device: str | None) -> Loaded:
         """Loads a model from a checkpoint."""
-        from ...core.nn import device as devices
+        from ...fast import device as devices
 
         place = devices.find(device)
         model = checkpoint.model(dtype=dtype, device=place)

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from .. import config
-from .build import builds
-from .position import RopeScaling
+from ..core import config
+from ..core.nn.build import builds
+from ..core.nn.position import RopeScaling
 
 
 @builds(config.LinearScaling)

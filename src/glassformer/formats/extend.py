@@ -6,7 +6,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from ..errors import UserError
+from ..core.errors import UserError
 
 _USED: set[Path] = set()
 

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from ..errors import UserError, need
+from ..core.errors import UserError, need
 
 
 def find(name: str | None = None) -> torch.device:

@@ -184,7 +184,7 @@ ROWS = {  # name: what it is, what is run once, what a turn repeats, how often
     "tokens": (
         "400 documents by a byte-level BPE of 4,096",
         """
-from glassformer.core.tokenizer.trainers import train
+from glassformer.core.tokenizer import train
 from pathlib import Path
 texts = Path("DATA/tinystories/val.txt").read_text().split("<|endoftext|>")[:1200]
 tokenizer = train("bpe", texts[400:], 4096)

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 import tiny
 from glassformer import config as c
 from glassformer.core.nn import build_model
-from glassformer.core.tokenizer import Tokenizer, trainers
+from glassformer.core.tokenizer import Tokenizer, train
 from glassformer.formats import store
 from glassformer.serve.asgi.security import LOOPBACK
 from glassformer.serve.page.app import Page, application
@@ -34,7 +34,7 @@ VOCAB = 300
 @functools.cache
 def tokenizer(kind: str = "bpe") -> Tokenizer:
     """A tokenizer with so few entries that those of bytes hold most emoji in pieces."""
-    return trainers.train(kind, [TEXT] * 4, VOCAB)
+    return train(kind, [TEXT] * 4, VOCAB)
 
 
 def worded(cfg: c.Model) -> c.Model:

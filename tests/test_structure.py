@@ -72,7 +72,7 @@ TOPICS = {
     "scale": {"accidents", "laws"},
     "families": {"outside", "parity_decoders", "parity_encoders", "recipes"},
     "serve": {"bad_input", "chat", "checks", "clients", "deploy", "errors", "process"},
-    "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs"},
+    "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs", "trainers"},
     "tasks": {"objectives"},
     "training": {"accidents", "mutants", "tune"},
 }

@@ -113,6 +113,7 @@ registry.MODULES.update(
     objectives=["tasks.objectives"],
     synonyms=["runs.synonyms"],
     edits=["sight.edits"],
+    tokenizer_files=["formats.tokenizer_forms"],
     tokenizer_trainers=["formats.tokenizer_trainers"],
     tokenizer_backends=["formats.tiktoken_backend"],
 )

@@ -6,9 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glassformer.core.nn.dropout import Dropout, HeadShard, dropout, keep_mask
+from glassformer.core.nn.dropout import Dropout, dropout, keep_mask
 from glassformer.core.nn.engines import ENGINES, AttentionInputs
 from glassformer.core.nn.mask import Mask
+from glassformer.scale.tensor import HeadShard
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.1, 0.3, 0.7])

@@ -9,8 +9,8 @@ import pytest
 
 from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.core.tokenizer.trainers import TRAINED
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from glassformer.formats.tokenizer_trainers import TRAINED
 from glassformer.sight.tokens.vocabulary_size import sizes
 from tokenizer.test_tokenizer import IDENTITY, sentencepiece_model
 
@@ -104,7 +104,7 @@ def test_letters_of_wordpiece_are_those_of_its_words():
     from glassformer.formats import tokenizer_trainers
 
     odd = "don't stop, 漢字かな é e\u0301 a\u200bb naïve—yes x\ty\u00a0z C3PO №5 a.b # ## x#"
-    library = tokenizers.load(train_tokenizer("wordpiece", [odd], 200, None)._spec, "The tokenizer")
+    library = tokenizers.load(train_tokenizer("wordpiece", [odd], 200, None).spec, "The tokenizer")
     pieces = library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(odd))
     words = [word for word, _ in pieces]
     inner = {f"##{letter}" for word in words for letter in word[1:]}
@@ -175,5 +175,5 @@ def test_sizes_are_counted_on_text_that_was_held_out():
         for last in (body[:44], "zyx wvu tsr " * 4)
     )
     assert new.tokens_per_word > 1.5 * observed.tokens_per_word
-    with pytest.raises(UserError, match="one size"):
+    with pytest.raises(UserError, match="leave out the size"):
         sizes("char", [body])

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.errors import UserError, nearest, need, note
+from ..core.errors import UserError, nearest, note
 from .common import CommandOutput, count_noun, new_folder, tables
 from .options import Separator
 from .signature import Words
@@ -36,8 +36,7 @@ def train(
         repeated
     out DIR: a folder
     """
-    from ..core.tokenizer import train as train_tokenizer
-    from ..core.tokenizer import trainers
+    from ..formats import tokenizer_trainers as trainers
     from ..sight.tokens import compare
 
     kind = _kind(kind, trainers.TRAINED)
@@ -53,7 +52,7 @@ def train(
     if out is None:
         raise UserError("Say where the tokenizer goes: --out DIR.")
     new_folder(out)  # its tokenizer is the model's
-    tokenizer = train_tokenizer(kind, count_specials(), size, tuple(dict.fromkeys(specials)))
+    tokenizer = trainers.train(kind, count_specials(), size, tuple(dict.fromkeys(specials)))
     for name in sorted(specials_in_text.keys() - set(specials)):
         note(
             f'"{name}" is in this text {count_noun(specials_in_text[name], "time")} and was learnt as text; if '
@@ -97,7 +96,7 @@ def sizes(
     sizes N: entries in all, several
     dim N: width of the embedding
     """
-    from ..core.tokenizer import trainers
+    from ..formats import tokenizer_trainers as trainers
     from ..sight.tokens import vocabulary_size
 
     kind = _kind(kind, trainers.SIZED)
@@ -118,10 +117,10 @@ def _texts(names: Sequence[str], verb: str, separator: str | None) -> Iterator[s
     """The text of files, folders and named corpora."""
     from ..formats.data import find as find_corpus
 
-    need(
-        bool(names),
-        f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}.",
-    )
+    if not names:
+        raise UserError(
+            f"tokens {verb} needs a FILE; to see the word itself as tokens: tokens --text {verb}."
+        )
     sources = [find_corpus(name, separator=separator) for name in names]
     return (piece for source in sources for piece in source.texts())
 

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..core.nn.dropout import HeadShard, keep_mask
+from ..core.nn.dropout import keep_mask
 from ..core.nn.engines import AttentionInputs
 from .block_mask import MASKED, BlockMask, Tile, block_masks
 
@@ -118,7 +118,7 @@ class BlockSparseCall:
     dropout: float
     position: Any = None
     heads: int = 1  # of q
-    head_shard: HeadShard | None = None  # which ones these are, where they are not all
+    head_shard: Any = None  # which ones these are, where they are not all
     keep: list[Tensor] = field(default_factory=list)
     dposition: list[Tensor] = field(default_factory=list)
 

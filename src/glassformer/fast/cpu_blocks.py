@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.nn.dropout import HeadShard, keep_mask
+from ..core.nn.dropout import keep_mask
 from ..core.nn.engines import AttentionInputs
 
 BLOCK = 128
@@ -73,7 +73,7 @@ class _Blocks(torch.autograd.Function):
         causal: bool,
         scale: float,
         dropout: float,
-        heads: HeadShard | None,
+        heads: Any,
     ) -> Tensor:
         shape, kv_shape = q.shape, k.shape
         q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))  # (B * H, T or S, D)

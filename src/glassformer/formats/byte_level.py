@@ -16,11 +16,11 @@ from ..core.tokenizer.tokenizer_json import (
     MOST_IDS,
     ByRank,
     Spec,
-    added_token,
     make_spec,
 )
 from ..core.tokenizer.vocabulary import byte_alphabet
 from .tiktoken_backend import WORDS
+from .tokenizer_forms import added_token
 from .wordpiece import flag
 
 LONGEST = 1024  # bytes of one token; the longest published ones have a few hundred

@@ -26,7 +26,7 @@ SAMPLE = (
 def fields_of(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     """The fields, of a vocabulary of ``rows``; UserError for a tokenizer that llama.cpp splits
     otherwise."""
-    spec = tokenizer._spec
+    spec = tokenizer.spec
     model = spec["model"]
     refused = (
         "llama.cpp has no words for how this tokenizer splits a text; write the file without it"

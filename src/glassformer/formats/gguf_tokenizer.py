@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, added_token
+from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec
 from . import sentencepiece
 from .byte_level import (
     CASED_WORDS,
@@ -24,6 +24,7 @@ from .gguf_file import MAGIC as MAGIC
 from .gguf_file import read_gguf
 from .sentencepiece import BPE, CONTROL, MARK, UNIGRAM, UNKNOWN, UNUSED, USER, VocabularyEntry
 from .tiktoken_backend import WORDS
+from .tokenizer_forms import added_token
 from .wordpiece import wordpiece
 
 PARTS = {

@@ -14,11 +14,11 @@ from ..core.errors import UserError, need
 from ..core.tokenizer.tokenizer_json import (
     Roles,
     Spec,
-    added_token,
     make_spec,
     merges_by_rank,
 )
 from .byte_level import LONGEST, bpe, split
+from .tokenizer_forms import added_token
 
 MARK = "▁"  # how SentencePiece writes a space
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

@@ -16,10 +16,10 @@ from typing import Any
 from ..core import files
 from ..core.errors import UserError, nearest, need
 from ..core.tokenizer.tokenizer import EXTRA, Tokenizer
-from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, added_token, ids_of
+from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, ids_of
 from . import byte_level, sentencepiece, wordpiece
 from . import gguf_tokenizer as gguf
-from .tokenizer_forms import tokenizer_of
+from .tokenizer_forms import added_token, tokenizer_of
 from .wordpiece import flag
 
 FIX = "restore or fix the file"  # what to do about broken JSON

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..core import files
@@ -19,7 +21,6 @@ from ..core.tokenizer.tokenizer_json import (
     ByRank,
     Roles,
     Spec,
-    added_token,
     ids_of,
     roles_of,
     steps,
@@ -172,3 +173,49 @@ def _fix_added_ids(stated: dict[str, int], model: Spec) -> None:
         )
     if gaps:
         model["vocab"] = {**ids, **new}
+
+
+# ---------------------------------------------------------------------------------------- written
+
+
+def added_token(id: int, content: str, special: bool = True) -> Spec:
+    rules = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": id, "content": content, **rules, "special": special}
+
+
+def around(opens: int, closes: int, name: Callable[[int], str]) -> Spec:
+    """BERT's post-processor: ``opens`` text ``closes``, and a second text is of segment 1."""
+    spec = {"cls": [name(opens), opens], "sep": [name(closes), closes]}
+    return {"type": "BertProcessing", **spec}
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json as `transformers` opens them.
+
+    There too a text then begins with bos, if it does here, or stands between cls and sep.
+    """
+    spec, bos = tokenizer.spec, tokenizer.roles["bos"]
+    framed = bool(spec.get("post_processor"))
+    if not framed and tokenizer.cls is not None and tokenizer.sep is not None:
+        processor = around(tokenizer.cls, tokenizer.sep, tokenizer.token)
+        spec = {**spec, "post_processor": processor}
+    elif not framed and tokenizer.bos not in (None, tokenizer.eos):
+        opening = {"SpecialToken": {"id": bos, "type_id": 0}}
+        texts = [{"Sequence": {"id": name, "type_id": id}} for id, name in enumerate("AB")]
+        processor = {
+            "type": "TemplateProcessing",
+            "single": [opening, texts[0]],
+            "pair": [opening, texts[0], opening, texts[1]],
+            "special_tokens": {bos: {"id": bos, "ids": [tokenizer.bos], "tokens": [bos]}},
+        }
+        spec = {**spec, "post_processor": processor}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **{f"{role}_token": name for role, name in tokenizer.roles.items()},
+    }
+    files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
+    files.write(
+        folder / "tokenizer_config.json",
+        json.dumps(settings, indent=1, ensure_ascii=False) + "\n",
+    )

@@ -1,5 +1,5 @@
-"""The trainers of tokenizers: BPE and WordPiece by `tokenizers`, Unigram by `sentencepiece`, and
-the vocabularies that are a list."""
+"""Train a tokenizer: BPE and WordPiece by `tokenizers`, Unigram by `sentencepiece`, and the
+vocabularies that are a list: characters, bytes, words as white space parts them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,34 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import UserError, need
+from ..core.errors import UserError, nearest, need
 from ..core.tokenizer import Tokenizer
 from ..core.tokenizer.library import library_errors, load, reason
-from ..core.tokenizer.tokenizer_json import Spec, added_token, make_spec
-from ..core.tokenizer.trainers import DEFAULT_SIZE
+from ..core.tokenizer.tokenizer_json import Spec, make_spec
 from ..core.tokenizer.vocabulary import byte_alphabet, bytes_by_letter
 from . import sentencepiece, wordpiece
 from .byte_level import RankEncoding, byte_level, split
-from .tokenizer_forms import tokenizer_of
+from .tokenizer_forms import added_token, tokenizer_of
 
 if TYPE_CHECKING:
     import tokenizers
 
+END = "<|endoftext|>"
+TRAINED = ("char", "byte", "bpe", "wordpiece", "unigram", "words")
+SIZED = ("bpe", "wordpiece", "unigram", "words")  # those whose size is a choice
+SPECIALS = {
+    "words": ("<pad>", "<unk>", "<s>", "</s>"),
+    "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "unigram": ("<pad>", "<unk>", "</s>"),
+}  # where they are not END alone
+MOST = 1 << 22  # entries; the largest published vocabularies have 262,144
+LOOKS_SPECIAL = re.compile(
+    r"<\|[^\s<>|]{1,40}\|>|</?s>|<(?:pad|unk|mask|bos|eos)>|\[(?:PAD|UNK|CLS|SEP|MASK)\]"
+)
+DEFAULT_SIZE = 4096  # of a BPE, a WordPiece and a Unigram, when no size is given
 # characters; a longer line is read as several, as SentencePiece would leave it out
 LONGEST_LINE = 4096
 
@@ -232,9 +244,54 @@ def _fits(needed: int, size: int, kind: str) -> None:
         )
 
 
-def train(kind: str, texts: Iterator[str], size: int | None, specials: list[str]) -> Tokenizer:
-    """A tokenizer of the kind, as ``tokenizer.train`` describes it."""
+def train(
+    kind: str,
+    texts: Iterable[str] = (),
+    size: int | None = None,
+    specials: Sequence[str] | None = None,
+) -> Tokenizer:
+    """A tokenizer of one of the kinds TRAINED, made from texts; special tokens take the last ids.
+
+    char: an id per character of the texts, in code-point order; a character it does not know is an
+    error that says where, or ``<unk>`` when that is among the specials. byte: an id per byte; needs
+    no texts. bpe: GPT-2's split into words and ``size`` entries in all (fewer when the texts hold
+    no more pairs). wordpiece: BERT's split into words, capitals kept, ``##`` before what goes on a
+    word; at most ``size`` entries. unigram: SentencePiece's: pieces with a probability each, spaces
+    as ``▁``; about ``size`` entries, never more. words: an id per word between white space, the
+    most frequent ones up to ``size`` entries; others are ``<unk>``. ``specials`` None is
+    ``<|endoftext|>``, or those of SPECIALS. Where a special token is written in a text it is not
+    learnt, and nothing is learnt across it (a char tokenizer takes its characters as they come).
+    """
+    if kind not in TRAINED:
+        raise UserError(f'There is no kind of tokenizer "{kind}" to train.{nearest(kind, TRAINED)}')
+    specials = list(SPECIALS.get(kind, (END,)) if specials is None else specials)
+    named = all(isinstance(name, str) and name for name in specials)
+    if not named or len({*specials}) != len(specials):
+        raise UserError("Special tokens must be different texts; give each once.")
+    if size is not None and not 0 < size <= MOST:
+        raise UserError(f"A vocabulary of {size:,} entries cannot be trained; give 1 to {MOST:,}.")
+    texts = _checked((texts,) if isinstance(texts, str) else texts)
     return tokenizer_of(TRAINERS[kind](texts, size, specials))
+
+
+def _checked(texts: Iterable[str]) -> Iterator[str]:
+    """The texts one by one; UserError for what is not a text, and where there was none."""
+    empty = True
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UserError(
+                f"A tokenizer trains on texts; text {number} is a {type(text).__name__}."
+            )
+        if any("\ud800" <= letter <= "\udfff" for letter in set(text)):
+            raise UserError(f"Text {number} has half of a surrogate pair in it; remove it.")
+        empty = empty and not text
+        yield text
+    need(not empty, "There is no text to train a tokenizer on; give some.")
+
+
+def written_specials(text: str) -> list[str]:
+    """Pieces of a text that look like a special token: <|endoftext|>, </s>, [MASK]."""
+    return LOOKS_SPECIAL.findall(text)
 
 
 TRAINERS = {

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.tokenizer.tokenizer_json import Spec, added_token, around, make_spec
+from ..core.tokenizer.tokenizer_json import Spec, make_spec
+from .tokenizer_forms import added_token, around
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -57,7 +58,7 @@ def wordpiece(names: list[str], special: Sequence[str], lower: bool | None = Fal
             "lowercase": lower,
         },
         pre_tokenizer={"type": "BertPreTokenizer"},
-        post_processor=around(ids["[CLS]"], ids["[SEP]"], names),
+        post_processor=around(ids["[CLS]"], ids["[SEP]"], names.__getitem__),
         decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
     )
 

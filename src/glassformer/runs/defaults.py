@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UserError
-from ..core.tokenizer.trainers import written_specials
 from ..formats.data import find as find_corpus
+from ..formats.tokenizer_trainers import written_specials
 from . import run_config, run_file
 from .plan import base_model
 

@@ -20,11 +20,11 @@ from ..core.config.objective import Full, Objective
 from ..core.errors import UserError, nearest, need, note
 from ..core.tokenizer import Tokenizer
 from ..core.tokenizer import train as train_tokenizer
-from ..core.tokenizer.trainers import DEFAULT_SIZE, END
 from ..formats import checkpoint, pretrained, resolve
 from ..formats.checkpoint import Checkpoint
 from ..formats.data import find as find_corpus
 from ..formats.tokenizer_files import open as open_tokenizer
+from ..formats.tokenizer_trainers import DEFAULT_SIZE, END
 from ..scale.cost import FP32, TRAIN, Cost, cost
 from ..tasks.example_table import Table
 from ..tasks.examples import read_examples

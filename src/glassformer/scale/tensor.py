@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,6 @@ from ..core import config
 from ..core.errors import need
 from ..core.nn import Model
 from ..core.nn.build import kind_of
-from ..core.nn.dropout import HeadShard
 from ..core.nn.experts import Dispatch, MoE
 from ..core.nn.flow import Flow
 from ..core.nn.layers import Projection
@@ -70,6 +69,35 @@ def _hidden(cfg: config.MLP | config.GatedMLP, size: int) -> None:
         cfg.hidden >= size,
         f"{type(cfg).__name__}.hidden {cfg.hidden} is below parallel.tensor {size}; lower that.",
     )
+
+
+class HeadShard(NamedTuple):
+    """The heads from ``first`` on, of ``total_heads``: each process draws for all."""
+
+    first: int
+    total_heads: int
+
+    def draw_shard(self, x: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
+        """The numbers of the heads in x (B, H, ..), where ``draw`` draws those of all heads."""
+        full = draw(x.new_empty(()).expand(x.shape[0], self.total_heads, *x.shape[2:]))
+        return full.narrow(1, self.first, x.shape[1])
+
+    def attend(self, inputs: Any, dense: Tensor | None) -> Tensor:
+        """PyTorch's attention with dropout on a CPU, written out (B, H, T, D): its kernel takes no
+        shard of the random numbers. ``dense``: a mask of booleans, or what is added to scores."""
+        k, v = (x.repeat_interleave(inputs.group_size, 1) for x in (inputs.k, inputs.v))
+        scores = inputs.q @ k.mT * inputs.scale
+        if dense is None and inputs.mask.fast_path == "causal":
+            dense = inputs.mask.dense()
+        if dense is not None and dense.dtype == torch.bool:
+            scores = scores.masked_fill(~dense, float("-inf"))
+        elif dense is not None:
+            scores = scores + dense
+        keep = self.draw_shard(
+            scores, lambda full: torch.empty_like(full).bernoulli_(1 - inputs.dropout)
+        )
+        result: Tensor = (scores.softmax(-1) * keep / (1 - inputs.dropout)) @ v
+        return result
 
 
 def _cut_heads(module: Any, size: int, rank: int, group: ProcessGroup) -> None:

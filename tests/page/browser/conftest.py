@@ -52,11 +52,11 @@ FAMILIES: dict[str, c.Model] = {
 def site(tmp_path_factory):
     import served
     from glassformer.core.nn import build_model
-    from glassformer.core.tokenizer import trainers
+    from glassformer.core.tokenizer import train
     from glassformer.formats import store
 
     folder = tmp_path_factory.mktemp("families")
-    letters = trainers.train("char", [served.TEXT + "ABCDEFGHIJKLMNOPQRSTUVWXYZ'"], None)
+    letters = train("char", [served.TEXT + "ABCDEFGHIJKLMNOPQRSTUVWXYZ'"], None)
     folders = {}
     for name, cfg in FAMILIES.items():
         kind = "wordpiece" if isinstance(cfg, c.Encoder) else "bpe"

@@ -125,7 +125,7 @@ def test_a_unigram_has_a_best_path_and_rivals(shared_data):
     )
     assert [step.score for step in steps] == sorted((step.score for step in steps), reverse=True)
     assert all("".join(step.pieces) == item.word for step in steps)
-    scores = dict(open_tokenizer(shared_data / "tok-t5")._spec["model"]["vocab"])
+    scores = dict(open_tokenizer(shared_data / "tok-t5").spec["model"]["vocab"])
     assert all(
         step.score == pytest.approx(sum(scores[piece] for piece in step.pieces)) for step in steps
     )

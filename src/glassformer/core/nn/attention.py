@@ -16,7 +16,6 @@ from .. import config
 from ..errors import need
 from .build import build, builds
 from .cache import KV, ExternalKV
-from .dropout import HeadShard
 from .engines import AttentionEngine, AttentionInputs, attend, eager_attention
 from .flow import Flow, TracedModule
 from .layers import fused_linear, linear
@@ -40,7 +39,7 @@ class Attention(TracedModule):
         self.softcap, self.mask, self.causal, self.dropout = cfg.softcap, cfg.mask, causal, dropout
         self.prefix_length = cfg.mask.prefix_length
         # which ones, where other processes have the others
-        self.head_shard: HeadShard | None = None
+        self.head_shard: Any = None
         self.q = linear(dim, self.heads * self.head_dim, cfg.bias)
         self.k = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
         self.v = linear(dim, self.kv_heads * self.head_dim, cfg.bias)

@@ -6,8 +6,7 @@ products do.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,42 +15,14 @@ from torch.nn import functional as F
 STEPS = 1 << 16  # in which a rate is counted
 
 
-class HeadShard(NamedTuple):
-    """The heads from ``first`` on, of ``total_heads``: each process draws for all."""
-
-    first: int
-    total_heads: int
-
-    def draw_shard(self, x: Tensor, draw: Callable[[Tensor], Tensor]) -> Tensor:
-        """The numbers of the heads in x (B, H, ..), where ``draw`` draws those of all heads."""
-        full = draw(x.new_empty(()).expand(x.shape[0], self.total_heads, *x.shape[2:]))
-        return full.narrow(1, self.first, x.shape[1])
-
-    def attend(self, inputs: Any, dense: Tensor | None) -> Tensor:
-        """PyTorch's attention with dropout on a CPU, written out (B, H, T, D): its kernel takes no
-        shard of the random numbers. ``dense``: a mask of booleans, or what is added to scores."""
-        k, v = (x.repeat_interleave(inputs.group_size, 1) for x in (inputs.k, inputs.v))
-        scores = inputs.q @ k.mT * inputs.scale
-        if dense is None and inputs.mask.fast_path == "causal":
-            dense = inputs.mask.dense()
-        if dense is not None and dense.dtype == torch.bool:
-            scores = scores.masked_fill(~dense, float("-inf"))
-        elif dense is not None:
-            scores = scores + dense
-        keep = self.draw_shard(
-            scores, lambda full: torch.empty_like(full).bernoulli_(1 - inputs.dropout)
-        )
-        result: Tensor = (scores.softmax(-1) * keep / (1 - inputs.dropout)) @ v
-        return result
-
-
-def keep_mask(x: Tensor, rate: float, heads: HeadShard | None = None) -> Tensor:
+def keep_mask(x: Tensor, rate: float, heads: Any = None) -> Tensor:
     """Booleans in the shape of ``x``, false for a share of ``rate``; by its device's generator.
 
-    ``heads`` says which ones x (B, H, ..) are, where they are not all.
+    ``heads`` says which ones x (B, H, ..) are, where they are not all (scale/tensor.py).
     """
     if heads is not None:
-        return heads.draw_shard(x, lambda full: keep_mask(full, rate))
+        drawn: Tensor = heads.draw_shard(x, lambda full: keep_mask(full, rate))
+        return drawn
     # all of int64, so that each of its four int16 is uniform from -STEPS / 2 on: hence the shifted
     # threshold
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(
@@ -60,7 +31,7 @@ def keep_mask(x: Tensor, rate: float, heads: HeadShard | None = None) -> Tensor:
     return bits.view(torch.int16)[: x.numel()].view(x.shape) >= round(rate * STEPS) - STEPS // 2
 
 
-def dropout(x: Tensor, rate: float, heads: HeadShard | None = None) -> Tensor:
+def dropout(x: Tensor, rate: float, heads: Any = None) -> Tensor:
     """``x`` with a share of ``rate`` set to 0, the others divided by 1 - rate."""
     if heads is not None:
         return x * keep_mask(x, rate, heads) / (1 - rate)

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from .. import registry
 from ..errors import UserError
-from .dropout import HeadShard
 from .dropout import dropout as drop
 from .mask import Mask
 
@@ -44,8 +43,8 @@ class AttentionInputs(NamedTuple):
     look: Look = unwatched  # given "scores" and "pattern" (B, H, T, S), by the eager engine alone
     # the scheme whose ``bias`` that is: for an engine that asks for some pairs at a time
     position: Any = None
-    # which ones those of q are, where other processes have others: what dropout draws
-    heads: HeadShard | None = None
+    # which ones those of q are, where other processes have others (scale/tensor.py)
+    heads: Any = None
 
     @property
     def group_size(self) -> int:
@@ -108,7 +107,8 @@ def sdpa_attention(inputs: AttentionInputs) -> Tensor:
             else bias.to(q.dtype).masked_fill(~mask.dense(), float("-inf"))
         )
     if inputs.heads is not None and dropout > 0:
-        return inputs.heads.attend(inputs, dense)
+        result: Tensor = inputs.heads.attend(inputs, dense)
+        return result
     if group > 1 and (fast == "full" or (fast is None and queries <= FOLD_UP_TO)):
         # (B, H, T, D) -> (B, K, H / K * T, D): the queries of a group of heads become queries of
         # its one key-value head

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from .. import registry
 from ..files import lazily
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
-    from .trainers import train
     from .vocabulary import Stream
 
-_HOME = {"Stream": ".vocabulary", "Tokenizer": ".tokenizer", "train": ".trainers"}
+_HOME = {"Stream": ".vocabulary", "Tokenizer": ".tokenizer"}
 __all__ = ["Stream", "Tokenizer", "train"]
 __getattr__, __dir__ = lazily(__name__, _HOME)
+
+
+def train(
+    kind: str,
+    texts: Iterable[str] = (),
+    size: int | None = None,
+    specials: Sequence[str] | None = None,
+) -> Tokenizer:
+    """A tokenizer made from texts: char, byte, bpe, wordpiece, unigram or words, of ``size`` entries.
+
+    formats/tokenizer_trainers.py says what each kind is.
+    """
+    (room,) = registry.load("tokenizer_trainers")
+    tokenizer: Tokenizer = room.train(kind, texts, size, specials)
+    return tokenizer

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import files, registry
+from .. import registry
 from ..errors import UserError, need
 from ..threads import cores
 from . import library, tokenizer_json
@@ -256,13 +256,13 @@ class Tokenizer(Vocabulary):
         return ids[first:], [(max(start - 1, 0), end - 1) for start, end in offsets[first:]]
 
     @functools.cached_property
-    def _spec(self) -> Spec:
+    def spec(self) -> Spec:
         return tokenizer_json.with_merges(self._tables)
 
     @functools.cached_property
     def _plain_spec(self) -> Spec:
         """The same, with a model that finds no special token in plain text."""
-        return library.marking_lost(tokenizer_json.without_specials(self._spec))
+        return library.marking_lost(tokenizer_json.without_specials(self.spec))
 
     @functools.cached_property
     def _plain(self) -> tokenizers.Tokenizer:
@@ -273,52 +273,25 @@ class Tokenizer(Vocabulary):
 
     @functools.cached_property
     def _special(self) -> tokenizers.Tokenizer:
-        return library.load(library.marking_lost(self._spec), self._source)
+        return library.load(library.marking_lost(self.spec), self._source)
 
     # ------------------------------------------------------------------------------------ files
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """The SHA-256 (hexadecimal) of all that decides ids; a round trip keeps it."""
-        spec = {**self._spec, "post_processor": None}  # nothing is added around a text here
+        spec = {**self.spec, "post_processor": None}  # nothing is added around a text here
         content = [spec, {role: self.roles[role] for role in ENDS}]
         serialized = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(serialized.encode()).hexdigest()
 
     def to_json(self) -> str:
         """The text of a tokenizer.json, with one more key where unusual names play the parts."""
-        usual = tokenizer_json.roles_of(self._spec, {}) == self.roles
+        usual = tokenizer_json.roles_of(self.spec, {}) == self.roles
         extra = {} if usual else {EXTRA: self.roles}
-        return json.dumps({**self._spec, **extra}, ensure_ascii=False)
+        return json.dumps({**self.spec, **extra}, ensure_ascii=False)
 
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json as `transformers` opens them.
-
-        There too a text then begins with bos, if it does here, or stands between cls and sep.
-        """
-        spec, bos = self._spec, self.roles["bos"]
-        framed = bool(spec.get("post_processor"))
-        if not framed and self.cls is not None and self.sep is not None:
-            processor = tokenizer_json.around(self.cls, self.sep, self._names)
-            spec = {**spec, "post_processor": processor}
-        elif not framed and self.bos not in (None, self.eos):
-            opening = {"SpecialToken": {"id": bos, "type_id": 0}}
-            texts = [{"Sequence": {"id": name, "type_id": id}} for id, name in enumerate("AB")]
-            processor = {
-                "type": "TemplateProcessing",
-                "single": [opening, texts[0]],
-                "pair": [opening, texts[0], opening, texts[1]],
-                "special_tokens": {bos: {"id": bos, "ids": [self.bos], "tokens": [bos]}},
-            }
-            spec = {**spec, "post_processor": processor}
-        settings = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
-            **{f"{role}_token": name for role, name in self.roles.items()},
-        }
-        folder = Path(folder)
-        files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
-        files.write(
-            folder / "tokenizer_config.json",
-            json.dumps(settings, indent=1, ensure_ascii=False) + "\n",
-        )
+        """Write tokenizer.json and tokenizer_config.json as `transformers` opens them."""
+        (room,) = registry.load("tokenizer_files")  # formats/tokenizer_forms.py
+        room.save(self, Path(folder))

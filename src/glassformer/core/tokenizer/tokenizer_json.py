@@ -44,17 +44,6 @@ def make_spec(model: Spec, **components: Any) -> Spec:
     return {**empty, **components, "model": model}
 
 
-def added_token(id: int, content: str, special: bool = True) -> Spec:
-    rules = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": id, "content": content, **rules, "special": special}
-
-
-def around(opens: int, closes: int, names: list[str]) -> Spec:
-    """BERT's post-processor: ``opens`` text ``closes``, and a second text is of segment 1."""
-    spec = {"cls": [names[opens], opens], "sep": [names[closes], closes]}
-    return {"type": "BertProcessing", **spec}
-
-
 # --------------------------------------------------------------------------------------- read
 
 

@@ -138,7 +138,7 @@ def check(text: str) -> None:
 
 def algorithm(tokenizer: Tokenizer) -> str:
     """Name of the algorithm, such as "byte-level BPE"."""
-    model = tokenizer._spec["model"]
+    model = tokenizer.spec["model"]
     if model["type"] == "BPE" and _decoder(tokenizer) == "ByteLevel":
         return "byte-level BPE" if model["merges"] else "bytes"
     if model["type"] == "WordLevel":
@@ -147,13 +147,13 @@ def algorithm(tokenizer: Tokenizer) -> str:
 
 
 def _decoder(tokenizer: Tokenizer) -> str | None:
-    return (tokenizer._spec.get("decoder") or {}).get("type")
+    return (tokenizer.spec.get("decoder") or {}).get("type")
 
 
 def count(tokenizer: Tokenizer) -> VocabularyCounts:
     entries = len(tokenizer.vocabulary())
     special = len(tokenizer.specials)
-    added = sum(not token["special"] for token in tokenizer._spec["added_tokens"])
+    added = sum(not token["special"] for token in tokenizer.spec["added_tokens"])
     return VocabularyCounts(entries - special - added, special, added, entries, tokenizer.size)
 
 

@@ -108,7 +108,7 @@ class Tracer:
         if self.algorithm == "BPE":
             self.ranks = {
                 (first, right): rank
-                for rank, (first, right) in enumerate(tokenizer._spec["model"]["merges"])
+                for rank, (first, right) in enumerate(tokenizer.spec["model"]["merges"])
                 if not {first, right, first + right} & tokenizer.specials.keys()
             }
             letters = {**self.model, "merges": [], "ignore_merges": False}

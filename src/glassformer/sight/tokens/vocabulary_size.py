@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...core.errors import UserError, need
-from ...core.tokenizer import trainers
+from ...core.tokenizer import train as train_tokenizer
 
 USUAL = (512, 1024, 2048, 4096, 8192, 16384)
 FEWEST = 10  # words that are counted
@@ -38,10 +38,6 @@ def sizes(
     Sizes that the texts cannot fill are left out, with one entry for the largest that they can.
     Raises UserError.
     """
-    need(
-        kind in trainers.SIZED,
-        f'A "{kind}" tokenizer has one size; choose {", ".join(trainers.SIZED)}.',
-    )
     if dim < 1 or any(size < 1 for size in entries):
         raise UserError("Sizes and the width of an embedding are above 0; give others.")
     joined = "".join(texts)
@@ -55,7 +51,7 @@ def sizes(
     )
     rows: list[Size] = []
     for size in sorted(set(entries)):
-        tokenizer = trainers.train(kind, train.splitlines(keepends=True), size)
+        tokenizer = train_tokenizer(kind, train.splitlines(keepends=True), size)
         if rows and rows[-1].entries == tokenizer.size:
             break
         ids = tokenizer.encode(test)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from glassformer.core import threads
+from glassformer.fast import threads
 from glassformer.fast.kernels import library
 
 VARIABLES = (*threads.WAITING, "OMP_NUM_THREADS", "MKL_NUM_THREADS")

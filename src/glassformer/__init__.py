@@ -17,8 +17,9 @@ import importlib
 import sys
 from contextlib import contextmanager
 
-from .core import registry, threads
+from .core import registry
 from .core.errors import UserError
+from .fast import threads
 
 TYPE_CHECKING = False  # as in typing, whose import is a tenth of the time that --help takes
 if TYPE_CHECKING:

@@ -16,14 +16,21 @@ What is proven:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ..core.tokenizer.library import count_characters, worker
+from ..core.tokenizer.tokenizer import LARGE
 from ..core.tokenizer.tokenizer_json import Spec, merges_by_rank, steps
 from ..core.tokenizer.vocabulary import bytes_by_letter
+from ..fast.threads import cores
 
 if TYPE_CHECKING:
     import tiktoken
@@ -50,13 +57,33 @@ _single = {bytes([byte]): byte for byte in range(256)}
 _status = np.zeros(0x110000, np.uint8)  # of each character; 0: not compared yet
 _status[[ord(FOLDED), *range(0xD800, 0xE000)]] = STRANGE
 
+Encoder: TypeAlias = Callable[[Sequence[str]], list[list[int]]]
+
 
 class TiktokenBackend:
-    """tiktoken with one tokenizer's entries."""
+    """tiktoken with one tokenizer's entries; ``by_library`` encodes what is not proven equal."""
 
-    def __init__(self, ranks: dict[bytes, int], pattern: str, composes: bool) -> None:
+    def __init__(
+        self, ranks: dict[bytes, int], pattern: str, composes: bool, by_library: Encoder
+    ) -> None:
         self.encoding = _encoding(ranks, f"(?:{pattern.removesuffix(SPACES)}){SPACES}")
-        self.composes = composes
+        self.composes, self.by_library = composes, by_library
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Any]:
+        """The ids of each text; many characters are shared out over the cores."""
+        if count_characters(texts) < LARGE:
+            return self._encode_all(texts)
+        workers = cores()
+        size = -(-len(texts) // (4 * workers))
+        groups = [texts[at : at + size] for at in range(0, len(texts), size)]
+        with pool(workers) as threads:
+            return [ids for group in threads.map(self._encode_all, groups) for ids in group]
+
+    def _encode_all(self, texts: Sequence[str]) -> list[Any]:
+        encoded = [self.encode(text) if isinstance(text, str) else None for text in texts]
+        unproven = [text for text, ids in zip(texts, encoded, strict=True) if ids is None]
+        fallback = iter(self.by_library(unproven) if unproven else ())
+        return [next(fallback) if ids is None else ids for ids in encoded]
 
     def encode(self, text: str) -> np.ndarray[Any, Any] | None:
         """The text's ids (uint32); None for a text that is left to the library."""
@@ -71,7 +98,9 @@ class TiktokenBackend:
             return None
 
 
-def of(spec: Spec, library: tokenizers.Tokenizer | None) -> TiktokenBackend | None:
+def of(
+    spec: Spec, library: tokenizers.Tokenizer | None, by_library: Encoder
+) -> TiktokenBackend | None:
     """The backend of a tokenizer, None where nothing is proven.
 
     ``library`` is the tokenizer that finds no special token in a text; None where the merges go
@@ -83,7 +112,7 @@ def of(spec: Spec, library: tokenizers.Tokenizer | None) -> TiktokenBackend | No
     if pattern not in KNOWN or not (composes or normalizer is None) or not ordinary:
         return None
     ranks = _ranks(spec, library)
-    return None if ranks is None else TiktokenBackend(ranks, pattern, composes)
+    return None if ranks is None else TiktokenBackend(ranks, pattern, composes, by_library)
 
 
 def comparable(text: str) -> bool:
@@ -165,3 +194,19 @@ def _ranks(spec: Spec, library: tokenizers.Tokenizer | None) -> dict[bytes, int]
     rising = all(first < then for first, then in itertools.pairwise(merged_ids))
     tokenize = library.model.tokenize
     return ranks if rising and all(len(tokenize(name)) == 1 for name in entries) else None
+
+
+@contextlib.contextmanager
+def pool(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that share work out; left by an exception (Ctrl-C), it waits for none of them."""
+    abandoned = threading.Event()
+    threads = ThreadPoolExecutor(
+        workers, initializer=setattr, initargs=(worker, "abandoned", abandoned)
+    )
+    try:
+        yield threads
+    except BaseException:
+        abandoned.set()
+        threads.shutdown(wait=False, cancel_futures=True)
+        raise
+    threads.shutdown()

@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ..errors import UserError
@@ -31,7 +31,8 @@ SECONDS, RATE = 10.0, 50_000  # the budget: these, and a second for so many char
 TICK = 0.1  # seconds between two looks at the clock
 LOST = "\0 lost"  # stands where a BPE without an unknown token would leave a character out
 
-_worker = threading.local()  # .abandoned: set once the thread's pool was left by an exception
+# .abandoned: set once the thread's pool was left by an exception (formats/tiktoken_backend.py)
+worker = threading.local()
 
 
 # ------------------------------------------------------------------------------------ opening
@@ -178,7 +179,7 @@ def within_budget(work: Callable[[], T], characters: int) -> T:
         except BaseException as error:  # the library's own panics are not Exceptions
             future.set_exception(error)
 
-    abandoned: threading.Event = getattr(_worker, "abandoned", threading.Event())
+    abandoned: threading.Event = getattr(worker, "abandoned", threading.Event())
     threading.Thread(target=run, daemon=True).start()
     wall, processor = time.monotonic(), time.process_time()
     budget = SECONDS + characters / RATE
@@ -192,19 +193,3 @@ def within_budget(work: Callable[[], T], characters: int) -> T:
                 "give shorter texts, or another tokenizer."
             )
     return future.result()
-
-
-@contextlib.contextmanager
-def pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that share work out; left by an exception (Ctrl-C), it waits for none of them."""
-    abandoned = threading.Event()
-    threads = ThreadPoolExecutor(
-        workers, initializer=setattr, initargs=(_worker, "abandoned", abandoned)
-    )
-    try:
-        yield threads
-    except BaseException:
-        abandoned.set()
-        threads.shutdown(wait=False, cancel_futures=True)
-        raise
-    threads.shutdown()

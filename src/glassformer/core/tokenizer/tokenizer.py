@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from .. import registry
 from ..errors import UserError, need
-from ..threads import cores
 from . import library, tokenizer_json
 from .decoders import byte_decoder
 from .library import Place
@@ -106,18 +105,9 @@ class Tokenizer(Vocabulary):
         texts = list(texts)
         before = [self._end("bos", "beginning", self.bos)] if bos else []
         after = [self._end("eos", "end", self.eos)] if eos else []
-        characters = library.count_characters(texts)
         with_specials = functools.partial(self._by_library, special=True)
-        encode = with_specials if special else self.encoder(characters)
-        if encode == self._by_tiktoken and characters >= LARGE:
-            workers = cores()
-            size = -(-len(texts) // (4 * workers))
-            groups = [texts[at : at + size] for at in range(0, len(texts), size)]
-            with library.pool(workers) as threads:
-                encoded = [ids for group in threads.map(encode, groups) for ids in group]
-        else:
-            encoded = encode(texts)
-        lists = [ids if isinstance(ids, list) else ids.tolist() for ids in encoded]
+        encode = with_specials if special else self.encoder(library.count_characters(texts))
+        lists = [ids if isinstance(ids, list) else ids.tolist() for ids in encode(texts)]
         return [[*before, *ids, *after] for ids in lists] if before or after else lists
 
     def _end(self, role: str, long: str, id: int | None) -> int:
@@ -134,26 +124,17 @@ class Tokenizer(Vocabulary):
         The tables that it needs are built here, so that threads may then call it.
         """
         fast = (self._by_rank or characters >= LARGE) and self._tiktoken is not None
-        return self._by_tiktoken if fast else self._by_library
+        return self._tiktoken.encode_batch if fast else self._by_library
 
     @functools.cached_property
     def _tiktoken(self) -> Any:
         """An encoder from outside whose ids are proven to be the library's; None without one."""
         plain = None if self._by_rank else self._plain
         backends = (
-            module.of(self._tables, plain) for module in registry.load("tokenizer_backends")
+            module.of(self._tables, plain, self._by_library)
+            for module in registry.load("tokenizer_backends")
         )
         return next((backend for backend in backends if backend is not None), None)
-
-    def _by_tiktoken(self, texts: Sequence[str]) -> list[Any]:
-        """The ids of each text by tiktoken, and by the library where they are not proven equal."""
-        encoded = [
-            self._tiktoken.encode(text) if self._tiktoken and isinstance(text, str) else None
-            for text in texts
-        ]
-        unproven = [text for text, ids in zip(texts, encoded, strict=True) if ids is None]
-        fallback = iter(self._by_library(unproven) if unproven else ())
-        return [next(fallback) if ids is None else ids for ids in encoded]
 
     def _by_library(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
         chosen = self._special if special else self._plain

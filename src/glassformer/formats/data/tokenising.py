@@ -28,11 +28,11 @@ import numpy as np
 
 from ...core import files
 from ...core.errors import UserError, need, note
-from ...core.threads import cores
 from ...core.tokenizer.framing import document_start
-from ...core.tokenizer.library import pool
 from ...core.tokenizer.tokenizer import Tokenizer
 from ...core.training.shards import Shards
+from ...fast.threads import cores
+from ..tiktoken_backend import pool
 from .corpus import Source, TextPiece, cache_lock
 
 Progress = Callable[[int, int], None]  # bytes of the files read, bytes there are

@@ -7,7 +7,6 @@ import torch
 
 import glassformer
 import tiny
-from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.errors import UserError
 from glassformer.core.nn import Decoder
 from glassformer.fast.fused import FusedStack
@@ -46,7 +45,7 @@ def test_a_state_needs_no_pages():
 def mapped(tmp_path, monkeypatch):
     """A model saved and loaded again as a large one is: its weights stay in the file until they are
     used."""
-    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)
 
     def loaded(model, bits):
         store.save(model, tmp_path, layout="glassformer")

@@ -22,7 +22,6 @@ from folders import edit_json, snapshot
 from glassformer import UserError, config, generation
 from glassformer import families as recipes
 from glassformer.core import files
-from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.config import serial
 from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
@@ -150,7 +149,7 @@ def test_a_loaded_model_does_not_depend_on_its_file(tmp_path, tiny):
 
 def test_a_mapped_model_outlives_its_file(tmp_path, llama, monkeypatch):
     """Saved over, converted into its own folder, removed: what is mapped is the old file."""
-    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)
     store.save(llama, tmp_path, layout="hf")
     first, _ = store.load(tmp_path)
     model = build_model(LLAMA, seed=3)
@@ -167,7 +166,7 @@ def test_a_mapped_model_outlives_its_file(tmp_path, llama, monkeypatch):
 @pytest.mark.parametrize("name", ["gpt2/124m", "llama/stories260k"])
 def test_a_mapped_model_can_be_trained(name, tmp_path, monkeypatch):
     """The same steps as a model that was read, bit for bit, and the file stays as it is."""
-    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)
     store.save(small(name), tmp_path, layout="hf")
     before, tokens = snapshot(tmp_path), torch.arange(20)[None]
     after = []
@@ -198,7 +197,7 @@ def test_the_first_use_leaves_the_collector_as_it_was(before):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_every_dtype_from_every_file(dtype, layout, mapped, tmp_path, monkeypatch):
     """GPT-2: what is turned, what is split and what lies as it is, kept or converted."""
-    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)
     model = small("gpt2/124m", dim=36).half()
     store.save(model, tmp_path, layout=layout)
     back, _ = store.load(tmp_path, dtype=dtype, mapped=mapped)

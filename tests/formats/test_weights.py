@@ -21,9 +21,12 @@ from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.checkpoints import headers
 from glassformer.core.checkpoints import tensors as tensorfiles
+from glassformer.core.checkpoints.headers import read_headers
 from glassformer.core.nn import build
 from glassformer.families.names import NameRule, Table
+from glassformer.formats import mapped as mapping
 from glassformer.formats import weights
+from glassformer.formats.mapped import MappedFiles
 from tiny import equal_tensors
 
 B = "blocks.{i}"
@@ -337,23 +340,24 @@ def test_flipped_bytes_never_crash_and_never_fool_us_alone(tmp_path):
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_file_that_shrinks_while_it_is_read(mapped, tmp_path, monkeypatch):
-    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    monkeypatch.setattr(mapping, "SMALL", 0)
     path = tmp_path / SINGLE
     save_file({"a": numbers(100)}, path)
-    published = tensorfiles.open_files(tmp_path, mapped=mapped)
+    kind = MappedFiles if mapped else tensorfiles.Files
+    published = kind(read_headers(tmp_path))
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(UserError, match="ended while it was read"):
         published.take("a")
     path.unlink()
     with pytest.raises(UserError, match="cannot be read"):
-        tensorfiles.Files(published, mapped=mapped).take("a")
+        kind(published).take("a")
 
 
 # ------------------------------------------------------------------------------------------ mapped
 
 
-def mapped(folder: Path) -> tensorfiles.Files:
-    return tensorfiles.open_files(folder, mapped=True)
+def mapped(folder: Path) -> MappedFiles:
+    return MappedFiles(read_headers(folder))
 
 
 def address(tensor: Tensor, path: Path) -> bool:
@@ -372,7 +376,7 @@ def test_a_large_file_is_mapped_and_stays_as_it_is(tmp_path, monkeypatch):
     save_file(reference, path)
     before = path.read_bytes()
     assert not address(mapped(tmp_path).take("a"), path)  # small
-    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    monkeypatch.setattr(mapping, "SMALL", 0)
     published = mapped(tmp_path)
     actual = {name: published.take(name) for name in reference}
     assert equal_tensors(actual, reference) and actual["b"].dtype == torch.bfloat16
@@ -394,13 +398,13 @@ def test_what_cannot_be_mapped_is_read(tmp_path, monkeypatch):
     header += b" " * ((8 - len(header)) % 8 + 1)
     numbers = torch.tensor([1.5, -2.0])
     path.write_bytes(len(header).to_bytes(8, "little") + header + numbers.numpy().tobytes())
-    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    monkeypatch.setattr(mapping, "SMALL", 0)
     odd = mapped(tmp_path).take("a")
     assert torch.equal(odd, numbers) and odd.data_ptr() % 4 == 0
     save_file({"a": numbers}, path)
     for name, answer in (("_is_mappable", lambda device: False), ("mmap.mmap", refuse)):
         with monkeypatch.context() as patch:
-            patch.setattr(f"glassformer.core.checkpoints.tensors.{name}", answer)
+            patch.setattr(f"glassformer.formats.mapped.{name}", answer)
             assert torch.equal(mapped(tmp_path).take("a"), numbers)
 
 
@@ -419,8 +423,8 @@ def test_files_that_others_serve_are_not_mapped(kind, stays, monkeypatch):
         f"{kind} host:/models rw\n"
     )
     monkeypatch.setattr(Path, "read_text", lambda *args, **named: mounts)
-    assert tensorfiles._is_mappable(os.makedev(0, 44)) is stays
-    assert tensorfiles._is_mappable(os.makedev(8, 1))
+    assert mapping._is_mappable(os.makedev(0, 44)) is stays
+    assert mapping._is_mappable(os.makedev(8, 1))
 
 
 # ------------------------------------------------------------------------------------------ shards

@@ -16,7 +16,6 @@ import tiny
 from glassformer import UserError, generation
 from glassformer import config as c
 from glassformer import sight as inspection
-from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.nn import Model, build_model, finite
 from glassformer.core.nn.finite import is_finite, must_be_finite
 from glassformer.core.tokenizer import Tokenizer
@@ -117,7 +116,7 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
         store.load(tmp_path)
     with pytest.raises(UserError, match=name):
         Checkpoint.open(tmp_path).model_as(bad.config)
-    monkeypatch.setattr(tensorfiles, "SMALL", 0)  # mapped: nobody has read them yet
+    monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)  # mapped: nobody has read them yet
     with pytest.raises(UserError, match=name):
         store.load(tmp_path, dtype="bfloat16")
     mapped, _ = store.load(tmp_path)
@@ -131,7 +130,7 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
 def test_mapped_weights_are_looked_at_once_all_of_them(name, tmp_path, monkeypatch):
     """By formats/first_use.py."""
     calls: list[int] = []
-    monkeypatch.setattr(tensorfiles, "SMALL", 0)
+    monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)
     store.save(tiny.model(tiny.ALL[name]), tmp_path / "m", layout="glassformer")
     mapped, _ = store.load(tmp_path / "m")
     monkeypatch.setattr(finite, "is_finite", lambda weight: not calls.append(weight.data_ptr()))

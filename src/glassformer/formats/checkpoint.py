@@ -174,9 +174,10 @@ class Checkpoint:
     def _files(self, mapped: bool = False) -> Files:
         """The folder's weights, as they were written."""
         from ..core.checkpoints.tensors import Files
+        from .mapped import MappedFiles
 
         assert self.folder is not None
-        files = Files(self.weights(), mapped)
+        files = (MappedFiles if mapped else Files)(self.weights())
         verify(self.folder, "model", "adapter")  # a header that lies was named by now
         return files
 

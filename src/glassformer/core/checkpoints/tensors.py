@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, need
-from .headers import INDEX, SINGLE, SMALL, Headers, Shape, damaged, read_header, read_headers
+from .headers import INDEX, SINGLE, Headers, Shape, damaged, read_header, read_headers
 
 DTYPES = {
     "F64": torch.float64,
@@ -35,34 +33,16 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SHARD = 5_000_000_000  # bytes; a checkpoint above this is written as several files
-REMOTE = {
-    *[
-        "9p",
-        "afs",
-        "ceph",
-        "cifs",
-        "fuse",
-        "glusterfs",
-        "lustre",
-        "nfs",
-        "nfs4",
-        "smb3",
-        "smbfs",
-        "virtiofs",
-    ]
-}
 # bytes of a line of the processor's cache: where the first tensor begins, for those who map the
 # file
 ALIGNED = 64
 
 
 class Files(Headers):
-    """The tensors of safetensors files by name; ``mapped`` says that ``take`` may map them."""
+    """The tensors of safetensors files by name."""
 
-    def __init__(self, headers: Headers, mapped: bool = False) -> None:
+    def __init__(self, headers: Headers) -> None:
         super().__init__(headers.folder, headers.entries)
-        self.mapped = mapped
-        self._maps: dict[Path, mmap.mmap | None] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,6 +60,17 @@ class Files(Headers):
             tensor: Tensor = entry.load()
             return tensor
         return self.numbers(name, 0, math.prod(entry.shape)).view(entry.shape)
+
+    def take(self, name: str) -> Tensor:
+        """The tensor ``name``; as it lies in its file where that is mapped (formats/mapped.py)."""
+        return self.load(name)
+
+    def lies_mapped(self, name: str) -> bool:
+        """True where ``take`` gave a view of the mapped file, whose pages nobody has read yet."""
+        return False
+
+    def release(self, names: Iterable[str]) -> None:
+        """Let go of the tensors' mapped pages until they are looked at again, and of changes."""
 
     def numbers(self, name: str, low: int, high: int) -> Tensor:
         """Its numbers ``low`` to before ``high`` in the order of the file, flat."""
@@ -99,76 +90,14 @@ class Files(Headers):
             ) from None
         return tensor
 
-    def take(self, name: str) -> Tensor:
-        """The tensor ``name`` as it lies in its file where that may be mapped, otherwise read.
 
-        It may be written to: a page that changes becomes the process's own and the file stays as it
-        is.
-        """
-        # Mapped beside read, to the first token (docs/performance.md): GPT-2 124M 560 -> 200 ms; a
-        # 1.1 B in bf16 23.2 -> 4.6 s on a busy machine. safe_open maps too, but cannot let go of
-        # pages (see release).
-        entry, dtype = self.entries[name], DTYPES[self.entries[name].dtype]
-        if self.mapped and entry.path not in self._maps:
-            self._maps[entry.path] = _map(entry.path)
-        buffer = self._maps.get(entry.path)
-        if buffer is None or entry.start == entry.end or entry.start % dtype.itemsize:
-            return self.load(name)
-        need(entry.end <= len(buffer), damaged(entry.path, "it ended while it was read"))
-        count = (entry.end - entry.start) // dtype.itemsize
-        return torch.frombuffer(buffer, dtype=dtype, offset=entry.start, count=count).view(
-            entry.shape
-        )
-
-    def lies_mapped(self, name: str) -> bool:
-        """True where ``take`` gave a view of the mapped file, whose pages nobody has read yet."""
-        return self._maps.get(self.entries[name].path) is not None
-
-    def release(self, names: Iterable[str]) -> None:
-        """Let go of the tensors' mapped pages until they are looked at again, and of changes."""
-        # GPT-2 124M (475 MiB, its matrices transposed): 501 MiB more at the peak of loading instead
-        # of 822.
-        for entry in map(self.entries.__getitem__, names):
-            buffer = self._maps.get(entry.path)
-            if buffer is not None:
-                page_start = entry.start - entry.start % mmap.PAGESIZE
-                buffer.madvise(mmap.MADV_DONTNEED, page_start, entry.end - page_start)
-
-
-def open_files(folder: Path, mapped: bool = False) -> Files:
+def open_files(folder: Path) -> Files:
     """The folder's weights; UserError as ``read_headers`` says."""
-    return Files(read_headers(folder), mapped)
+    return Files(read_headers(folder))
 
 
 def open_file(path: Path) -> Files:
     return Files(Headers(path.parent, read_header(path)))
-
-
-def _map(path: Path) -> mmap.mmap | None:
-    """The file as memory; None where reading it is the better way."""
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_size >= SMALL and _is_mappable(status.st_dev):
-                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except OSError:  # reading says why, or succeeds where only mapping was refused
-        pass
-    return None
-
-
-def _is_mappable(device: int) -> bool:
-    """True where files on this device stay readable while mapped: not on a network share.
-
-    A page that cannot be fetched kills the process, so what a network or another program serves is
-    read.
-    """
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:  # only Linux tells
-        return True
-    kinds = {mount.partition(" - ")[2].split()[0] for mount in mounts if mount.split()[2] == number}
-    return not any(kind.partition(".")[0] in REMOTE for kind in kinds)
 
 
 def flat_bytes(tensor: Tensor) -> Any:

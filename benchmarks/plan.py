@@ -1,5 +1,5 @@
 """Which number format and whether to compile: the measurements behind the table in
-``core/training/execution.py``.
+``fast/training/execution.py``.
 
     python benchmarks/plan.py                       a step of each shape in fp32 and bf16, in turns, one thread
     python benchmarks/plan.py --compile             also compiled, with what compiling costs
@@ -22,10 +22,10 @@ from glassformer.core.config.serial import change
 from glassformer.core.nn import build_model
 from glassformer.core.training import train
 from glassformer.core.training.batches import Batch
-from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loop import State
 from glassformer.core.training.optimizer import Optimizer
 from glassformer.families import find
+from glassformer.fast.training.execution import ExecutionSettings
 
 CONTEXT = 128
 

@@ -31,9 +31,9 @@ from glassformer.core.nn import build_model
 from glassformer.core.training import train
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
-from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loop import State
 from glassformer.fast.training.allocator import peak_memory, reset_peak_memory
+from glassformer.fast.training.execution import ExecutionSettings
 from glassformer.runs import run_checkpoints
 from glassformer.scale.cost import cost
 from glassformer.scale.layout import Layout

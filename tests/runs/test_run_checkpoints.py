@@ -21,9 +21,9 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training import train
-from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loop import State
 from glassformer.core.training.optimizer import Optimizer
+from glassformer.fast.training.execution import ExecutionSettings
 from glassformer.formats import store
 from glassformer.runs import run_checkpoints
 from glassformer.runs.hooks import Save

@@ -15,7 +15,7 @@ from glassformer.core.nn import build_model
 from glassformer.core.training import train
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
-from glassformer.core.training.execution import ExecutionSettings
+from glassformer.fast.training.execution import ExecutionSettings
 from glassformer.scale import owners, shard
 from glassformer.scale.mesh import ALONE, Mesh
 from glassformer.scale.parallel import Parallel

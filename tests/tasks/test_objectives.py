@@ -19,11 +19,11 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape, build_model
 from glassformer.core.training import loss
 from glassformer.core.training.batches import Batch
-from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loop import train
 from glassformer.core.training.loss import forward, gradients
 from glassformer.core.training.pieces import Pieces
 from glassformer.fast.training.bf16_replica import Bf16Replica
+from glassformer.fast.training.execution import ExecutionSettings
 from glassformer.formats import extend, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.runs import hooks, launch, plan, run_config

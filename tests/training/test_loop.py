@@ -21,14 +21,13 @@ from glassformer.core.training import loss, train
 from glassformer.core.training import optimizer as muon
 from glassformer.core.training.batches import Batch
 from glassformer.core.training.causal import Causal
-from glassformer.core.training.execution import ExecutionSettings
 from glassformer.core.training.loop import State
 from glassformer.core.training.loss import cross_entropy, gradients, split
 from glassformer.core.training.optimizer import Optimizer, factor
 from glassformer.fast.training import execution
 from glassformer.fast.training.bf16_replica import Bf16Replica
 from glassformer.fast.training.blockwise import blockwise
-from glassformer.fast.training.execution import choose_execution
+from glassformer.fast.training.execution import ExecutionSettings, choose_execution
 from tiny import equal_tensors
 
 PLAIN = ExecutionSettings()

@@ -85,40 +85,8 @@ def install_extra(extra: str) -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """A closing hint for an unknown word: ' Did you mean "depth"?', or the whole short list.
-
-    ``words`` may be options (--max-new) and dotted paths (decoder.depth); a word of the field's
-    finds ours among them.
-    """
-    import difflib  # not needed where nothing went wrong
-
-    plain = {option.lstrip("-").replace("-", "_"): option for option in sorted(set(words))}
-    query = word.lstrip("-").replace("-", "_").lower()
-    names = [query]
-    for room in registry.load("synonyms"):  # runs/synonyms.py
-        if query in room.ELSEWHERE:
-            return f" {room.ELSEWHERE[query]}"
-        names += [term for term, synonyms in room.WORDS.items() if query in synonyms.split()]
-    # one setting above all the deep ones of its kind: steps before see.step
-    if f"{query}s" in plain:
-        return f' Did you mean "{plain[f"{query}s"]}"?'
-    for name in names:
-        last = name.rpartition(".")[2]  # inside of its table a setting stands without its path
-        depths = {
-            option: option.count(".") - 2 * (".pattern." in option)  # that of its block
-            for option in plain
-            if option in (name, last) or option.endswith(f".{name}")
-        }
-        if depths:
-            least = min(depths.values())
-            meant = [f'"{plain[option]}"' for option in depths if depths[option] == least]
-            return f" Did you mean {' or '.join(meant[:2])}?"
-    close = difflib.get_close_matches(query, plain, n=3, cutoff=0.6)
-    if close:
-        # two letters that changed places
-        anagrams = [option for option in close if sorted(option) == sorted(query)]
-        return f' Did you mean "{plain[(anagrams or close)[0]]}"?'
-    return f" Known: {', '.join(plain.values())}." if 0 < len(plain) <= 30 else ""
+    """A closing hint for an unknown word: ' Did you mean "depth"?', or the whole short list."""
+    return "".join(room.nearest(word, words) for room in registry.load("synonyms"))
 
 
 def choices(name: object, classes: Iterable[str], table: bool = False) -> str:

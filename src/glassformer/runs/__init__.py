@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ..core.config.objective import Objective
     from ..core.config.run import Train
     from ..core.nn import Model
-    from ..core.training import Batch, ExecutionSettings, State, TrainStep
+    from ..core.training import Batch, State, TrainStep
+    from ..fast.training.execution import ExecutionSettings
     from .defaults import choose
     from .history import TrainingLog, training_log
     from .launch import RunResult, run

@@ -22,10 +22,9 @@ from ..core.config.run import Train
 from ..core.errors import UserError, need, note
 from ..core.memory import available_memory, gibibytes
 from ..core.nn.experts import MoE
-from ..core.training.execution import ExecutionSettings
 from ..core.training.loop import State, Stuck, TrainStep, train
 from ..fast import device as devices
-from ..fast.training.execution import choose_by_table, choose_execution
+from ..fast.training.execution import ExecutionSettings, choose_by_table, choose_execution
 from ..scale.cost import FP32
 from ..scale.mesh import Mesh, started
 from ..scale.prefetch import read_ahead

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 WORDS = {
     "accumulate": "accumulation_steps grad_accum gradient_accumulation gradient_accumulation_steps",
     "act": "activation activation_function hidden_act",
@@ -60,3 +63,36 @@ ELSEWHERE = dict.fromkeys(
     ("threads", "num_threads", "n_threads", "cpus"), "Set OMP_NUM_THREADS before the command."
 )
 """What is wished for and no setting here: what to do instead."""
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """A closing hint for an unknown word: ' Did you mean "depth"?', or the whole short list.
+
+    ``words`` may be options (--max-new) and dotted paths (decoder.depth); a word of the field's
+    finds ours among them.
+    """
+    plain = {option.lstrip("-").replace("-", "_"): option for option in sorted(set(words))}
+    query = word.lstrip("-").replace("-", "_").lower()
+    if query in ELSEWHERE:
+        return f" {ELSEWHERE[query]}"
+    names = [query, *(term for term, synonyms in WORDS.items() if query in synonyms.split())]
+    # one setting above all the deep ones of its kind: steps before see.step
+    if f"{query}s" in plain:
+        return f' Did you mean "{plain[f"{query}s"]}"?'
+    for name in names:
+        last = name.rpartition(".")[2]  # inside of its table a setting stands without its path
+        depths = {
+            option: option.count(".") - 2 * (".pattern." in option)  # that of its block
+            for option in plain
+            if option in (name, last) or option.endswith(f".{name}")
+        }
+        if depths:
+            least = min(depths.values())
+            meant = [f'"{plain[option]}"' for option in depths if depths[option] == least]
+            return f" Did you mean {' or '.join(meant[:2])}?"
+    close = difflib.get_close_matches(query, plain, n=3, cutoff=0.6)
+    if close:
+        # two letters that changed places
+        anagrams = [option for option in close if sorted(option) == sorted(query)]
+        return f' Did you mean "{plain[(anagrams or close)[0]]}"?'
+    return f" Known: {', '.join(plain.values())}." if 0 < len(plain) <= 30 else ""

@@ -3,7 +3,6 @@
     loop optimizer loss                            one step
     causal                                         what is learned: the next token
     batches order shards validation                batches
-    execution                                      number format and compiling, which fast/training chooses
 
 Names are imported on first use: torch is slow.
 """
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from ..config.objective import Objective
     from .batches import Batch, Batches
     from .causal import Causal
-    from .execution import ExecutionSettings
     from .loop import State, TrainStep, train
     from .loss import Loss
     from .optimizer import Optimizer, factor
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 _HOME = {
     ".batches": "Batch Batches",
     ".causal": "Causal",
-    ".execution": "ExecutionSettings",
     ".loop": "State TrainStep train",
     ".loss": "Loss",
     "..config.objective": "Objective",

@@ -25,7 +25,6 @@ from ..errors import UserError
 from ..nn import Model
 from .batches import Batch
 from .causal import Causal
-from .execution import ExecutionSettings
 from .loss import Sums, gradients
 from .optimizer import Optimizer, factor_in_extended_run
 
@@ -110,22 +109,22 @@ def train(
     settings: run.Train | None = None,
     *,
     state: State | None = None,
-    execution: ExecutionSettings | None = None,
+    execution: Any = None,
 ) -> Iterator[TrainStep]:
     """Train ``model`` in place, a yielded TrainStep at a time; ``state`` goes on with a run.
 
+    ``execution`` is its number format and compiling; None: what fast/training/execution.py chooses.
     Raises Stuck, a UserError, when ``settings.max_skipped_steps`` steps in a row have no finite
     loss and gradient; such steps never reach the weights.
     """
     settings = settings or run.Train()
     objective = objective or Causal()
     state = state or State(model, Optimizer(model, settings.optimizer), batches)
-    runner, replica = model, None
-    for room in registry.load("execution"):  # fast/training/execution.py
-        if execution is None:
-            execution = room.choose_execution(model, None, objective, settings)
-        runner, replica = room.prepare(model, execution, state.gradients is not None)
-    execution, state.bf16_replica = execution or ExecutionSettings(), replica
+    runner, replica, computing = model, None, nullcontext
+    for room in registry.load("execution"):
+        execution = execution or room.choose_execution(model, None, objective, settings)
+        runner, replica, computing = room.prepare(model, execution, state.gradients is not None)
+    state.bf16_replica = replica
     if state.step == 0:
         seed(settings.seed)
     base_lr = max(group["base_lr"] for group in state.optimizer.groups())
@@ -136,8 +135,7 @@ def train(
         if replica is not None:
             replica.follow()
         draws = functools.partial(seed_piece, settings.seed, state.step)
-        # fp32 products in TF32, where that was asked for
-        with execution.products() if execution.tf32 else nullcontext():
+        with computing():  # fp32 products in TF32, where that was asked for
             if state.gradients is not None:
                 sums = state.gradients(runner, batches, objective, settings, draws)
             else:

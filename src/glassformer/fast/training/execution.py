@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from ...core.config.objective import Objective
 from ...core.errors import need
 from ...core.nn import Model
 from ...core.training.batches import Batch
-from ...core.training.execution import ExecutionSettings
 from ...core.training.loss import gradients, split
 from .allocator import keep_freed_memory
 from .bf16_replica import Bf16Replica
@@ -36,6 +35,36 @@ CPUINFO = Path("/proc/cpuinfo")  # Linux; elsewhere nothing is known of the proc
 TRIAL = 2e11
 """FLOPs of a trial step at most: a second or two on a small machine, so that training begins at
 once."""
+
+
+@dataclass(frozen=True)
+class ExecutionSettings:
+    """Number format and compiling of a run, saved with it so that a resumed run does the same.
+
+    ``blocks``: each block is compiled, not the whole model; ``tf32``: fp32 products are in TF32.
+    ``machine`` is the kind it was decided for. ``seconds`` is a step's measured time (0: not
+    measured) and ``peak`` the machine's measured matrix product in FLOP/s: they tell, they decide
+    nothing.
+    """
+
+    dtype: str = "float32"
+    compile: bool = False
+    seconds: float = 0.0
+    peak: float = 0.0
+    why: str = ""
+    machine: str = ""
+    tf32: bool = False
+    blocks: bool = False
+
+    @contextlib.contextmanager
+    def products(self) -> Iterator[None]:
+        """While entered, fp32 products are computed as ``tf32`` says, afterwards as before."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if self.tf32 else before)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 @dataclass(frozen=True)
@@ -231,11 +260,13 @@ def matmul_peak(dtype: torch.dtype, device: torch.device) -> float:
 
 def prepare(
     model: Model, execution: ExecutionSettings, several: bool
-) -> tuple[Any, Bf16Replica | None]:
-    """The model as training calls it, and its bf16 copy where there is one; ``several`` processes
-    gather their shards in bf16."""
+) -> tuple[Any, Bf16Replica | None, Callable[[], Any]]:
+    """The model as training calls it, its bf16 copy where there is one, and what a step is computed
+    in; ``several`` processes gather their shards in bf16."""
     if next(model.parameters()).device.type == "cpu":
         keep_freed_memory(several)
     replica = Bf16Replica(model) if execution.dtype == "bfloat16" and not several else None
     runner: Any = model if replica is None else replica.model
-    return (compiled_with_loss(runner, execution.blocks) if execution.compile else runner), replica
+    if execution.compile:
+        runner = compiled_with_loss(runner, execution.blocks)
+    return runner, replica, execution.products if execution.tf32 else contextlib.nullcontext

@@ -1,36 +1,53 @@
 """Direct logit attribution: what each part of the model added to a logit, or to the difference of
 two.
 
-A logit is a direction times the stream, and the stream is a sum of what parts wrote to it
-(direction.py). Every norm on the way is held at the scale that it had in this pass, so the sum is
+A logit is a direction times the stream, and the stream is a sum of what parts wrote to it. Every
+norm on the way is held at the scale that it had in this pass (recording/causes.py), so the sum is
 exact, and is shown to be.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..core.errors import need
-from ..core.nn import Model, Tape
-from ..core.nn.finite import must_be_finite
-from ..core.nn.model import inference
+from ..core.nn import Model
 from . import streams
-from .direction import HELD, INSTEAD, AtOnePlace, Contribution, Sweep, back, gated, watched
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.shown import Records, Shown
 from .looking import Edits, Text
 from .reading import as_edit_list
+from .recording.causes import Cause
+from .recording.trace import Trace, trace
 from .streams import TokenLabel, answer_kind, fp64
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
+
+INSTEAD = "`glassformer saliency` asks the input instead."
+KINDS = {"attn.z": "head", "cross.z": "cross head", "ffn.hidden": "mlp"}
+KINDS |= {"ffn.shared.hidden": "shared expert", "ffn.down_bias": "bias"}
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """Contribution of one component: ``kind`` is head, mlp, expert, token, position, bias, edit,
+    ..; ``address`` where it stands.
+
+    ``block`` is its block, counted from 0, and ``index`` its number there: a head's, an expert's.
+    """
+
+    kind: str
+    address: str
+    value: float
+    block: int | None = None
+    index: int | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -170,24 +187,16 @@ def attribute(
     changes = as_edit_list(edits)
     of_labels = answer_kind(model, of) == "label"
     streams.needs_stream(model, "Direct logit attribution", INSTEAD)
-    inputs = streams.prepare(model, tokenizer, text, source, changes)
-    body = model.config.main_body
-    head = cast(Any, model.head)
-    tape: Tape
     if of_labels:
         need(position is None, "A label is of the whole text, of no position; leave it out.")
-        tape = Tape(*watched(body), "pool.*", edits=inputs.edits)
-        output = inputs.run(model, tape)
-        logits = fp64(tape["pool.write"][0])
     else:
         streams.needs_head(model, "`glassformer contexts` compares its vectors.")
-        position = streams.place(position, inputs.tokens, tokenizer)
-        tape = AtOnePlace(position, body, inputs.edits)
-        output = inputs.run(model, tape)
-        with inference(model):  # before the cap
-            last_hidden = output.hidden[:, position : position + 1]
-            logits = fp64(head.proj(head.prepare(last_hidden), head.table(model.embed))[0, 0])
-    must_be_finite(model, logits)
+    text = streams.blanks_masked(model, tokenizer, text)
+    recorded = trace(model, tokenizer, text, source, changes)
+    if not of_labels:
+        position = streams.place(position, recorded.tokens, tokenizer)
+    scores = "pool.write" if of_labels else f"head.proj[{position}]"  # before the cap
+    logits = fp64(recorded[scores]).reshape(-1)
     chosen, piece = streams.choice(model, tokenizer, logits, token, of_labels)
     rival, rival_piece = (
         (None, None)
@@ -199,99 +208,81 @@ def attribute(
         f"The two {'labels' if of_labels else 'tokens'} are the same one, and their difference is "
         "nothing; give another.",
     )
-    hidden = fp64(output.hidden[0])
-    with torch.no_grad():
-        if of_labels:
-            shares, notes = _through_pool(model, tape, hidden, chosen, rival)
-        else:
-            assert isinstance(tape, AtOnePlace)
-            sweep = Sweep(model, tape)
-            sweep.carry_back(hidden[position], chosen, rival)
-            shares = sweep.parts
-            notes = sweep.notes
 
-    def score(logits: Tensor) -> float:
-        return (logits[chosen] - (0.0 if rival is None else logits[rival])).item()
+    def number(at: int) -> str:
+        return f"pool.write[{at}]" if of_labels else f"{scores[:-1]},{at}]"
 
-    total = math.fsum(part.value for part in shares)
-    logit = score(logits)
-    cap = None if of_labels else head.softcap
+    causes = recorded.attribute(
+        number(chosen),
+        _writers(recorded, position),
+        None if rival is None else number(rival),
+    )
+    notes, capped = causes.notes, None
+    if not of_labels and cast(Any, model.head).softcap is not None:
+        notes.append("The head caps its logits: parts are of the logit before the cap.")
+        signs = ((1.0, chosen),) if rival is None else ((1.0, chosen), (-1.0, rival))
+        capped = sum(sign * float(recorded[f"logits[{position},{token}]"]) for sign, token in signs)
     return Attribution(
         chosen,
         piece,
         rival,
         rival_piece,
         position,
-        shares[::-1],
-        total,
-        logit,
-        abs(total - logit),
-        None if cap is None else score(cap * torch.tanh(logits / cap)),
+        _contributions(causes.causes, recorded, position),
+        causes.sum,
+        causes.value,
+        causes.difference,
+        capped,
         notes,
         [*map(repr, changes)],
     )
 
 
-def _through_pool(
-    model: Model, tape: Tape, hidden: Tensor, label: int, against_label: int | None
-) -> tuple[list[Contribution], list[str]]:
-    """The parts of a label's logit (less another's) from the last to the first; ``hidden`` (T, C)
-    is what is pooled."""
-    body = model.config.main_body
-    pool = model.pool
-    head_sweep = Sweep(model, AtOnePlace(0, body, tape.edits), ":")
-    rows, signs = (
-        ([label], [1.0]) if against_label is None else ([label, against_label], [1.0, -1.0])
-    )
-    sign = torch.tensor(signs, dtype=torch.float64, device=hidden.device)
-    vector, shares = fp64(tape["pool.vector"][0]), fp64(pool.shares(hidden))  # (C), (T, C)
-    x = vector
-    gate = None
-    if pool.transform is not None:
-        x, gate = gated(pool.transform, pool.act, x)
-    head_sweep.d = sign @ fp64(pool.proj.weight[rows])
-    scores = fp64(pool.proj.bias[rows]) + fp64(pool.proj.weight[rows]) @ (
-        _unit(x) if pool.normalize else x
-    )
-    if tape.changes("pool.write"):
-        head_sweep.add("edit", "pool.write", sign @ (fp64(tape["pool.write"][0, rows]) - scores))
-    head_sweep.add(
-        "bias",
-        " - ".join(f"pool.proj.bias[{row}]" for row in rows),
-        sign @ fp64(pool.proj.bias[rows]),
-    )
-    head_sweep.d = head_sweep.d / x.norm().clamp(min=1e-12) if pool.normalize else head_sweep.d
-    if gate is not None:
-        head_sweep.notes.append(HELD.format("pool"))
-        head_sweep.d, constant = back(pool.transform, head_sweep.d * gate)
-        head_sweep.add("bias", "pool.transform.bias", constant)
-    if tape.changes("pool.vector"):
-        head_sweep.add("edit", "pool.vector", head_sweep.d @ (vector - (shares * hidden).sum(0)))
-    if pool.query is not None:
-        head_sweep.notes.append("The pool's shares, a softmax, are held.")
-    places = [at for at, share in enumerate(shares) if share.any()]
-    if len(places) > 1:
-        head_sweep.notes.append(
-            f"The pool reads {len(places)} positions; each part is the sum over them."
-        )
-    sums: dict[tuple[str, str, int | None, int | None], float] = {}
-    for at in places:
-        at_position = AtOnePlace(at, body, tape.edits)
-        for path, value in tape.records.items():
-            if not path.startswith("pool."):
-                at_position.record(path, value)
-        sweep = Sweep(model, at_position, ":" if len(places) > 1 else None)
-        sweep.d = head_sweep.d * shares[at]
-        sweep.through_stack(hidden[at])
-        for component in sweep.parts:
-            key = component.kind, component.address, component.block, component.index
-            sums[key] = sums.get(key, 0.0) + component.value
-    components = [
-        Contribution(kind, address, value, block, index)
-        for (kind, address, block, index), value in sums.items()
+def _writers(recorded: Trace, position: int | None) -> list[str]:
+    """The addresses of all heads, MLPs, experts and tables of a stack, at one position or all."""
+    place = ":" if position is None else str(position)
+    body = recorded.model.config.main_body
+    form = re.compile(rf"{body}\.blocks\.\d+\.(.+)|embed\.(token|position|segment|lag\.\d+)")
+    writers = []
+    for name, value in {**recorded.aliases, **recorded.values}.items():
+        match = form.fullmatch(name)
+        if match is not None and (match[2] or match[1] in KINDS):
+            index = f"head,{place}" if name.endswith(".z") else place
+            if match[1] == "ffn.down_bias":
+                index = "expert"
+            elif len(value.shape) == 4 and name.endswith("hidden"):
+                index = f"{'token' if position is None else place},choice"
+            writers.append(f"{name}[{index}]")
+    return recorded.choose(writers)
+
+
+def _contributions(
+    causes: Sequence[Cause], recorded: Trace, position: int | None
+) -> list[Contribution]:
+    """Causes, as the parts of a model of ours are called; an expert's at all positions are one."""
+    parts: dict[tuple[Any, ...], list[float]] = {}
+    for cause in causes:
+        path, _, places = cause.address.rstrip("]").partition("[")
+        match = re.match(r"\w+\.blocks\.(\d+)\.(.+)", path)
+        block = None if match is None else int(match[1])
+        kind, address, index = cause.kind, cause.address, None
+        first, *others = places.split(",")
+        if kind == "weight":
+            kind = "bias"
+        elif kind == "chosen" and match is None:
+            _, kind, *numbers = path.split(".")
+            index = int(numbers[0]) if numbers else None
+        elif kind == "chosen":
+            assert match is not None
+            kind = KINDS[match[2]]
+            if kind == "mlp" and others:
+                kind = "expert"
+                index = int(recorded[f"{path.removesuffix('hidden')}chosen[{places}]"])
+                address = f"{path}[{':' if position is None else first},{others[0]}]"
+            elif kind != "mlp" and kind != "shared expert":
+                index = int(first)
+        parts.setdefault((kind, address, block, index), []).append(cause.value)
+    return [
+        Contribution(kind, address, math.fsum(values), block, index)
+        for (kind, address, block, index), values in parts.items()
     ]
-    return [*head_sweep.parts, *components], head_sweep.notes
-
-
-def _unit(x: Tensor) -> Tensor:
-    return torch.nn.functional.normalize(x, dim=-1)

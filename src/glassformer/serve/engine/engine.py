@@ -24,7 +24,6 @@ from ...core.generation.prompt import end_tokens
 from ...core.nn import Model
 from ...sight.looking import must_match
 from ...sight.reading import Reading, as_edit_list, build_hooks, one_token
-from .draft_model import check_draft
 from .memory import MemoryPlan, plan_memory
 from .recording import Look
 from .request import (
@@ -55,8 +54,7 @@ class Engine:
     and ``memory`` (bytes for keys and values; None: half of what is free, at most what all these
     can need) bound it; ``room`` says what was taken. ``step_tokens`` are read at most in one pass,
     so that long prompts do not hold up others. ``lookup``: guess tokens that stand earlier in a
-    text; ``draft``: let a small decoder of the same vocabulary guess. Guesses change no answer.
-    Clients have equal shares: one with fewer continuations than another comes first, and takes the
+    text; guesses change no answer. Clients have equal shares: one with fewer continuations than another comes first, and takes the
     other's newest place. A request that fails ends alone. Close it, or use it in a ``with``. Raises
     UserError where memory does not hold one text.
     """
@@ -72,22 +70,19 @@ class Engine:
         memory: int | None = None,
         step_tokens: int = 512,
         lookup: bool = True,
-        draft: Model | None = None,
     ) -> None:
         need(max_queue >= 1, f"max_queue is {max_queue}; give 1 or more.")
         need(step_tokens >= 1, f"step_tokens is {step_tokens}; give 1 or more.")
         self.model = model
         self.tokenizer = tokenizer
         self.max_queue = max_queue
-        if draft is not None:
-            check_draft(draft, model)
         self.memory_plan: MemoryPlan = plan_memory(
-            model, max_context, max_sequences, memory, draft, step_tokens
+            model, max_context, max_sequences, memory, step_tokens
         )
         self.max_context = self.memory_plan.context
         self.step_tokens = step_tokens
         self.vocab_size = None if tokenizer is None else tokenizer.size
-        self.lookup = (lookup or draft is not None) and self.memory_plan.rewinds
+        self.lookup = lookup and self.memory_plan.rewinds
         self._worker = Worker(
             model, self.memory_plan, self.vocab_size, step_tokens, self.lookup, self._closed
         )

@@ -162,9 +162,7 @@ class PagedRunner(Runner[list[int]]):
         """The tokens before each one (1, N, lag), the nearest first; -1 before the beginning."""
         previous = []
         for chunk in chunks:
-            # a draft model goes on from its guesses
-            before = (chunk.sequence.ids + chunk.sequence.draft)[: chunk.start]
-            ids = [-1] * self.lag + before + chunk.tokens
+            ids = [-1] * self.lag + chunk.sequence.ids[: chunk.start] + chunk.tokens
             for place in range(chunk.start + self.lag, len(ids)):
                 previous.append(ids[place - self.lag : place][::-1])
         return self.row(previous)[None]

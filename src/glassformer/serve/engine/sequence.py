@@ -472,9 +472,8 @@ def sample_with_logprobs(
     return list(zip(tokens.tolist(), logprobs, cut, strict=True))
 
 
-def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None, ahead: int = 0) -> Tensor:
-    """Sampled token (R,) of each row from logits (R, V), by the random number ``ahead`` places
-    after its next one.
+def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None) -> Tensor:
+    """Sampled token (R,) of each row from logits (R, V).
 
     Only the first ``vocab_size`` ids are drawn; rows of equal Sampling are drawn together.
     """
@@ -487,7 +486,7 @@ def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None, ahead: i
         index = torch.tensor(places, device=logits.device)
         uniform = mask = None
         if not sampling.greedy:
-            random_numbers = [row.uniform(len(row.tokens) + ahead) for row in group]
+            random_numbers = [row.uniform(len(row.tokens)) for row in group]
             uniform = torch.tensor(random_numbers, device=logits.device)
         group_logits = logits if len(places) == len(rows) else logits[index]
         if sampling.repetition_penalty != 1:

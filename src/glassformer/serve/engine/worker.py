@@ -24,11 +24,10 @@ from typing import TypeVar
 
 import torch
 
-from ...core.errors import need, note
+from ...core.errors import need
 from ...core.generation.sample import likeliest, log_probability
 from ...core.nn import Model
 from ...core.nn.finite import is_finite, must_be_finite
-from .draft_model import DraftModel
 from .encoder import encode
 from .memory import MemoryPlan
 from .request import Event, FinishReason, Stats, TokenLogprob
@@ -59,8 +58,6 @@ class Worker:
         self.lookup = lookup
         self.closed = closed
         self.runner = plan.runner()
-        drafter = plan.drafter()
-        self.drafts = None if drafter is None else DraftModel(drafter, vocab_size, step_tokens)
         self.scheduler = Scheduler(
             plan.pool,
             plan.size,
@@ -209,10 +206,7 @@ class Worker:
             drawing = self._map_isolated(drawing, self._append)
             drawing = [chunk for chunk in drawing if chunk.guess_accepted]
         chunks = self._map_isolated(chunks, self._done)
-        chunks = self._map_isolated(chunks, self._propose_by_lookup)
-        if self.drafts is not None:
-            unseen = [chunk.sequence for chunk in chunks if chunk.sequence.look is None]
-            self._propose_by_model(self.drafts, unseen)
+        self._map_isolated(chunks, self._propose)
 
     def _start_forks(self, chunk: Chunk) -> None:
         """Starts the other continuations of its prompt; one of no tokens ends."""
@@ -255,29 +249,14 @@ class Worker:
         self.stats.drafted_tokens += chunk.drafted
         self.stats.accepted_tokens += chunk.accepted
 
-    def _propose_by_lookup(self, chunk: Chunk) -> None:
+    def _propose(self, chunk: Chunk) -> None:
         """Guesses the next tokens by prompt lookup."""
         sequence = chunk.sequence
         if self.lookup and sequence.look is None:
             lookup = sequence.lookup = sequence.lookup or PromptLookup()
             lookup.learn(chunk.drafted, chunk.accepted)
-            if self.drafts is None:
-                room = sequence.max_tokens - len(sequence.tokens) - 1
-                sequence.draft = lookup.propose(sequence.ids, room)
-
-    def _propose_by_model(self, drafts: DraftModel, sequences: Seq[Sequence]) -> None:
-        """Guesses the next tokens by the draft model. Guesses change no answer: where they fail
-        there are none."""
-        try:
-            drafts.propose(sequences)
-        except Exception as error:
-            note(
-                f"The draft model failed ({type(error).__name__}: {error}); this step goes on "
-                "without guesses."
-            )
-            drafts.restart()
-            for sequence in sequences:
-                sequence.draft = []
+            room = sequence.max_tokens - len(sequence.tokens) - 1
+            sequence.draft = lookup.propose(sequence.ids, room)
 
     def _search(self, chunk: Chunk) -> None:
         """Grows each beam by a token once all were computed, or finishes the search."""
@@ -366,8 +345,6 @@ class Worker:
     def _restart(self, without: Seq[Sequence]) -> None:
         """Frees all pages; open sequences are computed again."""
         self.runner.restart()
-        if self.drafts is not None:
-            self.drafts.restart()
         self.scheduler.restart(without)
 
     def _released(self, sequence: Sequence) -> None:
@@ -375,8 +352,6 @@ class Worker:
         if sequence.look is not None and not wants_scores(sequence):
             # what was recorded need not be computed again for it
             sequence.recompute_from = sequence.look.next
-        if self.drafts is not None:
-            self.drafts.released(sequence)
 
 
 def wants_scores(sequence: Sequence) -> bool:

@@ -54,9 +54,9 @@ class Engine:
     and ``memory`` (bytes for keys and values; None: half of what is free, at most what all these
     can need) bound it; ``room`` says what was taken. ``step_tokens`` are read at most in one pass,
     so that long prompts do not hold up others. ``lookup``: guess tokens that stand earlier in a
-    text; guesses change no answer. Clients have equal shares: one with fewer continuations than another comes first, and takes the
-    other's newest place. A request that fails ends alone. Close it, or use it in a ``with``. Raises
-    UserError where memory does not hold one text.
+    text; guesses change no answer. Clients have equal shares: one with fewer continuations than
+    another comes first, and takes the other's newest place. A request that fails ends alone. Close
+    it, or use it in a ``with``. Raises UserError where memory does not hold one text.
     """
 
     def __init__(

@@ -15,8 +15,8 @@ from glassformer.core.errors import UserError
 from glassformer.core.generation import Sampling, beam
 from glassformer.serve.engine import Engine, Request, Result
 from glassformer.serve.engine.memory import fit_pages, page_needs, plan_memory
-from glassformer.serve.engine.pages import PagePool, Windows
 from glassformer.serve.engine.runner import PagedRunner
+from glassformer.serve.engine.scheduler import PagePool, Windows
 from glassformer.sight import look
 from glassformer.sight.edits import parse
 from pages import check_pages, check_windows

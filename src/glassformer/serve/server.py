@@ -76,7 +76,7 @@ class TimedProtocol(H11Protocol):
     def shutdown(self) -> None:
         """The server ends: a connection that was accepted may still send its request, and no second
         one."""
-        is_first = self.cycle is None and not self.transport.is_closing()
+        is_first = not self.transport.is_closing() and self.cycle is None
         if self.headers_clock is None and not is_first:  # none is on its way
             super().shutdown()
             return

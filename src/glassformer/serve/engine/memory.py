@@ -17,9 +17,8 @@ from ...fast.kernels import PAGE
 from ...fast.paged import PagedCache
 from ...fast.prepacked import prepack
 from ...formats.first_use import check_now
-from .pages import PagePool, Windows
-from .runner import PagedRunner
-from .state_runner import StateRunner
+from .runner import PagedRunner, StateRunner
+from .scheduler import PagePool, Windows
 
 
 @dataclass

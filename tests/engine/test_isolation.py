@@ -23,21 +23,12 @@ from glassformer.core.config import Embed, extend, serial
 from glassformer.core.generation.sample import Sampling
 from glassformer.core.tokenizer import train
 from glassformer.serve.engine import Engine, Request
+from glassformer.serve.engine.beam_search import BeamSearch
 from glassformer.serve.engine.memory import plan_memory
-from glassformer.serve.engine.request import Encode
-from glassformer.serve.engine.sequence import BeamSearch, Chunk, RequestHandle, Sequence
+from glassformer.serve.engine.sequence import Chunk, Encode, RequestHandle, Sequence
 from pages import check_pages
 
-ROOMS = [
-    "worker",
-    "scheduler",
-    "sequence",
-    "pages",
-    "runner",
-    "state_runner",
-    "encoder",
-    "recording",
-]
+ROOMS = ["engine", "scheduler", "sequence", "beam_search", "runner", "encoder", "recording"]
 PLACES = [importlib.import_module(f"glassformer.serve.engine.{name}") for name in ROOMS]
 APART = {
     "_draw",
@@ -57,7 +48,7 @@ APART = {
 }
 """What keeps requests apart, and what runs when all else failed."""
 CROWDS = ("gemma2", "t5", "gru", "mixer")
-NOT_REACHED = {"Worker._plan", "Worker._encode", "Runner.read"}
+NOT_REACHED = {"Worker._plan", "Worker._encode", "Runner.read", "encoder.check_encode"}
 NOT_REACHED |= {
     "Scheduler.plan",
     "Scheduler._admit",
@@ -90,16 +81,13 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
                 continue  # values without a step
             if isinstance(value, FunctionType) and name != "_atomic":
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", module, name
-            methods = (
-                vars(value).items()
-                if isinstance(value, type) and value is not RequestHandle
-                else ()
-            )
+            is_step = isinstance(value, type) and value not in (RequestHandle, Engine)
+            methods = vars(value).items() if is_step else ()
             for inner, method in methods:
                 plain = isinstance(method, FunctionType) and (
                     inner == "__call__" or not inner.startswith("__")
                 )
-                if plain and inner not in APART:
+                if plain and inner not in APART and method.__module__ == module.__name__:
                     yield f"{value.__name__}.{inner}", value, inner
 
 

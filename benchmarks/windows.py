@@ -18,7 +18,7 @@ from glassformer import config
 from glassformer.core.generation import Sampling
 from glassformer.core.nn import build_model
 from glassformer.serve.engine import Engine, Request
-from glassformer.serve.engine.pages import PagePool
+from glassformer.serve.engine.scheduler import PagePool
 
 LAYERS = 12
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from glassformer.serve.engine import Engine, Request, RequestHandle, Result
-from glassformer.serve.engine.pages import PagePool, Windows
+from glassformer.serve.engine.scheduler import PagePool, Windows
 from glassformer.serve.engine.sequence import Sequence
 
 

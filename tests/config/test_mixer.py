@@ -242,8 +242,6 @@ def test_what_needs_attention_refuses_it_in_a_sentence(cfg):
         build_model(serial.change(vaswani(), {"encoder.pattern": (block(mixer),)}))
     with pytest.raises(UserError, match="has no keys and values to patch"):
         patch_grid(build_model(cfg), None, [1, 2, 3], [1, 5, 3], answer=7, wrong=3)
-    with pytest.raises(UserError, match="A draft model keeps pages"):
-        Engine(build_model(decoder(block())), draft=build_model(cfg))
 
 
 def test_a_type_that_nobody_registered_is_told_what_is_missing(cfg):

@@ -6,8 +6,14 @@ import random
 
 import pytest
 
-from glassformer.serve.engine.pages import OutOfPages, PagePool, PrefixCache, Windows
-from glassformer.serve.engine.scheduler import FairQueue, Scheduler
+from glassformer.serve.engine.scheduler import (
+    FairQueue,
+    OutOfPages,
+    PagePool,
+    PrefixCache,
+    Scheduler,
+    Windows,
+)
 from glassformer.serve.engine.sequence import Sequence
 from pages import check_pages, check_windows, sequence_of
 

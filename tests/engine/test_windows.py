@@ -15,8 +15,8 @@ from glassformer.core.errors import UserError
 from glassformer.core.generation import Sampling, beam
 from glassformer.serve.engine import Engine, Request, Result
 from glassformer.serve.engine.memory import fit_pages, page_needs, plan_memory
-from glassformer.serve.engine.pages import PagePool, Windows
 from glassformer.serve.engine.runner import PagedRunner
+from glassformer.serve.engine.scheduler import PagePool, Windows
 from glassformer.sight import look
 from glassformer.sight.edits import parse
 from pages import check_pages, check_windows
@@ -74,12 +74,12 @@ def test_the_same_bits_as_with_all_pages(name):
     with Engine(served, lookup=False, max_sequences=1, step_tokens=512) as engine:
         assert engine.memory_plan.windows is None  # a step may be longer than the context
         alone = [answers(engine, [item])[0] for item in expected]
-    full = plan_memory(served, None, 8, None, None, STEP)
+    full = plan_memory(served, None, 8, None, STEP)
     assert full.windows is not None and full.windows.span is not None
     pages, parts, _ = page_needs(CONTEXT, 8, full.windows.span, 8)
     least = full.page_bytes[0] * pages + full.page_bytes[1] * parts
     with pytest.raises(UserError, match="400 tokens needs"):
-        plan_memory(served, None, 8, least - 1, None, STEP)
+        plan_memory(served, None, 8, least - 1, STEP)
     calls = [0, 0, 0]
     for settings in (
         {"lookup": False, "max_sequences": 3},
@@ -103,7 +103,7 @@ def test_beams_find_what_they_find_with_all_pages(name):
     served, lot = model(name), random.Random(2)
     prompts = [[lot.randrange(8, tiny.VOCAB) for _ in range(length)] for length in (60, 90)]
     requests = [Request(prompt, beams=4, n=2, max_new=40, stop_tokens=(3,)) for prompt in prompts]
-    for memory in (None, plan_memory(served, None, 2, None, None, STEP).nbytes):
+    for memory in (None, plan_memory(served, None, 2, None, STEP).nbytes):
         with Engine(served, step_tokens=STEP, max_sequences=8, memory=memory) as engine:
             assert engine.memory_plan.windows is not None
             # so that parts have other numbers than their pages

@@ -13,6 +13,7 @@ from glassformer.serve.engine.sequence import Sequence
 limits.HEADERS_SECONDS = 1.0
 limits.BODY_SECONDS = 1.0
 limits.WRITE_SECONDS = 2.0
+limits.IDLE_SECONDS = 6
 FAILS, NO_MEMORY, DIES, SLOW = 666_001, 666_002, 666_003, 666_004
 AFTER = 3  # tokens
 plain, listen = Sequence.add, listening._listen

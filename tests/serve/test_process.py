@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +57,43 @@ def test_c4_headers_that_do_not_come(faulty, sent):
         with contextlib.suppress(ConnectionError):  # closed with or without a reset
             assert item.recv(100) == b""
         assert 0.5 < time.monotonic() - start < 15
+
+
+def test_c4_a_connection_may_wait_for_its_request(faulty):
+    """As where a busy client opens forty at once; the clock of headers begins at their first byte."""
+    with faulty.connect() as item:
+        time.sleep(1.5)
+        item.sendall(raw({"prompt": "O", "max_tokens": 1}))
+        assert b" 200 " in item.recv(4096).split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_c4_a_body_that_is_too_large_is_answered_and_the_connection_lives(faulty, chunked):
+    """What is sent after the answer is read and dropped: a reset would take the answer with it."""
+    lines = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    )
+    size, piece = 12 << 20, b"100000\r\n" + b" " * (1 << 20) + b"\r\n"
+    body = [piece] * 12 + [b"0\r\n\r\n"] if chunked else [b" " * size]
+    length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % size
+    with faulty.connect() as item, item.makefile("rb") as answers:
+        item.sendall(lines + length + b"\r\n\r\n")
+        for data in body:
+            item.sendall(data)
+        item.sendall(raw({"prompt": "O", "max_tokens": 1}))
+        statuses = [*answers_until_end(answers)]
+    assert [status.split()[1] for status in statuses] == [b"413", b"200"]
+
+
+def answers_until_end(lines: Any) -> Iterator[bytes]:
+    """The status lines of a connection that ends once it is idle."""
+    while status := lines.readline():
+        length = 0
+        while (header := lines.readline().strip().lower()) != b"":
+            if header.startswith(b"content-length:"):
+                length = int(header.partition(b":")[2])
+        lines.read(length)
+        yield status
 
 
 def test_c4_headers_that_drip(faulty):

@@ -19,7 +19,7 @@ from ..tasks.predictions import worded
 from .asgi.limits import MOST_TEXTS, MOST_TOKENS
 from .asgi.replies import HttpError, refuse
 from .engine import Encode
-from .engine.request import Encoded
+from .engine.sequence import Encoded
 from .registry import ServedModel, check_ids
 from .schemas import JsonInt, ModelRequest, TextOrTexts, Texts, Words, example
 from .tracking import Context

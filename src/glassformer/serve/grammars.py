@@ -21,7 +21,7 @@ from ..core.errors import need
 from ..core.tokenizer import Tokenizer
 from .asgi.limits import MOST_SCHEMA
 from .asgi.replies import HttpError, refuse
-from .engine.request import Guide
+from .engine.sequence import Guide
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

@@ -29,7 +29,7 @@ from ..sight import edits, lens, looking, streams
 from .asgi.replies import refuse
 from .engine import Event, RecordedValues, Request, RequestHandle
 from .engine.recording import SQUARE, concatenate, token_axis
-from .engine.request import first_outside
+from .engine.sequence import first_outside
 from .registry import ServedModel
 from .schemas import InspectNames, InspectOptions, Positions, Texts, example
 from .tracking import Context

@@ -26,7 +26,7 @@ from ..tasks.predictions import tags
 from .asgi.limits import LONGEST_NAME, MOST_CHARACTERS, MOST_TEXTS
 from .asgi.replies import HttpError, refuse
 from .engine import Engine
-from .engine.request import first_outside
+from .engine.sequence import first_outside
 from .page.models import InMemoryEntry, Models, unique_id
 from .schemas import Message
 

@@ -38,20 +38,22 @@ class TimedProtocol(H11Protocol):
     ending = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the headers timeout of a new connection."""
+        """A new connection may be idle as long as one between two requests: a busy client needs its
+        time from the connection to the request."""
         super().connection_made(transport)
-        self._await_headers()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def data_received(self, data: bytes) -> None:
-        """Stops the timeout when the headers are complete, restarts it at the next request's first
-        bytes."""
+        """Starts the timeout at a request's first bytes, stops it when the headers are complete."""
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before:
             self._stop("headers_clock")
             self.cycle.keep_alive = not self.ending
         elif self.headers_clock is None and (self.cycle is None or self.cycle.response_complete):
-            self._await_headers()
+            self._await_headers(HEADERS_SECONDS)
 
     def pause_writing(self) -> None:
         """Starts the write timeout while the client does not read."""
@@ -74,15 +76,16 @@ class TimedProtocol(H11Protocol):
     def shutdown(self) -> None:
         """The server ends: a connection that was accepted may still send its request, and no second
         one."""
-        if self.headers_clock is None or self.transport.is_closing():  # none is on its way
+        is_first = not self.transport.is_closing() and self.cycle is None
+        if self.headers_clock is None and not is_first:  # none is on its way
             super().shutdown()
             return
         self.ending = True
-        self.headers_clock.cancel()
-        self.headers_clock = self.loop.call_later(LAST_SECONDS, self.transport.close)
+        self._await_headers(LAST_SECONDS)
 
-    def _await_headers(self) -> None:
-        self.headers_clock = self.loop.call_later(HEADERS_SECONDS, self.transport.abort)
+    def _await_headers(self, seconds: float) -> None:
+        self._stop("headers_clock")
+        self.headers_clock = self.loop.call_later(seconds, self.transport.close)
 
     def _stop(self, name: str) -> None:
         clock: asyncio.TimerHandle | None = getattr(self, name)

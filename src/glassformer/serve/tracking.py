@@ -122,7 +122,7 @@ class RequestMiddleware:
                 f"A request has {MOST_HEADER_LINES} headers and {MOST_HEADERS >> 10} KiB of "
                 "them at most; send less."
             )
-            raise HttpError(431, message, headers={"connection": "close"})
+            raise HttpError(431, message)
         if self.keys is None or scope["path"] in OPEN_PATHS:
             return
         scope["state"]["client"] = f"key {check_key(headers, self.keys, 'Bearer')}"

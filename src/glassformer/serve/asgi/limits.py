@@ -19,8 +19,8 @@ MOST_TOKENS = 1 << 24
 MOST_SCHEMA = 64 << 10  # characters of a JSON schema, regular expression or grammar
 LONGEST_NAME = 256  # of a model, a role, an id
 
-HEADERS_SECONDS = 20.0  # a connection has so long to send a request's headers
+HEADERS_SECONDS = 20.0  # a request's headers have so long, from their first byte
 BODY_SECONDS = 60.0  # and so long from one piece of its body to the next
 WRITE_SECONDS = 60.0  # a reader has so long to make room for the next piece of an answer
 LAST_SECONDS = 1.0  # and so long, when the server ends, for a request that is on its way
-IDLE_SECONDS = 75  # a connection without a request is kept so long
+IDLE_SECONDS = 75  # a connection without a request is kept so long, a new one too

@@ -171,7 +171,7 @@ async def read_body(request: Request) -> bytes:
             return bytes(data)
         data += piece
     message = f"A request has {MOST_BODY >> 20} MiB at most, and this is more; shorten it."
-    raise HttpError(413, message, headers={"connection": "close"})
+    raise HttpError(413, message)
 
 
 class PythonDecoder(json.JSONDecoder):

@@ -1,9 +1,9 @@
 """An engine: many requests at once on one model, each answered with the very tokens that it would
 get alone."""
 
-from .engine import Engine
+from .engine import Engine, Stats
 from .recording import RecordedValues
-from .request import (
+from .sequence import (
     Completion,
     Encode,
     EngineClosed,
@@ -11,13 +11,12 @@ from .request import (
     Guide,
     QueueFull,
     Request,
+    RequestHandle,
     RequestTooLarge,
     Result,
-    Stats,
     TokenLogprob,
     Usage,
 )
-from .sequence import RequestHandle
 
 __all__ = [
     "Completion",

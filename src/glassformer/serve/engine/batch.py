@@ -17,8 +17,7 @@ from typing import Any, BinaryIO
 from ...core.errors import UserError, need
 from ...core.files import explain_errors, make_folder, sync, try_lock
 from .engine import Engine
-from .request import Request
-from .sequence import RequestHandle
+from .sequence import Request, RequestHandle
 
 CHECK = 9  # bytes of a checksum and the space behind it
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core import config
+from ...core.errors import need
 from ...core.nn import Model
 from ...core.nn.attention import Attention
 from ...core.nn.cache import ExternalKV
@@ -21,7 +22,7 @@ from ...core.nn.mask import Mask
 from ...core.nn.model import Stack, inference
 from ...core.nn.position import Position
 from ...tasks.pool import Pool
-from .request import Encode
+from .sequence import Encode, check_tokens, first_outside
 
 
 class SeparateTexts(ExternalKV):
@@ -91,3 +92,33 @@ def _answer(model: Model, request: Encode, hidden: Tensor, pos: Tensor) -> Tenso
         return model.token_head(hidden, flow)[0]  # type: ignore[no-any-return, misc]
     hidden = hidden[0] if request.positions is None else hidden[0, list(request.positions)]
     return hidden if request.output == "hidden" else model.head(hidden, model.embed)  # type: ignore[misc]
+
+
+def check_encode(request: Encode, model: Model, context: int) -> None:
+    """UserError for what this model cannot say of a text."""
+    cfg = model.config
+    check_tokens(request.tokens, cfg.embed.vocab, context)
+    need(
+        not isinstance(cfg, config.EncoderDecoder),
+        "An encoder-decoder has no vector for a text; use another.",
+    )
+    labelled = cfg.pool is not None and bool(cfg.pool.labels)
+    need(
+        request.output != "labels" or labelled,
+        "This model has no labels for texts; train it with Classify.",
+    )
+    need(
+        request.output != "tags" or model.token_head is not None,
+        "This model has no labels for tokens; train with Tag.",
+    )
+    need(request.output != "logits" or cfg.head is not None, "This model has no head over tokens.")
+    segments = cfg.embed.segments
+    need(
+        request.segments is None or bool(segments),
+        "This model reads one text, not pairs; leave out segments.",
+    )
+    wrong = first_outside(request.segments or (), segments)
+    need(
+        wrong is None,
+        f"Segment {wrong} is not one of this model's {segments}; give 0 to {segments - 1}.",
+    )

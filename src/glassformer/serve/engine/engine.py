@@ -3,48 +3,101 @@
 submit --> arrivals --> worker: plan --> read --> draw --> events
               ^                  |                 |
            cancel                +-- another step -+
+
+A step is one forward pass for all chunks, one sampling for all rows, the remaining work request by request.
+
+    plan -> select -> forward -> check -> forks -> adjust -> sample -> append -> done -> propose
+            each      all        each     each     each      all       each      each    each
+
+An exception of one request ends that request alone. ``_map_isolated`` works on one request after
+the other; ``_run_batched`` on all at once and, where that fails, on each alone. The scheduler names
+the sequence at which a plan failed. Where a change of its pages stopped half-way, all pages are
+freed and the open sequences are computed again. Where no sequence is to blame the plan is made once
+more, and after that without the newest.
+
+P places of a chunk, V vocabulary.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from ...core import config
-from ...core.errors import UserError, must_be_known, need
+from ...core.errors import UserError, need
 from ...core.generation.prompt import end_tokens
+from ...core.generation.sample import likeliest
 from ...core.nn import Model
-from ...sight.looking import must_match
-from ...sight.reading import Reading, as_edit_list, build_hooks, one_token
-from .draft_model import check_draft
+from ...core.nn.finite import is_finite, must_be_finite
+from ...sight.reading import one_token
+from .beam_search import BeamSearch
+from .encoder import check_encode, encode
+from .looks import prepare_looks
 from .memory import MemoryPlan, plan_memory
-from .recording import Look
-from .request import (
+from .runner import PagedRunner, logit_positions, record_scores, wants_scores
+from .scheduler import FairQueue, Scheduler
+from .sequence import (
+    Chunk,
     Encode,
     EngineClosed,
     Event,
+    FinishReason,
+    PromptLookup,
     QueueFull,
     Request,
+    RequestHandle,
     RequestTooLarge,
-    Stats,
+    Sequence,
     TokenLogprob,
+    check_tokens,
     first_outside,
+    sample_with_logprobs,
 )
-from .sequence import BeamSearch, RequestHandle, Sequence
-from .worker import Worker
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
 
+I = TypeVar("I", Chunk, RequestHandle)  # noqa: E741
 ENDED = "The engine has ended; try another one, or later."
+
+
+@dataclass
+class Stats:
+    """Current numbers of an engine (requests ``running`` and ``waiting``, pages) and totals since
+    its start.
+
+    Pages of layers with windows are counted beside the others; ``used_share`` is of the memory of
+    all.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    pages_used: int = 0
+    pages_cached: int = 0
+    pages_free: int = 0
+    used_share: float = 0.0
+    requests: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    refused: int = 0
+    preempted: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Engine:
@@ -55,10 +108,9 @@ class Engine:
     and ``memory`` (bytes for keys and values; None: half of what is free, at most what all these
     can need) bound it; ``room`` says what was taken. ``step_tokens`` are read at most in one pass,
     so that long prompts do not hold up others. ``lookup``: guess tokens that stand earlier in a
-    text; ``draft``: let a small decoder of the same vocabulary guess. Guesses change no answer.
-    Clients have equal shares: one with fewer continuations than another comes first, and takes the
-    other's newest place. A request that fails ends alone. Close it, or use it in a ``with``. Raises
-    UserError where memory does not hold one text.
+    text; guesses change no answer. Clients have equal shares: one with fewer continuations than
+    another comes first, and takes the other's newest place. A request that fails ends alone. Close
+    it, or use it in a ``with``. Raises UserError where memory does not hold one text.
     """
 
     def __init__(
@@ -72,22 +124,19 @@ class Engine:
         memory: int | None = None,
         step_tokens: int = 512,
         lookup: bool = True,
-        draft: Model | None = None,
     ) -> None:
         need(max_queue >= 1, f"max_queue is {max_queue}; give 1 or more.")
         need(step_tokens >= 1, f"step_tokens is {step_tokens}; give 1 or more.")
         self.model = model
         self.tokenizer = tokenizer
         self.max_queue = max_queue
-        if draft is not None:
-            check_draft(draft, model)
         self.memory_plan: MemoryPlan = plan_memory(
-            model, max_context, max_sequences, memory, draft, step_tokens
+            model, max_context, max_sequences, memory, step_tokens
         )
         self.max_context = self.memory_plan.context
         self.step_tokens = step_tokens
         self.vocab_size = None if tokenizer is None else tokenizer.size
-        self.lookup = (lookup or draft is not None) and self.memory_plan.rewinds
+        self.lookup = lookup and self.memory_plan.rewinds
         self._worker = Worker(
             model, self.memory_plan, self.vocab_size, step_tokens, self.lookup, self._closed
         )
@@ -270,51 +319,12 @@ class Engine:
             self._cancelled.discard(handle)
 
 
-def prepare_looks(
-    handle: RequestHandle, model: Model, tokenizer: Any, shapes: Mapping[str, Any], step: int
-) -> None:
-    """Gives each sequence of a request that records or edits a Look, and the handle its prompt with
-    the edits applied.
-
-    ``shapes`` are the model's paths, ``step`` the tokens of a step. Raises UserError for a path or
-    an edit that the model does not have.
-    """
-    request = handle.request
-    unsplit = 0
-    assert isinstance(request, Request)
-    need(
-        isinstance(model.config, config.Decoder),
-        "An engine looks inside decoders alone; use glassformer.look for this model.",
-    )
-    must_match(request.want, [*shapes])
-    reading = Reading(model, [[*request.tokens]], None, tokenizer, grows=True)
-    reading.__dict__["shapes"] = shapes  # known already
-    hooks = build_hooks(request.edits, reading)
-    assert reading.rows is not None
-    # a mean over the prompt
-    if any(getattr(edit, "fill", "") == "mean" for edit in as_edit_list(request.edits)):
-        unsplit = len(request.tokens)
-        hint = f"shorten it to {step // 2}, or ablate with zeros"
-        need(
-            unsplit <= step // 2,
-            f"A mean over {unsplit} tokens of prompt is more than one step of the engine; {hint}.",
-        )
-    handle.prompt = reading.rows[0]
-    for sequence in handle.sequences:
-        sequence.ids = [*handle.prompt]
-        sequence.recompute_from = request.since
-        sequence.unsplit = unsplit
-        sequence.look = Look(request.want, hooks, request.since)
-        if request.edits:  # what an edit changes is nobody else's
-            sequence.cache_key = handle
-
-
 def check_request(
     request: Request, model: Model, tokenizer: Tokenizer | None, context: int, first: int
 ) -> None:
     """UserError for what this model cannot continue."""
     cfg = model.config
-    _check_tokens(request.tokens, cfg.embed.vocab, context)
+    check_tokens(request.tokens, cfg.embed.vocab, context)
     if isinstance(cfg, config.Encoder) or cfg.head is None:
         raise UserError("This model cannot continue a text; use it to encode texts.")
     problem = f"this model reads its first {first} tokens in one go; give that many to begin with."
@@ -326,7 +336,7 @@ def check_request(
     )
     if request.source is not None:
         vocab = config.source_embed(cfg).vocab
-        _check_tokens(request.source, vocab, context, "tokens of source")
+        check_tokens(request.source, vocab, context, "tokens of source")
     need(
         not request.stop or tokenizer is not None,
         "Stop strings need a tokenizer; give the engine one.",
@@ -343,38 +353,317 @@ def check_request(
     )
 
 
-def check_encode(request: Encode, model: Model, context: int) -> None:
-    """UserError for what this model cannot say of a text."""
-    cfg = model.config
-    _check_tokens(request.tokens, cfg.embed.vocab, context)
-    need(
-        not isinstance(cfg, config.EncoderDecoder),
-        "An encoder-decoder has no vector for a text; use another.",
-    )
-    labelled = cfg.pool is not None and bool(cfg.pool.labels)
-    need(
-        request.output != "labels" or labelled,
-        "This model has no labels for texts; train it with Classify.",
-    )
-    need(
-        request.output != "tags" or model.token_head is not None,
-        "This model has no labels for tokens; train with Tag.",
-    )
-    need(request.output != "logits" or cfg.head is not None, "This model has no head over tokens.")
-    segments = cfg.embed.segments
-    need(
-        request.segments is None or bool(segments),
-        "This model reads one text, not pairs; leave out segments.",
-    )
-    wrong = first_outside(request.segments or (), segments)
-    need(
-        wrong is None,
-        f"Segment {wrong} is not one of this model's {segments}; give 0 to {segments - 1}.",
-    )
+class Worker:
+    """Work of the engine's thread on ``requests``; ``closed`` is called for each that has ended,
+    before its client hears of it."""
 
+    def __init__(
+        self,
+        model: Model,
+        plan: MemoryPlan,
+        vocab_size: int | None,
+        step_tokens: int,
+        lookup: bool,
+        closed: Callable[[RequestHandle], None],
+    ) -> None:
+        self.model = model
+        self.reader = plan.model
+        self.vocab_size = vocab_size
+        self.step_tokens = step_tokens
+        self.lookup = lookup
+        self.closed = closed
+        self.runner = plan.runner()
+        self.scheduler = Scheduler(
+            plan.pool,
+            plan.size,
+            budget=step_tokens,
+            max_num_seqs=plan.sequences,
+            first=plan.first,
+            released=self._released,
+            copy=self.runner.copy if isinstance(self.runner, PagedRunner) else None,
+            windows=plan.windows,
+        )
+        self.encode_queue = FairQueue[RequestHandle]()
+        self.requests: set[RequestHandle] = set()
+        self.stats = Stats()
+        self.failed = False  # the last plan did, at no sequence
 
-def _check_tokens(tokens: Seq[int], vocab: int, context: int, text: str = "tokens") -> None:
-    need(bool(tokens), "The prompt is empty; give at least one token.")
-    must_be_known(tokens, vocab)
-    length = len(tokens)
-    need(length <= context, f"{length} {text} are more than the {context} allowed; shorten them.")
+    def add_request(self, handle: RequestHandle) -> None:
+        self.requests.add(handle)
+        self._map_isolated([handle], self._enqueue)
+
+    def step(self) -> None:
+        """Encodes whole texts, then computes a chunk of every planned sequence."""
+        self._encode()
+        chunks = self._map_isolated(self._plan(), self._select_logits)
+        if not chunks:
+            return
+        chunks = self._run_batched(chunks, self._forward)
+        self.stats.steps += 1
+        chunks = self._map_isolated(chunks, self._check)
+        finishing = [chunk for chunk in chunks if chunk.finishes]
+        self._map_isolated([chunk for chunk in chunks if not chunk.finishes], self._done)
+        self._draw([chunk for chunk in finishing if chunk.handle.search is None])
+        searching = [chunk for chunk in finishing if chunk.handle.search is not None]
+        self._map_isolated(searching, self._search)
+
+    def end(
+        self, handle: RequestHandle, reason: FinishReason, error: Exception | None = None
+    ) -> None:
+        """Ends all continuations of a request here and now, whatever else goes wrong."""
+        if handle.ended:
+            return
+        going = [sequence for sequence in handle.continuations if sequence.finish is None]
+        try:
+            events = [sequence.end(reason) for sequence in going if error is None]
+        except Exception as end_error:
+            self.end(handle, "error", end_error)
+            return
+        events = events or [Event(item.index, finish_reason=reason, error=error) for item in going]
+        for sequence in going:
+            sequence.finish = reason
+        self._drop(handle)
+        events = events or [Event(0, finish_reason=reason, error=error)]
+        with suppress(Exception):  # the client's own
+            for event in events[:-1]:
+                handle.put(event)
+        self._close(handle, events[-1])
+
+    def end_all(self, error: Exception) -> None:
+        """Last resort: ends every request; the engine goes on with new ones."""
+        for handle in [*self.requests]:
+            self.end(handle, "error", error)
+        self._restart(())
+
+    # ------------------------------------------------------------------ for one request, or for all
+
+    def _map_isolated(self, items: Seq[I], work: Callable[[I], object]) -> list[I]:
+        """Calls ``work`` for each item and returns those still open. An exception ends its own
+        request alone."""
+        for item in items:
+            if item.is_open:
+                try:
+                    work(item)
+                except Exception as error:
+                    self.end(item.handle, "error", error)
+        # another row may have ended an earlier one's request
+        return [item for item in items if item.is_open]
+
+    def _run_batched(self, items: list[I], work: Callable[[Seq[I]], object]) -> list[I]:
+        """Calls ``work`` for all items at once, or for each alone where that fails: too little
+        memory, or one item at fault."""
+        with suppress(Exception):
+            if items:
+                work(items)
+            return items
+        return self._map_isolated(items, lambda item: work([item]))
+
+    # ------------------------------------------------------------------------ a step, part by part
+
+    def _enqueue(self, handle: RequestHandle) -> None:
+        if handle.sequences:
+            self.scheduler.add(handle.sequences[0])
+        else:
+            self.encode_queue.add(handle)
+
+    def _plan(self) -> list[Chunk]:
+        scheduler = self.scheduler
+        failed = self.failed
+        self.failed = False
+        try:
+            return scheduler.plan()
+        except Exception as error:
+            self.failed = scheduler.subject is None
+            if self.failed and not failed:
+                self._restart(())
+                return []
+            candidates = [scheduler.subject, *reversed(scheduler.running), *scheduler.waiting]
+            blamed = next(sequence for sequence in candidates if sequence is not None)
+            self.end(blamed.handle, "error", error)
+            return []
+
+    def _select_logits(self, chunk: Chunk) -> None:
+        self._mark_started(chunk)
+        chunk.places = logit_positions(chunk)
+
+    def _mark_started(self, item: Chunk | RequestHandle) -> None:
+        item.handle.start_time = item.handle.start_time or time.monotonic()
+
+    def _forward(self, chunks: Seq[Chunk]) -> None:
+        logits = self.runner.forward(chunks)
+        finite = True
+        if logits.numel():
+            least, most = logits.aminmax()  # NaN where there is one
+            finite = bool((most - least).isfinite())
+        rows = torch.split(logits, [len(chunk.places) for chunk in chunks])
+        for chunk, chunk_logits in zip(chunks, rows, strict=True):
+            chunk.logits = chunk_logits
+            chunk.is_finite = finite
+
+    def _check(self, chunk: Chunk) -> None:
+        """Checks that logits are finite and records prompt scores. An edit at fault fails its own
+        sequence alone."""
+        look = chunk.sequence.look
+        if look is not None and look.error is not None:
+            raise look.error
+        if not chunk.is_finite:
+            edited = look is not None and bool(look.tape.edits) and not is_finite(chunk.logits)
+            sentence = "The edits make NaN or infinite numbers of the logits; give smaller ones."
+            need(not edited, sentence)
+            must_be_finite(self.model, chunk.logits)
+        record_scores(chunk, self.vocab_size)
+
+    def _draw(self, chunks: list[Chunk]) -> None:
+        """Samples a token for each sequence, and one more for as long as its guesses are right."""
+        drawing = self._map_isolated(chunks, self._start_forks)
+        while drawing:
+            drawing = self._run_batched(self._map_isolated(drawing, self._adjust), self._sample)
+            drawing = self._map_isolated(drawing, self._append)
+            drawing = [chunk for chunk in drawing if chunk.guess_accepted]
+        chunks = self._map_isolated(chunks, self._done)
+        self._map_isolated(chunks, self._propose)
+
+    def _start_forks(self, chunk: Chunk) -> None:
+        """Starts the other continuations of its prompt; one of no tokens ends."""
+        sequence = chunk.sequence
+        forks = chunk.handle.forks
+        while forks:
+            self.scheduler.add(forks.pop().fork(sequence), first=True)
+        if sequence.max_tokens == 0:
+            count = sequence.request.logprobs
+            top = list[tuple[int, float]]()
+            if count:
+                (top,) = likeliest(chunk.logits[-1:], self.vocab_size, count)
+            self._finish(sequence, replace(sequence.end("length"), top=tuple(top)))
+
+    def _adjust(self, chunk: Chunk) -> None:
+        chunk.adjusted = chunk.sequence.adjusted(chunk.next_logits)
+
+    def _sample(self, chunks: Seq[Chunk]) -> None:
+        logits = torch.stack([chunk.next_logits for chunk in chunks])
+        adjusted = torch.stack([chunk.adjusted for chunk in chunks])
+        sequences = [chunk.sequence for chunk in chunks]
+        tokens = sample_with_logprobs(sequences, logits, adjusted, self.vocab_size)
+        for chunk, token in zip(chunks, tokens, strict=True):
+            chunk.next_token = token
+
+    def _append(self, chunk: Chunk) -> None:
+        """Appends the sampled token; ``guess_accepted`` where it was guessed, and another can be
+        sampled."""
+        event = chunk.sequence.add(*chunk.next_token)
+        if event.finish_reason is not None:
+            self._finish(chunk.sequence, event)
+            return
+        chunk.handle.put(replace(event, records=chunk.sequence.take_records()))
+        guess = chunk.tokens[len(chunk.tokens) - chunk.drafted + chunk.accepted :][:1]
+        chunk.guess_accepted = guess == [event.token]
+        chunk.accepted += chunk.guess_accepted
+
+    def _done(self, chunk: Chunk) -> None:
+        self.scheduler.done(chunk)
+        self.stats.drafted_tokens += chunk.drafted
+        self.stats.accepted_tokens += chunk.accepted
+
+    def _propose(self, chunk: Chunk) -> None:
+        """Guesses the next tokens by prompt lookup."""
+        sequence = chunk.sequence
+        if self.lookup and sequence.look is None:
+            lookup = sequence.lookup = sequence.lookup or PromptLookup()
+            lookup.learn(chunk.drafted, chunk.accepted)
+            room = sequence.max_tokens - len(sequence.tokens) - 1
+            sequence.draft = lookup.propose(sequence.ids, room)
+
+    def _search(self, chunk: Chunk) -> None:
+        """Grows each beam by a token once all were computed, or finishes the search."""
+        self._done(chunk)
+        handle = chunk.handle
+        search = chunk.handle.search
+        assert search is not None
+        search.logits[chunk.sequence.index] = chunk.logits[-1]
+        if not search.ready:
+            return
+        grown: tuple[list[int], list[int]] | None = search.grow(self.vocab_size)
+        if grown is not None:
+            self.scheduler.branch(search.sequences, *grown, self.runner.copy)
+            return
+        for sequence in search.sequences:
+            self.scheduler.drop(sequence)
+        *events, last = search.finish()
+        for event in events:
+            handle.put(event)
+        self._close(handle, last)
+
+    def _encode(self) -> None:
+        """Encodes whole texts, as many as fit in four steps' tokens."""
+        handles = list[RequestHandle]()
+        tokens = 0
+        while (handle := self.encode_queue.peek()) is not None:
+            tokens += len(handle.request.tokens)
+            if handles and tokens > 4 * self.step_tokens:
+                break
+            handles.append(self.encode_queue.pop())
+        handles = self._map_isolated(handles, self._mark_started)
+        handles = self._run_batched(handles, self._run_encoder)
+        self._map_isolated(handles, self._finish_encoding)
+
+    def _run_encoder(self, handles: Seq[RequestHandle]) -> None:
+        outputs = encode(self.reader, [handle.request for handle in handles])  # type: ignore[misc]
+        for handle, output in zip(handles, outputs, strict=True):
+            handle.output = output
+
+    def _finish_encoding(self, handle: RequestHandle) -> None:
+        assert handle.output is not None
+        must_be_finite(self.model, handle.output)
+        self._close(handle, Event(0, finish_reason="stop"))
+
+    # ------------------------------------------------------------------------------ how they end
+
+    def _finish(self, sequence: Sequence, event: Event) -> None:
+        """Ends a continuation with this event."""
+        event = replace(event, records=sequence.take_records())
+        self.scheduler.drop(sequence)
+        if any(item.finish is None for item in sequence.handle.continuations):
+            sequence.handle.put(event)
+        else:
+            self._close(sequence.handle, event)
+
+    def _close(self, handle: RequestHandle, last: Event) -> None:
+        """Ends a request with its last event."""
+        handle.ended = True
+        self.requests.discard(handle)
+        stats = self.stats
+        usage = handle.usage
+        reason = last.finish_reason
+        stats.prompt_tokens += usage.prompt
+        stats.cached_tokens += usage.cached
+        stats.generated_tokens += usage.generated
+        stats.finished += reason in ("stop", "length")
+        stats.cancelled += reason == "cancelled"
+        stats.failed += reason == "error"
+        self.closed(handle)
+        with suppress(Exception):  # the client's own
+            handle.put(replace(last, usage=usage))
+
+    def _drop(self, handle: RequestHandle) -> None:
+        """Drops the sequences of a request."""
+        try:
+            for sequence in handle.sequences if not self.scheduler.broken else ():
+                self.scheduler.drop(sequence)
+        except Exception:
+            self.scheduler.broken = True
+        with suppress(ValueError):  # it was taken from the queue
+            if not handle.sequences:
+                self.encode_queue.remove(handle)
+        if self.scheduler.broken:
+            self._restart(handle.sequences)
+
+    def _restart(self, without: Seq[Sequence]) -> None:
+        """Frees all pages; open sequences are computed again."""
+        self.runner.restart()
+        self.scheduler.restart(without)
+
+    def _released(self, sequence: Sequence) -> None:
+        self.runner.released(sequence)
+        if sequence.look is not None and not wants_scores(sequence):
+            # what was recorded need not be computed again for it
+            sequence.recompute_from = sequence.look.next

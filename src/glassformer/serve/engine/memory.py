@@ -17,9 +17,8 @@ from ...fast.kernels import PAGE
 from ...fast.paged import PagedCache
 from ...fast.prepacked import prepack
 from ...formats.first_use import check_now
-from .pages import PagePool, Windows
-from .runner import PagedRunner
-from .state_runner import StateRunner
+from .runner import PagedRunner, StateRunner
+from .scheduler import PagePool, Windows
 
 
 @dataclass
@@ -40,7 +39,6 @@ class MemoryPlan:
     nbytes: int
     first: int = 0
     copied: int = 0  # bytes of prepacked weights
-    draft: Model | None = None
     windows: Windows | None = None
     page_bytes: tuple[int, int] = (1, 0)  # of a page, and of its part in layers with windows
 
@@ -72,21 +70,11 @@ class MemoryPlan:
         """A runner of the model over these pages."""
         if not self.rewinds:
             return StateRunner(self.model)
+        cfg, pages = self.model.config, (len(self.pool.users), self.source_pages)
         near = None if self.windows is None else len(self.windows.pool.users)
-        cache = self._cache(self.model, self.context, near)
+        assert not isinstance(cfg, config.Encoder)
+        cache = PagedCache(cfg, self.context, *pages, page_dtype(self.model), near)
         return PagedRunner(self.model, cache, self.source_pages, self.windows)
-
-    def drafter(self) -> PagedRunner | None:
-        """A runner of the draft model over pages of the same numbers."""
-        if self.draft is None or not self.rewinds:
-            return None
-        context = int(min(self.context, self.draft.config.context, self.draft.limit))
-        return PagedRunner(self.draft, self._cache(self.draft, context))
-
-    def _cache(self, model: Model, context: int, near: int | None = None) -> PagedCache:
-        assert not isinstance(model.config, config.Encoder)
-        pages = len(self.pool.users), self.source_pages
-        return PagedCache(model.config, context, *pages, page_dtype(model), near)
 
 
 def by_kernels(model: Model) -> bool:
@@ -135,7 +123,6 @@ def plan_memory(
     context: int | None,
     sequences: int,
     memory: int | None,
-    draft: Model | None = None,
     step_tokens: int = 512,
 ) -> MemoryPlan:
     """The room that so many texts of that length at once need, or as much of it as ``memory``
@@ -146,12 +133,6 @@ def plan_memory(
     """
     cfg = model.config
     most = int(min(model.config.context, model.limit))
-    device = next(model.parameters()).device
-    draft_device = device if draft is None else next(draft.parameters()).device
-    need(
-        draft_device == device,
-        f"The draft model is on {draft_device}, the model on {device}; load both on one device.",
-    )
     need(sequences >= 1, f"max_sequences is {sequences}; give 1 or more.")
     need(context is None or 1 <= context <= most, f"max_context is {context}; give 1 to {most}.")
     context = context or most
@@ -162,10 +143,6 @@ def plan_memory(
     if not _has_pages(model):
         pool = PagePool(sequences)
         return MemoryPlan(model, context, sequences, pool, 0, context + 1, 0, first, copied)
-    need(
-        draft is None or _has_pages(draft),
-        "A draft model keeps pages of keys and values alone; give one whose blocks are attention.",
-    )
     assert isinstance(stack, config.Stack)
     crosses = [block.cross for block in stack.pattern if block.cross is not None]
     dims = [attention.width(cfg.dim) for attention in (*attentions, *crosses)]
@@ -175,10 +152,6 @@ def plan_memory(
         "for this model.",
     )
     full_bytes, window_bytes, cross_bytes = page_bytes(model)
-    if draft is not None:
-        full_bytes += sum(page_bytes(draft))
-        draft, more = prepacked_view(draft)
-        copied += more
     span = max((attention.mask.lookback or 0 for attention in attentions), default=0)
     needs = page_needs(context, sequences, span, max(step_tokens, first, sequences))
     least, least_parts, most_parts = needs
@@ -187,7 +160,7 @@ def plan_memory(
         window_bytes = 0
         least_parts = 0
     if memory is None:
-        free = available_memory(device)
+        free = available_memory(next(model.parameters()).device)
         wanted = (full_bytes + cross_bytes) * least * sequences + window_bytes * most_parts
         memory = wanted if free is None else free // 2
     sources = 0
@@ -213,7 +186,6 @@ def plan_memory(
         nbytes=pages * full_bytes + parts * window_bytes + sources * cross_bytes,
         first=first,
         copied=copied,
-        draft=draft,
         windows=Windows(pool, PAGE, span, parts) if window_bytes else None,
         page_bytes=(full_bytes, window_bytes),
     )

@@ -1,13 +1,15 @@
 """Chunks of many sequences through the model's own forward pass, as one flat row.
 
     PagedRunner   attention: keys and values in pages, the encoder's output in pages of its own
-    StateRunner   (state_runner) a cache a sequence, its one page
+    StateRunner   recurrent cells, mixers of a user's own, or elsewhere than on a CPU: a cache a
+                  sequence, its one page
 
 N tokens in the row, S sequences, R rows of logits, C model dim, V vocabulary.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence as Seq
 from typing import Any, Generic, TypeVar
@@ -15,12 +17,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ...core.nn import EncoderDecoder, Memory, Model, Output
+from ...core.generation.sample import likeliest, log_probability
+from ...core.nn import Cache, EncoderDecoder, Memory, Model, Output
 from ...core.nn.model import inference
 from ...fast.kernels import PAGE
 from ...fast.paged import PackedTape, PackedTexts, PagedCache
-from .pages import Windows
-from .sequence import Chunk, Sequence
+from .scheduler import Windows
+from .sequence import Chunk, Sequence, TokenLogprob
 
 S = TypeVar("S")  # what is kept of a source
 
@@ -162,12 +165,61 @@ class PagedRunner(Runner[list[int]]):
         """The tokens before each one (1, N, lag), the nearest first; -1 before the beginning."""
         previous = []
         for chunk in chunks:
-            # a draft model goes on from its guesses
-            before = (chunk.sequence.ids + chunk.sequence.draft)[: chunk.start]
-            ids = [-1] * self.lag + before + chunk.tokens
+            ids = [-1] * self.lag + chunk.sequence.ids[: chunk.start] + chunk.tokens
             for place in range(chunk.start + self.lag, len(ids)):
                 previous.append(ids[place - self.lag : place][::-1])
         return self.row(previous)[None]
+
+
+class StateRunner(Runner[Memory]):
+    """A decoder of recurrent cells, or with token mixers that keep states: a cache and a pass of
+    its own for each sequence."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.caches: dict[int, Cache] = {}  # by page
+
+    def forward(self, chunks: Seq[Chunk]) -> Tensor:
+        return torch.cat([self._forward(chunk) for chunk in chunks])
+
+    def _forward(self, chunk: Chunk) -> Tensor:
+        sequence = chunk.sequence
+        page = chunk.sequence.pages[0]
+        before = list[int]()
+        # none is kept while it is computed: a pass that fails leaves it unusable
+        cache = self.caches.pop(page, None)
+        if cache is None or cache.length != chunk.start:
+            cache = Cache(self.model.config)
+            before = sequence.ids[: chunk.start]
+        memory = self.source_of(sequence)
+        extras = {} if memory is None else {"memory": memory}
+        first = len(before)
+        tape = packed_tape([chunk], [(first, first + len(chunk.tokens))])
+        columns = self.row([first + place for place in chunk.places])
+        with inference(self.model):
+            out: Output = self.model(
+                self.row([before + chunk.tokens]),
+                cache=cache,
+                tape=tape,
+                logits=columns,
+                **extras,
+            )
+        keep_records([chunk], tape)
+        self.caches[page] = cache
+        return out.logits[0].float()
+
+    def copy(self, source: int, target: int) -> None:
+        self.caches[target] = copy.deepcopy(self.caches[source])
+
+    def read(self, source: tuple[int, ...]) -> Memory:
+        """The encoder's output."""
+        assert isinstance(self.model, EncoderDecoder)
+        with inference(self.model):
+            return self.model.encode(self.row([source]))
+
+    def restart(self) -> None:
+        super().restart()
+        self.caches.clear()
 
 
 def packed_tape(chunks: Seq[Chunk], spans: Seq[tuple[int, int]]) -> PackedTape | None:
@@ -189,3 +241,47 @@ def keep_records(chunks: Seq[Chunk], tape: PackedTape | None) -> None:
         if look is not None and tape is not None:
             look.error = tape.errors.get(number)
             look.keep(chunk.start, len(chunk.tokens))
+
+
+def wants_scores(sequence: Sequence) -> bool:
+    """True for the first continuation of a request that asks for prompt log-probabilities."""
+    return sequence.index == 0 and sequence.request.prompt_logprobs is not None
+
+
+def logit_positions(chunk: Chunk) -> Seq[int]:
+    """Places in a chunk whose logits are needed: of a scored prompt all from ``since``, else the
+    last."""
+    length = len(chunk.tokens)
+    sequence = chunk.sequence
+    request = chunk.sequence.request
+    if sequence.look is not None and sequence.look.tape.watches("logits"):
+        return range(length)
+    if wants_scores(sequence) and chunk.start < len(request.tokens):
+        return range(min(max(0, request.since - chunk.start), length - 1), length)
+    return range(length - 1 - chunk.drafted, length) if chunk.finishes else ()
+
+
+def record_scores(chunk: Chunk, vocab_size: int | None) -> None:
+    """Records log-probabilities of a scored prompt's tokens from a chunk's logits."""
+    handle = chunk.handle
+    request = chunk.sequence.request
+    start = chunk.start
+    prompt = handle.prompt
+    since = request.since
+    count = request.prompt_logprobs
+    last = len(prompt) - 1 - start  # the place in the chunk that the prompt's last token has
+    if not wants_scores(chunk.sequence) or last < 0:
+        return
+    # rows of logits that are followed by a token of the prompt, by the place in the chunk
+    rows = {p: row for row, p in enumerate(chunk.places) if p < last and start + p >= since}
+    first = next(iter(rows.values()), 0)
+    logits = chunk.logits[first : first + len(rows)]
+    following = torch.tensor([prompt[start + place + 1] for place in rows], device=logits.device)
+    logprobs = log_probability(logits, following.long()).tolist()
+    top = likeliest(logits, vocab_size, count) if count else [() for _ in rows]
+    for place, logprob, likely in zip(rows, logprobs, top, strict=True):
+        at = start + 1 + place
+        handle.scores[at] = TokenLogprob(prompt[at], logprob, tuple(likely))
+    if len(handle.scores) == len(prompt) - 1 - since:
+        scores = (handle.scores[place] for place in sorted(handle.scores))
+        handle.prompt_logprobs = [TokenLogprob(prompt[since], None), *scores]

@@ -1,12 +1,14 @@
-"""A request under way: its handle, and a sequence for each of its continuations or beams.
+"""Requests to an engine, and what becomes of them: events, results, and a sequence for each continuation or beam.
+
+    handle = engine.submit(Request(tokens, max_new=20))        for event in handle: print(event.text)
+    handle = engine.submit(Encode(tokens, output="vector"))    handle.result().output
 
     submit --> RequestHandle --> Sequence, Sequence, ...   the prompt and what follows it, in pages
                     |                |  a step computes a Chunk of it
                     |                v
     client <-- events <-- add <-- sample <-- logits -> bias -> penalties -> guide
-                                                       beams: grow, once all were computed
 
-R rows that sample now, K beams, P places of a chunk, V vocabulary.
+R rows that sample now, P places of a chunk, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,17 +17,18 @@ import asyncio
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from ...core.generation.beam import BeamState, Hypothesis, advance
+from ...core.errors import UserError, must_be_known, need
+from ...core.generation.beam import Hypothesis, check_beams
 from ...core.generation.loop import Continuation, Likely
 from ...core.generation.sample import (
     Sampling,
@@ -35,18 +38,8 @@ from ...core.generation.sample import (
     random_generator,
     token_mask,
 )
+from ...core.nn.edited import ModelEdit
 from .recording import Look, RecordedValues, concatenate
-from .request import (
-    Completion,
-    Encode,
-    Event,
-    FinishReason,
-    Guide,
-    Request,
-    Result,
-    TokenLogprob,
-    Usage,
-)
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
@@ -58,6 +51,239 @@ NO_LOGITS = torch.empty(0)
 LONGEST = 4
 TRIED = 8  # places that are compared
 PATIENCE = 3  # steps that a text makes without guesses after the last ones were mostly wrong
+
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
+Guide: TypeAlias = Callable[[Seq[int]], Tensor | None]
+"""(the tokens generated so far) -> booleans (V,) or fewer, true for what may follow; None: anything
+may.
+
+Asked once for each token that is drawn, each time with one token more than before."""
+Encoded: TypeAlias = Literal["vector", "labels", "tags", "logits", "hidden"]
+
+
+class QueueFull(UserError):
+    """The queue holds as many requests as ``max_queue`` allows; try again later."""
+
+    http_status = 429, "queue_full"
+
+
+class RequestTooLarge(UserError):
+    """A request, or several that belong together, that would never fit in the engine's
+    ``max_queue``."""
+
+
+class EngineClosed(UserError):
+    """The engine was closed; it takes no more requests."""
+
+    http_status = 503, "engine_closed"
+
+
+def check_tokens(tokens: Seq[int], vocab: int, context: int, text: str = "tokens") -> None:
+    need(bool(tokens), "The prompt is empty; give at least one token.")
+    must_be_known(tokens, vocab)
+    length = len(tokens)
+    need(length <= context, f"{length} {text} are more than the {context} allowed; shorten them.")
+
+
+def first_outside(numbers: Iterable[int], count: int) -> int | None:
+    """The first of the numbers that is not one of 0 to ``count`` - 1."""
+    return next((number for number in numbers if not 0 <= number < count), None)
+
+
+SEARCHED = (
+    *("sampling", "stop", "logit_bias", "presence_penalty", "frequency_penalty"),
+    *("logprobs", "prompt_logprobs", "guide", "want", "edits"),
+)
+"""What a search with beams does not take."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A text to be continued.
+
+    ``tokens`` are what the decoder begins with; ``source`` is what an encoder-decoder's encoder
+    reads. At most ``max_new`` tokens follow (None: to the end of the context; 0: the prompt is only
+    read), ending at a string of ``stop`` or a token of ``stop_tokens`` (None: the tokenizer's eos;
+    () never). ``n`` continuations of one prompt are read once; the same ``seed`` gives the same
+    tokens as ``glassformer.generate``, whose samples of a prompt are counted from ``first`` on.
+    ``logit_bias`` is added to logits by token id; ``presence_penalty`` and ``frequency_penalty``
+    are taken off generated tokens' logits, once and per occurrence. ``logprobs`` asks for so many
+    of the likeliest tokens in each place, ``prompt_logprobs`` for the prompt's tokens' own
+    log-probabilities and so many of the likeliest in their places. ``guide`` makes a Guide for each
+    continuation. With ``beams`` the likeliest whole texts are searched for, that many at a time, as
+    ``generation.beam`` finds them: the ``n`` best come once all is found, ranked by
+    ``length_penalty``. The engine is fair between ``client``s. ``want`` are the paths (with * and
+    ?) of values inside the model to be recorded, for this request's own tokens; ``edits``
+    (inspection.edits) change them. Others in the same step keep their bits. Of what stands before
+    place ``since`` nothing is recorded or scored, and what pages hold of it is not read again.
+    Raises UserError for what means nothing whatever the model.
+    """
+
+    tokens: Seq[int]
+    source: Seq[int] | None = None
+    sampling: Sampling = Sampling()
+    max_new: int | None = 256
+    seed: int | None = None
+    n: int = 1
+    first: int = 0
+    stop: Seq[str] = ()
+    stop_tokens: Seq[int] | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    guide: Callable[[], Guide] | None = None
+    client: str = ""
+    want: Seq[str] = ()
+    edits: Seq[ModelEdit | str] = ()
+    since: int = 0
+    beams: int | None = None
+    length_penalty: float = 1.0
+
+    @property
+    def size(self) -> int:
+        """Number of continuations, or beams, that are computed for it."""
+        return self.beams or self.n
+
+    def __post_init__(self) -> None:
+        if self.beams is not None:
+            check_beams(
+                self.beams, self.n, self.length_penalty, 1 if self.max_new is None else self.max_new
+            )
+            plain = Request(self.tokens)
+            conflicts = [
+                name
+                for name in SEARCHED
+                if getattr(self, name) not in (getattr(plain, name), None, [], {})
+            ]
+            need(
+                not conflicts,
+                "A search with beams is by the model's own probabilities; leave out "
+                f"{', '.join(conflicts)}.",
+            )
+        need(
+            0 <= self.since < max(1, len(self.tokens)),
+            f"since is {self.since}; give a place in the prompt.",
+        )
+        need(
+            self.max_new is None or self.max_new >= 0, f"max_new is {self.max_new}; give 0 or more."
+        )
+        need(self.n >= 1, f"n is {self.n}; give 1 or more.")
+        need("" not in self.stop, "A stop string is empty; give at least one character.")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            need(
+                count is None or count >= 0, f"{name} is {count}; give 0 or more, or leave it out."
+            )
+
+
+@dataclass(frozen=True)
+class Encode:
+    """A whole text to be read once; ``output`` says what of it is answered.
+
+    vector  as the model's own Pool makes it, or the mean of its last hidden states (C,)
+    labels  the logits of a Pool with labels (L,)
+    tags    the logits of a TokenHead (T, L)
+    logits  the head's (P, V), at ``positions`` alone where they are given
+    hidden  the last hidden states (T, C), at ``positions`` alone where they are given
+    """
+
+    tokens: Seq[int]
+    segments: Seq[int] | None = None  # of a pair of texts, one for each token (BERT)
+    output: Encoded = "vector"
+    positions: Seq[int] | None = None
+    client: str = ""
+    size = n = 1  # a text, as a Request counts them
+    seed = None
+    want = ()
+
+    def __post_init__(self) -> None:
+        need(
+            self.output in get_args(Encoded),
+            f'output is "{self.output}"; give one of {", ".join(get_args(Encoded))}.',
+        )
+        need(
+            self.segments is None or len(self.segments) == len(self.tokens),
+            "Give a segment for each token, or none.",
+        )
+        wrong = first_outside(self.positions or (), len(self.tokens))
+        need(
+            wrong is None,
+            f"Position {wrong} is not in a text of {len(self.tokens)} tokens; give 0 or more.",
+        )
+
+
+class Usage(NamedTuple):
+    """Tokens read and written; ``cached`` of the prompt were read before and not again."""
+
+    prompt: int
+    cached: int
+    generated: int
+
+
+class TokenLogprob(NamedTuple):
+    """A token of the prompt, the natural logarithm of its probability (None: the first), and the
+    likeliest there."""
+
+    token: int
+    logprob: float | None
+    top: Likely = ()
+
+
+@dataclass(frozen=True)
+class Event:
+    """One more token of one continuation, or its end.
+
+    ``index`` counts the continuations of the request, 0 to n - 1. ``text`` is what may be shown
+    now: empty while a character is incomplete or a stop string may have begun. ``logprob`` is of
+    the model's own distribution, before penalties, temperature and cuts; ``top`` are the likeliest
+    in the token's place. ``records`` are the wanted values of the tokens that were read for this
+    one: of the prompt, then each time of the token before. ``finish_reason`` is set on a
+    continuation's last event, with the ``stopped_by`` string or token; ``token`` is None where it
+    ended without one. ``usage`` is set on the last event of the request, and nothing comes after
+    it. ``error`` says why it failed.
+    """
+
+    index: int
+    token: int | None = None
+    text: str = ""
+    logprob: float | None = None
+    top: Likely = ()
+    finish_reason: FinishReason | None = None
+    stopped_by: str | int | None = None
+    usage: Usage | None = None
+    error: Exception | None = None
+    records: RecordedValues | None = None
+
+
+@dataclass
+class Completion:
+    """One whole continuation; ``tokens`` hold the eos or the stop string's that ended it, ``text``
+    leaves those out."""
+
+    index: int
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    top: list[Likely] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stopped_by: str | int | None = None
+
+
+@dataclass
+class Result:
+    """Completions, usage and scores of a request; ``output`` is an Encode's."""
+
+    completions: list[Completion]
+    usage: Usage
+    prompt_logprobs: list[TokenLogprob] | None = None
+    output: Tensor | None = None
+
+    @property
+    def text(self) -> str:
+        """The first continuation's text."""
+        return self.completions[0].text
 
 
 class RequestHandle:
@@ -85,7 +311,7 @@ class RequestHandle:
         # of the engine's thread: a sequence for each continuation or beam
         self.sequences: list[Sequence] = []
         self.forks: list[Sequence] = []  # those that start once the prompt is computed
-        self.search: BeamSearch | None = None
+        self.search: Any = None  # a BeamSearch
         self.scores: dict[int, TokenLogprob] = {}  # of the prompt, by place
         self.ended = False
         self._cancel = cancel
@@ -410,55 +636,6 @@ class Chunk:
         return self.logits[len(self.logits) - 1 - self.drafted + self.accepted]
 
 
-class BeamSearch:
-    """Beam search of one request beside others: ``logits`` (V,) are of the beams that were
-    computed, by index.
-
-        the prompt's sequence --forward--> logits --grow--> as many sequences as beams --forward-->
-        logits of all --grow--> ... --> hypotheses
-
-    A computed beam rests until all were computed, and then each goes on as the best of them
-    (``Scheduler.branch``), in the pages of the one that it grew from. So a search gives the
-    hypotheses that ``generation.beam`` gives.
-    """
-
-    def __init__(self, handle: RequestHandle, tokenizer: Tokenizer | None) -> None:
-        request = handle.request
-        self.sequences = handle.sequences
-        assert isinstance(request, Request) and request.beams is not None
-        self.handle = handle
-        self.tokenizer = tokenizer
-        self.steps = 0
-        self.state = BeamState(request.beams, self.sequences[0].eos, request.length_penalty)
-        self.logits: dict[int, Tensor] = {}
-
-    @property
-    def ready(self) -> bool:
-        """True once all beams were computed; at the first step they are one."""
-        return len(self.logits) == (len(self.sequences) if self.steps else 1)
-
-    def grow(self, vocab_size: int | None) -> tuple[list[int], list[int]] | None:
-        """The parent of each beam and its next token; None once the search has ended."""
-        rows = [self.logits[place] for place in sorted(self.logits)]
-        logits = torch.stack(rows if self.steps else rows * len(self.sequences))
-        self.steps += 1
-        self.logits.clear()
-        last = self.steps == self.sequences[0].max_tokens
-        (parents,) = advance([self.state], logits, vocab_size, last)
-        return (parents, [beam.tokens[-1] for beam in self.state.beams]) if parents else None
-
-    def finish(self) -> list[Event]:
-        """Events of the best hypotheses, token by token. A continuation without a hypothesis ends
-        at once."""
-        rows = self.handle.continuations
-        events = list[Event]()
-        hypotheses = self.handle.hypotheses = self.state.best(len(rows), self.tokenizer)
-        for row, hypothesis in zip(rows, hypotheses, strict=False):
-            for token, logprob in zip(hypothesis.tokens, hypothesis.logprobs, strict=True):
-                events.append(row.add(token, logprob, ()))
-        return events + [row.end("length") for row in rows[len(hypotheses) :]]
-
-
 def sample_with_logprobs(
     rows: Seq[Sequence], logits: Tensor, adjusted: Tensor, vocab_size: int | None
 ) -> list[tuple[int, float, Likely]]:
@@ -472,9 +649,8 @@ def sample_with_logprobs(
     return list(zip(tokens.tolist(), logprobs, cut, strict=True))
 
 
-def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None, ahead: int = 0) -> Tensor:
-    """Sampled token (R,) of each row from logits (R, V), by the random number ``ahead`` places
-    after its next one.
+def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None) -> Tensor:
+    """Sampled token (R,) of each row from logits (R, V).
 
     Only the first ``vocab_size`` ids are drawn; rows of equal Sampling are drawn together.
     """
@@ -487,7 +663,7 @@ def sample(rows: Seq[Sequence], logits: Tensor, vocab_size: int | None, ahead: i
         index = torch.tensor(places, device=logits.device)
         uniform = mask = None
         if not sampling.greedy:
-            random_numbers = [row.uniform(len(row.tokens) + ahead) for row in group]
+            random_numbers = [row.uniform(len(row.tokens)) for row in group]
             uniform = torch.tensor(random_numbers, device=logits.device)
         group_logits = logits if len(places) == len(rows) else logits[index]
         if sampling.repetition_penalty != 1:

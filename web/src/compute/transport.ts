@@ -8,6 +8,7 @@ import { sample, softmax, sorted } from "../core/sampler";
 import { Refused, StaticTransport } from "../core/transport";
 import type { Lens, Run, Token } from "../core/types";
 import { cell, type Words } from "./cells";
+import { FUNCTIONS } from "./functions";
 import { Program, type Pass, type Source } from "./program";
 import { Tokenizer } from "./tokenizer";
 import type { Tensor } from "./tensors";
@@ -27,7 +28,7 @@ const base64 = (raw: Uint8Array) => btoa(String.fromCharCode(...raw));
 export class Computing extends StaticTransport {
   override readonly reads = true;
   private readonly program: Program;
-  private readonly source: Source & { words: Words; start: { ids: number[]; source: number[] | null }; last: number[]; context: number; eos: number | null };
+  private readonly source: Source & { words: Words; last: number[]; eos: number | null };
   private readonly template: Run;
   private readonly tokenizer: Tokenizer | null;
   private readonly runs = new Map<string, Computed>();
@@ -40,6 +41,11 @@ export class Computing extends StaticTransport {
     this.program = new Program(this.source, held);
     this.template = offline.saved(held);
     this.tokenizer = this.source.tokenizer && new Tokenizer(this.source.tokenizer);
+    Object.assign((globalThis as any).__glassformer, { // for tests
+      functions: Object.keys(FUNCTIONS),
+      lens: (body: any) => this.post(`api/runs/${this.template.run}/lens`, body),
+      generate: (body: any, each: (token: any) => void) => this.stream("api/generate", body, each),
+    });
   }
 
   /** The ids that a request is about, and how many of them are beyond what is read. */

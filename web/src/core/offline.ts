@@ -1,6 +1,6 @@
 // What a saved file answers beyond what it has word for word: parts of the tensors that it holds, cut, pooled and coded
 // as the server does it (sight/wire.py).
-import { model, prompt, source } from "./state";
+import { ids, model, prompt, source } from "./state";
 import type { Container } from "./safetensors";
 import type { Op } from "./types";
 
@@ -21,6 +21,7 @@ export function start(held: Container) {
   model.value ||= said.model ?? "";
   prompt.value ||= said.text ?? "";
   source.value ||= said.source ?? "";
+  if (!prompt.value && !ids.value) ids.value = saved(held)?.tokens.map((one: any) => one.id) ?? null; // of a model that has no words
 }
 
 /** JSON of a request that was not foreseen: the saved run for its own text, a cell that was explained; else undefined. */

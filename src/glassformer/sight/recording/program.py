@@ -230,11 +230,12 @@ class _Writer:
             raise Mismatch("another plan")
         entries = []
         for row in zip(*plans, strict=True):
-            first = row[0]
-            if any({**op, "shape": 0, "params": 0} != {**first, "shape": 0, "params": 0} for op in row):
+            shapes = zip(*(op.pop("shape") for op in row), strict=True)
+            for op in row:
+                op["params"].pop("arguments", None)  # sizes may be among them
+            if any(op != row[0] for op in row):
                 raise Mismatch("another plan")
-            shape = [self.sizes(sides) for sides in zip(*(op["shape"] for op in row), strict=True)]
-            entries.append({**first, "shape": shape, "params": {}})
+            entries.append({**row[0], "shape": [self.sizes(sides) for sides in shapes]})
         return entries
 
 

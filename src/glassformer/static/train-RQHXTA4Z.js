@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-Z55SFGQS.js";import"./chunk-OSGKJV4W.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-RIXJEFY5.js";import"./chunk-5RLPNEFC.js";import"./chunk-AJ2AS5IM.js";export{c as Heads,b as Train,a as joined};

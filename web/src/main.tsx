@@ -2,7 +2,7 @@ import { batch } from "@preact/signals";
 import { render } from "preact";
 import "./style.css";
 import { Ahead, example, json, prebaked, type Example } from "./core/example";
-import { AFTER_MS, failure, models, run, stand, submit } from "./core/run";
+import { AFTER_MS, explain, failure, models, run, stand, submit, values } from "./core/run";
 import { arrived, edits, ids, mirror, model, notice, prompt, source, view } from "./core/state";
 import { canonical, connect, HttpTransport, transport, use } from "./core/transport";
 import type { ModelCard } from "./core/types";
@@ -15,6 +15,11 @@ const FIRST = "The animal didn't cross the street because it was too tired"; // 
 
 async function begin() {
   install();
+  Object.assign((globalThis as any).__glassformer, { // numbers of the run on the page, and the arithmetic of one: for tests
+    values: async (address: string) => Array.from((await values(run.value!.run, address)).data),
+    cell: (address: string, terms = 64) => explain(run.value!.run, address, terms),
+    run: () => run.value,
+  });
   await connect();
   const listed = transport.json<ModelCard[]>("api/models");
   const soon: { list?: ModelCard[] } = {};

@@ -30,11 +30,13 @@ from .figures.charts import TableFigure
 from .figures.shown import BOX, document
 from .seen import Seen
 
-MOST = 2_000_000  # bytes of the file
+MOST = 2_000_000  # bytes of a file of numbers
+COMPUTING = 5_000_000  # bytes of a file that computes
 CELLS = 400  # cells whose arithmetic is computed beforehand, at most
 TERMS = 64
 ASKED = 4096  # terms of a cell that the caller named
 HELD = ("source", "attention", "experts", "pool")  # abilities that need no model
+COMPUTED = ("generate", "fill", "lens")  # those of a file that computes
 # of a file, at most, for the vocabulary; without it the tokens that are not in the text are numbers
 WORDS = 0.15
 UNQUOTED = "!'()*~"  # what a browser's encodeURIComponent leaves as it is
@@ -62,10 +64,15 @@ def run_id(trace: Any) -> str:
 
 
 def container(
-    trace: Any, most: int, cells: Iterable[str] = (), name: str = "", text: str | None = None
+    trace: Any,
+    most: int,
+    cells: Iterable[str] = (),
+    name: str = "",
+    text: str | None = None,
+    computing: int = 0,
 ) -> bytes:
     """The trace as gzipped safetensors of at most ``most`` bytes: tensors by address, ``answers``
-    and ``cells``.
+    and ``cells``; or, within ``computing`` bytes, weights and a program that computes any text.
 
     ``name`` is what the page calls the model; without one it says its kind.
     """
@@ -77,7 +84,11 @@ def container(
     id = run_id(trace)
     name = name or str(run_record["kind"])
     abilities = run_record["abilities"]
-    able = {key: can and key in HELD for key, can in abilities.items()}
+    weights, written = _program(trace, computing)
+    held = (*HELD, *COMPUTED) if weights else HELD
+    able = {key: can and key in held for key, can in abilities.items()}
+    if trace.source is not None:
+        able["generate"] = False
     run_record |= {
         "run": id,
         "model": name,
@@ -93,7 +104,7 @@ def container(
         "dtype": run_record["dtype"],
         "loaded": True,
         "abilities": able,
-        "unsaved": [key for key, can in abilities.items() if can and key not in HELD],
+        "unsaved": [key for key, can in abilities.items() if can and not able[key]],
         "labels": [],
     }
     query = {"model": name, "text": text} | ({} if source is None else {"source": source})
@@ -111,6 +122,12 @@ def container(
         if _size(words) <= most * WORDS:
             beside[f"GET api/vocab/{quote(name, safe=UNQUOTED)}"] = words
             room -= _size(words)
+    facts = {"answers": beside, "start": {"model": name, **query}, "run": id}
+    if weights:
+        records = {key: dumped(record) for key, record in {**facts, "program": written}.items()}
+        packed = gzip.compress(wire.packed(weights, records), 9, mtime=0)
+        fits = len(packed) <= computing
+        return packed if fits else container(trace, most, cells, name, text)
     sizes = {op.id: math.prod(op.shape) for op in trace.plan}
     kind = "f32" if sum(sizes.values()) * 4 * 0.95 < room * 0.9 else "f16"
     tensors: dict[str, wire.Array] = {}
@@ -133,7 +150,6 @@ def container(
             break
         answer = answers.cell(trace, address, terms)
         explained.setdefault(answer["address"], answer)
-    facts = {"answers": beside, "start": {"model": name, **query}, "run": id}
     while True:
         records = {key: dumped(record) for key, record in ({**facts, "cells": explained}).items()}
         packed = gzip.compress(wire.packed(tensors, records), 9, mtime=0)
@@ -147,6 +163,15 @@ def container(
             explained = dict(list(explained.items())[: len(explained) // 2])
         else:
             tensors.popitem()
+
+
+def _program(trace: Any, most: int) -> tuple[dict[str, wire.Array], dict[str, Any]]:
+    """The weights of a trace's model and the program on them; none where they have no room."""
+    from .recording.program import program, weights
+
+    fits = sum(x.numel() for x in trace.model.parameters()) * 1.5 <= most
+    written = program(trace) if fits else None
+    return ({}, {}) if written is None else (weights(written), written)
 
 
 def _decoded(tokenizer: Any, ids: list[int]) -> str:
@@ -217,14 +242,17 @@ def plain(value: Any) -> Any:
 # ------------------------------------------------------------------------------------------- files
 
 
-def page(trace: Any, title: str = "glassformer", most: int = MOST, **options: Any) -> str:
-    """One HTML document with the page and the trace, ``most`` bytes at most. Raises UserError
-    without the build."""
-    room = (most - len(_with(title, "trace", "").encode())) * 3 // 4 - 16
+def page(trace: Any, title: str = "glassformer", most: int | None = None, **options: Any) -> str:
+    """One HTML document with the page and the trace, ``most`` bytes at most; without ``most`` 5 MB
+    where the page computes, 2 MB where it holds numbers. Raises UserError without the build."""
+    sizes = [most or size for size in (MOST, COMPUTING)]
+    frame_size = len(_with(title, "trace", "").encode())
+    room, computing = ((size - frame_size) * 3 // 4 - 16 for size in sizes)
     need(
         room > 20_000,
-        f"{most:,} bytes have no room for a trace beside the page itself; allow more.",
+        f"{sizes[0]:,} bytes have no room for a trace beside the page itself; allow more.",
     )
+    options.setdefault("computing", computing)
     return _with(title, "trace", base64.b64encode(container(trace, room, **options)).decode())
 
 

@@ -129,7 +129,7 @@ def looking(window: Any) -> Iterator[Any]:
     page, foreign, errors = window.new_page(), [], []
 
     def record_request(request: Any) -> None:
-        if not request.url.startswith((*LINKS, "data:", "blob:")):
+        if not request.url.startswith((*LINKS, "file:", "data:", "blob:")):
             foreign.append(request.url)
 
     page.on("request", record_request)

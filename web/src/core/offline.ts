@@ -1,11 +1,18 @@
 // What a saved file answers beyond what it has word for word: parts of the tensors that it holds, cut, pooled and coded
 // as the server does it (sight/wire.py).
-import { model, prompt, source } from "./state";
+import { ids, model, prompt, source } from "./state";
 import type { Container } from "./safetensors";
+import type { Op } from "./types";
 
-interface Part {
+export interface Part {
   data: Float32Array;
   shape: number[];
+}
+
+/** The values of one run: its plan, and any tensor of it without the batch row; null where it is not there. */
+export interface Held {
+  plan: Op[];
+  tensor(name: string): Part | null;
 }
 
 /** The text of the saved trace, where the link does not say another. */
@@ -14,6 +21,7 @@ export function start(held: Container) {
   model.value ||= said.model ?? "";
   prompt.value ||= said.text ?? "";
   source.value ||= said.source ?? "";
+  if (!prompt.value && !ids.value) ids.value = saved(held)?.tokens.map((one: any) => one.id) ?? null; // of a model that has no words
 }
 
 /** JSON of a request that was not foreseen: the saved run for its own text, a cell that was explained; else undefined. */
@@ -31,28 +39,39 @@ export function json(held: Container, path: string, body?: any): any {
   return undefined;
 }
 
+/** The run that a file was saved with, as the server told it. */
+export function saved(held: Container): any {
+  return JSON.parse(held.metadata.answers ?? "{}")[`GET api/runs/${held.metadata.run?.replace(/"/g, "")}`];
+}
+
+/** The values that a file holds. */
+export function values(held: Container): Held {
+  const plan: Op[] = saved(held)?.plan ?? [];
+  return {
+    plan,
+    tensor(name) {
+      const one = held.tensors[name] ?? held.tensors[plan.find((op) => op.names?.includes(name))?.id ?? ""];
+      return one ? { data: Float32Array.from(one.data), shape: one.shape } : null;
+    },
+  };
+}
+
 /** Bytes of a part of what is held, as the server would send them; null where it is not held. */
-export function bytes(held: Container, path: string): ArrayBuffer | null {
+export function bytes(held: Held, path: string): ArrayBuffer | null {
   const [place, query] = path.split("?", 2), asked = new URLSearchParams(query);
-  if (place.endsWith("/t")) return values(held, asked);
+  if (place.endsWith("/t")) return part(held, asked);
   if (place.endsWith("/logits")) {
-    const all = held.tensors.logits, at = Number(asked.get("position") ?? -1);
-    if (!all) return null;
-    const made = cut({ data: all.data as Float32Array, shape: all.shape }, [String(at)]);
+    const all = held.tensor("logits"), at = Number(asked.get("position") ?? -1), made = all && cut(all, [String(at)]);
     return made && written({ logits: made }, { position: String(at) });
   }
   if (place.endsWith("/thumbs")) return thumbs(held, asked);
   return null;
 }
 
-function saved(held: Container): any {
-  return JSON.parse(held.metadata.answers ?? "{}")[`GET api/runs/${held.metadata.run?.replace(/"/g, "")}`];
-}
-
-function values(held: Container, asked: URLSearchParams): ArrayBuffer | null {
+function part(held: Held, asked: URLSearchParams): ArrayBuffer | null {
   const match = /^\s*([^[\]]+?)\s*(?:\[([^[\]]*)\])?\s*$/.exec(asked.get("address") ?? "");
   if (!match) return null;
-  const found = tensor(held, match[1]);
+  const found = held.tensor(match[1]);
   const one = found && cut(found, match[2] === undefined ? [] : match[2].split(","));
   if (!one) return null;
   const tiles = asked.get("pool")?.match(/\d+/g)?.map(Number) ?? [], made = tiles.length && one.shape.length ? pooled(one, tiles) : one;
@@ -60,15 +79,6 @@ function values(held: Container, asked: URLSearchParams): ArrayBuffer | null {
   const range = asked.get("range")?.split(":").map(Number);
   const told = coded(made, asked.get("as") === "u8", asked.get("map") === "sqrt", range);
   return written({ values: { data: told.data, shape: made.shape } }, { ...told.facts, ...facts });
-}
-
-function tensor(held: Container, name: string): Part | null {
-  let one = held.tensors[name];
-  if (!one) {
-    const op = saved(held)?.plan.find((op: any) => op.names?.includes(name));
-    one = op && held.tensors[op.id];
-  }
-  return one ? { data: Float32Array.from(one.data), shape: one.shape } : null;
 }
 
 /** The part at an index such as ["1", "3", "0:4"]; null where there is none. */
@@ -136,13 +146,13 @@ function coded(one: Part, small: boolean, root: boolean, range?: number[]): { da
   return { data, facts: { min: String(min), max: String(max), map: root ? "sqrt" : "lin", as: "u8", hole: hole ? "1" : "0" } };
 }
 
-function thumbs(held: Container, asked: URLSearchParams): ArrayBuffer | null {
-  const kind = asked.get("kind") ?? "pattern", px = Number(asked.get("px") ?? 48), plan: any[] = saved(held)?.plan ?? [];
-  const all = plan.filter((op) => op.quadratic && op.id.endsWith(`.${kind}`) && op.axes.includes("H"));
+function thumbs(held: Held, asked: URLSearchParams): ArrayBuffer | null {
+  const kind = asked.get("kind") ?? "pattern", px = Number(asked.get("px") ?? 48);
+  const all = held.plan.filter((op) => op.quadratic && op.id.endsWith(`.${kind}`) && op.axes.includes("H"));
   const [from, to] = (asked.get("layers") ?? ":").split(":");
   const made: Record<string, { data: Uint8Array; shape: number[] }> = {}, facts: Record<string, unknown> = {};
   for (const op of all.slice(Number(from || 0), to ? Number(to) : all.length)) {
-    const one = tensor(held, op.id);
+    const one = held.tensor(op.id);
     if (!one) return null;
     const small = pooled(one, [px, px]), told = coded(small, true, kind === "pattern", kind === "pattern" ? [0, 1] : undefined);
     made[op.id] = { data: told.data as Uint8Array, shape: small.shape };

@@ -6,6 +6,8 @@ import { notice, open } from "./state";
 
 export interface Transport {
   readonly live: boolean;
+  /** True where a text of the reader's own can be read: by a server, a kernel or this page itself. */
+  readonly reads: boolean;
   json<T>(path: string, signal?: AbortSignal): Promise<T>;
   bytes(path: string, signal?: AbortSignal): Promise<ArrayBuffer>;
   post<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T>;
@@ -22,6 +24,7 @@ export class Refused extends Error {
 
 export class HttpTransport implements Transport {
   readonly live = true;
+  readonly reads = true;
   private readonly made = new Map<string, unknown>(); // what each run was made of
   private readonly token = new URLSearchParams(location.search).get("token");
 
@@ -100,36 +103,39 @@ function event(block: string, onEvent: (data: any, id: string, event: string) =>
 /** Answers by request: `GET api/models`, `POST api/runs {"model":..}` (keys of the body in order). */
 export class StaticTransport implements Transport {
   readonly live = false;
+  readonly reads: boolean = false;
   private readonly answers: Record<string, any>;
+  private readonly held: offline.Held;
 
   /** `trace`: a safetensors file whose metadata has `answers`, JSON of request -> answer or {"tensor": name, "metadata": ..}. */
-  constructor(private readonly trace: Container, private readonly raw: ArrayBuffer) {
+  constructor(protected readonly trace: Container, private readonly raw: ArrayBuffer) {
     this.answers = JSON.parse(trace.metadata.answers ?? "{}");
+    this.held = offline.values(trace);
   }
 
-  private find(request: string, otherwise?: unknown): any {
+  protected find(request: string, otherwise?: unknown): any {
     if (request in this.answers) return this.answers[request];
     if (otherwise !== undefined) return otherwise;
     throw new Refused(404, "This saved file does not hold that; open the model with “glassformer page” to see it.");
   }
 
-  async json<T>(path: string): Promise<T> {
+  async json<T>(path: string, _?: AbortSignal): Promise<T> {
     return this.find(`GET ${path}`, offline.json(this.trace, path));
   }
 
-  async bytes(path: string): Promise<ArrayBuffer> {
-    const made = offline.bytes(this.trace, path);
+  async bytes(path: string, _?: AbortSignal): Promise<ArrayBuffer> {
+    const made = offline.bytes(this.held, path);
     if (made) return made;
     const { tensor, metadata, base64 } = this.find(`GET ${path}`);
     if (base64) return Uint8Array.from(atob(base64), (one) => one.charCodeAt(0)).buffer;
     return pack(this.raw, tensor, metadata ?? {});
   }
 
-  async post<T>(path: string, body: unknown): Promise<T> {
+  async post<T>(path: string, body: unknown, _?: AbortSignal): Promise<T> {
     return this.find(`POST ${path} ${canonical(body)}`, offline.json(this.trace, path, body));
   }
 
-  async stream(path: string, body: unknown | null, onEvent: (data: any, id: string, event: string) => void): Promise<void> {
+  async stream(path: string, body: unknown | null, onEvent: (data: any, id: string, event: string) => void, _?: AbortSignal): Promise<void> {
     const events: any[] = this.find(body === null ? `GET ${path}` : `POST ${path} ${canonical(body)}`);
     events.forEach((one, at) => onEvent(one, String(at), "message"));
   }
@@ -189,6 +195,7 @@ export async function connect(): Promise<Transport> {
   if (held) offline.start(held);
   const here = opened();
   if (here) open(here);
-  transport = raw && held ? new StaticTransport(held, raw) : here ? new HttpTransport(asking(await port(), silent), KERNEL) : new HttpTransport();
+  if (raw && held?.metadata.program) transport = new (await import("../compute/transport")).Computing(held, raw);
+  else transport = raw && held ? new StaticTransport(held, raw) : here ? new HttpTransport(asking(await port(), silent), KERNEL) : new HttpTransport();
   return transport;
 }

@@ -118,7 +118,7 @@ function TextBox() {
       <div class="line">
         {pair && box("source", state.source, "source text")}
         {box("prompt", state.prompt, pair ? "target text so far" : "a text")}
-        <button class="primary" disabled={!transport?.live} onClick={() => void submit()}>{busy.value ? "…" : "Run ⏎"}</button>
+        <button class="primary" disabled={!transport?.reads} onClick={() => void submit()}>{busy.value ? "…" : "Run ⏎"}</button>
       </div>
       {cut.value && <p class="note" role="status">{cut.value}</p>}
       {made?.cut && <p class="note" role="status">{made.left_out?.tokens || made.left_out?.source_tokens ? `The text is longer than this model can read, ${card.value?.context} tokens, and its end is left out. ` : ""}{made.cut}</p>}
@@ -228,7 +228,7 @@ function Footer() {
       ) : (
         <span>nothing was read yet</span>
       )}
-      <span class="right">{transport?.live ? `${location.host || "the kernel"} ${busy.value ? "· the model reads …" : "connected"}` : "a saved file: nothing leaves it"}</span>
+      <span class="right">{transport?.live ? `${location.host || "the kernel"} ${busy.value ? "· the model reads …" : "connected"}` : transport?.reads ? "computed in this page: nothing leaves it" : "a saved file: nothing leaves it"}</span>
     </footer>
   );
 }

@@ -68,7 +68,7 @@ export function CellCard() {
         <div class="value"><Num addr={one.address} v={one.value} digits={8} /> <span class="tag">{one.kind}</span> {one.edited && <span class="tag">changed by an edit</span>}</div>
       </div>
       <Depths one={one} />
-      <Terms one={one} more={transport.live && one.count > one.terms.length && one.terms.length < MOST ? () => (most.value = Math.min(4 * one.terms.length, MOST)) : undefined} />
+      <Terms one={one} more={transport.reads && one.count > one.terms.length && one.terms.length < MOST ? () => (most.value = Math.min(4 * one.terms.length, MOST)) : undefined} />
       <Others one={one} />
       <Check one={one} />
       <Python address={one.address} />
@@ -144,7 +144,7 @@ function Terms({ one, more }: { one: Cell; more: (() => void) | undefined }) {
             {one.count > rows.length && (
               <tr>
                 <td />
-                <td class="left" colSpan={factors + (said ? 1 : 0)}>{more ? <button onClick={more}>show more of {one.count - rows.length} ▾</button> : `${one.count - rows.length} more${transport.live ? "" : ", not in this file"}`}</td>
+                <td class="left" colSpan={factors + (said ? 1 : 0)}>{more ? <button onClick={more}>show more of {one.count - rows.length} ▾</button> : `${one.count - rows.length} more${transport.reads ? "" : ", not in this file"}`}</td>
                 <td class="num">{signed(rest)}</td>
                 <td class="num">{number(total)}</td>
                 <td />

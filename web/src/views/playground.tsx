@@ -349,8 +349,8 @@ function Output({ chosen, words, place }: { chosen: Chosen | null; words: readon
   return (
     <section class="card" aria-label="output">
       <div class="row">
-        <button class="primary" disabled={searching.value || !transport.live} onClick={() => void generate()}>{generating.value ? "Stop ." : "Generate ▸"}</button>
-        <button disabled={!chosen || !end || generating.value || !transport.live} title={end ? "write the token that the needle points at" : "choose the last token first"} onClick={() => void put(chosen!.token, words, chosen!)}>Step</button>
+        <button class="primary" disabled={searching.value || !transport.reads} onClick={() => void generate()}>{generating.value ? "Stop ." : "Generate ▸"}</button>
+        <button disabled={!chosen || !end || generating.value || !transport.reads} title={end ? "write the token that the needle points at" : "choose the last token first"} onClick={() => void put(chosen!.token, words, chosen!)}>Step</button>
         <button disabled={!own?.tokens.length || generating.value} onClick={() => {
           change({ tokens: own!.tokens.slice(0, -1), finish: "" });
           picked.value = null;
@@ -438,7 +438,7 @@ function Branches() {
             <div class="row" key={one.number} style={{ flexWrap: "nowrap" }}>
               <button aria-pressed={one.number === active.value} onClick={() => ((active.value = one.number), (picked.value = null))}>{one.number === active.value ? "●" : "○"} {one.name || one.number}</button>
               <input aria-label={`name of branch ${one.number}`} size={8} placeholder="name" value={one.name} onChange={(event) => change({ name: event.currentTarget.value }, one.number)} />
-              <button class="quiet written" title="look inside, at its end" disabled={!transport.live} onClick={() => ((active.value = one.number), void look(one, one.tokens.length))}>{one.tokens.map(text).join("")}</button>
+              <button class="quiet written" title="look inside, at its end" disabled={!transport.reads} onClick={() => ((active.value = one.number), void look(one, one.tokens.length))}>{one.tokens.map(text).join("")}</button>
               {one.tokens.length > 0 && <span class="num" title="mean log-probability of its tokens, natural logarithm" data-v={sum / one.tokens.length}>{number(sum / one.tokens.length, 3)}</span>}
               <button class="quiet" aria-label={`drop branch ${one.number}`} onClick={() => (branches.value = branches.value.filter((other) => other.number !== one.number))}>✕</button>
             </div>

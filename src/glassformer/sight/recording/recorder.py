@@ -200,7 +200,8 @@ class Recorder(TorchFunctionMode):
         self.is_written_out = True
         value = self.value(function(*args, **kw))
         self.is_written_out = False
-        value.tensor = result.detach()
+        with self.paused():
+            value.tensor = result.detach()
         self._fused.append(value)
         assert value.operation is not None
         value.operation.line = line

@@ -1,0 +1,1 @@
+import{a as l,d as s}from"./chunk-SD7XATIC.js";var u=new WeakMap;function p(e,o){u.set(e,o)}var b={repaints:0,overlays:0,paints:0};function a(){globalThis.__glassformer={counters:b,sample:s,luck:l,probe(e,o){for(let n of document.elementsFromPoint(e,o)){let r=u.get(n);if(!r)continue;let t=n.getBoundingClientRect();return r(e-t.left,o-t.top)}return null}}}export{p as a,b,a as c};

@@ -22,7 +22,10 @@ from glassformer.sight.recording.program import FUNCTIONS
 from glassformer.sight.recording.trace import Trace
 
 FOLDER = Path(glassformer.__file__).parent / "serve/page/model"
-OWN, OTHER = "The animal didn't cross the street", "Once upon a time — a  cat\n\nsaw 23 naïve birds!"
+OWN, OTHER = (
+    "The animal didn't cross the street",
+    "Once upon a time — a  cat\n\nsaw 23 naïve birds!",
+)
 RECURRENT = ("gru", "lstm", "cho", "bahdanau", "additive-lstm", "reader")
 VALUES = "ids => Promise.all(ids.map(id => __glassformer.values(id)))"
 CELLS = "all => Promise.all(all.map(address => __glassformer.cell(address, 16)))"
@@ -138,7 +141,9 @@ def test_cells(name, shipped, saved, opened, tmp_path):
         same = ("address", "kind", "place", "equation", "count", "source", "next", "python")
         assert {key: cell[key] for key in same} == {key: expected[key] for key in same}
         for key in ("value", "recomputed"):
-            assert float(cell[key]) == pytest.approx(float(expected[key]), rel=1e-5, abs=1e-5), address
+            assert float(cell[key]) == pytest.approx(float(expected[key]), rel=1e-5, abs=1e-5), (
+                address
+            )
         ours = {term["term"]: term for term in cell["terms"]}
         for term in expected["terms"][:8]:
             if term["term"] not in ours and abs(float(term["value"])) < 1e-4:
@@ -203,5 +208,7 @@ def test_what_it_cannot_is_said(saved, opened, tmp_path):
 def test_a_model_whose_steps_follow_the_text_is_saved_as_numbers(name, opened, tmp_path):
     cfg = tiny.ALL[name]
     model, ids = build_model(cfg, seed=1).eval(), torch.arange(6)[None]
-    tab = opened(Trace(model, None, ids, ids if cfg.has_source else None).save(tmp_path / "it.html"))
+    tab = opened(
+        Trace(model, None, ids, ids if cfg.has_source else None).save(tmp_path / "it.html")
+    )
     assert tab.locator("button.primary").first.is_disabled()

@@ -28,13 +28,111 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 FUNCTIONS = frozenset(
-    """linear matmul bmm embedding softmax layer_norm rms_norm
-add sub mul div rdiv rsub pow rpow neg exp log sqrt rsqrt square abs cos sin tanh sigmoid relu gelu silu clamp
-clamp_min floor_divide remainder maximum minimum le ge lt gt eq ne and or logical_and logical_or logical_not
-masked_fill where view reshape transpose permute T mT flip pad flatten unflatten unsqueeze squeeze expand expand_as contiguous clone
-detach cat stack chunk split getitem roll repeat_interleave to float long bool arange tensor zeros ones full zeros_like
-ones_like new_zeros new_full mean sum amax cumsum topk dropout
-view_as int index_select index_copy index_add scatter_add scatter_reduce nonzero bincount argsort grouped_mm logsumexp""".split()
+    [
+        "linear",
+        "matmul",
+        "bmm",
+        "embedding",
+        "softmax",
+        "layer_norm",
+        "rms_norm",
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "rdiv",
+        "rsub",
+        "pow",
+        "rpow",
+        "neg",
+        "exp",
+        "log",
+        "sqrt",
+        "rsqrt",
+        "square",
+        "abs",
+        "cos",
+        "sin",
+        "tanh",
+        "sigmoid",
+        "relu",
+        "gelu",
+        "silu",
+        "clamp",
+        "clamp_min",
+        "floor_divide",
+        "remainder",
+        "maximum",
+        "minimum",
+        "le",
+        "ge",
+        "lt",
+        "gt",
+        "eq",
+        "ne",
+        "and",
+        "or",
+        "logical_and",
+        "logical_or",
+        "logical_not",
+        "masked_fill",
+        "where",
+        "view",
+        "reshape",
+        "transpose",
+        "permute",
+        "T",
+        "mT",
+        "flip",
+        "pad",
+        "flatten",
+        "unflatten",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "expand_as",
+        "contiguous",
+        "clone",
+        "detach",
+        "cat",
+        "stack",
+        "chunk",
+        "split",
+        "getitem",
+        "roll",
+        "repeat_interleave",
+        "to",
+        "float",
+        "long",
+        "bool",
+        "arange",
+        "tensor",
+        "zeros",
+        "ones",
+        "full",
+        "zeros_like",
+        "ones_like",
+        "new_zeros",
+        "new_full",
+        "mean",
+        "sum",
+        "amax",
+        "cumsum",
+        "topk",
+        "dropout",
+        "view_as",
+        "int",
+        "index_select",
+        "index_copy",
+        "index_add",
+        "scatter_add",
+        "scatter_reduce",
+        "nonzero",
+        "bincount",
+        "argsort",
+        "grouped_mm",
+        "logsumexp",
+    ]
 )
 """The functions that web/src/compute/functions.ts knows; a test holds the two lists together."""
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -56,7 +154,9 @@ class Sizes:
         if len(set(numbers)) == 1:
             return numbers[0]
         column = torch.tensor(numbers, dtype=torch.float64)
-        fitted = torch.linalg.lstsq(self.rows, column[:, None], driver="gelsd").solution[:, 0].round()
+        fitted = (
+            torch.linalg.lstsq(self.rows, column[:, None], driver="gelsd").solution[:, 0].round()
+        )
         if not torch.equal(self.rows @ fitted, column):
             raise Mismatch(f"{numbers} does not follow the length of the text")
         return [int(x) for x in fitted.tolist()]

@@ -27,113 +27,17 @@ if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
     from .trace import Trace
 
-FUNCTIONS = frozenset(
-    [
-        "linear",
-        "matmul",
-        "bmm",
-        "embedding",
-        "softmax",
-        "layer_norm",
-        "rms_norm",
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "rdiv",
-        "rsub",
-        "pow",
-        "rpow",
-        "neg",
-        "exp",
-        "log",
-        "sqrt",
-        "rsqrt",
-        "square",
-        "abs",
-        "cos",
-        "sin",
-        "tanh",
-        "sigmoid",
-        "relu",
-        "gelu",
-        "silu",
-        "clamp",
-        "clamp_min",
-        "floor_divide",
-        "remainder",
-        "maximum",
-        "minimum",
-        "le",
-        "ge",
-        "lt",
-        "gt",
-        "eq",
-        "ne",
-        "and",
-        "or",
-        "logical_and",
-        "logical_or",
-        "logical_not",
-        "masked_fill",
-        "where",
-        "view",
-        "reshape",
-        "transpose",
-        "permute",
-        "T",
-        "mT",
-        "flip",
-        "pad",
-        "flatten",
-        "unflatten",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "expand_as",
-        "contiguous",
-        "clone",
-        "detach",
-        "cat",
-        "stack",
-        "chunk",
-        "split",
-        "getitem",
-        "roll",
-        "repeat_interleave",
-        "to",
-        "float",
-        "long",
-        "bool",
-        "arange",
-        "tensor",
-        "zeros",
-        "ones",
-        "full",
-        "zeros_like",
-        "ones_like",
-        "new_zeros",
-        "new_full",
-        "mean",
-        "sum",
-        "amax",
-        "cumsum",
-        "topk",
-        "dropout",
-        "view_as",
-        "int",
-        "index_select",
-        "index_copy",
-        "index_add",
-        "scatter_add",
-        "scatter_reduce",
-        "nonzero",
-        "bincount",
-        "argsort",
-        "grouped_mm",
-        "logsumexp",
-    ]
-)
+NAMES = """
+linear matmul bmm embedding softmax layer_norm rms_norm add sub mul div rdiv rsub pow rpow neg exp
+log sqrt rsqrt square abs cos sin tanh sigmoid relu gelu silu clamp clamp_min floor_divide remainder
+maximum minimum le ge lt gt eq ne and or logical_and logical_or logical_not masked_fill where view
+reshape transpose permute T mT flip pad flatten unflatten unsqueeze squeeze expand expand_as
+contiguous clone detach cat stack chunk split getitem roll repeat_interleave to float long bool
+arange tensor zeros ones full zeros_like ones_like new_zeros new_full mean sum amax cumsum topk
+dropout view_as int index_select index_copy index_add scatter_add scatter_reduce nonzero bincount
+argsort grouped_mm logsumexp
+"""
+FUNCTIONS = frozenset(NAMES.split())
 """The functions that web/src/compute/functions.ts knows; a test holds the two lists together."""
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LONGEST = 512  # tokens at which the last pass is recorded
@@ -176,7 +80,7 @@ def program(trace: Trace) -> dict[str, Any] | None:
     if trace.edits or not is_single or not 12 <= max(own, 12) <= longest:
         return None
     # twice at first: what a model computes once for all passes is a constant of every later one
-    lengths = [(5,), (5,), (9,), (longest,)]
+    lengths: list[tuple[int, ...]] = [(5,), (5,), (9,), (longest,)]
     if trace.source is not None:
         lengths = [(5, 7), (5, 7), (9, 7), (5, 11), (longest, longest)]
     generator = torch.Generator().manual_seed(0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import torch
@@ -48,10 +50,11 @@ def saved(shipped, tmp_path_factory):
 def opened(tab):
     """opened(FILE, HASH): that file on the screen."""
 
-    def show(path, place=""):
+    def show(path, place="", loaded=True):
         tab.goto("about:blank")
         tab.goto(f"{path.as_uri()}{place}")
-        until(tab, "!!globalThis.__glassformer?.run?.()")
+        if loaded:
+            until(tab, "!!globalThis.__glassformer?.run?.()")
         return tab
 
     yield show
@@ -160,8 +163,9 @@ def test_it_writes_what_the_command_line_writes(shipped, saved, opened):
     read(tab, OTHER)
     tab.click("text=Generate")
     tab.wait_for_selector("text=ended: length")
-    text = generate(*shipped, OTHER, max_new=48, seed=1337).text
-    written = tab.locator(".written").first.inner_text()
+    text = "".join(step.text for step in generate(*shipped, OTHER, max_new=48, seed=1337))
+    strip = tab.locator('[aria-label^="what was written"] button')
+    written = "".join(strip.all_inner_texts())
     assert written.replace("·", " ").replace("↵", "\n").strip() == text.strip()
 
 
@@ -190,11 +194,33 @@ def test_lens(shipped, saved, opened):
         )
 
 
+@pytest.mark.parametrize(
+    "edits",
+    [
+        ['head_off("decoder.blocks.1.attn", 2)'],
+        ['head_off("decoder.blocks.2.attn", 0, "mean")', 'mlp_off("decoder.blocks.0.ffn")'],
+        ['attn_off("decoder.blocks.3.attn")'],
+    ],
+)
+def test_edits(edits, shipped, saved, opened):
+    tab = opened(saved, f"#inside?e={quote(json.dumps(edits))}")
+    expected = glassformer.trace(*shipped, OWN, edits=edits)["logits"].flatten()
+    (logits,) = tab.evaluate(VALUES, ["logits"])
+    torch.testing.assert_close(torch.tensor(logits), expected, rtol=0, atol=1e-4)
+    assert not torch.allclose(expected, glassformer.trace(*shipped, OWN)["logits"].flatten())
+    changed = {"head_off": "attn.z[2,0,0]", "attn_off": "attn.write[0,0]"}[edits[0][:8]]
+    cell = tab.evaluate(f'__glassformer.cell("decoder.blocks.{edits[0][25]}.{changed}")')
+    assert cell["edited"] or "mean" in edits[0]
+
+
 def test_what_it_cannot_is_said(saved, opened, tmp_path):
     tab = opened(saved)
     tab.fill("#prompt", "")
     tab.press("#prompt", "Enter")
     tab.wait_for_selector("text=There is no text; type one.")
+    other = json.dumps(["mask_token(2)"])
+    tab = opened(saved, f"#inside?e={quote(other)}", loaded=False)
+    tab.wait_for_selector("text=does not make the edit mask_token(2)")
     cfg = tiny.ALL["llama"]
     words = served.tokenizer("unigram")
     model = build_model(replace(cfg, embed=replace(cfg.embed, vocab=words.size)), seed=1).eval()

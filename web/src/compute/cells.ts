@@ -53,7 +53,7 @@ export function named(program: Program, pass: Pass, { value, at }: Place): strin
 export function origin(program: Program, pass: Pass, start: Place): Place {
   for (let place = start; ; ) {
     const from = program.origin(place.value);
-    if (!from || !MOVES.has(from.operation.name)) return place;
+    if (!from || pass.edited.has(place.value) || !MOVES.has(from.operation.name)) return place;
     const call = program.call(from.operation, pass), moved = Array.isArray(call.args[0]) ? (call.args[0] as Tensor[]) : [call.x];
     const inputs = program.inputs(from.operation).slice(0, moved.length);
     const traced = (code: (which: number, at: number) => number): number => {
@@ -142,8 +142,8 @@ export function cell(program: Program, pass: Pass, plan: readonly Op[], words: W
   const start = find(program, pass, address);
   if (!start) return undefined;
   const value = pass.values[start.value]!, stored = value.data[start.at], op = plan.find((one) => one.id === program.address(start.value));
-  const place = origin(program, pass, start), from = program.origin(place.value);
-  const made: Opened = from ? opened(program, pass, place, from.operation) : { kind: program.leaf(place.value)!.kind, recomputed: stored, terms: [], others: [], numbers: {} };
+  const place = origin(program, pass, start), from = program.origin(place.value), edited = pass.edited.has(place.value);
+  const made: Opened = edited ? { kind: "edit", recomputed: stored, terms: [], others: [], numbers: {} } : from ? opened(program, pass, place, from.operation) : { kind: program.leaf(place.value)!.kind, recomputed: stored, terms: [], others: [], numbers: {} };
   const operand = (one: Place): Operand => {
     const there = origin(program, pass, one);
     return { address: named(program, pass, there), value: json(pass.values[there.value]!.data[there.at]) };
@@ -163,7 +163,7 @@ export function cell(program: Program, pass: Pass, plan: readonly Op[], words: W
     recomputed: json(made.recomputed), difference: json(difference), sentence, place: from ? sides.join(", ") : "", equation: from ? (words.equations[made.kind] ?? `${made.kind}(..)`) : "",
     numbers: Object.fromEntries(Object.entries(made.numbers).map(([key, one]) => [key, json(one)])), count: made.terms.length,
     terms: order.map((at) => ({ term: at, value: json(made.terms[at].value), operands: made.terms[at].of.map(operand) })), others: made.others.map(operand),
-    source: from?.operation.source ?? "", edited: false, words: { plain: sentence, place: sides.join(", "), value: op?.words ?? "a weight" },
+    source: from?.operation.source ?? "", edited, words: { plain: sentence, place: sides.join(", "), value: op?.words ?? "a weight" },
     next: plan.filter((one) => one.in.includes(name)).map((one) => one.id), weights: {}, python: `trace['${name}']${op && value.shape[0] === 1 && value.shape.length > 1 ? "[0]" : ""}${where.map((one) => `[${one}]`).join("")}`,
   };
 }

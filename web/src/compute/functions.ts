@@ -331,9 +331,10 @@ function getitem(call: Call): Tensor {
       x = narrowed(x, at, from, from + 1);
       x = { ...x, shape: x.shape.filter((_, i) => i !== at) };
     } else if (isTensor(one)) {
-      x = joined(Array.from(one.data, (row) => narrowed(x, at, side(row, x.shape[at]), side(row, x.shape[at]) + 1)), at);
-      x = { ...x, shape: [...x.shape.slice(0, at), ...one.shape, ...x.shape.slice(at + 1)] };
-      at += one.shape.length;
+      const taken = one.type === "bool" ? nonzero(new Call([one], {}, "int")) : one;
+      x = taken.data.length === 0 ? narrowed(x, at, 0, 0) : joined(Array.from(taken.data, (row) => narrowed(x, at, side(row, x.shape[at]), side(row, x.shape[at]) + 1)), at);
+      x = { ...x, shape: [...x.shape.slice(0, at), ...(one.type === "bool" ? [taken.data.length] : one.shape), ...x.shape.slice(at + 1)] };
+      at += one.type === "bool" ? 1 : one.shape.length;
     } else if (typeof one === "object" && !Array.isArray(one) && "slice" in one) {
       const [start, stop, step] = one.slice, size = x.shape[at];
       const turn = (end: number | null, otherwise: number) => (end === null ? otherwise : Math.min(size, Math.max(0, side(end, size))));
@@ -376,8 +377,8 @@ function flipped(call: Call): Tensor {
 }
 
 function repeated(call: Call): Tensor {
-  const x = call.x, by = call.at(1, "repeats"), at = side(call.at(2, "dim"), x.shape.length), size = x.shape[at];
-  return joined(Array.from({ length: size }, (_, i) => Array(by).fill(narrowed(x, at, i, i + 1))).flat(), at);
+  const x = call.x, by = call.at<Argument>(1, "repeats"), at = side(call.at(2, "dim"), x.shape.length), size = x.shape[at];
+  return joined(Array.from({ length: size }, (_, i) => Array(isTensor(by) ? by.data[i] : by).fill(narrowed(x, at, i, i + 1)) as Tensor[]).flat(), at);
 }
 
 // -------------------------------------------------------------------------------- to and from places

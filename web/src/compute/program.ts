@@ -36,6 +36,7 @@ export interface Source {
 export interface Pass {
   values: (Tensor | undefined)[];
   lengths: number[];
+  edited: Set<number>;
 }
 
 export class Program {
@@ -106,8 +107,8 @@ export class Program {
     return all;
   }
 
-  /** One pass over ids, each input by its name. What `before` has read already is not computed again. */
-  run(inputs: Record<string, number[]>, target?: string, before: Pass | null = null): Pass {
+  /** One pass over ids, each input by its name. What `before` has read already is not computed again; `edits` change values by their numbers. */
+  run(inputs: Record<string, number[]>, { target, before = null, edits }: { target?: string; before?: Pass | null; edits?: Map<number, (x: Tensor) => Tensor> } = {}): Pass {
     const lengths = Object.values(inputs).map((ids) => ids.length);
     const values: (Tensor | undefined)[] = this.source.leaves.map((leaf) => {
       const ids = inputs[leaf.address];
@@ -115,11 +116,14 @@ export class Program {
       const { data, shape } = this.held.tensors[leaf.address];
       return { data: data as Float32Array, shape, type: leaf.type };
     });
-    const pass = { values, lengths }, only = target === undefined ? null : this.needed(target);
+    const pass = { values, lengths, edited: new Set(edits?.keys()) }, only = target === undefined ? null : this.needed(target);
     this.source.operations.forEach((operation, at) => {
       const old = before?.values[this.first[at]], x = before && operation.name === "linear" ? before.values[this.inputs(operation)[0]] : undefined;
       const results = only && !only.has(operation) ? [] : [FUNCTIONS[operation.name](this.call(operation, pass, old && x ? { x, result: old } : null))].flat();
-      operation.outputs.forEach((_, output) => values.push(results[output]));
+      operation.outputs.forEach((_, output) => {
+        const change = edits?.get(values.length);
+        values.push(change && results[output] ? change(results[output]) : results[output]);
+      });
     });
     return pass;
   }
@@ -130,7 +134,7 @@ export class Program {
     values[changed] = to;
     this.source.operations.forEach((operation, at) => {
       if (this.first[at] <= changed || !only.has(operation) || !this.inputs(operation).some((one) => moved.has(one))) return;
-      const results = [FUNCTIONS[operation.name](this.call(operation, { values, lengths: pass.lengths }))].flat();
+      const results = [FUNCTIONS[operation.name](this.call(operation, { ...pass, values }))].flat();
       operation.outputs.forEach((_, output) => {
         values[this.first[at] + output] = results[output];
         moved.add(this.first[at] + output);

@@ -6,8 +6,9 @@ import { pieces } from "../core/pieces";
 import { bytes as decoded, type Container } from "../core/safetensors";
 import { sample, softmax, sorted } from "../core/sampler";
 import { Refused, StaticTransport } from "../core/transport";
-import type { Lens, Run, Token } from "../core/types";
+import type { Experts, Lens, Mixture, Run, Token } from "../core/types";
 import { cell, type Words } from "./cells";
+import { changes } from "./edits";
 import { FUNCTIONS } from "./functions";
 import { Program, type Pass, type Source } from "./program";
 import { Tokenizer } from "./tokenizer";
@@ -25,6 +26,17 @@ interface Computed {
 
 const base64 = (raw: Uint8Array) => btoa(String.fromCharCode(...raw));
 
+/** Each mixture's experts with their loads, and each token's choice with its weight (sight/answers.py). */
+function experts({ run, held }: Computed): Experts {
+  const layers = run.plan.filter((op) => op.kind === "router").map((op): Mixture => {
+    const address = op.id.replace(/\.router$/, ""), [chosen, weight, chance] = ["chosen", "weight", "router_probs"].map((name) => held.tensor(`${address}.${name}`)!);
+    const rows = (x: offline.Part) => Array.from({ length: x.shape[0] }, (_, t) => Array.from(x.data.subarray(t * x.shape[1], (t + 1) * x.shape[1])));
+    const count = chance.shape[1], load = Array.from({ length: count }, (_, e) => chosen.data.reduce((n, one) => n + (one === e ? 1 : 0), 0));
+    return { address, layer: op.layer!, experts: count, chosen: rows(chosen), weight: rows(weight), probabilities: rows(chance), load, idle: load.filter((one) => !one).length };
+  });
+  return { layers, idle: layers.reduce((n, one) => n + one.idle, 0), of: layers.reduce((n, one) => n + one.experts, 0) };
+}
+
 export class Computing extends StaticTransport {
   override readonly reads = true;
   private readonly program: Program;
@@ -33,6 +45,7 @@ export class Computing extends StaticTransport {
   private readonly tokenizer: Tokenizer | null;
   private readonly runs = new Map<string, Computed>();
   private vocabulary: Token[] | null = null;
+  private readonly edits: string[] = [];
   private before: Pass | null = null; // of the text that is being written
 
   constructor(held: Container, raw: ArrayBuffer) {
@@ -51,8 +64,8 @@ export class Computing extends StaticTransport {
   /** The ids that a request is about, and how many of them are beyond what is read. */
   private read(body: any): { tokens: Token[]; beyond: number } {
     const start = JSON.parse(this.trace.metadata.start);
-    if (body.edits?.length) throw new Refused(422, `This page makes no edits; ${AHEAD} for them.`);
     if (!body.ids && body.text === start.text && (body.source ?? start.source) === start.source) return { tokens: this.template.tokens, beyond: 0 };
+    if (this.template.source_tokens && body.source !== (start.source ?? "")) throw new Refused(422, `This page reads its own source alone; ${AHEAD} for others.`);
     let tokens: Token[];
     if (body.ids) tokens = body.ids.map((id: number) => this.token(id));
     else if (this.tokenizer) {
@@ -60,7 +73,6 @@ export class Computing extends StaticTransport {
       tokens = [...before.map((id) => this.token(id)), ...inside.map((one) => ({ ...this.token(one.id), bytes: base64(one.bytes), start: one.start, end: one.end })), ...after.map((id) => this.token(id))];
     } else throw new Refused(422, `This page does not have the model's tokenizer, so it reads its own text alone; ${AHEAD} for others.`);
     if (!tokens.length) throw new Refused(422, "There is no text; type one.");
-    if (this.template.source_tokens) throw new Refused(422, `This page reads its own two texts alone; ${AHEAD} for others.`);
     return { tokens: tokens.slice(0, this.source.longest), beyond: Math.max(0, tokens.length - this.source.longest) };
   }
 
@@ -80,19 +92,25 @@ export class Computing extends StaticTransport {
     return this.template.source_tokens ? { source: this.template.source_tokens.map((one) => one.id), tokens: ids } : { tokens: ids };
   }
 
-  private compute(tokens: Token[], beyond: number): Run {
-    const ids = tokens.map((one) => one.id), own = String(ids) === String(this.template.tokens.map((one) => one.id)), id = own ? this.template.run : `r_${ids.map((one) => one.toString(16)).join("_")}`;
+  private compute(tokens: Token[], beyond: number, edits: string[] = []): Run {
+    const ids = tokens.map((one) => one.id), own = !edits.length && String(ids) === String(this.template.tokens.map((one) => one.id)), id = own ? this.template.run : `r_${ids.map((one) => one.toString(16)).join("_")}${edits.map((one) => `_E${this.edit(one)}`).join("")}`;
     const known = this.runs.get(id);
     if (known) return known.run;
-    const began = performance.now(), pass = this.program.run(this.inputs(ids)), plan = this.program.plan(pass.lengths), ms = performance.now() - began;
+    const began = performance.now(), pass = this.program.run(this.inputs(ids), { edits: changes(this.program, edits) }), plan = this.program.plan(pass.lengths), ms = performance.now() - began;
     const bytes = pass.values.slice(this.source.leaves.length).reduce((sum, one) => sum + (one ? 4 * one.data.length : 0), 0);
     const streams = this.template.streams.map((one, i, all) => ({ ...one, length: i === all.length - 1 ? ids.length : one.length }));
-    const run: Run = { ...this.template, run: id, tokens, plan, ms, streams, kept: { tier: "full", bytes }, check: { captured_vs_fast_max_abs: own ? this.difference(pass) : null }, cut: null };
+    const run: Run = { ...this.template, run: id, tokens, plan, ms, streams, edits, kept: { tier: "full", bytes }, check: { captured_vs_fast_max_abs: own ? this.difference(pass) : null }, cut: null };
     if (beyond) Object.assign(run, { cut: `Of the text the first ${tokens.length} of ${tokens.length + beyond} tokens are read.`, left_out: { tokens: beyond } });
     const held: offline.Held = { plan, tensor: (name) => this.part(pass, name) };
     this.runs.set(id, { run, pass, held });
     while (this.runs.size > KEPT) this.runs.delete(this.runs.keys().next().value!);
     return run;
+  }
+
+  /** An edit's number: the order in which edits were asked for. */
+  private edit(text: string): number {
+    if (!this.edits.includes(text)) this.edits.push(text);
+    return this.edits.indexOf(text);
   }
 
   /** The largest difference of a last logit from those that PyTorch gave for the same text. */
@@ -112,8 +130,9 @@ export class Computing extends StaticTransport {
     const id = /^api\/runs\/(r_\w+)/.exec(path)?.[1];
     if (!id) return undefined;
     if (!this.runs.has(id)) {
-      const ids = id === this.template.run ? null : id.slice(2).split("_").map((one) => parseInt(one, 16));
-      this.compute(ids ? ids.map((one) => this.token(one)) : this.template.tokens, 0);
+      const parts = id.slice(2).split("_"), ids = parts.filter((one) => !one.startsWith("E") || id === this.template.run), edits = parts.filter((one) => !ids.includes(one));
+      if (id === this.template.run) this.compute(this.template.tokens, 0);
+      else this.compute(ids.map((one) => this.token(parseInt(one, 16))), 0, edits.map((one) => this.edits[Number(one.slice(1))]));
     }
     return this.runs.get(id);
   }
@@ -132,6 +151,7 @@ export class Computing extends StaticTransport {
       if (!told) throw new Refused(422, `Nothing has the address “${address}”.`);
       return told as T;
     }
+    if (place.endsWith("/experts")) return experts(made) as T;
     if (place.endsWith("/check")) return made.run.check as T;
     return /^api\/runs\/r_\w+$/.test(place) ? (made.run as T) : super.json(path);
   }
@@ -148,7 +168,7 @@ export class Computing extends StaticTransport {
   override async post<T>(path: string, body: any): Promise<T> {
     if (path === "api/runs") {
       const { tokens, beyond } = this.read(body);
-      return this.compute(tokens, beyond) as T;
+      return this.compute(tokens, beyond, body.edits) as T;
     }
     const made = this.computed(path);
     return made && path.endsWith("/lens") ? (this.lens(made, body) as T) : super.post(path, body);
@@ -187,12 +207,12 @@ export class Computing extends StaticTransport {
   override async stream(path: string, body: any, onEvent: (data: any, id: string, event: string) => void, signal?: AbortSignal): Promise<void> {
     if (path !== "api/generate" || this.template.source_tokens) return super.stream(path, body, onEvent, signal);
     const prompt: number[] = body.ids ?? this.read(body).tokens.map((one) => one.id), ids = prompt.slice(), most = Math.min(body.max_new, this.source.longest - ids.length);
-    const draws = luck(body.seed, prompt, Math.max(1, most)), decoder = new TextDecoder(), eos = this.source.eos;
+    const edits = changes(this.program, body.edits ?? []), draws = luck(body.seed, prompt, Math.max(1, most)), decoder = new TextDecoder(), eos = this.source.eos;
     let finish = most < body.max_new ? "context" : "length", text = "";
     for (let nth = 0; nth < most; nth++) {
       await new Promise((done) => setTimeout(done)); // the page stays alive
       signal?.throwIfAborted();
-      const began = performance.now(), pass = this.program.run(this.inputs(ids), "logits", this.before), logits = pass.values[this.program.number.get("logits")!]!;
+      const began = performance.now(), pass = this.program.run(this.inputs(ids), { target: "logits", before: this.before, edits }), logits = pass.values[this.program.number.get("logits")!]!;
       this.before = pass;
       const size = logits.shape[logits.shape.length - 1], row = logits.data.subarray(logits.data.length - size) as Float32Array, chosen = sample(row, ids, body.settings, draws[nth]);
       const ends = chosen.token === eos, { bytes, special } = this.token(chosen.token), piece = ends || special ? "" : decoder.decode(decoded(bytes), { stream: true });

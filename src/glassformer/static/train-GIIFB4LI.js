@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-MPGYAVAG.js";import"./chunk-ANRDACXH.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-6TQDFRW3.js";import"./chunk-XEYDJ2HY.js";import"./chunk-RABLVK3K.js";export{c as Heads,b as Train,a as joined};

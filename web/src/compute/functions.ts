@@ -378,7 +378,7 @@ function flipped(call: Call): Tensor {
 
 function repeated(call: Call): Tensor {
   const x = call.x, by = call.at<Argument>(1, "repeats"), at = side(call.at(2, "dim"), x.shape.length), size = x.shape[at];
-  return joined(Array.from({ length: size }, (_, i) => Array(isTensor(by) ? by.data[i] : by).fill(narrowed(x, at, i, i + 1)) as Tensor[]).flat(), at);
+  return joined(Array.from({ length: size }, (_, i) => new Array<Tensor>(isTensor(by) ? by.data[i] : Number(by)).fill(narrowed(x, at, i, i + 1))).flat(), at);
 }
 
 // -------------------------------------------------------------------------------- to and from places

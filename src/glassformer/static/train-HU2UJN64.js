@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-EAILAVD6.js";import"./chunk-BKGGOV54.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-SM3D2245.js";import"./chunk-RRW2TGZY.js";import"./chunk-IX23BCR4.js";export{c as Heads,b as Train,a as joined};

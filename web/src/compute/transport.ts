@@ -143,9 +143,9 @@ export class Computing extends StaticTransport {
     if (place.endsWith("/cell")) {
       const asked = new URLSearchParams(query), address = asked.get("address") ?? "", shown = pieces(made.run.tokens), words = pieces(made.run.source_tokens ?? []);
       const piece = (name: string, axis: string, at: number): string | null => {
-        if (axis === "V") return this.word(this.token(at));
+        if (axis === "V") return this.word(this.token(at)) || null;
         const source = words.length && (name.startsWith("encoder.") || name.startsWith("source") || (axis === "S" && name.includes(".cross.")));
-        return axis === "T" || axis === "S" ? ((source ? words : shown)[at]?.text ?? null) : null;
+        return axis === "T" || axis === "S" ? ((source ? words : shown)[at]?.text || null) : null;
       };
       const told = cell(this.program, made.pass, made.run.plan, this.source.words, address, Number(asked.get("terms") ?? 64), piece);
       if (!told) throw new Refused(422, `Nothing has the address “${address}”.`);

@@ -116,7 +116,7 @@ def test_a_clicked_cell_is_torchs_number(name, folders, link, new_tab):
     for module in modules:
         card(tab, module).click()
     crumb = tab.get_by_role("button", name=modules[-1].split(".1.", 1)[1], exact=True)
-    cell = opened(tab, f"{modules[-1]}.pattern", 0.1, 0.9)
+    cell = opened(tab, f"{modules[-1]}.pattern", 0.3, 0.8)
     assert close(float(cell["value"]), at(pattern, cell["address"]))
     assert close(float(cell["again"]), float(cell["value"])) and cell["kind"] == "softmax"
     crumb.click()
@@ -136,7 +136,7 @@ def test_a_clicked_cell_is_torchs_number(name, folders, link, new_tab):
         cell = tab.wait_for_function(OPENED, arg="").json_value()
         calls += 1
         assert calls < 300
-    assert cell["kind"] in ("weight", "leaf") and calls > 2, cell
+    assert cell["kind"] in ("weight", "leaf") and calls > 1, cell
 
 
 def test_all_heads_stand_side_by_side_and_nothing_is_offered_that_cannot_be_asked(link, new_tab):

@@ -106,7 +106,7 @@ def test_an_address_that_is_not_there(file: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_bytes_of_a_trace_are_bounded(file: Path) -> None:
-    trace = outside.trace_file(f"{file}:make", "5 3 8", keep=0)
+    trace = outside.from_file(f"{file}:make").trace("5 3 8", keep=0)
     assert trace.kept_bytes == 0
     assert trace.explain("hidden[0,2,1]").kind == "tanh"
 

@@ -30,13 +30,14 @@ def test_cards_say_what_each_can_do(tmp_path):
         name: {item for item, true in card["abilities"].items() if true}
         for name, card in cards.items()
     }
-    assert can["gpt2"] == {"generate", "lens", "attention", "attribution"}
-    assert can["bert"] == {"fill", "pool", "lens", "attention", "attribution"}
-    assert can["t5"] == {"generate", "source", "lens", "attention", "attribution"}
+    everything = {"lens", "attention", "attribution", "edits"}
+    assert can["gpt2"] == {"generate", *everything}
+    assert can["bert"] == {"fill", "pool", *everything}
+    assert can["t5"] == {"generate", "source", *everything}
     assert (
         "experts" in can["mixtral"]
         and "pool" in can["pooled"]
-        and can["gru"] == {"generate", "lens"}
+        and can["gru"] == {"generate", "lens", "edits"}
     )
     assert all(entry.loaded is None for entry in models.entries.values())
     model = models["gpt2"].open().model

@@ -64,7 +64,12 @@ def test_a_saved_page_holds_the_numbers_bit_for_bit(trace, tmp_path):
         assert values.tobytes() == expected.tobytes(), address
     (card,) = output["answers"]["GET api/models"]
     assert card["parameters"] == 917_760 and not card["abilities"]["generate"]
-    assert card["name"] == "decoder" and card["unsaved"] == ["generate", "lens", "attribution"]
+    assert card["name"] == "decoder" and card["unsaved"] == [
+        "generate",
+        "lens",
+        "attribution",
+        "edits",
+    ]
     run = output["answers"][f"GET api/runs/{output['run']}"]
     raw = b"".join(base64.b64decode(item["bytes"]) for item in run["tokens"])
     assert (

@@ -17,9 +17,12 @@ EXAMPLES = (
     "glassformer page",
     "glassformer page out/mine gpt2 --port 9000",
     "glassformer page --run out/mine",
+    "glassformer page --from-transformers ~/models/SmolLM2-135M",
+    "glassformer page --model-file model.py:make",
 )
 PORT = 8642
 BROWSER_WAIT = 1.5  # seconds that a model waits for a browser to have the page
+OPTION = "--from-transformers"
 EXTRA = f"The page needs Starlette and uvicorn: {install_extra('page')}"
 
 
@@ -27,6 +30,8 @@ def run(
     options: DeviceOptions,
     models: Words = (),
     *,
+    from_transformers: Words = (),
+    model_file: Words = (),
     run_: Path | None = None,
     port: int = PORT,
     host: str = "127.0.0.1",
@@ -35,6 +40,10 @@ def run(
 
     models MODEL: folders, hub names or recipes; none opens a small model that comes with the
         package
+    from_transformers FOLDER: a folder that the library transformers reads and computes, with its
+        tokenizer; may be repeated
+    model_file FILE.py:FUNCTION: a model of your own, any torch.nn.Module that the function returns;
+        its text is token ids, "5 3 8"; may be repeated (docs/sight.md)
     run_ DIR: a run folder to watch, or a folder of them
     port N: the port (8642; 0 takes any free one)
     host H: the address to listen on (127.0.0.1, this machine alone; elsewhere the link holds a
@@ -52,9 +61,16 @@ def run(
     from ..serve.asgi import listening, security
     from ..serve.page.app import Page, application
     from ..serve.page.events import Trainings
-    from ..serve.page.models import Models
+    from ..serve.page.models import Models, RecordedEntry
 
-    entries = Models(models, options.dtype, options.device)
+    recorded = []
+    if from_transformers or model_file:
+        from ..sight.recording import outside
+
+        opened = [(name, outside.from_transformers(name, OPTION)) for name in from_transformers]
+        opened += [(name, outside.from_file(name)) for name in model_file]
+        recorded = [RecordedEntry(name, model) for name, model in opened]
+    entries = Models([*models, *recorded], options.dtype, options.device)
     page = Page(entries, Trainings(run_, entries))
     bound = listening.listening_socket(host, port, PORT)
     port = bound.getsockname()[1]

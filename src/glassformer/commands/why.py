@@ -69,8 +69,8 @@ def _foreign(
     """A model that is not of our families, by its own code."""
     from ..sight.recording import outside
 
-    file, folder = outside.trace_file, outside.trace_transformers
-    tape = folder(model, text) if model_file is None else file(model_file, text)
+    file, folder = outside.from_file, outside.from_transformers
+    tape = (folder(model) if model_file is None else file(model_file)).trace(text)
     module = type(tape.module)
     code = f"Computed by {module.__module__}.{module.__qualname__}."
     if address is None:

@@ -78,6 +78,20 @@ KIND_WORDS = {
 }
 
 
+ABILITIES = (
+    "generate",
+    "fill",
+    "source",
+    "experts",
+    "pool",
+    "lens",
+    "attention",
+    "attribution",
+    "edits",
+)
+CONTEXT = 4096  # tokens that a model is given which does not say how many it reads
+
+
 def card(cfg: config.Model) -> dict[str, Any]:
     """Facts about a model that need no weights: its kind, sizes, and what can be asked
     of it."""
@@ -104,6 +118,7 @@ def card(cfg: config.Model) -> dict[str, Any]:
         "lens": head,
         "attention": any(isinstance(node, config.Attention) for node in nodes),
         "attribution": head and not recurrent,
+        "edits": True,
     }
     sizes = {
         "parameters": sum(map(math.prod, shapes(cfg).values())),
@@ -111,6 +126,23 @@ def card(cfg: config.Model) -> dict[str, Any]:
         "vocab": cfg.embed.vocab,
     }
     return {"kind": kind, **sizes, "abilities": can}
+
+
+def module_card(module: Any, tokenizer: Tokenizer | None, **abilities: bool) -> dict[str, Any]:
+    """The same of a module that is not ours; what is not among ``abilities`` cannot be asked."""
+    cfg = getattr(module, "config", None)
+    generates = getattr(module, "can_generate", bool)()
+    pair = getattr(cfg, "is_encoder_decoder", False)
+    kind = "encoder-decoder" if pair else "decoder" if generates else "encoder"
+    fills = kind == "encoder" and tokenizer is not None and tokenizer.mask is not None
+    can = dict.fromkeys(ABILITIES, False) | abilities | {"fill": fills}
+    return {
+        "kind": "module" if cfg is None else kind,
+        "parameters": sum(parameter.numel() for parameter in module.parameters()),
+        "context": getattr(cfg, "max_position_embeddings", None) or CONTEXT,
+        "vocab": getattr(cfg, "vocab_size", None) or 0,
+        "abilities": can,
+    }
 
 
 def _walk(node: Any) -> Iterator[Any]:
@@ -137,7 +169,7 @@ def tokens(
     entries = []
     for place, id in enumerate(ids):
         start, end = (spans or {}).get(place, (0, 0))
-        raw = b""
+        raw = b"" if tokenizer is not None else str(id).encode()
         special = False
         unknown = False
         if tokenizer is not None and id < tokenizer.size:
@@ -214,14 +246,15 @@ def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -
     """Description of a pass for the page; ``places`` are where its tokens stand in the text, before
     edits."""
     ids = trace.tokens[0].tolist()
-    model_card = card(trace.model.config)
+    model_card = trace.card()
+    dtypes = (str(parameter.dtype) for parameter in trace.module.parameters())
     payload: dict[str, Any] = {
         "task": {"encoder": "masked", "encoder-decoder": "seq2seq"}.get(
             model_card["kind"], "causal"
         ),
         "kind": model_card["kind"],
         "abilities": model_card["abilities"],
-        "dtype": str(next(trace.model.parameters()).dtype).removeprefix("torch."),
+        "dtype": next(dtypes, "torch.float32").removeprefix("torch."),
         "streams": [
             {
                 "name": "encoder" if model_card["kind"] == "encoder" else "decoder",

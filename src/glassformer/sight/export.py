@@ -98,7 +98,7 @@ def container(
         "check": {"captured_vs_fast_max_abs": trace.check()},
     }
     card = {
-        **answers.card(trace.model.config),
+        **trace.card(),
         "name": name,
         "title": name,
         "dtype": run_record["dtype"],
@@ -201,23 +201,22 @@ def _pinned(trace: Any) -> Iterator[str]:
     """Cells that are likely to be asked for: of the last token its likeliest word, and where each
     head looks most."""
     last = trace.tokens.shape[1] - 1
-    for name in ("probs", "logits"):
-        if name in trace.plan:
-            yield f"{name}[{last},{int(trace[f'{name}[{last}]'].argmax())}]"
-    for pattern in _patterns(trace):
-        scores = pattern.removesuffix("pattern") + "scores"
-        for head in range(trace.plan[pattern].shape[1]):
-            key = int(trace[f"{pattern}[{head},{last}]"].argmax())
-            yield f"{pattern}[{head},{last},{key}]"
-            if scores in trace.plan:
-                yield f"{scores}[{head},{last},{key}]"
+    for op in (trace.plan.get("probs"), trace.plan.head):
+        if op is not None:
+            yield op.at(last, int(trace[op.at(last)].argmax()))
+    for op in _patterns(trace):
+        row = min(last, op.shape[-2] - 1) % op.shape[-2]
+        before = [
+            x for x in map(trace.plan.get, op.inputs) if x is not None and x.shape == op.shape
+        ]
+        for head in range(op.shape[-3]):
+            key = int(trace[op.at(head, row)].argmax())
+            yield from (x.at(head, row, key) for x in (op, *before))
 
 
-def _patterns(trace: Any) -> list[str]:
-    """Addresses of what attentions look at, of heads, queries and keys."""
-    return [
-        op.id for op in trace.plan if op.id.endswith(".pattern") and op.axes == ("B", "H", "T", "S")
-    ]
+def _patterns(trace: Any) -> list[Any]:
+    """The operations that say what heads look at, of heads, queries and keys."""
+    return [op for op in trace.plan if op.is_attention]
 
 
 def canonical(value: Any) -> str:
@@ -336,19 +335,20 @@ def summary(trace: Any) -> str:
     ids = trace.tokens[0].tolist()
     tokenizer = trace.tokenizer
     lines = []
-    if "probs" in trace.plan and tokenizer is not None:
-        row = trace[f"probs[{len(ids) - 1}]"][: tokenizer.size].float()
+    if (head := trace.plan.head) is not None and tokenizer is not None:
+        row = trace[head.at(len(ids) - 1)].float().softmax(-1)[: tokenizer.size]
         best = row.topk(min(5, len(row)))
         words = streams.display_texts(tokenizer, best.indices.tolist())
         chances = [f"{chance:.4f}" for chance in best.values.tolist()]
         lines.append(TableFigure("", ("next", "p"), [*zip(words, chances, strict=True)]).html())
     if patterns := _patterns(trace):
-        heads = torch.from_numpy(wire.TracePart(trace, patterns[-1]).to_array((64, 64)))
+        name = patterns[-1].id
+        heads = torch.from_numpy(wire.TracePart(trace, name).to_array((64, 64)))
         texts = [streams.display_texts(tokenizer, ids)]
         if trace.source is not None:
             reads = tokenizer and tokenizer.for_source
             texts.append(streams.display_texts(reads, trace.source[0].tolist()))
-        lines.append(next(Seen({patterns[-1]: heads[None]}, *texts).charts()).html())
+        lines.append(next(Seen({name: heads[None]}, *texts).charts()).html())
     text = "" if tokenizer is None else f": {html.escape(tokenizer.decode(ids[:64]))}"
     inside = f'<div style="{BOX}">{"".join(lines)}</div>'
     return f"<details><summary>{len(ids)} tokens{text}</summary>{inside}</details>"

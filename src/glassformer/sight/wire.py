@@ -38,7 +38,7 @@ class TracePart:
         self.name = value.address
         shape, axes = trace.shape(self.name)
         if not index:
-            index = (0,) * value.batch
+            index = (0,) * (value.batch or axes[:1] == ("row",))
         self.index: list[int | slice] = [*index, *[slice(None)] * (len(shape) - len(index))]
         sliced_axes = [at for at, place in enumerate(self.index) if isinstance(place, slice)]
         self.axes = [axes[at] for at in sliced_axes]

@@ -109,10 +109,16 @@ def window(chromium):
 
 
 @pytest.fixture
-def tab(window, site):
+def new_tab(window):
     """A tab that may ask this machine alone and must leave the console empty."""
     with looking(window) as page:
         yield page
+
+
+@pytest.fixture
+def tab(new_tab, site):
+    """The same beside the page of all families."""
+    return new_tab
 
 
 @pytest.fixture(scope="module")

@@ -23,25 +23,35 @@ export function sides(op: Op): { axis: string; size: number }[] {
   return (op.axes[0] === "B" || op.axes[0] === "N") && op.shape[0] === 1 && all.length > 1 ? all.slice(1) : all;
 }
 
+/** The address of a part of a value: the side of one text, where there is one, stands before the places. */
+export function at(op: Op, ...places: (number | string)[]): string {
+  return join(op.id, op.axes[0] === "row" ? [0, ...places] : places);
+}
+
+/** What the heads of an attention look at. */
+export function isAttention(op: Op): boolean {
+  return op.axes.slice(-3).join() === "H,T,S" && (op.kind === "softmax" || op.id.endsWith(".pattern"));
+}
+
 /** decoder.blocks.3.attn.q as L3.attn.q: short, for labels; the address itself is always in the title. */
 export function short(name: string): string {
-  return name
-    .replace(/^decoder\.(blocks|cells)\.(\d+)/, "L$2")
-    .replace(/^encoder\.(blocks|cells)\.(\d+)/, "E$2")
-    .replace(/^decoder\./, "");
+  return name.replace(/^([a-z_.]*?)\.(\d+)\./i, (_, stack, layer) => `${inEncoder(stack) ? "E" : "L"}${layer}.`).replace(/^decoder\./, "");
 }
 
 /** attn.q of decoder.blocks.3.attn.q. */
 export function tail(name: string): string {
-  return name.replace(/^(encoder|decoder)\.(blocks|cells|back)\.\d+\./, "").replace(/^(encoder|decoder)\./, "");
+  return name.replace(/^.*?\.\d+\./, "").replace(/^(encoder|decoder)\./, "");
 }
 
-/** The stack that an operation stands in: encoder, decoder, or neither. */
-export function stack(name: string): "encoder" | "decoder" | "" {
-  return name.startsWith("encoder.") ? "encoder" : name.startsWith("decoder.") ? "decoder" : "";
+/** What the layer of an operation is one of: decoder of ours, model.layers of another module's. */
+export function stackOf(op: Op): string {
+  return op.module ? op.module.replace(/\.\d+(\.[^]*)?$/, "") : op.id.split(".")[0];
 }
+
+export const inEncoder = (stack: string): boolean => /(^|\.)encoder(\.|$)/.test(stack);
 
 const SIDE: Record<string, string> = {
+  row: "texts",
   T: "tokens", S: "keys", H: "heads", K: "key-value heads", D: "head width", C: "width", F: "neurons", V: "words",
   E: "experts", k: "choices", L: "labels", N: "texts", B: "batch", R: "rank", HD: "heads × width", KD: "kv heads × width", QKV: "q, k, v",
 };

@@ -1,6 +1,7 @@
 // The run on the page: what the model read, its plan, and every value of it that was asked for.
 import { batch, computed, signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
+import { at, stackOf } from "./address";
 import { read } from "./safetensors";
 import * as state from "./state";
 import { Refused, transport } from "./transport";
@@ -20,7 +21,7 @@ export const layers = computed(() => {
   const found = new Map<string, { stack: string; layer: number; ops: Op[] }>();
   for (const one of run.value?.plan ?? []) {
     if (one.layer === null) continue;
-    const stack = one.id.split(".")[0], at = `${stack}.${one.layer}`;
+    const stack = stackOf(one), at = `${stack}.${one.layer}`;
     if (!found.has(at)) found.set(at, { stack, layer: one.layer, ops: [] });
     found.get(at)!.ops.push(one);
   }
@@ -30,10 +31,19 @@ export const layers = computed(() => {
 /** Pieces of the tokens that run along a side of an operation; null where the side has no tokens. */
 export function along(op: Op, axis: string) {
   if (axis !== "T" && axis !== "S") return null;
-  const source = sourceTokens.value;
-  if (source.length && (op.id.startsWith("encoder.") || op.id.startsWith("source"))) return source;
-  if (source.length && axis === "S" && op.id.includes(".cross.")) return source;
-  return tokens.value;
+  const list = op.of_source.includes(axis) ? sourceTokens.value : tokens.value;
+  return list.length === op.shape[op.axes.indexOf(axis)] ? list : null;
+}
+
+/** The logits over the words, where there are any. */
+export function headOf(made: Run): Op | undefined {
+  return made.plan.find((op) => (op.id === "logits" || op.names.includes("logits")) && op.axes.includes("V"));
+}
+
+/** Where the answer `token` at a place has its arithmetic: its probability, else its logit. */
+export function answerCell(made: Run, place: number, token: number): string {
+  const head = headOf(made);
+  return ops.value.has("probs") || !head ? `probs[${place},${token}]` : at(head, place, token);
 }
 
 let asking: AbortController | null = null;

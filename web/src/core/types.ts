@@ -38,12 +38,13 @@ export interface Abilities {
   lens: boolean;
   attention: boolean;
   attribution: boolean;
+  edits: boolean; // and scores of its heads on random tokens
 }
 
 export interface ModelCard {
   name: string;
   title: string;
-  kind: "decoder" | "encoder" | "encoder-decoder" | "recurrent";
+  kind: "decoder" | "encoder" | "encoder-decoder" | "recurrent" | "module";
   parameters: number;
   dtype: string | null; // null until it is loaded
   context: number;
@@ -64,14 +65,16 @@ export interface Token {
   unk: boolean;
 }
 
-/** One operation of the plan. `axes`: B batch, T queries, S keys, H heads, K key-value heads, D of a head, C model, F hidden, V words, E experts, k chosen, L labels, N documents. */
+/** One operation of the plan. `axes`: B batch, row the side of one text (which addresses name), T queries, S keys, H heads, K key-value heads, D of a head, C model, F hidden, V words, E experts, k chosen, L labels, N documents. */
 export interface Op {
   id: string;
   kind: string;
   layer: number | null;
+  module: string; // that computes it, where cards fold by modules
   in: string[];
   w: Record<string, string>;
   axes: string[];
+  of_source: string[]; // sides along which the source's tokens run
   shape: number[];
   params: Record<string, number | string | boolean>;
   names: string[];

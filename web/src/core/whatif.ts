@@ -1,5 +1,5 @@
 // The answer of a run at one place as probabilities, and how an edit moves it.
-import { logits, run, sibling, vocabulary } from "./run";
+import { headOf, logits, run, sibling, vocabulary } from "./run";
 import * as state from "./state";
 import type { Run } from "./types";
 import { visible } from "./format";
@@ -37,7 +37,7 @@ export function answerPlace(made: Run): number {
 }
 
 export function hasWords(made: Run): boolean {
-  return made.plan.some((op) => op.id === "logits" && op.axes.includes("V"));
+  return !!headOf(made);
 }
 
 export async function answerOf(made: Run, position: number): Promise<Answer> {

@@ -1,8 +1,9 @@
 // What stands round every screen: model, tabs, text and its tokens, layers, and the line at the foot that says what was measured.
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
+import { at, inEncoder } from "../core/address";
 import { count, number, size } from "../core/format";
-import { busy, card, checked, failure, layers, models, run, sourceTokens, submit, tokens, useLoaded, values } from "../core/run";
+import { busy, card, checked, failure, layers, models, ops as known, run, sourceTokens, submit, tokens, useLoaded, values } from "../core/run";
 import { prebaked } from "../core/example";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
@@ -123,7 +124,7 @@ function TextBox() {
       {cut.value && <p class="note" role="status">{cut.value}</p>}
       {made?.cut && <p class="note" role="status">{made.left_out?.tokens || made.left_out?.source_tokens ? `The text is longer than this model can read, ${card.value?.context} tokens, and its end is left out. ` : ""}{made.cut}</p>}
       {sourceTokens.value.length > 0 && <Strip name="source tokens" pieces={sourceTokens.value} hover={state.hover.key} locked={state.key.value} onLock={(at) => (state.key.value = state.key.value === at ? null : at)} />}
-      {made && <Strip pieces={tokens.value} locked={state.query.value} onLock={(at) => (state.query.value = state.query.value === at ? null : at)} onTwice={(at) => offer(at)} />}
+      {made && <Strip pieces={tokens.value} locked={state.query.value} onLock={(at) => (state.query.value = state.query.value === at ? null : at)} onTwice={(at) => card.value?.abilities.edits && offer(at)} />}
       <Edits />
     </section>
   );
@@ -167,16 +168,16 @@ async function shares(made: Run): Promise<Share[]> {
     const out = [...ops].reverse().find((one) => one.id.endsWith(".resid"))?.id ?? ops[ops.length - 1].id;
     const into = before.get(stack) ?? ops.find((one) => one.kind === "residual")?.in[0];
     before.set(stack, out);
-    const row = stack === "encoder" && made.source_tokens ? made.source_tokens.length - 1 : place;
-    if (!into) return { stack, layer, share: null, addr: out };
+    const [x, y] = [into && known.value.get(into), known.value.get(out)], row = y?.of_source.includes("T") && made.source_tokens ? made.source_tokens.length - 1 : place;
+    if (!x || !y || x.axes.at(-2) !== "T" || String(x.shape) !== String(y.shape)) return { stack, layer, share: null, addr: out };
     try {
-      const [a, b] = await Promise.all([values(made.run, `${into}[${row},:]`), values(made.run, `${out}[${row},:]`)]);
+      const [a, b] = await Promise.all([values(made.run, at(x, row, ":")), values(made.run, at(y, row, ":"))]);
       let added = 0, whole = 0;
       for (let i = 0; i < b.data.length; i++) {
         added += (b.data[i] - a.data[i]) ** 2;
         whole += b.data[i] ** 2;
       }
-      return { stack, layer, share: Math.sqrt(added / whole), addr: `${out}[${row}]` };
+      return { stack, layer, share: Math.sqrt(added / whole), addr: at(y, row) };
     } catch {
       return { stack, layer, share: null, addr: out };
     }
@@ -197,7 +198,7 @@ function Rail() {
           chosenStack.value = one.stack;
           state.layer.value = one.layer;
         }}>
-          <span>{two && one.stack === "encoder" ? "E" : "L"}{one.layer}</span>
+          <span>{two && inEncoder(one.stack) ? "E" : "L"}{one.layer}</span>
           <span class="bar" aria-hidden="true" style={{ width: `${((one.share ?? 0) / most) * 100}%` }} />
           {one.share !== null && <span class="num" data-share={one.addr} data-v={one.share}>{number(one.share, 2)}</span>}
         </button>

@@ -241,6 +241,7 @@ export const KINDS: readonly string[] = Object.keys(TEXTS);
 
 /** The texts of one operation: by its kind, what its parameters say, and for a linear layer its place. */
 export function textOf(kind: string, params: Params = {}, address = ""): KindText {
-  const text = TEXTS[kind] ?? TEXTS.generic!;
+  const text = TEXTS[kind];
+  if (!text) return { ...(TEXTS.generic as KindText), title: kind };
   return typeof text === "function" ? text(params, address) : text;
 }

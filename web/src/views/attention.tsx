@@ -1,10 +1,10 @@
 // Every head of every layer on one canvas; one head as a matrix, as words, as lines; and what the answer is without it.
 import { effect, useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { short } from "../core/address";
+import { at as cellAt, isAttention, short } from "../core/address";
 import { number } from "../core/format";
 import { label, type Piece } from "../core/pieces";
-import { along, ops, run, submit, thumbs, useLoaded, values } from "../core/run";
+import { along, card, ops, run, submit, thumbs, useLoaded, values } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
 import type { Heads, Measured, Op, Run } from "../core/types";
@@ -42,14 +42,15 @@ const hide = state.param("ah", false, (one) => one === "1", (on) => (on ? "1" : 
 const byValue = state.param("an", false, (one) => one === "1", (on) => (on ? "1" : "0"));
 
 function groupOf(op: Op): Group {
-  return op.id.includes(".cross.") || (op.id.startsWith("decoder.") && !op.id.includes(".attn.")) ? "cross" : op.id.startsWith("encoder.") ? "encoder" : "decoder";
+  if (!op.of_source.length) return run.value?.kind === "encoder" ? "encoder" : "decoder";
+  return op.of_source.includes("T") ? "encoder" : "cross";
 }
 
 /** The attention patterns of a run in the plan's order, by what they look from and at. */
 function patterns(made: Run): Map<Group, Op[]> {
   const found = new Map<Group, Op[]>();
   for (const op of made.plan) {
-    if (!isPattern(op)) continue;
+    if (!isAttention(op)) continue;
     const name = groupOf(op);
     if (!found.has(name)) found.set(name, []);
     found.get(name)!.push(op);
@@ -57,7 +58,6 @@ function patterns(made: Run): Map<Group, Op[]> {
   return found;
 }
 
-const isPattern = (op: Op) => op.id.endsWith(".pattern") && op.axes.includes("H") && op.axes.includes("S");
 const heads = (op: Op) => op.shape[op.axes.indexOf("H")];
 const part = (op: Op) => op.id.slice(0, op.id.lastIndexOf("."));
 /** Query heads that share one key-value head. */
@@ -111,7 +111,7 @@ function useThumbs(made: Run, list: Op[], first: () => Promise<unknown>): { done
   const [now, set] = useState<{ done: Map<string, Thumb[]>; error: string }>({ done: new Map(), error: "" });
   useEffect(() => {
     let mine = true;
-    const all = made.plan.filter(isPattern), done = new Map<string, Thumb[]>();
+    const all = made.plan.filter(isAttention), done = new Map<string, Thumb[]>();
     set({ done, error: "" });
     (async () => {
       await first().catch(() => null); // the head that is looked at comes first
@@ -145,12 +145,14 @@ async function scored(made: Run, list: Op[]): Promise<Scores> {
           if (t && s === t - 1) previous += a / (T - 1);
           if (a > 0) entropy -= (a * Math.log2(a)) / T;
         }
-      found.set(`${op.id}[${h}]`, { first, previous, entropy });
+      found.set(cellAt(op, h), { first, previous, entropy });
     }
   }
   return found;
 }
 
+/** Where heads can be measured and switched off: in models of our own families. */
+const measurable = () => transport.live && !!card.value?.abilities.edits;
 const measured = (model: string) => transport.json<Heads>(`api/heads/${encodeURIComponent(model)}`).then((told) => new Map(told.heads.map((one) => [`${one.path}.pattern[${one.head}]`, one])));
 
 function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: number }) {
@@ -177,10 +179,10 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
   // Places: a row a layer, a column a head; sorted ones fill rows from the highest.
   const places = useMemo(() => {
     const every = list.flatMap((one) => Array.from({ length: heads(one) }, (_, h) => ({ op: one, head: h })));
-    const all = only.value && marks ? every.filter((one) => marks.get(`${one.op.id}[${one.head}]`)?.labels.includes(only.value)) : every;
+    const all = only.value && marks ? every.filter((one) => marks.get(cellAt(one.op, one.head))?.labels.includes(only.value)) : every;
     if (sorted === "layer") return all.map((one) => ({ ...one, row: list.indexOf(one.op), col: one.head }));
     if (scores) {
-      const none = least ? Infinity : -Infinity, by = (one: { op: Op; head: number }) => scores.get(`${one.op.id}[${one.head}]`)?.[sorted] ?? none;
+      const none = least ? Infinity : -Infinity, by = (one: { op: Op; head: number }) => scores.get(cellAt(one.op, one.head))?.[sorted] ?? none;
       all.sort((a, b) => (least ? by(a) - by(b) : by(b) - by(a)) || 0);
     }
     return all.map((one, at) => ({ ...one, row: Math.floor(at / most), col: at % most }));
@@ -266,7 +268,7 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
       const row = Math.floor(((py - y(one.row)) / cell) * thumb.rows), col = Math.floor(((px - x(one.col)) / cell) * thumb.cols);
       const whole = thumb.rows === one.op.shape.at(-2) && thumb.cols === one.op.shape.at(-1);
       const value = (thumb.data[row * thumb.cols + col] / 255) ** 2;
-      return { addr: `${whole ? "" : `max-pooled ${thumb.rows}x${thumb.cols} `}u8 ${one.op.id}[${one.head},${row},${col}]`, value };
+      return { addr: `${whole ? "" : `max-pooled ${thumb.rows}x${thumb.cols} `}u8 ${cellAt(one.op, one.head, row, col)}`, value };
     };
     probed(base.current!, probe);
     probed(over.current!, probe);
@@ -287,7 +289,7 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
     event.stopPropagation();
   }
   const pooled = list.some((one) => Math.max(...one.shape.slice(-2)) > PX);
-  const score = sorted === "layer" ? undefined : scores?.get(`${op.id}[${head}]`)?.[sorted];
+  const score = sorted === "layer" ? undefined : scores?.get(cellAt(op, head))?.[sorted];
   const told = score === undefined || score === null ? "" : `, ${(ORDERS[sorted] ?? MEASURED[sorted]).replace(", least first", "")} ${number(score, 3)}`;
   return (
     <>
@@ -296,10 +298,10 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
         <label>sort by{" "}
           <select class="sorts" value={sorted} onChange={(event) => (order.value = event.currentTarget.value)}>
             <optgroup label="on this text">{Object.entries(ORDERS).map(([key, said]) => <option key={key} value={key} disabled={key !== "layer" && (long || cross)}>{said}{key !== "layer" && long ? ` (up to ${WHOLE} tokens)` : ""}</option>)}</optgroup>
-            {transport.live && <optgroup label="on random tokens that come twice">{Object.entries(MEASURED).map(([key, said]) => <option key={key} value={key}>{said}</option>)}</optgroup>}
+            {measurable() && <optgroup label="on random tokens that come twice">{Object.entries(MEASURED).map(([key, said]) => <option key={key} value={key}>{said}</option>)}</optgroup>}
           </select>
         </label>
-        {transport.live && <label>show{" "}
+        {measurable() && <label>show{" "}
           <select value={only.value} title="a head has a label where its score on random tokens that come twice is clearly above that on shuffled ones" onChange={(event) => (only.value = event.currentTarget.value)}>
             <option value="">every head</option>{LABELS.map((one) => <option key={one} value={one}>{one} heads</option>)}
           </select>
@@ -333,7 +335,7 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
         {together > 1 && <span class="tag">{together} query heads share one key-value head</span>}
         <Hovered of={hovered} scores={scores} by={sorted} />
       </div>
-      {marks && <Marks one={marks.get(`${op.id}[${head}]`)} />}
+      {marks && <Marks one={marks.get(cellAt(op, head))} />}
     </>
   );
 }
@@ -355,7 +357,7 @@ function Marks({ one }: { one: Measured | undefined }) {
 function Hovered({ of, scores, by }: { of: { value: Thumb | null }; scores: Scores | null; by: string }) {
   const one = of.value;
   if (!one) return <span class="said" />;
-  const score = by === "layer" ? undefined : scores?.get(`${one.op.id}[${one.head}]`)?.[by];
+  const score = by === "layer" ? undefined : scores?.get(cellAt(one.op, one.head))?.[by];
   return <span class="said">layer {one.op.layer}, head {one.head}{score !== undefined && score !== null && `: ${number(score, 3)}`}</span>;
 }
 
@@ -374,7 +376,7 @@ interface Square {
 /** A head's weights, pooled where they are more than one answer holds. */
 function weights(made: Run, op: Op, head: number) {
   const [T, S] = op.shape.slice(-2);
-  return values(made.run, `${op.id}[${head}]`, T * S > MOST ? { as: "u8", pool: `max:${SIDE}x${SIDE}`, map: "sqrt" } : {});
+  return values(made.run, cellAt(op, head), T * S > MOST ? { as: "u8", pool: `max:${SIDE}x${SIDE}`, map: "sqrt" } : {});
 }
 
 /** A head's weights, or weight x length of the value. */
@@ -415,7 +417,7 @@ function Head({ made, op, head }: { made: Run; op: Op; head: number }) {
   const crowded = Math.max(T, S) > LINES;
   const now: View = view.value === "lines" && crowded ? "matrix" : view.value;
   const address = (row: number, col: number) => {
-    const cell = `${op.id}[${head},${row},${col}]`;
+    const cell = cellAt(op, head, row, col);
     return !whole ? `max-pooled ${cell}` : data?.weighted ? `${cell} * |${part(op)}.v[${Math.floor(head / shared(op))},${col}]|` : cell;
   };
   const rowWords = words(queries, T), colWords = words(keys, S);
@@ -439,7 +441,7 @@ function Head({ made, op, head }: { made: Run; op: Op; head: number }) {
         <>
           {now === "matrix" && (
             <Matrix
-              data={shown} rows={data.rows} cols={data.cols} addr={address} scale="sequential" range={[0, ceiling]} hollow={whole && !data.weighted} title={`${op.id}[${head}]`}
+              data={shown} rows={data.rows} cols={data.cols} addr={address} scale="sequential" range={[0, ceiling]} hollow={whole && !data.weighted} title={cellAt(op, head)}
               label={`attention of ${short(op.id)}, head ${head}: rows look at columns`}
               rowLabels={whole ? rowWords : undefined} colLabels={whole ? colWords : undefined} rowName="query" colName="key"
               hoverRow={whole ? state.hover.query : undefined} hoverCol={whole ? state.hover.key : undefined}
@@ -456,8 +458,8 @@ function Head({ made, op, head }: { made: Run; op: Op; head: number }) {
           {now === "lines" && whole && <Lines data={shown} rows={T} cols={S} rowWords={rowWords} colWords={colWords} top={ceiling} address={address} />}
           <Row made={made} op={op} head={head} query={query} rowWords={rowWords} colWords={colWords} />
           <div class="row">
-            {now !== "matrix" && <TakeAway grid={() => ({ address: `${op.id}[${head}]`, rows: data.rows, cols: data.cols, values: data.data, rowWords: whole ? rowWords : [], colWords: whole ? colWords : [], min: 0, max: data.weighted ? ceiling : 1 })} />}
-            <span class="soft">An attention weight is not an explanation by itself: switch the head off and see.</span>
+            {now !== "matrix" && <TakeAway grid={() => ({ address: cellAt(op, head), rows: data.rows, cols: data.cols, values: data.data, rowWords: whole ? rowWords : [], colWords: whole ? colWords : [], min: 0, max: data.weighted ? ceiling : 1 })} />}
+            <span class="soft">An attention weight is not an explanation by itself{measurable() && ": switch the head off and see"}.</span>
           </div>
         </>
       )}
@@ -467,7 +469,7 @@ function Head({ made, op, head }: { made: Run; op: Op; head: number }) {
 
 /** What the locked token looks at, exact, the strongest first. */
 function Row({ made, op, head, query, rowWords, colWords }: { made: Run; op: Op; head: number; query: number; rowWords: readonly string[]; colWords: readonly string[] }) {
-  const address = `${op.id}[${head},${query}]`;
+  const address = cellAt(op, head, query);
   const loaded = useLoaded(async () => ({ row: (await values(made.run, address)).data, address, run: made.run }), [made.run, address]);
   if (loaded.data?.address !== address || loaded.data.run !== made.run) return null;
   const row = Array.from(loaded.data.row), sum = row.reduce((a, v) => a + v, 0);
@@ -481,7 +483,7 @@ function Row({ made, op, head, query, rowWords, colWords }: { made: Run; op: Op;
     <p class="looks">
       <b class="mono">{rowWords[query]}</b> <span class="soft">({query}) looks at</span>{" "}
       {best.map((at) => (
-        <span key={at} class="look"><button class="quiet word" onClick={() => (state.key.value = at)} title={`token ${at}: lock it`}>{colWords[at]}</button> <Num addr={`${op.id}[${head},${query},${at}]`} v={row[at]} digits={3} open={open} /></span>
+        <span key={at} class="look"><button class="quiet word" onClick={() => (state.key.value = at)} title={`token ${at}: lock it`}>{colWords[at]}</button> <Num addr={cellAt(op, head, query, at)} v={row[at]} digits={3} open={open} /></span>
       ))}
       <span class="soft">row Σ <span class="num" data-sum={address} data-v={sum}>{sum.toFixed(3)}</span>{Math.abs(sum - 1) < 1e-3 ? " ✓" : ""}</span>
     </p>
@@ -492,7 +494,7 @@ function TextView({ made, op, head, query, queries, keys, hidden }: { made: Run;
   const [T, S] = op.shape.slice(-2);
   const across = queries !== keys, column = Math.min(S - 1, across ? (state.key.value ?? 0) : query);
   const loaded = useLoaded(async () => {
-    const [row, col] = await Promise.all([values(made.run, `${op.id}[${head},${query}]`), values(made.run, `${op.id}[${head},:,${column}]`)]);
+    const [row, col] = await Promise.all([values(made.run, cellAt(op, head, query)), values(made.run, cellAt(op, head, ":", column))]);
     return { row: Array.from(row.data), col: Array.from(col.data) };
   }, [made.run, op.id, head, query, column]);
   if (!loaded.data) return <p class="soft">…</p>;
@@ -503,7 +505,7 @@ function TextView({ made, op, head, query, queries, keys, hidden }: { made: Run;
     <button
       key={at} class={`word ${on ? "on" : ""}`} title={`${looked ? `is looked at: ${number(row[at], 3)}` : ""}${looked && back ? " · " : ""}${back ? `looks back: ${number(col[at], 3)}` : ""}`} onClick={lock}
       style={{ background: looked && !hidden?.has(at) ? `color-mix(in srgb, var(--look) ${Math.round((100 * row[at]) / most)}%, transparent)` : "none", borderBottomColor: back ? `color-mix(in srgb, var(--back-look) ${Math.round((100 * col[at]) / mostCol)}%, transparent)` : "transparent" }}
-      data-addr={looked ? `${op.id}[${head},${query},${at}]` : undefined} data-v={looked ? row[at] : undefined}
+      data-addr={looked ? cellAt(op, head, query, at) : undefined} data-v={looked ? row[at] : undefined}
     >{text}</button>
   );
   return (
@@ -552,7 +554,7 @@ function WhatIf({ made, op, head }: { made: Run; op: Op; head: number }) {
     setChange(null);
     setError("");
   }, [made.run]);
-  if (!hasWords(made)) return null;
+  if (!hasWords(made) || !card.value?.abilities.edits) return null;
   const keys = along(op, "S");
   const key = state.key.value ?? state.query.value;
   const ofSource = !!made.source_tokens && groupOf(op) !== "decoder";

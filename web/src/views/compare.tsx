@@ -1,6 +1,6 @@
 // The same text read by two models, or by two checkpoints of one: answers, surprise at each token, heads, states.
 import { useMemo, useState } from "preact/hooks";
-import { short } from "../core/address";
+import { at as place, isAttention, short } from "../core/address";
 import { readable, visible } from "../core/format";
 import { aligned, label, pieces, type Stretch } from "../core/pieces";
 import { logits, models, run, thumbs, useLoaded, values } from "../core/run";
@@ -40,7 +40,7 @@ export function Compare() {
       {!second && <p class="note">Only one model is here. Start the page with two, or with --run and the folder of a training, whose checkpoints can be compared.</p>}
       {loaded.error && <p class="failure" role="alert">{loaded.error}</p>}
       {b && <Both a={made} b={b} />}
-      {transport.live && <Contexts model={made.model} />}
+      {transport.live && models.value?.find((one) => one.name === made.model)?.abilities.edits && <Contexts model={made.model} />}
     </div>
   );
 }
@@ -218,7 +218,7 @@ async function apart(a: Run, b: Run) {
     return { address: `${op.id}[${at}]`, layer: op.layer, cosine: xy / Math.sqrt(xx * yy) };
   }));
   const heads: { address: string; layer: number | null; head: number; mean: number }[] = [];
-  const patterns = a.plan.filter((op) => op.id.endsWith(".pattern") && op.axes.includes("H"));
+  const patterns = a.plan.filter(isAttention);
   for (const [nth, op] of patterns.entries()) {
     if (String(known.get(op.id)?.shape) !== String(op.shape)) continue;
     const [x, y] = (await Promise.all([thumbs(a.run, nth, nth + 1), thumbs(b.run, nth, nth + 1)])).map((one) => one.tensors[op.id]);
@@ -226,7 +226,7 @@ async function apart(a: Run, b: Run) {
     for (let head = 0; head < x.shape[0]; head++) {
       let sum = 0;
       for (let i = head * size; i < (head + 1) * size; i++) sum += Math.abs((x.data[i] / 255) ** 2 - (y.data[i] / 255) ** 2);
-      heads.push({ address: `${op.id}[${head}]`, layer: op.layer, head, mean: sum / x.shape[1] });
+      heads.push({ address: place(op, head), layer: op.layer, head, mean: sum / x.shape[1] });
     }
   }
   return { cosines, heads: heads.sort((one, two) => two.mean - one.mean).slice(0, 10) };

@@ -3,6 +3,7 @@
 import { signal } from "@preact/signals";
 import type { ComponentType } from "preact";
 import { useEffect } from "preact/hooks";
+import { isAttention } from "../core/address";
 import type { ModelCard } from "../core/types";
 import { Playground } from "./playground";
 import type { Screen } from "./screen";
@@ -36,16 +37,19 @@ export function fetchAll(): void {
 /** Of what the model has and a saved file leaves out. */
 const unsaved = (card: ModelCard, ability: string) => (card.unsaved?.includes(ability) ? `This saved file does not hold the ${ability}: it needs the model. Open the model with “glassformer page” to see it.` : null);
 
+/** Of a model that was opened by its own code. */
+const foreign = (card: ModelCard) => (card.abilities.edits || card.unsaved?.includes("edits") ? null : "This model was opened by its own code, and the lens reads models of Glassformer's own families.");
+
 export const screens: readonly Screen[] = [
   { name: "playground", title: "Playground", order: 1, component: Playground },
   { name: "inside", title: "Inside", order: 2, component: later("inside", () => import("./inside").then((one) => one.Inside)) },
   {
     name: "attention", title: "Attention", order: 3, component: later("attention", () => import("./attention").then((one) => one.Attention)),
-    absent: (card, made) => (!card.abilities.attention || (made && !made.plan.some((op) => op.id.endsWith(".pattern") && op.axes.includes("H") && op.axes.includes("S"))) ? "This model has no attention heads: its tokens meet in a recurrent state. Inside shows how." : null),
+    absent: (card, made) => (!card.abilities.attention || (made && !made.plan.some(isAttention)) ? "No attention with heads was found in this model: its tokens meet in another way. Inside shows how." : null),
   },
   {
     name: "lens", title: "Lens", order: 4, component: later("lens", () => import("./lens").then((one) => one.LensScreen)),
-    absent: (card) => (card.abilities.lens ? null : unsaved(card, "lens") ?? "This model has no head over words, so its depths cannot be read as words."),
+    absent: (card) => (card.abilities.lens ? null : unsaved(card, "lens") ?? foreign(card) ?? "This model has no head over words, so its depths cannot be read as words."),
   },
   { name: "tokens", title: "Tokens", order: 5, component: later("tokens", () => import("./tokens").then((one) => one.Tokens)), alone: true },
   {

@@ -2,7 +2,7 @@
 import { signal, useSignal, type Signal } from "@preact/signals";
 import { Fragment } from "preact";
 import { useEffect, useMemo } from "preact/hooks";
-import { parse, short, sideName, sides, tail } from "../core/address";
+import { at as part, inEncoder, parse, short, sideName, sides, stackOf, tail } from "../core/address";
 import { number } from "../core/format";
 import { label } from "../core/pieces";
 import { along, card, layers, logits, ops, run, sibling, useLoaded, values } from "../core/run";
@@ -43,7 +43,7 @@ function go(op: Op | null) {
   state.op.value = op?.id ?? "";
   if (op && op.layer !== null) {
     state.layer.value = op.layer;
-    chosenStack.value = op.id.split(".")[0];
+    chosenStack.value = stackOf(op);
   }
 }
 
@@ -58,6 +58,7 @@ function walk(step: number) {
 function up() {
   if (state.cell.value) back();
   else if (state.op.value) state.op.value = "";
+  else if (folded.value) folded.value = "";
   else state.layer.value = null;
 }
 
@@ -80,7 +81,7 @@ export function Inside() {
     <>
       <Crumbs op={op} />
       <div class="columns">
-        <div class="stack">{op ? <OpView op={op} /> : state.layer.value !== null && layers.value.length ? <BlockView /> : <MapView />}</div>
+        <div class="stack">{op ? <OpView op={op} /> : within().length ? <Cards ops={within()} base={folded.value} /> : state.layer.value !== null && layers.value.length ? <BlockView /> : <MapView />}</div>
         <aside class="card" aria-label="inspector">{state.cell.value || !op ? <CellCard /> : <Explained op={op} />}<Sandbox kind={op?.kind ?? ""} /></aside>
       </div>
     </>
@@ -91,8 +92,9 @@ function Crumbs({ op }: { op: Op | undefined }) {
   const block = state.layer.value;
   return (
     <nav class="crumbs" aria-label="where you are">
-      <button onClick={() => ((state.layer.value = null), go(null))}>map</button>
-      {block !== null && <><span aria-hidden="true">▸</span><button onClick={() => go(null)}>{chosenStack.value === "encoder" ? "encoder " : ""}layer {block}</button></>}
+      <button onClick={() => ((state.layer.value = null), (folded.value = ""), go(null))}>map</button>
+      {block !== null && <><span aria-hidden="true">▸</span><button onClick={() => ((folded.value = ""), go(null))}>{inEncoder(chosenStack.value) ? "encoder " : ""}layer {block}</button></>}
+      {within().length > 0 && <><span aria-hidden="true">▸</span><button onClick={() => go(null)}>{tail(folded.value)}</button></>}
       {op && <><span aria-hidden="true">▸</span><button aria-current="true" onClick={() => (state.cell.value = "")}>{op.layer === null ? op.id : tail(op.id)}</button></>}
       {state.cell.value && <><span aria-hidden="true">▸</span><code>[{parse(state.cell.value).index?.join(",")}]</code></>}
       <span style={{ flex: 1 }} />
@@ -162,6 +164,7 @@ function Answered({ told: { word, now, before } }: { told: Added }) {
 interface Written {
   stack: string;
   layer: number;
+  count: number; // of its operations
   parts: { op: Op; length: number; addr: string }[];
 }
 
@@ -169,12 +172,12 @@ async function written(place: number): Promise<Written[]> {
   const made = run.value!;
   return Promise.all(layers.value.map(async ({ stack, layer, ops }) => {
     const writes = ops.filter((one) => one.id.endsWith(".write") && one.axes.includes("T"));
-    const row = stack === "encoder" && made.source_tokens ? made.source_tokens.length - 1 : place;
+    const row = inEncoder(stack) && made.source_tokens ? made.source_tokens.length - 1 : place;
     const parts = await Promise.all(writes.map(async (op) => {
-      const got = await values(made.run, `${op.id}[${row},:]`);
-      return { op, addr: `${op.id}[${row}]`, length: Math.hypot(...got.data) };
+      const got = await values(made.run, part(op, row, ":"));
+      return { op, addr: part(op, row), length: Math.hypot(...got.data) };
     }));
-    return { stack, layer, parts };
+    return { stack, layer, count: ops.length, parts };
   }));
 }
 
@@ -189,7 +192,8 @@ function Writes({ place, stack, told }: { place: number; stack: string; told: Ad
     <div class="stack" style={{ gap: "4px", maxWidth: "780px" }}>
       {loaded.data.filter((one) => one.stack === stack).map((one) => (
         <div class="row" key={`${one.stack}${one.layer}`}>
-          <button style={{ width: "92px" }} onClick={() => ((chosenStack.value = one.stack), (state.layer.value = one.layer))}>{one.stack === "encoder" ? "E" : "layer "}{one.layer}</button>
+          <button style={{ width: "92px" }} onClick={() => ((chosenStack.value = one.stack), (state.layer.value = one.layer))}>{inEncoder(one.stack) ? "E" : "layer "}{one.layer}</button>
+          {!one.parts.length && <span class="note">{one.count} operations</span>}
           {one.parts.map((part) => (
             <button key={part.op.id} class="op" style={{ flex: "1 1 120px", padding: "3px 8px" }} onClick={() => go(part.op)}>
               <b>{tail(part.op.id).replace(".write", "")} <span class="num" data-length={part.addr} data-v={part.length}>{number(part.length, 3)}</span></b>
@@ -208,22 +212,64 @@ function Writes({ place, stack, told }: { place: number; stack: string; told: Ad
 function BlockView() {
   const found = layers.value.find((one) => one.layer === state.layer.value && one.stack === chosenStack.value) ?? layers.value.find((one) => one.layer === state.layer.value);
   if (!found) return <p class="note">This model has no layer {state.layer.value}.</p>;
-  return <Cards ops={found.ops} />;
+  const base = /^.*?\.\d+(?=\.|$)/.exec(found.ops.find((one) => one.module)?.module ?? "")?.[0];
+  return <Cards ops={found.ops} base={base} />;
 }
 
-function Cards({ ops }: { ops: readonly Op[] }) {
+const MANY = 120; // cards at once
+
+/** Cards of operations in order; what one module computes in a row is one card, which opens to its own. */
+function Cards({ ops, base = "" }: { ops: readonly Op[]; base?: string }) {
+  const most = useSignal(MANY), all = groups(ops, base);
   return (
     <div class="cards">
-      {ops.map((op, at) => (
-        <button key={op.id} class={`op ${state.op.value === op.id ? "now" : ""}`} onClick={() => go(op)} title={`${op.id}: ${text(op).plain}`}>
-          <b>{at + 1} {title(op)}</b>
-          <small>{op.layer === null ? op.id : tail(op.id)}</small>
-          <small>{sides(op).map((one) => one.size).join("×")}</small>
-          <Thumb op={op} />
-        </button>
-      ))}
+      {all.slice(0, most.value).map((group, at) => {
+        const op = group[group.length - 1], path = group.length > 1 ? shared(group) : "";
+        return (
+          <button key={op.id} class={`op ${group.some((one) => one.id === state.op.value) ? "now" : ""}`} onClick={() => (path ? unfold(path) : go(op))} title={path ? `${path}: ${group.length} operations` : `${op.id}: ${text(op).plain}`}>
+            <b>{at + 1} {path ? inside(path, base) : title(op)}</b>
+            <small>{path ? `${group.length} operations ▸` : op.layer === null ? op.id : tail(op.id)}</small>
+            <small>{sides(op).filter(({ axis }) => axis !== "row").map((one) => one.size).join("×")}</small>
+            <Thumb op={op} />
+          </button>
+        );
+      })}
+      {all.length > most.value && <button onClick={() => (most.value *= 4)}>{all.length - most.value} more ▾</button>}
     </div>
   );
+}
+
+/** The module whose card is open. */
+const folded = state.param("mod", "", String);
+
+const inside = (path: string, base: string) => (base && path.startsWith(`${base}.`) ? path.slice(base.length + 1) : path);
+
+/** The operations of the module whose card is open; none where it has none in this layer. */
+function within(): Op[] {
+  const path = folded.value;
+  return path ? run.value!.plan.filter((one) => one.layer === state.layer.value && `${one.module}.`.startsWith(`${path}.`)) : [];
+}
+
+function unfold(path: string) {
+  folded.value = path;
+  go(null);
+}
+
+/** Operations in a row of one module below `base`. */
+function groups(ops: readonly Op[], base: string): Op[][] {
+  const made: { child: string; ops: Op[] }[] = [];
+  for (const op of ops) {
+    const child = /^[^.]+(\.\d[^.]*)?/.exec(op.module === base || (base && !op.module.startsWith(`${base}.`)) ? "" : inside(op.module, base))?.[0] ?? "";
+    const last = made[made.length - 1];
+    if (child && last?.child === child) last.ops.push(op);
+    else made.push({ child, ops: [op] });
+  }
+  return made.map((one) => one.ops);
+}
+
+/** The longest path of modules that all operations stand in. */
+function shared(ops: readonly Op[]): string {
+  return ops.map((one) => one.module.split(".")).reduce((path, other) => path.filter((_, at) => path.slice(0, at + 1).join() === other.slice(0, at + 1).join())).join(".");
 }
 
 const THUMB = 48;
@@ -307,7 +353,7 @@ function Value({ op: asked, col, main }: { op: Op; col: Signal<number | null>; m
 }
 
 function isSource(op: Op): boolean {
-  return op.id.startsWith("encoder.") && !!run.value?.source_tokens;
+  return op.of_source.includes("T");
 }
 
 /** The place in the whole of a pooled place: its first. */
@@ -325,7 +371,7 @@ function Leads({ op }: { op: Op }) {
   if (!cut.lead.length) return null;
   return (
     <div class="row">
-      {cut.lead.map(({ axis, size, at }) => (
+      {cut.lead.filter(({ size }) => size > 1).map(({ axis, size, at }) => (
         <label key={axis}>
           {sideName(axis).replace(/s$/, "")}{" "}
           <select value={at} onChange={(event) => {

@@ -3,7 +3,7 @@ import { batch, computed, effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { number, percent, size, visible } from "../core/format";
 import { luck } from "../core/luck";
-import { card, logits, ops, request, run, submit, tokens, useLoaded, values, vocabulary } from "../core/run";
+import { answerCell, card, headOf, logits, request, run, submit, tokens, useLoaded, values, vocabulary } from "../core/run";
 import { sample, type Chosen } from "../core/sampler";
 import { bytes } from "../core/safetensors";
 import * as state from "../core/state";
@@ -182,7 +182,7 @@ export function Playground() {
   }, []);
   const masks = maskPlaces.value, length = made.tokens.length;
   const place = state.query.value ?? (abilities?.fill && masks.length ? masks[0] : length - 1);
-  const headless = !ops.value.has("logits");
+  const headless = !headOf(made);
   const row = useLoaded(() => (headless ? null : logits(made.run, place).then((values) => ({ values, place, run: made.run }))), [made.run, place]);
   const words = useLoaded(() => vocabulary(state.model.value), [state.model.value]);
   // The needle: luck number n of this branch's prompt, where n tokens have been written since.
@@ -238,7 +238,7 @@ function Next({ chosen, place, words, error, loading }: { chosen: Chosen | null;
         {ids.map((id, at) => {
           const cutHere = !fill && chosen.final[id] > 0 && at + 1 < ids.length && chosen.final[ids[at + 1]] === 0;
           return [
-            <button key={`n${id}`} class="name" title={`token ${id}: its arithmetic`} onClick={() => ((state.view.value = "inside"), open(`probs[${place},${id}]`))}>{word(id, words)}</button>,
+            <button key={`n${id}`} class="name" title={`token ${id}: its arithmetic`} onClick={() => ((state.view.value = "inside"), open(answerCell(run.value!, place, id)))}>{word(id, words)}</button>,
             <span key={`t${id}`} class="track">
               {!fill && <i class="warm" style={{ width: `${(chosen.warm[id] / most) * 100}%` }} />}
               <i class="final" style={{ width: `${((fill ? chosen.raw[id] : chosen.final[id]) / most) * 100}%`, top: fill ? undefined : "4px" }} />

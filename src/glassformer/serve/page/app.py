@@ -212,14 +212,17 @@ class Page:
         with run.loaded.acquire(check):
             trace = run.trace
             options = run.read_args | options
-            answer: JsonObject = method(trace.model, trace.tokenizer, run.text, **options).to_dict()
+            model = run.loaded.model
+            answer: JsonObject = method(model, trace.tokenizer, run.text, **options).to_dict()
             return answer
 
     def vocabulary(self, fields: PageFields, check: CancelCheck, name: str) -> Response:
-        """Vocabulary of a tokenizer, packed."""
+        """Vocabulary of a tokenizer, packed; nothing of a model that has none."""
         from ...sight import answers
 
-        data = answers.vocabulary(self.tokenizers[name])
+        entry = self.models.entries.get(name)
+        is_wordless = entry is not None and not entry.has_tokenizer()
+        data = b"" if is_wordless else answers.vocabulary(self.tokenizers[name])
         return content_response(data, "application/octet-stream")
 
     def experts(self, fields: PageFields, check: CancelCheck, run: str) -> JsonObject:

@@ -9,16 +9,22 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ...core.errors import UserError, need
 from ...core.files import JsonObject
 from ...formats.checkpoint import Checkpoint, has_tokenizer
 from ...formats.resolve import is_recipe
-from ...sight.answers import card
+from ...sight.answers import card, module_card
 from ..asgi.limits import LONGEST_NAME
 from ..asgi.replies import CancelCheck, HttpError
 
+if TYPE_CHECKING:
+    from ...sight.recording.module_trace import ModuleTrace
+    from ...sight.recording.outside import Outside
+
 SHIPPED = "tiny-page"
+NO_TEXT = 'There is no text; give "text", or "ids".'
 
 
 def shipped() -> Path:
@@ -47,7 +53,8 @@ class Loaded:
         self.lock = threading.Lock()
         # scores of its attention heads, once they were measured
         self.heads: JsonObject | None = None
-        self.dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        dtypes = (str(weight.dtype) for weight in model.parameters())
+        self.dtype = next(dtypes, "torch.float32").removeprefix("torch.")
         self.digest = digest(model, tokenizer)
 
     @classmethod
@@ -66,14 +73,82 @@ class Loaded:
         """Exclusive access to the model."""
         return acquire(self.lock, check)
 
+    def encode(self, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
+        """Token ids (1, T) of a text or of ids, and the number of tokens truncated to fit the
+        context."""
+        import torch
+
+        from ...core import config
+        from ...sight.looking import text_frame, token_ids
+        from ...sight.streams import blanks_masked
+
+        model, tokenizer, cfg = self.model, self.tokenizer, self.model.config
+        is_target = isinstance(cfg, config.EncoderDecoder) and not source
+        need(text is not None, NO_TEXT)
+        if isinstance(text, str):
+            if tokenizer is None:
+                raise UserError(
+                    "This model has no tokenizer, so text cannot be read; give ids, or a model "
+                    "with one."
+                )
+            text = blanks_masked(model, tokenizer, text)
+        if isinstance(text, str):
+            reader, before, after = text_frame(cfg, tokenizer, is_target)
+            text = [*before, *reader.encode(text), *after]
+        ids = torch.tensor([text], dtype=torch.long)
+        truncated = max(0, len(text) - cfg.context) if cut else 0
+        return token_ids(model, tokenizer, ids, is_target, truncate=cut), truncated
+
+    def trace(self, tokens: Any, source: Any, hooks: Any, check: CancelCheck) -> ModuleTrace:
+        """Traces a forward pass; ``check`` is called at each named value and may raise."""
+        from ...sight.recording.trace import Trace
+
+        return Trace(self.model, self.tokenizer, tokens, source, hooks, check=check)
+
+
+class RecordedModel(Loaded):
+    """Model that is not ours, in memory: its passes are recorded, and nothing else is known of
+    it."""
+
+    def __init__(self, outside: Outside) -> None:
+        self.outside = outside
+        self.context: int = module_card(outside.module, None)["context"]
+        super().__init__(outside.module, outside.tokenizer)
+
+    @property
+    def model(self) -> Any:
+        raise UserError(
+            "This is for models of Glassformer's own families, and this one was opened by its own "
+            "code: it shows what its passes compute."
+        )
+
+    @model.setter
+    def model(self, module: Any) -> None:
+        self.module = module
+
+    def encode(self, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
+        import torch
+
+        need(text is not None, NO_TEXT)
+        is_target = self.outside.is_pair and not source
+        is_text = isinstance(text, str)
+        ids = self.outside.ids(text, is_target) if is_text else torch.tensor([text])
+        truncated = max(0, ids.shape[1] - self.context) if cut else 0
+        return ids[:, : self.context] if cut else ids, truncated
+
+    def trace(self, tokens: Any, source: Any, hooks: Any, check: CancelCheck) -> ModuleTrace:
+        return self.outside.read(tokens, source)
+
 
 def digest(model: Any, tokenizer: Any) -> str:
     """SHA-256 of config, weights and tokenizers."""
     import torch
 
     from ...core.config import serial
+    from ...core.nn import Model
 
-    hasher = hashlib.sha256(serial.dumps(model.config).encode())
+    is_ours = isinstance(model, Model)
+    hasher = hashlib.sha256((serial.dumps(model.config) if is_ours else repr(model)).encode())
     for name, weight in model.state_dict().items():
         hasher.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         raw = weight.detach().cpu().contiguous().flatten().view(torch.uint8)
@@ -158,6 +233,39 @@ class InMemoryEntry(ModelEntry):
             return self.loaded
 
 
+class RecordedEntry(ModelEntry):
+    """Model that is not ours, in memory."""
+
+    def __init__(self, title: str, outside: Outside) -> None:
+        self.id = self.name = Path(title).name
+        self.title, self.stamp = title, ()
+        self.loaded = RecordedModel(outside)
+
+    def open(self, check: CancelCheck = lambda: None) -> Loaded:
+        assert self.loaded is not None
+        return self.loaded
+
+    def has_tokenizer(self) -> bool:
+        return self.open_tokenizer() is not None
+
+    def open_tokenizer(self) -> Any:
+        return self.open().tokenizer
+
+    def card(self) -> JsonObject:
+        loaded = self.open()
+        assert isinstance(loaded, RecordedModel)
+        outside = loaded.outside
+        abilities = {"source": outside.is_pair, "attention": True}
+        return {
+            "name": self.id,
+            "title": self.title,
+            **module_card(outside.module, outside.tokenizer, **abilities),
+            "labels": [],
+            "dtype": loaded.dtype,
+            "loaded": True,
+        }
+
+
 def file_stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
     """Fingerprint of the model's files (names, times, sizes, inodes)."""
     if checkpoint.folder is None:
@@ -205,6 +313,7 @@ class Models:
             if not isinstance(model, ModelEntry):
                 plain = str(model) if is_recipe(str(model)) else Path(model).name
                 model = ModelEntry(unique_id(plain, self.entries), model, str(model), dtype, device)
+            model.id = unique_id(model.id, self.entries)
             self.entries[model.id] = model
 
     def __getitem__(self, id: str) -> ModelEntry:

@@ -15,7 +15,7 @@ from .fields import RunFields
 from .models import Loaded, ModelEntry, Models
 
 if TYPE_CHECKING:
-    from ...sight.recording.trace import Trace
+    from ...sight.recording.module_trace import ModuleTrace
 
 MAX_BYTES = 1 << 30  # bytes of all traces
 # of answers: another number makes other ids, so that no browser takes what it kept for the new
@@ -32,7 +32,7 @@ class CachedTrace:
 
     id: str
     loaded: Loaded
-    trace: Trace
+    trace: ModuleTrace
     answer: JsonObject
     text: Any
     read_args: dict[str, Any]
@@ -92,9 +92,9 @@ class TraceCache:
         edits = fields.parsed_edits()
         text, source, cut = fields.text, fields.source, fields.cut
         prompt = text if fields.ids is None else fields.ids
-        tokens, text_truncated = encode_input(loaded, prompt, False, cut)
+        tokens, text_truncated = loaded.encode(prompt, False, cut)
         source_ids, source_truncated = (
-            (None, 0) if source is None else encode_input(loaded, source, True, cut)
+            (None, 0) if source is None else loaded.encode(source, True, cut)
         )
         id = _id(loaded, edits, tokens, source_ids)
         with self._lock:
@@ -120,14 +120,14 @@ class TraceCache:
                 ids, source_ids, hooks = apply(
                     edits, loaded.model, tokens, source_ids, loaded.tokenizer
                 )
-            trace = trace_run(loaded, ids, source_ids, hooks, check)
+            trace = loaded.trace(ids, source_ids, hooks, check)
         check()
         run = self._add_run(entry, loaded, id, trace, tokens, read_args, (text, source))
         run.answer |= truncation
         return run.answer
 
     def add_trace(
-        self, entry: ModelEntry, trace: Trace, text: str | None, source: str | None
+        self, entry: ModelEntry, trace: ModuleTrace, text: str | None, source: str | None
     ) -> None:
         """Adds a trace without edits that was made elsewhere."""
         loaded = entry.open()
@@ -140,7 +140,7 @@ class TraceCache:
         entry: ModelEntry,
         loaded: Loaded,
         id: str,
-        trace: Trace,
+        trace: ModuleTrace,
         tokens: Any,
         read_args: dict[str, Any],
         texts: tuple[str | None, str | None],
@@ -180,37 +180,3 @@ def truncation_report(*inputs: tuple[str, Any, int]) -> JsonObject:
         "tokens" if name == "text" else "source_tokens": truncated for name, _, truncated in inputs
     }
     return {"cut": " ".join(messages) or None, "left_out": left_out}
-
-
-def trace_run(loaded: Loaded, tokens: Any, source: Any, hooks: Any, check: CancelCheck) -> Trace:
-    """Traces a forward pass; ``check`` is called at each named value and may raise."""
-    from ...sight.recording.trace import Trace
-
-    return Trace(loaded.model, loaded.tokenizer, tokens, source, hooks, check=check)
-
-
-def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
-    """Token ids (1, T) of a text or of ids, and the number of tokens truncated to fit the
-    context."""
-    import torch
-
-    from ...core import config
-    from ...sight.looking import text_frame, token_ids
-    from ...sight.streams import blanks_masked
-
-    model, tokenizer, cfg = loaded.model, loaded.tokenizer, loaded.model.config
-    is_target = isinstance(cfg, config.EncoderDecoder) and not source
-    if text is None:
-        raise UserError('There is no text; give "text", or "ids".')
-    if isinstance(text, str):
-        if tokenizer is None:
-            raise UserError(
-                "This model has no tokenizer, so text cannot be read; give ids, or a model with one."
-            )
-        text = blanks_masked(model, tokenizer, text)
-    if isinstance(text, str):
-        reader, before, after = text_frame(cfg, tokenizer, is_target)
-        text = [*before, *reader.encode(text), *after]
-    ids = torch.tensor([text], dtype=torch.long)
-    truncated = max(0, len(text) - cfg.context) if cut else 0
-    return token_ids(model, tokenizer, ids, is_target, truncate=cut), truncated

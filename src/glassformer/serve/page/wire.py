@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
-from ...core.errors import need
+from ...core.errors import UserError, need
 from ..asgi.replies import CancelCheck, HttpError
 from .fields import PositionFields, TensorFields, ThumbnailFields, within
 from .runs import CachedTrace
@@ -80,7 +80,7 @@ def thumbnails(run: CachedTrace, fields: ThumbnailFields, check: CancelCheck) ->
     squares = [
         op.id
         for op in run.trace.plan
-        if op.quadratic and op.id.rpartition(".")[2] == kind and "H" in op.axes
+        if (op.is_attention if kind == "pattern" else op.quadratic and op.id.endswith(".scores"))
     ]
     need(bool(squares), "This model has no attention with heads.")
     low, _, high = fields.layers.partition(":")
@@ -113,14 +113,16 @@ def logits(run: CachedTrace, fields: PositionFields, check: CancelCheck) -> byte
     length = run.trace.tokens.shape[1]
     within("position", fields.position, -length, length - 1)
     at = fields.position % length
-    need("logits" in run.trace.plan, "This model has no head over tokens and predicts none.")
+    if (head := run.trace.plan.head) is None:
+        raise UserError("This model has no head over tokens and predicts none.")
+    address = head.at(at)
     with run.loaded.acquire(check):
-        row = wire.TracePart(run.trace, f"logits[{at}]").to_array()
+        row = wire.TracePart(run.trace, address).to_array()
     tokenizer = run.loaded.tokenizer
     vocab_size = len(row) if tokenizer is None else min(tokenizer.size, len(row))
     metadata = {
         "position": str(at),
         "known": str(vocab_size),
-        "address": f"logits[{at}]",
+        "address": address,
     }
     return wire.packed({"logits": row}, metadata)

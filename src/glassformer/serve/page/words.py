@@ -22,7 +22,6 @@ from .fields import (
     within,
 )
 from .models import Loaded, Models
-from .runs import encode_input
 
 TOP = 10
 
@@ -117,7 +116,7 @@ def _generation_input(
     loaded = entry.open(check)
     text = fields.source if pair else fields.text
     with loaded.acquire(check):
-        ids = encode_input(loaded, text if fields.ids is None else fields.ids, pair, False)
+        ids = loaded.encode(text if fields.ids is None else fields.ids, pair, False)
         edits = fields.parsed_edits()
     options = {"edits": edits, "start": fields.start, "max_new": fields.max_new}
     return entry.id, loaded, ids[0][0].tolist(), options

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...core.errors import UserError
-from .. import tables
+from .. import answers, export, tables
 from .causes import Caused
 from .opening import Explanation, explain
 from .operations import Edit, Key, Value
+from .plan import Plan
 from .recorder import Recorder
 from .rules import Index, read
+
+if TYPE_CHECKING:
+    from ...core.tokenizer.tokenizer import Tokenizer
 
 KEEP = 512 << 20
 """Bytes of recorded values that a trace keeps by default; what is beyond is computed again when it
@@ -28,7 +34,10 @@ is asked for."""
 
 class ModuleTrace(Caused):
     """A forward pass of a module: ``trace[address]`` is any value of it, ``trace.explain(address)``
-    the arithmetic of one number, ``trace.output`` what the module returned."""
+    the arithmetic of one number, ``trace.output`` what the module returned.
+
+    ``tokenizer`` says what the ids mean that the module is given; nothing is read by it.
+    """
 
     def __init__(
         self,
@@ -37,8 +46,10 @@ class ModuleTrace(Caused):
         kwargs: Mapping[str, Any] | None = None,
         keep: int = KEEP,
         edits: Mapping[Key, Edit] | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         _check(module)
+        self.tokenizer = tokenizer
         self.module, self.args, self.kwargs = module, args, dict(kwargs or {})
         self.keep, self.key_edits = keep, dict(edits or {})
         recorder = Recorder(keep, self.key_edits)
@@ -218,8 +229,73 @@ class ModuleTrace(Caused):
                 )
             keys[value.key] = _partial(change, index) if index else change
         return ModuleTrace(
-            self.module, self.args, self.kwargs, self.keep, {**self.key_edits, **keys}
+            self.module,
+            self.args,
+            self.kwargs,
+            self.keep,
+            {**self.key_edits, **keys},
+            self.tokenizer,
         )
+
+    # ----------------------------------------------------------------------------- as a document
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """The operations that a reader looks at, in order, with the names of their sides."""
+        return Plan(self)
+
+    @functools.cached_property
+    def names(self) -> dict[str, list[str]]:
+        """The other names of operations."""
+        return self.plan.names()
+
+    @functools.cached_property
+    def tokens(self) -> Tensor:
+        """The token ids (1, T) that the module was given; none where it was given no ids."""
+        return self._ids(self.plan.sides.text if self.plan.sides else None)
+
+    @functools.cached_property
+    def source(self) -> Tensor | None:
+        """The token ids of an encoder-decoder's source."""
+        leaf = self.plan.sides.source if self.plan.sides else None
+        return self._ids(leaf) if leaf else None
+
+    @staticmethod
+    def _ids(leaf: Value | None) -> Tensor:
+        return torch.zeros(1, 0).long() if leaf is None else read(leaf).reshape(1, -1)
+
+    @property
+    def tier(self) -> str:
+        """``full``: every value is kept; ``part``: some are computed again when asked for."""
+        return "full" if self.kept_all else "part"
+
+    def shape(self, name: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The shape of a value or a weight, and the names of its sides."""
+        value = self.value(name)
+        return value.shape, self.plan.axes(value)
+
+    def card(self) -> dict[str, Any]:
+        """Facts about the model: its kind, sizes, and what can be asked of it."""
+        return answers.module_card(
+            self.module,
+            self.tokenizer,
+            source=self.source is not None,
+            attention=any(op.is_attention for op in self.plan),
+        )
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the trace as one HTML file that opens without a server, 2 MB at most, or all of it
+        as .safetensors.
+
+        ``cells``: addresses whose arithmetic the file is to hold; ``most``: the bytes of the file;
+        ``name``: of the model, as the file calls it.
+        """
+        return export.save(self, path, **options)
+
+    def _repr_html_(self) -> str:
+        """Notebook output: the page in a frame, with these numbers, alive after the kernel
+        has gone."""
+        return export.frame(self)
 
 
 def _partial(change: Callable[[Tensor], Tensor], index: tuple[int | slice, ...]) -> Edit:

@@ -10,17 +10,107 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ...core.errors import UserError
+from ...core.errors import UserError, need
+from ...core.tokenizer import Tokenizer, tokenizer_json
 from .module_trace import KEEP, ModuleTrace
 
+ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 
-def trace_file(name: str, text: str, keep: int = KEEP) -> ModuleTrace:
-    """A pass of the model that ``FILE.py:FUNCTION`` makes.
+WORDS = ("*tokenizer*", "*vocab*", "*.model")  # files of a folder's tokenizer
 
-    The function returns a module, which then reads ``text`` as token ids ("5 3 8"); or a module and
-    a function that makes the module's arguments of the text: a tensor, a tuple or a dict.
+
+class Outside:
+    """A model that is not ours, and how it reads a text.
+
+    ``reader`` is a tokenizer of ``transformers``, ``encode`` makes the module's arguments of a
+    text; without either a text is a row of token ids, "5 3 8".
+    """
+
+    def __init__(
+        self, module: nn.Module, reader: Any = None, encode: Callable[[str], Any] | None = None
+    ) -> None:
+        self.module, self.reader, self.encode = module.eval(), reader, encode
+        self.config = getattr(module, "config", None)
+        self.is_pair = _is_pair(module)
+        self.tokenizer = readable(reader)
+
+    def ids(self, text: str, is_target: bool = False) -> Tensor:
+        """The token ids (1, T) of a text; a target follows the id that a decoder begins with."""
+        if self.encode is not None:
+            row = self.encode(text)
+            is_row = isinstance(row, Tensor) and row.shape[:-1] == (1,)
+            need(is_row and not row.is_floating_point(), "The model's file gives no row of ids.")
+            return torch.as_tensor(row)
+        if is_target and not text.strip():
+            ids = []
+        elif self.reader is None:
+            ids = _numbers(text)
+        else:
+            text = text.replace("___", self.reader.mask_token or "___")
+            ids = self.reader(text, add_special_tokens=not is_target)["input_ids"]
+        ids = [_start(self.module), *ids] if is_target else ids
+        need(bool(ids), "The text has no tokens; give a word or more.")
+        return torch.tensor([ids])
+
+    def read(self, ids: Tensor, source: Tensor | None = None, keep: int = KEEP) -> ModuleTrace:
+        """A pass over token ids, and over those of a source."""
+        if source is not None:
+            return self._pass({"input_ids": source, "decoder_input_ids": ids}, keep)
+        return self._pass(ids if self.config is None else {"input_ids": ids}, keep)
+
+    def trace(self, text: str, keep: int = KEEP) -> ModuleTrace:
+        """A pass over a text; of an encoder-decoder it is the source, and the target is empty."""
+        if self.encode is not None:
+            return self._pass(self.encode(text), keep)
+        if self.is_pair:
+            return self.read(self.ids("", True), self.ids(text), keep)
+        return self.read(self.ids(text), keep=keep)
+
+    def _pass(self, inputs: Any, keep: int) -> ModuleTrace:
+        inputs = inputs if isinstance(inputs, dict | tuple) else (inputs,)
+        args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+        try:
+            return ModuleTrace(self.module, args, kwargs, keep, tokenizer=self.tokenizer)
+        except UserError:
+            raise
+        except Exception as error:
+            name = type(self.module).__name__
+            raise UserError(
+                f"The code of {name} fails on this text: {type(error).__name__}: {error}"
+            ) from None
+
+
+def _is_pair(module: nn.Module) -> bool:
+    return bool(getattr(getattr(module, "config", None), "is_encoder_decoder", False))
+
+
+def _start(module: nn.Module) -> int:
+    """The id that a decoder beside an encoder begins with."""
+    names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+    ids = (getattr(module.config, name, None) for name in names)
+    return next((id for id in ids if isinstance(id, int)), 0)
+
+
+def readable(reader: Any) -> Tokenizer | None:
+    """The words of a tokenizer of ``transformers``; None where its form is another one."""
+    backend = getattr(reader, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    spec = json.loads(backend.to_str())
+    stated = {role: getattr(reader, f"{role}_token", None) for role in ROLES}
+    try:
+        return Tokenizer(spec, tokenizer_json.roles_of(spec, stated))
+    except (UserError, LookupError, TypeError):
+        return None
+
+
+def from_file(name: str) -> Outside:
+    """The model that ``FILE.py:FUNCTION`` makes.
+
+    The function returns a module, which then reads token ids; or a module and a function that
+    makes the module's arguments of a text: a tensor, a tuple or a dict.
     """
     path, _, function = name.partition(":")
     if not function or not path.endswith(".py") or not Path(path).is_file():
@@ -35,46 +125,21 @@ def trace_file(name: str, text: str, keep: int = KEEP) -> ModuleTrace:
     if not callable(make := getattr(code, function, None)):
         raise UserError(f'{path} has no function "{function}".')
     result = make()
-    module, encode = result if isinstance(result, tuple) else (result, _ids)
+    module, encode = result if isinstance(result, tuple) else (result, None)
     if not isinstance(module, nn.Module):
         raise UserError(
             f"{name} returns {type(module).__name__}; it must return a torch.nn.Module."
         )
-    return _pass(module.eval(), encode(text), keep)
+    return Outside(module, encode=encode)
 
 
-def _ids(text: str) -> torch.Tensor:
-    numbers = re.split(r"[\s,]+", text.strip())
-    if not all(number.isdigit() for number in numbers):
-        raise UserError(
-            f'"{text}" is not a row of token ids such as "5 3 8"; or let the function return the '
-            "module and a function that makes its arguments of a text."
-        )
-    return torch.tensor([[int(number) for number in numbers]])
-
-
-def _pass(module: nn.Module, inputs: Any, keep: int) -> ModuleTrace:
-    try:
-        if isinstance(inputs, dict):
-            return ModuleTrace(module, (), inputs, keep)
-        return ModuleTrace(module, inputs if isinstance(inputs, tuple) else (inputs,), {}, keep)
-    except UserError:
-        raise
-    except Exception as error:
-        name = type(module).__name__
-        raise UserError(
-            f"The code of {name} fails on this text: {type(error).__name__}: {error}"
-        ) from None
-
-
-def trace_transformers(folder: str, text: str, keep: int = KEEP) -> ModuleTrace:
-    """A pass of the model in a folder, by the code that ``transformers`` has for it."""
+def from_transformers(folder: str, option: str = "--with-transformers") -> Outside:
+    """The model in a folder, by the code that ``transformers`` has for it, with the folder's
+    tokenizer."""
     try:
         import transformers
     except ImportError:
-        raise UserError(
-            "--with-transformers needs the library: pip install transformers."
-        ) from None
+        raise UserError(f"{option} needs the library: pip install transformers.") from None
     path = Path(folder).expanduser() / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} holds no config.json; give the folder of a checkpoint.")
@@ -85,10 +150,30 @@ def trace_transformers(folder: str, text: str, keep: int = KEEP) -> ModuleTrace:
             f'transformers {transformers.__version__} has no architecture "{names[0]}", which '
             f"{path} names."
         )
+    bars: Any = transformers.utils.logging
+    bars.disable_progress_bar()
+    local = {"local_files_only": True, "trust_remote_code": False}
     load: Any = kind.from_pretrained  # type: ignore[attr-defined]
-    module = load(folder, local_files_only=True, trust_remote_code=False).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return _pass(module, dict(tokenizer(text, return_tensors="pt")), keep)
+    try:
+        module = load(path.parent, **local)
+    except (OSError, ValueError, ImportError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"transformers cannot load {folder}: {reason}") from None
+    reader = None
+    # without files transformers makes a tokenizer that has no words
+    if any(file for pattern in WORDS for file in path.parent.glob(pattern)):
+        reader = transformers.AutoTokenizer.from_pretrained(path.parent, **local)
+    return Outside(module, reader)
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = re.split(r"[\s,]+", text.strip())
+    if not all(number.isdigit() for number in numbers):
+        raise UserError(
+            f'"{text}" is not a row of token ids such as "5 3 8", which a model without a tokenizer '
+            "reads; a model file may return a function too, which makes the arguments of a text."
+        )
+    return [int(number) for number in numbers]
 
 
 def trace(model: nn.Module, *args: Any, keep: int = KEEP, **kwargs: Any) -> Any:
@@ -104,5 +189,9 @@ def trace(model: nn.Module, *args: Any, keep: int = KEEP, **kwargs: Any) -> Any:
     if isinstance(model, Model):
         return ours.trace(model, *args, **{**kwargs, "keep": keep})
     if len(args) == 2 and isinstance(args[1], str) and callable(args[0]):
-        return ModuleTrace(model, (), {**args[0](args[1], return_tensors="pt"), **kwargs}, keep)
+        reader, text = args
+        inputs = {**reader(text, return_tensors="pt"), **kwargs}
+        if _is_pair(model) and not any(name.startswith(("decoder_", "labels")) for name in inputs):
+            inputs["decoder_input_ids"] = torch.tensor([[_start(model)]])
+        return ModuleTrace(model, (), inputs, keep, tokenizer=readable(reader))
     return ModuleTrace(model, args, kwargs, keep)

@@ -1,15 +1,17 @@
-"""The plan of a pass of ours: its operations in order, with their kinds and the names of their sides."""
+"""The plan of a pass: its operations in order, with their kinds and the names of their sides."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .module_trace import ModuleTrace
 from .operations import Operation, Value
 from .rules import CASTS, MOVES, POINTWISE
+
+if TYPE_CHECKING:
+    from .sides import Sides
 
 SIDES = {
     "B T C": "token segment position embed in write mid mid_cross resid out state",
@@ -61,6 +63,9 @@ KINDS = {
 }
 """The word of screens for an operation, by its function and its value's name or variable."""
 
+ARGUMENTS = {"scale": "by", "softcap": "cap"}
+"""What screens call the number that an operation of a kind is given."""
+
 FOLDED = POINTWISE | CASTS | MOVES  # steps without a name that are opened from what they lead to
 
 
@@ -90,10 +95,23 @@ def _inherited(value: Value) -> tuple[str, ...]:
     return tuple(axes)
 
 
+class Pass(Protocol):
+    """A recorded pass, as a plan reads it."""
+
+    operations: list[Operation]
+    leaves: list[Value]
+    aliases: dict[str, Value]
+    outputs: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Op:
     """One operation: its address, kind, inputs, weights by their role, and the sides of its
-    result."""
+    result.
+
+    ``module`` is the path of the module that computes it, where its address does not say; the
+    tokens of an encoder-decoder's source run along ``of_source``.
+    """
 
     value: Value
     id: str
@@ -102,6 +120,8 @@ class Op:
     axes: tuple[str, ...]
     weights: Mapping[str, str]
     source: str
+    module: str = ""
+    of_source: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,8 +130,12 @@ class Op:
     @property
     def layer(self) -> int | None:
         """The number of its block or recurrent layer."""
-        names = self.id.split(".")
-        numbers = (b for a, b in itertools.pairwise(names) if a in ("blocks", "cells", "back"))
+        names = (self.module or self.id).split(".")
+        numbers = (
+            name
+            for before, name in itertools.pairwise(["", *names])
+            if self.module or before in ("blocks", "cells", "back")
+        )
         return next((int(number) for number in numbers if number.isdigit()), None)
 
     @property
@@ -121,11 +145,28 @@ class Op:
         return {"T", "S"} <= set(self.axes) or bool(operation and operation.is_written_out)
 
     @property
+    def is_attention(self) -> bool:
+        """True for what the heads of an attention look at."""
+        return self.kind == "softmax" and self.axes[-3:] == ("H", "T", "S")
+
+    @property
     def params(self) -> dict[str, Any]:
         """Plain arguments of the function."""
         operation = self.value.operation
-        leaves = operation.leaves if operation else []
-        return {"arguments": ", ".join(str(x) for x in leaves if isinstance(x, int | float))}
+        numbers = [x for x in operation.leaves if isinstance(x, int | float)] if operation else []
+        params: dict[str, Any] = {"arguments": ", ".join(map(str, numbers))}
+        if numbers and self.kind in ARGUMENTS:
+            params[ARGUMENTS[self.kind]] = numbers[0]
+        if operation and self.kind == "norm":
+            params["type"] = operation.name.removesuffix("_norm")
+        if operation and self.kind == "act":
+            params["act"] = operation.name
+        return params
+
+    def at(self, *places: int) -> str:
+        """The address of a part of its value, without the batch row."""
+        first = (0,) if self.axes[:1] == ("row",) else ()
+        return f"{self.id}[{','.join(map(str, (*first, *places)))}]"
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON holds it."""
@@ -133,9 +174,11 @@ class Op:
             "id": self.id,
             "kind": self.kind,
             "layer": self.layer,
+            "module": self.module,
             "in": list(self.inputs),
             "w": dict(self.weights),
             "axes": list(self.axes),
+            "of_source": list(self.of_source),
             "shape": list(self.shape),
             "params": self.params,
             "src": self.source,
@@ -146,20 +189,30 @@ class Plan:
     """Operations by address, in the order in which they were computed, of all that depends on the
     tokens."""
 
-    def __init__(self, trace: ModuleTrace) -> None:
-        self.trace = trace
+    def __init__(self, trace: Pass) -> None:
+        self.trace, self.aliases = trace, trace.aliases
         self.weights = {x.address: x.address for x in trace.leaves if x.kind == "weight"}
-        visible = _visible(trace)
-        sides = {  # of the named values of a module, by their shape
-            (value.address.rpartition(".")[0], value.shape): axes_of(value)
-            for value in visible
-            if value.is_named
-        }
+        self.sides: Sides | None = None
+        if any(value.is_named for value in trace.aliases.values()):
+            visible = _visible(trace)
+            named = {  # of the named values of a module, by their shape
+                (value.address.rpartition(".")[0], value.shape): axes_of(value)
+                for value in visible
+                if value.is_named
+            }
+        else:  # a module without names of ours
+            from .sides import Sides
+
+            outputs = [trace.aliases[name] for name in trace.outputs]
+            self.sides = Sides(trace.operations, trace.leaves, outputs)
+            visible, named = dict.fromkeys(_computed(self.sides, outputs)), {}
+            if self.sides.head is not None:
+                self.aliases = {**trace.aliases, "logits": self.sides.head}
         self.ops: dict[str, Op] = {}
         for value in visible:
             home = value.operation.place[0] if value.operation else ""
-            axes = axes_of(value) if value.is_named else sides.get((home, value.shape))
-            self.ops[value.address] = _op(value, visible, axes or axes_of(value))
+            axes = None if value.is_named else named.get((home, value.shape))
+            self.ops[value.address] = self._op(value, visible, axes or self.axes(value))
 
     def __iter__(self) -> Iterator[Op]:
         return iter(self.ops.values())
@@ -172,7 +225,7 @@ class Plan:
 
     def get(self, name: str) -> Op | None:
         """The operation of any of its names, None where there is none."""
-        value = self.trace.aliases.get(name)
+        value = self.aliases.get(name)
         return self.ops.get(name) or (self.ops.get(value.address) if value else None)
 
     def __getitem__(self, name: str) -> Op:
@@ -181,11 +234,55 @@ class Plan:
             raise KeyError(name)
         return op
 
+    @property
+    def head(self) -> Op | None:
+        """The logits over the vocabulary, where there are any."""
+        op = self.get("logits")
+        return op if op is not None and op.axes[-1:] == ("V",) else None
+
+    def axes(self, value: Value) -> tuple[str, ...]:
+        """The names of a value's sides."""
+        return axes_of(value) if self.sides is None else self.sides.of(value)
+
+    def names(self) -> dict[str, list[str]]:
+        """The other names of operations."""
+        names: dict[str, list[str]] = {}
+        for name, value in self.aliases.items():
+            if name != value.address:
+                names.setdefault(value.address, []).append(name)
+        return names
+
     def to_dict(self) -> list[dict[str, Any]]:
         return [op.to_dict() for op in self]
 
+    def _op(self, value: Value, visible: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
+        across = () if self.sides is None else self.sides.across(value)
+        if self.sides is None and "source" in self.aliases:
+            across = tuple(axis for axis in axes if of_source(value.address, axis))
+        operation = value.operation
+        if operation is None:
+            return Op(value, value.address, "leaf", (), axes, {}, "", "", across)
+        weights = {
+            x.address.rpartition(".")[2]: x.address for x in operation.inputs if x.kind == "weight"
+        }
+        word = last_word(value) if value.is_named else operation.line.variable(0, 1)
+        if self.sides is not None:
+            word = "logits" if value is self.sides.head else ""
+        kind = KINDS.get((operation.name, word)) or KINDS.get((operation.name, ""))
+        if value.address in ("pool.write", "token_head.write"):
+            kind = "classify"
+        kind, inputs = kind or operation.name, tuple(_sources(operation, visible))
+        line, module = str(operation.line), operation.place[0] if self.sides else ""
+        return Op(value, value.address, kind, inputs, axes, weights, line, module, across)
 
-def _visible(trace: ModuleTrace) -> dict[Value, None]:
+
+def of_source(name: str, axis: str) -> bool:
+    """True where the tokens of the source run along a side of a value of ours."""
+    across = axis == "S" and ".cross." in name
+    return across or (axis in ("T", "S") and name.startswith(("encoder.", "source")))
+
+
+def _visible(trace: Pass) -> dict[Value, None]:
     """Values with a name, and sums, products and norms that depend on the tokens."""
     inputs = [x for x in trace.leaves if x.kind == "input"]
     reached, visible = set(inputs), dict.fromkeys(inputs)
@@ -203,25 +300,25 @@ def _visible(trace: ModuleTrace) -> dict[Value, None]:
     return visible
 
 
-def _op(value: Value, visible: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
-    operation = value.operation
-    if operation is None:
-        return Op(value, value.address, "leaf", (), axes, {}, "")
-    weights = {
-        x.address.rpartition(".")[2]: x.address for x in operation.inputs if x.kind == "weight"
-    }
-    word = last_word(value) if value.is_named else operation.line.variable(0, 1)
-    kind = KINDS.get((operation.name, word)) or KINDS.get((operation.name, "")) or operation.name
-    if value.address in ("pool.write", "token_head.write"):
-        kind = "classify"
-    inputs = dict.fromkeys(_sources(operation, visible))
-    return Op(value, value.address, kind, tuple(inputs), axes, weights, str(operation.line))
+def _computed(sides: Sides, outputs: list[Value]) -> Iterator[Value]:
+    """Values that a module computes of its inputs: no views, no copies, no positions and masks."""
+    for value in sides.depends:
+        operation = value.operation
+        moves = operation is not None and (value.is_view or operation.name in CASTS | MOVES)
+        is_computed = value.dtype.is_floating_point and not moves
+        if operation is None or value in outputs or is_computed:
+            yield value
 
 
-def _sources(operation: Operation, visible: Mapping[Value, None]) -> Iterator[str]:
+def _sources(operation: Operation, visible: Mapping[Value, None]) -> dict[str, None]:
     """The visible values that an operation reads, others walked through."""
-    for x in operation.inputs:
+    sources: dict[str, None] = {}
+    stack, seen = [*reversed(operation.inputs)], set[Value]()
+    while stack:
+        x = stack.pop()
         if x in visible:
-            yield x.address
-        elif x.operation is not None:
-            yield from _sources(x.operation, visible)
+            sources[x.address] = None
+        elif x.operation is not None and x not in seen:
+            seen.add(x)
+            stack += reversed(x.operation.inputs)
+    return sources

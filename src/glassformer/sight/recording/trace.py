@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,13 +24,13 @@ from ...core.nn.engines import AttentionEngine, AttentionInputs, attend, eager_a
 from ...core.nn.finite import must_be_finite
 from ...core.nn.hooks import Edit
 from ...core.nn.model import inference
-from .. import export, tables
+from .. import answers, tables
 from ..looking import Text, inputs
 from ..streams import display_texts, pieces, word_id
 from .module_trace import KEEP, ModuleTrace
 from .opening import Explanation
 from .operations import Value
-from .plan import Plan, axes_of
+from .plan import Plan, axes_of, of_source
 from .recorder import Recorder
 
 if TYPE_CHECKING:
@@ -133,9 +132,10 @@ class Trace(ModuleTrace):
     ) -> None:
         """``check`` is called at each named value of the pass and may raise."""
         self.check_pass = check
-        self.model, self.tokenizer = model, tokenizer
+        self.model = model
         self.tokens, self.source, self.edits = tokens, source, edits or {}
-        super().__init__(model, (tokens,) if source is None else (tokens, source), {}, keep)
+        ids = (tokens,) if source is None else (tokens, source)
+        super().__init__(model, ids, {}, keep, tokenizer=tokenizer)
         if not self.edits:  # which may set anything
             # fused kernels make zeros of NaN scores: outputs hide them
             named = (value.tensor for value in self.aliases.values() if value.is_named)
@@ -145,10 +145,6 @@ class Trace(ModuleTrace):
                 value.kind != "weight" and value.shape[:1] == (1,) and len(value.shape) > 1
             )
         self.plan = Plan(self)
-        self.names: dict[str, list[str]] = {}  # an operation's other names
-        for name, value in self.aliases.items():
-            if name != value.address:
-                self.names.setdefault(value.address, []).append(name)
 
     def _call(self, recorder: Recorder) -> Any:
         attentions = {path: m for path, m in self.model.named_modules() if isinstance(m, Attention)}
@@ -261,11 +257,6 @@ class Trace(ModuleTrace):
         op = next((op for op in self.plan if op.quadratic), next(iter(self.plan)))
         return f'"{op.id}[{",".join("0" for _ in op.shape[1:])}]"'
 
-    def shape(self, name: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """The shape of a value or a weight, and the names of its sides."""
-        value = self.value(name)
-        return value.shape, axes_of(value)
-
     # ----------------------------------------------------------------------------------- reasons
 
     def explain(self, address: str) -> Explanation:
@@ -293,19 +284,18 @@ class Trace(ModuleTrace):
 
     def side(self, name: str, axis: str) -> Tensor:
         """The token ids (1, length) along a side of tokens of a value."""
-        return self.source if self.source is not None and _of_source(name, axis) else self.tokens
+        return self.source if self.source is not None and of_source(name, axis) else self.tokens
 
     def reads(self, name: str, axis: str) -> Tokenizer | None:
         """The tokenizer of the tokens along a side of a value."""
-        across = self.source is not None and _of_source(name, axis)
+        across = self.source is not None and of_source(name, axis)
         return self.tokenizer and (self.tokenizer.for_source if across else self.tokenizer)
 
     # ---------------------------------------------------------------------------- as a document
 
-    @property
-    def tier(self) -> str:
-        """``full``: every value is kept; ``part``: some are computed again when asked for."""
-        return "full" if self.kept_all else "part"
+    def card(self) -> dict[str, Any]:
+        """Facts about the model: its kind, sizes, and what can be asked of it."""
+        return answers.card(self.model.config)
 
     def check(self) -> float:
         """The largest difference between this trace's last logits and those of a pass that nobody
@@ -340,15 +330,6 @@ class Trace(ModuleTrace):
         ids = tokens[0].tolist()
         return {"ids": ids, "pieces": None if tokenizer is None else pieces(tokenizer, ids)}
 
-    def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the trace as one HTML file that opens without a server, 2 MB at most, or all of it
-        as .safetensors.
-
-        ``cells``: addresses whose arithmetic the file is to hold; ``most``: the bytes of the file;
-        ``name``: of the model, as the file calls it.
-        """
-        return export.save(self, path, **options)
-
     def live(self, view: str = "playground", height: int = 640) -> Any:
         """A widget for a notebook (extra ``live``): the page on this text, every number computed by
         the kernel.
@@ -358,13 +339,3 @@ class Trace(ModuleTrace):
         # by its name: the page stands above this room
         live_page = importlib.import_module("glassformer.serve.page.live")
         return live_page.live(self, view, height)
-
-    def _repr_html_(self) -> str:
-        """Notebook output: the page in a frame, with these numbers, alive after the kernel
-        has gone."""
-        return export.frame(self)
-
-
-def _of_source(name: str, axis: str) -> bool:
-    across = axis == "S" and ".cross." in name
-    return name.startswith(("encoder.", "source")) or across

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-PYJISPYV.js";import"./chunk-C7LUG27R.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-C5LC3EVQ.js";import"./chunk-5Y7NY3H6.js";import"./chunk-3A64BXWF.js";export{c as Heads,b as Train,a as joined};

@@ -15,7 +15,7 @@ import torch
 from glassformer import UserError, cli
 from glassformer.commands.words import CONTEXTS
 from glassformer.formats import store
-from glassformer.sight.contexts import Place, must_have, pair_cosines, word_vectors
+from glassformer.sight.contexts import word_in_contexts
 from glassformer.tasks.classics import average, bag, vectors, vocabulary, word2vec
 from glassformer.tasks.classics.vectors import Vectors
 from glassformer.tasks.classics.word2vec import Settings, Word2Vec
@@ -455,21 +455,17 @@ def minilm():
     return store.load(Path(package.get_model_path()))
 
 
-def place(text: str, word: str) -> Place:
-    return (text, *must_have(text, word)[0])
+def cosines(minilm, word: str, *texts: str) -> list[float]:
+    return word_in_contexts(*minilm, word, *texts).cosine
 
 
 def test_a_words_vectors_move_apart_in_an_encoder(minilm):
     for word, first, second in CONTEXTS:
-        item, neighbour = place(first, word), place(second, word)
-        cosines, repeated = pair_cosines(*minilm, [(item, neighbour), (item, item)]).tolist()
-        assert (
-            len(cosines) == 7 and cosines[0] == pytest.approx(1.0, abs=1e-5) and cosines[-1] < 0.95
-        )
-        assert repeated[-1] == pytest.approx(1.0, abs=1e-5)
-    money, river = (place(text, "bank") for text in CONTEXTS[0][1:])
-    loan = place("He asked the bank for a loan.", "bank")
-    near, far = pair_cosines(*minilm, [(money, loan), (river, loan)])[:, -1].tolist()
+        apart = cosines(minilm, word, first, second)
+        assert len(apart) == 7 and apart[0] == pytest.approx(1.0, abs=1e-5) and apart[-1] < 0.95
+        assert cosines(minilm, word, first, first)[-1] == pytest.approx(1.0, abs=1e-5)
+    loan = "He asked the bank for a loan."
+    near, far = (cosines(minilm, "bank", text, loan)[-1] for text in CONTEXTS[0][1:])
     assert near > far
 
 
@@ -483,8 +479,8 @@ def test_layers_are_those_that_transformers_gives(minilm):
         "The unbelievable embankments held.",
         "A bank, then: embankments are the longest words of this sentence.",
     ]
-    actual = word_vectors(*minilm, [place(text, "embankments") for text in texts])
-    for text, result in zip(texts, actual, strict=True):
+    actual, vectors_of_texts = cosines(minilm, "embankments", *texts), []
+    for text in texts:
         second_tokenizer = tokenizer(text, return_tensors="pt")
         at = text.index("embankments")
         ordered = sorted(
@@ -493,8 +489,10 @@ def test_layers_are_those_that_transformers_gives(minilm):
         assert len(ordered) > 1
         with torch.no_grad():
             hidden = model(**second_tokenizer, output_hidden_states=True).hidden_states
-        for layer in range(1, 7):
-            assert torch.allclose(result[layer], hidden[layer][0, ordered].mean(0), atol=1e-4)
+        vectors_of_texts.append([hidden[layer][0, ordered].mean(0) for layer in range(1, 7)])
+    for cosine, first, second in zip(actual[1:], *vectors_of_texts, strict=True):
+        expected = torch.cosine_similarity(first, second, dim=0)
+        assert cosine == pytest.approx(float(expected), abs=1e-4)
 
 
 # -------------------------------------------------------------------------------- the commands

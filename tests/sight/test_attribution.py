@@ -25,7 +25,6 @@ from glassformer.core.nn.layers import LayerNorm, RMSNorm
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import lora
 from glassformer.sight import Attribution, attribute, edits, logits_by_depth, look
-from glassformer.sight.streams import body_of
 from tiny import inputs_of
 
 STORIES = Path(os.environ.get("GLASSFORMER_DATA", "/work/shared/data")) / "stories260K"
@@ -125,7 +124,7 @@ def linear_in_the_stream(model: Model) -> Model:
     """A copy whose norms on the stream hold, and whose sublayers read without being asked for a
     gradient."""
     stored = copy.deepcopy(model)
-    body = getattr(stored, body_of(stored))
+    body = getattr(stored, stored.config.main_body)
     for path, module in list(body.named_modules()):
         if isinstance(module, LayerNorm | RMSNorm) and not path.endswith(("q_norm", "k_norm")):
             above, _, leaf = path.rpartition(".")
@@ -148,7 +147,7 @@ def test_each_sublayer_added_its_gradient_times_its_write(name):
     model, of_label = model_of(name), name in POOLS
     args, place = inputs_of(model), {"of": "label"} if of_label else {"position": 4}
     attribution = attribute(model, None, **args, token=1, against=0, **place)
-    body = body_of(model)
+    body = model.config.main_body
     tape = Tape(f"{body}.*.write", "embed.*", graph=True)
     out = linear_in_the_stream(model)(*args.values(), tape=tape)
     logits = out.pooled[0] if of_label else out.logits[0, 4]
@@ -262,7 +261,7 @@ EDITS: dict[str, list[Any]] = {
 @pytest.mark.parametrize("kind", EDITS)
 def test_under_edits_the_parts_sum_to_the_edited_logit(name, kind):
     model = model_of(name)
-    args, body = inputs_of(model), body_of(model)
+    args, body = inputs_of(model), model.config.main_body
     changes = [
         dataclasses.replace(edit, path=edit.path.replace("{body}", body)) for edit in EDITS[kind]
     ]

@@ -20,7 +20,7 @@ from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store
 from glassformer.sight import word_in_contexts
-from glassformer.sight.contexts import pair_cosines, spans, word_vectors
+from glassformer.sight.contexts import spans
 
 FIRST, SECOND = "a big cat sat", "no cat is a dog"
 
@@ -76,32 +76,6 @@ def test_the_cosines_are_those_of_the_models_own_states(name):
         away = [*(unit(two[remaining[1]]) @ unit(local)), *(unit(item[remaining[0]]) @ unit(its))]
         assert second_remaining == pytest.approx(np.mean(away), abs=1e-12)
     assert result.depths[0] == f"{body}.embed" and "several tokens" in result.notes[0]
-
-
-@pytest.mark.parametrize("name", tiny.ALL)
-def test_pairs_in_batches_are_as_each_pair_alone(name):
-    """Also where rows are padded."""
-    model, tokenizer = wordy(name), train_tokenizer("byte", specials=("<s>", "</s>"))
-    places = [(text, *spans(text, "cat")[0]) for text in (FIRST, SECOND, "the cat", "cat and cat")]
-    for size in (3, 64):
-        result = word_vectors(model, tokenizer, places, batch=size)
-    pairs = [(places[0], places[1]), (places[2], places[3])]
-    for (item, second), cosines in zip(
-        pairs, pair_cosines(model, tokenizer, pairs).tolist(), strict=True
-    ):
-        alone = word_in_contexts(model, tokenizer, "cat", item[0], second[0])
-        assert cosines == pytest.approx(alone.cosine, abs=1e-5) and result.shape[1] == len(
-            alone.depths
-        )
-
-
-def test_a_text_beyond_the_context_loses_its_end():
-    model, tokenizer = wordy("llama"), train_tokenizer("byte")
-    long = "a cat " + "x" * model.config.context
-    present, cut = word_vectors(model, tokenizer, [("a cat", 2, 5), (long, 2, 5)])
-    assert torch.allclose(present, cut, atol=1e-5)  # a decoder's word does not see what follows
-    with pytest.raises(UserError, match='"xxx" lies past the'):
-        word_vectors(model, tokenizer, [(long, len(long) - 3, len(long))])
 
 
 @pytest.mark.parametrize(

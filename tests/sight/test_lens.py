@@ -20,7 +20,6 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import attribute, edits, logit_lens, logits_by_depth, look, saliency
-from glassformer.sight.streams import body_of
 
 DATA = Path(os.environ.get("GLASSFORMER_DATA", "/work/shared/data"))
 STORIES = DATA / "stories260K"
@@ -44,7 +43,7 @@ def normed(norm: torch.nn.Module, cfg: c.LayerNorm | c.RMSNorm | None, x: Tensor
 
 def by_hand(model: Model, state: Tensor) -> Tensor:
     """Logits of a state (C), by the config alone."""
-    body, head = getattr(model, body_of(model)), model.config.head
+    body, head = getattr(model, model.config.main_body), model.config.head
     assert head is not None
     x = normed(
         getattr(body, "last_norm", None), getattr(body_config(model), "last_norm", None), state
@@ -59,7 +58,7 @@ def by_hand(model: Model, state: Tensor) -> Tensor:
 
 
 def body_config(model: Model) -> object:
-    return getattr(model.config, body_of(model))
+    return getattr(model.config, model.config.main_body)
 
 
 @pytest.mark.parametrize("name", tiny.ALL)

@@ -1,5 +1,5 @@
-"""A grid's cells are those of runs patched one by one, in full; ``patched_runs`` begins each at the
-patched block."""
+"""A grid's cells are those of runs patched one by one, in full; ``patching`` begins each at the patched
+block."""
 
 from __future__ import annotations
 

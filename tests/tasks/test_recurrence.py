@@ -235,4 +235,6 @@ def test_attention_is_drawn_by_the_words_it_writes(name):
     torch.testing.assert_close(drawn.weights.sum(-1), torch.ones(4))
     sharp = replace(drawn, weights=torch.eye(4)[:, : len(drawn.columns)])
     assert sharp.text(plain=True).splitlines()[-4:-1] == ["   a ##", "   b   ##", "   c     ##"]
-    assert ">&lt;</text>" in sharp.svg() and "data:image/png;base64," in sharp.svg()
+    assert ">&lt;</text>" in inspection.svg([sharp]) and "data:image/png;base64," in inspection.svg(
+        [sharp]
+    )

@@ -35,12 +35,7 @@ class Alignment:
     weights: Tensor
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "path": self.path,
-            "rows": self.rows,
-            "columns": self.columns,
-            "weights": self.weights.tolist(),
-        }
+        return {**vars(self), "weights": self.weights.tolist()}
 
     def text(self, plain: bool = False) -> str:
         """For a terminal, the words of the columns from top to bottom; ``plain`` in ASCII."""
@@ -55,10 +50,6 @@ class Alignment:
             cells = (shades[min(round(weight * len(shades)), len(shades) - 1)] for weight in row)
             lines.append(word.rjust(wide) + " " + "".join(2 * cell for cell in cells))
         return "\n".join(line.rstrip() for line in lines)
-
-    def svg(self) -> str:
-        """An SVG drawing: the darker, the more."""
-        return svg([self])
 
 
 def svg(pictures: Sequence[Alignment]) -> str:

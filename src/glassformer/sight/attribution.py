@@ -3,7 +3,7 @@ two.
 
 A logit is a direction times the stream, and the stream is a sum of what parts wrote to it. Every
 norm on the way is held at the scale that it had in this pass (recording/causes.py), so the sum is
-exact, and is shown to be.
+exact, and is capped_logits to be.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
+from torch import nn
 
 from ..core.errors import need
 from ..core.nn import Model
-from . import streams
+from . import passes, streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.shown import Records, Shown
 from .looking import Edits, Text
 from .reading import as_edit_list
+from .recorded import record
 from .recording.causes import Cause
-from .recording.trace import Trace, trace
 from .streams import TokenLabel, answer_kind, fp64
 
 if TYPE_CHECKING:
-    from ..core.tokenizer.tokenizer import Tokenizer
+    pass
 
-INSTEAD = "`glassformer saliency` asks the input instead."
 KINDS = {"attn.z": "head", "cross.z": "cross head", "ffn.hidden": "mlp"}
 KINDS |= {"ffn.shared.hidden": "shared expert", "ffn.down_bias": "bias"}
 
@@ -162,8 +162,8 @@ def _label(component: Contribution) -> str:
 
 
 def attribute(
-    model: Model,
-    tokenizer: Tokenizer | None,
+    model: nn.Module,
+    tokenizer: Any,
     text: Text,
     *,
     source: Text | None = None,
@@ -182,26 +182,33 @@ def attribute(
     "logit". An encoder-decoder's decoder is asked, beside its ``source``. ``edits``
     (inspection.edits) change the run; what one did to the stream itself is a part of its own.
     Raises UserError for a model without the answer or without a residual stream, and for blocks and
-    norms whose arithmetic is not known here.
+    norms whose arithmetic is not choices here.
     """
-    changes = as_edit_list(edits)
-    of_labels = answer_kind(model, of) == "label"
-    streams.needs_stream(model, "Direct logit attribution", INSTEAD)
-    if of_labels:
-        need(position is None, "A label is of the whole text, of no position; leave it out.")
+    is_ours = isinstance(model, Model)
+    if isinstance(model, Model):
+        if answer_kind(model, of) == "label":
+            need(position is None, "A label is of the whole text, of no position; leave it out.")
+        else:
+            streams.needs_head(model, "`glassformer contexts` compares its vectors.")
+        need(
+            not streams.is_recurrent(model),
+            "Direct logit attribution follows what parts add to a residual stream, and a recurrent "
+            "model has none; `glassformer saliency` asks the input instead.",
+        )
+    run = record(model, tokenizer, text, source, edits)
+    trace, name = run.trace, run.structure.name
+    if isinstance(model, Model):  # before the cap
+        name = "pool.write" if answer_kind(model, of) == "label" else "head.proj"
     else:
-        streams.needs_head(model, "`glassformer contexts` compares its vectors.")
-    text = streams.blanks_masked(model, tokenizer, text)
-    recorded = trace(model, tokenizer, text, source, changes)
-    if not of_labels:
-        position = streams.place(position, recorded.tokens, tokenizer)
-    scores = "pool.write" if of_labels else f"head.proj[{position}]"  # before the cap
-    logits = fp64(recorded[scores]).reshape(-1)
-    chosen, piece = streams.choice(model, tokenizer, logits, token, of_labels)
+        run.structure.depths()
+    scores = fp64(trace[name])[0]  # (T, V), or labels
+    of_labels = scores.ndim == 1
+    place = None if of_labels else streams.place(position, run.tokens, run.tokenizer)
+    logits = scores if place is None else scores[place]
+    choices = logits.shape[-1], run.tokenizer, logits
+    chosen, piece = streams.choice(*choices, token, of_labels)
     rival, rival_piece = (
-        (None, None)
-        if against is None
-        else streams.choice(model, tokenizer, logits, against, of_labels)
+        (None, None) if against is None else streams.choice(*choices, against, of_labels)
     )
     need(
         rival != chosen,
@@ -209,80 +216,93 @@ def attribute(
         "nothing; give another.",
     )
 
-    def number(at: int) -> str:
-        return f"pool.write[{at}]" if of_labels else f"{scores[:-1]},{at}]"
+    def number(word: int) -> str:
+        return f"{name}[0,{word}]" if place is None else f"{name}[0,{place},{word}]"
 
-    causes = recorded.attribute(
-        number(chosen),
-        _writers(recorded, position),
-        None if rival is None else number(rival),
-    )
+    at = ":" if place is None else str(place)
+    writers = _writers(run, at) if is_ours else run.structure.writers(at)
+    less = None if rival is None else number(rival)
+    causes = trace.attribute(number(chosen), writers, less)
+    sums: dict[tuple[Any, ...], list[float]] = {}
+    for cause in causes.causes:
+        key = (_named if is_ours else _foreign_named)(cause, run, at)
+        sums.setdefault(key, []).append(cause.value)
     notes, capped = causes.notes, None
-    if not of_labels and cast(Any, model.head).softcap is not None:
+    if not of_labels and is_ours and cast(Any, model.head).softcap is not None:
         notes.append("The head caps its logits: parts are of the logit before the cap.")
-        signs = ((1.0, chosen),) if rival is None else ((1.0, chosen), (-1.0, rival))
-        capped = sum(sign * float(recorded[f"logits[{position},{token}]"]) for sign, token in signs)
+        capped_logits = trace["logits"][0, place]
+        capped = float(capped_logits[chosen]) - (
+            0.0 if rival is None else float(capped_logits[rival])
+        )
     return Attribution(
         chosen,
         piece,
         rival,
         rival_piece,
-        position,
-        _contributions(causes.causes, recorded, position),
+        place,
+        [
+            Contribution(kind, address, math.fsum(values), block, index)
+            for (kind, address, block, index), values in sums.items()
+        ],
         causes.sum,
         causes.value,
         causes.difference,
         capped,
         notes,
-        [*map(repr, changes)],
+        [*map(repr, as_edit_list(edits))] if is_ours else [*edits],
     )
 
 
-def _writers(recorded: Trace, position: int | None) -> list[str]:
-    """The addresses of all heads, MLPs, experts and tables of a stack, at one position or all."""
-    place = ":" if position is None else str(position)
-    body = recorded.model.config.main_body
+def _writers(run: passes.RecordedPass, place: str) -> list[str]:
+    """The addresses of all heads, MLPs, experts and tables of a stack of ours, at one position or
+    all."""
+    model: Any = run.module
+    body = model.config.main_body
     form = re.compile(rf"{body}\.blocks\.\d+\.(.+)|embed\.(token|position|segment|lag\.\d+)")
     writers = []
-    for name, value in {**recorded.aliases, **recorded.values}.items():
+    for name, value in {**run.trace.aliases, **run.trace.values}.items():
         match = form.fullmatch(name)
         if match is not None and (match[2] or match[1] in KINDS):
             index = f"head,{place}" if name.endswith(".z") else place
             if match[1] == "ffn.down_bias":
                 index = "expert"
             elif len(value.shape) == 4 and name.endswith("hidden"):
-                index = f"{'token' if position is None else place},choice"
+                index = f"{'token' if place == ':' else place},choice"
             writers.append(f"{name}[{index}]")
-    return recorded.choose(writers)
+    return writers
 
 
-def _contributions(
-    causes: Sequence[Cause], recorded: Trace, position: int | None
-) -> list[Contribution]:
-    """Causes, as the parts of a model of ours are called; an expert's at all positions are one."""
-    parts: dict[tuple[Any, ...], list[float]] = {}
-    for cause in causes:
-        path, _, places = cause.address.rstrip("]").partition("[")
-        match = re.match(r"\w+\.blocks\.(\d+)\.(.+)", path)
-        block = None if match is None else int(match[1])
-        kind, address, index = cause.kind, cause.address, None
-        first, *others = places.split(",")
-        if kind == "weight":
-            kind = "bias"
-        elif kind == "chosen" and match is None:
-            _, kind, *numbers = path.split(".")
-            index = int(numbers[0]) if numbers else None
-        elif kind == "chosen":
-            assert match is not None
-            kind = KINDS[match[2]]
-            if kind == "mlp" and others:
-                kind = "expert"
-                index = int(recorded[f"{path.removesuffix('hidden')}chosen[{places}]"])
-                address = f"{path}[{':' if position is None else first},{others[0]}]"
-            elif kind != "mlp" and kind != "shared expert":
-                index = int(first)
-        parts.setdefault((kind, address, block, index), []).append(cause.value)
-    return [
-        Contribution(kind, address, math.fsum(values), block, index)
-        for (kind, address, block, index), values in parts.items()
-    ]
+def _named(cause: Cause, run: passes.RecordedPass, place: str) -> tuple[Any, ...]:
+    """The kind, address, block and number of a cause in a model of ours; an expert's at all positions
+    are one."""
+    path, _, places = cause.address.rstrip("]").partition("[")
+    match = re.match(r"\w+\.blocks\.(\d+)\.(.+)", path)
+    block = None if match is None else int(match[1])
+    kind, address, index = cause.kind, cause.address, None
+    first, *others = places.split(",")
+    if kind == "weight":
+        kind = "bias"
+    elif kind == "chosen" and match is None:
+        _, kind, *numbers = path.split(".")
+        index = int(numbers[0]) if numbers else None
+    elif kind == "chosen":
+        assert match is not None
+        kind = KINDS[match[2]]
+        if kind == "mlp" and others:
+            kind = "expert"
+            index = int(run.trace[f"{path.removesuffix('hidden')}chosen[{places}]"])
+            address = f"{path}[{place if place == ':' else first},{others[0]}]"
+        elif kind not in ("mlp", "shared expert"):
+            index = int(first)
+    return kind, address, block, index
+
+
+def _foreign_named(cause: Cause, run: passes.RecordedPass, place: str) -> tuple[Any, ...]:
+    """The same in a model that is not ours."""
+    path, _, places = cause.address.rstrip("]").partition("[")
+    block = re.search(r"\.(\d+)(\.|$)", path)
+    kind, index = cause.kind, None
+    if kind == "chosen" and any(path == x.mixed.address for x in run.structure.attentions):
+        kind, index = "head", int(places.split(",")[-2])
+    kind = {"chosen": "write", "weight": "bias"}.get(kind, kind)
+    return kind, cause.address, None if block is None else int(block[1]), index

@@ -7,16 +7,16 @@ N texts, T tokens, D depths, C model dim.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from . import streams
+from . import passes, streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
 from .figures.shown import Records, Shown
 from .looking import token_ids
@@ -69,7 +69,7 @@ class Contexts(Shown):
 
 
 def word_in_contexts(
-    model: Model, tokenizer: Tokenizer, word: str, first: str, second: str
+    model: nn.Module, tokenizer: Any, word: str, first: str, second: str
 ) -> Contexts:
     """Cosine similarity of ``word`` in two texts at each depth of the model; where it stands twice,
     the first place counts.
@@ -81,9 +81,14 @@ def word_in_contexts(
     occurrences = [must_have(text, word) for text in texts]
     states, places, others, pieces = [], [], [], []
     for text, spans_of_word in zip(texts, occurrences, strict=True):
-        tokens = token_ids(model, tokenizer, text)
+        if isinstance(model, Model):
+            tokens = token_ids(model, tokenizer, text)
+            states.append(_states(model, tokens))
+        else:
+            run = passes.record_foreign(model, tokenizer, text)
+            tokens = run.tokens
+            states.append(run.structure.depths())
         every, inside = _places(reads, tokens[0].tolist(), (text, *spans_of_word[0]))
-        states.append(_states(model, tokens))
         places.append(inside)
         others.append([at for at in every if at not in inside])
         pieces.append(streams.pieces(reads, tokens[0, inside].tolist()))
@@ -100,46 +105,22 @@ def word_in_contexts(
         notes.append(f'"{word}" is several tokens; its vector is their mean.')
     if max(map(len, occurrences)) > 1:
         notes.append(f'"{word}" stands in a text more than once; the first place counts.')
-    if model.config.main_body == "decoder" and not model.config.has_source:
+    if (
+        isinstance(model, Model)
+        and model.config.main_body == "decoder"
+        and not model.config.has_source
+    ):
         notes.append(
             "A decoder's word has seen only what stands before it; words after it change nothing."
         )
     return Contexts(word, texts, places, pieces, list(states[0]), cosine, baselines, notes)
 
 
-def word_vectors(
-    model: Model, tokenizer: Tokenizer, places: Sequence[Place], batch: int = 64
-) -> Tensor:
-    """A word's vector in each of N texts at each of D depths, from the embedding on (N, D, C): the
-    mean of its tokens.
-
-    A text longer than the context loses its end. Raises UserError for a word that lies there.
-    """
-    # texts of one length together
-    order = sorted(range(len(places)), key=lambda number: len(places[number][0]))
-    vectors: dict[int, Tensor] = {}
-    for low in range(0, len(order), batch):
-        numbers = order[low : low + batch]
-        texts = [places[number][0] for number in numbers]
-        rows = [token_ids(model, tokenizer, text, truncate=True)[0] for text in texts]
-        by_depth = _states(model, *streams.padded(rows)).values()
-        states = torch.stack(list(by_depth), 2)  # (N, T, D, C)
-        for row, number in enumerate(numbers):
-            _, inside = _places(_reads(model, tokenizer), rows[row].tolist(), places[number])
-            vectors[number] = states[row, inside].mean(0)
-    return torch.stack([vectors[number] for number in range(len(places))])
-
-
-def pair_cosines(
-    model: Model, tokenizer: Tokenizer, pairs: Sequence[tuple[Place, Place]]
-) -> Tensor:
-    """The cosine of the two vectors of each of N pairs at each depth (N, D)."""
-    vectors = word_vectors(model, tokenizer, [place for pair in pairs for place in pair])
-    return torch.cosine_similarity(vectors[0::2], vectors[1::2], dim=-1)
-
-
-def _reads(model: Model, tokenizer: Tokenizer) -> Tokenizer:
-    return tokenizer.for_source if model.config.has_source else tokenizer
+def _reads(model: nn.Module, tokenizer: Any) -> Tokenizer:
+    if not isinstance(model, Model):
+        return cast("Tokenizer", passes.tokenizer_of(tokenizer))
+    reads: Tokenizer = tokenizer.for_source if model.config.has_source else tokenizer
+    return reads
 
 
 def _places(tokenizer: Tokenizer, ids: list[int], place: Place) -> tuple[range, list[int]]:
@@ -147,18 +128,12 @@ def _places(tokenizer: Tokenizer, ids: list[int], place: Place) -> tuple[range, 
     none is."""
     text, start, end = place
     encoding = tokenizer.encode(text)
-    before = next(
-        at for at in range(len(ids)) if ids[at : at + len(encoding)] == encoding[: len(ids) - at]
-    )
+    before = next(at for at in range(len(ids)) if ids[at : at + len(encoding)] == encoding)
     offsets = tokenizer.offsets(text)
     inside = [before + at for at, (low, high) in enumerate(offsets) if low < end and high > start]
     word = text[start:end]
     need(bool(inside), f'No token of "{text}" stands for "{word}"; this tokenizer leaves it out.')
-    past = (
-        f'The word "{word}" lies past the {len(ids)} tokens that the model reads; shorten the text.'
-    )
-    need(inside[-1] < len(ids), past)
-    return range(before, min(before + len(encoding), len(ids))), inside
+    return range(before, before + len(encoding)), inside
 
 
 def must_have(text: str, word: str) -> list[tuple[int, int]]:
@@ -180,11 +155,11 @@ def spans(text: str, word: str) -> list[tuple[int, int]]:
     return []
 
 
-def _states(model: Model, tokens: Tensor, pos: Tensor | None = None) -> dict[str, Tensor]:
+def _states(model: Model, tokens: Tensor) -> dict[str, Tensor]:
     """The states (N, T, C) of rows of tokens (N, T) at each depth; an encoder-decoder's encoder
     reads them."""
     body = "encoder" if model.config.has_source else model.config.main_body
-    return streams.read_texts(model, tokens, pos, Tape(*streams.depths(body)))
+    return streams.read_texts(model, tokens, None, Tape(*streams.depths(body)))
 
 
 def _cosine(vector: Tensor, vectors: Tensor) -> Tensor:

@@ -12,27 +12,29 @@ B points of the walk at once, T tokens, C model dim.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.errors import UserError, need
-from ..core.nn import Model, Tape
-from ..core.nn.finite import must_be_finite
+from ..core.nn import Model
 from ..core.nn.model import inference
-from . import streams
+from . import passes, streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.progress import Progress, Report
 from .figures.shown import Records, Shown
 from .looking import Edits, Text
+from .recorded import record
+from .recording.module_trace import fields
+from .recording.rules import read as numbers_of
 from .streams import TokenLabel
 
 if TYPE_CHECKING:
-    from ..core.tokenizer.tokenizer import Tokenizer
+    pass
 
 Baseline = Literal["mean", "zero", "pad"]
 Of = Literal["logit", "logprob", "label"]
@@ -123,8 +125,8 @@ class Saliency(Shown):
 
 
 def saliency(
-    model: Model,
-    tokenizer: Tokenizer | None,
+    model: nn.Module,
+    tokenizer: Any,
     text: Text,
     *,
     source: Text | None = None,
@@ -153,11 +155,13 @@ def saliency(
         baseline in ("mean", "zero", "pad"),
         f'There is no baseline "{baseline}"; give mean, zero or pad.',
     )
-    inputs = streams.prepare(model, tokenizer, text, source, edits)
-    target = _Answer(model, tokenizer, inputs, _kind(model, of), position)
+    kind = _kind(model, of) if isinstance(model, Model) else None
+    target = _Answer(record(model, tokenizer, text, source, edits), kind, of, position)
     is_label = target.of == "label"
     word = label if is_label else token
-    target.chosen, piece = streams.choice(model, tokenizer, target.answers, word, is_label)
+    target.chosen, piece = streams.choice(
+        target.answers.shape[-1], target.tokenizers["embed"], target.answers, word, is_label
+    )
     name, start = target.baseline(baseline)
     (value,), at_input = target.gradients(start, torch.ones(1))
     (empty,), _ = target.gradients(start, torch.zeros(1))
@@ -165,7 +169,7 @@ def saliency(
     points, weights = (
         torch.from_numpy(nodes) / 2 for nodes in np.polynomial.legendre.leggauss(steps)
     )
-    batch_size = max(1, TOKENS // sum(ids.shape[1] for ids in inputs.inputs))
+    batch_size = max(1, TOKENS // sum(ids.shape[1] for ids in target.ids.values()))
     with Progress("integrated gradients", progress) as report:
         for low in range(0, steps, batch_size):
             batch = slice(low, low + batch_size)
@@ -199,47 +203,44 @@ def saliency(
 
 class _Answer:
     """One answer of a model, and its input's vectors (1, T, C) by their path: ``embed.token``,
-    ``embed.lag.0``, .."""
+    ``embed.lag.0``, ..; ``tables`` are those that the vectors are rows of, ``ids`` the tokens."""
 
     def __init__(
-        self,
-        model: Model,
-        tokenizer: Tokenizer | None,
-        inputs: streams.Read,
-        of: Of,
-        position: int | None,
+        self, run: passes.RecordedPass, kind: Of | None, of: str | None, position: int | None
     ) -> None:
-        self.model = model
-        self.tokenizers = {"embed": tokenizer, "source_embed": tokenizer and tokenizer.for_source}
-        self.of = of
-        self.inputs = inputs
-        self.position = streams.place(position, inputs.tokens, tokenizer)
+        self.recorded = run
+        self.name = "pooled" if kind == "label" else "logits" if kind else run.structure.name
+        is_label = run.trace.outputs[self.name].ndim == 2
+        self.of: str = kind or of or ("label" if is_label else "logit")
+        choices = ("label",) if is_label else ("logit", "logprob")
+        need(self.of in choices, f'There is no answer "{of}"; give {" or ".join(choices)}.')
+        self.position = streams.place(position, run.tokens, run.tokenizer)
         self.chosen = 0
-        watched = ("embed.token", "embed.lag.*", "source_embed.token", "source_embed.lag.*")
-        tape = Tape(*watched, edits=inputs.edits)
-        with inference(model):
-            self.answers = self.run(tape, 1)[0]  # (V), or labels
-            must_be_finite(model, self.answers)
-        self.vectors = dict(tape.records)
+        self.answers = self.row(run.trace.output)[0]  # (V), or labels
+        reads = run.tokenizer
+        self.tokenizers = {"embed": reads, "source_embed": reads and reads.for_source}
+        sides = {"embed": run.tokens, "source_embed": run.source}
+        self.ids = {side: ids for side, ids in sides.items() if ids is not None}
+        lookups = run.lookups()
+        need(bool(lookups), f"{type(run.module).__name__} looks no tokens up: it has no embedding.")
+        self.numbers = {path: number for path, (number, _) in lookups.items()}
+        self.vectors = {path: numbers_of(op.outputs[0]) for path, (_, op) in lookups.items()}
+        self.tables = {path: numbers_of(op.inputs[1]) for path, (_, op) in lookups.items()}
 
-    def run(self, tape: Tape, rows: int) -> Tensor:
+    def row(self, output: Any) -> Tensor:
         """The logits of all tokens at the asked place, or of all labels: (B, V)."""
-        inputs = (ids.expand(rows, -1) for ids in self.inputs.inputs)
-        output = self.model(*inputs, tape=tape, logits="none")
-        if self.of == "label":
-            return streams.wide(output.pooled)
-        head: Any = self.model.head
-        hidden = output.hidden[:, self.position : self.position + 1]
-        return streams.wide(head(hidden, self.model.embed)[:, 0])
+        answers = fields(output)[self.name]
+        if answers.ndim == 3:  # of all places, or of the asked one alone
+            answers = answers[:, min(self.position, answers.shape[1] - 1)]
+        return streams.wide(answers)
 
     def baseline(self, kind: Baseline) -> tuple[str, dict[str, Tensor]]:
         """In words and as vectors (C): where the walk begins."""
         description = {"mean": "the mean embedding", "zero": "zeros"}.get(kind, "")
         start = {}
         for path, x in self.vectors.items():
-            side, name, *index = path.split(".")
-            embed: Any = getattr(self.model, side, None) or self.model.embed
-            table = (embed.token if name == "token" else embed.lag[int(index[0])]).weight
+            side, name, *_ = path.split(".")
+            table = self.tables[path]
             if kind == "mean":
                 start[path] = streams.wide(table).mean(0).to(x.dtype)
             elif kind == "zero":
@@ -255,15 +256,17 @@ class _Answer:
     def pad(self, side: str) -> int:
         """The token that stands for nothing: an encoder's mask token, else the padding."""
         reads = self.tokenizers[side]
-        encoder = self.model.config.main_body == "encoder"
-        if reads is not None and encoder and reads.mask is not None:
-            return reads.mask
-        if reads is None or reads.pad is None:
+        model = self.recorded.module
+        causal = isinstance(model, Model) and model.config.main_body != "encoder"
+        empty: int | None = None if reads is None else reads.pad
+        if reads is not None and not causal and reads.mask is not None:
+            empty = reads.mask
+        if empty is None:
             raise UserError(
                 "This tokenizer has no pad or mask token to begin from; take the "
                 "baseline mean or zero."
             )
-        return reads.pad
+        return empty
 
     def gradients(
         self, start: dict[str, Tensor], share: Tensor
@@ -276,20 +279,27 @@ class _Answer:
             between = start[path] + alpha * (x - start[path])
             # the very bits at the end
             leaves[path] = torch.where(alpha == 1, x, between).detach().requires_grad_()
-        instead = {path: _instead(leaf) for path, leaf in leaves.items()}
-        tape = Tape(edits={**self.inputs.edits, **instead})
-        with inference(self.model), torch.enable_grad(), streams.frozen(self.model):
-            answers = self.run(tape, len(share))
+        with (
+            inference(self.recorded.module),
+            torch.enable_grad(),
+            streams.frozen(self.recorded.module),
+        ):
+            answers = self.answered(leaves, len(share))
             answers = answers.log_softmax(-1) if self.of == "logprob" else answers
             value = answers[:, self.chosen]
             grads = torch.autograd.grad(value.sum(), list(leaves.values()))
         return value.detach(), dict(zip(leaves, grads, strict=True))
 
+    def answered(self, leaves: dict[str, Tensor], rows: int) -> Tensor:
+        """The answers (B, V) with other vectors in the input's place."""
+        replaced = {self.numbers[path]: leaf for path, leaf in leaves.items()}
+        return self.row(self.recorded.again(replaced, rows, self.position))
+
     def shares(self, side: str, numbers: dict[str, Tensor]) -> list[TokenAttribution]:
         """Each token's numbers on one side; a vector for the token before counts for that token."""
         if f"{side}.token" not in numbers:
             return []
-        ids = self.inputs.inputs[0 if side == "embed" else -1][0].tolist()
+        ids = self.ids[side][0].tolist()
         total = numbers[f"{side}.token"].clone()  # (3, T)
         for path, more in numbers.items():
             if path.startswith(f"{side}.lag."):
@@ -301,10 +311,6 @@ class _Answer:
             TokenAttribution(at, id, piece, math.sqrt(square), product, walked)
             for at, (id, piece, square, product, walked) in rows
         ]
-
-
-def _instead(leaf: Tensor) -> Callable[[str, Tensor], Tensor]:
-    return lambda path, x: leaf
 
 
 def _kind(model: Model, of: Of | None) -> Of:

@@ -25,23 +25,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core import config
-from ..core.errors import UserError, need
-from ..core.nn import Model, Tape
-from ..core.nn.attention import Attention
+from ..core.errors import need
+from ..core.nn import Model
 from ..core.tokenizer.framing import document_start, target_start
-from . import streams
+from . import passes
 from .figures.charts import Chart, Folded, Heat, TableFigure
 from .figures.shown import Records, Shown
+from .recorded import record
 
 if TYPE_CHECKING:
-    from ..core.tokenizer.tokenizer import Tokenizer
+    pass
 
 LABELLED = ("previous", "next", "induction", "duplicate", "first")
 SCORES = (*LABELLED, "entropy", "norm", "first_norm")
@@ -166,8 +166,8 @@ def _short(score: float | None) -> str:
 
 
 def head_scores(
-    model: Model,
-    tokenizer: Tokenizer | None = None,
+    model: nn.Module,
+    tokenizer: Any = None,
     *,
     draws: int = 8,
     length: int = 32,
@@ -180,62 +180,76 @@ def head_scores(
     and twice in its target. Raises UserError for a model without heads, and for fewer than 2 draws
     or 4 tokens.
     """
-    cfg = model.config
-    modules = {module.path: module for module in model.modules() if isinstance(module, Attention)}
-    if not modules:
-        raise UserError(
-            "A recurrent model has no attention heads; glassformer look shows its "
-            "states and its pattern."
-        )
-    length = int(min(length, (min(cfg.context, model.limit) - 1) // 2))
+    length = int(min(length, (passes.limit(model) - 1) // 2))
     need(draws > 1, f"draws is {draws}; a baseline needs 2 or more.")
     need(length > 3, f"length is {length}; give 4 tokens or more, and a model whose context has 9.")
     generator = torch.Generator().manual_seed(seed)
-    draws_by_path: dict[str, list[Measured]] = {path: [] for path in modules}
-    watched = ("*.attn.pattern", "*.cross.pattern", "*.attn.v", "*.cross.v")
+    draws_by_path: dict[str, list[Measured]] = {}
     for _ in range(draws):
-        texts, sources = _texts(model, tokenizer, length, generator)
-        tape = Tape(*watched)
-        streams.Read(texts, sources, {}).run(model, tape)
-        shared = sources is None or getattr(cfg, "source_embed", None) is None
-        for path, attention in modules.items():
-            pattern = tape[f"{path}.pattern"].double()
-            size = _sizes(attention, tape[f"{path}.v"].double())
-            kind = _kind(model, attention)
-            draws_by_path[path].append(measure(pattern, length, kind, size, shared))
+        for path, measured in _attentions(model, tokenizer, length, generator):
+            draws_by_path.setdefault(path, []).append(measure(*measured))
     heads = [head for path, measured in draws_by_path.items() for head in _heads(path, measured)]
     return HeadScores(heads, draws, length, seed)
 
 
-def _kind(model: Model, module: Attention) -> str:
-    """Visibility of keys to a head: "causal" what came before, "both" everything, "source" the
-    source or "across" to it."""
-    if module.cross:
-        return "across"
-    if model.config.has_source and module.path.startswith("encoder."):
-        return "source"
-    return "causal" if module.causal else "both"
+Patterns: TypeAlias = Iterator[tuple[str, tuple[Tensor, int, str, Tensor | None, bool]]]
+"""The path of each attention, and what ``measure`` reads of it."""
+
+
+def _attentions(
+    module: nn.Module, tokenizer: Any, length: int, generator: torch.Generator
+) -> Patterns:
+    """The attentions of a model that reads one draw: wherever a softmax multiplies values."""
+    two, shared = passes.has_source(module), True
+    first_run = record(module, None, [0], [0] if two else None)
+    tables = [operation.inputs[1].shape[0] for _, operation in first_run.lookups().values()]
+    need(bool(tables), f"{type(module).__name__} looks no tokens up, so there is nothing to draw.")
+    opening = getattr(tokenizer, "bos_token_id", None)
+    if isinstance(module, Model):
+        need(
+            bool(config.stacks(module.config)),
+            "A recurrent model has no attention heads; glassformer look shows its states and its "
+            "pattern.",
+        )
+        shared = not two or getattr(module.config, "source_embed", None) is None
+        opening_token = target_start if two else document_start
+        opening = None if tokenizer is None else opening_token(tokenizer)
+    texts, sources = _texts(min(tables), opening, length, generator)
+    device = next(module.parameters()).device
+    runs = [
+        record(module, None, text[None].to(device), source[None].to(device) if two else None)
+        for text, source in zip(texts, sources, strict=True)
+    ]
+    attentions = [run.structure.attentions for run in runs]
+    need(
+        bool(attentions[0]),
+        f"{type(module).__name__} has no attention heads: no softmax multiplies values in it.",
+    )
+    for attention, again in zip(*attentions, strict=True):
+        layer: Any = module.get_submodule(attention.path) if isinstance(module, Model) else None
+        if layer is not None and not hasattr(layer, "kv_heads"):
+            continue  # the one look of a recurrent decoder at its source
+        pattern = torch.cat((attention.weights(), again.weights())).double()
+        queries, keys = pattern.shape[-2:]
+        causal = not pattern.triu(1).any() if layer is None else layer.causal
+        kind = "causal" if causal else "both"
+        if two and (queries, keys) != (2 * length + 1, 2 * length + 1):
+            kind = "source" if queries == keys else "across"
+        yield attention.path, (pattern, length, kind, attention.sizes(), shared)
 
 
 def _texts(
-    model: Model, tokenizer: Tokenizer | None, length: int, draw: torch.Generator
-) -> tuple[Tensor, Tensor | None]:
+    vocab: int, opening: int | None, length: int, draw: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Tokens (2, 1 + 2L), repeated and with the second half shuffled; and an encoder-decoder's
     sources (2, 1 + L)."""
-    cfg = model.config
-    two = model.config.has_source
-    vocab = min(cfg.embed.vocab, config.source_embed(cfg).vocab)
-    opening = (
-        None if tokenizer is None else target_start(tokenizer) if two else document_start(tokenizer)
-    )
     drawn = torch.randint(0, vocab, (length + 1,), generator=draw)
     if vocab > length:  # no token twice but by the repetition
         drawn = torch.randperm(vocab, generator=draw)[: length + 1]
     first = drawn[:1] if opening is None else torch.tensor([opening])
     shuffled = drawn[1:][_shuffle(length, draw)]
     texts = torch.stack([torch.cat((first, drawn[1:], again)) for again in (drawn[1:], shuffled)])
-    device = next(model.parameters()).device
-    return texts.to(device), drawn.repeat(2, 1).to(device) if two else None
+    return texts, drawn.repeat(2, 1)
 
 
 def _shuffle(length: int, draw: torch.Generator) -> Tensor:
@@ -246,15 +260,6 @@ def _shuffle(length: int, draw: torch.Generator) -> Tensor:
         if bool((order != torch.arange(length)).all() and (order[1:] != order[:-1] + 1).all()):
             return order
     return torch.arange(length).flip(0)
-
-
-def _sizes(module: Attention, v: Tensor) -> Tensor:
-    """v (B, K, S, D) -> how much each key would write through each head, |v W_out| (B, H, S)."""
-    out = module.out.matrix().detach().double().to(v.device)
-    by_head = out.view(out.shape[0], module.heads, module.head_dim).permute(1, 2, 0)  # (H, D, C)
-    v = v.repeat_interleave(module.heads // module.kv_heads, dim=1)
-    sizes: Tensor = torch.linalg.vector_norm(v @ by_head, dim=-1)
-    return sizes
 
 
 # --------------------------------------------------------------------------------------------

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core import config
 from ..core.errors import need
 from ..core.nn import Model
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
-from . import streams
+from . import passes, streams
 from .figures.charts import Chart, Curves, Heat, Prose, TableFigure
 from .figures.drawing import Array
 from .figures.shown import Records, Shown
@@ -37,6 +37,7 @@ BESIDE = 12  # positions side by side in a picture
 MOST = 16  # positions where none are asked for
 # logits made at a time: twice as many are 4 % faster on a CPU and take several times the memory
 NUMBERS = 1 << 21
+NATS = "entropy and KL(own || depth) in nats"
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,8 @@ class Lens(Shown):
 
 
 def logit_lens(
-    model: Model,
-    tokenizer: Tokenizer | None,
+    model: nn.Module,
+    tokenizer: Any,
     text: Text,
     *,
     source: Text | None = None,
@@ -208,19 +209,37 @@ def logit_lens(
     columns are computed. Raises UserError for a model without a head, a position that is not there
     and a tracked word of several tokens.
     """
-    streams.needs_head(model, "`glassformer contexts` compares its vectors layer by layer.")
     need(top >= 1, f"top is {top}; give 1 or more.")
-    inputs = streams.prepare(model, tokenizer, text, source, edits)
-    length = inputs.tokens.shape[1]
-    columns = streams.places(positions, length, MOST)
     if tuned is not None:
-        tuned.must_fit(model)
-    followed = [streams.word_id(model, tokenizer, word) for word in track]
-    ids = inputs.tokens[0, columns].tolist()
-    hidden = streams.states(model, inputs).at(columns)
-    lens = lens_of_states(
-        model, tokenizer, hidden, ids, columns, length, track=followed, top=top, tuned=tuned
-    )
+        need(isinstance(model, Model), "A tuned lens is of a model of ours; leave it out.")
+    if not isinstance(model, Model):
+        run = passes.record_foreign(model, tokenizer, text, source, edits)
+        tokens, words, vocab = run.tokens, run.tokenizer, run.logits.shape[-1]
+    else:
+        streams.needs_head(model, "`glassformer contexts` compares its vectors layer by layer.")
+        inputs = streams.prepare(model, tokenizer, text, source, edits)
+        tokens, words, vocab = inputs.tokens, tokenizer, model.config.embed.vocab
+    length = tokens.shape[1]
+    columns = streams.places(positions, length, MOST)
+    followed = [streams.word_id(vocab, words, word) for word in track]
+    ids = tokens[0, columns].tolist()
+    if isinstance(model, Model):
+        if tuned is not None:
+            tuned.must_fit(model)
+        hidden = streams.states(model, inputs).at(columns)
+        lens = lens_of_states(
+            model, tokenizer, hidden, ids, columns, length, track=followed, top=top, tuned=tuned
+        )
+    else:
+        states = run.structure.depths()
+        decoded = (run.structure.decode(state)[0, columns] for state in [*states.values()][:-1])
+        size = vocab if words is None else min(words.size, vocab)
+        logits = chain([run.logits[0, columns]], decoded)
+        stats = _statistics(model, logits, min(top, size), size, followed)
+        layers = ", ".join(run.structure.head_layers())
+        notes = [f"Each depth is read through {layers}; {NATS}."]
+        named = "logit lens", list(states), columns, ids, words, length
+        lens = _lens(*named, stats, followed, notes)
     if positions is None and length > MOST:
         lens.notes.append(
             f"The last {MOST} of {length} positions; --positions chooses others (all: every one)."
@@ -251,14 +270,29 @@ def lens_of_states(
             stretch = range(low, min(low + step, len(columns)))
             logits = _logits(model, hidden, stretch, tuned)
             stretches.append(_statistics(model, logits, min(top, vocab_size), vocab_size, track))
-    stats = {  # (D, P, ..)
-        name: torch.cat([stretch[name] for stretch in stretches]).transpose(0, 1)
-        for name in stretches[0]
-    }
+    stats = {name: torch.cat([stretch[name] for stretch in stretches]) for name in stretches[0]}
+    name = "logit lens" if tuned is None else "tuned lens"
+    named = name, list(hidden.by_path), columns, ids, tokenizer, length
+    return _lens(*named, stats, track, _notes(model, tuned))
+
+
+def _lens(
+    name: str,
+    depths: list[str],
+    columns: Sequence[int],
+    ids: Sequence[int],
+    tokenizer: Tokenizer | None,
+    length: int,
+    by_position: Mapping[str, Tensor],
+    track: Sequence[int],
+    notes: list[str],
+) -> Lens:
+    """A lens of the ``_statistics`` (P, D, ..) of its positions."""
+    stats = {fact: numbers.transpose(0, 1) for fact, numbers in by_position.items()}
     likely = stats["top"].tolist()
     return Lens(
-        "logit lens" if tuned is None else "tuned lens",
-        list(hidden.by_path),
+        name,
+        depths,
         list(columns),
         list(ids),
         streams.pieces(tokenizer, ids),
@@ -277,7 +311,7 @@ def lens_of_states(
             )
             for at, token in enumerate(track)
         ],
-        _notes(model, tuned),
+        notes,
     )
 
 
@@ -328,7 +362,7 @@ def _logits(
 
 
 def _statistics(
-    model: Model, logits: Iterator[Tensor], top: int, vocab_size: int, track: Sequence[int]
+    model: nn.Module, logits: Iterator[Tensor], top: int, vocab_size: int, track: Sequence[int]
 ) -> dict[str, Tensor]:
     """The ``top`` likeliest tokens, entropy, KL and the tracked tokens (P, D, ..) of a stretch of
     positions; the model's own logits come first, as ``_logits`` gives them."""
@@ -380,8 +414,7 @@ def _notes(model: Model, tuned: TunedLens | None) -> list[str]:
     first = "a translator fitted for the depth, " if tuned is not None else ""
     notes.insert(
         0,
-        f"Each depth is read through {first}{' and '.join(through)}; entropy and "
-        "KL(own || depth) in nats.",
+        f"Each depth is read through {first}{' and '.join(through)}; {NATS}.",
     )
     if tuned is not None:
         notes.append(f"Tuned lens: {tuned.origin()}")

@@ -10,18 +10,18 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core import config
 from ..core.errors import UserError, must_be_known, need
 from ..core.nn import Model, Tape
-from ..core.nn.edited import ModelEdit
 from ..core.nn.finite import must_be_finite
 from ..core.nn.hooks import Edit
 from ..core.nn.model import inference
 from ..core.tokenizer.framing import document_start, target_start
-from . import tables
+from . import passes, tables
 from .labels import display_texts, pieces
+from .reading import Edits as Edits
 from .reading import Reading, apply, as_edit_list, one_token
 from .seen import Seen
 
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
 
 STATISTICS = ("mean", "std", "min", "max")
 Text: TypeAlias = str | Sequence[int] | Tensor
-Edits: TypeAlias = Sequence[ModelEdit | str]
 
 
 def look(
-    model: Model,
-    tokenizer: Tokenizer | None,
+    model: nn.Module,
+    tokenizer: Any,
     text: Text,
     *patterns: str,
     source: Text | None = None,
@@ -50,6 +49,8 @@ def look(
     change the run, and what is seen is the changed one's. Raises UserError for a pattern that
     matches nothing, for a text that the model cannot read and for an edit of what is not there.
     """
+    if not isinstance(model, Model):
+        return _foreign(passes.record_foreign(model, tokenizer, text, source, edits), patterns)
     tokens, source_ids, changes = inputs(model, tokenizer, text, source, edits)
     sides = [display_texts(tokenizer, tokens[0].tolist())]
     if source_ids is not None:
@@ -61,6 +62,19 @@ def look(
     if not all(any(fnmatchcase(path, pattern) for path in tape.records) for pattern in patterns):
         must_match(patterns, paths(model))
     return Seen(tape.records, *sides)
+
+
+def _foreign(run: passes.RecordedPass, patterns: Sequence[str]) -> Seen:
+    """Recorded values of a model that is not ours; softmax weights of attentions are called
+    ``pattern`` too."""
+    trace = run.trace
+    attentions = {f"{x.path}.pattern": x for x in run.structure.attentions}
+    names = trace.addresses()
+    if patterns:
+        every = [*dict.fromkeys((*names, *trace.aliases, *attentions))]
+        names = [name for pattern in patterns for name in matching(pattern, every, "value")]
+    values = {x: attentions[x].weights() if x in attentions else trace[x] for x in names}
+    return Seen(values, run.words, run.source_words)
 
 
 def must_match(patterns: Sequence[str], names: Sequence[str]) -> None:
@@ -104,8 +118,8 @@ def inputs(
 
 
 def predictions(
-    model: Model,
-    tokenizer: Tokenizer,
+    model: nn.Module,
+    tokenizer: Any,
     text: Text,
     count: int,
     source: Text | None = None,
@@ -118,6 +132,10 @@ def predictions(
     log-probability; ``edits`` change the run, and the tokens told are those that it reads. Raises
     UserError for an encoder, which reads everything at once.
     """
+    need(count > 0, f"There is nothing to show in {count} tokens; give 1 or more.")
+    if not isinstance(model, Model):
+        run = passes.record_foreign(model, tokenizer, text, source, edits)
+        return _steps(run.logits[0], run.tokens[0].tolist(), run.tokenizer, count)
     need(
         model.config.main_body == "decoder",
         "An encoder does not predict the next token; `glassformer fill` shows what it puts in a "
@@ -127,10 +145,15 @@ def predictions(
         model.config.head is not None,
         "This model has no head over tokens and predicts none; give one that has.",
     )
-    need(count > 0, f"There is nothing to show in {count} tokens; give 1 or more.")
     logits = look(model, tokenizer, text, "logits", source=source, edits=edits)["logits"][0]
-    logprobs = logits.float().log_softmax(-1)
     ids = read_tokens(model, tokenizer, text, source, edits)["ids"]
+    return _steps(logits, ids, tokenizer, count)
+
+
+def _steps(
+    logits: Tensor, ids: Sequence[int], tokenizer: Tokenizer, count: int
+) -> list[dict[str, Any]]:
+    logprobs = logits.float().log_softmax(-1)
     likely = logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size))
 
     def named(token: int, logprob: float | None) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from . import streams, tables
+from . import passes, streams, tables
 from .figures.progress import Progress, Report
 from .looking import matching
 from .reading import one_token
@@ -80,8 +80,8 @@ def _line(hit: Hit) -> str:
 
 
 def top_activations(
-    model: Model,
-    tokenizer: Tokenizer,
+    model: nn.Module,
+    tokenizer: Any,
     texts: Iterable[str],
     neurons: Sequence[str],
     *,
@@ -105,11 +105,14 @@ def top_activations(
     need(limit is None or limit >= 1, f"limit is {limit}; give 1 or more.")
     need(around >= 0, f"around is {around}; give 0 or more.")
     need(bool(neurons), "No neuron is named; give one, such as decoder.blocks.0.ffn.hidden[0].")
+    tokenizer = passes.tokenizer_of(tokenizer)
+    native = model if isinstance(model, Model) else None
+    shapes = _shapes(model)
     requests = [
-        _Neuron.of(model, name, top, -1.0 if lowest else 1.0) for name in dict.fromkeys(neurons)
+        _Neuron.of(shapes, name, top, -1.0 if lowest else 1.0) for name in dict.fromkeys(neurons)
     ]
     side = {request.path.split(".")[0] for request in requests}
-    paired = model.config.has_source
+    paired = native is not None and native.config.has_source
     sentence = (
         "The decoder of an encoder-decoder writes beside a source, and a corpus has none; "
         "ask for its encoder."
@@ -120,15 +123,24 @@ def top_activations(
     tokens_read = 0
     number = 0
     with Progress("reading", progress) as report:
-        for rows in _batches(streams.windows(model, tokenizer, texts, context), limit):
+        windows: Any = passes.windows if native is None else streams.windows
+        for rows in _batches(
+            windows(model, tokenizer, texts, context), limit, 1 if native is None else TOKENS
+        ):
             tokens, pos = streams.padded(rows)
             is_token = pos >= 0
             unpadded = bool(is_token.all())
-            tape = _Columns(requests)
-            streams.read_texts(model, tokens, None if unpadded else pos, tape)
+            if native is None:
+                trace = passes.record_foreign(model, None, tokens).trace
+                records = {
+                    x.name: x.column(trace[x.path].reshape(*tokens.shape, -1)) for x in requests
+                }
+            else:
+                tape = _Columns(requests)
+                records = streams.read_texts(native, tokens, None if unpadded else pos, tape)
             real = is_token & ~torch.isin(tokens, specials.to(tokens.device))
             for request in requests:
-                request.see(tape.records, rows, real, number)
+                request.see(records, rows, real, number)
             tokens_read = tokens_read + sum(map(len, rows))
             number = number + len(rows)
             report(tokens_read, limit or 0)
@@ -153,7 +165,7 @@ class _Neuron:
     above: int = 0
 
     @classmethod
-    def of(cls, model: Model, name: str, top: int, sign: float) -> _Neuron:
+    def of(cls, shapes: dict[str, tuple[int, ...]], name: str, top: int, sign: float) -> _Neuron:
         """The neuron of that name; UserError where there is none."""
         form = FORM.fullmatch(name.replace(" ", ""))
         if form is None:
@@ -163,7 +175,6 @@ class _Neuron:
             )
         path = form["path"]
         numbers = [int(number) for number in form["index"].split(",")]
-        shapes = _shapes(model)
         matching(path, list(shapes), "value of each token")
         sizes = shapes[path]
         have = f"{path} has numbers up to [{','.join(str(size - 1) for size in sizes)}]"
@@ -247,8 +258,15 @@ class _Columns(Tape):
             self.records[path] = x.detach()
 
 
-def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Shape of each value for one token: (F), or (E, F) within a mixture's experts."""
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shape of each value for one token: (F), or (E, F) within a mixture's experts of native."""
+    if not isinstance(model, Model):
+        trace = passes.record_foreign(model, None, [0]).trace
+        return {
+            name: x.shape[-1:]
+            for name, x in {**trace.values, **trace.aliases}.items()
+            if x.dtype.is_floating_point and x.operation and math.prod(x.shape[:-1]) == 1
+        }
     values = one_token(model)
     shapes: dict[str, tuple[int, ...]] = {}
     for path, value in values.items():
@@ -260,15 +278,17 @@ def _shapes(model: Model) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _batches(rows: Iterator[Tensor], limit: int | None) -> Iterator[list[Tensor]]:
-    """Rows of ids together, about ``TOKENS`` tokens with their padding, until ``limit`` tokens were
-    read."""
+def _batches(
+    rows: Iterator[Tensor], limit: int | None, at_once: int = TOKENS
+) -> Iterator[list[Tensor]]:
+    """Rows of ids together, about ``at_once`` tokens with their padding, until ``limit`` tokens
+    were read."""
     batch: list[Tensor] = []
     remaining: float = math.inf if limit is None else limit
     for (row,) in rows:
         row = row[: int(min(remaining, len(row)))]
         remaining -= len(row)
-        if batch and (len(batch) + 1) * max(map(len, [row, *batch])) > TOKENS:
+        if batch and (len(batch) + 1) * max(map(len, [row, *batch])) > at_once:
             yield batch
             batch = []
         batch.append(row)

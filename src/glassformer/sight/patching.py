@@ -4,34 +4,46 @@ et al. 2022)
     clean      The Eiffel Tower is in   -> Paris
     corrupted  The Colosseum is in      -> Rome, with one value of the clean run in it: how much of Paris comes back?
 
-How the runs are made fast: patched_runs.py.
+Many patches are runs of one batch, a row for each, from the first block on that one of them
+changes. Patches of what is equal in both runs are not computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
-from ..core.errors import need
-from ..core.nn import Model
+from ..core import config
+from ..core.errors import UserError, need
+from ..core.nn import Memory, Model, Tape
+from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
-from . import streams
+from ..core.nn.replace import replace_modules
+from . import passes, streams
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.drawing import Array
 from .figures.progress import Progress, Report
 from .figures.shown import Records, Shown
 from .looking import Text
-from .patched_runs import Job, RunPair
-
-if TYPE_CHECKING:
-    from ..core.tokenizer.tokenizer import Tokenizer
+from .reading import one_token
+from .recorded import record
+from .recording.rules import read
 
 PARTS = ("resid", "attn.write", "ffn.write")
 OF_HEADS = ("q", "k", "v", "z", "scores", "pattern")
 """Values of an attention, which are patched head by head."""
+TOKENS = 1024  # computed at once: rows times their tokens
+ONLY_HERE = ("resid", "mid", "mid_cross", "write", "z", "hidden", "pre", "gate", "up")
+"""Values that attention of their own block does not read: in the last block they act at their own
+position alone."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +171,8 @@ class PatchGrid(Shown):
 
 
 def patch_grid(
-    model: Model,
-    tokenizer: Tokenizer | None,
+    model: nn.Module,
+    tokenizer: Any,
     clean: Text,
     corrupted: Text,
     *,
@@ -184,60 +196,232 @@ def patch_grid(
     unequal numbers of tokens, for texts that do not differ in the answer, for a part that no block
     has, and for a recurrent model.
     """
-    run = RunPair.of(model, tokenizer, clean, corrupted, source, at)
-    ids = [streams.word_id(model, tokenizer, word) for word in (answer, wrong) if word is not None]
-    names = [parts] if isinstance(parts, str) else list(parts)
-    names = [f"attn.{name}" if name in OF_HEADS else name for name in names]
-    jobs = run.jobs(names, positions)
-    values_by_job: dict[Job, float] = {}
-    with inference(model), Progress("patching", progress) as report:
-        values = run.run(ids, sorted({run.path(job.component, job.layer) for job in jobs}))
+    if isinstance(model, Model):
+        streams.needs_head(model, "give one that does.")
         need(
-            values[0] != values[1],
-            f"Both texts give {values[0]:.4f}: nothing tells them apart in this answer.",
+            not config.recurrent(model.config),
+            "A recurrent model has no blocks to patch one by one; use edits.patch with its own "
+            "values.",
         )
-        for batch in run.batches(jobs):
-            values_by_job.update(zip(batch, run.patched(batch, ids), strict=True))
-            report(len(values_by_job), len(jobs))
-        report(len(jobs), len(jobs))
-    columns = run.columns(positions)
-    reads = tokenizer and (tokenizer.for_source if isinstance(source, tuple) else tokenizer)
-    clean_words, corrupted_words = (
-        streams.display_texts(reads, row.tolist()) for row in run.tokens
+    sources = source if isinstance(source, tuple) else (source, source)
+    need(
+        len(sources) == 2,
+        f"source holds {len(sources)} texts; give one, or a pair: clean and corrupted.",
     )
-    answer_words = streams.display_texts(tokenizer, ids)
-    positions_shown = [column for column in columns if column is not None]
-    grids = [_part(run, name, jobs, columns, values_by_job, values) for name in names]
-    return PatchGrid(
-        answer_words[0],
-        answer_words[1] if answer_words[1:] else None,
-        run.at,
-        clean_words,
-        corrupted_words,
-        positions_shown,
-        *values,
-        grids,
-    )
-
-
-def _part(
-    run: RunPair,
-    name: str,
-    jobs: Sequence[Job],
-    columns: Sequence[int | None],
-    values_by_job: Mapping[Job, float],
-    values: tuple[float, float],
-) -> PatchedPart:
-    """The cells of one part as rows and columns."""
-    clean, corrupted = values
-    order = list(dict.fromkeys((job.layer, job.head) for job in jobs if job.component == name))
-    table = [
-        [values_by_job.get(Job(name, layer, head, column), corrupted) for column in columns]
-        for layer, head in order
+    texts = zip((clean, corrupted), sources, strict=True)
+    pair = [record(model, tokenizer, text, beside) for text, beside in texts]
+    kind = _OwnRuns if isinstance(model, Model) else _Runs
+    runs = kind(pair, isinstance(source, tuple) and passes.has_source(model))
+    words, vocab = pair[0].tokenizer, pair[0].logits.shape[-1]
+    runs.at = at = streams.place(at, pair[0].tokens, words)
+    runs.ids = ids = [
+        streams.word_id(vocab, words, word) for word in (answer, wrong) if word is not None
     ]
-    effect = [[(value - corrupted) / (clean - corrupted) for value in row] for row in table]
-    layers = [layer for layer, _ in order]
-    heads = [head for _, head in order if head is not None]
-    return PatchedPart(
-        name, [run.path(name, layer) for layer in layers], layers, heads, table, effect
+    need(
+        positions in ("each", "all") or not isinstance(positions, str),
+        f'positions is "{positions}"; give "each", "all" or numbers.',
     )
+    listed = "all" if positions == "each" else positions
+    length = len(runs.words[0])
+    columns = [] if positions == "all" else streams.places(listed, length)
+    places: list[int | None] = [*columns] or [None]
+    names = [parts] if isinstance(parts, str) else list(parts)
+    rows = {name: runs.rows(name) for name in map(runs.name, names)}
+    lines = {row: [row._replace(position=at) for at in places] for x in rows.values() for row in x}
+    cells = [cell for line in lines.values() for cell in line]
+    with inference(model), Progress("patching", progress) as report:
+        clean_value, corrupted_value = (runs.answer(run.logits) for run in pair)
+        need(
+            clean_value != corrupted_value,
+            f"Both texts give {clean_value:.4f}: nothing tells them apart in this answer.",
+        )
+        results = dict.fromkeys(cells, corrupted_value)
+        acting = [cell for cell in cells if runs.acts(cell)]
+        done = len(cells) - len(acting)
+        for batch, patched in runs.patched(acting):
+            results |= zip(batch, patched, strict=True)
+            report(done := done + len(batch), len(cells))
+        report(len(cells), len(cells))
+    grids = []
+    for name, group in rows.items():
+        table = [[results[cell] for cell in lines[row]] for row in group]
+        change = clean_value - corrupted_value
+        effect = [[(x - corrupted_value) / change for x in line] for line in table]
+        paths, layers = [row.path for row in group], [row.layer for row in group]
+        heads = [row.head for row in group if row.head is not None]
+        grids.append(PatchedPart(name, paths, layers, heads, table, effect))
+    named, *rivals = streams.display_texts(words, ids)
+    less = rivals[0] if rivals else None
+    first, second = runs.words
+    return PatchGrid(named, less, at, first, second, columns, clean_value, corrupted_value, grids)
+
+
+class Cell(NamedTuple):
+    """One patch: of a block's value or one of its heads, at one position or (None) all of them."""
+
+    layer: int
+    path: str
+    head: int | None
+    position: int | None = None
+
+    def at(self) -> tuple[int | slice, ...]:
+        """The index of it in a row of the value."""
+        position = slice(None) if self.position is None else self.position
+        return (position,) if self.head is None else (self.head, position)
+
+
+def _by_head(layer: int, path: str, shape: Sequence[int]) -> list[Cell]:
+    """The rows of a value: one for each head where it has some (B, H, T, D)."""
+    if len(shape) < 4:
+        return [Cell(layer, path, None)]
+    return [Cell(layer, path, head) for head in range(shape[1])]
+
+
+class _Runs:
+    """Two passes, clean and corrupted, of what is not ours: a recorded pass for each patch. Parts are
+    "resid", "write", "z", or patterns of addresses."""
+
+    def __init__(self, pair: Sequence[passes.RecordedPass], of_source: bool) -> None:
+        self.clean, self.corrupted = pair
+        self.of_source = of_source
+        for name, side in (("texts", "tokens"), ("sources", "source")):
+            first, second = (getattr(run, side) for run in pair)
+            if first is not None and first.shape != second.shape:
+                raise UserError(
+                    f"The {name} have {first.shape[1]} and {second.shape[1]} tokens; patching needs "
+                    "as many in both: see them with glassformer tokens."
+                )
+        self.words = [(run.source_words if of_source else None) or run.words for run in pair]
+        self.at, self.ids = 0, [0]
+
+    def answer(self, logits: Tensor) -> float:
+        """The logit of the first word at the asked place, less the second's, of one text."""
+        numbers = logits[0, self.at, self.ids].float()
+        return float(numbers[0] - numbers[1:].sum())
+
+    def name(self, component: str) -> str:
+        """The name of a part in the grid."""
+        return "write" if component.endswith(".write") else component
+
+    def rows(self, component: str) -> list[Cell]:
+        """The layer, path and head of each row of a part."""
+        structure, trace = self.corrupted.structure, self.corrupted.trace
+        sections = {
+            "resid": [x for x in structure.states if x.operation is not None],
+            "write": structure.writes,
+            "z": [x.mixed for x in structure.attentions],
+        }
+        values = (
+            sections[component]
+            if component in sections
+            else [trace.value(x) for x in trace.choose(component)]
+        )
+        return [
+            row
+            for number, value in enumerate(values)
+            for row in _by_head(number, value.address, value.shape)
+        ]
+
+    def numbers(self, run: passes.RecordedPass, cell: Cell) -> Tensor:
+        """The numbers at a place in one of the passes."""
+        value = read(run.trace.value(cell.path))
+        return (value[0] if value.ndim > 2 else value)[cell.at()]
+
+    def acts(self, cell: Cell) -> bool:
+        """False where a patch changes nothing."""
+        clean, corrupted = (self.numbers(run, cell) for run in (self.clean, self.corrupted))
+        need(clean.shape == corrupted.shape, f"{cell.path} has another shape in the other text.")
+        return not torch.equal(clean, corrupted)
+
+    def patched(self, cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], list[float]]]:
+        """The answers of patched runs, of some cells at a time."""
+        for cell in cells:
+            batched = "0," * (len(self.corrupted.trace.value(cell.path).shape) > 2)
+            places = (":" if isinstance(at, slice) else str(at) for at in cell.at())
+            replacement = partial(_put, self.numbers(self.clean, cell))
+            trace = self.corrupted.trace.edit(
+                {f"{cell.path}[{batched}{','.join(places)}]": replacement}
+            )
+            yield [cell], [self.answer(trace.outputs[self.clean.structure.name])]
+
+
+class _OwnRuns(_Runs):
+    """The same of a model of ours: a row of a batch for each patch."""
+
+    def __init__(self, pair: Sequence[passes.RecordedPass], of_source: bool) -> None:
+        super().__init__(pair, of_source)
+        model: Any = pair[0].module
+        self.model = model
+        self.side: str = "encoder" if of_source else model.config.main_body
+        self.depth = getattr(model.config, self.side).depth
+
+    def name(self, component: str) -> str:
+        return f"attn.{component}" if component in OF_HEADS else component
+
+    def rows(self, component: str) -> list[Cell]:
+        shapes = {path: tuple(value.shape) for path, value in one_token(self.model).items()}
+        start = f"{self.side}.blocks."
+        paths = [f"{start}{layer}.{component}" for layer in range(self.depth)]
+        if not shapes.keys() & set(paths) or component in (
+            "cross.k",
+            "cross.v",
+        ):  # of source's tokens
+            components = dict.fromkeys(p.split(".", 3)[3] for p in shapes if p.startswith(start))
+            raise UserError(
+                f'No block has a part "{component}"; there are {", ".join(components)}.'
+            )
+        by_head = component.startswith(("attn.", "cross."))
+        present = [(layer, path) for layer, path in enumerate(paths) if path in shapes]
+        return [
+            row
+            for layer, path in present
+            for row in _by_head(layer, path, shapes[path] if by_head else ())
+        ]
+
+    def acts(self, cell: Cell) -> bool:
+        late = cell.layer == self.depth - 1 and cell.path.rpartition(".")[2] in ONLY_HERE
+        beside = not self.of_source and cell.position not in (None, self.at)
+        return not (late and beside) and super().acts(cell)
+
+    def patched(self, cells: Sequence[Cell]) -> Iterator[tuple[list[Cell], list[float]]]:
+        rows = max(1, TOKENS // len(self.words[0]))
+        for start, group in groupby(sorted(cells, key=itemgetter(0)), itemgetter(0)):
+            layer = list(group)
+            for low in range(0, len(layer), rows):
+                yield layer[low : low + rows], self._batch(start, layer[low : low + rows])
+
+    def _batch(self, start: int, cells: list[Cell]) -> list[float]:
+        """A row for each patch, from the block that they change on."""
+        trace, model, count = self.corrupted.trace, self.model, len(cells)
+
+        def put(path: str, x: Tensor) -> Tensor:
+            x = x.clone()
+            for row, cell in enumerate(cells):
+                if cell.path == path:
+                    x[(row, *cell.at())] = self.numbers(self.clean, cell)
+            return x
+
+        def start_stream(path: str, x: Tensor) -> Tensor:
+            return trace[f"{self.side}.blocks.{start - 1}.resid"].expand_as(x)
+
+        edits = {cell.path: put for cell in cells}
+        if start:
+            blocks: Any = model.get_submodule(f"{self.side}.blocks")
+            model = replace_modules(model, {blocks: blocks[start:]})
+            edits[f"{self.side}.embed"] = start_stream
+        inputs = [ids.expand(count, -1) for ids in trace.args]
+        beside: dict[str, Any] = {}
+        if len(inputs) == 2 and not self.of_source:
+            hidden = trace["encoder.out"].expand(count, -1, -1)
+            places = torch.arange(hidden.shape[1], device=hidden.device)[None]
+            inputs, beside = inputs[:1], {"memory": Memory(hidden, places, True)}
+        place = torch.tensor([self.at], device=inputs[0].device)
+        output = model(*inputs, tape=Tape(edits=edits), logits=place, **beside)
+        must_be_finite(self.model, output.logits)
+        logits = output.logits[:, 0, self.ids].float()
+        answers: list[float] = (logits[:, 0] - logits[:, 1:].sum(-1)).tolist()
+        return answers
+
+
+def _put(value: Tensor, _: Tensor) -> Tensor:
+    return value

@@ -9,7 +9,6 @@ from torch import Tensor
 from ..core import config
 from ..core.errors import UserError
 from ..core.nn import Cache, Model
-from ..core.nn.model import inference
 from ..core.tokenizer.framing import document_start, target_start
 from ..core.tokenizer.tokenizer import Tokenizer
 from .layouts import DocumentReader, Documents
@@ -96,42 +95,14 @@ def _written(
 
 
 def continued(model: Model, documents: Documents, new: int) -> list[Tensor]:
-    """Each text with the ``new`` tokens that its plain pass, without a cache, would have it
-    continue with greedily.
-
-    They are drafted through a cache, which costs less, and one plain pass tells whether it would
-    have chosen each of them; from the first that it would not, they are drafted again.
-    """
+    """Each text with the ``new`` tokens that its plain passes, without a cache, would have it
+    continue with greedily."""
     continuations = []
-    for number, start in enumerate(documents.tokens):
-        prefix = start
+    for number, row in enumerate(documents.tokens):
         source = documents.sources and [documents.sources[number]]
-        while len(prefix) < len(start) + new:
-            try:
-                drafted = _drafted(model, prefix, len(start) + new, source)
-            except (
-                Exception
-            ):  # a cache that fails is named by its own checks; any draft will do here
-                drafted = torch.nn.functional.pad(prefix, (0, len(start) + new - len(prefix)))
-            draft = Documents([drafted], source)
+        for _ in range(new):
+            draft = Documents([row], source)
             logits = DocumentReader(model, draft).read(draft.alone(0))[0]["logits"]
-            chosen = logits.argmax(-1)
-            wrong = (chosen[len(prefix) - 1 : -1] != drafted[len(prefix) :]).nonzero()
-            right = len(prefix) + int(wrong[0]) if len(wrong) else len(drafted)
-            prefix = torch.cat((drafted[:right], chosen[right - 1 : right]))[: len(drafted)]
-        continuations.append(prefix)
+            row = torch.cat((row, logits[-1:].argmax(-1)))
+        continuations.append(row)
     return continuations
-
-
-def _drafted(model: Model, prefix: Tensor, length: int, source: list[Tensor] | None) -> Tensor:
-    """``known`` continued greedily through a cache to ``length`` tokens."""
-    cache = Cache(model.config)
-    row = prefix[None]
-    with inference(model):
-        encoded = {} if source is None else {"memory": model.encode(source[0][None])}  # type: ignore[operator]
-        chunk = row
-        while row.shape[1] < length:
-            logits = model(chunk, cache=cache, logits="last", **encoded).logits
-            chunk = logits[:, -1].argmax(-1, keepdim=True)
-            row = torch.cat((row, chunk), 1)
-    return row[0]

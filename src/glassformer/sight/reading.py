@@ -22,6 +22,8 @@ from ..core.nn.model import inference
 
 Hook: TypeAlias = Callable[[str, Tensor, Place], Tensor]
 Ids: TypeAlias = list[list[int]]  # a row for each text
+# of a model that is not ours: functions by address
+Edits: TypeAlias = Sequence[ModelEdit | str] | Mapping[str, Callable[[Tensor], Tensor]]
 
 
 @dataclass
@@ -91,7 +93,7 @@ def _wrong(path: str, x: Tensor) -> Tensor:
     return x.isnan() | (x == math.inf) if hides else ~x.isfinite()
 
 
-def as_edit_list(edits: str | ModelEdit | Sequence[str | ModelEdit]) -> list[ModelEdit]:
+def as_edit_list(edits: str | ModelEdit | Edits) -> list[ModelEdit]:
     """One edit or several as a list; those that are written out, as on a command line, are read."""
     usage = "Edits are a list of edits, such as ['head_off(\"decoder.blocks.0.attn\", 1)']"
     need(not isinstance(edits, Mapping), f"{usage}; give that.")
@@ -106,7 +108,7 @@ def as_edit_list(edits: str | ModelEdit | Sequence[str | ModelEdit]) -> list[Mod
     return result
 
 
-def build_hooks(edits: Sequence[ModelEdit | str], reading: Reading) -> dict[str, Edit]:
+def build_hooks(edits: Edits, reading: Reading) -> dict[str, Edit]:
     """Change what ``reading`` reads, and give what a Tape takes as ``edits``; those of one path in
     their order."""
     several = as_edit_list(edits)
@@ -122,7 +124,7 @@ def build_hooks(edits: Sequence[ModelEdit | str], reading: Reading) -> dict[str,
 
 
 def apply(
-    edits: Sequence[ModelEdit | str],
+    edits: Edits,
     model: Model,
     tokens: Tensor,
     source: Tensor | None = None,
@@ -145,7 +147,7 @@ def apply(
 
 
 def tape_of(
-    edits: Sequence[ModelEdit | str],
+    edits: Edits,
     model: Model,
     rows: Ids | None,
     sources: Ids | None,

@@ -55,11 +55,6 @@ class States:
         )
 
 
-def body_of(model: Model) -> str:
-    """The body whose states the head reads."""
-    return model.config.main_body
-
-
 def is_recurrent(model: Model) -> bool:
     """True for a recurrent body, which has states but no residual stream."""
     return model.config.main_body in config.recurrent(model.config)
@@ -149,7 +144,7 @@ def read_texts(model: Model, tokens: Tensor, pos: Tensor | None, tape: Tape) -> 
 
 
 @contextmanager
-def frozen(model: Model) -> Iterator[None]:
+def frozen(model: torch.nn.Module) -> Iterator[None]:
     """Meanwhile no weight asks for a gradient, so that a backward pass keeps and makes only what
     others ask for."""
     asking = [weight for weight in model.parameters() if weight.requires_grad]
@@ -260,14 +255,15 @@ def place(position: int | None, tokens: Tensor, tokenizer: Tokenizer | None) -> 
     return masks[0] if len(masks) == 1 else tokens.shape[1] - 1
 
 
-def word_id(model: Model, tokenizer: Tokenizer | None, word: str | int) -> int:
-    """The one token that a word is: an id, a name of the vocabulary (``Ġtired``), a text of one
-    token (" tired"), or the token as a table shows it (``·tired``).
+def word_id(model: Model | int, tokenizer: Tokenizer | None, word: str | int) -> int:
+    """The one token of a model (or of so many words) that a word is: an id, a name of the
+    vocabulary (``Ġtired``), a text of one token (" tired"), or the token as a table shows it
+    (``·tired``).
 
     Raises UserError for an id that the model lacks and for a text of several tokens, which are
     named.
     """
-    vocab = model.config.embed.vocab
+    vocab = model if isinstance(model, int) else model.config.embed.vocab
     if isinstance(word, int):
         must_be_known([word], vocab)
         return word
@@ -315,7 +311,7 @@ def answer_kind(model: Model, of: str | None, kinds: Sequence[str] = ("logit", "
 
 
 def choice(
-    model: Model,
+    model: Model | int,
     tokenizer: Tokenizer | None,
     logits: Tensor,
     word: str | int | None,
@@ -345,15 +341,6 @@ def needs_head(model: Model, instead: str) -> Any:
     """The model's head over tokens; UserError, which ends with ``instead``, where it has none."""
     need(model.head is not None, f"This model has no head over tokens and predicts none; {instead}")
     return model.head
-
-
-def needs_stream(model: Model, method: str, instead: str) -> None:
-    """Refuse a recurrent body, which has no residual stream that parts write to."""
-    if is_recurrent(model):
-        raise UserError(
-            f"{method} follows what parts add to a residual stream, and a recurrent model has "
-            f"none; {instead}"
-        )
 
 
 def fp64(x: Tensor) -> Tensor:

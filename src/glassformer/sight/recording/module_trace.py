@@ -59,7 +59,7 @@ class ModuleTrace(Caused):
                 recorder.leaf(tensor, address, "input")
             self.output = self._call(recorder)
         self.seconds = time.perf_counter() - started
-        self.outputs = _fields(self.output)
+        self.outputs = fields(self.output)
         if not self.outputs:
             raise UserError(f"{type(module).__name__} returns no tensor, so nothing can be opened.")
         outputs = {name: recorder.returns(tensor) for name, tensor in self.outputs.items()}
@@ -111,11 +111,10 @@ class ModuleTrace(Caused):
         """An address as a value and an index, of as many dimensions as are given."""
         match = re.fullmatch(r"\s*([^\[\]\s]+)\s*(?:\[(.*)\])?\s*", address)
         if match is None:
-            raise UserError(
-                f'"{address}" is no address; give one such as "{next(iter(self.aliases))}[0,0]".'
-            )
+            raise UserError(f'"{address}" is no address; give one such as {self.example()}.')
         value = self.value(match.group(1))
-        pieces = [piece.strip() for piece in (match.group(2) or "").split(",") if piece.strip()]
+        inside = re.findall(r'"[^"]*"|\'[^\']*\'|[^,]+', match.group(2) or "")
+        pieces = self.places(value, [piece.strip() for piece in inside if piece.strip()])
         sides = " x ".join(self.sides(value))
         if len(pieces) > len(value.shape):
             count = len(value.shape) - value.batch
@@ -128,6 +127,14 @@ class ModuleTrace(Caused):
             _place(piece, size, f"{match.group(1)} is {sides or 'one number'}")
             for piece, size in zip(pieces, value.shape, strict=False)
         )
+
+    def example(self) -> str:
+        """An address that exists."""
+        return f'"{next(iter(self.aliases))}[0,0]"'
+
+    def places(self, value: Value, pieces: list[str]) -> list[str]:
+        """An index as it is read."""
+        return pieces
 
     def sides(self, value: Value) -> list[str]:
         """The sides of a value as messages say them."""
@@ -210,7 +217,7 @@ class ModuleTrace(Caused):
         with edits it is what they change."""
         with torch.no_grad():
             plain = self.module(*self.args, **self.kwargs)
-        pairs = zip(_fields(plain).values(), self.outputs.values(), strict=True)
+        pairs = zip(fields(plain).values(), self.outputs.values(), strict=True)
         return max(float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel())
 
     # ------------------------------------------------------------------------------------- edits
@@ -332,7 +339,7 @@ def _check(module: nn.Module) -> None:
         raise UserError("The module is compiled; trace the one that torch.compile was given.")
 
 
-def _fields(output: Any) -> dict[str, Tensor]:
+def fields(output: Any) -> dict[str, Tensor]:
     """The tensors of a result by name: ``logits``, ``hidden_states.3``; ``output`` where it is one
     tensor."""
     if isinstance(output, Tensor):
@@ -344,12 +351,12 @@ def _fields(output: Any) -> dict[str, Tensor]:
         output = dict(enumerate(output))
     elif not isinstance(output, Mapping):
         output = vars(output) if hasattr(output, "__dict__") else {}
-    fields: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, field in output.items():
         for path, leaf in pytree.tree_leaves_with_path(field):
             if isinstance(leaf, Tensor):
-                fields[f"{start}{name}{''.join(f'.{_key(key)}' for key in path)}"] = leaf
-    return fields
+                tensors[f"{start}{name}{''.join(f'.{_key(key)}' for key in path)}"] = leaf
+    return tensors
 
 
 def _key(key: Any) -> Any:

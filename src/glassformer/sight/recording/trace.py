@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -204,24 +203,17 @@ class Trace(ModuleTrace):
 
     # --------------------------------------------------------------------------------- addresses
 
-    def parse(self, address: str) -> tuple[Value, tuple[int | slice, ...]]:
-        """An address as a value and an index of its sides; words in quotes are places of tokens."""
-        match = re.fullmatch(r"\s*([^\[\]\s]+)\s*(?:\[(.*)\])?\s*", address)
-        if match is None:
-            raise UserError(f'"{address}" is no address; give one such as {self.example()}.')
-        value = self.value(match.group(1))
-        inside = re.findall(r'"[^"]*"|\'[^\']*\'|[^,]+', match.group(2) or "")
-        axes = axes_of(value)
-        skipped = value.batch if inside and len(inside) < len(value.shape) else 0
-        places = [
+    def places(self, value: Value, pieces: list[str]) -> list[str]:
+        """An index of all sides; words in quotes are places of tokens."""
+        skipped = value.batch if pieces and len(pieces) < len(value.shape) else 0
+        axes = axes_of(value)[skipped:] + ("",) * len(pieces)
+        pieces = [
             self._place_of_word(value, axis, piece) if piece[:1] in "\"'" else piece
-            for axis, piece in zip(axes[skipped:], map(str.strip, inside), strict=False)
+            for axis, piece in zip(axes, pieces, strict=False)
         ]
-        places += inside[len(places) :]
-        if len(places) > len(value.shape) - value.batch > 0 and len(places) != len(value.shape):
+        if len(pieces) > len(value.shape) - value.batch > 0 and len(pieces) != len(value.shape):
             skipped = value.batch
-        places = ["0"] * skipped + places
-        return super().parse(f"{match.group(1)}[{','.join(places)}]" if places else match.group(1))
+        return ["0"] * skipped + pieces
 
     def sizes(self, value: Value) -> tuple[int, ...]:
         return value.shape[value.batch :]

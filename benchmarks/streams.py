@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from glassformer.core.training.batches import Batches
-from glassformer.core.training.order import COMPUTED, LISTED, order_of
+from glassformer.core.training.batches import COMPUTED, LISTED, Batches, order_of
 from glassformer.formats.data import find, tokenise
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 

@@ -75,7 +75,7 @@ TOPICS = {
     "serve": {"bad_input", "chat", "checks", "clients", "deploy", "errors", "process"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs", "trainers"},
     "tasks": {"objectives"},
-    "training": {"accidents", "mutants", "tune"},
+    "training": {"accidents", "mutants", "order", "tune"},
 }
 """What the tests of several modules are called, by their room."""
 

@@ -110,6 +110,7 @@ registry.MODULES.update(
     engines=["fast.attention_engines"],
     acceleration=["fast.acceleration"],
     execution=["fast.training.execution"],
+    orders=["scale.order"],
     stores=["formats.store"],
     objectives=["tasks.objectives"],
     synonyms=["runs.synonyms"],

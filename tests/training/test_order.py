@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer.core.training import order
-from glassformer.core.training.batches import Batches
-from glassformer.core.training.order import COMPUTED, LISTED, order_of
+from glassformer.core.training import batches as training_batches
+from glassformer.core.training.batches import COMPUTED, LISTED, Batches, order_of
+from glassformer.scale import order
 from training.test_batches import corpus, equal
 
 
@@ -102,7 +102,7 @@ def test_a_long_corpus_is_computed_and_an_old_checkpoint_of_it_goes_on_as_it_beg
         next(old)
     state = json.loads(json.dumps(old.state()))
     assert state["order"] == LISTED
-    monkeypatch.setattr(order, "IN_MEMORY", 100)
+    monkeypatch.setattr(training_batches, "IN_MEMORY", 100)
     new, started = batches(), batches()
     assert new.state()["order"] == COMPUTED
     assert not equal(next(new), next(batches(4)))

@@ -147,8 +147,9 @@ def _default_tokenizer(kind: str, path: Path, model: Any, out: str) -> Any:
     from ..formats.checkpoint import open_tokenizer
 
     rows = model.config.embed.vocab
+    like_gpt2 = rows in GPT2.get(kind, ())
     tokenizer = open_tokenizer(path.parent) if kind == "hf" else None
-    if tokenizer is None and rows in GPT2.get(kind, ()):
+    if tokenizer is None and like_gpt2:
         tokenizer = pretrained.at_hand("gpt2")
         if tokenizer is not None:
             note(
@@ -156,7 +157,7 @@ def _default_tokenizer(kind: str, path: Path, model: Any, out: str) -> Any:
                 "--tokenizer names another."
             )
     if tokenizer is None:
-        usual = "gpt2" if rows in GPT2.get(kind, ()) else "NAME"
+        usual = "gpt2" if like_gpt2 else "NAME"
         letters = f"; a model of characters has that of its own text: {LETTERS}"
         note(
             f"This model has no tokenizer: glassformer convert {shlex.quote(out)} "

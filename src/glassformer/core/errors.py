@@ -76,8 +76,7 @@ def note(text: str) -> None:
 
 
 def install_extra(extra: str) -> str:
-    """Returns the sentence that says how to install an extra. The name is nobody's on a package
-    index yet: it comes from the wheel, or from a checkout."""
+    """Returns the sentence that says how to install an extra, from a wheel or a checkout."""
     return (
         f"install the wheel with it, pip install 'WHEEL[{extra}]', or in a checkout pip "
         f"install -e '.[{extra}]'."

@@ -98,11 +98,12 @@ def find(name: str) -> config.Model:
     """The config of a RECIPE/SIZE such as ``llama/3-8b``; UserError with the nearest for an unknown
     one."""
     recipe, _, size = name.lower().partition("/")
-    if recipe in RECIPES and size in RECIPES[recipe].sizes:
-        return RECIPES[recipe].sizes[size]
     if recipe in RECIPES:
-        sizes = [f"{recipe}/{size}" for size in RECIPES[recipe].sizes]
-        raise UserError(f'There is no recipe "{name}"; {recipe} comes as {", ".join(sizes)}.')
+        sizes = RECIPES[recipe].sizes
+        if size in sizes:
+            return sizes[size]
+        offered = ", ".join(f"{recipe}/{size}" for size in sizes)
+        raise UserError(f'There is no recipe "{name}"; {recipe} comes as {offered}.')
     raise UserError(
         "There is no recipe "
         f'"{name}".{nearest(name, names()) or " `glassformer recipes` lists them."}'

@@ -367,9 +367,10 @@ class PackedTape(Tape):
         dim = 2 if path.rpartition(".")[2] in HEADS else 1
         for text, ((first, end), tape) in self.tapes.items():
             if tape.watches(path):
-                value = x.narrow(dim, first, end - first)
+                columns = dim, first, end - first
+                value = x.narrow(*columns)
                 changed = self.of_text(text, tape, path, value)
                 if changed is not value:
                     x = x.clone()
-                    x.narrow(dim, first, end - first).copy_(changed)
+                    x.narrow(*columns).copy_(changed)
         return x

@@ -112,11 +112,12 @@ def tables(folder: Path, paths: list[Path]) -> tuple[list[Path], list[str]]:
     if not rows:
         return [], []
     # a data set as it lies on the hub: other files describe it
-    training = [path for path in rows if _SPLIT.search(str(path.relative_to(folder)))]
+    names = {path: str(path.relative_to(folder)) for path in paths}
+    training = [path for path in rows if _SPLIT.search(names[path])]
     excluded = [path for path in rows if path not in training] if training else []
     return training or rows, [
-        *(f"{path.relative_to(folder)} left out: not of the split train" for path in excluded),
-        *(f"{path.relative_to(folder)} left out: no table" for path in paths if path not in rows),
+        *(f"{names[path]} left out: not of the split train" for path in excluded),
+        *(f"{names[path]} left out: no table" for path in paths if path not in rows),
     ]
 
 

@@ -234,7 +234,8 @@ def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
         last <= len(paths),
         f"{folder} keeps {count}; give --last {len(paths)}, or train with --keep {last}.",
     )
-    model, tokenizer = store.load(paths[-1], dtype=torch.float32, mapped=False)
+    newest = paths[-1]
+    model, tokenizer = store.load(newest, dtype=torch.float32, mapped=False)
     mean = dict(model.named_parameters())
     with torch.no_grad():
         for path in paths[-last:-1]:
@@ -244,11 +245,11 @@ def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
             }
             need(
                 matching,
-                f"{path} holds another model than {paths[-1]}; give the folder of one run.",
+                f"{path} holds another model than {newest}; give the folder of one run.",
             )
             torch._foreach_add_(list(mean.values()), [weights[name] for name in mean])
         torch._foreach_div_(list(mean.values()), last)
-    return model, tokenizer, Checkpoint.open(paths[-1]).labels
+    return model, tokenizer, Checkpoint.open(newest).labels
 
 
 def difference(saved: Any, current: Any, path: str = "") -> str | None:

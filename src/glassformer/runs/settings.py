@@ -172,14 +172,15 @@ def _nested_classes(hint: Any) -> list[type]:
 
 def _name(hint: Any) -> str:
     """A type as people say it."""
-    if typing.get_origin(hint) is typing.Literal:
-        return " | ".join(map(str, typing.get_args(hint)))
-    if typing.get_origin(hint) is tuple:
-        return f"list of {_name(typing.get_args(hint)[0])}"
-    if typing.get_origin(hint) is dict:
-        return f"table of {_name(typing.get_args(hint)[1])}"
-    if typing.get_args(hint):
-        return " | ".join(map(_name, typing.get_args(hint)))
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return " | ".join(map(str, args))
+    if origin is tuple:
+        return f"list of {_name(args[0])}"
+    if origin is dict:
+        return f"table of {_name(args[1])}"
+    if args:
+        return " | ".join(map(_name, args))
     if "members_of" in getattr(hint, "__dict__", {}):
         return " | ".join(serial.members(hint))
     plain = {

@@ -116,18 +116,13 @@ class Owners:
         """Orthogonalised updates (bf16) of the windows' ``momenta``; ``solve`` makes them of a stack's
         matrices (R, C)."""
         outgoing: list[list[Tensor]] = [[] for _ in self.members]  # what goes to each owner
-        for stack, owner in zip(self.stacks, self.owner, strict=True):
+        owned, places = list(zip(self.stacks, self.owner, strict=True)), range(len(self.members))
+        for stack, owner in owned:
             outgoing[owner] += [
                 momenta[self.matrices[i].index][self._local_slice(i)].bfloat16() for i in stack
             ]
-        received = self._exchange(
-            outgoing, [self._count(place, self.place) for place in range(len(self.members))]
-        )
-        local_stacks = [
-            stack
-            for stack, owner in zip(self.stacks, self.owner, strict=True)
-            if owner == self.place
-        ]
+        received = self._exchange(outgoing, [self._count(place, self.place) for place in places])
+        local_stacks = [stack for stack, owner in owned if owner == self.place]
         at = [0] * len(self.members)
         back: list[list[Tensor]] = [[] for _ in self.members]
         for stack in local_stacks:
@@ -142,15 +137,13 @@ class Owners:
             for i, update in zip(stack, solve(matrices), strict=True):
                 for place, box in enumerate(self.boxes[i]):
                     back[place].append(update[box].reshape(-1))
-        answers = self._exchange(
-            back, [self._count(self.place, place) for place in range(len(self.members))]
-        )
+        answers = self._exchange(back, [self._count(self.place, place) for place in places])
         updates = [
             torch.zeros(len(window.tensor), dtype=torch.bfloat16, device=window.tensor.device)
             for window in self.windows
         ]
         at = [0] * len(self.members)
-        for stack, owner in zip(self.stacks, self.owner, strict=True):
+        for stack, owner in owned:
             for i in stack:
                 local = self._local_slice(i)
                 count = local.stop - local.start

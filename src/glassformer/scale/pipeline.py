@@ -97,12 +97,13 @@ class Stage:
     def lend_table(self, model: Any) -> None:
         """Lend the last stage the table that its head is tied to; before a step, a validation or a
         sample."""
+        weight = model.embed.token.weight
         if self.tied and self.is_first:
-            self.send(model.embed.token.weight.full_tensor(), self.count - 1)
+            self.send(weight.full_tensor(), self.count - 1)
         if self.tied and self.is_last:
             shape = model.config.embed.vocab, model.config.dim
-            self.table = self.receive(shape, 0, model.embed.token.weight.dtype)
-            self.table.requires_grad_(model.embed.token.weight.requires_grad)
+            self.table = self.receive(shape, 0, weight.dtype)
+            self.table.requires_grad_(weight.requires_grad)
 
     def settle(self, model: Any) -> None:
         """Bring the gradient of a lent table home, after a step's last backward pass."""

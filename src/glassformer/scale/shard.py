@@ -119,14 +119,12 @@ def draw(model: Any, mesh: Mesh, seed: int) -> None:
 
     def one_by_one(recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         for name, weight in type(twin).named_parameters(twin, recurse=recurse):
-            drawn = (
-                nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype))
-                if weight.is_meta
-                else weight
-            )
+            if not weight.is_meta:
+                yield name, weight
+                continue
+            drawn = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype))
             yield name, drawn
-            if weight.is_meta:
-                put(name, drawn)
+            put(name, drawn)
 
     for module in twin.modules():
         if hasattr(module, "reset") or any(

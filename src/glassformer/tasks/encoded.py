@@ -14,7 +14,7 @@ from ..core import config
 from ..core.config.objective import Objective
 from ..core.config.run import Cut
 from ..core.errors import need
-from ..core.tokenizer.tokenizer import Tokenizer
+from ..core.tokenizer.tokenizer import Tokenizer, cut_sizes
 from ..core.training.batches import Array
 from .example_table import Example, Table, encode_words
 
@@ -175,7 +175,5 @@ class Fit:
         )
         fix = 'raise train.context, or cut what is too long with data.truncate = "end".'
         need(self.cut != "no" and room >= len(texts), f"{holds}; {fix}")
-        short = min(*map(len, texts), room // 2) if len(texts) == 2 else 0
-        first = room - short if len(texts) == 1 or len(texts[0]) > len(texts[1]) else short
-        keeps = zip(texts, (first, room - first), strict=False)
+        keeps = zip(texts, cut_sizes(texts, room), strict=False)
         return [ids[:keep] if self.cut == "end" else ids[len(ids) - keep :] for ids, keep in keeps]

@@ -65,12 +65,10 @@ def records(
 
     Raises UserError with the line for what is not there.
     """
-    known_fields = list(
-        dict.fromkeys(
-            field
-            for kind in members(Objective).values()
-            for field in kind.example_fields  # type: ignore[attr-defined]
-        )
+    known_fields = dict.fromkeys(
+        field
+        for kind in members(Objective).values()
+        for field in kind.example_fields  # type: ignore[attr-defined]
     )
     for field in (*columns, *(source if isinstance(source, Mapping) else ())):
         if field not in known_fields:

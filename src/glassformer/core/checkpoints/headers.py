@@ -117,9 +117,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
             )
         with safe_open(path, framework="np") as header:
             slices = [(name, header.get_slice(name)) for name in header.offset_keys()]
-            stated = [
-                (name, tensor.get_dtype(), tuple(tensor.get_shape())) for name, tensor in slices
-            ]
+            stated = [(name, x.get_dtype(), tuple(x.get_shape())) for name, x in slices]
     except OSError as error:
         raise UserError(
             f"{path} cannot be read ({error.strerror}); check the path and its rights."

@@ -11,8 +11,7 @@ from ..errors import need
 from .serial import PositiveInt, frozen
 
 MaskFunction: TypeAlias = Callable[[Any, Any], Any]
-"""Positions of queries and of keys, arrays of any kind whose shapes broadcast -> whether the query
-may attend."""
+"""Positions of queries and of keys (arrays that broadcast) -> whether the query may attend."""
 
 
 class Rule:
@@ -41,10 +40,8 @@ class Rule:
 
     def __str__(self) -> str:
         """The rule as ``parse_rule`` reads it: ``window(4) | every(8)``."""
-        numbers = ", ".join(str(value) for value in vars(self).values())
-        return (
-            f"{type(self).__name__.lower()}({numbers})" if numbers else type(self).__name__.lower()
-        )
+        name, numbers = type(self).__name__.lower(), ", ".join(map(str, vars(self).values()))
+        return f"{name}({numbers})" if numbers else name
 
 
 def _operands(rule: Any, kind: type[Both] | type[Either]) -> tuple[MaskRule, ...]:
@@ -222,11 +219,9 @@ class Either(_Combined):
 
     def allows(self, causal: bool) -> MaskFunction | None:
         tests = [rule.allows(causal) for rule in self.rules]
-        return (
-            None
-            if None in tests
-            else lambda q, k: reduce(or_, (test(q, k) for test in tests if test is not None))
-        )
+        if None in tests:
+            return None
+        return lambda q, k: reduce(or_, (test(q, k) for test in tests if test is not None))
 
 
 MaskRule: TypeAlias = (

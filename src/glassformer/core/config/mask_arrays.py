@@ -26,8 +26,7 @@ class TokenInfo(NamedTuple):
 def allowed(
     q: TokenInfo, k: TokenInfo, causal: bool, prefix_length: int, rule: MaskFunction | None
 ) -> Any:
-    """Computes which queries ``q`` may attend to which keys ``k``, shapes broadcast; all may attend
-    to the first ``prefix_length`` positions."""
+    """Marks pairs of queries and keys (broadcast); all see the first ``prefix_length`` positions."""
     before = k.pos <= q.pos if causal else q.pos == q.pos  # all
     if causal and prefix_length:
         before = before | (k.pos < prefix_length)
@@ -36,19 +35,15 @@ def allowed(
     mask = (k.pos >= 0) & before
     if rule is not None:
         mask = mask & rule(q.pos, k.pos)
-    return (
-        mask
-        if q.document_ids is None or k.document_ids is None
-        else mask & (q.document_ids == k.document_ids)
-    )
+    if q.document_ids is None or k.document_ids is None:
+        return mask
+    return mask & (q.document_ids == k.document_ids)
 
 
 def dense_mask(rule: MaskRule, q: TokenInfo, k: TokenInfo, causal: bool) -> np.ndarray[Any, Any]:
     """Booleans (T, S): which queries (T,) may attend to which keys (S,)."""
     q, k = q.map(lambda x: x[:, None]), k.map(lambda x: x[None])
-    return np.asarray(
-        allowed(q, k, causal, rule.prefix_length if causal else 0, rule.allows(causal))
-    )
+    return np.asarray(allowed(q, k, causal, rule.prefix_length, rule.allows(causal)))
 
 
 PAIRS_AT_ONCE = 1 << 22  # looked at in one go while they are counted or drawn

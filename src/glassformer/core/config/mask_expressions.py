@@ -13,8 +13,7 @@ from .serial import EXPRESSIONS, members
 
 
 def _parse_expression(text: str) -> MaskRule | None:
-    """Parses a rule of a run file such as ``window(4) | every(8)``; None for text that is no
-    expression, such as a misspelt name."""
+    """Parses a rule of a run file such as ``window(4) | every(8)``; None for other texts."""
     expression = any(sign in text for sign in "(|&") and not text.startswith("{")
     return parse_rule(text) if expression or text.lower() in rules() else None
 

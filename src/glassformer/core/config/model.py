@@ -150,12 +150,10 @@ class Stack:
         need(
             self.depth >= 0, f"Stack.depth is {self.depth}; give a number of blocks, or 0 for none."
         )
-        need(len(self.pattern) > 0, "Stack.pattern is empty; give at least one Block.")
-        sizes = (
-            f"Stack.depth {self.depth} is not a multiple of its pattern of "
-            f"{len(self.pattern)} blocks"
-        )
-        need(self.depth % len(self.pattern) == 0, f"{sizes}; change one.")
+        count = len(self.pattern)
+        need(count > 0, "Stack.pattern is empty; give at least one Block.")
+        sizes = f"Stack.depth {self.depth} is not a multiple of its pattern of {count} blocks"
+        need(self.depth % count == 0, f"{sizes}; change one.")
         if hasattr(self.position, "check_causal"):
             self.position.check_causal(self.causal)
 

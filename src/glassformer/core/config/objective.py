@@ -40,8 +40,7 @@ class Objective:
     shapes: ClassVar[tuple[type, ...]] = (Decoder,)
     """The shapes of model it trains."""
     example_fields: ClassVar[tuple[str, ...]] = ()
-    """The parts of an example, in the order of columns without names; none where running text is
-    learned from."""
+    """The parts of an example, in the order of columns without names; none: running text."""
     optional: ClassVar[tuple[str, ...]] = ()
     """The parts that an example may lack."""
     specials: ClassVar[tuple[str, ...]] = ()
@@ -49,8 +48,7 @@ class Objective:
     labelled: ClassVar[bool] = False
     """Whether the answers are labels (or a number), the same with any tokenizer."""
     every_token: ClassVar[bool] = False
-    """Whether every token of the text is a target once an epoch, so that its loss tells bits per
-    byte."""
+    """Whether every token of the text is a target once an epoch: its loss tells bits per byte."""
     generates: ClassVar[bool] = False
     """Whether a text that the model writes shows what it has learned so far."""
     regularizers: ClassVar[tuple[str, ...]] = ()

@@ -28,8 +28,7 @@ STOP = "stop"
 PAUSE = "pause"
 """A file of this name makes it wait after its step until the file is gone."""
 PAUSED = "Paused: take this file away to go on.\n"
-"""What a training that waits writes into that file, again and again: its age says whether the
-training lives."""
+"""What a training that waits writes into that file, again and again: its age says that it lives."""
 Interval: TypeAlias = Annotated[int, Range(lambda x: x >= 0, "steps, or 0 for never")]
 Seed: TypeAlias = Annotated[int, Range(lambda x: 0 <= x < 2**63, "an integer from 0 to 2**63 - 1")]
 Cut: TypeAlias = Literal["end", "start", "no"]
@@ -83,5 +82,4 @@ class Train:
 FINETUNE = AdamW(lr=1e-4)
 """What goes on from a checkpoint unless the run says otherwise: what was learned is to be kept."""
 FROM_SCRATCH = Muon(lr=1e-2, rest=AdamW(lr=2e-2))
-"""What trains a glass recipe, whose embeddings start at unit size; measured at 1 to 2 million
-parameters."""
+"""What trains a glass recipe, whose embeddings start at unit size; measured at 1 to 2 M."""

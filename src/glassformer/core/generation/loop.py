@@ -228,8 +228,7 @@ def steps(
             tokens = tokens[keep]
             uniform = uniform[keep] if uniform is not None else None
             mask = mask[keep] if mask is not None else None
-        # not before: the first token is waited for
-        if index == 0:
+        if index == 0:  # not before: the first token is waited for
             session.prepare(longest * len(rows), steps=longest - 1)
         if slide and any(row.full(context) for row in rows):
             session = Session(model)

@@ -21,8 +21,7 @@ MANY = 32  # tokens that repay another look at the weights
 MANY_BF16 = 256  # of a prompt in bf16: prepacked weights gain less there for many rows at once
 
 Reader: TypeAlias = Callable[[Model, Tensor, Tensor | None], tuple[Tensor, Cache]]
-"""(model, tokens (B, T), positions or None) -> logits (B, V) after the last column, and the cache
-of all of them."""
+"""(model, tokens (B, T), positions or None) -> logits (B, V) of the last column, and the cache."""
 
 
 class Session:
@@ -168,8 +167,7 @@ def closing_ranks(alive: Sequence[bool]) -> list[int]:
 
 
 def uniform_numbers(rows: Sequence[Any], seed: int, length: int) -> Tensor:
-    """Random numbers of each row's draws (B, length): from the seed, its prompt, and its number
-    among the rows of that prompt."""
+    """Random numbers of each row's draws (B, length), by seed, prompt and number of the prompt's."""
     equals: Counter[tuple[int, ...]] = Counter()
     uniform = []
     for row in rows:

@@ -38,14 +38,12 @@ class Attention(TracedModule):
         self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
         self.softcap, self.mask, self.causal, self.dropout = cfg.softcap, cfg.mask, causal, dropout
         self.prefix_length = cfg.mask.prefix_length
-        # which ones, where other processes have the others
-        self.head_shard: Any = None
-        self.q = linear(dim, self.heads * self.head_dim, cfg.bias)
-        self.k = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
-        self.v = linear(dim, self.kv_heads * self.head_dim, cfg.bias)
-        self.out = linear(
-            self.heads * self.head_dim, dim, cfg.bias if cfg.out_bias is None else cfg.out_bias
-        )
+        self.head_shard: Any = None  # which ones, where other processes have the others
+        width, kv_width = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q = linear(dim, width, cfg.bias)
+        self.k = linear(dim, kv_width, cfg.bias)
+        self.v = linear(dim, kv_width, cfg.bias)
+        self.out = linear(width, dim, cfg.bias if cfg.out_bias is None else cfg.out_bias)
         self.q_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
         self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
 

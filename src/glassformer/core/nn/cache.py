@@ -67,12 +67,11 @@ class Slots:
 
     def advance(self, pos: Tensor, contiguous: bool) -> None:
         """Make room for tokens at ``pos`` (B or 1, T)."""
+        rows, columns = pos.shape[0], self.capacity + bool(self.ring)
         if self.pos.ndim < 2:
-            self.pos = torch.full(
-                (pos.shape[0], self.capacity + bool(self.ring)), -1, device=pos.device
-            )
-        elif self.pos.shape[0] < pos.shape[0]:
-            self.pos = self.pos.expand(pos.shape[0], -1).clone()
+            self.pos = torch.full((rows, columns), -1, device=pos.device)
+        elif self.pos.shape[0] < rows:
+            self.pos = self.pos.expand(rows, -1).clone()
         if self.ring is None:
             self._append(pos)
         else:
@@ -115,17 +114,16 @@ class KV:
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keep k and v (B, K, T, D); returns all that the new tokens may see, (B, K, S, D)."""
         slots, new = self.slots, k.shape[2]
-        room = slots.capacity + bool(slots.ring)
+        start, room = slots.filled - new, slots.capacity + bool(slots.ring)
         if self.k.ndim < 4:
             # of a ring, empty columns are looked at
             buffer = k.new_empty if slots.ring is None else k.new_zeros
             self.k, self.v = (buffer(*x.shape[:2], room, x.shape[3]) for x in (k, v))
         elif self.k.shape[2] < room:
-            filled = slots.filled - new
-            self.k, self.v = (enlarged(x, filled, room, dim=2) for x in (self.k, self.v))
+            self.k, self.v = (enlarged(x, start, room, dim=2) for x in (self.k, self.v))
         if slots.ring is None:
-            self.k.narrow(2, slots.filled - new, new).copy_(k)
-            self.v.narrow(2, slots.filled - new, new).copy_(v)
+            self.k.narrow(2, start, new).copy_(k)
+            self.v.narrow(2, start, new).copy_(v)
             return self.k.narrow(2, 0, slots.filled), self.v.narrow(2, 0, slots.filled)
         assert slots.index is not None
         width = slots.k_pos.shape[1]
@@ -222,9 +220,10 @@ class Cache:
 
     def advance(self, tokens: Tensor, pos: Tensor | None) -> Tensor:
         """Make room for ``tokens`` (B, T) and tell their positions (B or 1, T), if not passed."""
-        offsets = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        rows, columns = tokens.shape
+        offsets = torch.arange(columns, device=tokens.device)[None]
         if self.length == 0 and self.prefix_length > (
-            tokens.shape[1] if pos is None else int(pos.amax(1).min()) + 1
+            columns if pos is None else int(pos.amax(1).min()) + 1
         ):
             raise UserError(
                 f"this model's first {self.prefix_length} tokens see each other and are read in "
@@ -232,7 +231,7 @@ class Cache:
             )
         if pos is not None:
             if self._last is None:
-                self._last = torch.full((tokens.shape[0], 1), self.length - 1, device=tokens.device)
+                self._last = torch.full((rows, 1), self.length - 1, device=tokens.device)
             self.contiguous = False
         elif self.contiguous:
             pos = offsets + self.length
@@ -248,7 +247,7 @@ class Cache:
             old = self.history or (tokens[:, :0], pos[:, :0].expand(len(tokens), 0))
             later = torch.cat((old[1], pos.expand_as(tokens)), 1)
             self._remember(torch.cat((old[0], tokens), 1), later)
-        self.length += tokens.shape[1]
+        self.length += columns
         return pos
 
     def prepare(self, flow: Flow) -> None:

@@ -20,8 +20,7 @@ from .dropout import dropout as drop
 from .mask import Mask
 
 Look = Callable[[str, Tensor], Tensor]
-"""Called with the name of an intermediate value and the value; what it returns is used instead (see
-``Flow.look``)."""
+"""(name of a value, the value) -> what is used instead (see ``Flow.look``)."""
 
 
 def unwatched(name: str, x: Tensor) -> Tensor:
@@ -90,8 +89,7 @@ def eager_attention(inputs: AttentionInputs) -> Tensor:
 
 
 FOLD_UP_TO = 8
-"""Queries a head up to which a dense mask is repeated for each head of a group: beyond, that costs
-more than folding saves."""
+"""Queries a head up to which a dense mask is repeated for each head of a group, which then pays."""
 
 
 def sdpa_attention(inputs: AttentionInputs) -> Tensor:
@@ -150,10 +148,8 @@ class AttentionEngine(NamedTuple):
     supports: Callable[[AttentionInputs], bool]  # True where it can compute them
     # True where it was measured to be the fastest of those that can; None: taken by name alone
     preferred: Callable[[AttentionInputs], bool] | None
-    # asked for calls of so many queries and more
-    min_queries: int = 1
-    # asked only where the fused kernels' backward pass is slow
-    for_slow_gradients: bool = False
+    min_queries: int = 1  # asked for calls of so many queries and more
+    for_slow_gradients: bool = False  # asked only where the fused kernels' backward pass is slow
 
 
 ENGINES: dict[str, AttentionEngine] = {
@@ -168,8 +164,7 @@ ENGINES: dict[str, AttentionEngine] = {
         AttentionEngine("eager", eager_attention, lambda inputs: True, lambda inputs: True),
     )
 }
-"""The table that chooses, each row with what was measured: the first engine that is preferred and
-supports a call."""
+"""The table that chooses: the first engine that is preferred and supports a call."""
 
 
 def engine_name(name: str | AttentionEngine) -> str | AttentionEngine:

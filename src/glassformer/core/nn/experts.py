@@ -26,7 +26,7 @@ from .. import config
 from .build import build, builds
 from .engines import Look, unwatched
 from .flow import Flow, TracedModule
-from .layers import ACTIVATIONS, linear
+from .layers import ACTIVATIONS, autocast, linear
 
 Total: TypeAlias = Callable[[Tensor], Tensor]
 HIDDEN_NAMES = ("pre", "gate", "up", "hidden")  # what the tape may see between up and down
@@ -71,11 +71,8 @@ class MoE(TracedModule):
         if self.cfg.normalize:
             weight = weight / weight.sum(-1, keepdim=True)
         weight, chosen = flow.look(self, "weight", weight), flow.look(self, "chosen", chosen)
-        alone = (
-            chosen.shape[:2] == (1, 1)
-            and flow.contiguous
-            and not (self.training or torch.is_grad_enabled())
-        )
+        learning = self.training or torch.is_grad_enabled()
+        alone = chosen.shape[:2] == (1, 1) and flow.contiguous and not learning
         # it asks for the experts by number: a GPU would be waited for
         if alone and x.device.type == "cpu":
             write = self.decode(x, weight, chosen, flow)
@@ -112,17 +109,12 @@ class MoE(TracedModule):
             :experts
         ]
         if self.training and self.cfg.capacity_factor is not None:
-            tokens = (
-                expert_counts.new_full((), expert_index.shape[1])
-                if is_token is None
-                else is_token.sum()
-            )
+            tokens = expert_counts.new_full((), expert_index.shape[1])
+            if is_token is not None:
+                tokens = is_token.sum()
             wide = torch.float32 if flat.device.type == "mps" else torch.float64  # MPS has no other
-            capacity = (
-                (self.cfg.top_k * self.cfg.capacity_factor * tokens.to(wide) / experts)
-                .floor()
-                .long()
-            )
+            share = self.cfg.top_k * self.cfg.capacity_factor * tokens.to(wide) / experts
+            capacity = share.floor().long()
             capacity = (capacity + capacity % 2).clamp(min=4)  # even and at least 4, as in nanoMoE
         return Dispatch(expert_index, weight.flatten(0, 1).mT, expert_counts, is_token, capacity)
 
@@ -131,12 +123,10 @@ class MoE(TracedModule):
         tokens = x.flatten(0, 1)
         write = torch.zeros_like(tokens, dtype=choices.weight.dtype)
         for expert in range(self.cfg.experts):
-            assignments = (
-                choices.expert_index == expert
-            ).nonzero()  # first choices, then second ones
-            assignments = (
-                assignments if choices.capacity is None else assignments[: int(choices.capacity)]
-            )
+            # first choices, then second ones
+            assignments = (choices.expert_index == expert).nonzero()
+            if choices.capacity is not None:
+                assignments = assignments[: int(choices.capacity)]
             slot, token = assignments.unbind(1)
             output = self.expert_output(expert, tokens[token]) * choices.weight[slot, token, None]
             write = write.index_add(0, token, output)
@@ -153,10 +143,8 @@ class MoE(TracedModule):
         hidden = self.activation(side(self.up, self.up_bias), gate, partial(flow.look, self))
         write = torch.zeros_like(x, dtype=weight.dtype)
         for expert, slot in sorted(zip(experts, range(len(experts)), strict=True)):
-            write += (
-                self.product(expert, hidden[:, :, slot], self.down, self.down_bias)
-                * weight[..., slot]
-            )
+            output = self.product(expert, hidden[:, :, slot], self.down, self.down_bias)
+            write += output * weight[..., slot]
         return write.to(x.dtype)
 
     def expert_output(self, expert: int, x: Tensor) -> Tensor:
@@ -183,16 +171,12 @@ class MoE(TracedModule):
             weight = weight * real
 
         def look(name: str, value: Tensor) -> Tensor:
-            return (
-                self.look_at(name, value, order, real, x, flow)
-                if flow.watches(self, name)
-                else value
-            )
+            if not flow.watches(self, name):
+                return value
+            return self.look_at(name, value, order, real, x, flow)
 
-        outputs = (
-            self.expert_forward(tokens.index_select(0, token), expert_counts, look)
-            * weight[:, None]
-        )
+        outputs = self.expert_forward(tokens.index_select(0, token), expert_counts, look)
+        outputs = outputs * weight[:, None]
         return outputs.new_zeros(tokens.shape).index_add(0, token, outputs).to(x.dtype).view_as(x)
 
     def expert_forward(self, rows: Tensor, expert_counts: Tensor, look: Look) -> Tensor:
@@ -218,26 +202,20 @@ class MoE(TracedModule):
         is_token = choices.is_token
         normal = logits.logsumexp(-1)  # (N,)
         probs = (logits - normal[:, None]).exp()
-        expert_counts, mean = (
-            self.sum_over_ranks(choices.expert_counts),
-            partial(_mean, is_token=is_token, total=self.sum_over_ranks),
-        )
-        load = expert_counts / expert_counts.sum().clamp(min=1)
+        expert_counts = self.sum_over_ranks(choices.expert_counts)
+        mean = partial(_mean, is_token=is_token, total=self.sum_over_ranks)
+        total = expert_counts.sum().clamp(min=1)
+        load = expert_counts / total
         if self.cfg.balance_loss:
-            flow.add_loss(
-                "balance",
-                self.cfg.balance_loss * self.cfg.experts * (load * mean(probs)).sum(),
-            )
+            balance = (load * mean(probs)).sum()
+            flow.add_loss("balance", self.cfg.balance_loss * self.cfg.experts * balance)
         if self.cfg.z_loss:
             flow.add_loss("z", self.cfg.z_loss * mean(normal.square()))
         if self.training:
             flow.add_metric("load", load)
             flow.add_metric("entropy", mean(normal - (probs * logits).sum(-1)))
-            flow.add_metric(
-                "dropped",
-                1
-                - self.sum_over_ranks(choices.expert_load.sum()) / expert_counts.sum().clamp(min=1),
-            )
+            taken = self.sum_over_ranks(choices.expert_load.sum())
+            flow.add_metric("dropped", 1 - taken / total)
 
 
 @dataclass
@@ -257,11 +235,9 @@ class Dispatch:
 
     @property
     def expert_load(self) -> Tensor:
-        return (
-            self.expert_counts
-            if self.capacity is None
-            else self.expert_counts.minimum(self.capacity)
-        )
+        if self.capacity is None:
+            return self.expert_counts
+        return self.expert_counts.minimum(self.capacity)
 
     def rows(self, step: int) -> tuple[Tensor, Tensor | None, Tensor]:
         """Indices (P,) into the flat choices, by expert; which are real (P,); rows of each expert.
@@ -285,13 +261,10 @@ class Dispatch:
         """``rows`` on a GPU, which is not asked how many there are: all, by the last expert."""
         expert = self.expert_index.flatten()[order]
         row_counts = F.pad(self.expert_counts, (0, 1))
-        row_counts[-1] = (
-            len(order) - self.expert_counts.sum()
-        )  # those that go nowhere are sorted to the end
-        rank = (
-            torch.arange(len(order), device=order.device)
-            - (row_counts.cumsum(0) - row_counts)[expert]
-        )
+        # those that go nowhere are sorted to the end
+        row_counts[-1] = len(order) - self.expert_counts.sum()
+        first = (row_counts.cumsum(0) - row_counts)[expert]
+        rank = torch.arange(len(order), device=order.device) - first
         real = rank < F.pad(self.expert_load, (0, 1))[expert]
         return order, real, torch.cat((row_counts[:-2], row_counts[-2:].sum(0, keepdim=True)))
 
@@ -307,20 +280,12 @@ def _step(x: Tensor, cfg: config.MoE) -> int:
 
 def grouped(rows: Tensor, table: Tensor, bias: Tensor | None, expert_counts: Tensor) -> Tensor:
     """Rows (P, C), the first counts[0] times table[0]^T and so on: table (E, H, C) -> (P, H)."""
-    if torch.is_autocast_enabled(rows.device.type):
-        dtype = torch.get_autocast_dtype(rows.device.type)
-        rows, table, bias = (
-            rows.to(dtype),
-            table.to(dtype),
-            None if bias is None else bias.to(dtype),
-        )
+    rows, table, bias = autocast(rows, table, bias)
     if _kernel(rows, table):
         y = F.grouped_mm(rows, table.mT, offs=expert_counts.cumsum(0).int())
     else:
-        chunks = torch.split(rows, expert_counts.tolist())
-        y = torch.cat(
-            [F.linear(chunk, weight) for chunk, weight in zip(chunks, table.unbind(), strict=True)]
-        )
+        pairs = zip(torch.split(rows, expert_counts.tolist()), table.unbind(), strict=True)
+        y = torch.cat([F.linear(chunk, weight) for chunk, weight in pairs])
     return y if bias is None else y + bias.repeat_interleave(expert_counts, 0, output_size=len(y))
 
 

@@ -86,8 +86,7 @@ class Flow:
     def at_positions(
         self, key: Hashable, make: Callable[[Tensor], tuple[Tensor, ...]], dim: int
     ) -> Any:
-        """Returns ``make`` of the pass's positions (B or 1, T), which lie along ``dim``; looked up
-        in a table where the cache has one."""
+        """Returns ``make`` of positions (B or 1, T) along ``dim``, from the cache's table if any."""
         if self.by_position is None:
             return make(self.pos)
         return tuple(table.index_select(dim, self.pos[0]) for table in self.by_position(key, make))

@@ -1,5 +1,4 @@
-"""A model is built: its modules, memory for them, and how weights start. A module says what is its
-own to say, whoever wrote it (``build.py`` lists the words)."""
+"""A model is built: modules, memory, first weights. ``build.py`` lists what a module says of them."""
 
 from __future__ import annotations
 

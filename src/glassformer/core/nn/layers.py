@@ -110,6 +110,15 @@ def fused_linear(x: Tensor, *layers: Linear) -> Sequence[Tensor]:
     return layers[0].joint(x, layers)
 
 
+def autocast(x: Tensor, *others: Tensor | None) -> Any:
+    """The tensors in the number format of autocast, where that is on."""
+    device, tensors = x.device.type, (x, *others)
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
+
+
 def relu2(x: Tensor) -> Tensor:
     """Squared ReLU (So et al. 2021)."""
     return F.relu(x).square()
@@ -197,10 +206,8 @@ class Embed(TracedModule):
             # rounded to x's precision, as published models do
             x = x * torch.tensor(self.scale, dtype=x.dtype)
         if self.segment is not None:
-            segment_vectors = self.segment(
-                torch.zeros_like(tokens) if segments is None else segments
-            )
-            x = x + flow.look(flow.embed_path, "segment", segment_vectors)
+            rows = torch.zeros_like(tokens) if segments is None else segments
+            x = x + flow.look(flow.embed_path, "segment", self.segment(rows))
         return x
 
 
@@ -219,9 +226,8 @@ def previous_tokens(tokens: Tensor, flow: Flow, back: int, nothing: int) -> Tens
     if flow.history is not None:  # older ones before them
         start = flow.history[0].shape[1]
         context = (torch.cat((flow.history[0], tokens), 1), torch.cat((flow.history[1], pos), 1))
-    earlier, place = (
-        F.pad(x, (back, 0), value=-1)[:, start : start + tokens.shape[1]] for x in context
-    )
+    end = start + tokens.shape[1]
+    earlier, place = (F.pad(x, (back, 0), value=-1)[:, start:end] for x in context)
     return torch.where((place == pos - back) & (place >= 0), earlier, nothing)
 
 

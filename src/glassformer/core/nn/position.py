@@ -23,8 +23,7 @@ from .build import build, builds
 from .flow import Flow, TracedModule
 
 RopeScaling: TypeAlias = Callable[[Tensor, float], tuple[Tensor, float]]
-"""(frequencies, theta) -> (frequencies, attention factor): inverse frequencies in radians a
-position."""
+"""(frequencies, theta) -> (frequencies, attention factor), in radians a position."""
 
 
 @builds(config.NoPosition)
@@ -45,8 +44,7 @@ class Position(TracedModule):
         return x
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
-        """A term (B or 1, H, T, S) for the scores, from positions of queries (B or 1, T) and keys
-        (B or 1, S)."""
+        """A term (B or 1, H, T, S) for the scores, from positions of queries (B or 1, T) and keys."""
         return None
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
@@ -79,10 +77,8 @@ class Rotary(Position):
         turned = int(dim * self.fraction)
         key = (self, turned, dtype)
         make = partial(self.table, turned=turned, dtype=dtype)
-        tables: tuple[Tensor, Tensor] = flow.cached(
-            key, lambda: flow.at_positions(key, make, dim=2)
-        )
-        return tables
+        table: tuple[Tensor, Tensor] = flow.cached(key, lambda: flow.at_positions(key, make, dim=2))
+        return table
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """(a, b) -> (a cos - b sin, b cos + a sin) for each head's halves a, b, or neighbours."""
@@ -114,7 +110,7 @@ class Rotary(Position):
         if size != 1.0:
             cos, sin = cos * size, sin * size
         if self.interleaved:
-            return cos.repeat_interleave(2, -1).to(dtype), torch.stack((-sin, sin), -1).flatten(
-                -2
-            ).to(dtype)
-        return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+            cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+        else:
+            cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return cos.to(dtype), sin.to(dtype)

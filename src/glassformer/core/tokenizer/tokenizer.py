@@ -82,9 +82,8 @@ class Tokenizer(Vocabulary):
         return self.size
 
     def __repr__(self) -> str:
-        return (
-            f"Tokenizer({self.size} tokens, {len(self.specials)} special, {self.fingerprint[:8]})"
-        )
+        digest = self.fingerprint[:8]
+        return f"Tokenizer({self.size} tokens, {len(self.specials)} special, {digest})"
 
     # ------------------------------------------------------------------------------ text -> ids
 
@@ -130,11 +129,9 @@ class Tokenizer(Vocabulary):
     def _tiktoken(self) -> Any:
         """An encoder from outside whose ids are proven to be the library's; None without one."""
         plain = None if self._by_rank else self._plain
-        backends = (
-            module.of(self._tables, plain, self._by_library)
-            for module in registry.load("tokenizer_backends")
-        )
-        return next((backend for backend in backends if backend is not None), None)
+        for module in registry.load("tokenizer_backends"):  # formats/tiktoken_backend.py
+            return module.of(self._tables, plain, self._by_library)
+        return None
 
     def _by_library(self, texts: Sequence[str], special: bool = False) -> list[list[int]]:
         chosen = self._special if special else self._plain
@@ -183,9 +180,7 @@ class Tokenizer(Vocabulary):
         if most is not None and sum(map(len, texts)) > most - around:
             room = most - around
             need(room >= len(texts), f"{most} tokens leave no room for the text; allow more.")
-            short = min(*map(len, texts), room // 2) if len(texts) == 2 else 0
-            first = room - short if len(texts) == 1 or len(texts[0]) > len(texts[1]) else short
-            texts = [text[:keep] for text, keep in zip(texts, (first, room - first), strict=False)]
+            texts = [text[:size] for text, size in zip(texts, cut_sizes(texts, room), strict=False)]
         ids, segments = list[int](), list[int]()
         for text, id, segment in frame:
             piece = [id] if text is None else texts[text]
@@ -276,3 +271,10 @@ class Tokenizer(Vocabulary):
         """Write tokenizer.json and tokenizer_config.json as `transformers` opens them."""
         (room,) = registry.load("tokenizer_files")  # formats/tokenizer_forms.py
         room.save(self, Path(folder))
+
+
+def cut_sizes(texts: Sequence[Sequence[int]], room: int) -> tuple[int, int]:
+    """The tokens of one text or two that fit in ``room``: the longer one is cut first."""
+    short = min(*map(len, texts), room // 2) if len(texts) == 2 else 0
+    first = room - short if len(texts) == 1 or len(texts[0]) > len(texts[1]) else short
+    return first, room - first

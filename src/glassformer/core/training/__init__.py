@@ -2,7 +2,7 @@
 
     loop optimizer loss                            one step
     causal                                         what is learned: the next token
-    batches order shards validation                batches
+    batches shards validation                      batches
 
 Names are imported on first use: torch is slow.
 """

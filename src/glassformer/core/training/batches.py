@@ -20,12 +20,16 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
+from .. import registry
 from ..errors import UserError
 from ..nn.flow import document_starts
-from .order import COMPUTED, LISTED, order_kind_for, order_of
 from .shards import Shards
 
 Array = np.ndarray[Any, Any]
+LISTED, COMPUTED = 2, 3
+"""Kinds of order; saved in checkpoints, since a resumed run must use the same one."""
+IN_MEMORY = 1 << 24
+"""Rows whose order is a list: 128 MiB."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +162,14 @@ def as_batch(loaded_rows: Iterable[tuple[Array, Array, Array]], packed: bool = F
     return Batch(*map(torch.from_numpy, columns))
 
 
+def order_of(size: int, seed: np.random.SeedSequence, kind: int) -> Any:
+    """A random order of 0 to size - 1; ``order[low:high]`` are places of rows in the corpus."""
+    if kind == LISTED:  # RandomState's stream is the same in all versions of NumPy; 8 bytes a row
+        return np.random.RandomState(np.random.PCG64(seed)).permutation(size)
+    (room,) = registry.load("orders")  # scale/order.py
+    return room.ComputedOrder(size, seed)
+
+
 class _Cursor:
     """Position in one corpus: row ``index`` of ``epoch``, ``drawn`` rows in all."""
 
@@ -226,7 +238,8 @@ class Batches(Iterator[Batch]):
         self.weights = [weight / total for _, weight in mixture]
         self.keys = [corpus.key for corpus, _ in mixture]
         rows = [CorpusRows(corpus, context) for corpus, _ in mixture]
-        self._order_kind = order_kind_for(max(corpus_rows.last // context for corpus_rows in rows))
+        longest = max(corpus_rows.last // context for corpus_rows in rows)
+        self._order_kind = LISTED if longest <= IN_MEMORY else COMPUTED
         self._cursors = [
             _Cursor(corpus_rows, (seed % 2**64, number), self._order_kind)
             for number, corpus_rows in enumerate(rows)

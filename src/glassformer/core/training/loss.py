@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..config.objective import Objective
 from ..nn import Output, Tape
+from ..nn.layers import autocast
 from .batches import Batch, piece_borders
 from .pieces import Pieces
 
@@ -55,16 +56,12 @@ class Loss:
 
 def forward(model: Any, batch: Batch, tape: Tape | None = None) -> Output:
     """The output of a model of any shape for a batch; no logits, losses ask the head."""
-    kwargs: dict[str, Any] = {
-        "pos": batch.pos,
-        "document_ids": batch.document_ids,
-        "logits": "none",
-    }
+    named: dict[str, Any] = {"pos": batch.pos, "document_ids": batch.document_ids, "logits": "none"}
     if tape is not None:  # each is another: it would be compiled anew each time
-        model, kwargs["tape"] = getattr(model, "_orig_mod", model), tape
+        model, named["tape"] = getattr(model, "_orig_mod", model), tape
     extras = ("source", "source_pos", "source_document_ids", "segments", "prefix")
-    kwargs |= {name: value for name in extras if (value := getattr(batch, name)) is not None}
-    output: Output = model(batch.tokens, **kwargs)
+    named |= {name: value for name in extras if (value := getattr(batch, name)) is not None}
+    output: Output = model(batch.tokens, **named)
     return output
 
 
@@ -174,11 +171,8 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
     """The batch in pieces of rows, none of them empty."""
     if pieces == 1:
         return [batch]
-    return [
-        batch.rows(low, high)
-        for low, high in piece_borders(len(batch.tokens), pieces)
-        if low < high
-    ]
+    borders = piece_borders(len(batch.tokens), pieces)
+    return [batch.rows(low, high) for low, high in borders if low < high]
 
 
 def cross_entropy(
@@ -195,16 +189,9 @@ def cross_entropy(
     hidden (N, C), table (V, C), targets (N,) with -1 not counted. No more than ``ONE_SHOT`` logits
     exist at once; ``to_grad``: the function of this name, compiled.
     """
-    if torch.is_autocast_enabled(hidden.device.type):
-        dtype = torch.get_autocast_dtype(hidden.device.type)
-        hidden, table, bias = (
-            hidden.to(dtype),
-            table.to(dtype),
-            None if bias is None else bias.to(dtype),
-        )
+    hidden, table, bias = autocast(hidden, table, bias)
     rows, compute = max(1, ONE_SHOT // len(table)), to_grad or logits_to_grad
-    # asked here: inside the function the mode is off
-    mode = torch.is_grad_enabled()
+    mode = torch.is_grad_enabled()  # asked here: inside the function the mode is off
     args = (hidden, table, bias, targets, softcap, smoothing, rows, compute, mode)
     total: Tensor = _HeadLoss.apply(*args)  # type: ignore[no-untyped-call]
     return total
@@ -227,12 +214,11 @@ class _HeadLoss(torch.autograd.Function):
         grad_enabled: bool,
     ) -> Tensor:
         train = grad_enabled and any(ctx.needs_input_grad)  # then a backward may come
-        total = hidden.new_zeros((), dtype=_sum_dtype(hidden))
+        wide = _sum_dtype(hidden)
+        total = hidden.new_zeros((), dtype=wide)
         to_hidden = torch.empty_like(hidden) if train else None
         to_table: Tensor | None = None
-        to_bias = (
-            torch.zeros_like(bias, dtype=_sum_dtype(hidden)) if train and bias is not None else None
-        )
+        to_bias = torch.zeros_like(bias, dtype=wide) if train and bias is not None else None
         for start in range(0, len(hidden), rows):
             chunk = hidden[start : start + rows]
             # (rows, V): logits now, their gradient after the next line
@@ -258,10 +244,8 @@ class _HeadLoss(torch.autograd.Function):
         # usually it is 1: spare a pass over the vocabulary
         if scale.device.type != "cpu" or float(scale) != 1.0:
             grads = tuple(None if grad is None else grad * scale for grad in grads)
-        to_hidden, to_table, to_bias = (
-            None if grad is None else grad.to(ctx.dtype) for grad in grads
-        )
-        return to_hidden, to_table, to_bias, None, None, None, None, None, None
+        narrow = (None if grad is None else grad.to(ctx.dtype) for grad in grads)
+        return (*narrow, None, None, None, None, None, None)
 
 
 def logits_to_grad(
@@ -286,9 +270,8 @@ def logits_to_grad(
             loss -= smoothing * scores.mean(-1)
         total += loss.masked_fill(block_targets < 0, 0.0).sum()
         if train:
-            probabilities.scatter_add_(
-                1, target, probabilities.new_full(target.shape, smoothing - 1)
-            )
+            change = probabilities.new_full(target.shape, smoothing - 1)
+            probabilities.scatter_add_(1, target, change)
             if smoothing:
                 probabilities -= smoothing / vocab
             if softcap is not None:

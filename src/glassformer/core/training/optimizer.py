@@ -1,5 +1,4 @@
-"""torch's optimizers over a model's parameters, grouped by path, their state as named tensors; and
-the schedules of their rate, pure functions of the step."""
+"""torch's optimizers over parameters grouped by path, and the schedules of their rate."""
 
 from __future__ import annotations
 
@@ -208,11 +207,9 @@ def update_rate(lr: float, longer_side: int) -> float:
 
 
 STACK_NUMEL = 1 << 20
-"""Numbers in a stack of matrices at most: they stay in the cache, and bigger ones gain nothing from
-company."""
+"""Numbers in a stack of matrices at most: they stay in the cache; bigger ones gain nothing."""
 STACK_NUMEL_GPU = 1 << 24
-"""There a matrix alone is fifteen launches that a GPU is soon done with: 28 of 768 x 768 at once.
-Not measured yet."""
+"""There a matrix alone is fifteen launches: 28 of 768 x 768 at once. Not measured yet."""
 
 
 def stack_numel(weights: Sequence[Tensor]) -> int:

@@ -67,9 +67,10 @@ def _fitted(weight: Tensor, codes: Tensor, scales: Tensor, group: int, gram: Ten
         step = (q * slope[:, columns]).sum(1) / ((q @ gram[columns, columns]) * q).sum(1).clamp(
             min=1e-30
         )
-        new = (scales[:, g].float() + step).to(torch.float16)
-        fitted[:, g] = torch.where(new.isfinite() & (new != 0), new, scales[:, g])
-        moved = fitted[:, g].float() - scales[:, g].float()
+        old = scales[:, g]
+        new = (old.float() + step).to(torch.float16)
+        fitted[:, g] = torch.where(new.isfinite() & (new != 0), new, old)
+        moved = fitted[:, g].float() - old.float()
         slope -= (moved[:, None] * q) @ gram[columns]
     return fitted
 

@@ -212,13 +212,10 @@ def _separator_note(path: Path) -> tuple[str, ...]:
 
 
 def _open_folder(folder: Path, field: str, separator: str | None) -> Source:
-    corpus_files, notes = list[CorpusFile](), list[str]()
     paths = sorted(p for p in folder.rglob("*") if p.is_file())
     rows, notes = tables.tables(folder, paths)
-    if rows:
-        corpus_files = [CorpusFile(path, field=field) for path in rows]
-        return Source(folder.resolve().name, folder, tuple(corpus_files), tuple(notes))
-    for path in paths:
+    corpus_files = [CorpusFile(path, field=field) for path in rows]
+    for path in () if rows else paths:
         inside = path.relative_to(folder)
         if any(name.startswith(".") for name in inside.parts):
             notes.append(f"{inside} left out: hidden")

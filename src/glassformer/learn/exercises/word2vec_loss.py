@@ -45,19 +45,16 @@ def check(learner: Any, report: CheckReport) -> None:
     B, K, D = 4, 3, 6
     u, v, n = report.randn(B, D), report.randn(B, D), report.randn(B, K, D)
     right, wrong = (u * v).sum(-1), (n * u[:, None]).sum(-1)
+    pair, noise = F.logsigmoid(right), F.logsigmoid(-wrong)
     slips = {
         "the sign of the noise: these pairs are wrong, so sigmoid(-u . n)": -(
-            F.logsigmoid(right) + F.logsigmoid(wrong).sum(-1)
+            pair + F.logsigmoid(wrong).sum(-1)
         ).mean(),
-        "the noise: a sum over the K words, not their mean": -(
-            F.logsigmoid(right) + F.logsigmoid(-wrong).mean(-1)
-        ).mean(),
-        "the batch: the mean of the pairs, not their sum": -(
-            F.logsigmoid(right) + F.logsigmoid(-wrong).sum(-1)
-        ).sum(),
+        "the noise: a sum over the K words, not their mean": -(pair + noise.mean(-1)).mean(),
+        "the batch: the mean of the pairs, not their sum": -(pair + noise.sum(-1)).sum(),
         "the logarithm: it is missing": -(right.sigmoid() + (-wrong).sigmoid().sum(-1)).mean(),
         "the sign: a loss falls when the pair fits better; put a minus before all of it": (
-            F.logsigmoid(right) + F.logsigmoid(-wrong).sum(-1)
+            pair + noise.sum(-1)
         ).mean(),
     }
     report.call(learner.loss, loss, u, v, n, slips=slips)

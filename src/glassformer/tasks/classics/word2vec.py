@@ -108,6 +108,7 @@ class Word2Vec:
         """Go through the text ``epochs`` times; a TrainStep every 131,072 words (REPORT), and at the
         end."""
         settings, words, done, reported = self.settings, len(self.text), 0, 0
+        total = settings.epochs * words
         for epoch in range(settings.epochs):
             for low in range(0, words, CHUNK):
                 rows = self._rows(low, min(low + CHUNK, words))
@@ -116,9 +117,9 @@ class Word2Vec:
                 order = torch.randperm(len(rows[0]), generator=self.random)
                 words_before = epoch * words + low
                 for first, batch in self._batches(rows, order):
-                    rate = settings.rate * max(LOWEST, 1 - done / (settings.epochs * words))
+                    rate = settings.rate * max(LOWEST, 1 - done / total)
                     done = words_before + round(words_per_row * (first + len(batch.ids)))
-                    report = done == settings.epochs * words or done - reported >= REPORT
+                    report = done == total or done - reported >= REPORT
                     loss = self._learn(batch, rate, report)
                     if report:
                         reported = done
@@ -126,7 +127,7 @@ class Word2Vec:
                             raise UserError(
                                 f"The vectors grew beyond all bounds; give a rate below {settings.rate}."
                             )
-                        yield EpochProgress(epoch + 1, done / (settings.epochs * words), loss, rate)
+                        yield EpochProgress(epoch + 1, done / total, loss, rate)
 
     def vectors(self) -> Vectors:
         """The words and their input vectors, as they are now."""

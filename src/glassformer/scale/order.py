@@ -1,9 +1,9 @@
-"""The order of a corpus's rows in an epoch: a permutation that is a function of the seed alone.
+"""The order of a corpus's rows where a list of them would be large.
 
-Up to ``IN_MEMORY`` rows it is drawn as a list. Beyond, the place of each row is computed when it is
-asked for, by a Feistel network over the numbers 0 to size - 1 (Black and Rogaway 2002, "Ciphers
-with Arbitrary Finite Domains"): a number is a pair (a, b), and in each round a pseudorandom
-function of one of them is added to the other, which can be taken back. Nothing is held.
+The place of each row is computed when it is asked for, by a Feistel network over the numbers 0 to
+size - 1 (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains"): a number is a pair (a,
+b), and in each round a pseudorandom function of one of them is added to the other, which can be
+taken back. Nothing is held.
 """
 
 from __future__ import annotations
@@ -16,31 +16,14 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-LISTED, COMPUTED = 2, 3
-"""Kinds of order; saved in checkpoints, since a resumed run must use the same one."""
-IN_MEMORY = 1 << 24
-"""Rows whose order is a list: 128 MiB."""
 ROUNDS = 8
-
-
-def order_kind_for(rows: int) -> int:
-    """The kind of order (LISTED or COMPUTED) for a new run over so many rows."""
-    return LISTED if rows <= IN_MEMORY else COMPUTED
-
-
-def order_of(size: int, seed: np.random.SeedSequence, kind: int) -> Any:
-    """A random order of 0 to size - 1; ``order[low:high]`` are places of rows in the corpus."""
-    if kind == COMPUTED:
-        return ComputedOrder(size, seed.generate_state(ROUNDS, np.uint64))
-    # RandomState's stream is the same in all versions of NumPy; 8 bytes a row
-    return np.random.RandomState(np.random.PCG64(seed)).permutation(size)
 
 
 class ComputedOrder:
     """A permutation of 0 to size - 1 whose numbers are computed when they are asked for."""
 
-    def __init__(self, size: int, keys: Array) -> None:
-        self.size, self.keys = size, keys
+    def __init__(self, size: int, seed: np.random.SeedSequence) -> None:
+        self.size, self.keys = size, seed.generate_state(ROUNDS, np.uint64)
         # sides[0] * sides[1] is at least size, by less than sides[0]
         self.sides = np.array([math.isqrt(size - 1) + 1, 0], np.uint64)
         self.sides[1] = -(-size // int(self.sides[0]))

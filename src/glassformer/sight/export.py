@@ -25,9 +25,10 @@ import torch
 
 from ..core import files
 from ..core.errors import UserError, need
-from . import answers, streams, wire
+from . import answers, wire
 from .figures.charts import TableFigure
 from .figures.shown import BOX, document
+from .labels import display_texts
 from .seen import Seen
 
 MOST = 2_000_000  # bytes of a file of numbers
@@ -36,7 +37,7 @@ CELLS = 400  # cells whose arithmetic is computed beforehand, at most
 TERMS = 64
 ASKED = 4096  # terms of a cell that the caller named
 HELD = ("source", "attention", "experts", "pool")  # abilities that need no model
-COMPUTED = ("generate", "fill", "lens")  # those of a file that computes
+COMPUTED = ("generate", "fill", "lens", "edits")  # those of a file that computes
 # of a file, at most, for the vocabulary; without it the tokens that are not in the text are numbers
 WORDS = 0.15
 UNQUOTED = "!'()*~"  # what a browser's encodeURIComponent leaves as it is
@@ -168,8 +169,11 @@ def container(
 def _program(trace: Any, most: int) -> tuple[dict[str, wire.Array], dict[str, Any]]:
     """The weights of a trace's model and the program on them; none where they have no room."""
     from .recording.program import program, weights
+    from .recording.trace import Trace
 
-    fits = sum(x.numel() for x in trace.model.parameters()) * 1.5 <= most
+    fits = isinstance(trace, Trace) and most > 1.5 * sum(
+        x.numel() for x in trace.model.parameters()
+    )
     written = program(trace) if fits else None
     return ({}, {}) if written is None else (weights(written), written)
 
@@ -338,16 +342,16 @@ def summary(trace: Any) -> str:
     if (head := trace.plan.head) is not None and tokenizer is not None:
         row = trace[head.at(len(ids) - 1)].float().softmax(-1)[: tokenizer.size]
         best = row.topk(min(5, len(row)))
-        words = streams.display_texts(tokenizer, best.indices.tolist())
+        words = display_texts(tokenizer, best.indices.tolist())
         chances = [f"{chance:.4f}" for chance in best.values.tolist()]
         lines.append(TableFigure("", ("next", "p"), [*zip(words, chances, strict=True)]).html())
     if patterns := _patterns(trace):
         name = patterns[-1].id
         heads = torch.from_numpy(wire.TracePart(trace, name).to_array((64, 64)))
-        texts = [streams.display_texts(tokenizer, ids)]
+        texts = [display_texts(tokenizer, ids)]
         if trace.source is not None:
             reads = tokenizer and tokenizer.for_source
-            texts.append(streams.display_texts(reads, trace.source[0].tolist()))
+            texts.append(display_texts(reads, trace.source[0].tolist()))
         lines.append(next(Seen({name: heads[None]}, *texts).charts()).html())
     text = "" if tokenizer is None else f": {html.escape(tokenizer.decode(ids[:64]))}"
     inside = f'<div style="{BOX}">{"".join(lines)}</div>'

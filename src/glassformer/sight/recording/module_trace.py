@@ -291,11 +291,12 @@ class ModuleTrace(Caused):
         )
 
     def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the trace as one HTML file that opens without a server, 2 MB at most, or all of it
-        as .safetensors.
+        """Write the trace as one HTML file that opens without a server, or all of it as .safetensors.
 
-        ``cells``: addresses whose arithmetic the file is to hold; ``most``: the bytes of the file;
-        ``name``: of the model, as the file calls it.
+        The page of a small model of ours holds the weights and computes any text, within
+        ``computing`` bytes (5 MB); every other page holds numbers, 2 MB of them. ``computing=0``
+        asks for numbers. ``cells``: addresses whose arithmetic these are to hold; ``most``: the bytes
+        of the file; ``name``: of the model, as the file calls it.
         """
         return export.save(self, path, **options)
 

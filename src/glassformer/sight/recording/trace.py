@@ -255,8 +255,8 @@ class Trace(ModuleTrace):
         """The arithmetic of one number."""
         explanation = super().explain(address)
         value, index = self.parse(address)
-        places = []
-        for axis, place in zip(axes_of(value), index, strict=True):
+        op, places = self.plan.get(value.address), []
+        for axis, place in zip(op.axes if op else axes_of(value), index, strict=True):
             if axis in ("B", "N") or not isinstance(place, int):
                 continue
             piece = self.token(value.address, axis, place)

@@ -5,7 +5,7 @@ import { Call, FUNCTIONS, isTensor } from "./functions";
 import type { Operation, Pass, Program } from "./program";
 import { inDouble, side, sizeOf, stepsTo, strides, type Tensor } from "./tensors";
 
-const MOVES = new Set("view reshape transpose permute T mT flip flatten unflatten unsqueeze squeeze expand expand_as contiguous clone detach dropout cat stack chunk split getitem roll repeat_interleave".split(" "));
+const MOVES = new Set("view view_as reshape transpose permute T mT flip pad flatten unflatten unsqueeze squeeze expand expand_as contiguous clone detach to float cat stack chunk split getitem roll repeat_interleave index_select".split(" "));
 const SIDES: Record<string, string> = { T: "token", S: "key", V: "word", H: "head", K: "key-value head", E: "expert", L: "label", k: "choice", F: "neuron" };
 
 interface Place {
@@ -49,18 +49,19 @@ export function named(program: Program, pass: Pass, { value, at }: Place): strin
   return program.address(value) + (shown.length ? `[${shown.join(",")}]` : "");
 }
 
-/** Where a number was computed: functions that only move numbers are walked through. */
-export function origin(program: Program, pass: Pass, start: Place): Place {
+/** Where a number was computed: functions that only move numbers are walked through, up to a value that the model has a name for, other than `named`. */
+export function origin(program: Program, pass: Pass, start: Place, named = -1): Place {
   for (let place = start; ; ) {
     const from = program.origin(place.value);
-    if (!from || pass.edited.has(place.value) || !MOVES.has(from.operation.name)) return place;
+    if (!from || pass.edited.has(place.value) || !MOVES.has(from.operation.name) || (program.named(place.value) && place.value !== named)) return place;
     const call = program.call(from.operation, pass), moved = Array.isArray(call.args[0]) ? (call.args[0] as Tensor[]) : [call.x];
     const inputs = program.inputs(from.operation).slice(0, moved.length);
     const traced = (code: (which: number, at: number) => number): number => {
-      const coded = moved.map((x, which): Tensor => ({ shape: x.shape, type: "int", data: Int32Array.from(x.data, (_, at) => code(which, at)) }));
+      const coded = moved.map((x, which): Tensor => ({ shape: x.shape, type: "int", data: Int32Array.from(x.data, (_, at) => 1 + code(which, at)) }));
       const args = [Array.isArray(call.args[0]) ? coded : coded[0], ...call.args.slice(1)];
-      return [FUNCTIONS[from.operation.name](new Call(args, call.kwargs, "int"))].flat()[from.output].data[place.at];
+      return [FUNCTIONS[from.operation.name](new Call(args, call.kwargs, "int"))].flat()[from.output].data[place.at] - 1;
     };
+    if (traced((_, at) => at) < 0) return place; // a constant that was put beside
     place = { value: inputs[moved.length > 1 ? traced((which) => which) : 0], at: traced((_, at) => at) };
   }
 }
@@ -142,7 +143,7 @@ export function cell(program: Program, pass: Pass, plan: readonly Op[], words: W
   const start = find(program, pass, address);
   if (!start) return undefined;
   const value = pass.values[start.value]!, stored = value.data[start.at], op = plan.find((one) => one.id === program.address(start.value));
-  const place = origin(program, pass, start), from = program.origin(place.value), edited = pass.edited.has(place.value);
+  const place = origin(program, pass, start, start.value), from = program.origin(place.value), edited = pass.edited.has(place.value);
   const made: Opened = edited ? { kind: "edit", recomputed: stored, terms: [], others: [], numbers: {} } : from ? opened(program, pass, place, from.operation) : { kind: program.leaf(place.value)!.kind, recomputed: stored, terms: [], others: [], numbers: {} };
   const operand = (one: Place): Operand => {
     const there = origin(program, pass, one);

@@ -14,7 +14,7 @@ export interface Operation {
   name: string;
   args: any[];
   kwargs: Record<string, any>;
-  outputs: [address: string, type: Type][];
+  outputs: [address: string, type: Type, named: boolean][];
   source: string;
   is_written_out: boolean;
 }
@@ -29,6 +29,7 @@ export interface Source {
   operations: Operation[];
   plan: (Omit<Op, "shape"> & { shape: Size[] })[];
   longest: number;
+  has_words: boolean;
   tokenizer: any;
 }
 
@@ -64,6 +65,12 @@ export class Program {
   address(value: number): string {
     const from = this.origin(value);
     return from ? from.operation.outputs[from.output][0] : this.source.leaves[value].address;
+  }
+
+  /** Whether the model itself has a name for a value. */
+  named(value: number): boolean {
+    const from = this.origin(value);
+    return !!from && from.operation.outputs[from.output][2];
   }
 
   leaf(value: number): Leaf | undefined {

@@ -143,6 +143,7 @@ export class Computing extends StaticTransport {
     if (place.endsWith("/cell")) {
       const asked = new URLSearchParams(query), address = asked.get("address") ?? "", shown = pieces(made.run.tokens), words = pieces(made.run.source_tokens ?? []);
       const piece = (name: string, axis: string, at: number): string | null => {
+        if (!this.source.has_words) return null;
         if (axis === "V") return this.word(this.token(at)) || null;
         const source = words.length && (name.startsWith("encoder.") || name.startsWith("source") || (axis === "S" && name.includes(".cross.")));
         return axis === "T" || axis === "S" ? ((source ? words : shown)[at]?.text || null) : null;

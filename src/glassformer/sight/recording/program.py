@@ -101,6 +101,7 @@ def program(trace: Trace) -> dict[str, Any] | None:
     tokenizer = trace.tokenizer
     return written | {
         "longest": longest,
+        "has_words": tokenizer is not None,
         "tokenizer": None if tokenizer is None else _tokenizer(model.config, tokenizer),
         "eos": None if tokenizer is None else tokenizer.eos,
         "last": trace["logits"][0, -1].tolist() if "logits" in trace.plan else [],
@@ -198,7 +199,7 @@ class _Writer:
             "name": first.name,
             "args": args,
             "kwargs": {name: x for name, x in kwargs.items() if name not in ("device", "out")},
-            "outputs": [[x[0].address, _type(x[0])] for x in outputs],
+            "outputs": [[x[0].address, _type(x[0]), x[0].is_named] for x in outputs],
             "source": str(first.line),
             "is_written_out": first.is_written_out,
         }

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-U4R7T4ZE.js";import"./chunk-UHLM5V5Y.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-XQZ7IPE5.js";import"./chunk-AXZQGVP4.js";import"./chunk-T5HW473U.js";export{c as Heads,b as Train,a as joined};

@@ -5,7 +5,9 @@ import { Call, FUNCTIONS, isTensor } from "./functions";
 import type { Operation, Pass, Program } from "./program";
 import { inDouble, side, sizeOf, stepsTo, strides, type Tensor } from "./tensors";
 
-const MOVES = new Set("view view_as reshape transpose permute T mT flip pad flatten unflatten unsqueeze squeeze expand expand_as contiguous clone detach to float cat stack chunk split getitem roll repeat_interleave index_select".split(" "));
+const MOVES = new Set("view view_as reshape transpose permute T mT flip pad flatten unflatten unsqueeze squeeze expand expand_as contiguous clone detach to float cat stack chunk split getitem roll repeat_interleave index_select index_copy".split(" "));
+const POINTWISE = new Set("add sub rsub mul div rdiv neg pow rpow exp log sqrt rsqrt square abs sin cos tanh sigmoid relu gelu silu clamp clamp_min maximum minimum where masked_fill floor_divide remainder eq ne lt le gt ge and or logical_and logical_or logical_not dropout".split(" "));
+const CREATED = new Set("arange tensor zeros ones full zeros_like ones_like new_zeros new_full".split(" "));
 const SIDES: Record<string, string> = { T: "token", S: "key", V: "word", H: "head", K: "key-value head", E: "expert", L: "label", k: "choice", F: "neuron" };
 
 interface Place {
@@ -54,11 +56,12 @@ export function origin(program: Program, pass: Pass, start: Place, named = -1): 
   for (let place = start; ; ) {
     const from = program.origin(place.value);
     if (!from || pass.edited.has(place.value) || !MOVES.has(from.operation.name) || (program.named(place.value) && place.value !== named)) return place;
-    const call = program.call(from.operation, pass), moved = Array.isArray(call.args[0]) ? (call.args[0] as Tensor[]) : [call.x];
-    const inputs = program.inputs(from.operation).slice(0, moved.length);
+    const call = program.call(from.operation, pass), copies = from.operation.name === "index_copy", listed = Array.isArray(call.args[0]);
+    const moved = listed ? (call.args[0] as Tensor[]) : copies ? [call.x, call.at<Tensor>(3, "source")] : [call.x], all = program.inputs(from.operation);
+    const inputs = copies ? [all[0], all[2]] : all.slice(0, moved.length);
     const traced = (code: (which: number, at: number) => number): number => {
       const coded = moved.map((x, which): Tensor => ({ shape: x.shape, type: "int", data: Int32Array.from(x.data, (_, at) => 1 + code(which, at)) }));
-      const args = [Array.isArray(call.args[0]) ? coded : coded[0], ...call.args.slice(1)];
+      const args = listed ? [coded, ...call.args.slice(1)] : [coded[0], ...call.args.slice(1, 3), ...(copies ? [coded[1]] : call.args.slice(3))];
       return [FUNCTIONS[from.operation.name](new Call(args, call.kwargs, "int"))].flat()[from.output].data[place.at] - 1;
     };
     if (traced((_, at) => at) < 0) return place; // a constant that was put beside
@@ -105,6 +108,30 @@ function opened(program: Program, pass: Pass, place: Place, operation: Operation
     const value = ((read(itself) - mean) / Math.sqrt(deviation ** 2 + eps)) * (gain ?? 1);
     return { kind, recomputed: value + (shift ?? 0), terms: [{ value, of: [itself] }], others: beside, numbers: kind === "layer_norm" ? { mean, deviation } : { "root mean square": deviation } };
   }
+  if (["sum", "mean", "logsumexp", "amax"].includes(kind)) {
+    const x = pass.values[inputs[0]]!, given = call.at<number | number[] | null>(1, "dim", null), sides = given === null ? x.shape.map((_, i) => i) : [given].flat().map((one) => side(one, x.shape.length));
+    const kept = where.length === x.shape.length, fixed: number[] = [];
+    x.shape.forEach((_, i) => fixed.push(sides.includes(i) ? -1 : where[kept ? i : i - sides.filter((one) => one < i).length]));
+    const cells = row(inputs[0], 0, x.data.length).filter(({ at }) => index(x, at).every((one, i) => fixed[i] < 0 || fixed[i] === one)), share = kind === "mean" ? 1 / cells.length : 1;
+    if (kind === "sum" || kind === "mean") return { kind, ...none, recomputed: sum(cells.map(read)) * share, terms: cells.map((one) => ({ value: read(one) * share, of: [one] })) };
+    const most = Math.max(...cells.map(read));
+    return { kind, ...none, recomputed: kind === "amax" ? most : most + Math.log(sum(cells.map((one) => Math.exp(read(one) - most)))), terms: [], others: cells };
+  }
+  if (kind === "index_add") {
+    const along = side(call.at(1, "dim"), result.shape.length), source = pass.values[inputs[2]]!, steps = strides(source.shape), rows = Array.from(pass.values[inputs[1]]!.data);
+    const own = { value: inputs[0], at: place.at }, come = rows.flatMap((to, r) => (to === where[along] ? [{ value: inputs[2], at: sum(steps.map((step, i) => step * (i === along ? r : where[i]))) }] : []));
+    return { kind, numbers: {}, others: [own], recomputed: sum([own, ...come].map(read)), terms: [own, ...come].map((one) => ({ value: read(one), of: [one] })) };
+  }
+  if (kind === "topk") {
+    const along = side(call.at(2, "dim", -1), result.shape.length), step = strides(result.shape)[along], of = strides(pass.values[inputs[0]]!.shape);
+    const first = place.value - program.origin(place.value)!.output, chosen = pass.values[first + 1]!.data[place.at];
+    const cell = { value: inputs[0], at: sum(where.map((one, i) => (i === along ? chosen : one) * of[i])) }, value = step && first === place.value ? read(cell) : chosen;
+    return { kind, ...none, recomputed: value, terms: first === place.value ? [{ value, of: [cell] }] : [], others: first === place.value ? [] : [cell] };
+  }
+  if (kind === "grouped_mm") {
+    const [, size, columns] = pass.values[inputs[1]]!.shape, ends = Array.from(call.at<Tensor>(2, "offs").data), expert = ends.findIndex((end) => where[0] < end);
+    return pairs(row(inputs[0], where[0] * size, size), row(inputs[1], expert * size * columns + where[1], size, columns));
+  }
   // a number of each input, or of a row of one where the sizes differ
   const cells = inputs.flatMap((value): Place[] => {
     const x = pass.values[value]!;
@@ -119,7 +146,7 @@ function opened(program: Program, pass: Pass, place: Place, operation: Operation
   const inexact = cells.filter((one) => pass.values[one.value]!.type === "float"), exact = cells.filter((one) => !inexact.includes(one));
   if ((kind === "add" || kind === "sub") && cells.length > 1) {
     const signs = [1, (kind === "sub" ? -1 : 1) * call.at(2, "alpha", 1)], terms = cells.map((one, i) => ({ value: signs[i] * read(one), of: [one] }));
-    return { kind, ...none, recomputed: sum(terms.map((one) => one.value)), terms };
+    return { kind, numbers: {}, others: cells, recomputed: sum(terms.map((one) => one.value)), terms };
   }
   const whole = inexact.length > 0 && Number.isFinite(recomputed);
   return { kind, numbers: {}, recomputed, terms: whole ? [{ value: recomputed, of: inexact }] : [], others: whole ? exact : cells };
@@ -143,8 +170,8 @@ export function cell(program: Program, pass: Pass, plan: readonly Op[], words: W
   const start = find(program, pass, address);
   if (!start) return undefined;
   const value = pass.values[start.value]!, stored = value.data[start.at], op = plan.find((one) => one.id === program.address(start.value));
-  const place = origin(program, pass, start, start.value), from = program.origin(place.value), edited = pass.edited.has(place.value);
-  const made: Opened = edited ? { kind: "edit", recomputed: stored, terms: [], others: [], numbers: {} } : from ? opened(program, pass, place, from.operation) : { kind: program.leaf(place.value)!.kind, recomputed: stored, terms: [], others: [], numbers: {} };
+  const place = origin(program, pass, start, start.value), computed = program.origin(place.value), from = computed && CREATED.has(computed.operation.name) ? undefined : computed, edited = pass.edited.has(place.value);
+  const made: Opened = edited ? { kind: "edit", recomputed: stored, terms: [], others: [], numbers: {} } : from ? opened(program, pass, place, from.operation) : { kind: program.leaf(place.value)?.kind ?? "created", recomputed: stored, terms: [], others: [], numbers: {} };
   const operand = (one: Place): Operand => {
     const there = origin(program, pass, one);
     return { address: named(program, pass, there), value: json(pass.values[there.value]!.data[there.at]) };
@@ -152,7 +179,13 @@ export function cell(program: Program, pass: Pass, plan: readonly Op[], words: W
   const order = made.terms.map((_, i) => i).sort((a, b) => Math.abs(made.terms[b].value) - Math.abs(made.terms[a].value)).slice(0, most);
   const count = sum(made.terms.map((one) => one.of.length)) + made.others.length;
   const plain = words.sentences[made.kind] ?? `The function ${made.kind} of {count} numbers.`;
-  const sentence = from ? written(plain, { ...made.numbers, ...made.facts, terms: made.terms.length, count }) : written(words.leaves[made.kind] ?? "", {});
+  let sentence = from ? written(plain, { ...made.numbers, ...made.facts, terms: made.terms.length, count }) : written(words.leaves[made.kind] ?? "", { name: computed?.operation.name ?? "" });
+  if (from && !edited) {
+    if (made.kind === "softmax" && stored === 0 && made.numbers.exp === 0) sentence += " The mask hides this key.";
+    const constants = MOVES.has(made.kind) || !POINTWISE.has(made.kind) ? [] : [...from.operation.args, ...Object.values(from.operation.kwargs)].flatMap((one) => (typeof one === "number" ? [one] : one?.float ? [Number(one.float.replace("inf", "Infinity"))] : []));
+    if (constants.length) sentence += ` The code's own number is ${constants.map(six).join(" and ")}.`;
+    if (from.operation.is_written_out) sentence += " PyTorch computes this attention in one step; here it is written out.";
+  }
   const own = named(program, pass, start), name = parse(own).name, where = parse(own).index ?? [], axes = op ? op.axes.slice(op.axes.length - where.length) : [];
   const sides = axes.map((axis, i) => {
     const word = piece(name, axis, where[i]);
@@ -161,10 +194,10 @@ export function cell(program: Program, pass: Pass, plan: readonly Op[], words: W
   const difference = stored === made.recomputed ? 0 : stored - made.recomputed;
   return {
     address: own, kind: from ? made.kind : made.kind === "weight" ? "weight" : "leaf", value: json(stored), dtype: value.type === "float" ? "float32" : value.type === "bool" ? "bool" : "int64",
-    recomputed: json(made.recomputed), difference: json(difference), sentence, place: from ? sides.join(", ") : "", equation: from ? (words.equations[made.kind] ?? `${made.kind}(..)`) : "",
+    recomputed: json(made.recomputed), difference: json(difference), sentence, place: computed ? sides.join(", ") : "", equation: from ? (words.equations[made.kind] ?? `${made.kind}(..)`) : "",
     numbers: Object.fromEntries(Object.entries(made.numbers).map(([key, one]) => [key, json(one)])), count: made.terms.length,
     terms: order.map((at) => ({ term: at, value: json(made.terms[at].value), operands: made.terms[at].of.map(operand) })), others: made.others.map(operand),
-    source: from?.operation.source ?? "", edited, words: { plain: sentence, place: sides.join(", "), value: op?.words ?? "a weight" },
+    source: computed?.operation.source ?? "", edited, words: { plain: sentence, place: sides.join(", "), value: op?.words ?? "a weight" },
     next: plan.filter((one) => one.in.includes(name)).map((one) => one.id), weights: {}, python: `trace['${name}']${op && value.shape[0] === 1 && value.shape.length > 1 ? "[0]" : ""}${where.map((one) => `[${one}]`).join("")}`,
   };
 }

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-YWN2KGMU.js";import"./chunk-XAOFEUYJ.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-I5KJ4NBE.js";import"./chunk-VAOPWWFW.js";import"./chunk-3TLIR7BR.js";export{c as Heads,b as Train,a as joined};

@@ -1,4 +1,4 @@
-import{Ia as R,Ja as k,Ka as e,La as b,P as g,Ya as A,aa as y,b as v,d as f,g as w,ha as T,ja as E,ka as C,ma as I,o as z,q as x}from"./chunk-T5PSASGQ.js";var $=800,_=`English and CAPITALIZATION
+import{Ia as R,Ja as k,Ka as e,La as b,P as g,Ya as A,aa as y,b as v,d as f,g as w,ha as T,ja as E,ka as C,ma as I,o as z,q as x}from"./chunk-7XCORO6T.js";var $=800,_=`English and CAPITALIZATION
 🎵 鸟
 show_tokens False None elif == >= else: two tabs:"		" Three tabs: "			"
 12.0*50=600`,P=[["test text",_],["raw text","This raw text will be tokenized"],["a sentence","The animal didn't cross the street because it was too tired"],["numbers","3.14159 + 2,718 = 2721.14159; 1,000,000 / 7 = 142857.14"],["languages","Ein Mann fährt Rad. Привет, мир! 你好，世界。 مرحبا بالعالم"],["code",`def add(a: int, b: int) -> int:

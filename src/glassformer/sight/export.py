@@ -179,7 +179,10 @@ def _program(trace: Any, most: int) -> tuple[dict[str, wire.Array], dict[str, An
 
 
 def _decoded(tokenizer: Any, ids: list[int]) -> str:
-    return "" if tokenizer is None else str(tokenizer.decode(ids))
+    """The text of ids; without a tokenizer the ids themselves."""
+    if tokenizer is None:
+        return " ".join(map(str, ids)) or "no text"
+    return str(tokenizer.decode(ids))
 
 
 def _size(record: Any) -> int:

@@ -23,9 +23,10 @@ export function sides(op: Op): { axis: string; size: number }[] {
   return (op.axes[0] === "B" || op.axes[0] === "N") && op.shape[0] === 1 && all.length > 1 ? all.slice(1) : all;
 }
 
-/** The address of a part of a value: the side of one text, where there is one, stands before the places. */
+/** The address of a part of a value: the side of one text, where there is one, stands before the places, and the rest is said whole. */
 export function at(op: Op, ...places: (number | string)[]): string {
-  return join(op.id, op.axes[0] === "row" ? [0, ...places] : places);
+  if (op.axes[0] !== "row") return join(op.id, places);
+  return join(op.id, [0, ...places, ...Array<string>(op.axes.length - 1 - places.length).fill(":")]);
 }
 
 /** What the heads of an attention look at. */

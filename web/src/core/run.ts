@@ -142,6 +142,7 @@ export interface Asked {
   as?: "f32" | "f16" | "u8";
   pool?: string;
   map?: "lin" | "sqrt";
+  range?: string;
 }
 
 /** The values at an address of a run, exact where they fit the bound of one answer, else pooled by their maximum. */
@@ -149,6 +150,7 @@ export function values(runId: string, address: string, how: Asked = {}): Promise
   const query = new URLSearchParams({ address, as: how.as ?? "f32" });
   if (how.pool) query.set("pool", how.pool);
   if (how.map) query.set("map", how.map);
+  if (how.range) query.set("range", how.range);
   return fetched(`api/runs/${runId}/t?${query}`);
 }
 
@@ -203,6 +205,8 @@ export function explain(runId: string, address: string, terms = 64): Promise<Cel
 
 /** The logits of one position over the whole vocabulary: of all ids that are tokens. */
 export function logits(runId: string, position = -1): Promise<Float32Array> {
+  const made = run.value, head = !transport.live && made?.run === runId ? headOf(made) : undefined;
+  if (head && head.id !== "logits") return values(runId, at(head, position)).then((one) => one.data as Float32Array);
   const path = `api/runs/${runId}/logits?position=${position}`;
   return once(path, async () => {
     const { tensors, metadata } = read(await transport.bytes(path));

@@ -233,37 +233,20 @@ class InMemoryEntry(ModelEntry):
             return self.loaded
 
 
-class RecordedEntry(ModelEntry):
+class RecordedEntry(InMemoryEntry):
     """Model that is not ours, in memory."""
 
     def __init__(self, title: str, outside: Outside) -> None:
         self.id = self.name = Path(title).name
-        self.title, self.stamp = title, ()
+        self.title, self.stamp, self.lock = title, (), threading.Lock()
+        self.outside, self.tokenizer = outside, outside.tokenizer
         self.loaded = RecordedModel(outside)
 
-    def open(self, check: CancelCheck = lambda: None) -> Loaded:
-        assert self.loaded is not None
-        return self.loaded
-
-    def has_tokenizer(self) -> bool:
-        return self.open_tokenizer() is not None
-
-    def open_tokenizer(self) -> Any:
-        return self.open().tokenizer
-
     def card(self) -> JsonObject:
-        loaded = self.open()
-        assert isinstance(loaded, RecordedModel)
-        outside = loaded.outside
-        abilities = {"source": outside.is_pair, "attention": True}
-        return {
-            "name": self.id,
-            "title": self.title,
-            **module_card(outside.module, outside.tokenizer, **abilities),
-            "labels": [],
-            "dtype": loaded.dtype,
-            "loaded": True,
-        }
+        module, tokenizer = self.outside.module, self.tokenizer
+        sizes = module_card(module, tokenizer, source=self.outside.is_pair, attention=True)
+        card = {"name": self.id, "title": self.title, **sizes, "labels": [], "loaded": True}
+        return {**card, "dtype": self.open().dtype}
 
 
 def file_stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:

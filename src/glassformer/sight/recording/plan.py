@@ -193,6 +193,7 @@ class Plan:
         self.trace, self.aliases = trace, trace.aliases
         self.weights = {x.address: x.address for x in trace.leaves if x.kind == "weight"}
         self.sides: Sides | None = None
+        self.has_source = any(x.address == "source" for x in trace.leaves)
         if any(value.is_named for value in trace.aliases.values()):
             visible = _visible(trace)
             named = {  # of the named values of a module, by their shape
@@ -257,7 +258,7 @@ class Plan:
 
     def _op(self, value: Value, visible: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
         across = () if self.sides is None else self.sides.across(value)
-        if self.sides is None and "source" in self.aliases:
+        if self.sides is None and self.has_source:
             across = tuple(axis for axis in axes if of_source(value.address, axis))
         operation = value.operation
         if operation is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from .operations import Operation, Value
 
 TEXT, SOURCE, OTHER = 1, 2, 4  # what a value is computed of
@@ -100,10 +102,9 @@ class Sides:
         factors = [x for x in made.inputs if x in self.depends][-2:] if made else []
         if len(factors) < 2 or self._length(value) not in (None, shape[-2]):
             return
-        lead = [ROW if size == 1 else f"side {at}" for at, size in enumerate(shape[:-3])]
         for step in steps:
             if step.shape[:-1] == shape[:-1]:
-                self.names[step] = (*lead, "H", "T", "S")
+                self.names[step] = (*self.names[value][:-3], "H", "T", "S")
                 if self.source is not None and not self.depends[factors[1]] & TEXT:
                     self.keys_of_source.add(step)
 
@@ -119,5 +120,5 @@ def _is_bookkeeping(leaf: Value) -> bool:
 
 def _holds_ids(leaf: Value) -> bool:
     """True for a row of whole numbers."""
-    whole = not leaf.dtype.is_floating_point and not leaf.dtype.is_complex
-    return whole and leaf.dtype.itemsize > 1 and leaf.shape[:-1] in ((), (1,)) and leaf.shape != ()
+    is_row = leaf.shape[:-1] in ((), (1,)) and leaf.shape != ()
+    return is_row and leaf.dtype in (torch.int64, torch.int32)

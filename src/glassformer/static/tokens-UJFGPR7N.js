@@ -1,4 +1,4 @@
-import{M as A,a as I,w as R,x as k,y as e,z as b}from"./chunk-HLZDDVEQ.js";import{P as y,W as T,Y as E,Z as C,c as v,e as f,h as w,oa as g,p as z,r as x}from"./chunk-HYUTPGL6.js";var $=800,_=`English and CAPITALIZATION
+import{M as A,a as I,w as R,x as k,y as e,z as b}from"./chunk-GZRKT3SN.js";import{P as y,W as T,Y as E,Z as C,c as v,e as f,h as w,oa as g,p as z,r as x}from"./chunk-WIESL7RQ.js";var $=800,_=`English and CAPITALIZATION
 🎵 鸟
 show_tokens False None elif == >= else: two tabs:"		" Three tabs: "			"
 12.0*50=600`,P=[["test text",_],["raw text","This raw text will be tokenized"],["a sentence","The animal didn't cross the street because it was too tired"],["numbers","3.14159 + 2,718 = 2721.14159; 1,000,000 / 7 = 142857.14"],["languages","Ein Mann fährt Rad. Привет, мир! 你好，世界。 مرحبا بالعالم"],["code",`def add(a: int, b: int) -> int:

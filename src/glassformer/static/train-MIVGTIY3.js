@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-PEWXUVCF.js";import"./chunk-DVU47FWH.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-3KOV3NBH.js";import"./chunk-HLZDDVEQ.js";import"./chunk-HYUTPGL6.js";export{c as Heads,b as Train,a as joined};

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from glassformer.sight.recording import Explanation, ModuleTrace, Operands, explain
-from glassformer.sight.recording.module_trace import _fields
+from glassformer.sight.recording.module_trace import fields
 from glassformer.sight.recording.opening import PAIRED
 from glassformer.sight.recording.operations import Value
 from glassformer.sight.recording.rules import Index, origin, read
@@ -112,8 +112,8 @@ def faults(value: Value, index: Index) -> list[str]:
 def is_unchanged(trace: ModuleTrace) -> bool:
     """True where the pass returned, bit for bit, what the module returns when nobody watches."""
     with torch.no_grad():
-        plain = _fields(trace.module(*trace.args, **trace.kwargs))
-    recorded = _fields(trace.output)
+        plain = fields(trace.module(*trace.args, **trace.kwargs))
+    recorded = fields(trace.output)
     assert plain.keys() == recorded.keys()
     return all(
         x.dtype == recorded[name].dtype

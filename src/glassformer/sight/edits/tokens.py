@@ -13,8 +13,8 @@ from torch import Tensor
 from ...core import config
 from ...core.errors import UserError, need
 from ...core.nn.hooks import Place
-from ..labels import display_texts
 from ..reading import Hook, Reading
+from ..streams import word_id
 from .base import Edit, counted, of_source
 
 Side = Literal["text", "source"]
@@ -127,29 +127,9 @@ class swap_token(Edit):
     def id(self, reading: Reading, source: bool) -> int:
         """The token's id; UserError for a text of several and an id that the model does not
         know."""
-        vocab = (
-            config.source_embed(reading.model.config) if source else reading.model.config.embed
-        ).vocab
-        token = self.token
-        if isinstance(token, str):
-            tokenizer = reading.tokenizer
-            need(
-                tokenizer is not None,
-                f"A tokenizer is needed to read {token!r}; give one, or the token's id.",
-            )
-            tokenizer = tokenizer.for_source if source else tokenizer
-            ids = tokenizer.encode(token, special=True)
-            pieces = ", ".join(display_texts(tokenizer, ids))
-            need(
-                len(ids) == 1,
-                f"{token!r} is {len(ids)} tokens ({pieces}); give a text that is one, or an id.",
-            )
-            token = int(ids[0])
-        need(
-            type(token) is int and 0 <= token < vocab,
-            f"Token {token!r} is none; this model knows 0 to {vocab - 1}.",
-        )
-        return token
+        cfg, reads = reading.model.config, reading.tokenizer
+        vocab = (config.source_embed(cfg) if source else cfg.embed).vocab
+        return word_id(vocab, reads and (reads.for_source if source else reads), self.token)
 
 
 def _source(reading: Reading, side: str) -> bool:

@@ -319,7 +319,7 @@ def check_request(
         raise UserError("This model cannot continue a text; use it to encode texts.")
     problem = f"this model reads its first {first} tokens in one go; give that many to begin with."
     need(len(request.tokens) >= first, problem)
-    two = isinstance(cfg, config.EncoderDecoder)
+    two = cfg.has_source
     need(
         two == (request.source is not None),
         f"This model {'needs a' if two else 'takes no'} source.",
@@ -348,7 +348,7 @@ def check_encode(request: Encode, model: Model, context: int) -> None:
     cfg = model.config
     _check_tokens(request.tokens, cfg.embed.vocab, context)
     need(
-        not isinstance(cfg, config.EncoderDecoder),
+        not cfg.has_source,
         "An encoder-decoder has no vector for a text; use another.",
     )
     labelled = cfg.pool is not None and bool(cfg.pool.labels)

@@ -194,12 +194,11 @@ def encode_input(loaded: Loaded, text: Any, source: bool, cut: bool) -> tuple[An
     context."""
     import torch
 
-    from ...core import config
     from ...sight.looking import text_frame, token_ids
     from ...sight.streams import blanks_masked
 
     model, tokenizer, cfg = loaded.model, loaded.tokenizer, loaded.model.config
-    is_target = isinstance(cfg, config.EncoderDecoder) and not source
+    is_target = cfg.has_source and not source
     if text is None:
         raise UserError('There is no text; give "text", or "ids".')
     if isinstance(text, str):

@@ -77,7 +77,7 @@ class Evaluation:
 
         model, tokenizer = options.load_with_tokenizer()
         paired = self.target is not None or "source" in (self.columns or ())
-        if isinstance(model.config, config.EncoderDecoder):
+        if model.config.has_source:
             return self.score_targets(model, tokenizer)
         if paired and isinstance(model.config, config.Decoder):
             objective = options.run_objective()

@@ -94,7 +94,6 @@ def run(
         not text and tuned is None,
         "--fit takes DATA alone; look at a text afterwards, with --tuned.",
     )
-    from ..core import config
     from ..sight import fit_tuned_lens, streams
     from ..sight.figures.charts import TableFigure
     from ..tasks.objectives import Seq2Seq
@@ -102,7 +101,7 @@ def run(
     path = new_file(out, fit)
     model, tokenizer = options.load_with_tokenizer()
     rows: Iterable[tuple[Any, Any]]
-    if isinstance(model.config, config.EncoderDecoder):
+    if model.config.has_source:
         need(
             context is None,
             "--context cuts a running text; an encoder-decoder's are cut to its context.",

@@ -61,7 +61,6 @@ def run(
     picture FILE: the harm of each matrix, as .svg or .png
     json: the whole report as JSON
     """
-    from ..core.config import EncoderDecoder
     from ..fast.quantize import picture as draw
     from ..fast.quantize import quantize_model
     from ..fast.quantized import QuantizedLayout, quantized
@@ -95,7 +94,7 @@ def run(
             f"{model} has no tokenizer, so no text can be read; leave --calibrate out.",
         )
         need(
-            target is None or isinstance(opened.config, EncoderDecoder),
+            target is None or opened.config.has_source,
             f"{model} is no encoder-decoder; leave --target out.",
         )
         text = _read(calibrate, target, opened.config, tokenizer, tokens, measure)

@@ -102,10 +102,10 @@ def write_sample(
     model: Any, tokenizer: Any, source: str | None, source_tokenizer: Any = None
 ) -> str:
     """Returns a sample of a model under training: its own text, or its output for a source text."""
-    from ..core import config, generation
+    from ..core import generation
     from ..core.tokenizer.framing import question, text_start
 
-    if isinstance(model.config, config.EncoderDecoder):
+    if model.config.has_source:
         beams = generation.beam(
             model, tokenizer, source or "", beams=1, max_new=80, source_tokenizer=source_tokenizer
         )

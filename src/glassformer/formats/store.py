@@ -197,7 +197,7 @@ def _published(
         raise
     ids: dict[str, Any] = _token_ids(tokenizer, spell_out=True)
     # as generation begins
-    if isinstance(model.config, config.EncoderDecoder) and tokenizer is not None:
+    if model.config.has_source and tokenizer is not None:
         ids["decoder_start_token_id"] = target_start(tokenizer)
     raw = {**raw, **ids} if tokenizer is not None else {**ids, **raw}
     raw["torch_dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core import config, files
+from ..core import files
 from ..core.config import serial
 from ..core.config.run import Train
 from ..core.errors import UserError, need, note
@@ -196,7 +196,7 @@ def _train(
     with Signals(out, mesh) as signals:
         with contextlib.ExitStack() as opened:
             # sides are seldom equally long
-            two_sided = isinstance(plan.model, config.EncoderDecoder)
+            two_sided = plan.model.has_source
             flops = 0.0 if two_sided else plan.cost.training_flops
             live = Live(flops, execution.peak)
             writes = _sampling(sample, plan, data, mesh)

@@ -187,7 +187,7 @@ class RunPlan:
                 f"{field_title} is for a source beside a target, and the objective {objective} "
                 f'has none; {leave}, or set train.objective = "Seq2Seq".',
             )
-            fits = isinstance(model, config.EncoderDecoder)
+            fits = model.has_source
             need(
                 fits,
                 f"{field_title} is for an encoder that reads the source, and a {shape} reads "

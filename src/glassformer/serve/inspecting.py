@@ -91,7 +91,7 @@ async def inspect(context: Context, body: InspectRequest) -> Inspection:
     served = context.served
     source = None
     text = single_text(body.prompt, "prompt")
-    pair = isinstance(served.config, config.EncoderDecoder)
+    pair = served.config.has_source
     if body.source is None:
         message = 'An encoder-decoder reads two texts; give what its encoder reads as "source".'
         refuse(pair, message, "source")

@@ -76,7 +76,7 @@ class ServedModel(InMemoryEntry):
         cfg = self.config
         has_head = cfg.head is not None
         continues = isinstance(cfg, config.Decoder) and has_head
-        translates = isinstance(cfg, config.EncoderDecoder)
+        translates = cfg.has_source
         # classes of a text (one: a number), and of its tokens
         labelled, tagged = cfg.pool is not None and bool(cfg.pool.labels), tags(cfg)
         embeds = not translates and not labelled

@@ -97,7 +97,7 @@ def card(cfg: config.Model) -> dict[str, Any]:
     of it."""
     nodes = list(_walk(cfg))
     recurrent = any(isinstance(node, config.Recurrent) for node in nodes)
-    pair = isinstance(cfg, config.EncoderDecoder)
+    pair = cfg.has_source
     encoder = isinstance(cfg, config.Encoder)
     kind = (
         "encoder-decoder"

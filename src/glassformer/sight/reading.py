@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..core import config, registry
+from ..core import registry
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
 from ..core.nn.edited import ModelEdit
@@ -49,7 +49,7 @@ class Reading:
 
     @property
     def is_encoder_decoder(self) -> bool:
-        return isinstance(self.model.config, config.EncoderDecoder)
+        return self.model.config.has_source
 
 
 class Last:
@@ -171,7 +171,7 @@ def one_token(model: Model) -> dict[str, Tensor]:
     )
     with inference(model):
         model(
-            *([token, token] if isinstance(model.config, config.EncoderDecoder) else [token]),
+            *([token, token] if model.config.has_source else [token]),
             tape=tape,
         )
     return tape.records

@@ -56,7 +56,7 @@ def embed(
     and for a model that ends in labels or reads two texts.
     """
     pool_config = model.config.pool
-    if isinstance(model.config, config.EncoderDecoder):
+    if model.config.has_source:
         raise UserError("An encoder-decoder has no vector for a text; use an encoder or a decoder.")
     pool = (
         model.pool

@@ -35,7 +35,7 @@ def source_ids(
     source_tokenizer: Tokenizer | None = None,
 ) -> list[list[int]]:
     """Source texts as the model reads them in ``search``."""
-    pair = isinstance(cfg, config.EncoderDecoder)
+    pair = cfg.has_source
     reads = (source_tokenizer or tokenizer.for_source) if pair else tokenizer
     return [_source(cfg, reads, ids, cut) for ids in reads.encode_batch(texts)]
 

@@ -9,7 +9,7 @@ import torch
 
 from .. import config
 from ..errors import UserError, need
-from ..nn import EncoderDecoder, Model
+from ..nn import Model
 from ..nn.edited import ModelEdit, edited
 from .loop import Row, Step, steps
 from .prompt import Prompt, Start, encode, end_tokens, first_tokens
@@ -115,12 +115,8 @@ def generate(
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     check_settings(sampling, max_new, samples, stops)
     need(not stops or tokenizer is not None, "Stop strings need a tokenizer; give one.")
-    if slide and (max_new is None or isinstance(model, EncoderDecoder)):
-        missing = (
-            "a decoder"
-            if isinstance(model, EncoderDecoder)
-            else "max_new, for it never ends by itself"
-        )
+    if slide and (max_new is None or model.config.has_source):
+        missing = "a decoder" if model.config.has_source else "max_new, for it never ends by itself"
         raise UserError(f"A sliding context needs {missing}; give one, or leave out slide.")
     starts, sources = starts_and_sources(
         prompt, tokenizer, source_tokenizer, model.config, bos, start, slide
@@ -199,7 +195,7 @@ def starts_and_sources(
         "This model has no head over tokens and cannot continue a text; use embed or classify, or"
     )
     need(cfg.head is not None, f"{sentence} train one with the objective Causal.")
-    pair = isinstance(cfg, config.EncoderDecoder)
+    pair = cfg.has_source
     reads = (source_tokenizer or (tokenizer and tokenizer.for_source)) if pair else tokenizer
     rows = encode(prompt, reads, cfg, bos, slide)
     return ([first_tokens(tokenizer, start, cfg)] * len(rows), rows) if pair else (rows, None)

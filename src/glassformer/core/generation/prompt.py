@@ -56,7 +56,7 @@ def encode(
         prompt = prompt.tolist()
     single = not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes) or _are_ids(prompt)
     prompts: Sequence[object] = [prompt] if single else prompt  # type: ignore[assignment]
-    source = isinstance(cfg, config.EncoderDecoder)
+    source = cfg.has_source
     rows = [_encode_one(item, tokenizer, bos, source) for item in prompts]
     for ids in rows:
         check(ids, config.source_embed(cfg).vocab)

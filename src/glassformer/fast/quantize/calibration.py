@@ -50,7 +50,7 @@ class Text:
         An encoder-decoder reads the same on both sides, so one with two vocabularies is refused: it
         needs ``of_pairs``.
         """
-        pair = isinstance(model, config.EncoderDecoder)
+        pair = model.has_source
         two = (
             f"This model reads its source by a vocabulary of its own, so {shards.name} is half "
             "of what it needs"

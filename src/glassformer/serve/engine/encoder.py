@@ -99,7 +99,7 @@ def check_encode(request: Encode, model: Model, context: int) -> None:
     cfg = model.config
     check_tokens(request.tokens, cfg.embed.vocab, context)
     need(
-        not isinstance(cfg, config.EncoderDecoder),
+        not cfg.has_source,
         "An encoder-decoder has no vector for a text; use another.",
     )
     labelled = cfg.pool is not None and bool(cfg.pool.labels)

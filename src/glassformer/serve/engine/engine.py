@@ -329,7 +329,7 @@ def check_request(
         raise UserError("This model cannot continue a text; use it to encode texts.")
     problem = f"this model reads its first {first} tokens in one go; give that many to begin with."
     need(len(request.tokens) >= first, problem)
-    two = isinstance(cfg, config.EncoderDecoder)
+    two = cfg.has_source
     need(
         two == (request.source is not None),
         f"This model {'needs a' if two else 'takes no'} source.",

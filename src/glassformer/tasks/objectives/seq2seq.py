@@ -57,4 +57,4 @@ class Seq2Seq(SomeTokens):
             targets = [-1] * (len(asked) - 1) + [*target, eos]
             return [{"tokens": asked + target, "targets": targets, "pos": [*range(len(targets))]}]
 
-        return pair if isinstance(framing.model, EncoderDecoder) else one_text
+        return pair if framing.model.has_source else one_text

@@ -321,6 +321,9 @@ class EventStream(Response):
             if self.first:
                 await write(self.first)
             async for event in self.events:
+                await asyncio.sleep(
+                    0
+                )  # others are served between two events that are there already
                 await write(event)
         except (ClientDisconnected, asyncio.CancelledError):
             raise

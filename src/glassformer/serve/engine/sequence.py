@@ -413,7 +413,10 @@ class RequestHandle:
 
     def result(self) -> Result:
         """Wait for the end and give all at once; raises what made the request fail."""
-        events = list(self)
+        return self.collect(list(self))
+
+    def collect(self, events: Seq[Event]) -> Result:
+        """Result of all events; raises what made the request fail."""
         completions = [Completion(index) for index in range(self.request.n)]
         usage = Usage(len(self.request.tokens), 0, 0)
         for event in events:

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -165,6 +166,20 @@ def test_c16_a_client_leaves(faulty):
     }
     assert any(line["status"] == 499 for line in faulty.lines())
     assert faulty.post(TEXT, LONG, max_tokens=2).status_code == 200
+
+
+def test_c16_clients_that_reset_their_streams(faulty):
+    """The news of a lost connection comes between two events: nothing is written to it by the
+    hundred, and the log stays JSON."""
+    reset = struct.pack("ii", 1, 0)
+    stream = {"prompt": "O", "n": 3, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    for _ in range(40):
+        with faulty.connect() as item:
+            item.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            item.sendall(raw(stream))
+            item.recv(1)
+    assert faulty.idle(60) and faulty.get("/load").json() == {"server_load": 0}
+    assert "socket.send()" not in faulty.log.read_text()
 
 
 @pytest.mark.parametrize(("seed", "n"), [(SLOW, 8), (1, 3)])

@@ -1,10 +1,10 @@
 """The server (extra ``serve``): models behind the paths of OpenAI's API, and a look inside them.
 
 app            routes, openapi.json             schemas     request bodies and their fields
-completions    texts and conversations continued  grammars   answers held to a schema
-tracking       a request of the API: id, key, log line, body, answer; its requests to the engine
+completions    texts continued                 chat        conversations
+grammars       answers held to a schema
 metrics        counters and histograms
-registry       models with their engines; texts as ids, off the event loop
+registry       models with their engines; texts as ids, off the event loop; a request to a model
 inspecting     a look inside                   encoding    vectors, ranks, labels
 searching      blanks, translations            server      connections, signals, the process
 

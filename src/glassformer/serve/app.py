@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, NotRequired
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, Self
 
 from anyio import to_thread
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter, model_validator
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,15 +19,16 @@ from typing_extensions import TypedDict
 from ..core.errors import UserError
 from ..core.files import JsonObject
 from . import encoding, searching
-from .asgi.limits import LONGEST_NAME
-from .asgi.replies import HttpError, handle_error, json_response
-from .asgi.security import Guard
-from .completions import ChatAnswer, CompletionAnswer, chat, complete
+from .asgi.limits import LONGEST_NAME, MOST_TOKENS
+from .asgi.replies import HttpError, RequestMiddleware, handle_error, json_response
+from .asgi.security import Guard, check_key
+from .asgi.validation import field_error
+from .chat import ChatAnswer, ChatRequest, Messages, chat, encode_messages
+from .completions import CompletionAnswer, complete
 from .inspecting import Inspection, InspectRequest, inspect
 from .metrics import Metrics
-from .registry import Registry, ServedModel, check_count, check_ids
-from .schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from .tracking import Context, RequestMiddleware, endpoint
+from .registry import Context, Registry, ServedModel, check_count, check_ids, endpoint
+from .schemas import CompletionRequest, Ids, ModelRequest
 
 ERRORS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 HINT = "use its IP address, 127.0.0.1 or localhost, or start it with --allow-host NAME"
@@ -99,6 +101,27 @@ class StreamEvent(TypedDict):
     data: str
 
 
+class TokenizeRequest(ModelRequest):
+    """POST /tokenize: a prompt, or the messages of a conversation."""
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise field_error("give either prompt or messages.")
+        return self
+
+
+class DetokenizeRequest(ModelRequest):
+    """POST /detokenize"""
+
+    tokens: Annotated[Ids, Field(max_length=MOST_TOKENS)]
+
+
 class Post(NamedTuple):
     """A path that is computed from a JSON body; aliases are not described."""
 
@@ -112,7 +135,7 @@ async def tokenize(context: Context, body: TokenizeRequest) -> TokenizeAnswer:
     """Token ids of a text, or of a conversation."""
     served = context.served
     if body.messages is not None:
-        ids = await served.encode_messages(body.messages)
+        ids = await encode_messages(served, body.messages)
     else:
         text = body.prompt or ""
         check_count([text], "prompt")
@@ -173,9 +196,11 @@ STREAMED = (complete, chat)
 class Api:
     """The server's routes, with the registry and metrics that they share."""
 
+    middleware: RequestMiddleware
+
     def __init__(self, registry: Registry, version: str) -> None:
         self.registry = registry
-        self.metrics = Metrics(registry)
+        self.metrics = Metrics({id: served.engine for id, served in registry.entries.items()})
         self.release = version
         self.ending = False  # the server answers what is under way, and ``health`` says 503
         self.description = openapi(version, self.gets())
@@ -217,7 +242,7 @@ class Api:
 
     async def load(self, request: Request) -> dict[str, int]:
         """Number of requests in flight, without this one."""
-        return {"server_load": self.metrics.load - 1}
+        return {"server_load": self.middleware.load - 1}
 
     async def prometheus(self, request: Request) -> Response:
         """Counters and gauges in Prometheus's text format."""
@@ -350,4 +375,11 @@ def application(
     app: Any = Starlette(routes=api.routes(), exception_handlers=handlers)
     if hosts is not None:
         app = Guard(app, hosts, addresses=addresses, hint=HINT)
-    return RequestMiddleware(app, keys, api.metrics, log), api
+    identify = None if keys is None else partial(client_of, keys=keys)
+    api.middleware = RequestMiddleware(app, identify, log)
+    return api.middleware, api
+
+
+def client_of(headers: Headers, keys: Sequence[str]) -> str:
+    """The client of an API key, by its number. Raises HttpError 401."""
+    return f"key {check_key(headers, keys, 'Bearer')}"

@@ -33,9 +33,8 @@ from .asgi.limits import MOST_CONTINUATIONS
 from .asgi.replies import EventStream, format_event, refuse
 from .engine import Event, Request, RequestHandle, Usage
 from .inspecting import Inspection, Inspector, with_inspection
-from .registry import check_ids
-from .schemas import ChatRequest, CompletionRequest, GenerationRequest
-from .tracking import Context
+from .registry import Context, check_ids
+from .schemas import CompletionRequest, GenerationRequest
 
 Finish = Literal["stop", "length"]
 
@@ -47,26 +46,6 @@ class CompletionLogprobs(TypedDict):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
-
-
-class TopLogprob(TypedDict):
-    """Candidate token at a position; ``bytes`` are null for a special token."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class TokenLogprob(TopLogprob):
-    """Sampled token with the top candidates at its position."""
-
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(TypedDict):
-    """Log-probabilities of one message."""
-
-    content: list[TokenLogprob]
 
 
 class PromptDetails(TypedDict):
@@ -86,7 +65,11 @@ class UsageObject(TypedDict):
 
 def _total_usage(usages: Sequence[Usage | None]) -> UsageObject:
     """Sums the usage of all prompts of a request."""
-    prompt, cached, completion = map(sum, zip(*filter(None, usages), strict=True))
+    prompt = cached = completion = 0
+    for usage in filter(None, usages):
+        prompt += usage.prompt
+        cached += usage.cached
+        completion += usage.generated
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -121,32 +104,6 @@ class CompletionAnswer(AnswerHead):
     usage: NotRequired[UsageObject | None]
 
 
-class AnsweredMessage(TypedDict):
-    """Message of the assistant."""
-
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class ChatChoice(TypedDict):
-    """One of the ``n`` replies."""
-
-    index: int
-    message: AnsweredMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: Finish
-    inspect: NotRequired[Inspection]
-
-
-class ChatAnswer(AnswerHead):
-    """Chat response."""
-
-    object: Literal["chat.completion"]
-    choices: list[ChatChoice]
-    usage: UsageObject
-
-
 async def complete(context: Context, body: CompletionRequest) -> JsonObject | EventStream:
     """Continue one or several texts."""
     served = context.served
@@ -169,18 +126,6 @@ async def complete(context: Context, body: CompletionRequest) -> JsonObject | Ev
     return await answer(context, body, CompletionChoiceWriter, requests)
 
 
-async def chat(context: Context, body: ChatRequest) -> JsonObject | EventStream:
-    """Answer a conversation."""
-    served = context.served
-    context.require("completions", "chat")
-    prompt = await served.encode_messages(body.messages)
-    max_new = body.max_completion_tokens or body.max_tokens
-    served.check_context(prompt, 1 if max_new is None else max_new, "messages")
-    top = (body.top_logprobs or 0) if body.logprobs else None
-    request = await engine_request(context, body, prompt, max_new, top)
-    return await answer(context, body, ChatChoiceWriter, [request])
-
-
 async def engine_request(
     context: Context,
     body: GenerationRequest,
@@ -189,7 +134,9 @@ async def engine_request(
     top: int | None,
 ) -> Request:
     """Engine request for one prompt. Raises HttpError and UserError for unsupported options."""
-    tokenizer, vocab, guide = context.served.tokenizer, context.served.config.embed.vocab, None
+    tokenizer = context.served.tokenizer
+    vocab = context.served.config.embed.vocab
+    guide = None
     check_ids(body.stop_token_ids, tokenizer.size, "stop_token_ids")
     names = all(name.isascii() and name.isdigit() and len(name) < 10 for name in body.logit_bias)
     message = 'logit_bias maps token ids to numbers; write the ids as in "50256".'
@@ -232,7 +179,10 @@ class ScoredToken:
     def __init__(
         self, tokenizer: Tokenizer, token: int, logprob: float | None, top: Likely, first: bool
     ) -> None:
-        self.tokenizer, self.token, self.top, self.first = tokenizer, token, top, first
+        self.tokenizer = tokenizer
+        self.token = token
+        self.top = top
+        self.first = first
         self.logprob = None if logprob is None else max(logprob, -9999.0)
         self.hidden = tokenizer.hides(token)
         self.raw = b"" if self.hidden else tokenizer.bytes_of(token, first)
@@ -261,7 +211,8 @@ class TokenBuffer:
     """Tokens of one continuation, buffered until their text is emitted."""
 
     def __init__(self, tokenizer: Tokenizer, has_text: bool) -> None:
-        self.tokenizer, self.has_text = tokenizer, has_text
+        self.tokenizer = tokenizer
+        self.has_text = has_text
         self.pending: deque[tuple[int, int, ScoredToken]] = deque()  # where its bytes begin and end
         self.decoded_bytes = self.shown_bytes = 0
 
@@ -271,10 +222,12 @@ class TokenBuffer:
             first = not self.has_text
             scored = ScoredToken(self.tokenizer, event.token, event.logprob, event.top, first)
             self.has_text = self.has_text or not scored.hidden
-            start, self.decoded_bytes = self.decoded_bytes, self.decoded_bytes + len(scored.raw)
+            start = self.decoded_bytes
+            self.decoded_bytes += len(scored.raw)
             self.pending.append((start, self.decoded_bytes, scored))
         self.shown_bytes += len(event.text.encode("utf-8", "replace"))
-        ready, is_cut = list[ScoredToken](), isinstance(event.stopped_by, str)
+        ready = list[ScoredToken]()
+        is_cut = isinstance(event.stopped_by, str)
         while self.pending:
             start, end, scored = self.pending[0]
             is_shown = end <= self.shown_bytes and not (is_cut and start == end)
@@ -295,8 +248,12 @@ class Choice:
     def __init__(
         self, context: Context, body: Any, handle: RequestHandle, number: int, index: int
     ) -> None:
-        self.context, self.body, self.handle = context, body, handle
-        self.number, self.index, self.tokenizer = number, index, context.served.tokenizer
+        self.context = context
+        self.body = body
+        self.handle = handle
+        self.number = number
+        self.index = index
+        self.tokenizer = context.served.tokenizer
         has_text = not all(map(self.tokenizer.hides, handle.request.tokens[-16:]))
         self.buffer = TokenBuffer(self.tokenizer, has_text)
         self.inspector = None if body.inspect is None else Inspector(context.served, body, handle)
@@ -337,7 +294,9 @@ class Choice:
 class CompletionChoiceWriter(Choice):
     """Text and log-probabilities of one choice; with echo the prompt comes first."""
 
-    id_prefix, object_type, chunk_type = "cmpl", "text_completion", "text_completion"
+    id_prefix = "cmpl"
+    object_type = "text_completion"
+    chunk_type = "text_completion"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -351,7 +310,8 @@ class CompletionChoiceWriter(Choice):
         if self.is_prompt_due:
             self.is_prompt_due = self.is_slow = False
             text = self.tokenizer.decode(self.handle.request.tokens) + text
-            prompt, first = list[ScoredToken](), True
+            prompt = list[ScoredToken]()
+            first = True
             for token, logprob, top in self.handle.prompt_logprobs or ():
                 prompt.append(ScoredToken(self.tokenizer, token, logprob, top, first))
                 first = first and prompt[-1].hidden
@@ -362,7 +322,8 @@ class CompletionChoiceWriter(Choice):
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> CompletionLogprobs:
         """Lists of the next tokens."""
         count = self.body.logprobs
-        offsets, tops = list[int](), list[dict[str, float] | None]()
+        offsets = list[int]()
+        tops = list[dict[str, float] | None]()
         for scored in tokens:
             offsets.append(self.offset)
             self.offset += len(self.decoder.decode(scored.raw))
@@ -376,53 +337,6 @@ class CompletionChoiceWriter(Choice):
             "top_logprobs": tops if count else None,
             "text_offset": offsets,
         }
-
-
-class ChatChoiceWriter(Choice):
-    """Message of one choice, whole or as deltas."""
-
-    id_prefix, object_type, chunk_type = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    is_open = False
-
-    def _logprobs(self, tokens: Sequence[ScoredToken]) -> ChatLogprobs | None:
-        if not self.body.logprobs:
-            return None
-
-        def entry(scored: ScoredToken) -> TopLogprob:
-            raw, logprob = None if scored.hidden else list(scored.raw), scored.logprob or 0.0
-            return {"token": scored.text, "logprob": logprob, "bytes": raw}
-
-        count, content = self.body.top_logprobs or 0, list[TokenLogprob]()
-        for scored in tokens:
-            if not scored.hidden:  # those that are not are the text
-                top = [entry(likely) for likely in scored.candidates(count)]
-                content.append({**entry(scored), "top_logprobs": top})
-        return {"content": content}
-
-    def answer(self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None) -> JsonObject:
-        """The whole message."""
-        return {
-            "index": self.number,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": self._logprobs(tokens),
-            "finish_reason": finish,
-        }
-
-    def chunks(
-        self, text: str, tokens: Sequence[ScoredToken], finish: Finish | None
-    ) -> list[JsonObject]:
-        """Deltas: first the role, then texts, at last the finish reason."""
-        deltas = [] if self.is_open else [self._delta({"role": "assistant", "content": ""})]
-        self.is_open = True
-        if text or (self.body.logprobs and tokens):
-            deltas.append(self._delta({"content": text}, logprobs=self._logprobs(tokens)))
-        if finish is not None:
-            deltas.append(self._delta({}, finish_reason=finish))
-        return deltas
-
-    def _delta(self, delta: dict[str, str], **fields: Any) -> JsonObject:
-        empty = {"index": self.number, "delta": delta, "logprobs": None, "finish_reason": None}
-        return empty | fields
 
 
 async def answer(
@@ -470,7 +384,7 @@ async def _stream(
     """Yields the answer as chunks of one choice each."""
     usages = list[Usage | None]()
     with_usage = body.stream_options is not None and body.stream_options.include_usage
-    async with aclosing(context.merge_events(handles)) as events:
+    async with aclosing(context.events(handles)) as events:
         async for number, event in events:
             choice = choices[number][event.index]
             usages.append(event.usage)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 # A step computes masks while everybody waits, so a request may take so many seconds of the processor for its own,
 # and each of its tokens adds to them.
-MOST_SECONDS, TOKEN_SECONDS = 2.0, 0.01
+MOST_SECONDS = 2.0
+TOKEN_SECONDS = 0.01
 # or a small model writes nothing else
 SPACES: Any = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
 ENFORCED_KEYWORDS = """
@@ -78,7 +79,8 @@ def guides(first: Any, vocab: int) -> Callable[[], Guide]:
     seconds = MOST_SECONDS
 
     def guide() -> Guide:
-        matcher, consumed = first.deep_copy(), 0
+        matcher = first.deep_copy()
+        consumed = 0
 
         def allowed(tokens: Sequence[int]) -> Tensor:
             """Boolean mask (V,) of the tokens allowed after those so far."""

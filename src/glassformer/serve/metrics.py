@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import (
@@ -15,7 +15,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .registry import Registry
+from .engine import Engine
 
 PREFIX = "glassformer:"
 SECONDS = (
@@ -68,15 +68,15 @@ STATS = {
 """Read from the engines: the kind of metric and the field of their Stats, by name."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class EngineStats(Collector):
     """Gauges and totals of every engine, read at each scrape."""
 
-    registry: Registry
+    engines: Mapping[str, Engine]
 
     def collect(self) -> Iterable[Metric]:
         """Yields one sample per model and metric."""
-        stats = {id: served.engine.stats() for id, served in self.registry.entries.items()}
+        stats = {id: engine.stats() for id, engine in self.engines.items()}
         for name, (family, number, help_text) in STATS.items():
             metric = family(PREFIX + name, help_text, labels=["model_name"])
             for id, values in stats.items():
@@ -87,11 +87,10 @@ class EngineStats(Collector):
 class Metrics:
     """Counters and histograms of one server; ``text`` is what Prometheus reads."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.collectors = CollectorRegistry()
-        self.collectors.register(EngineStats(registry))
-        self.load = 0  # answers under way
+        self.collectors.register(EngineStats(engines))
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(PREFIX + name, text, ["model_name", *labels], registry=self.collectors)
@@ -112,7 +111,7 @@ class Metrics:
         self.queue_time = histogram("request_queue_time", queued)
         counters = (self.prompt_tokens, self.generation_tokens)
         histograms = (self.first_token, self.inter_token, self.full_time, self.queue_time)
-        for id in registry.entries:  # what is there from the start shows its first step
+        for id in engines:  # what is there from the start shows its first step
             for metric in (*counters, *histograms):
                 metric.labels(id)
 

@@ -1,4 +1,5 @@
-"""Registry of served models: each with its tokenizer, engine and chat template.
+"""Served models, and a request to one: its body read, its texts as ids, its requests to the engine, which
+are cancelled when the client disconnects, its answer written.
 
 Texts become ids in threads, so that a long one blocks no other request; what cannot fit is refused
 first.
@@ -6,14 +7,20 @@ first.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from torch import Tensor
 
 from ..core import config
 from ..core.errors import need
@@ -24,11 +31,27 @@ from ..formats.checkpoint import Checkpoint
 from ..formats.resolve import GGUF, is_recipe
 from ..tasks.predictions import tags
 from .asgi.limits import LONGEST_NAME, MOST_CHARACTERS, MOST_TEXTS
-from .asgi.replies import HttpError, refuse
-from .engine import Engine
+from .asgi.replies import (
+    HttpError,
+    RequestStats,
+    disconnected,
+    encode_json,
+    from_json,
+    json_response,
+    read_body,
+    refuse,
+    until_disconnect,
+)
+from .asgi.validation import validation_error
+from .engine import Encode, Engine, EngineClosed, Event, Request, RequestHandle
 from .engine.sequence import first_outside
+from .metrics import Metrics
 from .page.models import InMemoryEntry, Models, unique_id
-from .schemas import Message
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+BATCH_SIZE = 32  # texts of one request that are encoded side by side
+ONE_THREAD = CapacityLimiter(1)
 
 
 @dataclass(frozen=True)
@@ -78,7 +101,8 @@ class ServedModel(InMemoryEntry):
         continues = isinstance(cfg, config.Decoder) and has_head
         translates = cfg.has_source
         # classes of a text (one: a number), and of its tokens
-        labelled, tagged = cfg.pool is not None and bool(cfg.pool.labels), tags(cfg)
+        labelled = cfg.pool is not None and bool(cfg.pool.labels)
+        tagged = tags(cfg)
         embeds = not translates and not labelled
         masks = isinstance(cfg, config.Encoder) and tokenizer.mask is not None
         abilities = {
@@ -141,19 +165,6 @@ class ServedModel(InMemoryEntry):
             self.check_context(row, 0, "prompt")
         return rows
 
-    async def encode_messages(self, messages: Sequence[Message]) -> list[int]:
-        """Renders messages with the chat template and returns their token ids."""
-        template = self.template
-        message = (
-            f'"{self.id}" has no chat template; start the server with --chat-template FILE, or '
-            "use /v1/completions."
-        )
-        refuse(template is None, message, "model")
-        assert template is not None
-        rendered = [message.to_template() for message in messages]
-        self.check_lengths([message["content"] for message in rendered], "messages")
-        return await to_thread.run_sync(template.tokens, rendered)
-
 
 def check_count(texts: Sequence[object], param: str) -> None:
     """Raises HttpError 400 for more texts, or more characters of them, than a request may hold."""
@@ -194,6 +205,181 @@ class Registry(Models):
         """Ends every engine."""
         for served in self.entries.values():
             served.engine.close()
+
+
+def submit(engine: Engine, requests: Sequence[Request | Encode]) -> list[RequestHandle]:
+    """Submits all requests or none, with one channel. Raises as the engine does."""
+    handles = list[RequestHandle]()
+    try:
+        engine.check_size(requests)
+        for request in requests:
+            handles.append(engine.submit(request, handles[0].channel if handles else None))
+    except BaseException:
+        cancel(handles)
+        raise
+    return handles
+
+
+def cancel(handles: Iterable[RequestHandle]) -> None:
+    for handle in handles:
+        handle.cancel()
+
+
+@dataclass(frozen=True)
+class Context:
+    """One request to the API: its connection, the model that answers, and the server's metrics.
+
+    Its engine requests are cancelled when the client disconnects.
+    """
+
+    http: HttpRequest
+    served: ServedModel
+    metrics: Metrics
+
+    @property
+    def client(self) -> str:
+        """Client id for fair scheduling: the API key's number, or the IP address."""
+        address = self.http.client.host if self.http.client else ""
+        return getattr(self.http.state, "client", "") or address
+
+    @property
+    def tally(self) -> RequestStats:
+        return self.http.state.tally  # type: ignore[no-any-return]
+
+    def require(self, ability: str, activity: str) -> None:
+        """Refuses what the model cannot do."""
+        if ability not in self.served.abilities:
+            names = ", ".join(self.served.abilities) or "nothing else"
+            message = f'"{self.served.id}" does not {activity}; it answers {names}.'
+            raise HttpError(400, message, "model")
+
+    async def until_disconnect(self, work: Awaitable[T]) -> T:
+        return await until_disconnect(disconnected(self.http), work)
+
+    async def run_exclusively(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Runs ``work`` in a thread, one call at a time over the whole server."""
+        return await self.until_disconnect(
+            to_thread.run_sync(work, *args, limiter=ONE_THREAD, abandon_on_cancel=True)
+        )
+
+    async def submit(self, requests: Sequence[Request]) -> list[RequestHandle]:
+        """Submits all requests or none, in a thread where it takes long: many continuations, or
+        edits that need a pass over another text."""
+        engine = self.served.engine
+        is_large = sum(request.size for request in requests) > BATCH_SIZE
+        if not is_large and not any(request.edits for request in requests):
+            return submit(engine, requests)
+        task = asyncio.ensure_future(to_thread.run_sync(submit, engine, requests))
+        try:
+            return await self.until_disconnect(asyncio.shield(task))
+        except BaseException:
+            task.add_done_callback(lambda done: cancel(() if done.exception() else done.result()))
+            raise
+
+    async def events(self, handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, Event]]:
+        """Yields the events of requests submitted together in order of arrival, each with the
+        index of its handle, and raises their errors. Where one fails or the consumer stops early,
+        all are cancelled."""
+        id = self.served.id
+        metrics = self.metrics
+        tally = self.tally
+        start = time.monotonic()
+        last: dict[tuple[int, int], float] = {}
+        started = set[int]()
+        tally.model = id
+        tally.prompt_tokens += sum(len(handle.request.tokens) for handle in handles)
+        numbers = {handle: number for number, handle in enumerate(handles)}
+        try:
+            async for handle, event in handles[0].channel:
+                now = time.monotonic()
+                number = numbers[handle]
+                place = number, event.index
+                if event.error is not None:
+                    raise event.error
+                if event.finish_reason == "cancelled":
+                    raise EngineClosed("The server ends; try again later.")
+                if number not in started:
+                    waited = max(0.0, (handle.start_time or now) - start)
+                    metrics.queue_time.labels(id).observe(waited)
+                if event.token is not None:
+                    tally.generated_tokens += 1
+                    if place in last:
+                        metrics.inter_token.labels(id).observe(now - last[place])
+                    elif number not in started:
+                        metrics.first_token.labels(id).observe(now - start)
+                    last[place] = now
+                started.add(number)
+                if event.finish_reason is not None:
+                    tally.finish.append(event.finish_reason)
+                if event.usage is not None:
+                    metrics.full_time.labels(id).observe(now - start)
+                    metrics.prompt_tokens.labels(id).inc(event.usage.prompt)
+                    metrics.generation_tokens.labels(id).inc(event.usage.generated)
+                    metrics.request_success.labels(id, event.finish_reason or "stop").inc()
+                yield number, event
+        finally:
+            going = [handle for handle in handles if not handle.exhausted]
+            metrics.request_success.labels(id, "abort").inc(len(going))
+            cancel(going)
+
+    async def results(self, handles: Sequence[RequestHandle]) -> list[list[Event]]:
+        """Events of each request. Raises ClientDisconnected."""
+        results = [list[Event]() for _ in handles]
+
+        async def collect() -> list[list[Event]]:
+            async with aclosing(self.events(handles)) as events:
+                async for number, event in events:
+                    results[number].append(event)
+            return results
+
+        return await self.until_disconnect(collect())
+
+    async def run_batches(self, requests: Sequence[Request | Encode]) -> list[RequestHandle]:
+        """Runs requests to completion in batches that fit the queue. Raises ClientDisconnected."""
+        finished = list[RequestHandle]()
+        engine = self.served.engine
+        batch_size = max(1, min(BATCH_SIZE, engine.max_queue // 2))
+        for offset in range(0, len(requests), batch_size):
+            handles = submit(engine, requests[offset : offset + batch_size])
+            await self.results(handles)
+            finished += handles
+        return finished
+
+    async def outputs(self, requests: Sequence[Encode]) -> list[Tensor]:
+        """Outputs of encoder requests, in fp32."""
+        handles = await self.run_batches(requests)
+        return [handle.output.float().cpu() for handle in handles if handle.output is not None]
+
+
+def parse_body(body: type[BaseModel], content: bytes) -> Any:
+    """Raises HttpError for invalid JSON and invalid fields."""
+    try:
+        return body.model_validate(from_json(content))
+    except ValidationError as error:
+        raise validation_error(error) from None
+
+
+def endpoint(
+    handler: Callable[[Context, Any], Awaitable[Any]],
+    body: type[BaseModel],
+    registry: Registry,
+    metrics: Metrics,
+) -> Callable[[HttpRequest], Awaitable[Response]]:
+    """Starlette endpoint of what is computed from a JSON body.
+
+    Bodies and answers are read and written in threads: megabytes of JSON of one client never block
+    the streams of others.
+    """
+
+    async def answer(request: HttpRequest) -> Response:
+        content = await read_body(request)
+        fields = await to_thread.run_sync(parse_body, body, content)
+        value = await handler(Context(request, registry[fields.model], metrics), fields)
+        if isinstance(value, Response):
+            return value
+        return json_response(await to_thread.run_sync(encode_json, value))
+
+    return answer
 
 
 def model_id(name: str, taken: Sequence[str]) -> str:

@@ -26,7 +26,6 @@ from .asgi.limits import (
     MOST_BIASES,
     MOST_CHOICES,
     MOST_LOGPROBS,
-    MOST_MESSAGES,
     MOST_SCHEMA,
     MOST_STOPS,
     MOST_TEXTS,
@@ -35,51 +34,25 @@ from .asgi.limits import (
 from .asgi.validation import field_error, is_ids
 
 TYPO_SIMILARITY = 0.85  # of two names: max_token is max_tokens, and min_tokens is not
-IGNORED_FIELDS = {
-    *(
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-    ),
-    *(
-        "function_call",
-        "prediction",
-        "parallel_tool_calls",
-        "include_obfuscation",
-        "spaces_between_special_tokens",
-    ),
-}
+IGNORED_FIELDS = """
+user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention
+function_call prediction parallel_tool_calls include_obfuscation spaces_between_special_tokens
+"""
 """Fields of other servers that change no answer here; they are ignored."""
 
+IS_OFF = """
+continue_final_message continuous_usage_stats early_stopping echo include_stop_str_in_output
+return_token_ids return_tokens_as_token_ids use_beam_search
+"""
 NEUTRAL_VALUES: dict[str, Any] = {
-    "add_generation_prompt": True,
-    "annotations": [],
-    "bad_words": [],
+    **dict.fromkeys(IS_OFF.split(), False),
+    **{name: [] for name in ("annotations", "bad_words", "functions", "tool_calls", "tools")},
+    **dict.fromkeys(("length_penalty", "num_beams", "typical_p"), 1),
+    **dict.fromkeys(("add_generation_prompt", "detokenize", "skip_special_tokens"), True),
+    **dict.fromkeys(("min_tokens", "priority"), 0),
     "chat_template_kwargs": {},
-    "continue_final_message": False,
-    "continuous_usage_stats": False,
-    "detokenize": True,
-    "early_stopping": False,
-    "echo": False,
-    "functions": [],
-    "include_stop_str_in_output": False,
-    "min_tokens": 0,
     "modalities": ["text"],
-    "length_penalty": 1.0,
-    "num_beams": 1,
-    "priority": 0,
-    "return_token_ids": False,
-    "return_tokens_as_token_ids": False,
-    "skip_special_tokens": True,
     "suffix": "",
-    "tool_calls": [],
-    "tools": [],
-    "typical_p": 1.0,
-    "use_beam_search": False,
 }
 """Fields of other servers by the one value that asks for what is done here anyway; any other is
 refused."""
@@ -97,19 +70,14 @@ UNSUPPORTED = {
 """Fields that other servers know and this one refuses, since an answer without them would be
 wrong."""
 
+LENGTHS = ("length", "max_completion_tokens", "max_new_tokens", "n_predict", "num_predict")
 SYNONYMS = {
-    "allowed_token_ids": "logit_bias",
-    "bad_words": "logit_bias",
-    "length": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "n_predict": "max_tokens",
+    **dict.fromkeys(LENGTHS, "max_tokens"),
+    **dict.fromkeys(("allowed_token_ids", "bad_words"), "logit_bias"),
+    **dict.fromkeys(("stop_sequences", "stop_strings"), "stop"),
     "n_probs": "logprobs",
-    "num_predict": "max_tokens",
     "num_return_sequences": "n",
     "repeat_penalty": "repetition_penalty",
-    "stop_sequences": "stop",
-    "stop_strings": "stop",
     "top_n_tokens": "top_logprobs",
 }
 """Other servers' names of what a field here does."""
@@ -129,7 +97,7 @@ class RequestBody(BaseModel):
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
         for name, setting in value.items():
             neutral = setting in (None, NEUTRAL_VALUES.get(name))
-            if not neutral and name not in fields and name not in IGNORED_FIELDS:
+            if not neutral and name not in fields and name not in IGNORED_FIELDS.split():
                 cls.refuse(name, [*fields])
         return {
             name: setting
@@ -363,102 +331,3 @@ class CompletionRequest(GenerationRequest):
                 "max_tokens is 0, so there is nothing to answer; give 1 or more, or echo: true."
             )
         return self
-
-
-class MessagePart(RequestBody):
-    """A part of a message; only texts are read, and nothing is fetched."""
-
-    type: Name
-    text: str | None = None
-
-    @model_validator(mode="after")
-    def _text(self) -> Self:
-        if self.type != "text" or self.text is None:
-            raise field_error(
-                'a part of a message is {"type": "text", "text": "..."}; images, sounds and '
-                "files are not read."
-            )
-        return self
-
-
-class Message(RequestBody):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: (
-        str | Annotated[list[MessagePart], Field(min_length=1, max_length=MOST_MESSAGES)] | None
-    ) = None
-    # no special token can hide in it
-    name: Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, value: Any) -> Any:
-        if isinstance(value, dict) and (
-            value.get("role") in ("tool", "function") or value.get("tool_calls")
-        ):
-            raise field_error(
-                "messages of tools are not supported yet; send those of system, user and assistant."
-            )
-        return value
-
-    @model_validator(mode="after")
-    def _content(self) -> Self:
-        if self.content is None and self.role != "assistant":
-            raise field_error(
-                "content is missing; give a text, which only an assistant's message may lack."
-            )
-        return self
-
-    def to_template(self) -> dict[str, str]:
-        """The fields that templates read; the content as one text."""
-        content = self.content or ""
-        text = (
-            content if isinstance(content, str) else "".join(piece.text or "" for piece in content)
-        )
-        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
-
-
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
-
-
-class ChatRequest(GenerationRequest):
-    """POST /v1/chat/completions"""
-
-    model_config = example(
-        messages=[{"role": "user", "content": "Who are you?"}], max_tokens=8, seed=1
-    )
-
-    messages: Messages
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    logprobs: bool = False
-    top_logprobs: Logprobs | None = None
-
-    @model_validator(mode="after")
-    def _supported(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise field_error("top_logprobs needs logprobs: true; give both.")
-        return self
-
-
-class TokenizeRequest(ModelRequest):
-    """POST /tokenize: a prompt, or the messages of a conversation."""
-
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool = True
-    return_token_strs: bool = False
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise field_error("give either prompt or messages.")
-        return self
-
-
-class DetokenizeRequest(ModelRequest):
-    """POST /detokenize"""
-
-    tokens: Annotated[Ids, Field(max_length=MOST_TOKENS)]

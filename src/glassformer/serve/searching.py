@@ -18,6 +18,7 @@ from .asgi.replies import refuse
 from .encoding import ListAnswer, list_answer
 from .engine import Encode, Request
 from .inspecting import Inspection, run_inspection
+from .registry import Context
 from .schemas import (
     InspectOptions,
     JsonInt,
@@ -28,7 +29,6 @@ from .schemas import (
     TopCount,
     example,
 )
-from .tracking import Context
 
 Beams = Annotated[JsonInt, Field(ge=1, le=32)]
 

@@ -4,13 +4,10 @@ closed at shutdown."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,24 +109,8 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0.01)
         await super().shutdown(sockets)
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Take the signals, and do not raise them again."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {
-            signum: signal.signal(signum, self.handle_exit)
-            for signum in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """One signal: drain; two: end."""
+        """One signal: drain; two: end. uvicorn raises none again that it has not noted itself."""
         if self.should_exit and not self.force_exit:
             message = "A second signal: ended at once; what was under way is given up."
             print(message, file=sys.stderr, flush=True)

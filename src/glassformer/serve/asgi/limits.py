@@ -4,7 +4,8 @@ from __future__ import annotations
 
 MOST_BODY = 8 << 20  # bytes of a request
 LARGE_BODY = 1 << 20  # bytes that the JSON scanner in C reads without letting other threads run
-MOST_HEADERS, MOST_HEADER_LINES = 32 << 10, 128  # bytes of its headers together, and how many
+MOST_HEADERS = 32 << 10
+MOST_HEADER_LINES = 128  # bytes of its headers together, and how many
 MOST_CHARACTERS = 1 << 20  # of all texts of a request
 MOST_TEXTS = 1024  # prompts, inputs or documents of a request
 MOST_MESSAGES = 1024

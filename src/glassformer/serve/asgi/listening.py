@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import socket
 
-from ...core.errors import UserError
+from ...core.errors import UserError, need
 
 
 def listening_socket(host: str, port: int, default_port: int) -> socket.socket:
-    """Opens a listening socket. Raises UserError for a port in use, with the next free port."""
+    """Opens a listening socket. Raises UserError for a port in use, with one that is free."""
     try:
         return _listen(host, port)
     except PermissionError:
@@ -17,19 +17,13 @@ def listening_socket(host: str, port: int, default_port: int) -> socket.socket:
             f"Port {port} is for the system's own; take one above 1023, such as --port {default_port}."
         ) from None
     except OSError as error:
-        if isinstance(error, socket.gaierror) or error.errno != errno.EADDRINUSE:
-            raise UserError(
-                f"--host {host} is no address of this machine ({error.strerror}); leave it out."
-            ) from None
-    for free_port in range(port + 1, min(port + 200, 65_536)):
-        try:
-            _listen(host, free_port).close()
-        except OSError:
-            continue
-        raise UserError(f"Port {port} is in use; port {free_port} is free: --port {free_port}.")
-    raise UserError(
-        f"Port {port} is in use, and so are those after it; --port 0 takes any free one."
-    )
+        need(
+            error.errno == errno.EADDRINUSE,
+            f"--host {host} is no address of this machine ({error.strerror}); leave it out.",
+        )
+    with _listen(host, 0) as listener:
+        free_port = listener.getsockname()[1]
+    raise UserError(f"Port {port} is in use; port {free_port} is free: --port {free_port}.")
 
 
 def _listen(host: str, port: int) -> socket.socket:

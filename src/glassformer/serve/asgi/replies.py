@@ -1,7 +1,7 @@
 """Requests and answers of the API and of the page: one class of error, bodies and answers in JSON,
 server-sent events, and work that ends when its client disconnects.
 
-The API gives each request an id (serve/tracking) and answers errors as OpenAI does; a request
+The API gives each request an id (RequestMiddleware) and answers errors as OpenAI does; a request
 without one is the page's, whose errors are a sentence.
 
 400 401 403 404 405 408 413 415 431   the request is wrong: do not send it again
@@ -13,29 +13,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 from anyio import to_thread
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core import files
 from ...core.errors import UserError, note
 from ...core.files import JsonObject
-from .limits import BODY_SECONDS, LARGE_BODY, MOST_BODY
+from .limits import BODY_SECONDS, LARGE_BODY, MOST_BODY, MOST_HEADER_LINES, MOST_HEADERS
 
 T = TypeVar("T")
 CancelCheck = Callable[[], None]
 """Raises ClientDisconnected where nobody waits for the answer any more."""
 
+ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+OPEN_PATHS = ("/health",)
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 ERROR_TYPES = {
     401: "authentication_error",
@@ -315,6 +321,9 @@ class EventStream(Response):
             if self.first:
                 await write(self.first)
             async for event in self.events:
+                await asyncio.sleep(
+                    0
+                )  # others are served between two events that are there already
                 await write(event)
         except (ClientDisconnected, asyncio.CancelledError):
             raise
@@ -330,3 +339,99 @@ class EventStream(Response):
         if leaving.done():
             raise ClientDisconnected
         await write(self.end, more=False)
+
+
+# ----------------------------------------------------------------- every request of the API
+
+
+@dataclass
+class RequestStats:
+    """Token counts and finish reasons of one HTTP request, for its log line."""
+
+    model: str | None = None
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    finish: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RequestMiddleware:
+    """The first to see a request and the last to see its answer: id, key, bounds, log.
+
+    ``identify`` names a client by its headers and raises HttpError 401; None where no key is needed.
+    """
+
+    app: ASGIApp
+    identify: Callable[[Headers], str] | None
+    log: bool = True
+    load: int = 0  # answers under way
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start = time.monotonic()
+        headers = Headers(scope=scope)
+        tally = RequestStats()
+        client_id = headers.get("x-request-id", "")
+        id = client_id if ID.fullmatch(client_id) else f"req-{uuid.uuid4().hex}"
+        scope.setdefault("state", {}).update(tally=tally, id=id)
+        status = 499  # until an answer begins: the client left
+        started = complete = False
+
+        async def sending(message: Message) -> None:
+            nonlocal status, started, complete
+            if message["type"] == "http.response.start":
+                started = True
+                status = message["status"]
+                MutableHeaders(scope=message).append("x-request-id", id)
+            else:
+                complete = not message.get("more_body", False)
+            await send(message)
+
+        self.load += 1
+        try:
+            self._check(scope, headers)
+            await self.app(scope, receive, sending)
+        except ClientDisconnected:
+            status = 499
+        except asyncio.CancelledError:
+            status = 503
+            raise
+        except Exception as error:
+            if not started:
+                await error_response(error, scope)(scope, receive, sending)
+            elif (
+                not complete
+            ):  # Starlette raises again what it has answered; the rest ends the connection
+                raise
+        finally:
+            self.load -= 1
+            if self.log:
+                write_line(scope, id, status, time.monotonic() - start, tally)
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        """Raises HttpError 431 for too many headers, 401 for a client that may not come in."""
+        size = sum(len(name) + len(value) for name, value in headers.raw)
+        if size > MOST_HEADERS or len(headers.raw) > MOST_HEADER_LINES:
+            message = (
+                f"A request has {MOST_HEADER_LINES} headers and {MOST_HEADERS >> 10} KiB of "
+                "them at most; send less."
+            )
+            raise HttpError(431, message)
+        if self.identify is not None and scope["path"] not in OPEN_PATHS:
+            scope["state"]["client"] = self.identify(headers)
+
+
+def write_line(scope: Scope, id: str, status: int, seconds: float, tally: RequestStats) -> None:
+    """Writes the log line of a request: client, path, status, time and token counts, never its
+    content."""
+    line = {
+        "id": id,
+        "client": (scope.get("client") or ("", 0))[0],
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "status": status,
+        "ms": round(1000 * seconds, 1),
+    }
+    log_line(line if tally.model is None else line | vars(tally))

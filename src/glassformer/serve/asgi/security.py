@@ -123,11 +123,13 @@ class Guard:
             await self.app(scope, receive, send)
             return
         request = HTTPConnection(scope)
-        app, is_link = self.app, self.token is not None and "token" in request.query_params
+        app = self.app
+        is_link = self.token is not None and "token" in request.query_params
         try:
             self._check(scope["method"], request)
         except HttpError as error:
-            app, is_link = error_response(error, scope), False
+            app = error_response(error, scope)
+            is_link = False
 
         async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -47,6 +47,7 @@ from .memory import MemoryPlan, plan_memory
 from .runner import PagedRunner, logit_positions, record_scores, wants_scores
 from .scheduler import FairQueue, Scheduler
 from .sequence import (
+    Channel,
     Chunk,
     Encode,
     EngineClosed,
@@ -160,9 +161,9 @@ class Engine:
         if size > self.max_queue:
             raise RequestTooLarge(f"{problem}; send fewer prompts, or a smaller n.")
 
-    def submit(self, request: Request | Encode) -> RequestHandle:
-        """Take a request; its events come by the handle. UserError for what this model cannot
-        answer; QueueFull."""
+    def submit(self, request: Request | Encode, channel: Channel | None = None) -> RequestHandle:
+        """Take a request; its events come by the handle, or by a ``channel`` that several share.
+        UserError for what this model cannot answer; QueueFull."""
         self.check_size([request])
         if isinstance(request, Encode):
             check_encode(request, self.model, self.max_context)
@@ -171,7 +172,7 @@ class Engine:
                 request, self.model, self.tokenizer, self.max_context, self.memory_plan.first
             )
         seed = int(torch.randint(2**31, ())) if request.seed is None else request.seed
-        handle = RequestHandle(request, self.cancel, seed)
+        handle = RequestHandle(request, self.cancel, seed, channel)
         if isinstance(request, Request):
             self._add_sequences(handle, request)
         with self._work:

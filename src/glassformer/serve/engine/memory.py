@@ -70,7 +70,8 @@ class MemoryPlan:
         """A runner of the model over these pages."""
         if not self.rewinds:
             return StateRunner(self.model)
-        cfg, pages = self.model.config, (len(self.pool.users), self.source_pages)
+        cfg = self.model.config
+        pages = (len(self.pool.users), self.source_pages)
         near = None if self.windows is None else len(self.windows.pool.users)
         assert not isinstance(cfg, config.Encoder)
         cache = PagedCache(cfg, self.context, *pages, page_dtype(self.model), near)

@@ -265,23 +265,20 @@ def record_scores(chunk: Chunk, vocab_size: int | None) -> None:
     """Records log-probabilities of a scored prompt's tokens from a chunk's logits."""
     handle = chunk.handle
     request = chunk.sequence.request
-    start = chunk.start
     prompt = handle.prompt
     since = request.since
     count = request.prompt_logprobs
-    last = len(prompt) - 1 - start  # the place in the chunk that the prompt's last token has
-    if not wants_scores(chunk.sequence) or last < 0:
+    if not wants_scores(chunk.sequence) or handle.prompt_logprobs is not None:
         return
-    # rows of logits that are followed by a token of the prompt, by the place in the chunk
-    rows = {p: row for row, p in enumerate(chunk.places) if p < last and start + p >= since}
-    first = next(iter(rows.values()), 0)
-    logits = chunk.logits[first : first + len(rows)]
-    following = torch.tensor([prompt[start + place + 1] for place in rows], device=logits.device)
-    logprobs = log_probability(logits, following.long()).tolist()
+    positions = [chunk.start + place for place in chunk.places]
+    rows = [row for row, at in enumerate(positions) if since <= at < len(prompt) - 1]
+    logits = chunk.logits[rows]
+    following = [positions[row] + 1 for row in rows]
+    tokens = torch.tensor([prompt[at] for at in following], device=logits.device)
+    logprobs = log_probability(logits, tokens.long()).tolist()
     top = likeliest(logits, vocab_size, count) if count else [() for _ in rows]
-    for place, logprob, likely in zip(rows, logprobs, top, strict=True):
-        at = start + 1 + place
+    for at, logprob, likely in zip(following, logprobs, top, strict=True):
         handle.scores[at] = TokenLogprob(prompt[at], logprob, tuple(likely))
     if len(handle.scores) == len(prompt) - 1 - since:
-        scores = (handle.scores[place] for place in sorted(handle.scores))
+        scores = (handle.scores[at] for at in sorted(handle.scores))
         handle.prompt_logprobs = [TokenLogprob(prompt[since], None), *scores]

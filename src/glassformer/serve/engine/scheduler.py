@@ -307,9 +307,8 @@ class FairQueue(Generic[Q]):
     def pop(self, load: Mapping[str, int] = EVEN) -> Q:
         """Removes and returns the next item; its client is the last in the next round."""
         client = min(self._queues, key=lambda client: load.get(client, 0))
-        queue = self._queues[client]
+        queue = self._queues.pop(client)
         item = queue.popleft()
-        del self._queues[client]
         if queue:
             self._queues[client] = queue
         return item
@@ -632,7 +631,8 @@ class Scheduler:
             return False
         running = reversed(self.running)
         newest = next(item for item in running if item.client == greediest)
-        subject, self.subject = self.subject, newest  # a fault meanwhile is its own
+        subject = self.subject
+        self.subject = newest  # a fault meanwhile is its own
         self.preempt(newest)
         self.subject = subject
         return True

@@ -286,9 +286,63 @@ class Result:
         return self.completions[0].text
 
 
+class Channel:
+    """Events of requests on their way from the engine's thread to the one thread (``for``) or task
+    (``async for``) that reads them, each with its request's handle; it ends with the requests."""
+
+    def __init__(self) -> None:
+        self.reading = 0  # requests whose last event was not read
+        self._events: deque[tuple[RequestHandle, Event]] = deque()
+        self._condition = threading.Condition()
+        self._wake: Callable[[], None] | None = None  # an event loop that waits
+
+    def put(self, handle: RequestHandle, event: Event) -> None:
+        """Queues an event, from the engine's thread."""
+        with self._condition:
+            self._events.append((handle, event))
+            self._condition.notify_all()
+            wake = self._wake
+            self._wake = None
+        if wake is not None:
+            wake()
+
+    def _take(self, wake: Callable[[], None] | None = None) -> tuple[RequestHandle, Event] | None:
+        """The next event; None where there is none yet, and ``wake`` is called once there is."""
+        if not self._events:
+            self._wake = wake
+            return None
+        handle, event = self._events.popleft()
+        handle.exhausted = event.usage is not None
+        self.reading -= handle.exhausted
+        return handle, event
+
+    def __iter__(self) -> Iterator[tuple[RequestHandle, Event]]:
+        while self.reading:
+            with self._condition:
+                self._condition.wait_for(lambda: self._events)
+                item = self._take()
+            if item is not None:
+                yield item
+
+    async def __aiter__(self) -> AsyncIterator[tuple[RequestHandle, Event]]:
+        loop = asyncio.get_running_loop()
+        while self.reading:
+            ready = asyncio.Event()
+
+            def wake(ready: asyncio.Event = ready) -> None:
+                with suppress(RuntimeError):  # the loop has ended meanwhile
+                    loop.call_soon_threadsafe(ready.set)
+
+            with self._condition:
+                item = self._take(wake)
+            if item is None:
+                await ready.wait()
+            else:
+                yield item
+
+
 class RequestHandle:
-    """A request under way: iterate over its events from one thread (``for``) or one task (``async
-    for``).
+    """A request under way: iterate over its events, where its ``channel`` is its own.
 
     ``prompt_logprobs`` and ``output`` are there when the first event is; ``seed`` repeats the
     request; ``prompt`` are the prompt's ids with its edits applied. ``records`` are all recorded
@@ -297,9 +351,15 @@ class RequestHandle:
     """
 
     def __init__(
-        self, request: Request | Encode, cancel: Callable[[RequestHandle], None], seed: int = 0
+        self,
+        request: Request | Encode,
+        cancel: Callable[[RequestHandle], None],
+        seed: int = 0,
+        channel: Channel | None = None,
     ) -> None:
         self.request = request
+        self.channel = channel or Channel()
+        self.channel.reading += 1
         self.seed = seed
         self.client = request.client
         self.prompt_logprobs: list[TokenLogprob] | None = None
@@ -315,9 +375,6 @@ class RequestHandle:
         self.scores: dict[int, TokenLogprob] = {}  # of the prompt, by place
         self.ended = False
         self._cancel = cancel
-        self._events: deque[Event] = deque()
-        self._condition = threading.Condition()
-        self._wake: Callable[[], None] | None = None  # an event loop that waits
         self.exhausted = False  # its last event was read
 
     @property
@@ -346,55 +403,17 @@ class RequestHandle:
         self._cancel(self)
 
     def put(self, event: Event) -> None:
-        """Queues an event, from the engine's thread."""
-        with self._condition:
-            self._events.append(event)
-            self._condition.notify_all()
-            wake = self._wake
-            self._wake = None
-        if wake is not None:
-            wake()
-
-    def _take(self, wake: Callable[[], None] | None = None) -> Event | None:
-        """The next event; None where there is none yet, and ``wake`` is called once there is."""
-        if not self._events:
-            self._wake = wake
-            return None
-        event = self._events.popleft()
-        self.exhausted = event.usage is not None
-        return event
+        self.channel.put(self, event)
 
     def __iter__(self) -> Iterator[Event]:
-        while not self.exhausted:
-            with self._condition:
-                self._condition.wait_for(lambda: self._events)
-                event = self._take()
-            if event is not None:
-                yield event
+        return (event for _, event in self.channel)
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        loop = asyncio.get_running_loop()
-        while not self.exhausted:
-            ready = asyncio.Event()
-
-            def wake(ready: asyncio.Event = ready) -> None:
-                with suppress(RuntimeError):  # the loop has ended meanwhile
-                    loop.call_soon_threadsafe(ready.set)
-
-            with self._condition:
-                event = self._take(wake)
-            if event is None:
-                await ready.wait()
-            else:
-                yield event
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return (event async for _, event in self.channel)
 
     def result(self) -> Result:
         """Wait for the end and give all at once; raises what made the request fail."""
         return self.collect(list(self))
-
-    async def wait(self) -> Result:
-        """``result`` for a task."""
-        return self.collect([event async for event in self])
 
     def collect(self, events: Seq[Event]) -> Result:
         """Result of all events; raises what made the request fail."""
@@ -573,7 +592,8 @@ class Sequence(Continuation):
             for token, bias in request.logit_bias.items():
                 logits[token] += bias
         if self.counts and (request.presence_penalty or request.frequency_penalty):
-            logits, ids = logits.clone(), torch.tensor([*self.counts], device=logits.device)
+            logits = logits.clone()
+            ids = torch.tensor([*self.counts], device=logits.device)
             repeats = torch.tensor([*self.counts.values()], device=logits.device)
             logits[ids] -= request.presence_penalty + request.frequency_penalty * repeats
         allowed = self.guide(self.tokens) if self.guide is not None else None

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 import tiny
+from glassformer.serve.asgi.replies import RequestStats
 from glassformer.serve.engine import Engine, QueueFull, Request
 from glassformer.serve.metrics import Metrics
-from glassformer.serve.registry import Registry
-from glassformer.serve.tracking import Context, RequestStats, cancel, submit
+from glassformer.serve.registry import Context, cancel, submit
 
 from .conftest import Server
 
@@ -26,7 +26,7 @@ def context_of(engine: Engine) -> Context:
     """A request of nobody to this engine."""
     http: Any = SimpleNamespace(state=SimpleNamespace(tally=RequestStats()))
     served: Any = SimpleNamespace(id="tiny", engine=engine)
-    return Context(http, served, Metrics(Registry([])))
+    return Context(http, served, Metrics({}))
 
 
 def test_what_is_given_up_is_cancelled():
@@ -51,11 +51,12 @@ def test_all_are_submitted_or_none():
 def test_a_reader_that_stops_early_cancels(count):
     async def read_some():
         handles = submit(engine, [LONG] * count)
-        events = context.merge_events(handles)
+        events = context.events(handles)
         await anext(events)
         await events.aclose()
-        for handle in handles:
-            assert [event async for event in handle][-1].finish_reason == "cancelled"
+        last = {handle: event async for handle, event in handles[0].channel}
+        assert {event.finish_reason for event in last.values()} == {"cancelled"}
+        assert len(last) == count
 
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
         context = context_of(engine)

@@ -93,7 +93,7 @@ def fuse(model: M) -> M:
     if not has("stack"):
         return model
     dtype, modules = next(model.parameters()).dtype, list[Any](model.modules())
-    swaps: dict[nn.Module, nn.Module] = {
+    swaps = {
         ffn: _around(ffn, type(ffn), act=partial(in_vectors, ffn.act))
         for ffn in modules
         if type(ffn) in (MLP, GatedMLP) and ffn.down.in_features % VECTORS

@@ -10,6 +10,7 @@ from glassformer.core.nn.experts import MoE
 from glassformer.core.nn.flow import Flow
 from glassformer.fast import kernels
 from glassformer.fast.batch_invariant_moe import BatchInvariantMoE, batch_invariant_moe
+from glassformer.fast.fused import fuse
 
 CASES = {
     "gated": c.MoE(6, 3, c.GatedMLP(20), normalize=False, shared=c.GatedMLP(32)),
@@ -41,6 +42,15 @@ def test_a_token_is_answered_alike_whoever_is_beside_it(name, dtype):
     torch.testing.assert_close(
         together, run(plain, x), atol=1e-5 if dtype == torch.float32 else 0.1, rtol=2e-2
     )
+
+
+@pytest.mark.parametrize("width", [23, 20, 33])
+@pytest.mark.parametrize("ffn", [c.MLP, c.GatedMLP])
+def test_what_is_computed_densely_beside_it_activates_each_token_alone(ffn, width):
+    """A vector of torch's loop would hold the end of one token and the beginning of the next."""
+    act = fuse(MoE(c.MoE(4, 2, c.GatedMLP(20), shared=ffn(width, "silu")), 48).eval()).shared.act
+    x = torch.randn(1, 37, width)
+    assert torch.equal(act(x), torch.cat([act(x[:, place : place + 1]) for place in range(37)], 1))
 
 
 def test_copies_are_made_where_there_is_room():

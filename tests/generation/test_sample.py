@@ -18,6 +18,7 @@ from glassformer.core.generation.sample import (
     choose,
     cut,
     draw,
+    likeliest,
     log_probability,
     min_p,
     penalise,
@@ -115,6 +116,20 @@ def test_the_rounding_of_sums_does_not_reach_the_tail():
         draw(logits, uniform).tolist()
         == np.searchsorted(shares, uniform.double().numpy() * shares[-1], "right").tolist()
     )
+
+
+def test_the_log_probability_of_a_row_depends_on_no_other_and_is_that_of_the_likeliest():
+    """Two threads cut a sum over 50,257 numbers of one row, and rows where there are many."""
+    logits = torch.randn(64, 50_257, generator=torch.Generator().manual_seed(3)) * 4
+    tokens, before = logits.argmax(-1), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        together = log_probability(logits, tokens)
+        alone = torch.cat([log_probability(logits[[i]], tokens[[i]]) for i in range(64)])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, alone)
+    assert together.tolist() == [best[0][1] for best in likeliest(logits, None, 1)]
 
 
 def test_greedy_takes_the_likeliest_after_the_penalty():

@@ -8,23 +8,21 @@ copy of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..core.nn.engines import Look
 from ..core.nn.experts import MoE
 from ..core.nn.replace import replace_modules
 from . import kernels
+from .fused import in_vectors
 from .quantized import QuantizedWeight
 
 M = TypeVar("M", bound=nn.Module)
 TABLES = ("gate", "up", "down")
-VECTORS = 32  # numbers in the two vectors that torch's loops take at a time, at most
 
 
 class BatchInvariantMoE(MoE):
@@ -33,7 +31,7 @@ class BatchInvariantMoE(MoE):
     def __init__(self, layer: MoE) -> None:
         self.__dict__.update(layer.__dict__)
         self.packed_router = kernels.pack_fp32(layer.router.matrix().detach().float())
-        self.act = partial(_even, layer.act)
+        self.act = partial(in_vectors, layer.act)
         self.packed = {name: _packed(getattr(layer, name)) for name in TABLES}
 
     def route(self, x: Tensor) -> Tensor:
@@ -58,13 +56,6 @@ class BatchInvariantMoE(MoE):
             torch.split(rows, expert_counts.tolist()), self.packed[name], biases, strict=True
         )
         return torch.cat([kernels.matmul(*group) for group in groups if len(group[0])])
-
-
-def _even(act: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``act`` of x (P, H) in whole vectors: torch's scalar loop, which takes the rest, rounds
-    otherwise."""
-    padding = -x.shape[-1] % VECTORS
-    return act(F.pad(x, (0, padding)))[..., : x.shape[-1]] if padding else act(x)
 
 
 def _packed(table: Tensor | None) -> list[kernels.Packed]:

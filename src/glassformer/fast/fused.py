@@ -12,11 +12,13 @@ somebody's own) leaves its stack as it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..core import config
 from ..core.nn.additive_position import Alibi, Learned, RelativeBias, Sinusoidal
@@ -31,12 +33,14 @@ from ..core.nn.replace import replace_modules
 from . import kernels
 from .kernels import stack as c
 from .kernels.library import has
+from .kernels.products import FLOATS
 from .paged import PagedCache
 from .prepacked import PrepackedLinear
 from .quantized import QuantizedWeight
 
 M = TypeVar("M", bound=nn.Module)
 MAX_TOKENS = 512  # tokens of a call; what a longer row holds comes after it
+VECTORS = 32  # numbers in the two vectors that torch's loops take at a time, at most
 POSITIONS = (Position, Sinusoidal, Learned, Rotary, RelativeBias, Alibi)
 
 
@@ -58,11 +62,7 @@ def supports_stack(stack: Stack, dtype: torch.dtype) -> bool:
         module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
         for module in stack.modules()
     )
-    if (
-        dtype not in (torch.float32, torch.bfloat16)
-        or any(watched)
-        or type(stack.position) not in POSITIONS
-    ):
+    if dtype not in FLOATS.values() or any(watched) or type(stack.position) not in POSITIONS:
         return False
     blocks: list[Any] = [*stack.blocks]
     if not all(type(block) is Block and type(block.attn) is Attention for block in blocks):
@@ -86,15 +86,21 @@ def supports_stack(stack: Stack, dtype: torch.dtype) -> bool:
 
 
 def fuse(model: M) -> M:
-    """A view of ``model``, or of a view of it, whose stacks are FusedStacks where they can be."""
+    """A view of ``model``, or of a view of it, whose stacks are FusedStacks where they can be.
+
+    Where they cannot, a token's activations are in whole vectors.
+    """
     if not has("stack"):
         return model
-    dtype, swaps = next(model.parameters()).dtype, dict[nn.Module, nn.Module]()
-    for stack in (
-        module
-        for module in model.modules()
-        if type(module) is Stack and supports_stack(module, dtype)
-    ):
+    dtype, modules = next(model.parameters()).dtype, list[Any](model.modules())
+    swaps = {
+        ffn: _around(ffn, type(ffn), act=partial(in_vectors, ffn.act))
+        for ffn in modules
+        if type(ffn) in (MLP, GatedMLP) and ffn.down.in_features % VECTORS
+    }
+    for stack in modules:
+        if type(stack) is not Stack or not supports_stack(stack, dtype):
+            continue
         replacements = {
             submodule: with_kernels(submodule)
             for submodule in stack.modules()
@@ -105,6 +111,13 @@ def fuse(model: M) -> M:
         except UnsupportedStack:
             continue
     return replace_modules(model, swaps)
+
+
+def in_vectors(act: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``act`` of x (.., H) in whole vectors: torch's scalar loop, which takes the rest of all rows,
+    rounds otherwise."""
+    padding = -x.shape[-1] % VECTORS
+    return act(F.pad(x, (0, padding)))[..., : x.shape[-1]] if padding else act(x)
 
 
 def with_kernels(module: nn.Module) -> nn.Module:
@@ -147,7 +160,7 @@ class KernelLayerNorm(LayerNorm):
 
 
 def _computed(x: Tensor) -> bool:
-    return not torch.is_grad_enabled() and x.dtype in (torch.float32, torch.bfloat16)
+    return not torch.is_grad_enabled() and x.dtype in FLOATS.values()
 
 
 def norm_of(module: nn.Module, dtype: torch.dtype) -> tuple[c.Norm, list[Tensor]]:
@@ -195,13 +208,10 @@ class FusedStack(Stack):
             chunk = slice(first, first + MAX_TOKENS)
             places = texts.rows[chunk], texts.lengths[chunk]
             (tables, slots), (near, near_slots) = texts.full_layout, texts.window_layout
-            inputs = c.StackInputs(
-                c.VisibleKeys(tables, *places, texts.longest), slots[chunk], bias=bias
+            self_keys, windows = (
+                c.VisibleKeys(table, *places, texts.longest) for table in (tables, near)
             )
-            inputs.windows, inputs.window_slots = (
-                c.VisibleKeys(near, *places, texts.longest),
-                near_slots[chunk],
-            )
+            inputs = c.StackInputs(self_keys, slots[chunk], windows, near_slots[chunk], bias=bias)
             if texts.source is not None:
                 rows, lengths = texts.source.rows[chunk], texts.source.lengths[chunk]
                 inputs.source = c.VisibleKeys(
@@ -274,10 +284,9 @@ class FusedStack(Stack):
 
     def matrix(self, packed: Any, bias: Tensor | None) -> c.Matrix:
         """A packed weight and its bias, kept."""
-        of_floats = {"bf16": torch.bfloat16, "fp32": torch.float32}
         if not isinstance(packed, kernels.Packed) or packed.build != kernels.path():
             raise UnsupportedStack
-        if of_floats.get(packed.kind, self.dtype) != self.dtype or (
+        if FLOATS.get(packed.kind, self.dtype) != self.dtype or (
             packed.kind == "bf16" and packed.inputs % 2
         ):
             raise UnsupportedStack

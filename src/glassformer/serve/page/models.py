@@ -78,12 +78,11 @@ class Loaded:
         context."""
         import torch
 
-        from ...core import config
         from ...sight.looking import text_frame, token_ids
         from ...sight.streams import blanks_masked
 
         model, tokenizer, cfg = self.model, self.tokenizer, self.model.config
-        is_target = isinstance(cfg, config.EncoderDecoder) and not source
+        is_target = cfg.has_source and not source
         need(text is not None, NO_TEXT)
         if isinstance(text, str):
             if tokenizer is None:

@@ -58,6 +58,7 @@ TOPICS = {
         "start",
         "speed",
         "access",
+        "compute",
         "recorded",
     },
     "checkpoints": {"fuzz", "load_as"},

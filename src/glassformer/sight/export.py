@@ -85,8 +85,8 @@ def container(
     id = run_id(trace)
     name = name or str(run_record["kind"])
     abilities = run_record["abilities"]
-    weights, written = _program(trace, computing)
-    held = (*HELD, *COMPUTED) if weights else HELD
+    program = trace.program(computing)
+    held = HELD if program is None else (*HELD, *COMPUTED)
     able = {key: can and key in held for key, can in abilities.items()}
     if trace.source is not None:
         able["generate"] = False
@@ -124,7 +124,8 @@ def container(
             beside[f"GET api/vocab/{quote(name, safe=UNQUOTED)}"] = words
             room -= _size(words)
     facts = {"answers": beside, "start": {"model": name, **query}, "run": id}
-    if weights:
+    if program is not None:
+        written, weights = program
         records = {key: dumped(record) for key, record in {**facts, "program": written}.items()}
         packed = gzip.compress(wire.packed(weights, records), 9, mtime=0)
         fits = len(packed) <= computing
@@ -164,18 +165,6 @@ def container(
             explained = dict(list(explained.items())[: len(explained) // 2])
         else:
             tensors.popitem()
-
-
-def _program(trace: Any, most: int) -> tuple[dict[str, wire.Array], dict[str, Any]]:
-    """The weights of a trace's model and the program on them; none where they have no room."""
-    from .recording.program import program, weights
-    from .recording.trace import Trace
-
-    fits = isinstance(trace, Trace) and most > 1.5 * sum(
-        x.numel() for x in trace.model.parameters()
-    )
-    written = program(trace) if fits else None
-    return ({}, {}) if written is None else (weights(written), written)
 
 
 def _decoded(tokenizer: Any, ids: list[int]) -> str:

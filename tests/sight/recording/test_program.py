@@ -9,7 +9,7 @@ import torch
 
 import tiny
 from glassformer.core.nn import build_model
-from glassformer.sight.recording.program import program, weights
+from glassformer.sight.recording.program import program
 from glassformer.sight.recording.trace import Trace
 
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm", "reader"}
@@ -36,9 +36,8 @@ def sized(entry, lengths):
 def test_sizes_are_those_of_a_pass_of_another_length(name):
     cfg = tiny.ALL[name]
     trace = traced(cfg)
-    written = program(trace)
+    written, arrays = program(trace)
     lengths = (14, 20) if cfg.has_source else (20,)
-    arrays = weights(written)
     written = json.loads(json.dumps(written))  # as a file holds it
     assert [op["id"] for op in written["plan"]] == [*trace.plan.ops]
     for op in written["plan"]:
@@ -76,7 +75,7 @@ def test_weights_are_exact_in_half_precision_or_whole():
         trace.model.get_parameter("embed.token.weight").copy_(
             trace.model.get_parameter("embed.token.weight").half().float()
         )
-    arrays = weights(program(trace))
+    _, arrays = program(trace)
     assert arrays["embed.token.weight"].dtype == "float16"
     for address, array in arrays.items():
         if not address.startswith("constant"):

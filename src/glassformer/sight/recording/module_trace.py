@@ -290,6 +290,11 @@ class ModuleTrace(Caused):
             attention=any(op.is_attention for op in self.plan),
         )
 
+    def program(self, most: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """A program that computes any text in a browser, and its weights, where these may fit in
+        ``most`` bytes; None where the module has none."""
+        return None
+
     def save(self, path: str | Path, **options: Any) -> Path:
         """Write the trace as one HTML file that opens without a server, or all of it as .safetensors.
 

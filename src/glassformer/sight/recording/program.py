@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +20,12 @@ from ...core.errors import UserError
 from ...core.tokenizer import tokenizer_json
 from .. import answers
 from ..looking import text_frame
+from ..wire import Array
 from . import words
 from .operations import NEW, Operation, Value
 
 if TYPE_CHECKING:
     from ...core.tokenizer.tokenizer import Tokenizer
-    from .trace import Trace
 
 NAMES = """
 linear matmul bmm embedding softmax layer_norm rms_norm add sub mul div rdiv rsub pow rpow neg exp
@@ -66,18 +66,17 @@ class Sizes:
         return [int(x) for x in fitted.tolist()]
 
 
-def program(trace: Trace) -> dict[str, Any] | None:
-    """The model of a pass in single precision as JSON that computes any text; None where it has none.
+def program(trace: Any) -> tuple[dict[str, Any], dict[str, Array]] | None:
+    """The model of a pass in single precision as a program, and its weights by their addresses; None
+    where it has none.
 
     ``leaves`` are weights, inputs and constants, ``operations`` the functions in order with their
-    arguments, ``plan`` the operations that the page shows. Weights go beside it, by their addresses.
+    arguments, ``plan`` the operations that the page shows. JSON holds it.
     """
-    from .trace import Trace as Pass
-
-    model, own = trace.model, trace.tokens.shape[1]
+    model, length = trace.model, trace.tokens.shape[1]
     longest = min(model.config.context, LONGEST)
     is_single = all(x.dtype == torch.float32 for x in model.parameters())
-    if trace.edits or not is_single or not 12 <= max(own, 12) <= longest:
+    if trace.edits or not is_single or not 12 <= max(length, 12) <= longest:
         return None
     # twice at first: what a model computes once for all passes is a constant of every later one
     lengths: list[tuple[int, ...]] = [(5,), (5,), (9,), (longest,)]
@@ -90,7 +89,7 @@ def program(trace: Trace) -> dict[str, Any] | None:
 
     try:
         passes = [
-            Pass(model, None, ids(row[-1]), None if len(row) == 1 else ids(row[0]))
+            type(trace)(model, None, ids(row[-1]), None if len(row) == 1 else ids(row[0]))
             for row in lengths
         ]
         writer = _Writer(passes[1:], Sizes(lengths[1:]))
@@ -99,7 +98,7 @@ def program(trace: Trace) -> dict[str, Any] | None:
         return None
     names = {operation["name"] for operation in written["operations"]}
     tokenizer = trace.tokenizer
-    return written | {
+    facts = {
         "longest": longest,
         "has_words": tokenizer is not None,
         "tokenizer": None if tokenizer is None else _tokenizer(model.config, tokenizer),
@@ -111,26 +110,23 @@ def program(trace: Trace) -> dict[str, Any] | None:
             "leaves": words.LEAVES,
         },
     }
+    return written | facts, {name: _narrow(x) for name, x in writer.tensors.items()}
 
 
-def weights(written: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a program's leaves by address, in half precision where that is exact."""
-    arrays = {}
-    for leaf in written["leaves"]:
-        if leaf["kind"] != "input":
-            tensor = leaf.pop("tensor").detach()
-            half = tensor.half()
-            exact = tensor.is_floating_point() and torch.equal(half.float(), tensor)
-            arrays[leaf["address"]] = (half if exact else tensor).contiguous().numpy()
-    return arrays
+def _narrow(tensor: Tensor) -> Array:
+    """Numbers in half precision where that is exact."""
+    half = tensor.half()
+    exact = tensor.is_floating_point() and torch.equal(half.float(), tensor)
+    return (half if exact else tensor).contiguous().numpy()
 
 
 class _Writer:
     """Writes passes that differ in their sizes as one."""
 
-    def __init__(self, passes: Sequence[Trace], sizes: Sizes) -> None:
+    def __init__(self, passes: Sequence[Any], sizes: Sizes) -> None:
         self.passes, self.sizes = passes, sizes
         self.leaves: list[dict[str, Any]] = []
+        self.tensors: dict[str, Tensor] = {}  # of the leaves that are not given
         self.numbers: dict[Value, int] = {}  # of the values of the first pass
 
     def written(self) -> dict[str, Any]:
@@ -138,11 +134,11 @@ class _Writer:
         rows = [trace.operations for trace in self.passes]
         if len({len(row) for row in rows}) > 1:
             raise Mismatch("another number of functions")
-        used = [row for row in zip(*rows, strict=True) if row[0] in needed]
-        for values in self._leaf_rows(used):
+        operations = [row for row in zip(*rows, strict=True) if row[0] in needed]
+        for values in self._leaf_rows(operations):
             self._leaf(values)
-        operations = [self._operation(row) for row in used]
-        return {"leaves": self.leaves, "operations": operations, "plan": self._plan()}
+        entries = [self._operation(row) for row in operations]
+        return {"leaves": self.leaves, "operations": entries, "plan": self._plan()}
 
     def _needed(self) -> set[Operation]:
         """The operations that values of the plan come from."""
@@ -155,10 +151,12 @@ class _Writer:
                 waiting += [x.operation for x in operation.inputs]
         return needed
 
-    def _leaf_rows(self, used: Iterable[tuple[Operation, ...]]) -> Iterable[tuple[Value, ...]]:
+    def _leaf_rows(
+        self, operations: Iterable[tuple[Operation, ...]]
+    ) -> Iterable[tuple[Value, ...]]:
         inputs = [op.value for op in self.passes[0].plan if op.value.operation is None]
         yield from (tuple(trace.value(x.address) for trace in self.passes) for x in inputs)
-        for row in used:
+        for row in operations:
             for values in zip(*(operation.inputs for operation in row), strict=True):
                 if values[0].operation is None:
                     yield values
@@ -177,7 +175,8 @@ class _Writer:
                 for a, b in itertools.pairwise(tensors)
             ):
                 raise Mismatch(f"{first.address} depends on the text")
-            entry["tensor"] = first.tensor
+            assert first.tensor is not None
+            self.tensors[first.address] = first.tensor.detach()
         self._number(values)
         self.leaves.append(entry)
 
@@ -212,8 +211,8 @@ class _Writer:
                 raise Mismatch("another operand")
             return {"value": self.numbers[first]}
         if isinstance(first, slice):
-            ends = ((x.start, x.stop, x.step) for x in values)
-            return {"slice": [self._argument(row) for row in zip(*ends, strict=True)]}
+            bounds = ((x.start, x.stop, x.step) for x in values)
+            return {"slice": [self._argument(row) for row in zip(*bounds, strict=True)]}
         if isinstance(first, torch.dtype | torch.device):
             return str(first).removeprefix("torch.")
         if first is Ellipsis:

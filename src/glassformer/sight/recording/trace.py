@@ -30,6 +30,7 @@ from .module_trace import KEEP, ModuleTrace
 from .opening import Explanation
 from .operations import Value
 from .plan import Plan, axes_of, of_source
+from .program import program
 from .recorder import Recorder
 
 if TYPE_CHECKING:
@@ -321,6 +322,11 @@ class Trace(ModuleTrace):
     def _tokens(tokens: Tensor, tokenizer: Tokenizer | None) -> dict[str, Any]:
         ids = tokens[0].tolist()
         return {"ids": ids, "pieces": None if tokenizer is None else pieces(tokenizer, ids)}
+
+    def program(self, most: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        # half precision, base64
+        fits = 1.5 * sum(x.numel() for x in self.model.parameters()) < most
+        return program(self) if fits else None
 
     def live(self, view: str = "playground", height: int = 640) -> Any:
         """A widget for a notebook (extra ``live``): the page on this text, every number computed by

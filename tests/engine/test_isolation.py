@@ -26,7 +26,7 @@ from glassformer.formats import extend
 from glassformer.serve.engine import Engine, Request
 from glassformer.serve.engine.beam_search import BeamSearch
 from glassformer.serve.engine.memory import plan_memory
-from glassformer.serve.engine.sequence import Chunk, Encode, RequestHandle, Sequence
+from glassformer.serve.engine.sequence import Channel, Chunk, Encode, RequestHandle, Sequence
 from pages import check_pages
 
 ROOMS = ["engine", "scheduler", "sequence", "beam_search", "runner", "encoder", "recording"]
@@ -82,7 +82,7 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
                 continue  # values without a step
             if isinstance(value, FunctionType) and name != "_atomic":
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", module, name
-            is_step = isinstance(value, type) and value not in (RequestHandle, Engine)
+            is_step = isinstance(value, type) and value not in (Channel, RequestHandle, Engine)
             methods = vars(value).items() if is_step else ()
             for inner, method in methods:
                 plain = isinstance(method, FunctionType) and (

@@ -408,6 +408,8 @@ def _addresses(recorder: Recorder, returned: Mapping[str, Value]) -> dict[str, V
     for name, value in short.items():
         if value.is_named or recorder.names.get(name, value) is not value:
             continue
+        if recorder.modules.get(name, value) is not value:  # a layer's result has its path
+            continue
         if name not in values or values[name] is value:
             values[name] = value
             value.address = name

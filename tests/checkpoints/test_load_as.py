@@ -21,7 +21,7 @@ POOL = config.Pool("first", "tanh", labels=5)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     store.save(build_model(BERT, seed=1), tmp_path / "m", layout="glassformer")
     return tmp_path / "m"
 

@@ -168,16 +168,12 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(step, refu
         ("generate", "arguments are required: MODEL;"),
         ("generate '' x", "The model's name is empty"),
         ("generate glas/1m x", 'Did you mean "glass/1m"?'),
-        ("generate glass/2m x", 'There is no recipe "glass/2m"; glass comes as glass/1m'),
-        ("generate ./nowhere x", "There is no folder ./nowhere"),
         ("generate ./modle x", 'or a recipe. Did you mean "model"?'),
         (
             "embed model --prompts corpsu.txt",
             'check the path. Did you mean "corpus.txt"?',
         ),
         ("words near corpsu.txt x", 'Did you mean "corpus.txt"?'),
-        ("generate corpus.txt x", "corpus.txt is a file; give the folder"),
-        ("generate . x", "has no config.json; give the folder of a saved model"),
         ("look model '1 and' '*.nonesuch'", 'No value is called "*.nonesuch"'),
         ("look model '1 and' '*.atn.q'", 'Did you mean "'),
         (
@@ -186,7 +182,6 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(step, refu
         ),
         ("look model '' '*.q'", "The text is empty"),
         (f"look model '{'1 and ' * 9}' *.q", "model's context is 16; shorten it"),
-        ("cost glass/2m", 'There is no recipe "glass/2m"'),
         ("cost nowhere.toml", "nowhere.toml cannot be read (No such file"),
         ("cost glass/1m --batch 0", "--batch is 0; give 1 or more"),
         ("cost glass/1m --context -5", "--context is -5; give 1 or more"),
@@ -217,18 +212,7 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(step, refu
             "generate model '1 and' --max-new",
             "--max-new: expected one argument; see glassformer generate --help",
         ),
-        ("generate model '1 and' --top-p 2", "top_p is 2.0; give a share above 0, at most 1"),
-        ("generate model '1 and' --top-k 0", "top_k is 0; give 1 or more"),
-        ("generate model '1 and' --min-p -1", "min_p is -1.0; give a share"),
-        (
-            "generate model '1 and' --repetition-penalty 0",
-            "repetition_penalty is 0.0; give 1e-9 or more",
-        ),
         ("generate model '1 and' --samples 0", "samples is 0; give 1 to 1,000,000"),
-        (
-            "generate model '1 and' --samples 100000000000",
-            "samples is 100000000000; give 1 to 1,000,000",
-        ),
         ("generate model '1 and' --stop ''", "A stop string is empty"),
         ("generate model '1 and' --dtype float31", 'There is no dtype "float31"'),
         (
@@ -281,7 +265,6 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(step, refu
         ),
         ("train run.toml --learning_rate 1e-3 --out out", 'Did you mean "lr"?'),
         ("train run.toml --epochs 3 --out out", 'Did you mean "steps"?'),
-        ("train run.toml --weight_decay 0 --out out", 'Did you mean "optimizer.weight_decay"?'),
         ("train run.toml --max_iters 3 --out out", 'Did you mean "steps"?'),
         ("train run.toml --threads 3 --out out", "Set OMP_NUM_THREADS before the command."),
         (
@@ -453,22 +436,12 @@ def test_shards(published, refused):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": 10**12}, '"hidden_size" is 1000000000000; it must be an integer'),
-        ({"num_hidden_layers": 10**9}, '"num_hidden_layers" is 1000000000'),
-        ({"vocab_size": -1}, '"vocab_size" is -1'),
         (
             {"vocab_size": 1 << 24, "hidden_size": 1 << 20, "intermediate_size": 1 << 20},
             "has shape",
         ),
-        ({"num_key_value_heads": 8}, "kv_heads is 8; give 1 to heads (4)"),
         ({"num_hidden_layers": 3}, "the files lack model.layers.2."),
         ({"num_hidden_layers": 1}, "the model has no place for model.layers.1."),
-        (
-            {"architectures": ["MambaForCausalLM"]},
-            'the architecture "MambaForCausalLM" is not in the recipe book',
-        ),
-        ({"architectures": ["LlamaForCausalLN"]}, 'Did you mean "LlamaForCausalLM"?'),
-        ({"architectures": None, "model_type": None}, "names no model"),
         ({"quantization_config": {"bits": 4}}, "quantised weights are not read here"),
     ],
 )

@@ -174,7 +174,7 @@ def test_completion(line, result):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     """A tiny decoder with a tokenizer of bytes, as a folder."""
     folder = tmp_path_factory.mktemp("model") / "tiny"
     result = dataclasses.replace(DECODERS["llama"], embed=c.Embed(300), context=32)

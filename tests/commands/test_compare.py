@@ -52,7 +52,7 @@ tensorboard = false
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def files(tmp_path_factory) -> dict[str, str]:
     """Two run files and what they read: words, and the same words backwards."""
     folder, draw = tmp_path_factory.mktemp("compare"), random.Random(0)
     texts = [" ".join(draw.choices("abcdefgh", k=draw.randint(1, 9))) for _ in range(60)]

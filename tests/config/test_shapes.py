@@ -47,7 +47,7 @@ DATA = {
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory) -> Path:
     """Examples of each kind, and a model of each shape trained for two steps on them."""
     folder = tmp_path_factory.mktemp("shapes")
     labels = [f"{line}\t{'new' if 'red' in line else 'old'}" for line in LINES]

@@ -63,7 +63,7 @@ recipes.add(replace(
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Path]:
+def page(tmp_path) -> Iterator[Path]:
     path = tmp_path / "my_recipe.py"
     path.write_text(PAGE)
     before = dict(recipes.RECIPES)

@@ -34,14 +34,14 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> tuple[Any, Tokenizer]:
+def loaded(folder) -> tuple[Any, Tokenizer]:
     model, tokenizer = store.load(folder)
     assert tokenizer is not None
     return model, tokenizer
 
 
 @pytest.fixture(scope="module")
-def sentences(shared_data: Path) -> list[str]:
+def sentences(shared_data) -> list[str]:
     """200 captions."""
     return (shared_data / "multi30k" / "val.en").read_text(encoding="utf-8").splitlines()[:200]
 

@@ -26,7 +26,7 @@ def model() -> Any:
 
 
 @pytest.fixture
-def page_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def page_counts(monkeypatch) -> list[int]:
     """The counts of all pages that are made."""
     totals, empty = list[int](), Pages.empty
 

@@ -51,7 +51,7 @@ def test_a_published_folder_is_quantised_on_the_fly(tmp_path):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     model = tiny.model(tiny.ALL["llama"])
     quantize_weights(model, QuantizedLayout(4))
     glassformer.save(model, tmp_path / "few")

@@ -25,7 +25,7 @@ WIDE = [chr(i) for i in range(128)] + list(
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch) -> None:
     """Even one character goes to tiktoken."""
     monkeypatch.setattr(face, "LARGE", 0)
 

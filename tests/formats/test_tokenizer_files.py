@@ -24,7 +24,7 @@ LLAMA3 = (
 
 
 @pytest.fixture(scope="module")
-def samples(shared_data: Path) -> list[str]:
+def samples(shared_data) -> list[str]:
     """Nasty texts, and real ones: an encyclopedia, German and French captions, dialogue as JSON,
     Shakespeare."""
     names = [

@@ -431,7 +431,7 @@ def index(folder: Path, placed: Any) -> None:
 
 
 @pytest.fixture
-def sharded(tmp_path: Path) -> Path:
+def sharded(tmp_path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     save_file({"a": numbers(2)}, folder / "one")
@@ -439,7 +439,7 @@ def sharded(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> tuple[Path, Path]:
+def hub(tmp_path) -> tuple[Path, Path]:
     """models--org--name/snapshots/REVISION with a link into blobs/, and the blob."""
     snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
     snapshot.mkdir(parents=True)

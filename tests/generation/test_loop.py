@@ -60,12 +60,12 @@ PROMPTS = [
 
 
 @pytest.fixture(params=KINDS)
-def cfg(request: pytest.FixtureRequest) -> c.Decoder:
+def cfg(request) -> c.Decoder:
     return KINDS[request.param]
 
 
 @pytest.fixture
-def model(cfg: c.Decoder) -> Model:
+def model(cfg) -> Model:
     return build_model(cfg, seed=7).eval()
 
 

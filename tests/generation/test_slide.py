@@ -84,7 +84,7 @@ def test_what_cannot_slide():
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     tokenizer = train_tokenizer("char", ["abcdefghijk"], specials=())
     glassformer.save(decoder(), tmp_path, tokenizer, layout="glassformer")
     return tmp_path

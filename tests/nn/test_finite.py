@@ -29,7 +29,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "sat",
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(tmp_path_factory) -> Tokenizer:
     folder: Path = tmp_path_factory.mktemp("words")
     (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
     return open_tokenizer(folder)

@@ -12,7 +12,7 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.trainers import TRAINED
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.sight.tokens.vocabulary_size import sizes
-from tokenizer.test_tokenizer import IDENTITY, sentencepiece_model
+from tokenizer.test_tokenizer import IDENTITY, NASTY, sentencepiece_model
 
 STORY = (
     "Once upon a time there was a little glass house.\nIts walls were clear; you could see "
@@ -22,7 +22,7 @@ OTHER = STORY + "\n\n  The  house, 12 walls of glass.\n"
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Path:
+def story(tmp_path) -> Path:
     (tmp_path / "story.txt").write_text(STORY * 30, encoding="utf-8")
     return tmp_path / "story.txt"
 
@@ -39,13 +39,15 @@ def test_what_is_trained_is_opened_by_transformers_and_by_us(kind, story, tmp_pa
     assert str(out / "tokenizer.json") in written
     actual = open_tokenizer(out)
     reference = transformers.AutoTokenizer.from_pretrained(out)
-    for sample in [STORY, OTHER] if kind != "char" else [STORY]:
+    nasty = NASTY if kind in ("byte", "bpe") else []
+    for sample in [STORY, OTHER, *nasty] if kind != "char" else [STORY]:
         ids = actual.encode(sample)
         assert reference.encode(sample, add_special_tokens=False) == ids
-        if kind in ("bpe", "unigram", "char", "byte"):
+        if kind in ("bpe", "unigram", "char", "byte") and sample not in nasty:
             text = actual.decode([id for id in ids if id != actual.unk])
             assert text.replace(" ", "").startswith("Onceupona")
             assert kind == "unigram" or actual.decode(ids) == sample
+    assert reference.eos_token_id == actual.eos and len(reference) == actual.size
     assert actual.size == most or (actual.size < most and kind in ("words", "unigram", "wordpiece"))
 
 

@@ -11,7 +11,7 @@ from glassformer.fast.kernels.library import BUILDS, builds
 
 
 @pytest.fixture(params=[*BUILDS, "torch"])
-def build(request: pytest.FixtureRequest) -> Iterator[str]:
+def build(request) -> Iterator[str]:
     """Inside, this build packs and computes."""
     if request.param != "torch" and request.param not in builds():
         pytest.skip(f"{request.param}: not compiled, or not for this processor")

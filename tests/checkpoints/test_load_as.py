@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import tiny
-from glassformer import UserError, config
+from glassformer import config
 from glassformer.core.nn import build_model
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
+from mistakes import mistake
 
 BERT: Any = tiny.bert()
 POOL = config.Pool("first", "tanh", labels=5)
@@ -68,5 +69,5 @@ def test_nothing_new_and_everything_new(folder):
     ],
 )
 def test_a_trunk_that_differs_is_one_sentence(folder, change, text):
-    with pytest.raises(UserError, match=text):
+    with mistake(text):
         Checkpoint.open(folder).model_as(replace(BERT, **change))

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 import glassformer
-from glassformer import UserError, load
 from glassformer import config as c
+from glassformer import load
 from glassformer.cli import main, overview, parser
 from glassformer.commands import GROUPS, VERBS, common, completion, signature
 from glassformer.commands import words as word_tasks
@@ -34,6 +34,7 @@ from glassformer.formats.data import find as find_corpus
 from glassformer.runs import run_file, settings
 from glassformer.sight.edits import head_off, mlp_off, swap_token
 from glassformer.tasks import predictions, translation
+from mistakes import mistake
 from terminal import Terminal
 from tiny import DECODERS
 
@@ -146,7 +147,7 @@ def test_a_signature_is_a_command_line():
     assert signature.bound(command, parser.parse(["here"]))() == ("here", (), 3, False)
     words = ["--dry", "here", "--size", "2", "a", "b"]
     assert signature.bound(command, parser.parse(words))() == ("here", ["a", "b"], 2, True)
-    with pytest.raises(UserError, match="--size is 0; give 1 or more"):
+    with mistake("--size is 0; give 1 or more"):
         signature.bound(command, parser.parse(["here", "--size", "0"]))
 
 

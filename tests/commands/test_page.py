@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import UserError
 from glassformer.commands import page
 from glassformer.commands.options import DeviceOptions
 from glassformer.serve.asgi import listening
+from mistakes import mistake
 
 pytest.importorskip("starlette", reason="the page needs its extra: pip install -e '.[page]'")
 httpx = pytest.importorskip("httpx", reason="tests of the page need httpx")
@@ -98,5 +98,5 @@ def test_mistakes_of_the_command_are_sentences(tmp_path, monkeypatch, terminal, 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(UserError, match=r"pip install 'WHEEL\[page\]'"):
+    with mistake(r"pip install 'WHEEL\[page\]'"):
         page.run(DeviceOptions(), port=0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import glassformer
-from glassformer import UserError, config
+from glassformer import config
 from glassformer.cli import main
 from glassformer.core.config import extend, serial
 from glassformer.core.generation import beam
@@ -22,6 +22,7 @@ from glassformer.core.training.causal import Causal
 from glassformer.scale import cost, ring
 from glassformer.serve.engine import Engine, Request
 from glassformer.sight import attribute, patch_grid
+from mistakes import mistake
 from packed import alone, packed
 from tiny import CONTEXT, DIM, block, decoder, tokens, vaswani
 
@@ -227,21 +228,21 @@ def test_trained_resumed_saved_loaded_generated_and_priced(cfg, tmp_path, monkey
     terminal("cost whole")
     for verb in ("look", "why"):
         assert "decoder.blocks.0.attn" in terminal(f"{verb} whole '1 and 2'")
-    with pytest.raises(UserError, match="No published layout holds MinGRU"):
+    with mistake("No published layout holds MinGRU"):
         glassformer.save(whole, "hf", layout="hf")
 
 
 def test_what_needs_attention_refuses_it_in_a_sentence(cfg):
     mixer = cfg.decoder.pattern[0].attention
-    with pytest.raises(UserError, match=r"Block\.cross is a MinGRU; only Attention"):
+    with mistake(r"Block\.cross is a MinGRU; only Attention"):
         config.Block(config.Attention(2), config.MLP(8), cross=mixer)
-    with pytest.raises(UserError, match=r"MinGRU reads a row from one end to the other"):
+    with mistake(r"MinGRU reads a row from one end to the other"):
         ring.check(cfg)
-    with pytest.raises(UserError, match=r"give it a causal stack"):
+    with mistake(r"give it a causal stack"):
         build_model(serial.change(vaswani(), {"encoder.pattern": (block(mixer),)}))
-    with pytest.raises(UserError, match="has no keys and values to patch"):
+    with mistake("has no keys and values to patch"):
         patch_grid(build_model(cfg), None, [1, 2, 3], [1, 5, 3], answer=7, wrong=3)
-    with pytest.raises(UserError, match="A draft model keeps pages"):
+    with mistake("A draft model keeps pages"):
         Engine(build_model(decoder(block())), draft=build_model(cfg))
 
 
@@ -249,5 +250,5 @@ def test_a_type_that_nobody_registered_is_told_what_is_missing(cfg):
     class Forgotten:
         """A config without its decorator."""
 
-    with pytest.raises(UserError, match=re.escape("write @config.member(SLOT) above")):
+    with mistake(re.escape("write @config.member(SLOT) above")):
         config.Block(Forgotten(), config.MLP(8))  # type: ignore[arg-type]

@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 import glassformer
-from glassformer import UserError, cli
+from glassformer import cli
 from glassformer import families as recipes
 from glassformer.core.nn import build_model
 from glassformer.formats import store
+from mistakes import mistake
 
 PAGE = '''
 """Llama with capped logits, its weights as Llama's first files hold them: rotary pairs are neighbours."""
@@ -115,6 +116,6 @@ def test_names_that_are_taken(page):
         ({"name": "other", "architectures": ("Other",)}, 'reads "first-llama", which first-llama'),
         ({"name": "My/Model"}, "take small letters"),
     ):
-        with pytest.raises(UserError, match=message):
+        with mistake(message):
             recipes.add(replace(local, **changed))
     assert list(recipes.RECIPES)[-1] == "first-llama"

@@ -14,12 +14,13 @@ from safetensors.torch import save_file
 
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
-from glassformer import UserError, config
+from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.nn import Cache, Tape, build_model
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.scale.cost import cost
+from mistakes import mistake
 from tiny import equal_tensors
 
 YARN = {
@@ -499,7 +500,7 @@ def test_a_longrope_model_for_long_texts(tmp_path, terminal):
     # it has the long waves for short texts too
     assert difference(far, reference, ids[:, :20]) > 100 * TOLERANCE
     message = r"48 tokens are past the 20 positions .* convert MODEL FOLDER --context N"
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         short(ids)
     for context, message in (
         (0, "context is 0"),
@@ -507,9 +508,9 @@ def test_a_longrope_model_for_long_texts(tmp_path, terminal):
         ("9", "context is '9'"),
         (321, "made for 320"),
     ):
-        with pytest.raises(UserError, match=message):
+        with mistake(message):
             store.load(theirs, context=context)
-    with pytest.raises(UserError, match="No published layout is for long texts alone"):
+    with mistake("No published layout is for long texts alone"):
         store.save(far, tmp_path / "hf", layout="hf")
     store.save(far, tmp_path / "far")
     back, _ = store.load(tmp_path / "far")

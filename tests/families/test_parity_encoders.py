@@ -16,12 +16,13 @@ from torch import Tensor
 
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
-from glassformer import UserError, config
+from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.nn import build_model
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.scale.cost import cost
+from mistakes import mistake
 from tiny import equal_tensors
 
 
@@ -352,7 +353,7 @@ def test_our_2017_model_is_theirs_with_sines_first(tmp_path):
     small = replace(
         small, dim=32, context=40, embed=replace(small.embed, vocab=VOCAB, scale=32**0.5)
     )
-    with pytest.raises(UserError, match=r"encoder\.position\.halves = False"):
+    with mistake(r"encoder\.position\.halves = False"):
         store.save(build_model(small), tmp_path, layout="hf")
     frequencies = config.Sinusoidal(halves=True)
     small = replace(
@@ -462,9 +463,8 @@ def test_what_is_not_built_is_one_sentence(kind, change, text, tmp_path):
     build = {"bert": lambda: bert("BertModel"), "t5": t5, "marian": marian}[kind]
     build().save_pretrained(tmp_path)
     edit_json(tmp_path / "config.json", **change)
-    with pytest.raises(UserError, match=text) as caught:
+    with mistake(text):
         store.load(tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_t5_with_its_tokenizer_begins_with_pad(tmp_path, shared_data):

@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from glassformer import UserError, config
+from glassformer import config
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.families.sentences import KEY, open_beside
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
+from mistakes import mistake
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -144,7 +145,7 @@ def test_a_classifier_starts_from_it(folder, loaded):
 def test_what_is_not_built_is_one_sentence(folder, name, change, text, tmp_path):
     shutil.copytree(folder, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "m" / name).write_text("{" if change is None else json.dumps(change))
-    with pytest.raises(UserError, match=text):
+    with mistake(text):
         Checkpoint.open(tmp_path / "m")
 
 
@@ -162,7 +163,7 @@ def test_modules_are_not_followed_outside_the_folder(kind, tmp_path):
         {"type": "b.Pooling", "path": kind.replace("/{there}", str(present))},
     ]
     (home / "modules.json").write_text(json.dumps(steps))
-    with pytest.raises(UserError, match="outside this folder"):
+    with mistake("outside this folder"):
         open_beside(home)
     (home / "link").unlink()
     shutil.copytree(present, home / "link")

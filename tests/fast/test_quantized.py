@@ -13,7 +13,6 @@ from torch.nn import functional as F
 import kernel_reference as reference
 import tiny
 from glassformer.core.config import objective as objectives
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape
 from glassformer.core.nn.experts import grouped
 from glassformer.core.nn.replace import replace_parameter
@@ -27,6 +26,7 @@ from glassformer.fast.quantized import (
 )
 from glassformer.fast.rounding import searched
 from glassformer.formats import lora
+from mistakes import mistake
 
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "reader"}
 FAMILIES = sorted(tiny.ALL.keys() - RECURRENT)
@@ -118,7 +118,7 @@ def test_every_family_computes_with_8_and_4_bits(name):
 
 @pytest.mark.parametrize("name", sorted(RECURRENT))
 def test_recurrent_cells_are_refused(name):
-    with pytest.raises(UserError, match="recurrent cells"):
+    with mistake("recurrent cells"):
         quantize_weights(tiny.model(tiny.ALL[name]), QuantizedLayout(8))
 
 
@@ -127,7 +127,7 @@ def test_recurrent_cells_are_refused(name):
     [((5,), "8 or 4"), ((8, 40), "multiple of 32"), ((8, 32, 4), "8 or 16 bits, not 4")],
 )
 def test_layouts_that_cannot_be(options, sentence):
-    with pytest.raises(UserError, match=sentence):
+    with mistake(sentence):
         QuantizedLayout(*options)
 
 
@@ -137,7 +137,7 @@ def test_a_model_is_quantised_once_and_its_head_may_be_left():
     assert set(chosen.values()) == {4} and not any(
         name.startswith(("embed", "head")) for name in chosen
     )
-    with pytest.raises(UserError, match="quantised already"):
+    with mistake("quantised already"):
         quantize_weights(model, QuantizedLayout(8))
     pair = quantize_weights(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(4))
     assert pair["embed.token.weight"] == pair["head.proj.weight"] == 8
@@ -169,7 +169,7 @@ def test_lora_on_quantised_weights_learns(name):
     quantize_weights(model, QuantizedLayout(4))
     codes = {path: weight.quantized_data.codes.clone() for path, weight in quantized(model).items()}
     for change in (objectives.Full(), objectives.Frozen(("*.attn.q.weight",))):
-        with pytest.raises(UserError, match="codes do not train"):
+        with mistake("codes do not train"):
             lora.tune(model, change)
     lora.tune(model, objectives.LoRA(rank=4, alpha=8.0, target_modules=("*.q", "*.v", "*.out")))
     optimizer = torch.optim.Adam([weight for _, weight in lora.trained(model)], lr=0.02)
@@ -186,7 +186,7 @@ def test_lora_on_quantised_weights_learns(name):
     now = {path: weight.quantized_data.codes for path, weight in quantized(model).items()}
     assert tiny.equal_tensors(now, codes)
     layer = next(iter(lora.adapted(model).values()))
-    with pytest.raises(UserError, match="takes no change"):
+    with mistake("takes no change"):
         layer.merge()
     lora.merge_and_unload(model)
     assert lora.adapted(model)

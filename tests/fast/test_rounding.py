@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from glassformer.core.errors import UserError
 from glassformer.fast import rounding
+from mistakes import mistake
 
 
 def weights(rows: int = 48, inputs: int = 100) -> torch.Tensor:
@@ -81,14 +81,14 @@ def test_zeros_and_the_smallest_and_largest_numbers_have_scales():
 
 @pytest.mark.parametrize(("bits", "group"), [(3, 32), (16, 32), (8, 48), (4, 0)])
 def test_what_cannot_be_is_refused_in_a_sentence(bits, group):
-    with pytest.raises(UserError, match=r"give (8 or 4|a multiple of 32)"):
+    with mistake(r"give (8 or 4|a multiple of 32)"):
         rounding.check(bits, group)
 
 
 def test_weights_that_are_not_finite_are_refused():
     weight = weights()
     weight[3, 5] = float("nan")
-    with pytest.raises(UserError, match="NaN"):
+    with mistake("NaN"):
         rounding.searched(weight, 4, 32)
 
 

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from changed import logits, moved
-from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.formats import adapters, store
 from glassformer.formats.checkpoint import Checkpoint
+from mistakes import mistake
 
 
 def near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
@@ -85,15 +85,13 @@ def test_peft_gives_the_same_logits(saved, tmp_path):
 
 
 def test_an_adapter_of_another_base(peft):
-    with pytest.raises(UserError, match=r"changes nose.weight, which its base does not have"):
+    with mistake(r"changes nose.weight, which its base does not have"):
         peft({}, {"base_model.model.nose.weight": torch.ones(1)})
 
 
 def test_an_adapter_without_its_base(saved, tmp_path):
     (tmp_path / "base").rename(tmp_path / "elsewhere")
-    with pytest.raises(
-        UserError, match=r"holds only what was changed in .*base.*There is no folder"
-    ):
+    with mistake(r"holds only what was changed in .*base.*There is no folder"):
         store.load(tmp_path / "a")
 
 
@@ -146,7 +144,7 @@ SETTINGS = {
     ids=str,
 )
 def test_settings_that_are_not_done_are_refused_by_name(settings, message, peft):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         peft(settings)
 
 
@@ -204,7 +202,7 @@ def test_other_words_for_the_same_change(settings, peft):
 )
 def test_halves_that_do_not_fit(down, up, peft):
     name = f"base_model.model.{Q.format(0)}.lora_"
-    with pytest.raises(UserError, match=r"q_proj is \[.*|attn.q.down of the shape"):
+    with mistake(r"q_proj is \[.*|attn.q.down of the shape"):
         peft({}, {f"{name}A.weight": torch.ones(down), f"{name}B.weight": torch.ones(up)})
 
 
@@ -213,10 +211,10 @@ def test_a_missing_half_and_one_that_is_no_number(half, peft):
     name = f"base_model.model.{Q.format(0)}.lora_{half}.weight"
     broken = peft.tensors[name].clone()
     broken[0, 0] = float("nan")
-    with pytest.raises(UserError, match="holds NaN or infinite numbers"):
+    with mistake("holds NaN or infinite numbers"):
         peft({}, {name: broken})
     del peft.tensors[name]
-    with pytest.raises(UserError, match="has only one of lora_A and lora_B"):
+    with mistake("has only one of lora_A and lora_B"):
         peft({})
 
 
@@ -229,5 +227,5 @@ def test_a_change_of_itself_is_no_model(page, tmp_path):
             (tmp_path / name / "config.json").unlink()
     for name in "abcd":
         for act in acts:
-            with pytest.raises(UserError, match=r"is itself a change of"):
+            with mistake(r"is itself a change of"):
                 act(tmp_path / name)

@@ -16,10 +16,10 @@ import pytest
 import regex
 from gguf import GGUFValueType, GGUFWriter
 
-from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.vocabulary import byte_alphabet
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from mistakes import mistake
 from tokenizer.test_tokenizer import IDENTITY, NASTY, SPECIAL, STORY, sentencepiece_model, streamed
 
 TYPES = {"normal": 1, "unknown": 2, "control": 3, "user": 4, "unused": 5, "byte": 6}
@@ -242,7 +242,7 @@ def test_a_bad_vocabulary_is_one_sentence(case, tmp_path):
     fields, _ = bpe_fields("gpt-2")
     change, sentence = CASES[case]
     change(fields)
-    with pytest.raises(UserError, match=sentence):
+    with mistake(sentence):
         open_tokenizer(written(tmp_path / "a.gguf", fields))
 
 
@@ -254,5 +254,5 @@ def test_a_lying_size_takes_no_memory(kind, size, tmp_path):
     if kind == "list":
         name = struct.pack("<Q", 1) + b"n" + struct.pack("<IIQ", 9, 4, size) + b"abcd"
     path.write_bytes(head + name)
-    with pytest.raises(UserError, match="not a whole GGUF"):
+    with mistake("not a whole GGUF"):
         open_tokenizer(path)

@@ -12,10 +12,10 @@ from changed import LORA, logits, moved
 from glassformer import generation
 from glassformer.core.config import objective as objectives
 from glassformer.core.config import run
-from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.training.optimizer import Optimizer
 from glassformer.formats import lora
+from mistakes import mistake
 
 CELLS = [
     (name, (f"*.cells.*.{kind}",))
@@ -109,7 +109,7 @@ def test_the_optimizer_sees_only_what_trains():
     ],
 )
 def test_patterns_that_name_nothing(options, message):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         lora.tune(build_model(tiny.DECODERS["llama"], seed=1), options)
 
 

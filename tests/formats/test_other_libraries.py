@@ -26,6 +26,7 @@ from glassformer import UserError
 from glassformer.core.nn import build_model
 from glassformer.formats import pretrained, store
 from glassformer.formats import torch_files as torchfiles
+from mistakes import mistake
 
 V, C, H, L, N = 11, 12, 3, 2, 8  # vocabulary, model dim, heads, layers, context
 D = C // H
@@ -264,7 +265,7 @@ def test_a_nanogpt_file_tells_its_line(tmp_path, terminal):
 def test_one_gpt_is_not_taken_for_the_other(kind, other_name, tmp_path):
     line, _ = written(f"{kind}, compiled" if kind == "nanogpt" else kind, tmp_path)
     message = f"this looks like a {kind[:-3]}GPT file; use --from {kind}"
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         torchfiles.load(other_name, file_of(line))
 
 
@@ -327,7 +328,7 @@ CHANGES: list[tuple[str, str, Tensor, str]] = [
 def test_what_no_module_does_is_refused_by_name(kind, name, weight, message, tmp_path):
     file = file_of(written(kind, tmp_path)[0])
     torch.save({**torch.load(file, weights_only=True), name: weight}, file)
-    with pytest.raises(UserError, match=message) as caught:
+    with mistake(message) as caught:
         torchfiles.load(kind, file)
     assert name in str(caught.value)
 
@@ -350,7 +351,7 @@ def test_settings_that_are_missing_or_not_done(kind, message, match, tmp_path):
     line, _ = written(kind, tmp_path)
     page = tmp_path / "said.json"
     page.write_text(json.dumps(message))
-    with pytest.raises(UserError, match=match):
+    with mistake(match):
         torchfiles.load(kind, file_of(line), page)
 
 
@@ -382,7 +383,7 @@ def test_no_code_of_a_file_is_run(place, tmp_path, monkeypatch):
     }
     torch.save(changed[place], file)
     message = r"is code and not data, so it is not read; save the weights alone: torch.save"
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         torchfiles.load("nanogpt", file)
     assert not (tmp_path / "ran").exists()
 

@@ -29,6 +29,7 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store, weights
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.tasks import translation
+from mistakes import mistake
 from tiny import equal_tensors
 
 TINY: Any = serial.change(recipes.find("glass/1m"), {"decoder.depth": 2, "dim": 32})
@@ -102,7 +103,7 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(tmp_path
         " --out -",
     ):
         assert terminal(line.format(tmp_path)).strip() == best.text.strip()
-    with pytest.raises(UserError, match="layout"):
+    with mistake("layout"):
         store.save(model, tmp_path / "no", layout="hf")
     store.save(model, tmp_path / "pair", writes)
     # nothing of an older model stays beside
@@ -117,7 +118,7 @@ def test_published_layouts_refuse_blocks_without_a_part(layout, name):
     model = recipes.find(layout)
     slot = "decoder" if hasattr(model, "decoder") else "encoder"
     missing = serial.change(model, {f"{slot}.pattern.place": "pre", f"{slot}.pattern.{name}": None})
-    with pytest.raises(UserError, match="layout"):
+    with mistake("layout"):
         recipes.write_config(missing)
 
 
@@ -125,7 +126,7 @@ def test_the_default_layout_is_the_published_one_where_there_is_one(tmp_path, ll
     store.save(llama, tmp_path / "llama")
     assert config_of(tmp_path / "llama")["model_type"] == "llama"
     for layout, message in (("hf", r'cannot say .*layout "glassformer"'), ("onnx", "no layout")):
-        with pytest.raises(UserError, match=message):
+        with mistake(message):
             store.save(tiny, tmp_path / "no", layout=layout)
     assert not (tmp_path / "no").exists()
 
@@ -136,7 +137,7 @@ def test_a_models_init_and_dtype_survive(tmp_path, tiny):
         back, _ = store.load(tmp_path, dtype=dtype)
         assert {weight.dtype for weight in back.parameters()} == {expected}
         assert equal_weights(back.to(torch.bfloat16), tiny)
-    with pytest.raises(UserError, match='no dtype "int4"'):
+    with mistake('no dtype "int4"'):
         store.load(tmp_path, dtype="int4")
 
 
@@ -233,7 +234,7 @@ def test_biases_that_a_model_lacks_are_zeros_in_its_files(tmp_path):
         model.decoder.blocks[0].attn.out.bias[3] = 1e-3
     store.save(model, tmp_path, layout="hf")
     edit_json(tmp_path / "config.json", bias=False)
-    with pytest.raises(UserError, match=r'c_proj\.bias is not zero, but .* says "bias": false'):
+    with mistake(r'c_proj\.bias is not zero, but .* says "bias": false'):
         store.load(tmp_path)
 
 
@@ -270,7 +271,7 @@ def test_run_folders_follow_best_then_last(tmp_path):
         assert equal_weights(store.load(tmp_path)[0], build_model(TINY, seed=step))
     for wrong in ("step-9", "../elsewhere", ""):
         (tmp_path / "best").write_text(wrong)
-        with pytest.raises(UserError, match="which is not a folder in"):
+        with mistake("which is not a folder in"):
             store.load(tmp_path)
 
 
@@ -294,7 +295,7 @@ def test_names_that_lead_nowhere(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("file").touch()
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         store.load(name)
 
 
@@ -321,7 +322,7 @@ def test_a_hub_name_is_found_in_the_cache(tmp_path, llama, monkeypatch):
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\xff\xfe", "[" * 100_000, '"text"'])
 def test_a_config_that_is_none(text, tmp_path):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError, match=r"config\.json is not"):
+    with mistake(r"config\.json is not"):
         store.load(tmp_path)
 
 
@@ -344,7 +345,7 @@ def test_glassformer_configs_that_are_wrong(changes, message, tmp_path, tiny):
         *tables, name = path.split(".")
         functools.reduce(dict.__getitem__, tables, raw)[name] = value
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         store.load(tmp_path)
 
 
@@ -416,7 +417,7 @@ def test_a_full_disk_changes_nothing(existing, fails, tmp_path, llama, tiny, mon
         real(path, content)
 
     monkeypatch.setattr(store.files, "write", full)
-    with pytest.raises(UserError, match="full"):
+    with mistake("full"):
         store.save(llama, folder)
     assert next(writes) == fails + 1 and snapshot(tmp_path) == before
 
@@ -448,20 +449,20 @@ except UserError as error:
 )
 def test_a_folder_that_cannot_be_written(tiny):
     for folder in ("/proc/self/none/m", "/proc/self/task"):
-        with pytest.raises(UserError, match="cannot be written"):
+        with mistake("cannot be written"):
             store.save(tiny, folder)
 
 
 def test_a_file_in_the_way(tmp_path, tiny):
     (tmp_path / "m").write_text("a file")
     for variant in (tmp_path / "m", tmp_path / "m" / "below"):
-        with pytest.raises(UserError, match=r"cannot be made|cannot be written"):
+        with mistake(r"cannot be made|cannot be written"):
             store.save(tiny, variant)
     assert (tmp_path / "m").read_text() == "a file"
 
 
 def test_a_meta_model_has_nothing_to_save(tmp_path):
-    with pytest.raises(UserError, match="meta device"):
+    with mistake("meta device"):
         store.save(build_model(TINY, device="meta"), tmp_path / "m")
 
 

@@ -17,6 +17,7 @@ from glassformer.core.errors import UserError
 from glassformer.formats.data import tokenise
 from glassformer.formats.data.registry import find
 from glassformer.formats.data.text_streams import unpacked
+from mistakes import mistake
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -222,9 +223,8 @@ def test_without_the_packages_their_name_is_said(tmp_path, monkeypatch, name, pa
 
     path = write(tmp_path / name, b"anything")
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(
-        UserError,
-        match=rf"read by {package}, which is missing: pip install "
-        rf"{package}",
+    with mistake(
+        rf"read by {package}, which is missing: pip install "
+        rf"{package}"
     ):
         list(find(path).documents())

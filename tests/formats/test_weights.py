@@ -24,6 +24,7 @@ from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.checkpoints.names import NameRule, Table
 from glassformer.core.nn import build
 from glassformer.formats import weights
+from mistakes import mistake
 from tiny import equal_tensors
 
 B = "blocks.{i}"
@@ -132,7 +133,7 @@ def test_transpose_and_fold_and_split_at_once(tmp_path):
 
 
 def test_a_parameter_without_a_rule_is_an_error():
-    with pytest.raises(UserError, match=r"no rule for blocks\.0\.extra"):
+    with mistake(r"no rule for blocks\.0\.extra"):
         weights.links(Table((NameRule("h.{i}.up", f"{B}.up"),)), {"blocks.0.extra": (1,)})
 
 
@@ -195,7 +196,7 @@ def test_a_tied_copy_may_remain_when_it_is_one(tmp_path):
     table = Table((NameRule("embed", "embed"),), copies=(("head", "embed"),))
     assert check(tmp_path, {"embed": 3, "head": 3}, {"embed": 3}, table)
     for second in (numbers(3) + 1, numbers(3).double(), 4):
-        with pytest.raises(UserError, match="two different tables"):
+        with mistake("two different tables"):
             check(tmp_path, {"embed": 3, "head": second}, {"embed": 3}, table)
 
 
@@ -274,9 +275,9 @@ def test_a_header_that_lies(lie, tmp_path):
     header, data, output = LIES[lie]
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     (tmp_path / SINGLE).write_bytes(len(text).to_bytes(8, "little") + text + data)
-    with pytest.raises(UserError, match=re.escape(output)) as caught:
+    with mistake(re.escape(output)) as caught:
         tensorfiles.open_files(tmp_path)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize(
@@ -292,7 +293,7 @@ def test_a_header_that_lies(lie, tmp_path):
 def test_files_that_are_none(content, text, tmp_path):
     path = tmp_path / SINGLE
     path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(UserError, match=text):
+    with mistake(text):
         tensorfiles.open_files(tmp_path)
 
 
@@ -342,10 +343,10 @@ def test_a_file_that_shrinks_while_it_is_read(mapped, tmp_path, monkeypatch):
     save_file({"a": numbers(100)}, path)
     published = tensorfiles.open_files(tmp_path, mapped=mapped)
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(UserError, match="ended while it was read"):
+    with mistake("ended while it was read"):
         published.take("a")
     path.unlink()
-    with pytest.raises(UserError, match="cannot be read"):
+    with mistake("cannot be read"):
         tensorfiles.Files(published, mapped=mapped).take("a")
 
 
@@ -487,7 +488,7 @@ def test_a_shard_outside_the_folder(kind, sharded):
     save_file({"a": numbers(2)}, outside)
     (sharded / "link.safetensors").symlink_to(outside)
     index(sharded, {"a": str(outside) if kind == "/absolute" else kind})
-    with pytest.raises(UserError, match="outside this folder"):
+    with mistake("outside this folder"):
         tensorfiles.open_files(sharded)
 
 
@@ -502,7 +503,7 @@ def test_a_shard_outside_the_folder(kind, sharded):
 def test_shards_missing_wrong_or_double(sharded, placed, message):
     save_file({"a": numbers(2), "b": numbers(3)}, sharded / "both")
     index(sharded, placed)
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         tensorfiles.open_files(sharded)
 
 
@@ -511,19 +512,19 @@ def test_shards_missing_wrong_or_double(sharded, placed, message):
 )
 def test_an_index_that_is_none(text, tmp_path):
     (tmp_path / headers.INDEX).write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError, match=r"is not (an index of weights|valid JSON|a JSON object)"):
+    with mistake(r"is not (an index of weights|valid JSON|a JSON object)"):
         tensorfiles.open_files(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "ckpt.pt", "model.pth", "last.ckpt"])
 def test_pickled_weights_are_refused_with_the_way_to_convert_them(name, tmp_path):
     (tmp_path / name).write_bytes(b"\x80\x04")
-    with pytest.raises(UserError, match=r"pickled weights .*glassformer convert --from nanogpt"):
+    with mistake(r"pickled weights .*glassformer convert --from nanogpt"):
         tensorfiles.open_files(tmp_path)
 
 
 def test_no_weights_at_all(tmp_path):
-    with pytest.raises(UserError, match=r"has no model\.safetensors"):
+    with mistake(r"has no model\.safetensors"):
         tensorfiles.open_files(tmp_path)
 
 
@@ -533,5 +534,5 @@ def test_a_file_of_the_hubs_cache_has_the_sha256_that_the_hub_says(hub):
     assert torch.equal(tensorfiles.open_files(snapshot).load("a"), numbers(4, 4))
     content = blob.read_bytes()
     blob.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UserError, match=r"sha256 is not what the hub says.*download"):
+    with mistake(r"sha256 is not what the hub says.*download"):
         tensorfiles.open_files(snapshot)

@@ -16,10 +16,10 @@ import transformers
 import glassformer
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
 from glassformer.core.generation import Generation, generate
 from glassformer.core.generation.session import Session
 from glassformer.core.nn import Model, build_model
+from mistakes import mistake
 
 VOCAB, CONTEXT = 61, 48
 
@@ -331,7 +331,7 @@ def test_only_what_the_tokenizer_can_write_is_drawn(rotary):
     ],
 )
 def test_one_clear_sentence(rotary, prompt, settings, words):
-    with pytest.raises(UserError, match=words):
+    with mistake(words):
         generate(rotary, None, prompt, **settings)
 
 
@@ -339,13 +339,13 @@ def test_no_prompt_is_the_beginning_and_an_empty_one_is_none(rotary):
     tokenizer = Digits()
     assert generate(rotary, tokenizer, None).rows[0].prompt == [tokenizer.bos]
     for empty in ("", ["HELLO", ""], []):
-        with pytest.raises(UserError, match="empty"):
+        with mistake("empty"):
             generate(rotary, tokenizer, empty)
     tokenizer.bos = None
     assert generate(rotary, tokenizer, None).rows[0].prompt == [tokenizer.eos]
     tokenizer.eos = None
     for nothing in (tokenizer, None):
-        with pytest.raises(UserError, match="no bos or eos"):
+        with mistake("no bos or eos"):
             generate(rotary, nothing, None)
 
 
@@ -372,7 +372,7 @@ def test_an_encoder_decoder_answers_its_source():
         for prompts in (PROMPTS[:2], *PROMPTS[:2])
     )
     assert samples == alone[0] + alone[1]
-    with pytest.raises(UserError, match="start=ID"):
+    with mistake("start=ID"):
         generate(model, None, PROMPTS)
     tokenizer = Digits()
     tokenizer.pad = 5

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers.generation import logits_process as theirs
 
-from glassformer.core.errors import UserError
 from glassformer.core.generation.loop import Writer
 from glassformer.core.generation.sample import (
     Sampling,
@@ -24,6 +23,7 @@ from glassformer.core.generation.sample import (
     top_k,
     top_p,
 )
+from mistakes import mistake
 
 
 def logits_of(rows: int = 6, vocab: int = 97, spread: float = 3.0) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_settings_that_fp32_rounds_to_zero_draw_tokens_all_the_same(tiny):
     tokens = choose(logits, torch.full((6,), 0.5), None, Sampling(**tiny))
     greedy = logits.argmax(-1)
     assert torch.equal(tokens, greedy) or ("min_p" in tiny and 96 not in tokens)
-    with pytest.raises(UserError, match="give 1e-9 or more"):
+    with mistake("give 1e-9 or more"):
         Sampling(repetition_penalty=1e-40)
 
 
@@ -149,7 +149,7 @@ def test_log_probability_is_the_models_own():
     ],
 )
 def test_settings_that_mean_nothing(setting):
-    with pytest.raises(UserError, match=next(iter(setting))):
+    with mistake(next(iter(setting))):
         Sampling(**setting)
 
 

@@ -9,10 +9,10 @@ import torch
 
 import glassformer
 from glassformer import config as c
-from glassformer.core.errors import UserError
 from glassformer.core.generation import generate
 from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
+from mistakes import mistake
 
 CONTEXT = 12
 
@@ -79,7 +79,7 @@ def test_a_prompt_longer_than_the_context_slides_too(folder, terminal):
 
 
 def test_what_cannot_slide():
-    with pytest.raises(UserError, match="needs max_new"):
+    with mistake("needs max_new"):
         generate(decoder(), None, [1], max_new=None, slide=True)
 
 

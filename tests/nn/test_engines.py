@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from glassformer import config as c
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Mask, build_model, engines
 from glassformer.core.nn.engines import AttentionInputs, attend, choose
 from glassformer.families import find
 from glassformer.fast import attention_engines
+from mistakes import mistake
 
 HEADS, D, SCALE = 4, 16, 0.4  # not D**-0.5
 # more than a block of ``cpu_blocks`` and of ``prefill``; long enough for ``block_sparse``
@@ -253,7 +253,7 @@ def test_an_engine_is_named_as_its_file_is():
     """An unknown engine is refused where it is set, not in the forward pass."""
     model = build_model(find("glass/200k"), device="meta")
     message = r'no engine of attention "flash"; give auto, block_sparse, cpu_blocks, prefill'
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         model.engine = "flash"
     model.engine = "block_sparse"
     assert model.engine == "block_sparse"

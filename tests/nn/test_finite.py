@@ -24,6 +24,7 @@ from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.tasks import evaluation, predictions, translation
+from mistakes import mistake
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "sat", "on", "mat", "."]
 
@@ -81,16 +82,15 @@ ANSWERS: dict[str, tuple[c.Model, str, Callable[[Any, Any], Any]]] = {
 @pytest.mark.parametrize("verb", ANSWERS)
 def test_no_answer_comes_of_what_is_no_number(verb, value, tokenizer):
     shape, name, answer = ANSWERS[verb]
-    with pytest.raises(
-        UserError,
-        match=rf"^((en|de)coder\.)?{name} holds NaN or infinite numbers.*load another checkpoint",
+    with mistake(
+        rf"^((en|de)coder\.)?{name} holds NaN or infinite numbers.*load another checkpoint"
     ):
         answer(model(shape, name, value), tokenizer)
 
 
 def test_weights_too_large_for_the_dtype():
     model = build_model(tiny.DECODERS["llama"], seed=1)
-    with pytest.raises(UserError, match=r"though its weights are not.*float32"):
+    with mistake(r"though its weights are not.*float32"):
         must_be_finite(model, torch.tensor([1.0, math.nan]))
     must_be_finite(model, torch.ones(2), torch.ones(0))
 
@@ -113,17 +113,17 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
     store.save(bad, tmp_path, layout=layout)
     name = r"blocks\.1\.attn\.q\.weight" if layout == "glassformer" else piece
     message = f"{name}.* holds numbers that are NaN, infinite or too large for float32"
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         store.load(tmp_path)
-    with pytest.raises(UserError, match=name):
+    with mistake(name):
         Checkpoint.open(tmp_path).model_as(bad.config)
     monkeypatch.setattr(tensorfiles, "SMALL", 0)  # mapped: nobody has read them yet
-    with pytest.raises(UserError, match=name):
+    with mistake(name):
         store.load(tmp_path, dtype="bfloat16")
     mapped, _ = store.load(tmp_path)
     # and again: attention on a CPU makes zeros of NaN scores, so the answer would be finite
     for _ in range(2):
-        with pytest.raises(UserError, match=r"decoder.blocks.1.attn.q.weight holds NaN"):
+        with mistake(r"decoder.blocks.1.attn.q.weight holds NaN"):
             generation.generate(mapped, None, [[1, 2, 3]]).run()
 
 
@@ -146,7 +146,7 @@ def test_numbers_too_large_for_the_dtype_asked_for(tmp_path):
         model(tiny.DECODERS["llama"], "decoder.blocks.1.attn.v.weight", 1e30), tmp_path / "m"
     )
     store.load(tmp_path / "m")
-    with pytest.raises(UserError, match="too large for float16"):
+    with mistake("too large for float16"):
         store.load(tmp_path / "m", dtype="float16")
 
 

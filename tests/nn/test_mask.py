@@ -16,13 +16,13 @@ from glassformer import config as c
 from glassformer.core.config import serial
 from glassformer.core.config.mask_arrays import ring_pieces
 from glassformer.core.config.mask_expressions import parse_rule, rules
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Cache, Mask
 from glassformer.core.nn.engines import ENGINES, AttentionInputs, attend, choose
 from glassformer.fast import block_mask, cpu_blocks
 from glassformer.scale import cost
 from glassformer.scale.cost import count_pairs
 from glassformer.sight import masks
+from mistakes import mistake
 from tiny import tokens
 
 RULES_DRAWN = {  # by hand from their definitions: query i, key j
@@ -398,5 +398,5 @@ def test_a_model_with_a_prefix_reads_it_in_one_go():
         (tokens(1, 2), None, "first 3 tokens see each other"),
         (tokens(1, 4), torch.tensor([[-1, -1, 0, 1]]), "in one go"),
     ):
-        with pytest.raises(UserError, match=message):
+        with mistake(message):
             model(ids, pos=pos, cache=Cache(model.config))

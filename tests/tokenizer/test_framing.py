@@ -3,12 +3,10 @@ BERT's specials."""
 
 from __future__ import annotations
 
-import pytest
-
-from glassformer import UserError
 from glassformer.core.tokenizer import framing
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.tokenizer import Tokenizer
+from mistakes import mistake
 
 
 def tokenizer_with(*specials: str) -> Tokenizer:
@@ -49,7 +47,7 @@ def test_a_decoders_question_ends_with_sep_or_with_what_opens_a_target():
 
 def test_a_tokenizer_without_specials_is_refused_in_a_sentence():
     plain = tokenizer_with()
-    with pytest.raises(UserError, match="end-of-text token to end a target"):
+    with mistake("end-of-text token to end a target"):
         framing.end_of_target(plain)
-    with pytest.raises(UserError, match="no bos and no pad token"):
+    with mistake("no bos and no pad token"):
         framing.decoder_start(plain)

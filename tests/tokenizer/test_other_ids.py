@@ -14,6 +14,7 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import byte_level as ranks
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.formats.tokenizer_forms import from_json
+from mistakes import mistake
 from tokenizer.test_bad import MODEL, VOCAB
 from tokenizer.test_tokenizer import IDENTITY, NASTY, STORY, sentencepiece_model, streamed
 
@@ -54,9 +55,8 @@ def test_an_unknown_class_is_refused_by_its_name(named, tmp_path):
     pair = pair_of_files(extra=("<|endoftext|>",))
     for number, files in enumerate(({"tokenizer__model": MODEL}, {"vocab__txt": VOCAB}, pair)):
         folder = put(tmp_path / str(number), **files, **config)
-        with pytest.raises(UserError, match="is for the class") as caught:
+        with mistake("is for the class"):
             open_tokenizer(folder)
-        assert "\n" not in str(caught.value)
     folder = put(tmp_path / "whole", tokenizer__json=json.loads(spec()), **config)
     assert open_tokenizer(folder).encode("ab") == [97, 98]  # a tokenizer.json says everything
 
@@ -67,7 +67,7 @@ def test_a_class_that_is_known_or_a_kind_opens(tmp_path):
         put(folder, tokenizer_config__json={"tokenizer_class": named})
         text = "hello" if kind else "Hello"
         assert open_tokenizer(folder, kind=kind).encode(text) == [4]
-    with pytest.raises(UserError, match="of fairseq, by its name"):
+    with mistake("of fairseq, by its name"):
         open_tokenizer(put(tmp_path / "bare", sentencepiece__bpe__model=MODEL))
 
 
@@ -90,12 +90,12 @@ def test_cut_merges_make_no_special_tokens(tmp_path):
     lines = pair["merges__txt"].splitlines()
     for saved in (1, 2, len(lines) // 2, len(lines) - 1):
         put(folder, merges__txt=b"\n".join(lines[:saved]))
-        with pytest.raises(UserError, match="by no merge, such as"):
+        with mistake("by no merge, such as"):
             open_tokenizer(folder)
     vocabulary = pair["vocab__json"]
     vocabulary["END OF ALL"] = len(vocabulary)
     put(folder, **pair)
-    with pytest.raises(UserError, match="1 of the entries"):
+    with mistake("1 of the entries"):
         open_tokenizer(folder)
     put(folder, special_tokens_map__json={"eos_token": "END OF ALL"})
     assert "END OF ALL" in open_tokenizer(folder).specials
@@ -111,7 +111,7 @@ def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path):
     assert actual.encode("ab<end>a", special=True) == [2, 3, 0]
     assert actual.vocabulary() == {"a": 0, "b": 1, "ab": 2, "<end>": 3} and actual.size == 4
     for sample in ("abxa", "<end>", "ab\nc"):
-        with pytest.raises(UserError, match=r"does not know the character .* \(number "):
+        with mistake(r"does not know the character .* \(number "):
             actual.encode(sample)
     assert from_json(actual.to_json()).fingerprint == actual.fingerprint
 
@@ -156,14 +156,14 @@ def test_added_tokens_have_the_ids_that_the_file_gives_them(kind, more):
 def test_added_ids_that_cannot_be_are_refused(id):
     added = [{"id": id, "content": "<x>", "special": True, **RULES}]
     model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -2.0]]}
-    with pytest.raises(UserError, match="'<x>' has an id that it cannot have"):
+    with mistake("'<x>' has an id that it cannot have"):
         from_json(json.dumps({"version": "1.0", "added_tokens": added, "model": model}))
 
 
 @pytest.mark.parametrize("key", ["do_lower_case", "tokenize_chinese_chars", "strip_accents"])
 def test_a_flag_is_true_or_false_and_nothing_else(key, tmp_path):
     folder = put(tmp_path, vocab__txt=VOCAB, tokenizer_config__json={key: "false"})
-    with pytest.raises(UserError, match=f"\"{key}\" is 'false'; write true or false"):
+    with mistake(f"\"{key}\" is 'false'; write true or false"):
         open_tokenizer(folder)
     put(folder, tokenizer_config__json={"do_lower_case": False, "strip_accents": None})
     assert open_tokenizer(folder).encode("HELLO") == [1]
@@ -199,5 +199,5 @@ def test_nothing_of_a_truncated_sentencepiece_bpe_opens(tmp_path):
 
 
 def test_a_special_token_that_is_a_learned_piece_is_named():
-    with pytest.raises(UserError, match=r"'once' is a piece of the vocabulary already"):
+    with mistake(r"'once' is a piece of the vocabulary already"):
         ranks.byte_level({"on": 0, "once": 1}, [], ranks.RankEncoding(None, {"once": 2}))

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from folders import edit_json
-from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from mistakes import mistake
 
 WORDS = [
     "the",
@@ -89,10 +89,10 @@ def test_a_mask_survives_a_folder_and_another_name(tmp_path):
 def test_what_cannot_be_joined_is_one_sentence():
     plain = train_tokenizer("byte", specials=())
     assert plain.encode_pair("ab") == ([97, 98], [0, 0])
-    with pytest.raises(UserError, match="no token to put between two texts"):
+    with mistake("no token to put between two texts"):
         plain.encode_pair("a", "b")
     ended = train_tokenizer("byte")
     assert ended.encode_pair("a", "b") == ([97, 256, 98, 256], [0, 0, 1, 1])
     assert ended.encode_pair("abc", "bcde", most=5)[0] == [97, 256, 98, 99, 256]
-    with pytest.raises(UserError, match="2 tokens leave no room"):
+    with mistake("2 tokens leave no room"):
         ended.encode_pair("a", "b", most=2)

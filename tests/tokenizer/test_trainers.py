@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.trainers import TRAINED
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.sight.tokens.vocabulary_size import sizes
+from mistakes import mistake
 from tokenizer.test_tokenizer import IDENTITY, NASTY, sentencepiece_model
 
 STORY = (
@@ -177,5 +177,5 @@ def test_sizes_are_counted_on_text_that_was_held_out():
         for last in (body[:44], "zyx wvu tsr " * 4)
     )
     assert new.tokens_per_word > 1.5 * observed.tokens_per_word
-    with pytest.raises(UserError, match="one size"):
+    with mistake("one size"):
         sizes("char", [body])

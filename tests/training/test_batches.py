@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer.core.errors import UserError
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.training.batches import Batch, Batches, CorpusRows
 from glassformer.core.training.loss import split
@@ -22,6 +21,7 @@ from glassformer.formats.data.tokenising import TokenizedCorpus
 from glassformer.runs.prepared import Prepared
 from glassformer.scale.prefetch import next_pieces
 from glassformer.tasks.objectives import Prefix
+from mistakes import mistake
 
 EOS = 0
 
@@ -268,7 +268,7 @@ def test_resume_with_other_data_is_refused(changed):
     changes = {"seed": 2, "context": 17, "content": "three", "weights": 2.0}
     names = {"content": "name", "weights": "weight"}
     state = batches().state()
-    with pytest.raises(UserError, match=f"another {changed}"):
+    with mistake(f"another {changed}"):
         batches(**{names.get(changed, changed): changes[changed]}).restore(state)
     batches(batch=4).restore(state)  # another batch size is no other data
 
@@ -277,10 +277,9 @@ def test_a_checkpoint_of_another_order_is_refused():
     """Other rows would repeat some of an epoch and leave some out."""
     batches = Batches(corpus([400]), 2, 16, seed=1)
     state = {name: value for name, value in batches.state().items() if name != "order"}
-    with pytest.raises(
-        UserError,
-        match=r"another version of Glassformer.*continue it with that "
-        r"version",
+    with mistake(
+        r"another version of Glassformer.*continue it with that "
+        r"version"
     ):
         batches.restore(state)
 
@@ -396,7 +395,7 @@ def test_weights_hold_to_within_a_row():
 )
 def test_mistakes_are_told(message, make):
     next(Batches(corpus([17]), 2, 16))
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         make()
 
 

@@ -13,7 +13,6 @@ import torch
 
 from glassformer import config
 from glassformer.core.config import run
-from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training import loop, loss, train
@@ -24,6 +23,7 @@ from glassformer.formats import store
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data import tokenise
 from glassformer.runs import run_checkpoints
+from mistakes import mistake
 from runs.test_run_checkpoints import go, new_state
 from training.test_loop import Random, steps_of, tiny
 
@@ -88,7 +88,7 @@ def test_moments_are_taken_up_apart_and_alone():
     second.restore(args)
     args[name].fill_(7.0)
     assert torch.equal(second.state()[name], saved[name])  # no alias
-    with pytest.raises(UserError, match=r"this model \[50, 16\]|as \["):
+    with mistake(r"this model \[50, 16\]|as \["):
         second.restore({**saved, name: saved[name][:1]})
 
 
@@ -172,9 +172,7 @@ def test_weights_of_another_shape_are_refused(tmp_path, monkeypatch):
     store.save(second.model, tmp_path / "other", layout="glassformer")
     shutil.copy(tmp_path / "other" / "model.safetensors", path)
     monkeypatch.setattr(run_checkpoints, "verify", lambda path: None)
-    with pytest.raises(
-        UserError, match=r"another model's weights: the shape of embed.token.weight"
-    ):
+    with mistake(r"another model's weights: the shape of embed.token.weight"):
         run_checkpoints.restore(path, new_state())
 
 
@@ -230,15 +228,13 @@ def test_an_average_is_of_as_many_as_are_asked_for(tmp_path):
     for last, mean in ((1, 6.0), (2, 4.0), (3, 3.0)):
         model, _, _ = run_checkpoints.average(tmp_path, last)
         assert torch.allclose(model.decoder.last_norm.weight, torch.tensor(mean))
-    with pytest.raises(
-        UserError, match=r"keeps 3 checkpoints; give --last 3, or train with --keep 4"
-    ):
+    with mistake(r"keeps 3 checkpoints; give --last 3, or train with --keep 4"):
         run_checkpoints.average(tmp_path, 4)
     weights = tmp_path / "step-000001" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\7")
     run_checkpoints.average(tmp_path, 2)
-    with pytest.raises(UserError, match=r"step-000001.*is damaged: its sha256"):
+    with mistake(r"step-000001.*is damaged: its sha256"):
         run_checkpoints.average(tmp_path, 3)
     shutil.rmtree(tmp_path / "step-000001"), shutil.rmtree(tmp_path / "step-000002")
-    with pytest.raises(UserError, match=r"keeps 1 checkpoint;"):
+    with mistake(r"keeps 1 checkpoint;"):
         run_checkpoints.average(tmp_path, 2)

@@ -13,10 +13,10 @@ from folders import snapshot
 from glassformer import config, runs
 from glassformer.core.config import objective as objectives
 from glassformer.core.config import run, serial
-from glassformer.core.errors import UserError
 from glassformer.formats import lora, resolve, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.runs import hooks, launch, run_checkpoints, run_config
+from mistakes import mistake
 
 OPTIONS = {"batch": 4, "dtype": "float32", "keep": 3, "tensorboard": False}
 
@@ -116,9 +116,7 @@ def test_a_merged_model_stands_alone(home, tmp_path, terminal):
 def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
     settings = changed(home, TUNES["frozen"][0], base=tmp_path / "base")
     untrained = dataclasses.replace(settings, model={"recipe": "glass/1m"})
-    with pytest.raises(
-        UserError, match=r"changes a model that was trained; name it, \[model\] from"
-    ):
+    with mistake(r"changes a model that was trained; name it, \[model\] from"):
         runs.run(untrained, tmp_path / "none")
     model, tokenizer = store.load(home / "base")
     store.save(model, tmp_path / "base", tokenizer)
@@ -126,7 +124,7 @@ def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
     with torch.no_grad():
         model.embed.token.weight.add_(1.0)
     store.save(model, tmp_path / "base", tokenizer)
-    with pytest.raises(UserError, match=r"has other weights than when"):
+    with mistake(r"has other weights than when"):
         runs.run(settings, tmp_path / "run", resume=True)
 
 
@@ -140,7 +138,7 @@ def test_an_average_is_the_mean_of_the_last_checkpoints(home, tmp_path, terminal
     for name, weight in weights_in(tmp_path / "mean").items():
         torch.testing.assert_close(weight, torch.stack([piece[name] for piece in pieces]).mean(0))
     assert store.load(tmp_path / "mean")[1] is not None
-    with pytest.raises(UserError, match=r"--last is 0"):
+    with mistake(r"--last is 0"):
         run_checkpoints.average(home / "base", 0)
 
 

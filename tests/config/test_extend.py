@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import glassformer
 from glassformer import config, nn
@@ -217,7 +218,7 @@ def test_the_laws_hold_for_it(own_types):
         cached = [model(piece, cache=cache).logits for piece in ids.split([7, 1, 12], 1)]
         model.engine, tape = "eager", Tape("*.ffn.hidden")
         for logits in (torch.cat(cached, 1), model(ids, tape=tape).logits):
-            torch.testing.assert_close(logits, plain, rtol=0, atol=1e-5)
+            assert_close(logits, plain, rtol=0, atol=1e-5)
     assert tape["decoder.blocks.0.ffn.hidden"].shape == (3, 20, 24)
 
 
@@ -227,7 +228,7 @@ def test_an_objective_asks_what_it_says(own_types):
     loss = piece.loss(model, piece.prepare(batch, None, None))
     logits, targets = model(batch.tokens).logits[:, -3:], batch.targets[:, -3:]
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
-    torch.testing.assert_close(loss.sum, expected, rtol=1e-5, atol=1e-4)
+    assert_close(loss.sum, expected, rtol=1e-5, atol=1e-4)
     assert loss.count == 3 * len(batch.tokens) and piece.prepares
 
 
@@ -407,7 +408,7 @@ def test_lora_adapts_it_and_what_is_merged_loads(own_types, tmp_path):
         logits = model.eval()(tokens()).logits
         glassformer.save(model, tmp_path)
         back = glassformer.load(tmp_path)[0](tokens()).logits
-    torch.testing.assert_close(back, logits, rtol=0, atol=1e-4)
+    assert_close(back, logits, rtol=0, atol=1e-4)
 
 
 def test_no_published_layout_holds_it(own_types, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import glassformer
 from glassformer import config
@@ -94,7 +95,7 @@ def generated(model: Model, prompt: Any, new: int = 9, **settings: Any) -> list[
 def test_cached_is_uncached(model):
     plain, cache = model(tokens()).logits, Cache(model.config)
     pieces = [model(piece, cache=cache).logits for piece in tokens().split([7, 1, 12], 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), plain, rtol=0, atol=1e-5)
+    assert_close(torch.cat(pieces, 1), plain, rtol=0, atol=1e-5)
     assert cache.evicts
 
 
@@ -106,7 +107,7 @@ def test_padded_and_packed_are_alone(model):
     for row in rows:
         for logits in row[:21].split([9, 4, 8]):
             expected = model(next(pieces).tokens).logits[0]
-            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+            assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
 def test_batched_is_alone(model):
@@ -147,7 +148,7 @@ def test_the_engine_looks_inside(model):
     records = handle.records[0]
     assert sorted(records) == sorted(tape.records)
     for path, value in tape.records.items():
-        torch.testing.assert_close(records[path].view_as(value), value, rtol=0, atol=1e-5)
+        assert_close(records[path].view_as(value), value, rtol=0, atol=1e-5)
 
 
 def test_attribution_adds_up(model):
@@ -205,7 +206,7 @@ def test_it_opens(model, cfg):
         model(tokens(1, 5), tape=tape)
     trace = glassformer.trace(model, None, tokens(1, 5)[0].tolist())
     path = "decoder.blocks.0.attn.write"
-    torch.testing.assert_close(trace[path].view(5, DIM), tape[path][0], rtol=0, atol=1e-6)
+    assert_close(trace[path].view(5, DIM), tape[path][0], rtol=0, atol=1e-6)
     resid = trace.explain("decoder.blocks.0.mid[0,2,3]")
     assert any("attn.write" in operand.address for operand in resid.operands)
 

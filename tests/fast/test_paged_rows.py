@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from glassformer.core.generation import beam
@@ -70,7 +71,7 @@ WALKS = [
 @pytest.mark.parametrize(("name", "context", "prefill", "steps", "orders"), WALKS)
 def test_rows_go_on_in_pages_as_in_the_cache_and_take_turns(name, context, prefill, steps, orders):
     pages, cache = (walk(name, context, prefill, steps, orders, paged) for paged in (True, False))
-    torch.testing.assert_close(pages, cache, atol=2e-5, rtol=1e-4)
+    assert_close(pages, cache, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["starcoder2", "gemma2"])
@@ -120,7 +121,7 @@ def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(name, seed, monkey
             assert not copied or set(copied) == {doubled}
         tokens = torch.tensor([rng.randrange(50) for _ in at])
         at = [place + 1 for place in at]
-        torch.testing.assert_close(paged.decode(tokens), plain.decode(tokens), atol=2e-5, rtol=1e-4)
+        assert_close(paged.decode(tokens), plain.decode(tokens), atol=2e-5, rtol=1e-4)
 
 
 def test_beams_in_c_find_the_same_alone_and_in_a_batch():

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from glassformer import generate
 from glassformer.core.nn import Model, build_model
@@ -59,15 +60,15 @@ def test_product_is_the_linear_layer(dtype, rows, bias):
             x.double(), layer.weight.double(), layer.bias.double() if bias else None
         )
         assert isinstance(fast, PrepackedLinear) and fast.packed.usable(x)
-        torch.testing.assert_close(fast(x).double(), expected, atol=BITS[dtype], rtol=BITS[dtype])
+        assert_close(fast(x).double(), expected, atol=BITS[dtype], rtol=BITS[dtype])
         strided = torch.randn(*rows, 96, dtype=dtype)[..., ::2]
-        torch.testing.assert_close(fast(strided), fast(strided.contiguous()), atol=0, rtol=0)
+        assert_close(fast(strided), fast(strided.contiguous()), atol=0, rtol=0)
         assert fast(x[:0]).shape == (0, *x.shape[1:-1], 80)
 
 
 def same(a: Model, b: Model, *inputs: torch.Tensor) -> None:
     with torch.no_grad():
-        torch.testing.assert_close(a(*inputs).logits, b(*inputs).logits, atol=1e-5, rtol=1e-5)
+        assert_close(a(*inputs).logits, b(*inputs).logits, atol=1e-5, rtol=1e-5)
 
 
 def told(model: Model, count: int = 64) -> list[int]:
@@ -214,7 +215,7 @@ def test_the_table_is_prepacked_tied_or_not(name):
     with torch.no_grad():
         expected = x @ model.head.table(model.embed).T
         result = head(x, model.embed.token.weight * 0)
-    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+    assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alone():
@@ -252,12 +253,12 @@ def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it():
         layer.down.normal_()
         layer.up.normal_()
     plain = model(tokens).logits
-    torch.testing.assert_close(prepack(model).model(tokens).logits, plain, atol=1e-5, rtol=1e-5)
+    assert_close(prepack(model).model(tokens).logits, plain, atol=1e-5, rtol=1e-5)
     for layer in lora.adapted(model).values():
         layer.merge()
     view = prepack(model)
     assert view.complete and isinstance(view.model.decoder.blocks[0].attn.q, PrepackedLinear)
-    torch.testing.assert_close(view.model(tokens).logits, plain, atol=1e-3, rtol=1e-4)
+    assert_close(view.model(tokens).logits, plain, atol=1e-3, rtol=1e-4)
 
 
 @torch.no_grad()
@@ -276,7 +277,7 @@ def test_a_new_bias_beside_an_old_matrix(dtype):
         fused_linear(x, fast.q, fast.k, fast.v), (attn.q, attn.k, attn.v), strict=True
     ):
         expected = F.linear(x, layer.weight, layer.bias)
-        torch.testing.assert_close(result, expected, atol=BITS[dtype], rtol=BITS[dtype])
+        assert_close(result, expected, atol=BITS[dtype], rtol=BITS[dtype])
 
 
 def test_a_replaced_module_leaves_the_others_where_they_are():

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from changed import LORA, logits, moved
@@ -35,7 +36,7 @@ def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths
     assert all(weight.grad.abs().sum() > 0 for _, weight in lora.trained(model))
     for layer in lora.adapted(model).values():
         layer.merge()
-    torch.testing.assert_close(tiny.logits(model), beside, rtol=1e-5, atol=3e-5)
+    assert_close(tiny.logits(model), beside, rtol=1e-5, atol=3e-5)
     with torch.no_grad():
         for layer in lora.adapted(model).values():
             layer.unmerge()
@@ -54,7 +55,7 @@ def test_a_change_starts_as_none_merges_and_goes_back_bit_for_bit(name):
     assert not torch.allclose(beside, logits(plain), atol=1e-2)
     for layer in lora.adapted(model).values():
         layer.merge()
-    torch.testing.assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
+    assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
     for layer in lora.adapted(model).values():
         layer.unmerge()
     assert torch.equal(logits(model), beside)
@@ -64,7 +65,7 @@ def test_a_change_starts_as_none_merges_and_goes_back_bit_for_bit(name):
     )
     lora.merge_and_unload(model)
     assert not lora.adapted(model) and [n for n, _ in model.named_parameters()] == list(local)
-    torch.testing.assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
+    assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
 
 
 def test_a_generation_before_does_not_hide_the_change():

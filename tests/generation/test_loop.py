@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.testing import assert_close
 
 import glassformer
 import tiny
@@ -107,7 +108,7 @@ def test_a_batch_with_a_cache_is_each_without(model):
         for result, row in ((alone, 0), (together, number)):
             assert result.tokens[row] == tokens
             logprobs = torch.tensor(result.logprobs[row])
-            torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+            assert_close(logprobs, expected, atol=1e-5, rtol=0)
 
 
 # ----------------------------------------------------------------------------------------- laws
@@ -426,7 +427,7 @@ def test_greedy_is_transformers(kind, penalty, tmp_path):
         with torch.no_grad():
             logits = reference(full).logits[0, len(ids) - 1 : -1]
         expected = logits.log_softmax(-1).gather(-1, full[0, len(ids) :, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=0)
+        assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=0)
 
 
 # ------------------------------------------------------------------------- a real trained model

@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 from transformers.generation import logits_process as theirs
 
 from glassformer.core.generation.loop import Writer
@@ -129,9 +130,9 @@ def test_greedy_takes_the_likeliest_after_the_penalty():
 def test_log_probability_is_the_models_own():
     logits, tokens = logits_of(), torch.arange(6)
     expected = logits.log_softmax(-1)[torch.arange(6), tokens]
-    torch.testing.assert_close(log_probability(logits, tokens), expected)
+    assert_close(log_probability(logits, tokens), expected)
     half = logits.bfloat16()
-    torch.testing.assert_close(log_probability(half, tokens), log_probability(half.float(), tokens))
+    assert_close(log_probability(half, tokens), log_probability(half.float(), tokens))
 
 
 @pytest.mark.parametrize(

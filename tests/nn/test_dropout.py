@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from glassformer.core.nn.dropout import Dropout, HeadShard, dropout, keep_mask
 from glassformer.core.nn.engines import ENGINES, AttentionInputs
@@ -40,7 +41,7 @@ def test_the_gradient_goes_where_the_value_went():
     y = dropout(x, 0.4)
     y.sum().backward()
     assert x.grad is not None
-    torch.testing.assert_close(x.grad, (y != 0).double() / 0.6, rtol=1e-12, atol=0)
+    assert_close(x.grad, (y != 0).double() / 0.6, rtol=1e-12, atol=0)
 
 
 def test_the_same_seed_drops_the_same():
@@ -67,7 +68,7 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype):
         (z.float() * torch.arange(z.numel()).view(z.shape) / z.numel()).sum().backward()
         results.append([z.detach(), *(x.grad for x in inputs)])
     tolerance = 1e-5 if dtype == torch.float32 else 0.05
-    torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
+    assert_close(*results, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("engine", ["eager", "sdpa", "cpu_blocks", "block_sparse"])

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
@@ -83,7 +84,7 @@ def test_side_by_side_is_the_slow_loop(name, lengths):
         exact = dtype == torch.float32 and name not in ("three", "biased")
         tolerance = 0.0 if exact else 1e-12 if dtype == torch.float64 else 1e-5
         for result, expected in zip(slow, fast, strict=True):
-            torch.testing.assert_close(result, expected, rtol=0.0, atol=tolerance)
+            assert_close(result, expected, rtol=0.0, atol=tolerance)
     assert torch.equal(slow[0], fast[0])
 
 
@@ -119,7 +120,7 @@ def test_capacity_turns_away_the_last_of_the_second_choices():
             dropped += taken[expert] >= room
             taken[expert] += 1
     assert dropped > 10
-    torch.testing.assert_close(write.flatten(0, 1), expected, rtol=0.0, atol=1e-4)
+    assert_close(write.flatten(0, 1), expected, rtol=0.0, atol=1e-4)
     assert float(flow.metrics["dropped"]) == pytest.approx(dropped / 120)
     unused = steps.eval()(x, flow_of(x))
     assert torch.equal(unused, mixture(PLAIN).eval()(x, flow_of(x)))
@@ -142,12 +143,12 @@ def test_padding_takes_no_room_and_counts_nowhere(capacity):
     write = steps(alone, flow)
     padded = flow_of(x, [12] * 4)
     result = steps(x, padded)
-    torch.testing.assert_close(result[:, :12], write, rtol=0.0, atol=1e-5)
+    assert_close(result[:, :12], write, rtol=0.0, atol=1e-5)
     assert result[:, 12:].abs().max() == 0
     for name in ("balance", "z"):
-        torch.testing.assert_close(padded.aux[name], flow.aux[name])
+        assert_close(padded.aux[name], flow.aux[name])
     for name in ("load", "entropy", "dropped"):
-        torch.testing.assert_close(padded.metrics[name], flow.metrics[name])
+        assert_close(padded.metrics[name], flow.metrics[name])
 
 
 def test_losses_and_facts_by_hand():
@@ -157,14 +158,14 @@ def test_losses_and_facts_by_hand():
     steps(x, flow)
     logits, chosen = tape["ffn.router"].double().flatten(0, 1), tape["ffn.chosen"].flatten()
     share, load = logits.softmax(-1), torch.bincount(chosen, minlength=4) / chosen.numel()
-    torch.testing.assert_close(flow.metrics["load"], load[None])
+    assert_close(flow.metrics["load"], load[None])
     for actual, expected in (
         (flow.metrics["entropy"], -(share * share.log()).sum(-1).mean()),
         (flow.metrics["dropped"], torch.tensor(0.0)),
         (flow.aux["balance"].detach(), 0.3 * 4 * (load * share.mean(0)).sum()),
         (flow.aux["z"].detach(), 0.2 * logits.exp().sum(-1).log().square().mean()),
     ):
-        torch.testing.assert_close(float(actual), float(expected))
+        assert_close(float(actual), float(expected))
 
 
 def test_noise_has_a_learnt_size_and_only_training_hears_it():
@@ -186,7 +187,7 @@ def test_noise_has_a_learnt_size_and_only_training_hears_it():
         result.noise.weight.zero_()
     noisy = router(3)
     torch.manual_seed(3)
-    torch.testing.assert_close(noisy, clean + math.log(2) * torch.randn(clean.shape))
+    assert_close(noisy, clean + math.log(2) * torch.randn(clean.shape))
 
 
 def test_every_token_meets_the_shared_expert():
@@ -194,7 +195,7 @@ def test_every_token_meets_the_shared_expert():
     shared = model.shared
     write = model(x, flow_of(x))
     model.shared = None
-    torch.testing.assert_close(write, model(x, flow_of(x)) + shared(x, flow_of(x)))
+    assert_close(write, model(x, flow_of(x)) + shared(x, flow_of(x)))
 
 
 def test_one_token_meets_its_own_experts_alone():
@@ -208,7 +209,7 @@ def test_one_token_meets_its_own_experts_alone():
             for table in (spoilt.up, spoilt.gate, spoilt.down):
                 table[strange] = math.nan
             item = spoilt(x[:, at : at + 1], flow_of(x[:, :1]))
-        torch.testing.assert_close(item, full[:, at : at + 1], rtol=0.0, atol=1e-5)
+        assert_close(item, full[:, at : at + 1], rtol=0.0, atol=1e-5)
 
 
 def test_the_router_thinks_in_fp32():
@@ -219,7 +220,7 @@ def test_the_router_thinks_in_fp32():
         rounded = full(random_input(), flow_of(random_input()))
     assert tape["ffn.router"].dtype == tape["ffn.weight"].dtype == torch.float32
     assert write.dtype == torch.bfloat16
-    torch.testing.assert_close(tape["ffn.router"], x.float() @ result.router.weight.float().mT)
+    assert_close(tape["ffn.router"], x.float() @ result.router.weight.float().mT)
     assert float((rounded - exact).abs().max()) < 0.03 * float(exact.abs().max())
 
 
@@ -238,7 +239,7 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere():
     expert, token = int(tape["ffn.chosen"][1, 7, 1]), x[1, 7]
     gate = torch.nn.functional.silu(token @ model.gate[expert].mT)
     observed = gate * (token @ model.up[expert].mT)
-    torch.testing.assert_close(tape["ffn.hidden"][1, 7, 1], observed)
+    assert_close(tape["ffn.hidden"][1, 7, 1], observed)
     assert not torch.allclose(
         edited("*.chosen", lambda value: (value + 1) % 4), unedited, atol=1e-2
     )
@@ -246,7 +247,7 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere():
     with torch.no_grad():  # a single token, as in decoding
         alone, item = Tape("*.hidden"), x[1:2, 7:8]
         assert torch.equal(model(item, flow_of(item, tape=alone)), model(item, flow_of(item)))
-    torch.testing.assert_close(alone["ffn.hidden"][0, 0, 1], observed)
+    assert_close(alone["ffn.hidden"][0, 0, 1], observed)
 
 
 def test_facts_of_every_mixture_reach_the_output():
@@ -258,7 +259,7 @@ def test_facts_of_every_mixture_reach_the_output():
         "entropy": (4,),
         "dropped": (4,),
     }
-    torch.testing.assert_close(metrics["load"].sum(-1), torch.ones(4))
+    assert_close(metrics["load"].sum(-1), torch.ones(4))
     assert metrics["load"][0::2, 4:].abs().max() == 0  # four of the six exist
     assert not any(value.requires_grad for value in metrics.values())
     assert not model.eval()(tiny.tokens()).metrics

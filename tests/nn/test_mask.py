@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
@@ -135,7 +136,7 @@ def test_a_cache_keeps_no_more_than_the_rule_can_reach():
     assert [slots.ring for slots in cache.slots.values()] == [9, None]
     # the window and a bin, though the rule is more than a window
     assert cache.layers[0][0].k.shape[2] == 9 + 1
-    torch.testing.assert_close(torch.cat(logits, 1), model(second_tokens).logits, rtol=0, atol=1e-5)
+    assert_close(torch.cat(logits, 1), model(second_tokens).logits, rtol=0, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------- engines
@@ -195,7 +196,7 @@ def test_every_engine_equals_eager(engine, name, mask_rule, monkeypatch):
             computed(engine, mask, *options), computed("eager", mask, *options), strict=True
         )
         for result, expected in pairs:
-            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+            assert_close(result, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -223,7 +224,7 @@ def test_sparse_reads_a_cache_in_chunks(family, chunks, monkeypatch, chosen):
     joined = torch.cat(
         [model(piece, cache=cache).logits for piece in second_tokens.split(chunks, dim=1)], dim=1
     )
-    torch.testing.assert_close(joined, logits, rtol=0, atol=1e-5)
+    assert_close(joined, logits, rtol=0, atol=1e-5)
 
 
 class Largest(TorchDispatchMode):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
@@ -175,11 +176,11 @@ def test_every_value_set_to_zero_gives_what_the_hand_says(name):
 
     plain = by_hand(model, tokens, source, note)
     tape = Tape("*")
-    torch.testing.assert_close(model(*pair, tape=tape).logits, plain, rtol=0, atol=1e-5)
+    assert_close(model(*pair, tape=tape).logits, plain, rtol=0, atol=1e-5)
     observed = {path: value for path, value in tape.records.items() if not path.startswith("pool.")}
     assert observed.keys() == names.keys()
     for path, value in observed.items():
-        torch.testing.assert_close(value, names[path].expand_as(value), rtol=0, atol=1e-5, msg=path)
+        assert_close(value, names[path].expand_as(value), rtol=0, atol=1e-5, msg=path)
     changed = 0
     for path in names:
         expected = by_hand(
@@ -189,7 +190,7 @@ def test_every_value_set_to_zero_gives_what_the_hand_says(name):
             lambda at, value, path=path: silence(value) if at == path else value,
         )
         logits = model(*pair, tape=Tape(edits={path: lambda path, value: silence(value)})).logits
-        torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5, msg=path)
+        assert_close(logits, expected, rtol=0, atol=2e-5, msg=path)
         changed += not torch.allclose(logits, plain, atol=1e-3)
     assert changed >= len(names) - 2, (
         "only a shift of all scores, and a chosen expert that is 0 already, may not show"
@@ -234,7 +235,7 @@ def test_edits_reach_what_fused_products_and_caches_hold():
             view.model(piece, cache=cache, tape=Tape(edits=edits)).logits
             for piece in tokens.split([5, 1, 1, 1, 1], 1)
         ]
-        torch.testing.assert_close(torch.cat(second_logits, 1), logits, rtol=0, atol=1e-5)
+        assert_close(torch.cat(second_logits, 1), logits, rtol=0, atol=1e-5)
         assert not torch.allclose(logits, model(tokens).logits, atol=1e-3)
 
 

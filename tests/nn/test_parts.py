@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
@@ -34,7 +35,7 @@ def test_a_norm_starts_with_a_gain_of_one(cfg):
     x = torch.randn(5, tiny.DIM)
     # before and after ``Init``
     for norm in (build(cfg, tiny.DIM), build_model(body, seed=1).decoder.last_norm):
-        torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5), rtol=1e-3, atol=0)
+        assert_close(norm(x).square().mean(-1), torch.ones(5), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("learning", [True, False])
@@ -96,15 +97,13 @@ def test_previous_tokens_start_quieter_the_further_back():
 def test_a_heads_scale_multiplies_what_it_reads():
     plain = tiny.model(DECODERS["llama"])
     scaled = tiny.model(replace(DECODERS["llama"], head=c.Head(tied=False, scale=0.25)))
-    torch.testing.assert_close(scaled(tokens()).logits, plain(tokens()).logits / 4)
+    assert_close(scaled(tokens()).logits, plain(tokens()).logits / 4)
 
 
 def dropped(result: Tensor, plain: Tensor, rate: float) -> None:
     """Each number stayed, divided by 1 - rate, or fell out: in its share."""
     alive = result != 0
-    torch.testing.assert_close(
-        result, torch.where(alive, plain / (1 - rate), 0.0), rtol=1e-5, atol=1e-6
-    )
+    assert_close(result, torch.where(alive, plain / (1 - rate), 0.0), rtol=1e-5, atol=1e-6)
     assert (
         abs(float(alive.double().mean()) - (1 - rate))
         < 5 * (rate * (1 - rate) / alive.numel()) ** 0.5
@@ -118,7 +117,7 @@ def test_a_classifier_drops_what_its_labels_read():
     pool.proj.bias.zero_()
     hidden, flow = torch.randn(200, 3, 32), Flow(torch.arange(3)[None])
     plain = pool.eval()(hidden, flow)
-    torch.testing.assert_close(plain, hidden.mean(1))
+    assert_close(plain, hidden.mean(1))
     dropped(pool.train()(hidden, flow), plain, 0.4)
 
 
@@ -129,7 +128,7 @@ def test_lora_drops_what_its_change_reads_and_nothing_of_the_matrix():
     layer, x = lora.LoRALinear(of, 32, 0.5, dropout=0.3), torch.randn(200, 32)
     layer.down.copy_(torch.eye(32))
     layer.up.copy_(torch.eye(32))
-    torch.testing.assert_close(layer.eval()(x), x / 2)
+    assert_close(layer.eval()(x), x / 2)
     dropped(layer.train()(x), x / 2, 0.3)
     layer.up.zero_()
     of.weight.copy_(torch.eye(32))

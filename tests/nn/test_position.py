@@ -12,6 +12,7 @@ import torch
 import transformers.models.marian.modeling_marian as marian
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
@@ -117,8 +118,8 @@ def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling):
         first, second = rotary.rotate(ones, flow).double()[0, 0].chunk(2, -1)
         # speeds and angles themselves are rounded in fp32
         slack = 8 * rounding + float(angle.max()) * 2**-22
-        torch.testing.assert_close(first, size * (angle.cos() - angle.sin()), rtol=0, atol=slack)
-        torch.testing.assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
+        assert_close(first, size * (angle.cos() - angle.sin()), rtol=0, atol=slack)
+        assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
 
 
 def test_frequencies_are_made_once_and_never_of_stand_ins() -> None:
@@ -170,7 +171,7 @@ def test_yarn_is_transformers(theta, length, head_dim, slow, fast):
     expected, size = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
     scaling = c.YarnScaling(4.0, length, fast, slow)
     result, actual = speeds(c.Rotary(theta, scaling=scaling), head_dim)
-    torch.testing.assert_close(result, expected, rtol=1e-6, atol=0)
+    assert_close(result, expected, rtol=1e-6, atol=0)
     assert actual == pytest.approx(size)
 
 
@@ -204,7 +205,7 @@ def test_neighbours_turn_as_complex_numbers():
     angle = pos[:, None, :, None].double() * 500.0 ** -(torch.arange(4).double() / 4)
     pairs = torch.view_as_complex(x[..., :8].double().unflatten(-1, (4, 2)))
     spun = torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
-    torch.testing.assert_close(turned, spun.float(), rtol=0, atol=1e-4)
+    assert_close(turned, spun.float(), rtol=0, atol=1e-4)
 
 
 def test_neighbours_are_halves_in_another_order():
@@ -217,9 +218,7 @@ def test_neighbours_are_halves_in_another_order():
     for block in neighbours.decoder.blocks:
         for layer in (block.attn.q, block.attn.k):
             layer.weight.data = layer.weight.view(-1, 8, tiny.DIM)[:, order].flatten(0, 1)
-    torch.testing.assert_close(
-        tiny.logits(neighbours), tiny.logits(tiny.model(cfg)), rtol=0, atol=1e-5
-    )
+    assert_close(tiny.logits(neighbours), tiny.logits(tiny.model(cfg)), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("heads", range(1, 18))

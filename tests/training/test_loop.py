@@ -12,6 +12,7 @@ import sys
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from glassformer import config
 from glassformer.core.config import run
@@ -162,9 +163,7 @@ def test_bf16_gives_the_gradients_of_fp32_in_fp32():
     assert sums.count == right.count and sums.loss == pytest.approx(right.loss, rel=0.01)
     for name, grad in grads.items():
         # and its dtype
-        torch.testing.assert_close(
-            result[name], grad, rtol=0.1, atol=0.03 * float(grad.abs().max())
-        )
+        assert_close(result[name], grad, rtol=0.1, atol=0.03 * float(grad.abs().max()))
 
 
 def test_bf16_gradients_add_up_over_pieces_in_fp32():
@@ -175,7 +174,7 @@ def test_bf16_gradients_add_up_over_pieces_in_fp32():
         model.zero_grad()
         alone.append(in_bf16(model, piece)[1])
     for name, value in together.items():
-        torch.testing.assert_close(value, sum(grads[name] for grads in alone), rtol=1e-6, atol=1e-7)
+        assert_close(value, sum(grads[name] for grads in alone), rtol=1e-6, atol=1e-7)
 
 
 def test_under_autocast_the_loss_is_bf16s():
@@ -193,7 +192,7 @@ def test_accumulated_gradients_equal_the_full_batchs_whatever_the_padding(dtype,
     (sums, right), (in_pieces, result) = (gradients_of(model, batch, n) for n in (1, pieces))
     assert sums.count == in_pieces.count == 36
     assert sums.loss == pytest.approx(in_pieces.loss, rel=1e-6)
-    torch.testing.assert_close(result, right, rtol=most, atol=most)
+    assert_close(result, right, rtol=most, atol=most)
 
 
 def test_a_step_under_accumulation_moves_the_weights_as_a_whole_one():
@@ -202,7 +201,7 @@ def test_a_step_under_accumulation_moves_the_weights_as_a_whole_one():
         model = model_of().double()
         after.append((losses_of(model, steps=3, accumulate=accumulate), weights_of(model)))
     assert after[0][0] == pytest.approx(after[1][0], rel=1e-9)
-    torch.testing.assert_close(after[0][1], after[1][1], rtol=1e-6, atol=1e-8)
+    assert_close(after[0][1], after[1][1], rtol=1e-6, atol=1e-8)
 
 
 def test_split_leaves_out_nothing():
@@ -326,7 +325,7 @@ def test_muon_is_torchs(monkeypatch):
             optimizer.state[weight]["momentum_buffer"]
             for optimizer, weight in zip(optimizers, (actual, expected), strict=True)
         )
-        torch.testing.assert_close(*momenta)
+        assert_close(*momenta)
 
 
 def test_adamw_is_torchs_with_the_gradients_of_the_mean():
@@ -343,7 +342,7 @@ def test_adamw_is_torchs_with_the_gradients_of_the_mean():
         norm = float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.05))
         assert step.grad_norm == pytest.approx(norm, rel=1e-6) and norm > 0.05  # the clip bites
         adamw.step()
-    torch.testing.assert_close(weights_of(model), weights_of(reference), rtol=1e-6, atol=1e-9)
+    assert_close(weights_of(model), weights_of(reference), rtol=1e-6, atol=1e-9)
 
 
 def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
@@ -404,7 +403,7 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
             model.zero_grad()
             total = loss.backward(runner, batch, Causal(), 0.0).total
             results.append([total, *(p.grad for p in model.parameters())])
-        torch.testing.assert_close(*results, **close)
+        assert_close(*results, **close)
     assert len(programs) == 2
     with mistake(r"train\.compile is for one process"):
         execution.choose_by_table(tiny(), torch.device("cpu"), run.Train(compile="blocks"))

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config
@@ -61,7 +62,7 @@ def test_what_the_host_counts_is_what_is_there(name):
         results.append(
             [done.sum, *pooled, *(p.grad for p in model.parameters() if p.grad is not None)]
         )
-    torch.testing.assert_close(*results)
+    assert_close(*results)
 
 
 def packed(more: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -108,7 +109,7 @@ def test_experts_on_a_gpu_work_on_every_choice(name, padded, monkeypatch):
         present = model(tokens, **args).logits[pos >= 0]
         present.square().mean().backward()
         results.append([present.detach(), *(p.grad for p in model.parameters())])
-    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)
+    assert_close(*results, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

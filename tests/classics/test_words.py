@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer import UserError, cli
+from glassformer import UserError
 from glassformer.commands.words import CONTEXTS
 from glassformer.formats import store
 from glassformer.sight.contexts import Place, must_have, pair_cosines, word_vectors
@@ -406,7 +406,7 @@ def test_a_bag_classifies_sst2(shared_data):
     assert "bad" in against and "fun" in speaks_for
 
 
-def test_averaged_vectors_are_an_encoder_that_any_command_trains(few, tmp_path):
+def test_averaged_vectors_are_an_encoder_that_any_command_trains(few, tmp_path, terminal):
     model, tokenizer = average.encoder(few, labels=2)
     assert tokenizer.encode("The KING, a queen") == [6, 3, 6, 4]  # 6: unknown
     mean = torch.from_numpy(few.table[[3, 4]].mean(0))
@@ -416,17 +416,6 @@ def test_averaged_vectors_are_an_encoder_that_any_command_trains(few, tmp_path):
     store.save(model, tmp_path / "start", tokenizer, layout="glassformer")
     rows = [f"{a} {b}\t{int(a in ('woman', 'queen'))}" for a in few.words for b in few.words]
     (tmp_path / "train.tsv").write_text("\n".join(rows * 3) + "\n")
-    run = [
-        "train",
-        "--from",
-        str(tmp_path / "start"),
-        "--out",
-        str(tmp_path / "out"),
-        "--steps",
-        "60",
-        "--batch",
-        "2",
-    ]
     data = {
         "type": "Examples",
         "train": str(tmp_path / "train.tsv"),
@@ -438,7 +427,8 @@ def test_averaged_vectors_are_an_encoder_that_any_command_trains(few, tmp_path):
         + "[train]\nobjective = 'Classify'\nevaluate_every = 30\nsave_every = 0\nsample_every = 0\n"
         + "[train.optimizer]\ntype = 'AdamW'\nlr = 0.02\n"
     )
-    assert cli.main([run[0], str(tmp_path / "run.toml"), *run[1:]]) == 0
+    options = f"--from {tmp_path}/start --out {tmp_path}/out --steps 60 --batch 2"
+    terminal(f"train {tmp_path}/run.toml {options}")
     trained, _ = store.load(tmp_path / "out")
     tokens = torch.tensor([[few.number["king"]] * 2, [few.number["queen"]] * 2])
     assert trained.eval()(tokens).pooled.argmax(-1).tolist() == [0, 1]

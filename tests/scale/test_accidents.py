@@ -29,6 +29,9 @@ SETTINGS = """
 # fmt: on
 
 
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
 def words(folder: Path, out: str, steps: int, *more: str) -> list[str]:
     text = folder / "text.txt"
     if not text.exists():
@@ -45,13 +48,17 @@ def launch(
     """A launch whose standard error is read at its end, or goes to the file ``output`` where it is
     long."""
     options = ["--nproc-per-node", str(many), "--max-restarts", str(restarts)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    fields = {"env": ONE_THREAD, "text": True}
     if output is None:
-        return subprocess.Popen(
-            [*LAUNCH, *options, *message], env=env, stderr=subprocess.PIPE, text=True
-        )
+        return subprocess.Popen([*LAUNCH, *options, *message], stderr=subprocess.PIPE, **fields)
     with output.open("a") as file:
-        return subprocess.Popen([*LAUNCH, *options, *message], env=env, stderr=file, text=True)
+        return subprocess.Popen([*LAUNCH, *options, *message], stderr=file, **fields)
+
+
+def run_alone(folder: Path, steps: int, *more: str) -> None:
+    """A run on one process that nobody disturbs, in the folder ``alone``."""
+    command = [sys.executable, *words(folder, "alone", steps, *more)]
+    subprocess.run(command, env=ONE_THREAD, check=True)
 
 
 def workers(launched: subprocess.Popen[str]) -> list[int]:
@@ -92,8 +99,7 @@ def test_many_random_kills_of_one_of_all_and_of_the_agent_lose_nothing(tmp_path)
         0,
         dict.fromkeys(("one", "all", "agent"), 0),
     )
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words(tmp_path, "alone", steps)], env=env, check=True)
+    run_alone(tmp_path, steps)
     out, output, launched = tmp_path / "killed", tmp_path / "told", None
     while True:
         if launched is None:
@@ -201,9 +207,8 @@ AXES = {
 def test_a_killed_process_of_another_axis_loses_nothing(tmp_path, axis):
     """The bytes of a run that nobody disturbed on the same axis; its first step is that of one
     process within 1e-5."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     more, output = [*AXES[axis], f"--parallel.{axis}", "2"], tmp_path / "told"
-    subprocess.run([sys.executable, *words(tmp_path, "alone", 2, *AXES[axis])], env=env, check=True)
+    run_alone(tmp_path, 2, *AXES[axis])
     full = launch(2, words(tmp_path, "whole", 60, *more), 0, output)
     assert full.wait(300) == 0, output.read_text()[-5000:]
     launched, out = launch(2, words(tmp_path, "killed", 60, *more), 10, output), tmp_path / "killed"
@@ -223,8 +228,7 @@ def test_a_killed_process_of_another_axis_loses_nothing(tmp_path, axis):
 
 
 def test_a_pause_holds_all_of_them_and_changes_no_bit(tmp_path):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words(tmp_path, "alone", 200)], env=env, check=True)
+    run_alone(tmp_path, 200)
     out, launched = tmp_path / "held", launch(2, words(tmp_path, "held", 200))
     wait_for(out / "step-000004", launched)
     (out / "pause").touch()
@@ -246,9 +250,12 @@ exec "$@"
 
 def test_processes_that_srun_starts_need_no_torchrun(tmp_path):
     """docs/scale.md describes it; srun itself is not installed, its variables are set."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words(tmp_path, "alone", 20)], env=env, check=True)
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLURM_NTASKS": "2"}
+    run_alone(tmp_path, 20)
+    env = ONE_THREAD | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "SLURM_NTASKS": "2",
+    }
     message, results = words(tmp_path, "both", 20), []
     for rank in range(2):
         fields = {
@@ -296,38 +303,22 @@ def on_hosts(
 ) -> list[subprocess.Popen[str]]:
     results = []
     for name, address in zip(names, HOSTS, strict=True):
-        options = [
-            "--nnodes",
-            "2",
-            "--nproc-per-node",
-            "1",
-            "--rdzv-backend",
-            "c10d",
-            "--local-addr",
-            address,
-        ]
-        options += ["--rdzv-endpoint", f"{HOSTS[0]}:{port}", "--rdzv-id", "two"]
-        # both have one name, so it cannot tell
-        options += ["--rdzv-conf", f"is_host={address == HOSTS[0]}", *message]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": name}
+        options = (
+            f"--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --local-addr {address}"
+            f" --rdzv-endpoint {HOSTS[0]}:{port} --rdzv-id two"
+            # both have one name, so it cannot tell
+            f" --rdzv-conf is_host={address == HOSTS[0]}"
+        )
+        line = f"ip netns exec {name} {sys.executable} -m torch.distributed.run {options}"
+        env = {**ONE_THREAD, "GLOO_SOCKET_IFNAME": name}
         with output.open("a") as file:
-            words = [
-                "ip",
-                "netns",
-                "exec",
-                name,
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                *options,
-            ]
-            results.append(subprocess.Popen(words, env=env, stderr=file, text=True))
+            command = [*line.split(), *message]
+            results.append(subprocess.Popen(command, env=env, stderr=file, text=True))
     return results
 
 
 def test_two_hosts_of_which_one_is_killed(hosts, tmp_path):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words(tmp_path, "alone", 60)], env=env, check=True)
+    run_alone(tmp_path, 60)
     out, output = tmp_path / "both", tmp_path / "told"
     first, second = on_hosts(hosts, 29500, words(tmp_path, "both", 60), output)
     while not (out / "step-000004").exists():

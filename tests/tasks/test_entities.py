@@ -435,36 +435,12 @@ def test_sentences_in_batches_of_one_stay_apart():
 @pytest.fixture(scope="module")
 def trained(home):
     """A BERT folder, fine-tuned by the command."""
-    words = [
-        "train",
-        "--from",
-        str(home / "bert"),
-        "--data.type",
-        "Examples",
-        "--data.train",
-        str(home / "train.conll"),
-    ]
-    words += [
-        "--objective",
-        "Tag",
-        "--steps",
-        "150",
-        "--batch",
-        "8",
-        "--optimizer",
-        '{type = "AdamW", lr = 5e-3}',
-    ]
-    words += [
-        "--train.context",
-        "32",
-        "--evaluate-every",
-        "30",
-        "--out",
-        str(home / "out"),
-        "--dtype",
-        "float32",
-    ]
-    assert main([*words, "--tensorboard", "false"]) == 0
+    line = (
+        f"train --from {home}/bert --data.type Examples --data.train {home}/train.conll"
+        f" --out {home}/out --objective Tag --steps 150 --batch 8 --train.context 32"
+        " --evaluate-every 30 --dtype float32 --tensorboard false"
+    )
+    assert main([*line.split(), "--optimizer", '{type = "AdamW", lr = 5e-3}']) == 0
     return home / "out"
 
 

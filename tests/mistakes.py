@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -11,7 +10,7 @@ from glassformer import UserError
 
 
 @contextmanager
-def mistake(match: str) -> Iterator[pytest.ExceptionInfo[UserError]]:
+def mistake(match):
     """What happens inside is refused in one sentence, in which the pattern is found."""
     with pytest.raises(UserError, match=match) as caught:
         yield caught

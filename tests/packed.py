@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch.testing import assert_close
 
 import tiny
 from glassformer.core.config.objective import Objective
@@ -59,4 +60,4 @@ def check_packed_equals_apart(family: str, objective: Objective, tokenizer: Toke
     loss = objective.loss(model, batch, 0.1)
     pieces = [objective.loss(model, piece, 0.1) for piece in alone(batch)]
     assert len(pieces) == 9 and loss.count == sum(piece.count for piece in pieces) > 9
-    torch.testing.assert_close(loss.sum, sum(piece.sum for piece in pieces), rtol=1e-5, atol=1e-4)
+    assert_close(loss.sum, sum(piece.sum for piece in pieces), rtol=1e-5, atol=1e-4)

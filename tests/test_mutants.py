@@ -50,7 +50,7 @@ def repository(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "bugs"),
+    "text, bugs",
     [
         ("x < y", {"comparison: x <= y"}),
         ("x is not y", {"comparison: x is y"}),

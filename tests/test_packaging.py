@@ -21,8 +21,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from glassformer.core.errors import UserError
 from glassformer.runs import run_config, run_file
+from mistakes import mistake
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,9 +47,9 @@ def test_run_files_are_found_by_name(tmp_path, monkeypatch):
     )
     Path("demo").write_text("[train]\nsteps = 7\n")
     assert run_file.read_run("demo").train.steps == 7, "a file of the user's own goes first"
-    with pytest.raises(UserError, match=r'no run file "multi3k".* "multi30k"'):
+    with mistake(r'no run file "multi3k".* "multi30k"'):
         run_file.read_run("multi3k")
-    with pytest.raises(UserError, match="no run file"):
+    with mistake("no run file"):
         run_file.read_run("nothing/like/it")
 
 

@@ -133,7 +133,7 @@ def test_pages_are_the_same_in_any_order_and_by_several_processes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cell", "message"),
+    "cell, message",
     [
         ("```{computed}\n1 / 0\n```", "ZeroDivisionError"),
         ("{value}`nothing_here`", "NameError"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from glassformer import config
 from glassformer.core.generation import sample
@@ -84,13 +85,13 @@ def numbers(tab: Any, of: str) -> torch.Tensor:
 def test_softmax_and_attention_are_the_librarys(site_page, tab):
     card(tab, site_page, "softmax").get_by_label("scores").fill("1 -2 0.5 7")
     row = torch.tensor([1, -2, 0.5, 7], dtype=torch.float64)
-    torch.testing.assert_close(numbers(tab, "tbody b .num"), row.softmax(0))
+    assert_close(numbers(tab, "tbody b .num"), row.softmax(0))
     card(tab, site_page, "av").get_by_label("causal mask").check()
     X = torch.tensor([[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]], dtype=torch.float64)
     true = torch.nn.functional.scaled_dot_product_attention(
         X[None], X[None], X[None], is_causal=True
     )[0]
-    torch.testing.assert_close(numbers(tab, '[aria-label="what comes out"] .num').view(3, 4), true)
+    assert_close(numbers(tab, '[aria-label="what comes out"] .num').view(3, 4), true)
 
 
 @pytest.mark.parametrize("name", ["full", "causal", "window", "every", "chunk", "strided", "fixed"])
@@ -112,9 +113,7 @@ def test_masks_are_the_rules(name, site_page, tab):
     scores = torch.tensor([1, 2, -1, 0.5, 3, 0, 1], dtype=torch.float64)
     tab.get_by_label("scores of the word").fill(" ".join(map(str, scores.tolist())))
     tab.get_by_label("word that asks").fill("4")
-    torch.testing.assert_close(
-        numbers(tab, "td b .num"), scores.masked_fill(~sees[4], -torch.inf).softmax(0)
-    )
+    assert_close(numbers(tab, "td b .num"), scores.masked_fill(~sees[4], -torch.inf).softmax(0))
 
 
 def test_positions_and_rotation_are_the_librarys(site_page, tab):
@@ -129,7 +128,7 @@ def test_positions_and_rotation_are_the_librarys(site_page, tab):
     displayed = torch.tensor(
         [[result[f"sandbox.sin[{t},{i}]"] for i in range(8)] for t in range(6)]
     )
-    torch.testing.assert_close(displayed, wave[0], rtol=1e-5, atol=1e-6)
+    assert_close(displayed, wave[0], rtol=1e-5, atol=1e-6)
     card(tab, site_page, "rope").get_by_label("a pair of numbers").fill("0.6 0.8")
     tab.get_by_label("position", exact=True).fill("11")
     tab.get_by_label("which pair of 32").fill("3")
@@ -138,7 +137,7 @@ def test_positions_and_rotation_are_the_librarys(site_page, tab):
     x = torch.zeros(1, 1, 1, 64)
     x[..., 3], x[..., 35] = 0.6, 0.8
     turned = rotary.turn(x, cos, sin)[0, 0, 0, [3, 35]].double()
-    torch.testing.assert_close(numbers(tab, "p .num")[3:5], turned, rtol=1e-5, atol=1e-6)
+    assert_close(numbers(tab, "p .num")[3:5], turned, rtol=1e-5, atol=1e-6)
 
 
 def test_sampling_is_the_librarys(site_page, tab):
@@ -163,9 +162,7 @@ def test_sampling_is_the_librarys(site_page, tab):
         shares = sample.cut(row / temperature, sampling).softmax(-1)[0]
         drawn = int(sample.choose(row, torch.tensor([luck]), None, sampling))
         order = row[0].argsort(descending=True)
-        torch.testing.assert_close(
-            numbers(tab, "td b .num").float(), shares[order], rtol=1e-5, atol=1e-6
-        )
+        assert_close(numbers(tab, "td b .num").float(), shares[order], rtol=1e-5, atol=1e-6)
         assert tab.locator("p[role=status]").inner_text().startswith(f"“{'abcde'[drawn]}”")
 
 

@@ -53,7 +53,7 @@ def test_nothing_new_and_everything_new(folder):
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    "change, text",
     [
         ({"dim": 48}, r"has \(50, 32\) for embed.token.weight and the config wants \(50, 48\)"),
         (

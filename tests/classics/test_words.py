@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from glassformer import UserError
 from glassformer.commands.words import CONTEXTS
 from glassformer.formats import store
 from glassformer.sight.contexts import Place, must_have, pair_cosines, word_vectors
 from glassformer.tasks.classics import average, bag, vectors, vocabulary, word2vec
 from glassformer.tasks.classics.vectors import Vectors
 from glassformer.tasks.classics.word2vec import Settings, Word2Vec
+from mistakes import mistake
 
 KINDS = ("skip-gram", "cbow")
 
@@ -56,7 +56,7 @@ def test_words_of_a_text():
 
 
 @pytest.mark.parametrize(
-    ("lines", "least", "text"),
+    "lines, least, text",
     [
         ([], 1, "has no words"),
         ([["a", "a"]], 1, r"too few different words to learn from \(1\)"),
@@ -64,7 +64,7 @@ def test_words_of_a_text():
     ],
 )
 def test_too_little_text_is_one_sentence(lines, least, text):
-    with pytest.raises(UserError, match=text if text != "(0)" else r"--least"):
+    with mistake(text if text != "(0)" else r"--least"):
         vocabulary.index_words(lines, least)
 
 
@@ -212,11 +212,11 @@ def test_a_rate_too_high_and_an_unknown_kind_are_said(monkeypatch):
     steady = [*Word2Vec(vocabulary.index_words(towns(300)), Settings(rate=0.1, sample=1.0)).train()]
     # so few different words, so high a rate
     assert np.mean([step.loss for step in steady[-20:]]) < 2.0
-    with pytest.raises(UserError, match=r"beyond all bounds; give a rate below 50\.0"):
+    with mistake(r"beyond all bounds; give a rate below 50\.0"):
         [*Word2Vec(vocabulary.index_words(towns(300)), Settings(rate=50.0)).train()]
-    with pytest.raises(UserError, match=r"is not one of .skip-gram., .cbow."):
+    with mistake(r"is not one of .skip-gram., .cbow."):
         Settings("glove")
-    with pytest.raises(UserError, match=r"Settings\.window is 0"):
+    with mistake(r"Settings\.window is 0"):
         Settings(window=0)
 
 
@@ -268,10 +268,9 @@ def test_nearest_words_and_analogies(few):
     assert (
         few.cosine("man", "king") == pytest.approx(math.sqrt(0.5)) and len(few.near("man", 99)) == 4
     )
-    with pytest.raises(
-        UserError,
-        match=r'"quen" is not among the 5 known ones; try another\. '
-        r'Did you mean "queen"\?',
+    with mistake(
+        r'"quen" is not among the 5 known ones; try another\. '
+        r'Did you mean "queen"\?'
     ):
         few.near("quen")
     questions = [
@@ -326,7 +325,7 @@ def test_damaged_files_are_one_sentence(few, tmp_path):
 
     def refused(content, text):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=text) as error:
+        with mistake(text) as error:
             vectors.read_vectors(path)
         assert "\n" not in str(error.value)
 
@@ -348,9 +347,9 @@ def test_damaged_files_are_one_sentence(few, tmp_path):
     refused(b"2 2\na 1 2\nb 1 x\n", "line 3 holds what is not a number")
     refused(b"2 2\na 1 2\nb 1 nan\n", 'the vector of "b" holds what is not a number')
     refused(b"2 2\na 1 2\n\nb 1 2\n", "line 3 has 0 numbers and the first line says 2")
-    with pytest.raises(UserError, match="is not a file"):
+    with mistake("is not a file"):
         vectors.read_vectors(tmp_path / "nothing")
-    with pytest.raises(UserError, match="has white space in it"):
+    with mistake("has white space in it"):
         vectors.save(Vectors(("New York",), few.table[:1]), tmp_path / "w")
     assert not (tmp_path / "w").exists()
 
@@ -358,13 +357,13 @@ def test_damaged_files_are_one_sentence(few, tmp_path):
 def test_questions_that_are_none(tmp_path):
     path = tmp_path / "q"
     path.write_text("cat dog 7\ncat dog\n")
-    with pytest.raises(UserError, match="line 2 is not two words and a number"):
+    with mistake("line 2 is not two words and a number"):
         vectors.read_pairs(path)
     path.write_text(": heading\na b c d\na b c\n")
-    with pytest.raises(UserError, match="line 3 is not four words"):
+    with mistake("line 3 is not four words"):
         vectors.read_analogies(path)
     path.write_bytes(b"cat \xff 7\n")
-    with pytest.raises(UserError, match="byte 4"):
+    with mistake("byte 4"):
         vectors.read_pairs(path)
 
 
@@ -387,9 +386,9 @@ def test_a_bag_loses_order_and_meaning():
     tf = bag.Bag(["a b", "a c"])  # scikit-learn's idf: ln((1 + 2) / (1 + n)) + 1
     rare = math.log(3 / 2) + 1
     assert tf.cosines()[0, 1] == pytest.approx(1 / (1 + rare**2))
-    with pytest.raises(UserError, match="hold no words"):
+    with mistake("hold no words"):
         bag.Bag(["...", ""])
-    with pytest.raises(UserError, match="the same label"):
+    with mistake("the same label"):
         bag.BagClassifier(["a", "b"], [1, 1])
 
 
@@ -510,7 +509,7 @@ def test_the_commands(few, tmp_path, terminal):
 
 
 @pytest.mark.parametrize(
-    ("content", "text"),
+    "content, text",
     [
         (b"abc \xff def", "not UTF-8 text (byte 4)"),
         (b"", "is empty"),

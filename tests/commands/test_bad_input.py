@@ -161,7 +161,7 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(step, refu
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line, message",
     [
         ("-x", "-x is not understood here; see glassformer --help"),
         ("genrate", 'There is no command "genrate". Did you mean "generate"?'),
@@ -328,7 +328,7 @@ def test_commands_and_names(refused, line, message):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         (b'[model]\nrecipe = "glass/1m"\n[train\nsteps = 3\n', "line 3"),
         (b"\x00\x01\x02", "is not valid TOML"),
@@ -369,7 +369,7 @@ def test_run_files(home, refused, content, message):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         (b"", "bad.txt is empty; give a file with some text"),
         (bytes(range(256)) * 9, "bad.txt is a binary file (a zero byte at byte 0)"),
@@ -385,7 +385,7 @@ def test_corpora(home, refused, content, message):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line, message",
     [
         ("not json", "line 2 is not valid JSON"),
         ('{"words": "1"}', 'line 2 has no text field "text"'),
@@ -410,7 +410,7 @@ def published(home):
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    "harm, message",
     [
         (
             lambda path: path.write_bytes(path.read_bytes()[:-100]),
@@ -434,7 +434,7 @@ def test_shards(published, refused):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         (
             {"vocab_size": 1 << 24, "hidden_size": 1 << 20, "intermediate_size": 1 << 20},
@@ -469,7 +469,7 @@ def test_models_in_pieces(step, published, refused):
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
+    "option, message",
     [
         ("--dim 32", "model.dim is 16 there and 32 here"),
         ("--steps 1", "train.steps is 2 there and 1 here"),
@@ -522,7 +522,7 @@ def test_hidden_files_of_the_users_own_survive(home, terminal):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line, message",
     [
         ("tokens train words.txt --out model", HOLDS),
         ("words average v.txt --out model", HOLDS),

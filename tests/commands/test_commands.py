@@ -109,7 +109,7 @@ def test_every_command_and_every_task_has_an_example():
 
 
 @pytest.mark.parametrize(
-    ("line", "result"),
+    "line, result",
     [
         ('generate S --max-new 5 "Once upon"', {"prompt": ["Once upon"], "max_new": 5}),
         ("generate S one --json two", {"prompt": ["one", "two"], "json": True}),
@@ -159,7 +159,7 @@ def test_every_setting_is_listed_with_its_meaning(terminal):
 
 
 @pytest.mark.parametrize(
-    ("line", "result"),
+    "line, result",
     [
         ("gen", "generate"),
         ("words ne", "near"),

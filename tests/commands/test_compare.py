@@ -303,7 +303,7 @@ def test_minutes_are_measured(files, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    "old, new, message",
     [
         ('tokenizer = "words"', 'tokenizer = "words"\nvocab = 9', "data.vocab"),
         ("texts.tsv", "texts2.tsv", "data.train"),
@@ -315,7 +315,7 @@ def test_runs_that_differ_in_more_than_the_model(files, tmp_path, terminal, old,
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line, message",
     [
         ("{seldom}", "never validated"),
         ("{one} none.toml", "cannot be read"),
@@ -344,7 +344,7 @@ def test_mistakes_are_one_sentence(files, tmp_path, terminal, monkeypatch, line,
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         ('{"budget": {"tokens": 5}, "runs": {}}', "--tokens 5"),
         ("{", "is not valid JSON"),

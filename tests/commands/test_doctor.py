@@ -31,7 +31,7 @@ OLD = {"kernels": "torch", "builds": [], "features": [], "why": "This processor 
 
 
 @pytest.mark.parametrize(
-    ("changes", "advice"),
+    "changes, advice",
     [
         ({"kernels": "torch", "builds": []}, "hatch_build.py"),
         (OLD, "This processor lacks avx2."),

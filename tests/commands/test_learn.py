@@ -97,7 +97,7 @@ def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line, message",
     [
         ("strat int8", 'no command "strat". Did you mean "start"?'),
         ("start", "required: NAME; see glassformer learn start --help"),

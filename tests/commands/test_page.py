@@ -81,7 +81,7 @@ def test_a_port_that_is_taken(terminal):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ("--port 70000", "0 to 65535"),
         ("--host 203.0.113.7 --port 0", "no address of this machine"),

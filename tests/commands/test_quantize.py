@@ -68,7 +68,7 @@ def test_weights_and_report_appear_at_once(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    "options, sentence",
     [
         ("--bits 3", "no weights of 3 bits"),
         ("--bits 4 --group 48", "Groups of 48"),

@@ -80,7 +80,7 @@ def test_the_function_may_read_the_text(file: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    "name, text, words",
     [
         ("model.py", "5", "FILE.py:FUNCTION"),
         ("nowhere.py:make", "5", "FILE.py:FUNCTION"),

@@ -75,7 +75,7 @@ WRONG = {  # the type, its fields, the sentence that both say
 }
 
 
-@pytest.mark.parametrize(("kind", "table", "sentence"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("kind, table, sentence", WRONG.values(), ids=WRONG)
 def test_python_refuses_what_a_file_may_not_say_in_the_same_words(kind, table, sentence):
     with pytest.raises(UserError) as of_file:
         serial.from_dict(kind, table, getattr(kind, "table", kind.__name__))
@@ -137,7 +137,7 @@ def test_a_table_within_itself_is_told_not_printed():
 
 
 @pytest.mark.parametrize(
-    ("feedforward", "norm", "place", "words"),
+    "feedforward, norm, place, words",
     [
         (None, c.RMSNorm(), "parallel", "a feedforward beside"),
         (c.MLP(8), None, "post", "says where norms stand"),
@@ -205,7 +205,7 @@ WOULD_CRASH = {  # or hang, or give NaN
 }
 
 
-@pytest.mark.parametrize(("make", "message"), WOULD_CRASH.values(), ids=WOULD_CRASH)
+@pytest.mark.parametrize("make, message", WOULD_CRASH.values(), ids=WOULD_CRASH)
 def test_what_would_crash_hang_or_give_nan_is_refused_where_it_is_made(make, message):
     with mistake(message):
         make()

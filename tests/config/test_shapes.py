@@ -111,7 +111,7 @@ def test_blanks_and_vectors(terminal):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line, message",
     [
         ("translate masked 'a cat'", "fill"),
         ("generate masked 'a cat'", "fill"),

@@ -25,6 +25,7 @@ from glassformer.formats.data.registry import find
 from glassformer.formats.data.tokenising import tokenise
 from glassformer.formats.tokenizer_forms import from_json
 from glassformer.tasks import records
+from mistakes import mistake
 
 
 class Bytes:
@@ -166,7 +167,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    "name, content, words",
     [
         ("a.txt", b"", "is empty; give a file"),
         ("a.txt", b"fine" + b"x" * PIECE + b"\0", f"binary file (a zero byte at byte {PIECE + 4})"),
@@ -197,12 +198,12 @@ def test_what_is_no_text_is_told_in_one_sentence(tmp_path, name, content, words)
 
 def test_missing_paths_suggest_the_nearest(tmp_path, monkeypatch):
     write(tmp_path / "input.txt", "x")
-    with pytest.raises(UserError, match=r'Did you mean "input\.txt"'):
+    with mistake(r'Did you mean "input\.txt"'):
         find(tmp_path / "imput.txt")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match='Did you mean "shakespeare"'):
+    with mistake('Did you mean "shakespeare"'):
         find("shakespear")
-    with pytest.raises(UserError, match="holds no text file"):
+    with mistake("holds no text file"):
         find(tmp_path / write(tmp_path / "f" / ".hidden", "x").parent)
 
 
@@ -305,7 +306,7 @@ def test_split_of_two_long_documents_goes_through_the_second(tmp_path):
     near = shards_of(find(jsonl(tmp_path / "b.jsonl", ["a" * 880, "b" * 120])), tmp_path)
     # the border before the place is the nearer one
     assert [side.bytes for side in near.split(0.1)] == [880, 120]
-    with pytest.raises(UserError, match="share"):
+    with mistake("share"):
         shards.split(1.5)
 
 
@@ -409,7 +410,7 @@ def test_a_crash_while_tokenising_leaves_nothing(tmp_path):
 
 def test_an_unwritable_cache_is_told(tmp_path):
     source = find(write(tmp_path / "a.txt", "hello"))
-    with pytest.raises(UserError, match="a file stands in its way"):
+    with mistake("a file stands in its way"):
         tokenise(source, Bytes(), cache=tmp_path / "a.txt" / "cache")
 
 
@@ -419,7 +420,7 @@ def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
-        with pytest.raises(UserError, match="File too large"):
+        with mistake("File too large"):
             shards_of(source, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -432,9 +433,9 @@ def test_a_disk_that_takes_no_more_leaves_nothing(tmp_path):
 def test_a_file_that_is_gone_is_told(tmp_path):
     source = find(write(tmp_path / "a.txt", "hello"))
     source.path.unlink()
-    with pytest.raises(UserError, match="cannot be read"):
+    with mistake("cannot be read"):
         shards_of(source, tmp_path)
-    with pytest.raises(UserError, match="cannot be read"):
+    with mistake("cannot be read"):
         list(source.documents())
 
 
@@ -483,10 +484,10 @@ def test_a_damaged_gzip_file_and_a_number_without_end(tmp_path):
         (full[:40] + b"x" * 9, full[:30], full[:20] + b"\xff" + full[21:], b"no gzip")
     ):
         (tmp_path / f"{number}.jsonl.gz").write_bytes(content)
-        with pytest.raises(UserError, match="cannot be read"):
+        with mistake("cannot be read"):
             list(find(tmp_path / f"{number}.jsonl.gz").documents())
-        with pytest.raises(UserError, match="cannot be read"):
+        with mistake("cannot be read"):
             list(records.records(str(tmp_path / f"{number}.jsonl.gz"), Contrast(), {})[1])
     (tmp_path / "n.jsonl").write_text('{"text": "a", "n": ' + "9" * 5000 + "}\n")
-    with pytest.raises(UserError, match="line 1 is not valid JSON"):
+    with mistake("line 1 is not valid JSON"):
         list(find(tmp_path / "n.jsonl").documents())

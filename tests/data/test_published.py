@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import UserError
 from glassformer.core import files
 from glassformer.formats.data import registry
+from mistakes import mistake
 
 NAME = "scan/tasks_test_simple.txt"
 
@@ -39,7 +39,7 @@ def test_a_path_goes_before_a_name(tmp_path, monkeypatch):
 def test_another_file_of_that_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
     files.write(tmp_path / NAME, "IN: jump OUT: I_JUMP\n")
-    with pytest.raises(UserError, match="SHA-256"):
+    with mistake("SHA-256"):
         registry.locate(NAME)
 
 
@@ -66,7 +66,7 @@ def test_no_network_is_one_sentence(monkeypatch):
         raise OSError("no network")
 
     monkeypatch.setattr(registry.urllib.request, "urlopen", refuse)
-    with pytest.raises(UserError, match="GLASSFORMER_DATA"):
+    with mistake("GLASSFORMER_DATA"):
         registry.locate(NAME)
-    with pytest.raises(UserError, match="mean"):
+    with mistake("mean"):
         registry.locate("scan/tasks_test_simpel.txt")

@@ -12,9 +12,9 @@ from io import BytesIO
 
 import pytest
 
-from glassformer.core.errors import UserError
 from glassformer.formats.data import python_docs, registry
 from glassformer.formats.data.registry import Download, Published, corpora, find
+from mistakes import mistake
 
 CONTENT = b"anna\nbob\ncarla\ndora\n"
 
@@ -86,17 +86,16 @@ def test_a_wrong_download_is_not_kept(home, monkeypatch):
     monkeypatch.setattr(
         urllib.request, "urlopen", lambda url, timeout: BytesIO(b"<html>Please log in</html>")
     )
-    with pytest.raises(UserError, match="not the expected file"):
+    with mistake("not the expected file"):
         find("small")
     assert not (home / "cache" / "corpora" / "small" / "small.txt").exists()
 
 
 def test_without_a_network_the_sentence_says_what_to_set(monkeypatch):
     small(monkeypatch)
-    with pytest.raises(
-        UserError,
-        match=r"no route to "
-        r"host.*GLASSFORMER_DATA.*small/small\.txt.*python-docs",
+    with mistake(
+        r"no route to "
+        r"host.*GLASSFORMER_DATA.*small/small\.txt.*python-docs"
     ):
         find("small")
 
@@ -110,7 +109,7 @@ def test_a_file_of_the_data_folder_is_found_by_its_path(home, monkeypatch):
     (home / "mine").mkdir()
     (home / "mine" / "a.txt").write_text("here\n")
     assert [*find("mine/a.txt").texts()] == ["here\n"]
-    with pytest.raises(UserError, match=r"mine/b\.txt does not exist"):
+    with mistake(r"mine/b\.txt does not exist"):
         find("mine/b.txt")
 
 
@@ -123,7 +122,7 @@ def test_the_users_own_data_folder_goes_first(home, monkeypatch):
     assert sorted(names) == ["anna", "bob", "carla", "dora"]
     assert names == sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
     (home / "data" / "small" / "small.txt").write_bytes(CONTENT + b"eve\n")
-    with pytest.raises(UserError, match="SHA-256 differs"):
+    with mistake("SHA-256 differs"):
         find("small")
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from data.test_corpus import Bytes, jsonl, write
-from glassformer.core.errors import UserError
 from glassformer.formats.data import tokenise, tokenising
 from glassformer.formats.data.corpus import Source
 from glassformer.formats.data.registry import find
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from mistakes import mistake
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def test_what_lies_behind_the_journal_is_cut_off_and_a_journal_ahead_of_the_file
 def test_what_was_done_of_a_broken_corpus_is_removed(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "some words"}\n' * 3000 + "{\n")
-    with pytest.raises(UserError, match="line 3001"):
+    with mistake("line 3001"):
         tokenise(find(path), Bytes(), cache=tmp_path / "cache", workers=1)
     assert [
         entry.name for entry in (tmp_path / "cache").iterdir() if not entry.name.endswith(".lock")

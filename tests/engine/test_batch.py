@@ -20,6 +20,7 @@ from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import store
 from glassformer.serve.engine import Engine, Request, batch
 from glassformer.serve.engine.batch import answer_into
+from mistakes import mistake
 
 REQUESTS = [
     Request([1 + number % 5, 2], n=2, seed=3, max_new=1 + number % 4) for number in range(12)
@@ -64,14 +65,13 @@ def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(tmp
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=2)
-    with pytest.raises(
-        UserError,
-        match=r"out.jsonl.part is of another job \(other seed\); "
-        r"remove it",
+    with mistake(
+        r"out.jsonl.part is of another job \(other seed\); "
+        r"remove it"
     ):
         write(out, {**JOB, "seed": 4})
     write(out)
-    with pytest.raises(UserError, match="there already"):
+    with mistake("there already"):
         write(out)
 
 
@@ -122,7 +122,7 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        with pytest.raises(UserError, match="Another process is writing"):
+        with mistake("Another process is writing"):
             write(out)
         process.communicate(b"\n")
     assert (tmp_path / "out.jsonl.part").read_bytes() == content

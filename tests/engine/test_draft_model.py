@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import tiny
-from glassformer.core.errors import UserError
 from glassformer.core.generation.sample import Sampling
 from glassformer.core.nn import Model
 from glassformer.serve.engine import Engine, Request, Result, Stats
+from mistakes import mistake
 from pages import check_pages
 
 HOW = [Sampling(0), Sampling(0.9), Sampling(1.0, top_p=0.8), Sampling(1, repetition_penalty=1.2)]
@@ -53,5 +53,5 @@ def test_whatever_is_guessed_for_another_family_changes_no_answer(name):
 
 
 def test_a_model_of_another_kind_is_refused():
-    with pytest.raises(UserError, match="decoder with attention"):
+    with mistake("decoder with attention"):
         run(tiny.model(tiny.ALL["t5"]))

@@ -8,13 +8,13 @@ import torch
 import glassformer
 import tiny
 from glassformer.core.checkpoints import tensors as tensorfiles
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Decoder
 from glassformer.fast.fused import FusedStack
 from glassformer.fast.kernels.library import has
 from glassformer.formats import store
 from glassformer.serve.engine import memory
 from glassformer.serve.engine.memory import plan_memory, prepacked_view
+from mistakes import mistake
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "attention-pair"])
@@ -30,7 +30,7 @@ def test_no_more_is_taken_than_was_given(name):
 
 def test_too_little_memory_is_refused_with_how_much_is_needed():
     model = tiny.model(tiny.DECODERS["llama"])
-    with pytest.raises(UserError, match=r"64 tokens needs 24.00 KiB, and 9.77 KiB are there"):
+    with mistake(r"64 tokens needs 24.00 KiB, and 9.77 KiB are there"):
         plan_memory(model, None, 8, 10_000)
     room = plan_memory(model, 30, 8, 30_000)
     assert room.pool.free == 2 and str(room).startswith("24.00 KiB for 2 pages of 32 tokens")
@@ -67,7 +67,7 @@ def test_weights_of_a_file_are_read_by_the_blocks_in_c(bits, mapped):
 def test_weights_that_are_not_finite_are_refused_before_the_first_request(mapped):
     model = tiny.model(tiny.DECODERS["llama"])
     model.get_parameter("decoder.blocks.1.attn.q.weight").data[0, 0] = torch.nan
-    with pytest.raises(UserError, match=r"blocks.1.attn.q.weight holds NaN"):
+    with mistake(r"blocks.1.attn.q.weight holds NaN"):
         prepacked_view(mapped(model, None))
 
 

@@ -17,6 +17,7 @@ from glassformer.serve.engine.memory import plan_memory
 from glassformer.serve.engine.recording import Look
 from glassformer.serve.engine.sequence import PromptLookup
 from glassformer.sight.edits import head_off, scale
+from mistakes import mistake
 from pages import ask
 
 PATHS = ["*.resid", "*.pattern", "*.scores", "*.z", "*.hidden", "logits"]
@@ -107,7 +108,7 @@ def test_an_ablation_by_the_mean_is_the_same_in_chunks():
         assert all(handle.result() for handle in handles)
     with (
         Engine(model, step_tokens=32) as engine,
-        pytest.raises(UserError, match="mean over 40 tokens"),
+        mistake("mean over 40 tokens"),
     ):
         engine.submit(Request(prompt, edits=[edit], **options))
 
@@ -148,13 +149,13 @@ def test_an_edit_is_of_one_request_alone():
 
 def test_what_is_not_there_is_refused():
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        with pytest.raises(UserError, match="No value is called"):
+        with mistake("No value is called"):
             engine.submit(Request([1], want=["decoder.nothing"]))
         with pytest.raises(UserError):
             engine.submit(Request([1], edits=[head_off("decoder.blocks.9.attn", 1)]))
     with (
         Engine(tiny.model(tiny.ALL["vaswani"])) as engine,
-        pytest.raises(UserError, match="looks inside decoders alone"),
+        mistake("looks inside decoders alone"),
     ):
         engine.submit(Request([1], [2], want=["*"]))
 
@@ -191,7 +192,7 @@ def test_an_edit_that_fails_is_of_its_request_alone():
         wrong = [engine.submit(Request(prompt, edits=[edit], n=2, max_new=8)) for edit in far]
         handle = engine.submit(Request(prompt, seed=1, max_new=8))
         for item in wrong:
-            with pytest.raises(UserError, match="infinite"):
+            with mistake("infinite"):
                 item.result()
         assert handle.result().completions == alone and engine.alive
 

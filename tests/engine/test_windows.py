@@ -11,7 +11,6 @@ import torch
 
 import glassformer
 import tiny
-from glassformer.core.errors import UserError
 from glassformer.core.generation import Sampling, beam
 from glassformer.serve.engine import Engine, Request, Result
 from glassformer.serve.engine.memory import fit_pages, page_needs, plan_memory
@@ -19,6 +18,7 @@ from glassformer.serve.engine.pages import PagePool, Windows
 from glassformer.serve.engine.runner import PagedRunner
 from glassformer.sight import look
 from glassformer.sight.edits import parse
+from mistakes import mistake
 from pages import check_pages, check_windows
 
 from .test_laws import check_equal
@@ -78,7 +78,7 @@ def test_the_same_bits_as_with_all_pages(name):
     assert full.windows is not None and full.windows.span is not None
     pages, parts, _ = page_needs(CONTEXT, 8, full.windows.span, 8)
     least = full.page_bytes[0] * pages + full.page_bytes[1] * parts
-    with pytest.raises(UserError, match="400 tokens needs"):
+    with mistake("400 tokens needs"):
         plan_memory(served, None, 8, least - 1, None, STEP)
     calls = [0, 0, 0]
     for settings in (

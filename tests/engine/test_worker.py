@@ -355,7 +355,7 @@ def check(label: str, place: Any, name: str, case: tuple[str, int], fault: Fault
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("label", "place", "name"), [pytest.param(*row, id=row[0]) for row in functions()]
+    "label, place, name", [pytest.param(*row, id=row[0]) for row in functions()]
 )
 def test_a_fault_of_one_request_ends_it_alone(label, place, name, every):
     """For ever before its work, and once after it; with ``every`` in several crowds."""

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data import tokenise
 from glassformer.tasks.evaluation import Score, score
+from mistakes import mistake
 
 CONTEXT = 16
 STORIES = [
@@ -81,7 +81,7 @@ def byte():
 TEXT = "".join(STORIES)
 
 
-@pytest.mark.parametrize(("context", "stride"), [(16, 8), (16, 16), (16, 1), (5, 3), (1, 1)])
+@pytest.mark.parametrize("context, stride", [(16, 8), (16, 16), (16, 1), (5, 3), (1, 1)])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_text_is_scored_like_token_by_token(byte, context, stride, batch):
     model = decoder(byte.size)
@@ -170,7 +170,7 @@ def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte):
 
 
 @pytest.mark.parametrize(
-    ("words", "settings", "sentence"),
+    "words, settings, sentence",
     [
         ("", {}, "empty"),
         ("ab", {"context": 17}, "context is 17; give 1 to 16"),
@@ -180,20 +180,20 @@ def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte):
     ],
 )
 def test_one_clear_sentence(byte, words, settings, sentence):
-    with pytest.raises(UserError, match=sentence):
+    with mistake(sentence):
         score(decoder(byte.size), byte, words, **settings)
 
 
 def test_what_cannot_be_scored(byte):
-    with pytest.raises(UserError, match="use the tokenizer"):
+    with mistake("use the tokenizer"):
         score(decoder(100), byte, "zebra")
-    with pytest.raises(UserError, match="too little"):
+    with mistake("too little"):
         score(decoder(30), train_tokenizer("char", ["abc"], specials=()), "a")
     stack = c.Stack(1, (c.Block(c.Attention(2), c.MLP(8)),), causal=False)
-    with pytest.raises(UserError, match="decoder"):
+    with mistake("decoder"):
         score(build_model(c.Encoder(8, 8, c.Embed(257), stack)), byte, "abc")
     model = decoder(byte.size)
     with torch.no_grad():
         model.decoder.last_norm.weight[0] = math.nan
-    with pytest.raises(UserError, match="NaN"):
+    with mistake("NaN"):
         score(model, byte, "abc")

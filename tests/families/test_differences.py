@@ -19,6 +19,6 @@ SIDES: list[tuple[Any, Any, list[tuple[str, Any, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("actual", "reference", "result"), SIDES)
+@pytest.mark.parametrize("actual, reference, result", SIDES)
 def test_each_value_that_differs_is_told_with_its_path(actual, reference, result):
     assert list(differences(actual, reference)) == result

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.testing import assert_close
 
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
@@ -252,7 +253,7 @@ def round_trip(reference: Any, folder: Path, **options: Any) -> tuple[Any, Any]:
     return model, again
 
 
-@pytest.mark.parametrize(("family", "changes"), CASES)
+@pytest.mark.parametrize("family, changes", CASES)
 def test_both_ways(family, changes, tmp_path):
     """Theirs -> ours -> theirs: the same logits, files bit for bit, and what they load is what they
     saved."""
@@ -462,7 +463,7 @@ def test_recipes_shrunk(name, tmp_path):
         ]
         model.engine = "eager"
         for result in (torch.cat(pieces, 1), model(tokens()).logits):
-            torch.testing.assert_close(result, logits, rtol=0.0, atol=TOLERANCE)
+            assert_close(result, logits, rtol=0.0, atol=TOLERANCE)
         model.engine = "auto"
     store.save(model, tmp_path)
     back, _ = store.load(tmp_path)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.testing import assert_close
 
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
@@ -33,7 +34,7 @@ def tokens(length: int = 24, seed: int = 1) -> Tensor:
 def close(a: Tensor | None, b: Tensor | None) -> None:
     assert (a is None) == (b is None)
     if a is not None:
-        torch.testing.assert_close(a, b, rtol=0.0, atol=TOLERANCE)
+        assert_close(a, b, rtol=0.0, atol=TOLERANCE)
 
 
 def real_positions(present: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ def test_bert_both_ways(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "shape"),
+    "size, shape",
     [
         ("small", (256, 12, 4, 1024, 128)),
         ("base", (768, 12, 12, 3072, 768)),
@@ -405,7 +406,7 @@ def test_a_bert_without_its_pooler(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "text"),
+    "kind, change, text",
     [
         (
             "bert",

@@ -221,7 +221,7 @@ REFUSED: dict[str, list[tuple[str, Any, str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "text"),
+    "name, changes, text",
     [
         *((name, {key: value}, text) for name in REFUSED for key, value, text in REFUSED[name]),
         ("llama/stories260k", {"architectures": None, "model_type": None}, "names no model"),
@@ -323,7 +323,7 @@ UNSAID: dict[str, list[tuple[str, Any, str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "value", "text"), [(name, *row) for name in UNSAID for row in UNSAID[name]]
+    "name, change, value, text", [(name, *row) for name in UNSAID for row in UNSAID[name]]
 )
 def test_what_no_layout_can_say_is_named(name, change, value, text):
     with pytest.raises(UserError) as caught:

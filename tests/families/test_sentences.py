@@ -119,7 +119,7 @@ def test_a_classifier_starts_from_it(folder, loaded):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "text"),
+    "name, change, text",
     [
         (
             "modules.json",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from glassformer import config as c
 from glassformer.core.nn.experts import MoE
@@ -38,9 +39,7 @@ def test_a_token_is_answered_alike_whoever_is_beside_it(name, dtype):
         together, torch.cat([run(exact, x[:, place : place + 1]) for place in range(37)], 1)
     )
     plain.shared = None
-    torch.testing.assert_close(
-        together, run(plain, x), atol=1e-5 if dtype == torch.float32 else 0.1, rtol=2e-2
-    )
+    assert_close(together, run(plain, x), atol=1e-5 if dtype == torch.float32 else 0.1, rtol=2e-2)
 
 
 def test_copies_are_made_where_there_is_room():

@@ -68,7 +68,7 @@ WALKS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "context", "prefill", "steps", "orders"), WALKS)
+@pytest.mark.parametrize("name, context, prefill, steps, orders", WALKS)
 def test_rows_go_on_in_pages_as_in_the_cache_and_take_turns(name, context, prefill, steps, orders):
     pages, cache = (walk(name, context, prefill, steps, orders, paged) for paged in (True, False))
     assert_close(pages, cache, atol=2e-5, rtol=1e-4)

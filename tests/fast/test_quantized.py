@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import kernel_reference as reference
 import tiny
@@ -123,7 +124,7 @@ def test_recurrent_cells_are_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    "options, sentence",
     [((5,), "8 or 4"), ((8, 40), "multiple of 32"), ((8, 32, 4), "8 or 16 bits, not 4")],
 )
 def test_layouts_that_cannot_be(options, sentence):
@@ -157,7 +158,7 @@ def test_gradients_pass_to_x_and_not_to_codes():
     y = F.linear(x, weight)
     assert torch.equal(y, F.linear(x.detach(), weight))
     y.sum().backward()
-    torch.testing.assert_close(x.grad, weight.decoded().sum(0).expand(5, 100), rtol=1e-5, atol=1e-5)
+    assert_close(x.grad, weight.decoded().sum(0).expand(5, 100), rtol=1e-5, atol=1e-5)
     weight.requires_grad_(True)
     assert not weight.requires_grad and weight.grad is None
 

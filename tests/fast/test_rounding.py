@@ -79,7 +79,7 @@ def test_zeros_and_the_smallest_and_largest_numbers_have_scales():
                 assert not codes.any()
 
 
-@pytest.mark.parametrize(("bits", "group"), [(3, 32), (16, 32), (8, 48), (4, 0)])
+@pytest.mark.parametrize("bits, group", [(3, 32), (16, 32), (8, 48), (4, 0)])
 def test_what_cannot_be_is_refused_in_a_sentence(bits, group):
     with mistake(r"give (8 or 4|a multiple of 32)"):
         rounding.check(bits, group)

@@ -17,13 +17,13 @@ from safetensors.numpy import load_file
 
 import glassformer
 import tiny
-from glassformer import UserError
 from glassformer.serve.page.models import shipped
 from glassformer.sight import TunedLens, fit_tuned_lens
 from glassformer.sight.figures.charts import Curves, Heat, TableFigure, colours, thinned, ticks
 from glassformer.sight.figures.drawing import plain, png, written
 from glassformer.sight.figures.shown import Shown, fragment
 from glassformer.sight.seen import Seen
+from mistakes import mistake
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&</style><script>alert(2)</script>\x00\u202e]]>"
 TEXT = "<script>x</script> To be & not"
@@ -254,9 +254,9 @@ def test_a_head_by_itself(results):
         torch.equal(a[:, 0], b[:, 2]) for a, b in zip(item.values(), observed.values(), strict=True)
     )
     assert "each of" in fragment(observed) and "each of" not in fragment(item)
-    with pytest.raises(UserError, match="heads 0 to"):
+    with mistake("heads 0 to"):
         observed.head(99)
-    with pytest.raises(UserError, match="no attention"):
+    with mistake("no attention"):
         results["values"].head(0)
 
 
@@ -277,12 +277,12 @@ def test_every_shape_shows_itself(name):
 
 
 def test_files_that_cannot_be_written(results, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match=r"\.html, \.svg, \.png, \.csv, \.safetensors"):
+    with mistake(r"\.html, \.svg, \.png, \.csv, \.safetensors"):
         results["lens"].save(tmp_path / "it.pdf")
-    with pytest.raises(UserError, match=r"too many for \.csv"):
+    with mistake(r"too many for \.csv"):
         Seen({"x": torch.zeros(1, 500, 500)}).save(tmp_path / "it.csv")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"needs matplotlib; pip install matplotlib"):
+    with mistake(r"needs matplotlib; pip install matplotlib"):
         results["lens"].save(tmp_path / "it.png")
     assert not list(tmp_path.iterdir())
 
@@ -321,7 +321,7 @@ def test_no_spike_is_lost_in_a_long_curve():
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(0, 1), (2.514, 6.931), (1, 1000), (-1e-7, 3e-7), (1e8, 1.00001e8)]
+    "low, high", [(0, 1), (2.514, 6.931), (1, 1000), (-1e-7, 3e-7), (1e8, 1.00001e8)]
 )
 def test_ticks_are_round_and_inside(low, high):
     result = ticks(low, high)
@@ -339,9 +339,9 @@ def test_texts_keep_what_can_be_seen():
 
 def test_a_log_that_is_not_there(tmp_path):
     (tmp_path / "mine").mkdir()
-    with pytest.raises(UserError, match=r"holds no log\.jsonl"):
+    with mistake(r"holds no log\.jsonl"):
         glassformer.training_log(tmp_path / "mine")
-    with pytest.raises(UserError, match=r'Did you mean ".*mine"'):
+    with mistake(r'Did you mean ".*mine"'):
         glassformer.training_log(tmp_path / "mien")
 
 

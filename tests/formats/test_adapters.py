@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
 
 import tiny
 from changed import logits, moved
@@ -18,7 +19,7 @@ from mistakes import mistake
 
 
 def near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+    assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def loaded(folder: Path) -> torch.Tensor:
@@ -49,7 +50,7 @@ def test_an_adapter_goes_out_and_comes_back(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("saved", "expected"),
+    "saved, expected",
     [
         (
             "llama",
@@ -133,7 +134,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         *(({key: value}, key) for key, value in SETTINGS.items()),
         ({"r": 8}, r"has rank 3 and adapter_config\.json says 8"),
@@ -162,7 +163,7 @@ PATTERNS = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "first", "second"), PATTERNS)
+@pytest.mark.parametrize("pattern, first, second", PATTERNS)
 def test_patterns_of_alpha_match_as_in_peft(pattern, first, second, peft):
     actual = peft({"alpha_pattern": pattern})
     scaled = {}
@@ -189,7 +190,7 @@ def test_other_words_for_the_same_change(settings, peft):
 
 
 @pytest.mark.parametrize(
-    ("down", "up"),
+    "down, up",
     [
         ((0, 32), (32, 0)),
         ((3, 32), (32, 4)),

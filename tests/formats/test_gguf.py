@@ -67,7 +67,7 @@ def written(folder: Path, kind: str = "F32", name: str = "llama/stories260k") ->
     return path
 
 
-@pytest.mark.parametrize(("kind", "width"), [("Q8_0", 34), ("Q4_0", 18)])
+@pytest.mark.parametrize("kind, width", [("Q8_0", 34), ("Q4_0", 18)])
 def test_blocks_are_joined_as_they_are_parted(kind, width):
     raw = np.random.default_rng(0).integers(0, 256, (5, width), dtype=np.uint8)
     codes, scales = gguf.split(kind, raw)
@@ -124,7 +124,7 @@ def codes_of(model: Model) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "most"), [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)]
+    "kind, most", [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)]
 )
 def test_kinds_are_as_near_as_their_bits(tmp_path, kind, most):
     expected, path = logits_of(model_of()), written(tmp_path, kind)
@@ -175,7 +175,7 @@ def test_larger_groups_go_out_as_their_codes_too(tmp_path):
     assert read_gguf(tmp_path / "a.gguf")[0]["general.file_type"] == gguf.FILE_TYPES["Q4_0"]
 
 
-@pytest.mark.parametrize(("bits", "kind"), [(8, "Q4_0"), (4, "Q8_0"), (8, "")])
+@pytest.mark.parametrize("bits, kind", [(8, "Q4_0"), (4, "Q8_0"), (8, "")])
 def test_codes_are_not_rounded_again(tmp_path, bits, kind):
     """Other kinds that are not written, and an adapter on codes: commands/test_quantize.py."""
     message = f"codes of {bits} bits, and {kind} would round them a second time"
@@ -223,7 +223,7 @@ def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "sentence"),
+    "old, new, sentence",
     [
         *(
             (KIND + bytes(4), KIND + struct.pack("<I", number), f"kind {name}")

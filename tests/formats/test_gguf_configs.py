@@ -43,7 +43,7 @@ def test_factors_are_those_that_transformers_divides_by():
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    "change, sentence",
     [
         ({"general.architecture": "falcon"}, 'architecture "falcon"; only llama, qwen2'),
         ({"general.architecture": 7}, 'architecture "7"'),

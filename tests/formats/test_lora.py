@@ -25,7 +25,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "paths"), [*CELLS, ("mixtral", ("*.router",))])
+@pytest.mark.parametrize("name, paths", [*CELLS, ("mixtral", ("*.router",))])
 def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths):
     """PyTorch's recurrent kernels, the halves of an attending cell's input, and the router in
     fp32."""
@@ -96,7 +96,7 @@ def test_the_optimizer_sees_only_what_trains():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         (
             objectives.LoRA(target_modules=("*.attn.x",)),

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import glassformer
 import tiny
@@ -238,7 +239,7 @@ def test_logits_are_theirs(name, tmp_path, terminal):
     terminal(line)
     model, _ = glassformer.load(tmp_path / "ours")
     with torch.no_grad():
-        torch.testing.assert_close(model(IDS).logits[0], logits, rtol=0, atol=1e-5)
+        assert_close(model(IDS).logits[0], logits, rtol=0, atol=1e-5)
     assert logits.std(0).min() > 0.03  # they say something of each place
 
 
@@ -261,7 +262,7 @@ def test_a_nanogpt_file_tells_its_line(tmp_path, terminal):
     assert glassformer.load(tmp_path / "new")[0].config.context == N
 
 
-@pytest.mark.parametrize(("kind", "other_name"), [("nanogpt", "mingpt"), ("mingpt", "nanogpt")])
+@pytest.mark.parametrize("kind, other_name", [("nanogpt", "mingpt"), ("mingpt", "nanogpt")])
 def test_one_gpt_is_not_taken_for_the_other(kind, other_name, tmp_path):
     line, _ = written(f"{kind}, compiled" if kind == "nanogpt" else kind, tmp_path)
     message = f"this looks like a {kind[:-3]}GPT file; use --from {kind}"
@@ -324,7 +325,7 @@ CHANGES: list[tuple[str, str, Tensor, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "name", "weight", "message"), CHANGES)
+@pytest.mark.parametrize("kind, name, weight, message", CHANGES)
 def test_what_no_module_does_is_refused_by_name(kind, name, weight, message, tmp_path):
     file = file_of(written(kind, tmp_path)[0])
     torch.save({**torch.load(file, weights_only=True), name: weight}, file)
@@ -334,7 +335,7 @@ def test_what_no_module_does_is_refused_by_name(kind, name, weight, message, tmp
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "match"),
+    "kind, message, match",
     [
         ("mingpt", {}, '"n_head"'),
         ("nanochat", {**CHAT, "window_pattern": "SSSL"}, '"window_pattern" is "SSSL"'),

@@ -102,7 +102,7 @@ def test_an_adapter_on_a_quantised_model_comes_back(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    "changes, sentence",
     [
         ({"version": 2}, "upgrade glassformer"),
         ({"version": True}, "upgrade glassformer"),

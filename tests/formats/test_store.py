@@ -239,7 +239,7 @@ def test_biases_that_a_model_lacks_are_zeros_in_its_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("specials", "begins"),
+    "specials, begins",
     [(("<pad>", "<s>", "</s>", "<unk>"), "<s>"), (("<pad>", "</s>", "<unk>"), "<pad>")],
 )
 def test_a_translator_begins_with_bos_where_there_is_one(specials, begins, tmp_path):
@@ -276,7 +276,7 @@ def test_run_folders_follow_best_then_last(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    "name, message",
     [
         (Path("none"), "There is no folder"),
         ("./none", "There is no folder"),
@@ -327,7 +327,7 @@ def test_a_config_that_is_none(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"glassformer": 2}, "format 2 and this version reads 1; upgrade"),
         ({"model": None}, r"config\.json: "),

@@ -180,7 +180,7 @@ def broken(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    "name, words",
     [
         ("cut.jsonl.gz", ["cannot be read", "after", "documents"]),
         ("flipped.jsonl.gz", ["cannot be read", "after", "documents"]),
@@ -210,9 +210,7 @@ def test_what_cannot_be_read_is_told_in_one_sentence(tmp_path, name, words):
     assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").glob("[!.]*")) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "package"), [("a.parquet", "pyarrow"), ("a.jsonl.zst", "pyarrow")]
-)
+@pytest.mark.parametrize("name, package", [("a.parquet", "pyarrow"), ("a.jsonl.zst", "pyarrow")])
 def test_without_the_packages_their_name_is_said(tmp_path, monkeypatch, name, package):
     real = builtins.__import__
 

@@ -215,7 +215,7 @@ def test_stories260k(shared_data, samples):
 
 
 @pytest.mark.parametrize(
-    ("name", "family"),
+    "name, family",
     [
         ("tok-gpt2/gpt2.tiktoken", "gpt2"),
         pytest.param("tok-llama3", "llama", marks=pytest.mark.slow),

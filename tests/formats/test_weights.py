@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.testing import assert_close
 
 from glassformer import UserError
 from glassformer import config as c
@@ -88,7 +89,7 @@ H, D, C = 3, 4, 5  # heads, their width, the model's
 
 
 @pytest.mark.parametrize(
-    ("axes", "actual", "theirs"),
+    "axes, actual, theirs",
     [
         ("h c d -> (h d) c", (H * D, C), lambda t: t.view(H, D, C).transpose(1, 2)),  # W_Q
         ("h d c -> c (h d)", (C, H * D), lambda t: t.T.reshape(H, D, C)),  # W_O
@@ -120,7 +121,7 @@ def test_rotary_pairs_of_neighbours_become_halves(tmp_path):
     rotary = build(c.Rotary(), C, H, True)
     cos, sin = rotary.table(torch.tensor([[pos]]), D, torch.float32)
     actual = rotary.turn((local @ x).view(1, H, 1, D), cos, sin).view(H, 2, D // 2)
-    torch.testing.assert_close(actual.transpose(1, 2).flatten(1), turned, rtol=1e-5, atol=1e-5)
+    assert_close(actual.transpose(1, 2).flatten(1), turned, rtol=1e-5, atol=1e-5)
 
 
 def test_transpose_and_fold_and_split_at_once(tmp_path):
@@ -153,7 +154,7 @@ def check(folder: Path, reference: Any, actual: Mapping[str, int], table: Table 
 
 
 @pytest.mark.parametrize(
-    ("reference", "actual", "messages"),
+    "reference, actual, messages",
     [
         (
             {"h.0.up": 2, "h.0.left": 2},
@@ -281,7 +282,7 @@ def test_a_header_that_lies(lie, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "text"),
+    "content, text",
     [
         (b"", "header too small"),
         (b"\xff" * 64, "header too large"),
@@ -411,7 +412,7 @@ def refuse(*args: Any, **named: Any) -> Any:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a disk is")
 @pytest.mark.parametrize(
-    ("kind", "stays"),
+    "kind, stays",
     [("ext4", True), ("tmpfs", True), ("nfs4", False), ("fuse.sshfs", False), ("9p", False)],
 )
 def test_files_that_others_serve_are_not_mapped(kind, stays, monkeypatch):
@@ -493,7 +494,7 @@ def test_a_shard_outside_the_folder(kind, sharded):
 
 
 @pytest.mark.parametrize(
-    ("placed", "message"),
+    "placed, message",
     [
         ({"a": "one", "b": "one"}, r"places b in one, which lacks it"),
         ({"a": "one", "b": "three"}, r"three that the index names is missing"),

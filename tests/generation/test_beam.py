@@ -117,7 +117,7 @@ def test_equal_to_transformers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         ({"beams": 0}, "beams is 0"),
         ({"best": 5}, "best is 5"),
@@ -132,7 +132,7 @@ def test_settings_that_mean_nothing(settings, message):
 
 @pytest.mark.parametrize("variant", [beam, generate])
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    "name, options, message",
     [
         ("t5", {"start": []}, "at least one"),
         ("t5", {"start": [0, 50]}, "50 is out of range"),

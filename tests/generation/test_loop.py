@@ -311,7 +311,7 @@ def test_only_what_the_tokenizer_can_write_is_drawn(rotary):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "settings", "words"),
+    "prompt, settings, words",
     [
         ([], {}, "empty"),
         ([[3], []], {}, "empty"),

@@ -32,7 +32,7 @@ def logits_of(rows: int = 6, vocab: int = 97, spread: float = 3.0) -> torch.Tens
 
 
 @pytest.mark.parametrize(
-    ("cut_off", "reference", "values"),
+    "cut_off, reference, values",
     [
         (top_k, theirs.TopKLogitsWarper, [1, 5, 96, 97, 500]),
         (top_p, theirs.TopPLogitsWarper, [0.01, 0.3, 0.9, 0.999]),
@@ -190,7 +190,7 @@ def borders(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("text", "stops", "expected", "stopped"),
+    "text, stops, expected, stopped",
     [
         ("abXYcd", ["XY"], "ab", True),
         ("abXXYc", ["XY"], "abX", True),

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from glassformer.core.errors import UserError
 from glassformer.learn import starting
 from glassformer.learn.checking import Checker, class_folder
 from glassformer.learn.exercise import catalogue, find
+from mistakes import mistake
 
 NAMES = [exercise.name for exercise in catalogue()]
 THE_EIGHTEEN = {
@@ -149,7 +149,7 @@ def test_every_exercise_has_a_slip_that_is_tried():
 
 
 @pytest.mark.parametrize(
-    ("name", "right", "wrong", "place", "look"),
+    "name, right, wrong, place, look",
     SLIPS,
     ids=[f"{s[0]}-{i}" for i, s in enumerate(SLIPS)],
 )
@@ -427,7 +427,7 @@ def attention(q, k, v, allowed):
 
 
 @pytest.mark.parametrize(
-    ("code", "state", "message", "line"),
+    "code, state, message, line",
     [
         ("def causal_mask(queries, keys)\n    pass\n", "error", "expected ':'", "line 2"),
         ("def causal_mask(queries, keys):\n    return nothing\n", "error", "NameError: name 'nothing'", "line 3"),
@@ -586,9 +586,9 @@ def test_a_teachers_folder_and_a_class(tmp_path, monkeypatch):
     assert "There is no exercise" in result["finn"].message
     assert "hal cannot be read (Permission denied)" in result["hal"].message
     (tmp_path / "shut").mkdir()
-    with pytest.raises(UserError, match="shut cannot be read"), Checker(individual) as checker:
+    with mistake("shut cannot be read"), Checker(individual) as checker:
         list(class_folder(tmp_path / "shut", checker))
-    with pytest.raises(UserError, match="holds no"), Checker(individual) as checker:
+    with mistake("holds no"), Checker(individual) as checker:
         (tmp_path / "empty").mkdir()
         list(class_folder(tmp_path / "empty", checker))
 

@@ -9,6 +9,7 @@ import pytest
 
 from glassformer.core.errors import UserError
 from glassformer.learn.exercise import ROAD, catalogue, find, read_exercise, without_answers
+from mistakes import mistake
 
 GOOD = '''"""A title.
 
@@ -64,7 +65,7 @@ def test_what_a_file_says(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    "old, new, message",
     [
         ('"""A title.\n\nWhat to do."""', "", "does not begin with a title"),
         ("# %% yours", "# yours", "no line '# %% yours'"),
@@ -84,9 +85,9 @@ def test_what_is_no_exercise_is_refused(old, new, message, tmp_path):
 
 
 def test_folders_that_hold_none(tmp_path):
-    with pytest.raises(UserError, match="is not a folder"):
+    with mistake("is not a folder"):
         catalogue(tmp_path / "none")
-    with pytest.raises(UserError, match="holds no exercise"):
+    with mistake("holds no exercise"):
         catalogue(tmp_path)
 
 
@@ -107,7 +108,7 @@ def test_a_name_is_found_as_people_write_it(name):
 
 
 def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(UserError, match=r'no exercise "casual-mask".* Did you mean "causal-mask"'):
+    with mistake(r'no exercise "casual-mask".* Did you mean "causal-mask"'):
         find("casual-mask")
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer.core.errors import UserError
 from glassformer.learn import glossary, models
 from glassformer.learn.exercise import catalogue
+from mistakes import mistake
 
 ASKED = """
 attention, self-attention, cross-attention, multi-head attention, query, key, value, residual connection,
@@ -64,7 +64,7 @@ def test_names_are_told_apart_and_in_the_order_of_the_road():
     message = [name.lower() for term in TERMS for name in (term.name, *term.also)]
     assert len(message) == len(set(message)) and len({term.key for term in TERMS}) == len(TERMS)
     assert [term.road for term in TERMS] == sorted(term.road for term in TERMS)
-    with pytest.raises(UserError, match="no longer has"):
+    with mistake("no longer has"):
         _ = glossary.Code("core.nn.layers", "nothing like this").line
 
 
@@ -144,7 +144,7 @@ def test_define_as_json_and_as_a_list(terminal):
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"),
+    "words, hint",
     [
         ("'casual mask'", 'Did you mean "causal mask"?'),
         ("'kv cash'", 'Did you mean "KV cache"?'),

@@ -58,7 +58,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    "data, message",
     [
         (b"\xff\x00 no verdict\n", "wrote to a file descriptor that is the check's"),
         (b'["a", "list"]\n', "wrote to a file descriptor that is the check's"),

@@ -13,7 +13,7 @@ X = torch.arange(6.0).view(2, 3)
 
 
 @pytest.mark.parametrize(
-    ("reference", "actual"),
+    "reference, actual",
     [
         (X.tolist(), X),
         (X.double(), X),
@@ -35,7 +35,7 @@ def test_the_same_in_another_form(reference, actual):
 
 
 @pytest.mark.parametrize(
-    ("reference", "actual", "message"),
+    "reference, actual, message",
     [
         (X + torch.eye(2, 3) * 0.5, X, "y[0, 0] is 0.5 and should be 0. 2 of 6 numbers differ."),
         (X.T, X, "y has the shape (3, 2) and should have (2, 3)."),

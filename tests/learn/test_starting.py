@@ -10,6 +10,7 @@ import pytest
 from glassformer.core.errors import UserError
 from glassformer.learn import starting
 from glassformer.learn.exercise import catalogue, find
+from mistakes import mistake
 
 
 @pytest.mark.parametrize("name", [item.name for item in catalogue()])
@@ -39,13 +40,13 @@ def test_both_kinds_hold_the_same_code(name, tmp_path):
 def test_a_file_that_is_there_stays(tmp_path):
     path = starting.write(find("int8"), tmp_path)
     path.write_text("mine")
-    with pytest.raises(UserError, match="is there already"):
+    with mistake("is there already"):
         starting.write(find("int8"), tmp_path)
     assert path.read_text() == "mine"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    "name, content, message",
     [
         ("a.py", b"x = 1\n", "of no exercise"),
         ("a.py", b"\xff\xfe", "not UTF-8"),
@@ -65,9 +66,9 @@ def test_what_cannot_be_read_is_said(name, content, message, tmp_path):
 
 def test_a_missing_file_gets_the_nearest(tmp_path):
     (tmp_path / "causal_mask.py").touch()
-    with pytest.raises(UserError, match="Did you mean"):
+    with mistake("Did you mean"):
         starting.read_source(tmp_path / "casual_mask.py")
-    with pytest.raises(UserError, match=r"is a folder; .* check --all"):
+    with mistake(r"is a folder; .* check --all"):
         starting.read_source(tmp_path)
 
 

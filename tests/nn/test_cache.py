@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
@@ -24,7 +25,7 @@ def _no_grad():
 
 
 def near(result: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
-    torch.testing.assert_close(result, expected, rtol=0, atol=tolerance)
+    assert_close(result, expected, rtol=0, atol=tolerance)
 
 
 class Walk:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from glassformer import config as c
 from glassformer.core.nn import Mask, build_model, engines
@@ -148,7 +149,7 @@ def rms(error: Tensor) -> float:
     return float(error.square().mean().sqrt())
 
 
-@pytest.mark.parametrize(("kv_heads", "softcap"), [(4, None), (2, None), (1, 2.0)])
+@pytest.mark.parametrize("kv_heads, softcap", [(4, None), (2, None), (1, 2.0)])
 @pytest.mark.parametrize("dtype", UNIT, ids=lambda x: str(x)[6:])
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_as_near_the_truth_as_the_readable_engine(name, dtype, kv_heads, softcap, chosen):
@@ -199,7 +200,7 @@ def test_nothing_is_systematically_too_large_in_bf16(name, kv_heads):
 def test_a_bias_is_added_after_the_cap(name, kv_heads, softcap, chosen):
     case = Case(SITUATIONS[name][0](), torch.float32, kv_heads, softcap, biased=True)
     for result, true in zip(case.computed(learning=True), case.true(), strict=True):
-        torch.testing.assert_close(result, true, rtol=1e-5, atol=1e-5)
+        assert_close(result, true, rtol=1e-5, atol=1e-5)
     assert chosen == ["sdpa" if softcap is None else "eager"]
 
 
@@ -219,7 +220,7 @@ AUTO = {  # the engines that train and that do not, without and with a cap
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("dtype", UNIT, ids=lambda x: str(x)[6:])
 @pytest.mark.parametrize(
-    ("engine", "name"), [*DROPPED, ("auto", "prompt"), ("auto", "long padded window")]
+    "engine, name", [*DROPPED, ("auto", "prompt"), ("auto", "long padded window")]
 )
 def test_dropout_drops_its_share_and_learns_from_what_is_left(engine, name, dtype, softcap, chosen):
     """The values are the identity, so what comes out is the pattern itself, and tells what was
@@ -263,7 +264,7 @@ def test_an_engine_is_named_as_its_file_is():
 
 
 @pytest.mark.parametrize(
-    ("name", "others"),
+    "name, others",
     [
         ("eager", {}),
         ("sdpa", {"capped": "eager"}),

@@ -105,7 +105,7 @@ def test_finite(dtype):
 
 
 @pytest.mark.parametrize("layout", ["hf", "glassformer"])
-@pytest.mark.parametrize(("shape", "piece"), [("llama", "q_proj"), ("gpt2", "c_attn")])
+@pytest.mark.parametrize("shape, piece", [("llama", "q_proj"), ("gpt2", "c_attn")])
 def test_files_that_are_read_are_refused_by_the_name_in_them(
     shape, piece, layout, tmp_path, monkeypatch
 ):

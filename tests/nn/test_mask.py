@@ -110,7 +110,7 @@ def test_prefixes_of_the_rule_and_of_the_data_add_up():
 
 
 @pytest.mark.parametrize(
-    ("mask_rule", "lookback"),
+    "mask_rule, lookback",
     [
         (c.Window(7), 7),
         (c.Window(7) & c.Strided(3), 7),
@@ -259,7 +259,7 @@ def test_long_rows_hold_nothing_of_all_pairs(mask_rule, kind, chosen):
 
 
 @pytest.mark.parametrize(
-    ("mask_rule", "length", "options", "sparse"),
+    "mask_rule, length, options, sparse",
     [
         (c.Window(64), 1024, {"contiguous": True}, True),
         (c.Full(), 1024, {"document_ids": (torch.arange(1024)[None] // 128,) * 2}, True),
@@ -368,7 +368,7 @@ def test_pictures_in_files(tmp_path, terminal):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         ("windw(4)", 'Did you mean "window"?'),
         ("window(0)", "above 0"),

@@ -12,7 +12,6 @@ import torch
 
 import tiny
 from glassformer import config
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Model
 from glassformer.core.nn.model import inference
 from glassformer.core.nn.replace import replace_parameter
@@ -25,6 +24,7 @@ from glassformer.fast.quantize import (
     quantizing,
 )
 from glassformer.fast.quantized import QuantizedLayout, QuantizedWeight, quantize_weights, quantized
+from mistakes import mistake
 
 ROWS = [tiny.tokens(1, 40, seed=i) for i in range(11)]
 TEXT = Text([(row, None) for row in ROWS[:8]], [(row, None) for row in ROWS[8:]])
@@ -166,7 +166,7 @@ def test_columns_are_those_that_say_something():
 
 
 def test_groups_longer_than_any_row_are_refused():
-    with pytest.raises(UserError, match=r"the longest row here has \d+ numbers; give \d+ or less"):
+    with mistake(r"the longest row here has \d+ numbers; give \d+ or less"):
         quantize_model(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(8, group=4096))
 
 

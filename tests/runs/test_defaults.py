@@ -81,7 +81,7 @@ def test_a_larger_text_gets_a_larger_model_and_is_read_less_often(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "name, value",
     [
         ("data.tokenizer", "char"),
         ("data.vocab", "300"),
@@ -153,7 +153,7 @@ SIGNS = "".join(map(chr, random.Random(1).choices(range(0x4E00, 0x4E00 + 2000), 
 
 
 @pytest.mark.parametrize(
-    ("kind", "content", "tokenizer"),
+    "kind, content, tokenizer",
     [
         ("one long line without a space", GENES, "byte"),
         ("one long line of words", prose(700_000).replace("\n", " "), "bpe"),

@@ -27,6 +27,7 @@ from glassformer.core.errors import UserError
 from glassformer.formats import resolve, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.runs import hooks, progress, report, run_config, run_file
+from mistakes import mistake
 
 SETTINGS = {
     "dim": "16",
@@ -131,7 +132,7 @@ def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(
     out = tmp_path / "run"
     process = start(corpus, out)
     attend(process, out, after=4)
-    with pytest.raises(UserError, match=r"Another process is training in .*wait"):
+    with mistake(r"Another process is training in .*wait"):
         runs.run(settings(corpus), out, resume=True)
     strike(process, out, signal.SIGKILL, after=8)
     assert process.returncode == -signal.SIGKILL
@@ -424,9 +425,9 @@ def test_a_run_file_in_python_is_the_command(corpus, tmp_path, finished_run):
         run_file.read_run(file, {**SETTINGS, "steps": "6"}), out=str(tmp_path / "run"), resume=True
     )
     assert again.step == 6 and logged(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
-    with pytest.raises(UserError, match=r'There is no run file "dmo".*demo'):
+    with mistake(r'There is no run file "dmo".*demo'):
         glassformer.train("dmo", out=tmp_path / "other")
-    with pytest.raises(UserError, match="leave overrides out"):
+    with mistake("leave overrides out"):
         glassformer.train(run_config.Run(), out=tmp_path / "other", overrides={"steps": "3"})
 
 
@@ -462,7 +463,7 @@ def test_going_on_from_a_trained_model(corpus, finished_run, tmp_path):
     wider = dataclasses.replace(
         further, model={"from": str(finished_run), "decoder.pattern.feedforward.hidden": 8}
     )
-    with pytest.raises(UserError, match=r"ffn.*change only the head or pool"):
+    with mistake(r"ffn.*change only the head or pool"):
         runs.run(wider, tmp_path / "other")
 
 
@@ -482,7 +483,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):
     ).returncode:
         pytest.skip("needs the right to mount a small disk")
     try:
-        with pytest.raises(UserError, match=r"disk.*full") as caught:
+        with mistake(r"disk.*full") as caught:
             runs.run(settings(corpus), disk / "run")
         assert "\n" not in str(caught.value)
         store.load(disk / "run")
@@ -494,7 +495,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):
 
 
 def refuse(message, settings, out, resume=False):
-    with pytest.raises(UserError, match=message) as caught:
+    with mistake(message) as caught:
         runs.run(settings, out, resume=resume)
     assert "\n" not in str(caught.value)
 
@@ -505,7 +506,7 @@ def test_a_folder_that_holds_a_run(corpus, finished_run):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"steps": "30"}, r"train.steps is 40 there and 30 here"),
         ({"optimizer.lr": "0.1"}, r"train.optimizer.lr"),
@@ -582,7 +583,7 @@ def test_the_bar_shows_every_number_beside_its_name(width):
 
 
 @pytest.mark.parametrize(
-    ("kind", "screen"), [("xterm-256color", True), ("dumb", False), ("unknown", False)]
+    "kind, screen", [("xterm-256color", True), ("dumb", False), ("unknown", False)]
 )
 def test_a_terminal_that_cannot_be_drawn_on_gets_plain_lines(monkeypatch, kind, screen):
     monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
@@ -625,7 +626,7 @@ def test_tensorboard_that_is_missing_is_refused_where_it_was_asked_for(
     corpus, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install tensorboard"):
+    with mistake("pip install tensorboard"):
         runs.run(settings(corpus, steps="2", tensorboard="true"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -694,5 +695,5 @@ def test_a_damaged_checkpoint_names_the_one_before(tmp_path, corpus):
     runs.run(run_file.read_run(None, expected), tmp_path)
     damaged = tmp_path / "step-000006" / "state.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.raises(UserError, match=r"step-000003 instead, remove .*step-000006"):
+    with mistake(r"step-000003 instead, remove .*step-000006"):
         runs.run(run_file.read_run(None, expected), tmp_path, resume=True)

@@ -13,11 +13,11 @@ import torch
 
 from glassformer import generation, runs
 from glassformer.cli import main
-from glassformer.core.errors import UserError
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.runs import launch, prepare, run_config, run_file
 from glassformer.tasks import objectives
+from mistakes import mistake
 
 SMALL: dict[str, Any] = {
     "dim": 32,
@@ -211,16 +211,15 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(lines, tmp_path, monkey
     span = dataclasses.replace(
         span, train=dataclasses.replace(span.train, objective=objectives.Span())
     )
-    with pytest.raises(
-        UserError,
-        match=r"The model's source tokenizer is for a source beside a "
-        r"target.*Span",
+    with mistake(
+        r"The model's source tokenizer is for a source beside a "
+        r"target.*Span"
     ):
         runs.plan_run(span)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         (
             {"recipe": "glass/1m", "encoder__depth": ...},
@@ -246,7 +245,7 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(lines, tmp_path, monkey
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(lines, changes, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with mistake(message) as caught:
         assert runs.plan_run(settings(lines, **changes)).with_tokenizer().model
     assert "\n" not in str(caught.value)
 
@@ -260,10 +259,9 @@ def test_other_objectives_and_one_sided_models_are_refused(lines, tmp_path):
     (tmp_path / "films.tsv").write_text("text\tlabel\nfine\t1\ndull\t0\n")
     data = run_config.Examples(train=str(tmp_path / "films.tsv"), source_tokenizer="bpe")
     options = dataclasses.replace(query.train, objective=objectives.Classify())
-    with pytest.raises(
-        UserError,
-        match=r"data\.source_tokenizer is for a source beside a "
-        r"target.*Classify has none",
+    with mistake(
+        r"data\.source_tokenizer is for a source beside a "
+        r"target.*Classify has none"
     ):
         runs.plan_run(run_config.Run({"recipe": "glass/1m", "decoder.depth": 1}, data, options))
     shape = {
@@ -274,11 +272,10 @@ def test_other_objectives_and_one_sided_models_are_refused(lines, tmp_path):
         settings(lines, data__source_tokenizer=None, data__source_vocab=None)
     ).find_tokenizer()
     store.save(build_model(shared, seed=0), tmp_path / "shared", item)
-    with pytest.raises(
-        UserError,
-        match=r"shared has one vocabulary for both sides; leave out "
-        r"data\.source_tokenizer",
+    with mistake(
+        r"shared has one vocabulary for both sides; leave out "
+        r"data\.source_tokenizer"
     ):
         runs.plan_run(dataclasses.replace(query, model={"from": str(tmp_path / "shared")}))
-    with pytest.raises(UserError, match="source_tokenizer"):
+    with mistake("source_tokenizer"):
         run_file.read_run({"data": {"type": "Data", "source_tokenizer": "bpe"}})

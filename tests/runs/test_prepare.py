@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer import UserError, runs
+from glassformer import runs
 from glassformer.formats import store
 from glassformer.runs import run_file
+from mistakes import mistake
 
 SMALL = {
     "recipe": "glass/200k",
@@ -56,7 +57,7 @@ def test_a_checkpoint_and_a_recipe_are_refused(order, home, monkeypatch, termina
 
 def test_a_run_file_with_both_is_refused_and_one_of_them_takes_the_place_of_the_other(home):
     pair = {"model": {"from": "base", "recipe": "glass/1m"}}
-    with pytest.raises(UserError, match="recipe"):
+    with mistake("recipe"):
         run_file.read_run(pair)
     assert run_file.read_run(
         {"model": {"recipe": "glass/1m", "dim": 8}}, {"from": "base"}
@@ -68,7 +69,7 @@ def test_a_run_file_with_both_is_refused_and_one_of_them_takes_the_place_of_the_
 
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
 def test_another_tokenizer_is_refused(tokenizer, home):
-    with pytest.raises(UserError, match=r"data\.tokenizer .*--new-embeddings true"):
+    with mistake(r"data\.tokenizer .*--new-embeddings true"):
         train(
             home,
             f"refused-{tokenizer}",
@@ -77,7 +78,7 @@ def test_another_tokenizer_is_refused(tokenizer, home):
     (home / "run.toml").write_text(
         f'[model]\nrecipe = "glass/200k"\n[data]\ntokenizer = "{tokenizer}"\n'
     )
-    with pytest.raises(UserError, match="--new-embeddings true"):
+    with mistake("--new-embeddings true"):
         train(
             home,
             f"refused-{tokenizer}-file",
@@ -117,9 +118,9 @@ def test_new_embeddings_of_the_same_size_are_not_the_old_ones(home):
 
 
 def test_new_embeddings_need_a_checkpoint_whose_weights_all_train(home):
-    with pytest.raises(UserError, match="new_embeddings"):
+    with mistake("new_embeddings"):
         train(home, "nothing", **SMALL, new_embeddings="true")
-    with pytest.raises(UserError, match="new_embeddings"):
+    with mistake("new_embeddings"):
         train(
             home, "lora", **{"from": str(home / "base"), "tune": "LoRA", "new_embeddings": "true"}
         )

@@ -67,7 +67,7 @@ def sentences(written):
 
 
 @pytest.mark.parametrize(
-    ("settings", "mistake"),
+    "settings, mistake",
     [
         # before they look for each other
         (["--parallel.tensor", "3"], "2 processes cannot be divided by tensor 3"),

@@ -28,6 +28,7 @@ from glassformer.formats import store
 from glassformer.runs import run_checkpoints
 from glassformer.runs.hooks import Save
 from glassformer.runs.resume import restore_newest
+from mistakes import mistake
 from training.test_loop import Poisoned, Random, tiny
 
 
@@ -126,7 +127,7 @@ def test_what_a_killed_rotation_left_is_removed_on_resume(tmp_path):
 def test_a_bad_step_is_not_saved_and_rotates_nothing_away(tmp_path):
     state = new_state()
     state.batches = Poisoned(state.model, range(3, 99))
-    with pytest.raises(UserError, match="in a row"):
+    with mistake("in a row"):
         go(state, run.Train(steps=50, batch=4), hook=Save(tmp_path, every=1, keep=2))
     assert [p.name for p in run_checkpoints.steps(tmp_path)] == ["step-000002", "step-000003"]
 
@@ -137,7 +138,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     state.step = 2
     with torch.no_grad():
         state.model.embed.token.weight[3] = float("nan")
-    with pytest.raises(UserError, match=r"embed.token.weight.*not finite"):
+    with mistake(r"embed.token.weight.*not finite"):
         run_checkpoints.save(tmp_path, state)
     assert run_checkpoints.newest(tmp_path).name == "step-000001"
 
@@ -157,7 +158,7 @@ TOUCHES += [
 TOUCHES += [(Path, "mkdir")]
 
 
-@pytest.mark.parametrize(("end", "best"), [("killed", 2), ("full", 1)])
+@pytest.mark.parametrize("end, best", [("killed", 2), ("full", 1)])
 def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(
     tmp_path, monkeypatch, end, best
 ):
@@ -229,17 +230,17 @@ def test_a_file_size_limit_leaves_the_previous_one(tmp_path):
 
 def test_a_checkpoint_of_another_model_is_named(tmp_path):
     path = run_checkpoints.save(tmp_path, go(new_state(), run.Train(steps=1, batch=4)))
-    with pytest.raises(UserError, match=r"another model: .*tied is true there and false here"):
+    with mistake(r"another model: .*tied is true there and false here"):
         run_checkpoints.restore(path, new_state(tiny(tied=False, dropout=0.2)))
 
 
 def test_an_optimizer_of_another_kind_is_named(tmp_path):
     path = run_checkpoints.save(tmp_path, go(new_state(), run.Train(steps=1, batch=4)))
-    with pytest.raises(UserError, match=r"another optimizer"):
+    with mistake(r"another optimizer"):
         run_checkpoints.restore(path, new_state(chosen=run.Muon()))
     second = new_state()
     del second.optimizer.parameters["decoder.last_norm.weight"]
-    with pytest.raises(UserError, match=r'"decoder.last_norm.weight".*config'):
+    with mistake(r'"decoder.last_norm.weight".*config'):
         run_checkpoints.restore(path, second)
 
 
@@ -262,7 +263,7 @@ def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
         run_checkpoints.restore(path, new_state())
     assert "\n" not in str(caught.value) and str(path) in str(caught.value)
     if name == "model.safetensors":  # whoever only uses the model is told as well
-        with pytest.raises(UserError, match=r"is damaged|has no model.safetensors"):
+        with mistake(r"is damaged|has no model.safetensors"):
             store.load(path)
 
 
@@ -292,7 +293,7 @@ def test_a_flipped_bit_in_any_file_is_found_where_the_file_is_read(tmp_path):
         (path / name).write_bytes(content)
     store.load(path)
     (path / "SHA256SUMS").write_text(full["SHA256SUMS"].decode().replace("  model.", "  nodel."))
-    with pytest.raises(UserError, match="SHA256SUMS"):
+    with mistake("SHA256SUMS"):
         store.load(path)
 
 
@@ -303,10 +304,10 @@ def test_a_state_that_lacks_something_is_one_sentence(tmp_path, name, monkeypatc
     del metrics[name]
     (path / "state.json").write_text(json.dumps(metrics))
     monkeypatch.setattr(run_checkpoints, "verify", lambda path: None)
-    with pytest.raises(UserError, match=name):
+    with mistake(name):
         run_checkpoints.restore(path, new_state())
     (path / "SHA256SUMS").unlink()
-    with pytest.raises(UserError, match="SHA256SUMS is missing"):
+    with mistake("SHA256SUMS is missing"):
         run_checkpoints.restore(path, new_state())
 
 

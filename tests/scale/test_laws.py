@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from glassformer.core import files
-from glassformer.core.errors import UserError
 from glassformer.formats.data import corpus, tokenising
 from glassformer.runs import launch
 from glassformer.runs.processes import in_pieces
@@ -21,6 +20,7 @@ from glassformer.scale.parallel import Parallel
 from glassformer.scale.prefetch import Prefetched
 from glassformer.scale.shared import shared_out
 from many import Processes
+from mistakes import mistake
 from small_runs import LINES, begun, settings, trained
 
 KINDS = {
@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
         assert sums(out) == sums(full)
     mesh = Mesh(Parallel(data=3))
     train = settings(tmp_path, more_of(str(tmp_path), "dropout")).train
-    with pytest.raises(UserError, match="3 processes cannot share"):
+    with mistake("3 processes cannot share"):
         in_pieces(train, read_json(full / "run.json"), mesh, full)
 
 

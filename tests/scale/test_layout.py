@@ -63,7 +63,7 @@ def parameter_counts(mesh, names, axis):
 
 
 @pytest.mark.parametrize(
-    ("axis", "names"),
+    "axis, names",
     [
         ("tensor", ["gpt2", "llama", "mixtral", "alibi", "gemma2"]),
         ("expert", ["mixtral"]),

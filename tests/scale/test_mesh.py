@@ -11,6 +11,7 @@ from glassformer.core.errors import UserError
 from glassformer.runs.processes import rank0_logging
 from glassformer.scale.mesh import ALONE, Mesh, share
 from glassformer.scale.parallel import AXES, Parallel
+from mistakes import mistake
 
 
 def test_what_is_left_is_the_data_axis_and_what_does_not_multiply_is_refused():
@@ -20,12 +21,11 @@ def test_what_is_left_is_the_data_axis_and_what_does_not_multiply_is_refused():
         and Parallel(data=1).of(1).rows == 1
     )
     assert Parallel(replicate=2, expert=2).of(8).rows == 8
-    with pytest.raises(UserError, match="4 processes cannot be divided by tensor 3"):
+    with mistake("4 processes cannot be divided by tensor 3"):
         Parallel(tensor=3).of(4)
-    with pytest.raises(
-        UserError,
-        match=r"data 4 x context 2 is for 8, but there is 1 process; "
-        r"start 8",
+    with mistake(
+        r"data 4 x context 2 is for 8, but there is 1 process; "
+        r"start 8"
     ):
         Parallel(data=4, context=2).of(1)
 
@@ -61,7 +61,7 @@ def test_alone_every_answer_is_ones_own():
     )
     assert ALONE.total([2.5]) == [2.5] and ALONE.maximum(3) == 3 and ALONE.first("x") == "x"
     assert ALONE.gather_json(1) == [1] and torch.equal(*ALONE.gather(torch.ones(2)), torch.ones(2))
-    with pytest.raises(UserError, match="mine"), ALONE.agreeing():
+    with mistake("mine"), ALONE.agreeing():
         raise UserError("mine")
 
 
@@ -96,7 +96,7 @@ def test_two_processes_hear_the_same(two):
 def test_what_a_backend_says_of_a_lost_process_is_one_sentence_and_a_bug_is_not():
     mesh = Mesh(Parallel(data=2, timeout=7.0))
     with (
-        pytest.raises(UserError, match=r"lost or did not answer within 7 s .*--resume"),
+        mistake(r"lost or did not answer within 7 s .*--resume"),
         rank0_logging(mesh),
     ):
         raise RuntimeError(

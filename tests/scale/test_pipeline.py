@@ -23,6 +23,7 @@ from glassformer.scale.pipeline import check
 from glassformer.scale.shard import cuts_of, shard
 from glassformer.scale.shared import SharedPieces, in_order, one_forward_one_backward
 from glassformer.tasks.objectives import Contrast
+from mistakes import mistake
 from tiny import ALL, DECODERS, tokens
 
 
@@ -117,12 +118,12 @@ def test_what_does_not_fit_is_refused_in_a_sentence():
         "ends in a head over tokens": (replace(DECODERS["llama"], pool=c.Pool()), 2),
     }
     for sentence, (cfg, stages) in wrong.items():
-        with pytest.raises(UserError, match=sentence):
+        with mistake(sentence):
             check(cfg, stages)
     contrast, axes = run.Train(objective=Contrast()), Mesh(Parallel(data=1, pipeline=2))
-    with pytest.raises(UserError, match="A pipeline learns next tokens"):
+    with mistake("A pipeline learns next tokens"):
         around.check(contrast, DECODERS["llama"], axes)
-    with pytest.raises(UserError, match="2 stands alone so far and there are 4 processes; start 2"):
+    with mistake("2 stands alone so far and there are 4 processes; start 2"):
         around.check(run.Train(), DECODERS["llama"], Mesh(Parallel(data=2, pipeline=2)))
-    with pytest.raises(UserError, match="Only a decoder made of blocks"):
+    with mistake("Only a decoder made of blocks"):
         check(next(cfg for cfg in ALL.values() if c.recurrent(cfg)), 2)

@@ -90,7 +90,7 @@ def test_what_is_generated_and_refused(two):
 
 
 @pytest.mark.parametrize(
-    ("more", "code"),
+    "more, code",
     [
         (["that is the question"], 0),
         pytest.param(["to", "--edit", "no"], 2, marks=pytest.mark.slow),

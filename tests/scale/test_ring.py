@@ -11,6 +11,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape
 from glassformer.scale import ring as rings
 from glassformer.scale.collectives import summed
+from mistakes import mistake
 from tiny import ALL, DECODERS, tokens
 
 
@@ -74,7 +75,7 @@ def test_columns_are_shared_out_once_and_put_together_again():
 
 
 @pytest.mark.parametrize(
-    ("cfg", "word"),
+    "cfg, word",
     [
         (DECODERS["gru"], "recurrent"),
         (ALL["bahdanau"], "recurrent"),
@@ -83,7 +84,7 @@ def test_columns_are_shared_out_once_and_put_together_again():
     ],
 )
 def test_what_reads_a_whole_row_is_refused(cfg, word):
-    with pytest.raises(UserError, match=word):
+    with mistake(word):
         rings.check(cfg)
 
 

@@ -32,6 +32,7 @@ from glassformer.scale import tensor
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.shard import cuts_of, shard
+from mistakes import mistake
 from tiny import ALL, DECODERS, tokens
 
 EVERY = {**FAMILIES, **{name: cfg for name, cfg in ALL.items() if c.recurrent(cfg)}}
@@ -130,7 +131,7 @@ def dropped(mesh, names, adapted):
 
 
 @pytest.mark.parametrize(
-    ("adapted", "names"),
+    "adapted, names",
     [
         (False, ["gpt2", "llama", "gemma2", "t5", "alibi", "vaswani"]),
         (True, ["gpt2", "llama", "vaswani"]),
@@ -238,9 +239,9 @@ def test_data_and_tensor(four):
 
 
 def test_what_does_not_divide_is_refused_in_a_sentence():
-    with pytest.raises(UserError, match="4 heads over 1 of keys and values cannot be cut in"):
+    with mistake("4 heads over 1 of keys and values cannot be cut in"):
         tensor.check(DECODERS["starcoder2"], 2)
-    with pytest.raises(UserError, match="hidden 64 is below"):
+    with mistake("hidden 64 is below"):
         tensor.check(
             replace(
                 DECODERS["nothing"], decoder=c.Stack(1, (tiny.block(c.Attention(128, head_dim=2)),))

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
-from glassformer import UserError, config, runs
+from glassformer import config, runs
 from glassformer.cli import main
 from glassformer.core.config import run
 from glassformer.core.config.objective import Frozen, LoRA
@@ -31,6 +32,7 @@ from glassformer.tasks.example_batches import each_once
 from glassformer.tasks.example_table import Example, Table, encode_words
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Classify, Tag
+from mistakes import mistake
 
 LABELS = ("B-PER", "B-PLACE", "I-PER", "I-PLACE", "O")
 PIECES = [
@@ -179,7 +181,7 @@ BAD = {
 def test_bad_files_are_one_sentence(name, tmp_path):
     content, sentence = BAD[name]
     (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=sentence) as caught:
+    with mistake(sentence) as caught:
         read_examples(str(tmp_path / name), Tag())
     assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
 
@@ -187,13 +189,12 @@ def test_bad_files_are_one_sentence(name, tmp_path):
 def test_a_label_that_training_does_not_have(home, tmp_path):
     (tmp_path / "valid.conll").write_text("ann\tB-PER\n\nrome\tB-PLAC\n")
     data = run_config.Examples(str(home / "train.conll"), str(tmp_path / "valid.conll"))
-    with pytest.raises(
-        UserError,
-        match=r'line 3 has the label "B-PLAC", which is not one of the '
-        r"set.*B-PLACE",
+    with mistake(
+        r'line 3 has the label "B-PLAC", which is not one of the '
+        r"set.*B-PLACE"
     ):
         training_and_validation(data, Tag())
-    with pytest.raises(UserError, match="have no text before them"):
+    with mistake("have no text before them"):
         training_and_validation(replace(data, prefix="tag: "), Tag())
 
 
@@ -248,10 +249,9 @@ def test_what_does_not_fit_is_one_sentence(home):
         (Example("ann ann ann", words=("ann", "annson", "rome"), tags=(0, 1, 2), line=7),),
         LABELS,
     )
-    with pytest.raises(
-        UserError,
-        match=r"t line 7 has a sentence of 7 tokens, and a row holds "
-        r"5.*data\.truncate",
+    with mistake(
+        r"t line 7 has a sentence of 7 tokens, and a row holds "
+        r"5.*data\.truncate"
     ):
         encode(long, tokenizer, Tag(), cfg, 5)
     for cut, tokens, tags in (
@@ -265,7 +265,7 @@ def test_what_does_not_fit_is_one_sentence(home):
             *tags,
             -1,
         ]
-    with pytest.raises(UserError, match=r'makes no token of the word "\\u200b"; fix it'):
+    with mistake(r'makes no token of the word "\\u200b"; fix it'):
         encode(
             Table("t", (Example("x", words=("ann", "\u200b"), tags=(0, 1)),)),
             tokenizer,
@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_one_sentence(home):
             cfg,
             9,
         )
-    with pytest.raises(UserError, match="Tag does not fit EncoderDecoder"):
+    with mistake("Tag does not fit EncoderDecoder"):
         encode(long, tokenizer, Tag(), tiny.vaswani(), 32)
 
 
@@ -313,9 +313,7 @@ def test_packed_padded_and_pieces_are_as_alone(shape, home):
         == sum(loss.count for loss in alone)
         == sum(len(item.words) for item in table)
     )
-    torch.testing.assert_close(
-        sum(p.sum for p in packed), sum(a.sum for a in alone), rtol=1e-5, atol=1e-4
-    )
+    assert_close(sum(p.sum for p in packed), sum(a.sum for a in alone), rtol=1e-5, atol=1e-4)
     batch = next(iter(each_once(ids, 4, 32)))
     assert int(batch.document_ids.max()) >= 1 and int((batch.pos < 0).sum()) > 0
     # what is told of each word, in padded batches: the packed batches' choices, in the same order

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
-from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.framing import question
@@ -27,6 +27,7 @@ from glassformer.tasks.example_batches import ExampleBatches, each_once, in_orde
 from glassformer.tasks.example_table import Example, Table
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Classify, Contrast, Seq2Seq
+from mistakes import mistake
 from packed import alone as documents
 
 WORDS = [f"w{number}" for number in range(30)]
@@ -141,16 +142,14 @@ def test_pairs_numbers_and_lists(tmp_path):
     assert second.fingerprint != train.fingerprint
     assert [item.line for item in valid] == sorted(item.line for item in valid)
     full = replace(data, valid=str(path), labels=("0", "1", "2"), columns={"text": "text"})
-    with pytest.raises(
-        UserError,
-        match=r'a\.tsv has no column "text" for the text \(line 1 '
-        r'holds "a", "b", "-2.5"\)',
+    with mistake(
+        r'a\.tsv has no column "text" for the text \(line 1 '
+        r'holds "a", "b", "-2.5"\)'
     ):
         training_and_validation(full, Classify())
-    with pytest.raises(
-        UserError,
-        match=r"for train --data\.columns\.text NAME, for other commands --columns "
-        r"text=NAME",
+    with mistake(
+        r"for train --data\.columns\.text NAME, for other commands --columns "
+        r"text=NAME"
     ):
         training_and_validation(full, Classify())
 
@@ -195,7 +194,7 @@ BAD: dict[str, tuple[bytes, object, str]] = {
 def test_bad_files_are_one_sentence(name, tmp_path):
     content, objective, sentence = BAD[name]
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=sentence):
+    with mistake(sentence):
         read_examples(str(tmp_path / name), objective)
 
 
@@ -203,22 +202,21 @@ def test_what_does_not_fit_together_is_one_sentence(tmp_path):
     (tmp_path / "en").write_text("a\nb\nc\n")
     (tmp_path / "de").write_text("a\nb\n")
     sides = {"source": str(tmp_path / "en"), "target": str(tmp_path / "de")}
-    with pytest.raises(
-        UserError,
-        match=r"en has 3 lines, .*de has 2 lines; parallel files need "
-        r"the same number",
+    with mistake(
+        r"en has 3 lines, .*de has 2 lines; parallel files need "
+        r"the same number"
     ):
         read_examples(sides, Seq2Seq())
-    with pytest.raises(UserError, match="source and target, and there is one for source"):
+    with mistake("source and target, and there is one for source"):
         read_examples({"source": sides["source"]}, Seq2Seq())
-    with pytest.raises(UserError, match=r'no part "sorce".*Did you mean "source"'):
+    with mistake(r'no part "sorce".*Did you mean "source"'):
         read_examples({"sorce": "a", "target": "b"}, Seq2Seq())
-    with pytest.raises(UserError, match=r'is not a file.*Did you mean "en"'):
+    with mistake(r'is not a file.*Did you mean "en"'):
         read_examples({"source": str(tmp_path / "enn"), "target": sides["target"]}, Seq2Seq())
     (tmp_path / "a.tsv").write_text("a\tyes\nb\tnon\n")
-    with pytest.raises(UserError, match=r'a.tsv line 2 has the label "non".*Did you mean "no"'):
+    with mistake(r'a.tsv line 2 has the label "non".*Did you mean "no"'):
         read_examples(str(tmp_path / "a.tsv"), Classify(), labels=("yes", "no"))
-    with pytest.raises(UserError, match=r"too few to hold 0.9 of them out"):
+    with mistake(r"too few to hold 0.9 of them out"):
         read_examples(str(tmp_path / "a.tsv"), Classify()).split(0.9)
 
 
@@ -278,12 +276,12 @@ def test_packed_equals_apart(name):
         fields = {"document_ids": batch.document_ids, "segments": batch.segments}
         together = model(batch.tokens, pos=batch.pos, **fields).pooled
         alone = torch.cat([model(piece.tokens, segments=piece.segments).pooled for piece in pieces])
-        torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+        assert_close(together, alone, rtol=0, atol=1e-5)
         return
     loss = objective.loss(model, batch)
     losses = [objective.loss(model, replace(piece, pos=None)) for piece in pieces]
     assert loss.count == sum(piece.count for piece in losses) > 6
-    torch.testing.assert_close(loss.sum, sum(piece.sum for piece in losses), rtol=1e-5, atol=1e-4)
+    assert_close(loss.sum, sum(piece.sum for piece in losses), rtol=1e-5, atol=1e-4)
 
 
 def test_what_each_decoder_is_asked():
@@ -339,10 +337,9 @@ def test_what_is_too_long_is_cut_or_refused():
         side = ids.sides[-1]
         return tokenizer.decode(next(iter(side.columns.values())).tolist())
 
-    with pytest.raises(
-        UserError,
-        match=r"line 3 has a source of 7 tokens, and a row holds "
-        r'5.*truncate = "end"',
+    with mistake(
+        r"line 3 has a source of 7 tokens, and a row holds "
+        r'5.*truncate = "end"'
     ):
         tokens("no", Seq2Seq(), tiny.t5(), 5)
     assert tokens("end", Seq2Seq(), tiny.t5(), 5) == "w0 w1 w2 w3"
@@ -351,27 +348,25 @@ def test_what_is_too_long_is_cut_or_refused():
     assert tokens("start", Seq2Seq(), tiny.gpt2(), 7) == "w3 w4 w5 w6 w7"
     assert tokens("start", Classify(), tiny.bert(), 6, frame) == "w4 w5 w7"
     assert tokens("end", Contrast(), VECTORS, 8, frame) == "w0 w1 w6 w7"
-    with pytest.raises(UserError, match="a row holds 3"):
+    with mistake("a row holds 3"):
         tokens("end", Contrast(), VECTORS, 3, frame)
     for objective, model in (
         (Seq2Seq(), tiny.bert()),
         (Classify(), tiny.t5()),
         (Contrast(), tiny.t5()),
     ):
-        with pytest.raises(UserError, match="does not fit"):
+        with mistake("does not fit"):
             tokens("no", objective, model, 20)
     bare = train_tokenizer("char", ["w0123456789 "], specials=())
     for model in (tiny.t5(), tiny.gpt2()):
-        with pytest.raises(UserError, match="no end-of-text token"):
+        with mistake("no end-of-text token"):
             tokens("no", Seq2Seq(), model, 20, bare)
-    with pytest.raises(
-        UserError, match=r"no token to put between two texts|no token to end a text"
-    ):
+    with mistake(r"no token to put between two texts|no token to end a text"):
         tokens("no", Classify(), tiny.gpt2(), 60, bare)
-    with pytest.raises(UserError, match="no token to put between two texts"):
+    with mistake("no token to put between two texts"):
         tokens("no", Classify(), tiny.bert(), 60, bare)
     table = Table("one.tsv", (Example("w0", None, 0, 3), Example("", None, 0, 4)), ("a",))
-    with pytest.raises(UserError, match=r"one.tsv line 4 has a text without a token"):
+    with mistake(r"one.tsv line 4 has a text without a token"):
         tokens("no", Classify(), tiny.bert(), 60, bare)
 
 
@@ -446,9 +441,9 @@ def test_resumed_anywhere_the_batches_are_the_same():
         ExampleBatches(result, 3, CONTEXT + 1, seed=1),
         ExampleBatches(encoded("vaswani", 99), 3, CONTEXT, seed=1),
     ):
-        with pytest.raises(UserError, match=r"made with another (seed|context|content)"):
+        with mistake(r"made with another (seed|context|content)"):
             second.restore(states[3])
-    with pytest.raises(UserError, match="batch is 0"):
+    with mistake("batch is 0"):
         ExampleBatches(result, 0, CONTEXT)
 
 
@@ -529,7 +524,7 @@ def test_a_word_tokenizer_opens_in_transformers(tmp_path):
         "b@@ a zzz"
     )
     assert reference.decode(ids[:2]) == "b@@ a" and reference.pad_token_id == tokenizer.pad
-    with pytest.raises(UserError, match="larger size"):
+    with mistake("larger size"):
         train_tokenizer("words", ["a"], size=4)
-    with pytest.raises(UserError, match="does not know"):
+    with mistake("does not know"):
         train_tokenizer("words", ["a"], specials=()).encode("b")

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import glassformer
 import tiny
 from glassformer import config, runs, training
 from glassformer.core.config import extend, run, serial
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape, build_model
 from glassformer.core.training import loss
 from glassformer.core.training.batches import Batch
@@ -30,6 +30,7 @@ from glassformer.runs import hooks, launch, plan, run_config
 from glassformer.tasks import objectives
 from glassformer.tasks.correlation import matthews, pearson, ranks
 from glassformer.tasks.objectives.classify import ascent
+from mistakes import mistake
 
 BERT = tiny.bert()
 CLASSIFIER = dataclasses.replace(BERT, head=None, pool=config.Pool("first", "tanh", labels=3))
@@ -165,7 +166,7 @@ def test_what_the_host_counts_is_what_is_there(name):
             (done.sum, torch.as_tensor(done.count), torch.as_tensor(done.tokens), *grads)
         )
     for result, second in zip(*results, strict=True):
-        torch.testing.assert_close(second, result)
+        assert_close(second, result)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -203,7 +204,7 @@ def test_pieces_are_the_whole_batch(name, pieces):
     assert full.loss == pytest.approx(second_pieces.loss, rel=1e-6)  # vectors are compared in fp32
     assert full.metrics == pytest.approx(second_pieces.metrics)
     for path, grad in right.items():
-        torch.testing.assert_close(grads[path], grad, rtol=1e-4, atol=1e-6)
+        assert_close(grads[path], grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -238,7 +239,7 @@ def test_dropout_is_the_same_in_both_readings_of_pieces():
     for grad, right in zip(
         grads, torch.autograd.grad(result.sum, list(model.parameters())), strict=True
     ):
-        torch.testing.assert_close(grad, right, rtol=1e-4, atol=1e-6)
+        assert_close(grad, right, rtol=1e-4, atol=1e-6)
 
 
 def test_the_head_sees_only_the_hidden_tokens(monkeypatch):
@@ -258,7 +259,7 @@ def test_the_head_sees_only_the_hidden_tokens(monkeypatch):
     plain = F.cross_entropy(
         logits, batch.targets.flatten(), ignore_index=-1, reduction="sum", label_smoothing=0.1
     )
-    torch.testing.assert_close(result.sum, plain)
+    assert_close(result.sum, plain)
 
 
 def test_a_batch_that_asks_nothing_is_skipped():
@@ -428,7 +429,7 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("objective", "shape", "message"),
+    "objective, shape, message",
     [
         (
             "Causal",
@@ -450,7 +451,7 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
     ],
 )
 def test_an_objective_that_does_not_fit_the_shape(objective, shape, message, data, tmp_path):
-    with pytest.raises(UserError, match=message) as caught:
+    with mistake(message) as caught:
         runs.run(
             dataclasses.replace(settings(data, objective), model=shape_of(shape)), tmp_path / "run"
         )
@@ -460,29 +461,27 @@ def test_an_objective_that_does_not_fit_the_shape(objective, shape, message, dat
 def test_data_of_the_wrong_kind(data, tmp_path):
     query = settings(data, "Masked")
     wrong = dataclasses.replace(query, data=run_config.Examples(str(data / "labels.tsv")))
-    with pytest.raises(
-        UserError,
-        match=r"Masked learns from running text; set \[data\] type = "
-        r'"Data"',
+    with mistake(
+        r"Masked learns from running text; set \[data\] type = "
+        r'"Data"'
     ):
         runs.run(wrong, tmp_path / "run")
     wrong = dataclasses.replace(settings(data, "Classify"), data=query.data)
-    with pytest.raises(
-        UserError,
-        match=r"Classify learns from examples; set \[data\] type = "
-        r'"Examples"',
+    with mistake(
+        r"Classify learns from examples; set \[data\] type = "
+        r'"Examples"'
     ):
         runs.run(wrong, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
-    ("objective", "message"), [("Masked", "has no mask token"), ("Span", "has no sentinels")]
+    "objective, message", [("Masked", "has no mask token"), ("Span", "has no sentinels")]
 )
 def test_a_tokenizer_that_lacks_what_the_objective_needs(objective, message, data, tmp_path):
     from glassformer.core.tokenizer import train as train_tokenizer
 
     train_tokenizer("char", ["".join(map(chr, range(32, 127)))]).save(tmp_path)
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         runs.run(settings(data, objective, **{"data.tokenizer": str(tmp_path)}), tmp_path / "run")
 
 
@@ -521,7 +520,7 @@ def test_the_compiled_loss_is_the_loss():
         total.backward()
         results.append((total.detach(), hidden.grad, table.grad))
     for result, second in zip(*results, strict=True):
-        torch.testing.assert_close(result, second)
+        assert_close(result, second)
 
 
 # --------------------------------------------------------------------- more from few examples
@@ -558,7 +557,7 @@ def test_two_readings_that_should_agree_by_hand():
     )
     torch.manual_seed(7)
     loss = objectives.Classify(rdrop=3.0).loss(model, batch)
-    torch.testing.assert_close(loss.sum / loss.count, right + 3.0 / 4 * pair)
+    assert_close(loss.sum / loss.count, right + 3.0 / 4 * pair)
     model.eval()
     plain = objectives.Classify().loss(model, batch).sum
     # validation
@@ -595,7 +594,7 @@ def test_a_push_goes_uphill_by_its_length_in_each_document_alone():
     result = objectives.Classify(adversarial=0.1).loss(model, batch).sum.detach()
     moved = forward(model, batch, Tape(edits={"*.embed": lambda path, x: x + 0.1 * step})).pooled
     harder = F.cross_entropy(moved, batch.labels, reduction="sum")
-    torch.testing.assert_close(result, (plain.detach() + harder.detach()) / 2)
+    assert_close(result, (plain.detach() + harder.detach()) / 2)
     assert harder > plain
 
 
@@ -614,15 +613,15 @@ def test_nothing_can_agree_without_dropout():
     chosen = run_config.Run(
         data=run_config.Examples("a.tsv"), train=run.Train(objective=objectives.Classify(rdrop=1.0))
     )
-    with pytest.raises(UserError, match=r"this model has none; set encoder.dropout, or rdrop = 0"):
+    with mistake(r"this model has none; set encoder.dropout, or rdrop = 0"):
         plan.RunPlan(chosen, CLASSIFIER).check(CLASSIFIER)
     plan.RunPlan(chosen, CLASSIFIER).check(dropping(CLASSIFIER).config)
 
 
 def test_sizes_below_nothing_are_refused():
-    with pytest.raises(UserError, match=r"Classify.adversarial is -1; give 0 or more"):
+    with mistake(r"Classify.adversarial is -1; give 0 or more"):
         objectives.Classify(adversarial=-1)
-    with pytest.raises(UserError, match=r'Classify.rdrop: "nan" is not a finite number'):
+    with mistake(r'Classify.rdrop: "nan" is not a finite number'):
         objectives.Classify(rdrop=math.nan)
 
 
@@ -671,5 +670,5 @@ def test_an_objective_of_ones_own_is_one_class(tmp_path, monkeypatch, terminal):
     options = ["--out", tmp_path / "no", "--use", OWN, "--data.columns", "{best = 'x'}"]
     notes = terminal.refused(f"train {tmp_path}/run.toml", *options)
     assert 'There is no part "best"' in notes
-    with pytest.raises(UserError, match="has a Masked already"):
+    with mistake("has a Masked already"):
         config.member(training.Objective)(type("Masked", (training.Objective,), {}))

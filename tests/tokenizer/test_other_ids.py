@@ -127,7 +127,7 @@ def test_batches_of_any_kind():
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"),
+    "kind, more",
     [
         ("BPE", {"merges": []}),
         ("WordLevel", {}),

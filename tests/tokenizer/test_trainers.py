@@ -137,7 +137,7 @@ def test_a_size_below_the_alphabet_says_what_is_needed(kind, story, tmp_path, te
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
+    "line, sentence",
     [
         ("train story.txt", "--out DIR"),
         ("train story.txt --kind unigrm --out x", 'Did you mean "unigram"'),

@@ -236,7 +236,7 @@ def test_memory_that_is_not_there_is_one_sentence(error, monkeypatch, terminal):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"schedule.warmup": "-5"}, r"warmup is -5"),
         ({"schedule": "Cosine", "schedule.floor": "2"}, r"train.schedule.floor is 2"),

@@ -86,7 +86,7 @@ def test_each_epoch_every_token_is_a_target_once(length, context):
 
 
 @pytest.mark.parametrize(
-    ("eos", "bos", "targets", "pos", "document_ids"),
+    "eos, bos, targets, pos, document_ids",
     [
         (  # 1 2 . | 4 5 6 . | 8 9 . : a closing token is the last target and opens the next document
             EOS,
@@ -381,7 +381,7 @@ def test_weights_hold_to_within_a_row():
 
 
 @pytest.mark.parametrize(
-    ("message", "make"),
+    "message, make",
     [
         ("16 tokens, too few for one context of 16", lambda: Batches(corpus([16]), 2, 16)),
         *(

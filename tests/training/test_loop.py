@@ -121,8 +121,8 @@ def test_cross_entropy_in_pieces_equals_torchs(bias, softcap, smoothing, monkeyp
         monkeypatch.setattr(loss, "ONE_SHOT", limit)
         args = (*biases, softcap) if biases else (None, softcap)
         pieces = cross_entropy(hidden, targets, table, *args, smoothing)
-        torch.testing.assert_close(pieces, plain)
-        torch.testing.assert_close(torch.autograd.grad(pieces * 3, values), expected)
+        assert_close(pieces, plain)
+        assert_close(torch.autograd.grad(pieces * 3, values), expected)
 
 
 def test_a_certain_model_has_its_exact_loss_and_a_broken_one_none():
@@ -184,7 +184,7 @@ def test_under_autocast_the_loss_is_bf16s():
         assert Causal().loss(model, batch).sum.item() == pytest.approx(plain, rel=0.01)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("dtype, most", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("pieces", [2, 3, 4])
 def test_accumulated_gradients_equal_the_full_batchs_whatever_the_padding(dtype, most, pieces):
     batch, model = next(Random()), model_of().to(dtype)
@@ -226,7 +226,7 @@ def test_auxiliary_losses_are_weighed_by_the_targets():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "total", "factors"),
+    "schedule, total, factors",
     [
         (run.Cosine(warmup=10, floor=0.1), 110, {1: 0.1, 10: 1.0, 60: 0.55, 110: 0.1}),
         (
@@ -431,7 +431,7 @@ def test_tf32_is_asked_for_said_and_taken_back(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "plan", "least"),
+    "chosen, plan, least",
     [
         (run.AdamW(lr=0.02, weight_decay=0.0), PLAIN, 0.05),
         (run.Muon(lr=0.02, weight_decay=0.0, rest=run.AdamW(lr=0.02)), PLAIN, 0.05),
@@ -552,7 +552,7 @@ def test_the_kind_of_a_machine_is_read_off_its_flags(tmp_path, monkeypatch, kind
 
 
 @pytest.mark.parametrize(
-    ("kind", "width", "dtype"),
+    "kind, width, dtype",
     [
         ("CPU with AMX", 384, "bfloat16"),
         ("CPU with AMX", 380, "float32"),

@@ -10,6 +10,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from glassformer import config
 from glassformer.core.config import run
@@ -124,7 +125,7 @@ def test_a_tables_gradient_over_many_pieces_is_added_up_in_fp32(monkeypatch):
     monkeypatch.setattr(loss, "ONE_SHOT", 4)
     loss.cross_entropy(hidden, targets, table).backward()
     right = torch.tensor([-0.75, 0.25, 0.25, 0.25]) * 512
-    torch.testing.assert_close(table.grad.float(), right[:, None].expand(4, 8), rtol=0.01, atol=0.0)
+    assert_close(table.grad.float(), right[:, None].expand(4, 8), rtol=0.01, atol=0.0)
 
 
 def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from folders import snapshot
@@ -136,7 +137,7 @@ def test_an_average_is_the_mean_of_the_last_checkpoints(home, tmp_path, terminal
     terminal(f"average {home}/base --last 3 --out {tmp_path}/mean")
     pieces = [weights_in(path) for path in run_checkpoints.steps(home / "base")[-3:]]
     for name, weight in weights_in(tmp_path / "mean").items():
-        torch.testing.assert_close(weight, torch.stack([piece[name] for piece in pieces]).mean(0))
+        assert_close(weight, torch.stack([piece[name] for piece in pieces]).mean(0))
     assert store.load(tmp_path / "mean")[1] is not None
     with mistake(r"--last is 0"):
         run_checkpoints.average(home / "base", 0)

@@ -52,7 +52,7 @@ def compiled(build):
         pytest.skip("torch promises no order of its sums, and multiplies what is not seen by zero")
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("heads,kv_heads", [(4, 4), (8, 2), (6, 1)])
 def test_ragged_rows_are_torchs_attention(build, dtype, bound, heads, kv_heads):
     pages, table, output = filled([1, 32, 33, 700], kv_heads, 24, dtype)

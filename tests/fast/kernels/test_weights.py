@@ -57,7 +57,7 @@ def test_large_matrices_come_back_from_large_pages(build):
     assert build == "torch" or packed.data.data_ptr() % (1 << 21) == 0
 
 
-@pytest.mark.parametrize(("rows", "step"), [(16, 1), (20, 4), (33, 2)])
+@pytest.mark.parametrize("rows, step", [(16, 1), (20, 4), (33, 2)])
 def test_a_panel_holds_sixteen_rows_step_by_step(rows, step):
     matrix = torch.arange(rows * 8).view(rows, 8) + 1
     panels = _paneled(matrix, step)

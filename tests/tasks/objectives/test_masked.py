@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glassformer import UserError
 from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training.batches import Batch
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.tasks.objectives import Masked
+from mistakes import mistake
 from packed import FRAME, LETTERS, check_packed_equals_apart, packed, random
 
 
@@ -111,5 +111,5 @@ def test_packed_equals_apart(letters):
 
 def test_a_tokenizer_without_a_mask_is_refused(marked):
     args = packed(torch.zeros(2, 10, dtype=torch.long), [3, 3, 3])
-    with pytest.raises(UserError, match="no mask token"):
+    with mistake("no mask token"):
         Masked().prepare(args, random(), marked)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import tiny
-from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.tasks.objectives import Span
 from glassformer.tasks.objectives.span import cut_out
+from mistakes import mistake
 from packed import LETTERS, MARKS, check_packed_equals_apart, packed, random
 
 
@@ -121,10 +121,10 @@ def test_packed_equals_apart(marked):
 
 def test_what_spans_lack_is_said(letters, marked):
     args = packed(torch.zeros(2, 10, dtype=torch.long), [3, 3, 3])
-    with pytest.raises(UserError, match="no sentinels"):
+    with mistake("no sentinels"):
         Span().prepare(args, random(), letters)
-    with pytest.raises(UserError, match="longer documents"):
+    with mistake("longer documents"):
         Span().prepare(args, random(), marked)
     endless = train_tokenizer("char", ["ab"], specials=("<extra_id_0>",))
-    with pytest.raises(UserError, match="no end-of-text token"):
+    with mistake("no end-of-text token"):
         Span().prepare(args, random(), endless)

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -123,7 +122,7 @@ def test_a_run_file_costs_what_a_training_of_it_says(tmp_path, terminal):
     assert pieces == whole and pieces["batch"] == 4
 
 
-MODELS: dict[str, config.Model] = {
+MODELS = {
     "glass": recipes.find("glass/1m"),
     "gpt2": serial.change(recipes.find("gpt2/124m"), {"decoder.depth": 2, "dim": 96}),
     "llama": recipes.find("llama/stories260k"),
@@ -134,7 +133,7 @@ MODELS: dict[str, config.Model] = {
 }
 
 
-def tiny(name: str) -> Any:
+def tiny(name):
     return serial.change(MODELS[name], {"embed.vocab": 50})
 
 
@@ -184,7 +183,7 @@ def test_activations_are_about_what_autograd_keeps(name, dropout):
     B, T = 2, 64
     cfg = serial.change(tiny(name), {"decoder.dropout": dropout})
     model = build_model(cfg).train()
-    stored: dict[int, torch.UntypedStorage] = {}
+    stored = {}
     weights = {weight.data_ptr() for weight in model.parameters()}
 
     def keep(tensor):

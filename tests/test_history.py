@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 
@@ -20,12 +19,12 @@ from glassformer.runs import run_file
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("GLASSFORMER_DATA", ROOT.parent / "shared" / "data"))
-TOLD: dict[str, Any] = json.loads((ROOT / "docs" / "history.json").read_text(encoding="utf-8"))
+TOLD = json.loads((ROOT / "docs" / "history.json").read_text(encoding="utf-8"))
 PAGE = (ROOT / "docs" / "history.md").read_text(encoding="utf-8")
 SENTENCES = {row["name"]: row for row in TOLD["sentences"]}
 
 
-def benchmark() -> Any:
+def benchmark():
     """benchmarks/history.py as a module."""
     spec = importlib.util.spec_from_file_location(
         "history_benchmark", ROOT / "benchmarks" / "history.py"

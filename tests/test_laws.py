@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -21,7 +20,6 @@ from glassformer.core.nn import (
     Decoder,
     EncoderDecoder,
     Mask,
-    Model,
     Tape,
     build,
     build_model,
@@ -30,7 +28,7 @@ from glassformer.core.nn import (
 from glassformer.fast import cpu_blocks
 from glassformer.formats import lora, store
 from glassformer.scale.cost import cost
-from glassformer.sight.layouts import DocumentReader, Documents, Layout
+from glassformer.sight.layouts import DocumentReader, Documents
 from mistakes import mistake
 from tiny import ALL, DECODERS, tokens
 
@@ -44,13 +42,13 @@ def _no_grad():
         yield
 
 
-def forward(model: Model, inputs: torch.Tensor, **kwargs: object) -> torch.Tensor:
+def forward(model, inputs, **kwargs):
     if isinstance(model, EncoderDecoder):
         return model(inputs, tokens(inputs.shape[0], 9, seed=5), **kwargs).logits
     return model(inputs, **kwargs).logits
 
 
-def near(remaining: torch.Tensor, right: torch.Tensor) -> None:
+def near(remaining, right):
     assert_close(remaining, right, **CLOSE)
 
 
@@ -90,7 +88,7 @@ def test_saved_loaded_counted_and_adapted(name, tmp_path):
     near(forward(back, second_tokens), forward(model, second_tokens))
 
 
-ENDS: dict[str, c.Model] = {  # without logits over words
+ENDS = {  # without logits over words
     "tagger": replace(tiny.bert(), head=None, pool=None, token_head=c.TokenHead(3, "gelu", 0.1)),
     "narrow": replace(
         tiny.bert(),
@@ -142,7 +140,7 @@ CANNOT = {
 }
 
 
-def needs(cfg: c.Model) -> list[set[str]]:
+def needs(cfg):
     """Requirements of each attention layer beside a mask."""
     results = []
     for stack in c.stacks(cfg).values():
@@ -175,12 +173,12 @@ def test_every_engine_equals_eager(name, engine, monkeypatch, chosen):
     near(output, forward(model, tokens()))
 
 
-def chunked(*sizes: int) -> Callable[[Documents, int], Layout]:
+def chunked(*sizes):
     """Each document through a cache in parts: of these sizes, then token by token; a prefix is
     read in one go."""
 
-    def layout(documents: Documents, prefix: int) -> Layout:
-        def cut(length: int) -> list[int]:
+    def layout(documents, prefix):
+        def cut(length):
             inside = [end for end in accumulate(sizes) if prefix <= end < length] or [prefix or 1]
             borders = [0, *inside, *range(inside[-1] + 1, length + 1)]
             return [end - start for start, end in pairwise(borders)]
@@ -198,7 +196,7 @@ CACHED = {
     "left, then tokens": lambda documents, _: documents.generated("left", 6),
     "right, then tokens": lambda documents, _: documents.generated("right", 6),
 }
-LAYOUTS: dict[str, Callable[[Documents, int], Layout]] = {
+LAYOUTS = {
     "left": lambda documents, _: documents.padded("left"),
     "right": lambda documents, _: documents.padded("right"),
     "packed": lambda documents, _: documents.packed(),
@@ -206,7 +204,7 @@ LAYOUTS: dict[str, Callable[[Documents, int], Layout]] = {
 }
 
 
-def compare_layout(model: Model, layout: str, tolerance: float) -> None:
+def compare_layout(model, layout, tolerance):
     """Documents read in a layout beside each by itself (sight/layouts.py)."""
     cfg, lengths = model.config, (9, 13, 20)
     prefix = Cache(cfg).prefix_length if layout in CACHED else 0

@@ -27,13 +27,13 @@ from mistakes import mistake
 ROOT = Path(__file__).parents[1]
 
 
-def compilers() -> list[list[str]]:
+def compilers():
     """Compilers that hatch_build.py would use here."""
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    compilers: list[list[str]] = module.compilers()
+    compilers = module.compilers()
     return compilers
 
 
@@ -58,7 +58,7 @@ def test_every_run_file_can_be_read():
         assert isinstance(run_file.read_run(name), run_config.Run)
 
 
-def licences() -> list[str]:
+def licences():
     """The licence of each package in the page, name and version first, in one line since bundling
     indents lines."""
     packages = json.loads((ROOT / "web/package-lock.json").read_text())["packages"]
@@ -98,12 +98,12 @@ def test_the_page_names_the_packages_in_it():
     assert {"LICENSE", "src/glassformer/static/THIRD_PARTY.txt"} <= set(project["license-files"])
 
 
-def pins(name: str) -> dict[str, set[str]]:
+def pins(name):
     """The versions of each package in a file of requirements/, each with a hash; no index is named
     there."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     assert "://" not in text and "--index" not in text and "--find-links" not in text
-    versions: dict[str, set[str]] = {}
+    versions = {}
     for entry in re.split(r"\n(?=\S)", text.strip()):
         pinned = re.match(r"([a-z0-9-]+)==([^\s;]+)", entry)
         assert pinned and re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry), entry
@@ -111,7 +111,7 @@ def pins(name: str) -> dict[str, set[str]]:
     return versions
 
 
-def requirements(extra: str) -> list[Requirement]:
+def requirements(extra):
     """Requirements of this extra in pyproject.toml, those of our own extras among them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requests = [*project["dependencies"], *project["optional-dependencies"][extra]]

@@ -42,7 +42,7 @@ def test_command_lines_are_understood(line):
 
 
 def test_lines_need_only_what_earlier_lines_left():
-    folders: set[str] = set()
+    folders = set()
     lines = [
         line.partition(" #")[0] for kind, block in BLOCKS if not kind for line in block.splitlines()
     ]
@@ -161,7 +161,7 @@ def test_the_file_of_ones_own_runs_as_pasted(tmp_path):
     )
 
 
-def exists(module: str, name: str) -> bool:
+def exists(module, name):
     with contextlib.suppress(ImportError):
         if hasattr(importlib.import_module(module), name):
             return True

@@ -32,7 +32,7 @@ glassformer() {{
 FOLDERS = ("multi30k-bpe-ende", "scan", "sst2", "cola", "scitldr", "tinystories", "wikitext-2-raw")
 
 
-def shorten(data: Path, target: Path) -> None:
+def shorten(data, target):
     """The first 2,000 lines of each file to train on and a hundred of the others."""
     # known by its hash, so as it is
     (target / "tinyshakespeare").symlink_to(data / "tinyshakespeare")

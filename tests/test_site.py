@@ -7,8 +7,6 @@ import ast
 import io
 import re
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -367,11 +365,11 @@ def test_what_a_terminal_shows_in_the_end(monkeypatch):
 class _Links(HTMLParser):
     """Links of a page, files that it loads, and its anchors."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.links, self.loads, self.places = list[str](), list[str](), set[str]()
 
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
+    def handle_starttag(self, tag, attrs):
         args = dict(attrs)
         self.places |= {args[name] for name in ("id", "name") if args.get(name)}
         if tag == "a" and args.get("href"):
@@ -381,7 +379,7 @@ class _Links(HTMLParser):
                 self.loads.append(args[name])
 
 
-def _read(path: Path) -> _Links:
+def _read(path):
     result = _Links()
     result.feed(path.read_text(encoding="utf-8"))
     return result

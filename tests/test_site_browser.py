@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -64,7 +63,7 @@ def tab(chromium):
     assert not foreign and not errors, (foreign, errors)
 
 
-def card(tab: Any, site: Path, name: str) -> Any:
+def card(tab, site, name):
     """One card of the sandbox, alone."""
     tab.goto("about:blank")  # a link that differs after # alone loads nothing
     tab.goto(f"{(site / 'live' / 'sandbox.html').as_uri()}#{name}")
@@ -72,13 +71,13 @@ def card(tab: Any, site: Path, name: str) -> Any:
     return tab
 
 
-def cells(tab: Any, count: int) -> dict[str, float]:
+def cells(tab, count):
     """Every number of the matrix by its address, when it has been painted with so many."""
-    result: dict[str, float] = tab.wait_for_function(PROBED, arg=count, polling=200).json_value()
+    result = tab.wait_for_function(PROBED, arg=count, polling=200).json_value()
     return result
 
 
-def numbers(tab: Any, of: str) -> torch.Tensor:
+def numbers(tab, of):
     return torch.tensor(tab.locator(of).evaluate_all(SHOWN), dtype=torch.float64)
 
 
@@ -172,7 +171,7 @@ def test_the_sandbox_is_for_everybody(name, site_page, tab):
     no_serious_finding(tab)
 
 
-def serious(tab: Any) -> list[Any]:
+def serious(tab):
     """Findings of axe in light and dark, at 1366 and 390 pixels; and elements wider than the
     window."""
     if not AXE.exists():
@@ -189,7 +188,7 @@ def serious(tab: Any) -> list[Any]:
     return outputs
 
 
-def no_serious_finding(tab: Any) -> None:
+def no_serious_finding(tab):
     result = serious(tab)
     assert not result, result
 

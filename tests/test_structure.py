@@ -19,7 +19,7 @@ import glassformer
 from glassformer import config
 
 SRC = Path(__file__).parents[1] / "src" / "glassformer"
-NEEDS: dict[str, set[str]] = {
+NEEDS = {
     "core": set(),
     "families": {"core"},
     "fast": {"core"},
@@ -79,7 +79,7 @@ TOPICS = {
 """What the tests of several modules are called, by their room."""
 
 
-def imports(path: Path) -> list[tuple[str, int]]:
+def imports(path):
     """(dotted name from the package's root or of another package, line) of each import in a
     file."""
     package = path.relative_to(SRC).parts[:-1]
@@ -100,7 +100,7 @@ def imports(path: Path) -> list[tuple[str, int]]:
     return results
 
 
-def room_of(path: Path) -> str:
+def room_of(path):
     return path.relative_to(SRC).parts[0].removesuffix(".py")
 
 
@@ -111,7 +111,7 @@ def test_every_room_is_known():
     assert {room_of(path) for path in FILES} <= NEEDS.keys() | DOORS
 
 
-def crossings() -> list[str]:
+def crossings():
     """Imports of a room that the table does not allow: "file:line room"."""
     crossed = []
     for path in FILES:
@@ -131,7 +131,7 @@ def test_a_room_imports_what_the_table_allows(room):
     assert len(crossed) <= ceilings["imports"].get(room, 0), crossed
 
 
-def modules() -> dict[str, Path]:
+def modules():
     """Every module of the package by its dotted name; a package's own page by the package's
     name."""
     named = {}
@@ -144,7 +144,7 @@ def modules() -> dict[str, Path]:
 def test_no_module_comes_back_to_itself():
     """No circle of imports, not even of those inside functions or for type checking."""
     named = modules()
-    below: dict[str, set[str]] = {}
+    below = {}
     for module, path in named.items():
         result = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -238,7 +238,7 @@ ELSEWHERE = {
 }
 
 
-def prose(path: Path) -> str:
+def prose(path):
     """What a file says to its reader: a test's strings name files that it makes, so of tests only
     docstrings."""
     text = path.read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ DOORS = {
 }
 
 
-def environment(**variables: str) -> dict[str, str]:
+def environment(**variables):
     return {name: value for name, value in os.environ.items() if name not in VARIABLES} | variables
 
 

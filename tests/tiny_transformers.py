@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch import nn
 
 VOCAB = 96
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -48,7 +47,7 @@ SPEECH = {"conv_dim": (16, 16), "conv_kernel": (4, 3), "conv_stride": (2, 2)}
 SPEECH |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
 HEAD = {"head_dim": 8}
 
-CAUSAL: dict[str, dict[str, Any]] = {
+CAUSAL = {
     "Llama": {},
     "GPT2": GPT,
     "Mixtral": {"num_local_experts": 4},
@@ -195,7 +194,7 @@ CAUSAL: dict[str, dict[str, Any]] = {
     }
     | {"decoder_ffn_dim": 48, "num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4},
 }
-MASKED: dict[str, dict[str, Any]] = {
+MASKED = {
     "Bert": {},
     "Roberta": {},
     "RobertaPreLayerNorm": {},
@@ -248,7 +247,7 @@ MASKED: dict[str, dict[str, Any]] = {
     "JinaEmbeddingsV3": {},
     "LayoutLM": {},
 }
-PAIRS: dict[str, dict[str, Any]] = {
+PAIRS = {
     "T5": T5,
     "MT5": T5,
     "UMT5": T5,
@@ -277,8 +276,8 @@ PAIRS: dict[str, dict[str, Any]] = {
     | {"decoder_ffn_dim": 48, "num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4}
     | {"decoder_start_token_id": 0},
 }
-Names: TypeAlias = tuple[str, str, dict[str, Any]]  # of the config, the class, and its sizes
-OTHERS: dict[str, Names] = {
+Names = tuple[str, str, dict[str, Any]]  # of the config, the class, and its sizes
+OTHERS = {
     "XLNet": (
         "XLNetConfig",
         "XLNetLMHeadModel",
@@ -383,9 +382,9 @@ CONFIGS = {
 LM_HEAD = ("GPT2", "OpenAIGPT", "CTRL", "Bert")
 
 
-def names() -> dict[str, Names]:
+def names():
     """Every class, by the name of its kind."""
-    rows: dict[str, Names] = {}
+    rows = {}
     for name, sizes in CAUSAL.items():
         ending = "LMHeadModel" if name in LM_HEAD else "ForCausalLM"
         key = f"{name}Decoder" if name in MASKED or name in PAIRS else name
@@ -399,7 +398,7 @@ def names() -> dict[str, Names]:
 NAMES = names()
 
 
-def build(name: str) -> nn.Module:
+def build(name):
     """The model with weights that leave no part of it at zero."""
     import transformers
 
@@ -407,7 +406,7 @@ def build(name: str) -> nn.Module:
     sizes = {key: size for key, size in (SIZES | extra).items() if size is not ABSENT}
     torch.manual_seed(0)
     config = getattr(transformers, config_name)(**sizes)
-    model: nn.Module = getattr(transformers, model_name)(config).eval()
+    model = getattr(transformers, model_name)(config).eval()
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():
         if parameter.dim():
@@ -415,11 +414,11 @@ def build(name: str) -> nn.Module:
     return model
 
 
-def inputs(name: str) -> dict[str, Any]:
+def inputs(name):
     """The arguments of one pass."""
     generator = torch.Generator().manual_seed(3)
 
-    def noise(*shape: int) -> torch.Tensor:
+    def noise(*shape):
         return torch.randn(shape, generator=generator)
 
     ids = torch.randint(6, VOCAB - 1, (1, 12), generator=generator)

@@ -20,12 +20,12 @@ def page():
 
 
 def ask(
-    page: Page,
-    method: str = "GET",
-    path: str = "/api/models",
-    token: str | None = None,
-    **headers: str,
-) -> int:
+    page,
+    method="GET",
+    path="/api/models",
+    token=None,
+    **headers,
+):
     """The status of a request with these headers."""
     hosts = None if token else frozenset(LOOPBACK)
     client = TestClient(

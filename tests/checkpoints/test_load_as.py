@@ -4,8 +4,6 @@ drawn and named."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +15,12 @@ from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from mistakes import mistake
 
-BERT: Any = tiny.bert()
+BERT = tiny.bert()
 POOL = config.Pool("first", "tanh", labels=5)
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     store.save(build_model(BERT, seed=1), tmp_path / "m", layout="glassformer")
     return tmp_path / "m"
 

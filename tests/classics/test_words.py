@@ -14,7 +14,7 @@ import torch
 
 from glassformer.commands.words import CONTEXTS
 from glassformer.formats import store
-from glassformer.sight.contexts import Place, must_have, pair_cosines, word_vectors
+from glassformer.sight.contexts import must_have, pair_cosines, word_vectors
 from glassformer.tasks.classics import average, bag, vectors, vocabulary, word2vec
 from glassformer.tasks.classics.vectors import Vectors
 from glassformer.tasks.classics.word2vec import Settings, Word2Vec
@@ -23,7 +23,7 @@ from mistakes import mistake
 KINDS = ("skip-gram", "cbow")
 
 
-def towns(sentences: int = 1500, seed: int = 0) -> list[list[str]]:
+def towns(sentences=1500, seed=0):
     """Sentences of two subjects whose words never meet: six words each, all six in any order."""
     draw = random.Random(seed)
     subjects = [[f"{subject}{number}" for number in range(6)] for subject in ("sea", "land")]
@@ -444,7 +444,7 @@ def minilm():
     return store.load(Path(package.get_model_path()))
 
 
-def place(text: str, word: str) -> Place:
+def place(text, word):
     return (text, *must_have(text, word)[0])
 
 

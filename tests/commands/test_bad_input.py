@@ -83,7 +83,7 @@ def refused(home, terminal):
     """Run a command that must fail: one sentence, nothing on standard output, every file as it
     was."""
 
-    def run(message: str, line: str, *words: object, stdin: bytes = b"") -> str:
+    def run(message, line, *words, stdin=b""):
         before = snapshot(home)
         assert terminal(line, *words, code=2, stdin=stdin) == ""
         sentence = one_sentence(terminal.notes)
@@ -94,7 +94,7 @@ def refused(home, terminal):
     return run
 
 
-def one_sentence(notes: str) -> str:
+def one_sentence(notes):
     """The only line on standard error that is not progress; it names the program and ends like a
     sentence."""
     lines = [line for line in notes.splitlines() if line and not line.startswith(PROGRESS)]
@@ -558,7 +558,7 @@ def test_a_tokenizer_by_its_name_and_a_runs_own(home, terminal, shared_data, mon
     assert Checkpoint.open(home / "named" / "step-000001").tokenizer().size == 50257
 
 
-def full(path: Path) -> None:
+def full(path):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -603,14 +603,14 @@ def test_a_full_disk_while_converting(home, refused, monkeypatch):
 # ------------------------------------------------------------------------------ real processes
 
 
-def minds_ctrl_c() -> None:
+def minds_ctrl_c():
     """A shell's background job is born deaf to Ctrl-C, and so are its children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def process(line: str, **kwargs: object) -> subprocess.Popen[bytes]:
+def process(line, **kwargs):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": minds_ctrl_c}
-    return subprocess.Popen([*COMMAND, *shlex.split(line)], **(pipes | kwargs))  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen([*COMMAND, *shlex.split(line)], **(pipes | kwargs))
 
 
 def test_a_mistake_in_a_real_process(home):
@@ -648,7 +648,7 @@ def test_a_terminal_that_cannot_show_the_text(home):
         one_sentence(notes.decode("ascii"))
 
 
-def interrupted(going: subprocess.Popen[bytes]) -> list[str]:
+def interrupted(going):
     """Lines of standard error of a process that Ctrl-C ends."""
     going.send_signal(signal.SIGINT)
     result, notes = going.communicate(timeout=60)

@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +51,7 @@ tensorboard = false
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, str]:
+def files(tmp_path_factory):
     """Two run files and what they read: words, and the same words backwards."""
     folder, draw = tmp_path_factory.mktemp("compare"), random.Random(0)
     texts = [" ".join(draw.choices("abcdefgh", k=draw.randint(1, 9))) for _ in range(60)]
@@ -73,11 +72,11 @@ def terminal(capfd):
     return Terminal(capfd)
 
 
-def best_loss(lines: list[dict[str, Any]]) -> float:
+def best_loss(lines):
     return min(line["valid_loss"] for line in lines if "valid_loss" in line)
 
 
-def changed(files: dict[str, str], path: Path, old: str, new: str) -> Path:
+def changed(files, path, old, new):
     """The run file of attention with another text at a place."""
     text = Path(files["attention"]).read_text()
     assert old in text
@@ -163,7 +162,7 @@ def test_each_seed_goes_on_from_its_own_checkpoint(files, tmp_path, terminal):
     assert losses[0] != pytest.approx(losses[1], rel=1e-3)
 
 
-def run_of_encoder(folder: Path, train: str, kind: str, objective: str, model: str = "") -> str:
+def run_of_encoder(folder, train, kind, objective, model=""):
     """A run file of a small encoder that reads train.KIND, as the words of a line; what it makes
     goes to out/."""
     path = folder / "encoder.toml"

@@ -49,7 +49,7 @@ def test_the_way_of_a_learner(tmp_path, terminal, monkeypatch):
     assert progress.state(exercise, progress.read_progress(tmp_path)) == "done"
 
 
-def command(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+def command(folder, line):
     """The real command, in a folder."""
     return subprocess.run([*COMMAND, *line.split()], cwd=folder, capture_output=True, text=True)
 

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,11 +24,11 @@ httpx = pytest.importorskip("httpx", reason="tests of the page need httpx")
 
 
 @pytest.fixture(scope="module")
-def link() -> Iterator[str]:
+def link():
     """A server of its own process, as `glassformer page --port 0` starts it."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
     words = [sys.executable, "-m", "glassformer", "page", "--port", "0"]
-    with subprocess.Popen(words, **options, env={**os.environ, "HF_HUB_OFFLINE": "1"}) as started:  # type: ignore[call-overload]
+    with subprocess.Popen(words, **options, env={**os.environ, "HF_HUB_OFFLINE": "1"}) as started:
         yield started.stdout.readline().strip()
         started.send_signal(signal.SIGINT)
         assert started.wait(20) in (0, 130, -signal.SIGINT)

@@ -18,7 +18,7 @@ from glassformer.formats import gguf
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     """A small model with a tokenizer, and a text beside it."""
     place = tmp_path_factory.mktemp("quantize")
     text = "the cat sat on the mat and the dog sat on the cat. " * 150

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -45,13 +44,13 @@ number = 3
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "model.py"
     path.write_text(CODE, encoding="utf-8")
     return path
 
 
-def test_a_model_of_ones_own_opens(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_ones_own_opens(file, capsys):
     assert main(["why", "--model-file", f"{file}:make", "5 3 8", "output[0,2,7]", "--up", "2"]) == 0
     text = capsys.readouterr().out
     assert "output[0,2,7] = " in text and "head.weight[7," in text and "hidden[0,2," in text
@@ -59,9 +58,7 @@ def test_a_model_of_ones_own_opens(file: Path, capsys: pytest.CaptureFixture[str
     assert "Row 8 of the table embed.weight" in text and "+0 " not in text
 
 
-def test_without_an_address_the_pass_is_listed(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_an_address_the_pass_is_listed(file, capsys):
     assert main(["why", "--model-file", f"{file}:make", "5 3 8"]) == 0
     text = capsys.readouterr().out
     assert "Tiny" in text and "hidden" in text and "linear" in text and "1 x 3 x 10" in text
@@ -69,7 +66,7 @@ def test_without_an_address_the_pass_is_listed(
     assert capsys.readouterr().out.strip() == "hidden: 1 x 3 x 4"
 
 
-def test_the_function_may_read_the_text(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_function_may_read_the_text(file, capsys):
     for function, text in (("with_words", "to be or"), ("with_options", "2")):
         address = ["why", "--model-file", f"{file}:{function}", text, "output[0,0,1]", "--json"]
         assert main(address) == 0
@@ -92,27 +89,25 @@ def test_the_function_may_read_the_text(file: Path, capsys: pytest.CaptureFixtur
         ("model.py:broken", "5", "fails on this text"),
     ],
 )
-def test_mistakes_are_sentences(
-    file: Path, name: str, text: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_sentences(file, name, text, words, capsys):
     assert main(["why", "--model-file", str(file.parent / name), text, "output[0,0,0]"]) != 0
     error = capsys.readouterr().err
     assert words in error and "Traceback" not in error
 
 
-def test_an_address_that_is_not_there(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_that_is_not_there(file, capsys):
     assert main(["why", "--model-file", f"{file}:make", "5", "hiden[0,0,0]"]) != 0
     assert "hidden" in capsys.readouterr().err
 
 
-def test_the_bytes_of_a_trace_are_bounded(file: Path) -> None:
+def test_the_bytes_of_a_trace_are_bounded(file):
     trace = outside.trace_file(f"{file}:make", "5 3 8", keep=0)
     assert trace.kept_bytes == 0
     assert trace.explain("hidden[0,2,1]").kind == "tanh"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A tiny Llama with its tokenizer, as transformers saves them."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -126,11 +121,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>"
     ).save_pretrained(path)
-    tiny_transformers.build("Llama").save_pretrained(path)  # type: ignore[operator]
+    tiny_transformers.build("Llama").save_pretrained(path)
     return path
 
 
-def test_a_folder_of_transformers_opens(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_transformers_opens(folder, capsys):
     why = ["why", "--with-transformers", str(folder), "the cat sat"]
     assert main([*why, "logits[0,2,5]", "--up", "1"]) == 0
     text = capsys.readouterr().out
@@ -139,9 +134,7 @@ def test_a_folder_of_transformers_opens(folder: Path, capsys: pytest.CaptureFixt
     assert "1 x 4 x 3 x 8" in capsys.readouterr().out
 
 
-def test_folders_that_transformers_cannot_read(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_that_transformers_cannot_read(folder, tmp_path, capsys):
     assert main(["why", "--with-transformers", str(tmp_path), "the cat"]) != 0
     assert "config.json" in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchModel"]}', encoding="utf-8")

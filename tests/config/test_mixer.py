@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from glassformer.cli import main
 from glassformer.core.config import extend, serial
 from glassformer.core.generation import beam
 from glassformer.core.generation.sample import Sampling
-from glassformer.core.nn import Cache, Model, Tape, build_model
+from glassformer.core.nn import Cache, Tape, build_model
 from glassformer.core.nn.build import makers
 from glassformer.core.training.causal import Causal
 from glassformer.scale import cost, ring
@@ -52,7 +51,7 @@ save_every = 2
 
 
 @pytest.fixture(params=["alone", "beside attention", "beside a window"])
-def cfg(request, monkeypatch) -> config.Decoder:
+def cfg(request, monkeypatch):
     """A decoder whose blocks mix tokens by the page's MinGRU, known while the test runs."""
     monkeypatch.setattr(serial, "_MEMBERS", {})
     monkeypatch.setattr(sys.modules["glassformer.core.nn.build"], "_MAKERS", dict(makers()))
@@ -68,16 +67,16 @@ def cfg(request, monkeypatch) -> config.Decoder:
 
 
 @pytest.fixture
-def model(cfg) -> Model:
+def model(cfg):
     return build_model(cfg, seed=1).eval()
 
 
-def greedy(model: Model) -> list[list[int]]:
+def greedy(model):
     """The answers to each prompt by itself."""
     return [generated(model, prompt, temperature=0)[0] for prompt in PROMPTS]
 
 
-def served(engine: Engine) -> list[list[int]]:
+def served(engine):
     """The engine's greedy answers to all prompts at once."""
     requests = [Request(prompt, max_new=9, sampling=Sampling(0)) for prompt in PROMPTS]
     handles = [engine.submit(request) for request in requests]
@@ -87,7 +86,7 @@ def served(engine: Engine) -> list[list[int]]:
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [5, 3, 5, 8, 9]]
 
 
-def generated(model: Model, prompt: Any, new: int = 9, **settings: Any) -> list[list[int]]:
+def generated(model, prompt, new=9, **settings):
     return glassformer.generate(model, None, prompt, max_new=new, **settings).run().tokens
 
 
@@ -252,4 +251,4 @@ def test_a_type_that_nobody_registered_is_told_what_is_missing(cfg):
         """A config without its decorator."""
 
     with mistake(re.escape("write @config.member(SLOT) above")):
-        config.Block(Forgotten(), config.MLP(8))  # type: ignore[arg-type]
+        config.Block(Forgotten(), config.MLP(8))

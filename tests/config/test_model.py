@@ -91,9 +91,9 @@ def test_python_refuses_what_a_file_may_not_say_in_the_same_words(kind, table, s
 
 def test_a_missing_feedforward_is_refused_where_it_is_made():
     with mistake(r"Embed\.vocab: null is not an integer"):
-        c.Embed(None)  # type: ignore[arg-type]
+        c.Embed(None)
     with mistake(r"Block\.attention: null is not a table"):
-        c.Block(None, c.MLP(16))  # type: ignore[arg-type]
+        c.Block(None, c.MLP(16))
 
 
 @pytest.mark.parametrize("name", [["MLP"], {"a": 1}, 7, None], ids=str)
@@ -103,13 +103,13 @@ def test_a_type_that_is_no_word_is_refused(name):
 
 
 def test_python_takes_what_a_file_may_say():
-    stack = c.Stack(np.int64(2), [BLOCK], "NoPosition", dropout=0)  # type: ignore[arg-type]
+    stack = c.Stack(np.int64(2), [BLOCK], "NoPosition", dropout=0)
     message = c.Stack(2, (BLOCK,), c.NoPosition(), dropout=0.0)
     assert stack == message
     # no 0 beside 0.0: the same checkpoint, byte for byte
     assert serial.dumps(stack) == serial.dumps(message)
-    assert c.MLP(16.0) == c.MLP(16)  # type: ignore[arg-type]
-    assert run.Train(objective="Masked").objective == objectives.Masked()  # type: ignore[arg-type]
+    assert c.MLP(16.0) == c.MLP(16)
+    assert run.Train(objective="Masked").objective == objectives.Masked()
 
 
 def test_every_type_of_the_vocabulary_is_checked():
@@ -129,7 +129,7 @@ def test_every_type_of_the_vocabulary_is_checked():
 
 
 def test_a_table_within_itself_is_told_not_printed():
-    table: dict[str, object] = {}
+    table = {}
     table["hidden"] = table
     with mistake("is not an integer"):
         serial.from_dict(c.MLP, table)
@@ -148,9 +148,7 @@ def test_a_place_needs_what_it_places(feedforward, norm, place, words):
         c.Block(c.Attention(4), feedforward, norm, place)
 
 
-def stack(
-    heads: tuple[int, ...] = (4,), causal: bool = True, position: c.Position | None = None
-) -> c.Decoder | c.Encoder:
+def stack(heads=(4,), causal=True, position=None):
     blocks = tuple(c.Block(c.Attention(n), c.MLP(16)) for n in heads)
     body = c.Stack(len(blocks), blocks, position or c.NoPosition(), causal)
     return (c.Decoder if causal else c.Encoder)(32, 64, c.Embed(50), body)
@@ -251,9 +249,9 @@ def test_another_type_drops_the_settings_of_the_one_before():
 
 def test_a_field_that_there_is_not_is_told_in_python_as_in_a_file():
     with mistake(r'Attention has no setting "n_heads". Did you mean "heads"'):
-        c.Attention(n_heads=4)  # type: ignore[call-arg]
+        c.Attention(n_heads=4)
     with mistake(r'AdamW has no setting "wd". Did you mean "weight_decay"'):
-        run.AdamW(wd=0.1)  # type: ignore[call-arg]
+        run.AdamW(wd=0.1)
 
 
 def test_a_model_without_a_position_table_takes_another_context():

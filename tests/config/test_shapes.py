@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
@@ -47,7 +45,7 @@ DATA = {
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory) -> Path:
+def home(tmp_path_factory):
     """Examples of each kind, and a model of each shape trained for two steps on them."""
     folder = tmp_path_factory.mktemp("shapes")
     labels = [f"{line}\t{'new' if 'red' in line else 'old'}" for line in LINES]
@@ -74,7 +72,7 @@ def terminal(home, terminal, monkeypatch):
     return terminal
 
 
-def rows_of(output: str) -> list[dict[str, Any]]:
+def rows_of(output):
     return [json.loads(line) for line in output.splitlines()]
 
 

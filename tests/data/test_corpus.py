@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import tracemalloc
-from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import pytest
 
 from glassformer.core.config.objective import Contrast
 from glassformer.core.errors import UserError
-from glassformer.core.training.shards import Shards
 from glassformer.formats.data import corpus, tokenising
 from glassformer.formats.data.corpus import PIECE, Source
 from glassformer.formats.data.registry import find
@@ -35,37 +33,37 @@ class Bytes:
 
     def __init__(
         self,
-        eos: int | None = 256,
-        bos: int | None = None,
-        size: int = 258,
-        record: Path | None = None,
+        eos=256,
+        bos=None,
+        size=258,
+        record=None,
     ):
         self.eos, self.bos, self.size, self.record = eos, bos, size, record
         self.fingerprint = f"bytes {size}"
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+    def encode_batch(self, texts):
         if self.record:
             with self.record.open("a") as file:
                 file.write(f"{os.getpid()}\n")
         return [list(text.encode()) for text in texts]
 
-    def encoder(self, characters: int) -> Callable[[list[str]], list[list[int]]]:
+    def encoder(self, characters):
         return self.encode_batch
 
-    def encode_continuation(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_continuation(self, text):
         return list(text.encode()), self.offsets(text)
 
-    def offsets(self, text: str) -> list[tuple[int, int]]:
+    def offsets(self, text):
         return [(at, at + 1) for at, letter in enumerate(text) for _ in letter.encode()]
 
 
-def write(path: Path, content: str | bytes) -> Path:
+def write(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
 
-def jsonl(path: Path, texts: list[str], field: str = "text") -> Path:
+def jsonl(path, texts, field="text"):
     return write(path, "".join(json.dumps({field: text}) + "\n" for text in texts))
 
 
@@ -210,7 +208,7 @@ def test_missing_paths_suggest_the_nearest(tmp_path, monkeypatch):
 # -------------------------------------------------------------------------------------- shards
 
 
-def shards_of(source: Source, tmp_path: Path, tokenizer: Bytes | None = None) -> Shards:
+def shards_of(source, tmp_path, tokenizer=None):
     return tokenise(source, tokenizer or Bytes(), cache=tmp_path / "cache")
 
 
@@ -240,7 +238,7 @@ def test_many_ids_take_four_bytes(tmp_path):
 
 def test_progress_reaches_the_end(tmp_path):
     source = find(write(tmp_path / "a.txt", "word " * (PIECE * 4)))
-    calls: list[tuple[int, int]] = []
+    calls = []
     tokenise(
         source,
         Bytes(),
@@ -373,7 +371,7 @@ def test_an_entry_of_another_sha256_is_made_again(tmp_path, name, damage):
     assert file.read_bytes() == content
 
 
-def _tokenise(folder: str, go: object) -> None:
+def _tokenise(folder, go):
     go.wait(30)
     tokenizer = Bytes(record=Path(folder) / "calls")
     assert (
@@ -443,7 +441,7 @@ class AtOnce(Executor):
     """Threads that are always ahead: what is handed to them is done before the next line. The most
     that can be held."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers):
         pass
 
     def submit(self, work, /, *args, **named):

@@ -28,11 +28,11 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def unreachable(*args: object, **settings: object) -> BytesIO:
+def unreachable(*args, **settings):
     raise urllib.error.URLError("no route to host")
 
 
-def small(monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
+def small(monkeypatch, **settings):
     file = Download(
         "small/small.txt", "https://example.org/small.txt", hashlib.sha256(CONTENT).hexdigest()
     )
@@ -66,7 +66,7 @@ def test_python_docs_needs_nothing_and_is_always_the_same(home, monkeypatch):
 
 def test_a_download_is_checked_and_kept(home, monkeypatch):
     small(monkeypatch, separator="\n")
-    requests: list[str] = []
+    requests = []
 
     def answer(url, timeout):
         requests.append(url)

@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data.test_corpus import Bytes, jsonl, write
 from glassformer.formats.data import tokenise, tokenising
-from glassformer.formats.data.corpus import Source
 from glassformer.formats.data.registry import find
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from mistakes import mistake
@@ -26,7 +24,7 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(tokenising, "JOURNAL_EVERY", 0.0)
 
 
-def corpus(folder: Path) -> Source:
+def corpus(folder):
     """Three files of three kinds, with a long document and empty ones."""
     words = [f"{n} wörds of document {n * n}" for n in range(40)]
     jsonl(folder / "a.jsonl", [" ".join(words[: n % 40]) for n in range(200)])
@@ -38,7 +36,7 @@ def corpus(folder: Path) -> Source:
 BATCHES = 44  # of this corpus
 
 
-def cache_files(cache: Path) -> dict[str, bytes]:
+def cache_files(cache):
     """Files of the only entry of a cache."""
     (folder,) = cache.glob("[!.]*")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -55,11 +53,11 @@ def full_files(tmp_path):
 class Stopped(Bytes):
     """Ends the work at the n-th batch it is asked for."""
 
-    def __init__(self, after: int, error: type[BaseException]) -> None:
+    def __init__(self, after, error):
         super().__init__(bos=257)
         self.left, self.error = after, error
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+    def encode_batch(self, texts):
         self.left -= 1
         if self.left < 0:
             raise self.error

@@ -7,8 +7,6 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,12 +26,12 @@ REQUESTS = [
 JOB = {"samples": 2, "seed": 3}
 
 
-def line(number: int, item: Any) -> dict[str, Any]:
+def line(number, item):
     return {"number": number, "sample": item.index, "tokens": item.tokens}
 
 
-def write(out: Path, job: dict[str, Any] = JOB, stop: int = 99) -> int:
-    def progress(done: int) -> None:
+def write(out, job=JOB, stop=99):
+    def progress(done):
         if done == stop:
             raise KeyboardInterrupt
 

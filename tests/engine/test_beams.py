@@ -9,9 +9,9 @@ import time
 import pytest
 
 import tiny
-from glassformer.core.generation import Hypothesis, Sampling, beam
+from glassformer.core.generation import Sampling, beam
 from glassformer.fast import kernels
-from glassformer.serve.engine import Engine, Request, Result
+from glassformer.serve.engine import Engine, Request
 from mistakes import mistake
 from pages import check_pages
 
@@ -20,7 +20,7 @@ from .test_laws import GENERATORS, TORCH, TWO, pages_of
 ENDS = (3, 5, 7)  # so that some end early
 
 
-def beam_requests(name: str) -> list[Request]:
+def beam_requests(name):
     """Prompts that begin alike and end in the middle of a page, or not, searched for with several
     widths."""
     lot, results = random.Random(4), []
@@ -46,9 +46,7 @@ def beam_requests(name: str) -> list[Request]:
     return results
 
 
-def search(
-    name: str, requests: list[Request], remaining: int = 0, **settings: object
-) -> list[list[Hypothesis]]:
+def search(name, requests, remaining=0, **settings):
     """Hypotheses of an engine for requests submitted at once, with other requests between them."""
     with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:
         plain = {"sampling": Sampling(0.9), "max_new": 12}
@@ -72,7 +70,7 @@ def search(
     return [handle.hypotheses for handle in handles]
 
 
-def agrees(actual_result: list[Hypothesis], result: Result) -> None:
+def agrees(actual_result, result):
     """The events tell what was found."""
     assert [completion.tokens for completion in actual_result] == [
         completion.tokens for completion in result.completions
@@ -85,7 +83,7 @@ def agrees(actual_result: list[Hypothesis], result: Result) -> None:
     assert result.usage.generated == sum(len(item.tokens) for item in actual_result)
 
 
-def endings(group: list[list[Hypothesis]]) -> list[list[tuple[list[int], str]]]:
+def endings(group):
     return [[(item.tokens, item.finish) for item in result] for result in group]
 
 

@@ -6,8 +6,7 @@ import pytest
 
 import tiny
 from glassformer.core.generation.sample import Sampling
-from glassformer.core.nn import Model
-from glassformer.serve.engine import Engine, Request, Result, Stats
+from glassformer.serve.engine import Engine, Request
 from mistakes import mistake
 from pages import check_pages
 
@@ -16,7 +15,7 @@ PROMPTS = [[number, 3] + [5, 8] * (5 * number) for number in range(6)]
 WANTED = [Request(prompt, sampling=HOW[prompt[0] % 4], seed=1, max_new=25) for prompt in PROMPTS]
 
 
-def run(draft: Model | None, name: str = "llama", **settings: int) -> tuple[list[Result], Stats]:
+def run(draft, name="llama", **settings):
     with Engine(tiny.model(tiny.DECODERS[name]), draft=draft, lookup=False, **settings) as engine:
         handles = [engine.submit(item) for item in WANTED]
         results = [handle.result() for handle in handles]
@@ -24,7 +23,7 @@ def run(draft: Model | None, name: str = "llama", **settings: int) -> tuple[list
         return results, engine.stats()
 
 
-def tokens(results: list[Result]) -> list[list[int]]:
+def tokens(results):
     return [result.completions[0].tokens for result in results]
 
 

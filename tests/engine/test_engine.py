@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -98,7 +97,7 @@ def test_a_prompt_is_scored():
 def test_bias_and_guide_and_stop_tokens_are_kept_to():
     allowed = torch.zeros(7, dtype=torch.bool)  # what lies beyond is not allowed
     allowed[[4, 6]] = True
-    calls: list[int] = []
+    calls = []
 
     def guide():
         return lambda tokens: (calls.append(len(tokens)), allowed)[1]
@@ -141,7 +140,7 @@ def test_a_cancelled_request_ends_and_says_so():
 
 def test_what_has_ended_is_not_cancelled_too():
     """Of two continuations one ends at its stop token; then the request is cancelled."""
-    started: list[int] = []
+    started = []
 
     def guide():
         started.append(len(started))
@@ -332,7 +331,7 @@ def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate():
     config = dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300))
     model, tokenizer = tiny.model(config), train_tokenizer("byte", [])
     prompts = ["Once upon", "a time", "x"]
-    options: dict[str, Any] = {"temperature": 1.3, "top_k": 40}
+    options = {"temperature": 1.3, "top_k": 40}
     output = glassformer.generate(model, tokenizer, prompts, max_new=30, seed=3, **options).run()
     letters = sorted(letter for letter in {*output.text} if letter.isalnum())
     stops = [letters[0], output.texts[1][4:6]]

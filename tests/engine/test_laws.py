@@ -6,18 +6,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from typing import Any
 
 import pytest
 import torch
 
 import glassformer
 import tiny
-from glassformer import nn
 from glassformer.core.generation.sample import Sampling
 from glassformer.fast import kernels
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
-from glassformer.serve.engine import Encode, Engine, Request, Result, memory
+from glassformer.serve.engine import Encode, Engine, Request, memory
 from glassformer.serve.engine.memory import plan_memory
 from pages import check_pages
 
@@ -36,7 +34,7 @@ THREADS = TORCH | TWO
 """Those in which they do where the number of threads is another: torch attends in encoders."""
 
 
-def requests(name: str) -> list[Request]:
+def requests(name):
     """Prompts of many lengths that begin alike or not, greedy and drawn."""
     lot, results = random.Random(5), []
     common = lot.choices(range(tiny.VOCAB), k=40)
@@ -62,12 +60,12 @@ def requests(name: str) -> list[Request]:
 
 
 def run(
-    model: str | nn.Model,
-    requests: list[Request],
-    order: list[int] | None = None,
-    count: int | None = None,
-    **settings: Any,
-) -> list[Result]:
+    model,
+    requests,
+    order=None,
+    count=None,
+    **settings,
+):
     """Results of an engine for requests submitted at once, in this order, by ``count`` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
@@ -84,7 +82,7 @@ def run(
     return results
 
 
-def logprobs(result: Result) -> list[float]:
+def logprobs(result):
     prompt = [item.logprob for item in result.prompt_logprobs or () if item.logprob is not None]
     return [
         *prompt,
@@ -92,16 +90,14 @@ def logprobs(result: Result) -> list[float]:
     ]
 
 
-def check_equal(
-    actual: list[Result], reference: list[Result], name: str = "gru", by_torch: set[str] = TORCH
-) -> None:
+def check_equal(actual, reference, name="gru", by_torch=TORCH):
     bound = BOUND if name in by_torch or kernels.path() == "torch" else 0.0
     for a, b in zip(actual, reference, strict=True):
         assert [x.tokens for x in a.completions] == [x.tokens for x in b.completions]
         assert logprobs(a) == pytest.approx(logprobs(b), rel=0, abs=bound)
 
 
-def pages_of(name: str, count: int) -> int:
+def pages_of(name, count):
     """The memory of so many pages."""
     room = plan_memory(tiny.model(tiny.ALL[name]), None, 32, None)
     return room.nbytes // len(room.pool.users) * count

@@ -33,7 +33,7 @@ def test_a_page_is_free_used_or_cached():
 
 
 def test_the_least_recently_used_page_is_forgotten_first():
-    forgotten: list[int] = []
+    forgotten = []
     pool = PagePool(3, forgotten.append)
     pages = [pool.take() for _ in range(3)]
     for page in pages:
@@ -95,12 +95,12 @@ def test_clients_take_turns():
     assert [turns.pop().ids[0] for _ in range(6)] == [1, 4, 5, 2, 6, 3]
 
 
-def grown(text: Sequence) -> int:
+def grown(text):
     """The next token of a text, from all before it."""
     return hash(tuple(text.ids)) % 3
 
 
-def copied(stored: dict[int, tuple[int, int]], source: int, target: int) -> None:
+def copied(stored, source, target):
     stored.update(
         {
             target * SIZE + at: stored[source * SIZE + at]
@@ -110,7 +110,7 @@ def copied(stored: dict[int, tuple[int, int]], source: int, target: int) -> None
     )
 
 
-def play(seed: int) -> None:
+def play(seed):
     """A random life of a scheduler, with texts that begin alike or branch, guesses, cancellations
     and too few pages."""
     lot = random.Random(seed)
@@ -123,7 +123,7 @@ def play(seed: int) -> None:
     )
     pieces = min(6, (max(budget, most, 3) + (span or 0) - 3 + SIZE) // SIZE + 1) + lot.randint(0, 3)
     windows = Windows(pool, SIZE, span, pieces)
-    released: list[Sequence] = []
+    released = []
     scheduler = Scheduler(
         pool,
         SIZE,
@@ -144,8 +144,8 @@ def play(seed: int) -> None:
     # texts that go on together, and those of them that were read
     groups, ids = dict[Sequence, list[Sequence]](), set[Sequence]()
     # what a careful reader would find in each slot: place and token
-    stored: dict[int, tuple[int, int]] = {}
-    near: dict[int, tuple[int, int]] = {}  # the same where layers with windows look
+    stored = {}
+    near = {}  # the same where layers with windows look
     todo, bounds, live = lot.randint(1, 9), dict[Sequence, int](), list[Sequence]()
     for step in range(400):
         while todo and lot.random() < 0.6:

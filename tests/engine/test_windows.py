@@ -9,10 +9,9 @@ import random
 import pytest
 import torch
 
-import glassformer
 import tiny
 from glassformer.core.generation import Sampling, beam
-from glassformer.serve.engine import Engine, Request, Result
+from glassformer.serve.engine import Engine, Request
 from glassformer.serve.engine.memory import fit_pages, page_needs, plan_memory
 from glassformer.serve.engine.pages import PagePool, Windows
 from glassformer.serve.engine.runner import PagedRunner
@@ -29,11 +28,11 @@ NAMES = ["starcoder2", "gemma2", "mixed"]
 STEP = 7  # tokens a step; with a window of 6 to 9 tokens that is two pages of thirteen
 
 
-def model(name: str) -> glassformer.Model:
+def model(name):
     return tiny.model(dataclasses.replace(tiny.DECODERS[name], context=CONTEXT))
 
 
-def requests(count: int = 6) -> list[Request]:
+def requests(count=6):
     """Long texts that begin alike, end in the middle of a page or not, are guessed, repeated, drawn
     several times."""
     lot, results = random.Random(1), []
@@ -54,7 +53,7 @@ def requests(count: int = 6) -> list[Request]:
     return results
 
 
-def answers(engine: Engine, requests: list[Request]) -> list[Result]:
+def answers(engine, requests):
     handles = [engine.submit(request) for request in requests]
     results = [handle.result() for handle in handles]
     assert engine.memory_plan.pool.in_use == 0 == engine.stats().pages_used
@@ -149,11 +148,11 @@ def test_what_was_given_back_is_not_looked_at(name):
         assert torch.allclose(value, truth[path], atol=1e-4), path
 
 
-def watch(pool: PagePool, most: dict[PagePool, int]) -> None:
+def watch(pool, most):
     """Have the most pages that are in use at once written down."""
     take = pool.take
 
-    def taking() -> int:
+    def taking():
         page = take()
         most[pool] = max(most.get(pool, 0), pool.in_use)
         return page

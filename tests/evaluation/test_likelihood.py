@@ -11,7 +11,6 @@ import torch
 
 import tiny
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.store import save
 from glassformer.tasks.evaluation import likelihoods
@@ -27,7 +26,7 @@ PAIRS = [
 
 
 @torch.no_grad()
-def naive(model: Model, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+def naive(model, context, continuation):
     """A forward pass for each token; a row longer than the model's context loses its beginning."""
     full, total, greedy = [*context, *continuation], 0.0, True
     cut = max(0, len(full) - 1 - model.config.context)

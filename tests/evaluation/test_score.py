@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data import tokenise
-from glassformer.tasks.evaluation import Score, score
+from glassformer.tasks.evaluation import score
 from mistakes import mistake
 
 CONTEXT = 16
@@ -28,7 +28,7 @@ STORIES = [
 STORIES += ["ab" * k for k in range(1, 9)]
 
 
-def decoder(vocab: int, position: c.Position | None = None, dropout: float = 0.0) -> Model:
+def decoder(vocab, position=None, dropout=0.0):
     block = c.Block(c.Attention(4, kv_heads=2), c.GatedMLP(32))
     stack = c.Stack(2, (block,), position or c.Rotary(), last_norm=c.RMSNorm(), dropout=dropout)
     cfg = c.Decoder(
@@ -38,7 +38,7 @@ def decoder(vocab: int, position: c.Position | None = None, dropout: float = 0.0
 
 
 @torch.no_grad()
-def naive(model: Model, documents: list[list[int]], context: int, stride: int) -> tuple[float, int]:
+def naive(model, documents, context, stride):
     """Mean loss and count, a forward pass for each token on just what its window shows of it."""
     losses = []
     for ids in documents:
@@ -52,9 +52,7 @@ def naive(model: Model, documents: list[list[int]], context: int, stride: int) -
     return sum(losses) / len(losses), len(losses)
 
 
-def check(
-    got: Score, model: Model, documents: list[list[int]], size: int, context: int, stride: int
-) -> None:
+def check(got, model, documents, size, context, stride):
     loss, count = naive(model, documents, context, stride)
     assert got.tokens == count
     assert got.bytes == size

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from glassformer.families.differences import differences
 
-SIDES: list[tuple[Any, Any, list[tuple[str, Any, Any]]]] = [
+SIDES = [
     ({"a": 1, "b": [1, {"c": 2}]}, {"a": 1, "b": [1, {"c": 2}]}, []),
     ({"a": 1}, {"b": 2}, [("a", 1, None), ("b", None, 2)]),
     ({"a": {"type": "X", "n": 1}}, {"a": {"type": "X", "n": 2}}, [("a.n", 1, 2)]),

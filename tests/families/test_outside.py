@@ -4,9 +4,7 @@ loaded and saved."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -64,7 +62,7 @@ recipes.add(replace(
 
 
 @pytest.fixture
-def page(tmp_path) -> Iterator[Path]:
+def page(tmp_path):
     path = tmp_path / "my_recipe.py"
     path.write_text(PAGE)
     before = dict(recipes.RECIPES)

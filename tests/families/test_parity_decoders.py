@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -67,7 +66,7 @@ GPT2_SIZES = {
     "n_positions": 64,
     "initializer_range": 0.15,
 }
-FAMILIES: dict[str, dict[str, dict[str, Any]]] = {
+FAMILIES = {
     "GPT2": {
         "plain": {},
         "untied": {"tie_word_embeddings": False},
@@ -226,23 +225,23 @@ CASES = [
 ]
 
 
-def theirs_of(family: str, **changes: Any) -> Any:
+def theirs_of(family, **changes):
     torch.manual_seed(0)
     sizes, kind = (GPT2_SIZES, "LMHeadModel") if family == "GPT2" else (SIZES, "ForCausalLM")
     settings = getattr(transformers, f"{family}Config")(**{**sizes, **changes})
     return shaken(getattr(transformers, f"{family}{kind}")(settings))
 
 
-def tokens(length: int = 48) -> torch.Tensor:
+def tokens(length=48):
     return torch.randint(0, VOCAB, (3, length), generator=torch.Generator().manual_seed(1))
 
 
 @torch.no_grad()
-def difference(a: Any, b: Any, ids: torch.Tensor) -> float:
+def difference(a, b, ids):
     return float((a(ids).logits - b(ids).logits).abs().max())
 
 
-def round_trip(reference: Any, folder: Path, **options: Any) -> tuple[Any, Any]:
+def round_trip(reference, folder, **options):
     """Theirs loaded here, and saved here loaded there: the same logits."""
     reference.save_pretrained(folder / "theirs", **options)
     model, _ = store.load(folder / "theirs")
@@ -369,7 +368,7 @@ def test_defaults_are_those_of_transformers(family):
 
 
 # in the words of the files on the hub, which transformers 4 wrote
-AS_PUBLISHED: dict[str, dict[str, Any]] = {
+AS_PUBLISHED = {
     "starcoder2/3b": {
         "architectures": ["Starcoder2ForCausalLM"],
         "attention_dropout": 0.1,
@@ -419,9 +418,9 @@ def test_files_of_transformers_4(name):
     assert recipes.plain(read) == recipes.plain(recipes.find(name))
 
 
-def shrunk(name: str) -> config.Decoder:
+def shrunk(name):
     """A recipe made tiny, all its peculiarities kept."""
-    cfg: Any = recipes.find(name)
+    cfg = recipes.find(name)
     pattern = []
     for block in cfg.decoder.pattern:
         args, think = block.attention, block.feedforward
@@ -478,7 +477,7 @@ def test_nanomoe_is_as_its_author_trained_it():
     """A mixture in the first of every two blocks, no biases, and as many parameters as its code
     makes."""
     model = recipes.find("nanomoe/openwebtext")
-    mixed = [isinstance(model.decoder.block(i).feedforward, config.MoE) for i in range(6)]  # type: ignore[union-attr]
+    mixed = [isinstance(model.decoder.block(i).feedforward, config.MoE) for i in range(6)]
     assert mixed == [True, False] * 3
     block = 2 * 384 + 4 * 384 * 384  # norms, attention
     mlp, mixture = 8 * 384 * 384, 8 * 8 * 384 * 384 + 8 * 384

@@ -4,15 +4,11 @@ loaded there; so are the keys of their config.json."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 from torch.testing import assert_close
 
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
@@ -27,21 +23,21 @@ from mistakes import mistake
 from tiny import equal_tensors
 
 
-def tokens(length: int = 24, seed: int = 1) -> Tensor:
+def tokens(length=24, seed=1):
     return torch.randint(2, VOCAB, (3, length), generator=torch.Generator().manual_seed(seed))
 
 
-def close(a: Tensor | None, b: Tensor | None) -> None:
+def close(a, b):
     assert (a is None) == (b is None)
     if a is not None:
         assert_close(a, b, rtol=0.0, atol=TOLERANCE)
 
 
-def real_positions(present: Tensor) -> Tensor:
+def real_positions(present):
     return (present.long().cumsum(1) - 1).masked_fill(~present, -1)
 
 
-def equal_ends(actual: Any, reference: Any, side: str) -> None:
+def equal_ends(actual, reference, side):
     """Hidden states, logits, labels of tokens and what is pooled, of padded rows with two segments
     where there are two."""
     present, ids = padding(side), tokens()
@@ -80,7 +76,7 @@ def _no_grad():
         yield
 
 
-def padding(side: str) -> Tensor:
+def padding(side):
     """Which of 24 columns hold something, (3, 24)."""
     present = torch.arange(24) < torch.tensor([24, 17, 9])[:, None]
     return present if side == "right" else present.flip(1)
@@ -88,7 +84,7 @@ def padding(side: str) -> Tensor:
 
 # ------------------------------------------------------------------------------------------- BERT
 
-BERT: dict[str, tuple[str, dict[str, Any]]] = {
+BERT = {
     "bare": ("BertModel", {}),
     "words": ("BertForMaskedLM", {}),
     "words, untied": ("BertForMaskedLM", {"tie_word_embeddings": False}),
@@ -117,7 +113,7 @@ BERT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def bert(kind: str, **changes: Any) -> Any:
+def bert(kind, **changes):
     settings = getattr(transformers, kind.partition("For")[0].removesuffix("Model") + "Config")
     return shaken(getattr(transformers, kind)(settings(**{**SIZES, **changes})))
 
@@ -156,7 +152,7 @@ def test_published_sizes_of_electra(size, shape):
 
 # --------------------------------------------------------------------------------------------- T5
 
-T5: dict[str, dict[str, Any]] = {
+T5 = {
     "tied": {},
     "1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "1.1, tied all the same": {
@@ -184,7 +180,7 @@ T5_SIZES = {
 }
 
 
-def t5(**changes: Any) -> Any:
+def t5(**changes):
     tied = changes.get("tie_word_embeddings", True)
     twins = changes.pop("twins", tied)
     # logits of some units, scaled down or not
@@ -197,7 +193,7 @@ def t5(**changes: Any) -> Any:
     return shaken(model)
 
 
-def equal_pairs(actual: Any, reference: Any, side: str = "right") -> None:
+def equal_pairs(actual, reference, side="right"):
     """The logits of a decoder over a padded source."""
     present, source, ids = padding(side), tokens(), tokens(11, seed=2)
     out = reference(input_ids=source, attention_mask=present.long(), decoder_input_ids=ids)
@@ -207,13 +203,13 @@ def equal_pairs(actual: Any, reference: Any, side: str = "right") -> None:
 
 
 def both_ways(
-    reference: Any,
-    folder: Path,
-    compare: Callable[[Any, Any, str], None],
-    sides: tuple[str, ...] = ("right", "left"),
-    saved: str = "",
-    unread: tuple[str, ...] = (),
-) -> None:
+    reference,
+    folder,
+    compare,
+    sides=("right", "left"),
+    saved="",
+    unread=(),
+):
     """Theirs here, ours there, the same numbers; the files come back bit for bit, but for what
     transformers writes and does not read. ``saved``: another class that says as much."""
     reference.save_pretrained(folder / "theirs")
@@ -292,7 +288,7 @@ def test_t5_as_transformers_4_wrote_it(tmp_path):
 
 # ------------------------------------------------------------------------------------------- 2017
 
-MARIAN: dict[str, dict[str, Any]] = {
+MARIAN = {
     "plain": {},
     "scaled, relu": {"scale_embedding": True, "activation_function": "relu", "dropout": 0.0},
     "swish, lopsided": {
@@ -305,7 +301,7 @@ MARIAN: dict[str, dict[str, Any]] = {
 }
 
 
-def marian(**changes: Any) -> Any:
+def marian(**changes):
     sides = {f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in SIDE.items()}
     ids = {
         "pad_token_id": 0,
@@ -350,7 +346,7 @@ def test_a_marian_beside_its_two_vocabularies(tmp_path):
 def test_our_2017_model_is_theirs_with_sines_first(tmp_path):
     """A size of ours, shrunk, is a Marian of theirs once its waves stand in halves; its head's bias
     is zeros there."""
-    small: Any = recipes.find("vaswani/tiny")
+    small = recipes.find("vaswani/tiny")
     small = replace(
         small, dim=32, context=40, embed=replace(small.embed, vocab=VOCAB, scale=32**0.5)
     )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -102,7 +101,7 @@ YARN = {
     "original_max_position_embeddings": 16,
     "rope_theta": 1e4,
 }
-REFUSED: dict[str, list[tuple[str, Any, str]]] = {
+REFUSED = {
     "llama/stories260k": [
         (
             "architectures",
@@ -251,7 +250,7 @@ def test_model_type_is_enough():
 # -------------------------------------------------------------------------------- config.json, ours
 
 
-UNSAID: dict[str, list[tuple[str, Any, str]]] = {
+UNSAID = {
     "llama/stories260k": [
         (
             "decoder.pattern.attention.softcap",
@@ -337,7 +336,7 @@ def test_glass_has_no_published_layout():
 
 
 def test_a_pattern_of_equal_blocks_is_one_block():
-    block = STORIES.decoder.pattern[0]  # type: ignore[union-attr]
+    block = STORIES.decoder.pattern[0]
     doubled = serial.change(STORIES, {"decoder.depth": 4})
     doubled = serial.change(doubled, {"decoder.pattern": [serial.to_dict(block)] * 2})
     assert recipes.write_config(doubled)[0].name == "llama"

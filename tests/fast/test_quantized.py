@@ -4,7 +4,6 @@ it was."""
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -33,9 +32,7 @@ RECURRENT = {"gru", "lstm", "cho", "bahdanau", "reader"}
 FAMILIES = sorted(tiny.ALL.keys() - RECURRENT)
 
 
-def weight_of(
-    bits: int, shape: tuple[int, ...] = (40, 100), group: int = 32
-) -> tuple[torch.Tensor, Any]:
+def weight_of(bits, shape=(40, 100), group=32):
     plain = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     return plain, parameter(Codes.of(searched(plain, bits, group), bits, group), torch.float32)
 

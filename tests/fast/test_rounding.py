@@ -9,7 +9,7 @@ from glassformer.fast import rounding
 from mistakes import mistake
 
 
-def weights(rows: int = 48, inputs: int = 100) -> torch.Tensor:
+def weights(rows=48, inputs=100):
     return torch.randn(rows, inputs, generator=torch.Generator().manual_seed(0)) * 0.05
 
 

@@ -20,26 +20,26 @@ from glassformer.sight.figures.progress import Progress, in_notebook
 class Handle:
     """Result of ``display`` in a notebook."""
 
-    def __init__(self, first: str) -> None:
+    def __init__(self, first):
         self.pages = [first]
 
-    def update(self, page: str) -> None:
+    def update(self, page):
         self.pages.append(page)
 
 
 @pytest.fixture
 def notebook(monkeypatch):
     """A kernel, as IPython makes itself known; the displays that were opened."""
-    opened: list[Handle] = []
+    opened = []
 
     def display(page, display_id):
         assert display_id
         opened.append(Handle(page))
         return opened[-1]
 
-    ipython: Any = types.ModuleType("IPython")
+    ipython = types.ModuleType("IPython")
     ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
-    tools: Any = types.ModuleType("IPython.display")
+    tools = types.ModuleType("IPython.display")
     tools.HTML, tools.display = str, display
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", tools)
@@ -82,7 +82,7 @@ def test_a_bar_is_not_drawn_more_often_than_can_be_seen(notebook, monkeypatch):
 
 
 def test_nothing_elsewhere(monkeypatch, capsys):
-    ipython: Any = types.ModuleType("IPython")  # imported by somebody, no kernel
+    ipython = types.ModuleType("IPython")  # imported by somebody, no kernel
     ipython.get_ipython = lambda: None
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     assert not in_notebook()

@@ -7,7 +7,6 @@ import base64
 import csv
 import json
 from html.parser import HTMLParser
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -21,7 +20,7 @@ from glassformer.serve.page.models import shipped
 from glassformer.sight import TunedLens, fit_tuned_lens
 from glassformer.sight.figures.charts import Curves, Heat, TableFigure, colours, thinned, ticks
 from glassformer.sight.figures.drawing import plain, png, written
-from glassformer.sight.figures.shown import Shown, fragment
+from glassformer.sight.figures.shown import fragment
 from glassformer.sight.seen import Seen
 from mistakes import mistake
 
@@ -90,21 +89,21 @@ def figure(request, results, log):
 class Parsed(HTMLParser):
     """Tags, attributes and text of a page, and what its pictures are made of."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__()
-        self.tags: list[str] = []
-        self.attributes: set[str] = set()
+        self.tags = []
+        self.attributes = set()
         self.text = ""
-        self.sources: list[str] = []
+        self.sources = []
         self.feed(page)
         self.close()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.attributes |= {name for name, _ in attrs}
         self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text += data
 
 
@@ -147,7 +146,7 @@ def test_it_is_saved_as_a_picture(figure, kind, tmp_path):
         assert data.startswith(b"\x89PNG\r\n")
 
 
-def rows(figure: Shown, folder: Path) -> list[dict[str, str]]:
+def rows(figure, folder):
     with figure.save(folder / "it.csv").open(encoding="utf-8", newline="") as opened:
         return list(csv.DictReader(opened))
 
@@ -221,7 +220,7 @@ def test_a_browser_shows_what_holds_html_and_runs_none_of_it(chromium, tmp_path)
     path.write_text(
         f"<!doctype html><body>{Seen(values, [HOSTILE, HOSTILE])._repr_html_()}", encoding="utf-8"
     )
-    wrong: list[str] = []
+    wrong = []
     page = chromium.new_page()
     page.on("dialog", lambda dialog: wrong.append(dialog.message) or dialog.dismiss())
     page.on(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,11 +17,11 @@ from glassformer.formats.checkpoint import Checkpoint
 from mistakes import mistake
 
 
-def near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+def near(actual, expected, tolerance=1e-5):
     assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-def loaded(folder: Path) -> torch.Tensor:
+def loaded(folder):
     return logits(store.load(folder)[0])
 
 

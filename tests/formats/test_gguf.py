@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import struct
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from glassformer import families as recipes
 from glassformer.commands import common
 from glassformer.core.config import serial
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
 from glassformer.core.tokenizer import train
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights, quantized
@@ -39,11 +38,11 @@ SMALL = {"decoder.depth": 2, "context": 64, "embed.vocab": 300}
 SCALES = {"Q4_K": [0, 2], "Q6_K": [208], "Q2_K": [80, 82], "IQ4_XS": [0]}
 
 
-def kind_of(name: str) -> GGMLQuantizationType:
+def kind_of(name):
     return GGMLQuantizationType[name]
 
 
-def model_of(name: str = "llama/stories260k", seed: int = 1, dim: int = 64) -> Model:
+def model_of(name="llama/stories260k", seed=1, dim=64):
     heads = {} if name.startswith("gpt2") else {"decoder.pattern.attention.kv_heads": 2}
     heads |= {"decoder.pattern.attention.heads": 4, "decoder.pattern.feedforward.hidden": 96}
     heads |= {"decoder.position.length": 64} if name.startswith("gpt2") else {}
@@ -56,12 +55,12 @@ def model_of(name: str = "llama/stories260k", seed: int = 1, dim: int = 64) -> M
     return build_model(cfg, seed=seed).eval()
 
 
-def logits_of(model: Model) -> torch.Tensor:
+def logits_of(model):
     with inference(model):
         return model(tiny.tokens()).logits
 
 
-def written(folder: Path, kind: str = "F32", name: str = "llama/stories260k") -> Path:
+def written(folder, kind="F32", name="llama/stories260k"):
     path = folder / "model.gguf"
     gguf.save(model_of(name), path, kind, train("bpe", [TEXT], 300), "tiny")
     return path
@@ -112,14 +111,14 @@ def test_a_model_comes_back_bit_for_bit(tmp_path, name):
     assert tokenizer.encode(TEXT) == train("bpe", [TEXT], 300).encode(TEXT)
 
 
-def few(bits: int = 8, **layout: int) -> Model:
+def few(bits=8, **layout):
     """The model in codes."""
     model = model_of()
     quantize_weights(model, QuantizedLayout(bits, **layout))
     return model
 
 
-def codes_of(model: Model) -> dict[str, torch.Tensor]:
+def codes_of(model):
     return {path: weight.quantized_data.codes for path, weight in quantized(model).items()}
 
 
@@ -283,7 +282,7 @@ def test_a_file_that_is_there_already_survives_a_failure(tmp_path):
     assert snapshot(tmp_path) == {"a.gguf": b"before"}
 
 
-def _text(text: str) -> bytes:
+def _text(text):
     return struct.pack("<Q", len(text)) + text.encode()
 
 

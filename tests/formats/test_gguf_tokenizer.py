@@ -8,9 +8,6 @@ import random
 import re
 import struct
 import unicodedata
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import regex
@@ -46,7 +43,7 @@ RULES = {  # as llama.cpp lists them: each cuts what the one before has left
 COMPOSING = {"mpt", "qwen2", "command-r"}  # NFC first, which llama.cpp leaves out
 
 
-def written(path: Path, fields: dict[str, Any], tail: int = 0) -> Path:
+def written(path, fields, tail=0):
     """A GGUF file with these fields and no tensors, and ``tail`` bytes of nothing behind."""
     writer = GGUFWriter(path, "llama")
     for name, value in fields.items():
@@ -59,16 +56,14 @@ def written(path: Path, fields: dict[str, Any], tail: int = 0) -> Path:
     return path
 
 
-def tokenizer_fields(model: str, names: list[str], kinds: list[str], **more: Any) -> dict[str, Any]:
+def tokenizer_fields(model, names, kinds, **more):
     """The fields of a vocabulary."""
     types = [TYPES[kind] for kind in kinds]
     stored = {"model": model, "tokens": names, "token_type": types, **more}
     return {f"tokenizer.ggml.{name}": value for name, value in stored.items()}
 
 
-def bpe_fields(
-    pre: str, user: tuple[str, ...] = (), **more: Any
-) -> tuple[dict[str, Any], dict[str, int]]:
+def bpe_fields(pre, user=(), **more):
     """A small byte-level BPE, and the ids of its entries."""
     model = json.loads(train_tokenizer("bpe", [*STORY, *NASTY], 700).to_json())["model"]
     names = sorted(model["vocab"], key=model["vocab"].__getitem__)
@@ -84,14 +79,14 @@ def bpe_fields(
     return {**fields, **more}, model["vocab"]
 
 
-def split(rules: list[str], sample: str) -> list[str]:
+def split(rules, sample):
     """The pieces of a text after every rule."""
     pieces = [sample]
     for rule in rules:
         if rule == BYTES:
             pieces = ["".join(byte_alphabet()[byte] for byte in piece.encode()) for piece in pieces]
             continue
-        cut: list[str] = []
+        cut = []
         for piece in pieces:
             at = 0
             for result in regex.finditer(rule, piece):
@@ -211,15 +206,15 @@ def test_the_weights_are_not_read(tmp_path):
     assert open_tokenizer(path).fingerprint == open_tokenizer(small).fingerprint
 
 
-def _dropped(*names: str) -> Callable[[dict[str, Any]], None]:
-    def change(fields: dict[str, Any]) -> None:
+def _dropped(*names):
+    def change(fields):
         for name in names:
             del fields[f"tokenizer.ggml.{name}"]
 
     return change
 
 
-CASES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+CASES = {
     "no merges": (_dropped("merges"), "no merges"),
     "no rule": (_dropped("pre"), "does not say how it splits"),
     "unknown rule": (

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -40,17 +39,17 @@ SEEN = ORDER[:, None] >= ORDER[None]
 class Draw:
     """Tensors by name, each drawn once."""
 
-    def __init__(self) -> None:
-        self.made: dict[str, Tensor] = {}
+    def __init__(self):
+        self.made = {}
         self.generator = torch.Generator().manual_seed(4)
 
-    def __call__(self, name: str, *shape: int, around: float = 0.0) -> Tensor:
+    def __call__(self, name, *shape, around=0.0):
         if name not in self.made:
             self.made[name] = around + 0.4 * torch.randn(*shape, generator=self.generator)
         return self.made[name]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(q, k, v):
     """(T, heads, D) each, causal, a head at a time."""
     heads = []
     for h in range(q.shape[1]):
@@ -60,18 +59,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(heads, 1)
 
 
-def gpt(draw: Draw, bias: bool, act: str, tied: bool) -> Tensor:
+def gpt(draw, bias, act, tied):
     """nanoGPT's and minGPT's forward: logits (T, V)."""
 
-    def maybe(name: str, size: int) -> Tensor | None:
+    def maybe(name, size):
         return draw(name, size) if bias else None
 
-    def norm(x: Tensor, name: str) -> Tensor:
+    def norm(x, name):
         return F.layer_norm(
             x, (C,), draw(f"{name}.weight", C, around=1.0), maybe(f"{name}.bias", C), 1e-5
         )
 
-    def linear(x: Tensor, name: str, out: int) -> Tensor:
+    def linear(x, name, out):
         return F.linear(x, draw(f"{name}.weight", out, x.shape[-1]), maybe(f"{name}.bias", out))
 
     x = draw("transformer.wte.weight", V, C)[IDS[0]] + draw("transformer.wpe.weight", N, C)[:T]
@@ -87,15 +86,15 @@ def gpt(draw: Draw, bias: bool, act: str, tied: bool) -> Tensor:
     return norm(x, "transformer.ln_f") @ head.T
 
 
-def nanochat(draw: Draw, kv: int, rows: int) -> Tensor:
+def nanochat(draw, kv, rows):
     """nanochat's forward of 2025; ``rows`` of the tables, of which V count."""
     speed = 10_000.0 ** -(torch.arange(0, D, 2) / D)
     turn = torch.polar(torch.ones(T, D // 2), -ORDER[:, None] * speed)  # backwards
 
-    def rms(x: Tensor) -> Tensor:
+    def rms(x):
         return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt()
 
-    def rotate(x: Tensor) -> Tensor:
+    def rotate(x):
         turned = torch.complex(*x.chunk(2, -1)) * turn[:, None]
         return torch.cat((turned.real, turned.imag), -1)
 
@@ -118,10 +117,10 @@ def nanochat(draw: Draw, kv: int, rows: int) -> Tensor:
     return 15 * torch.tanh(rms(x) @ draw("lm_head.weight", rows, C)[:V].T / 15)
 
 
-def lens(draw: Draw, folded: bool, thinks: bool) -> Tensor:
+def lens(draw, folded, thinks):
     """TransformerLens' forward by its einsums; ``folded``: LayerNorms without weights."""
 
-    def norm(x: Tensor, name: str) -> Tensor:
+    def norm(x, name):
         x = x - x.mean(-1, keepdim=True)
         x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
         return x if folded else x * draw(f"{name}.w", C, around=1.0) + draw(f"{name}.b", C)
@@ -151,7 +150,7 @@ ARGS = {"n_layer": L, "n_head": H, "n_embd": C, "block_size": N, "vocab_size": V
 CHAT = {"sequence_len": N, "vocab_size": V, "n_layer": L, "n_head": H, "n_kv_head": 1, "n_embd": C}
 
 
-def written(name: str, folder: Path) -> tuple[str, Tensor]:
+def written(name, folder):
     """A file as ``name``'s library leaves it: the line for convert, and the logits that its model
     gives."""
     draw, folder = Draw(), folder / "theirs"
@@ -176,7 +175,7 @@ def written(name: str, folder: Path) -> tuple[str, Tensor]:
             logits = gpt(draw, True, "tanh", tied=False)
             mask = torch.ones(N, N).tril().view(1, 1, N, N)
             stored = {**draw.made, **{f"transformer.h.{i}.attn.bias": mask for i in range(L)}}
-            page: Any = {"model_type": "gpt-nano"} if "named" in name else {"n_head": H}
+            page = {"model_type": "gpt-nano"} if "named" in name else {"n_head": H}
             page = {"system": {"seed": 3407}, "model": {"model_type": "gpt", **page}}
             (folder / "config.json").write_text(json.dumps(page))
         elif kind == "nanochat":
@@ -213,7 +212,7 @@ def written(name: str, folder: Path) -> tuple[str, Tensor]:
     return f"convert --from {kind} {file} --out {folder.parent}/ours", logits
 
 
-def file_of(line: str) -> Path:
+def file_of(line):
     return Path(line.split()[3])
 
 
@@ -316,7 +315,7 @@ def test_gpt2s_tokenizer_goes_with_its_vocabulary(result, tmp_path, request, mon
         assert tokenizer is None and "--tokenizer gpt2 --out NEW_FOLDER" in terminal.notes
 
 
-CHANGES: list[tuple[str, str, Tensor, str]] = [
+CHANGES = [
     ("nanochat", "value_embeds.1.weight", torch.ones(16, D), "weight, which no module"),
     ("nanochat", "resid_lambdas", torch.full((L,), 1.1), "resid_lambdas other than 1"),
     ("nanochat", "smear_gate.weight", torch.ones(1, 24), "weight, which no module"),
@@ -360,7 +359,7 @@ def test_settings_that_are_missing_or_not_done(kind, message, match, tmp_path):
 
 
 class Bomb:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.mkdir, (os.environ["BOMB"],)
 
 
@@ -372,7 +371,7 @@ def test_no_code_of_a_file_is_run(place, tmp_path, monkeypatch):
     file, bomb = file_of(written("nanogpt", tmp_path)[0]), Bomb()
     loaded, tensor = torch.load(file, weights_only=True), torch.nn.Parameter(torch.ones(3))
     tensor.hook = bomb
-    changed: dict[str, Any] = {
+    changed = {
         "config": {**loaded, "config": bomb},
         "model": {"model": bomb},
         "key": {**loaded, (bomb,): 1},
@@ -389,7 +388,7 @@ def test_no_code_of_a_file_is_run(place, tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-def archive_of(path: Path, program: bytes, compression: int = zipfile.ZIP_STORED) -> Path:
+def archive_of(path, program, compression=zipfile.ZIP_STORED):
     """A file of torch.save with this program and one storage of 64 numbers."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("model/data.pkl", program)
@@ -399,9 +398,7 @@ def archive_of(path: Path, program: bytes, compression: int = zipfile.ZIP_STORED
     return path
 
 
-def pickled_tensor(
-    numbers: int = 64, shape: tuple[int, ...] = (8, 8), stride: tuple[int, ...] = (8, 1)
-) -> bytes:
+def pickled_tensor(numbers=64, shape=(8, 8), stride=(8, 1)):
     """The pickle operations that make a tensor of the storage, of which the file says that it has
     ``numbers``."""
     full = lambda n: b"\x8a\x08" + n.to_bytes(8, "little", signed=True)  # noqa: E731
@@ -420,11 +417,11 @@ def pickled_tensor(
     return b"ctorch._utils\n_rebuild_tensor_v2\n(" + arguments + b"tR"
 
 
-def with_key(key: bytes) -> bytes:
+def with_key(key):
     return b"\x80\x02}(" + key + b"K\x01X\x01\0\0\0w" + pickled_tensor() + b"u."
 
 
-def nested(count: int, before: bytes, after: bytes, first: bytes = b")") -> bytes:
+def nested(count, before, after, first=b")"):
     """A value inside of ``count`` others; # in ``after`` is the number by which the inner one is
     fetched again."""
     numbered = (after.replace(b"#", number.to_bytes(4, "little")) for number in range(count))
@@ -433,7 +430,7 @@ def nested(count: int, before: bytes, after: bytes, first: bytes = b")") -> byte
 
 HUGE = 3_000_000_000
 HARMLESS = {"sound": with_key(b"K\x02")}
-HOSTILE: dict[str, bytes] = {
+HOSTILE = {
     "no stride": b"\x80\x02}X\x01\0\0\0w" + pickled_tensor(shape=(HUGE,), stride=(0,)) + b"s.",
     "a long storage": b"\x80\x02}X\x01\0\0\0w" + pickled_tensor(HUGE, (HUGE,), (1,)) + b"s.",
     "past the end": b"\x80\x02}X\x01\0\0\0w" + pickled_tensor(HUGE, (8,), (1000,)) + b"s.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -51,7 +50,7 @@ def test_a_published_folder_is_quantised_on_the_fly(tmp_path):
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     model = tiny.model(tiny.ALL["llama"])
     quantize_weights(model, QuantizedLayout(4))
     glassformer.save(model, tmp_path / "few")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from tokenizer.test_tokenizer import IDENTITY, NASTY, SPECIAL, STORY, sentencepi
 
 # The library normalises by graphemes: marks that compose with nothing, and "\r\n", then differ from
 # the original.
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "unigram": {"model_type": "unigram"},
     "bpe": {"model_type": "bpe"},
     "unigram, bytes": {"model_type": "unigram", "byte_fallback": True, **IDENTITY},
@@ -94,7 +93,7 @@ def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
     """A panic would print to standard error from inside the library, beside our sentence."""
     from sentencepiece import sentencepiece_model_pb2
 
-    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    model = sentencepiece_model_pb2.ModelProto()
     model.ParseFromString((shared_data / "tok-t5" / "spiece.model").read_bytes())
     whole, chance = model.normalizer_spec.precompiled_charsmap, random.Random(0)
     del model.pieces[300:]

@@ -12,7 +12,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from glassformer import families as recipes
 from glassformer.core import files
 from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.config import serial
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store, weights
 from glassformer.formats.checkpoint import Checkpoint
@@ -32,32 +31,32 @@ from glassformer.tasks import translation
 from mistakes import mistake
 from tiny import equal_tensors
 
-TINY: Any = serial.change(recipes.find("glass/1m"), {"decoder.depth": 2, "dim": 32})
-LLAMA: Any = serial.change(recipes.find("llama/stories260k"), {"decoder.depth": 2})
+TINY = serial.change(recipes.find("glass/1m"), {"decoder.depth": 2, "dim": 32})
+LLAMA = serial.change(recipes.find("llama/stories260k"), {"decoder.depth": 2})
 
 
 @pytest.fixture
-def tiny() -> Model:
+def tiny():
     return build_model(TINY, seed=1)
 
 
 @pytest.fixture
-def llama() -> Model:
+def llama():
     return build_model(LLAMA, seed=2)
 
 
-def equal_weights(a: Model, b: Model) -> bool:
+def equal_weights(a, b):
     return equal_tensors(dict(a.named_parameters()), dict(b.named_parameters()))
 
 
-def small(name: str, seed: int = 4, **changes: object) -> Model:
+def small(name, seed=4, **changes):
     """A recipe at a small size; dots of a setting's name are double underscores."""
     sizes = {"dim": 48, "embed.vocab": 100, "decoder.depth": 2}
     sizes |= {path.replace("__", "."): value for path, value in changes.items()}
     return build_model(serial.change(recipes.find(name), sizes), seed=seed)
 
 
-def config_of(folder: Path) -> dict[str, Any]:
+def config_of(folder):
     return json.loads((folder / "config.json").read_text())
 
 

@@ -7,8 +7,6 @@ import builtins
 import gzip
 import json
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,7 +22,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 ipc = pytest.importorskip("pyarrow.ipc")
 
 
-def zst(data: bytes) -> bytes:
+def zst(data):
     return bytes(pyarrow.compress(data, codec="zstd", asbytes=True))
 
 
@@ -32,11 +30,11 @@ TEXTS = ["one\ntwo", "", None, "drei ü", "x" * 3000] * 300
 FULL = [text for text in TEXTS if text]
 
 
-def table(texts: list[Any], field: str = "text", kind: Any = None) -> Any:
+def table(texts, field="text", kind=None):
     return pyarrow.table({field: pyarrow.array(texts, kind), "number": list(range(len(texts)))})
 
 
-def saved(folder: Path, texts: list[Any], shards: int) -> Path:
+def saved(folder, texts, shards):
     """A folder as `datasets` 4 saves it (compared once with what it writes)."""
     folder.mkdir(parents=True)
     full = table(texts)
@@ -129,7 +127,7 @@ def test_zst_takes_time_in_proportion_to_its_text_and_memory_in_proportion_to_li
 
     began, size, most = time.process_time(), 0, 0
     with path.open("rb") as raw:
-        opened: Any = unpacked(raw, path)
+        opened = unpacked(raw, path)
         while block := opened.read(1 << 16):
             size, most = size + len(block), max(most, pyarrow.total_allocated_bytes())
     seconds = time.process_time() - began
@@ -137,7 +135,7 @@ def test_zst_takes_time_in_proportion_to_its_text_and_memory_in_proportion_to_li
     assert size == len(line) * 16_000 and seconds < 5 and most < 16 << 20
 
 
-def broken(folder: Path, name: str) -> Path:
+def broken(folder, name):
     """Something that cannot be read, by its name."""
     folder.mkdir()
     lines = b"".join(json.dumps({"text": f"{n} " * 50}).encode() + b"\n" for n in range(5000))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import tokenizer as face
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.vocabulary import byte_alphabet
@@ -26,12 +23,12 @@ WIDE = [chr(i) for i in range(128)] + list(
 
 
 @pytest.fixture
-def short(monkeypatch) -> None:
+def short(monkeypatch):
     """Even one character goes to tiktoken."""
     monkeypatch.setattr(face, "LARGE", 0)
 
 
-def randoms(count: int) -> list[str]:
+def randoms(count):
     chance = random.Random(5)
     results = []
     for at in range(count):
@@ -40,7 +37,7 @@ def randoms(count: int) -> list[str]:
     return results
 
 
-def count_equal(tokenizer: Tokenizer, samples: list[str]) -> int:
+def count_equal(tokenizer, samples):
     """Number of texts that tiktoken could read; each gives the library's ids."""
     second = tokenizer._tiktoken
     assert second is not None
@@ -55,7 +52,7 @@ def count_equal(tokenizer: Tokenizer, samples: list[str]) -> int:
     return second_ids
 
 
-def real(folder: Path, most: int | None = 40_000) -> list[str]:
+def real(folder, most=40_000):
     names = (
         "tinyshakespeare/input.txt",
         "wikitext-2-raw/wiki.test.raw",
@@ -65,7 +62,7 @@ def real(folder: Path, most: int | None = 40_000) -> list[str]:
     return [(folder / name).read_text(encoding="utf-8")[:most] for name in names]
 
 
-def words(tokenizer: Tokenizer, count: int) -> list[str]:
+def words(tokenizer, count):
     """Words that are hard on merges: one or two entries again and again, and entries in the middle
     of entries."""
     chance = random.Random(3)
@@ -127,7 +124,7 @@ def test_published_tokenizers_on_much_text_are_the_library(shared_data, name):
     assert count_equal(tokenizer, samples) > 0.5 * len(samples)
 
 
-def small(**changes: Any) -> Tokenizer:
+def small(**changes):
     """A small trained BPE whose model is then changed."""
     raw = json.loads(
         train_tokenizer("bpe", ["the cat sat on the mat, 1234 times!\n"] * 9, 300).to_json()
@@ -223,9 +220,9 @@ def test_the_face_of_the_tokenizer_is_the_same(short, monkeypatch):
     assert tokenizer.encode_batch(samples, eos=True) == lists
     for wrong in ("half \ud800", 3):
         with mistake(r"surrogate|this is a int"):
-            tokenizer.encode_batch(["a", wrong])  # type: ignore[list-item]
+            tokenizer.encode_batch(["a", wrong])
         with mistake(r"surrogate|this is a int"):
-            tokenizer.encoder(face.LARGE)(["a", wrong])  # type: ignore[list-item]
+            tokenizer.encoder(face.LARGE)(["a", wrong])
 
 
 def test_a_panic_of_the_encoding_is_left_to_the_library(monkeypatch):
@@ -251,7 +248,7 @@ def test_a_new_script_costs_one_comparison_a_text_and_is_then_known(
     monkeypatch,
 ):
     tokenizer, compare = small(), backend.strange_characters
-    letters: list[str] = []
+    letters = []
     monkeypatch.setattr(backend, "_status", backend._status.copy())
     backend._status[0x4E00:0x5000] = 0
     monkeypatch.setattr(

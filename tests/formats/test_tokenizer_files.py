@@ -7,12 +7,10 @@ import base64
 import json
 import unicodedata
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_tokenizer import NASTY, SPECIAL, streamed
 
@@ -24,7 +22,7 @@ LLAMA3 = (
 
 
 @pytest.fixture(scope="module")
-def samples(shared_data) -> list[str]:
+def samples(shared_data):
     """Nasty texts, and real ones: an encyclopedia, German and French captions, dialogue as JSON,
     Shakespeare."""
     names = [
@@ -37,14 +35,14 @@ def samples(shared_data) -> list[str]:
     return [*NASTY, *SPECIAL, *result]
 
 
-def check_equal(tokenizer: Tokenizer, reference: Encode, samples: list[str]) -> None:
+def check_equal(tokenizer, reference, samples):
     """Every sample has the reference's ids, and a stream of them is their text."""
     for sample, ids in zip(samples, tokenizer.encode_batch(samples), strict=True):
         assert ids == reference(sample), repr(sample[:60])
         assert streamed(tokenizer, ids) == tokenizer.decode(ids)
 
 
-def tiktoken_of(path: Path, pattern: str) -> Encode:
+def tiktoken_of(path, pattern):
     tiktoken = pytest.importorskip("tiktoken")
     lines = (line.split() for line in path.read_bytes().splitlines())
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
@@ -54,7 +52,7 @@ def tiktoken_of(path: Path, pattern: str) -> Encode:
     return lambda sample: encoding.encode(sample, disallowed_special=())
 
 
-def sentencepiece_of(path: Path) -> Encode:
+def sentencepiece_of(path):
     sentencepiece = pytest.importorskip("sentencepiece")
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     return lambda sample: processor.encode(sample)

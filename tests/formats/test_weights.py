@@ -8,14 +8,11 @@ import os
 import random
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from torch.testing import assert_close
 
 from glassformer import UserError
@@ -33,13 +30,13 @@ QKV = (f"{B}.q", f"{B}.k", f"{B}.v")
 SINGLE = headers.SINGLE
 
 
-def write(pieces: Any, folder: Path, **options: Any) -> None:
+def write(pieces, folder, **options):
     """Write what saving would."""
     for name, content in tensorfiles.contents(pieces, **options).items():
         content(folder / name) if callable(content) else (folder / name).write_text(content)
 
 
-def there_and_back(rule: NameRule, actual: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+def there_and_back(rule, actual, folder):
     """Saved tensors of the parameters; loading them must restore the parameters."""
     shapes, table = {name: tuple(tensor.shape) for name, tensor in actual.items()}, Table((rule,))
     write(weights.pieces(table, actual, shapes), folder)
@@ -50,7 +47,7 @@ def there_and_back(rule: NameRule, actual: dict[str, Tensor], folder: Path) -> d
     return load_file(folder / SINGLE)
 
 
-def numbers(*shape: int) -> Tensor:
+def numbers(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
@@ -145,7 +142,7 @@ TABLE = Table(
 )
 
 
-def check(folder: Path, reference: Any, actual: Mapping[str, int], table: Table = TABLE) -> Any:
+def check(folder, reference, actual, table=TABLE):
     """Numbers of their names and lengths, or tensors, against parameters of a length."""
     saved = {name: numbers(n) if isinstance(n, int) else n for name, n in reference.items()}
     save_file(saved, folder / SINGLE)
@@ -250,11 +247,11 @@ def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path):
 # ------------------------------------------------------------------------------- files that are not
 
 
-def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
 
 
-LIES: dict[str, tuple[Any, bytes, str]] = {
+LIES = {
     "not json": (b"hello", b"", "invalid JSON"),
     "not utf-8": (b'{"\xff": 1}', b"", "invalid UTF-8"),
     "deep": (b"[" * 100_000, b"", "invalid JSON"),
@@ -354,11 +351,11 @@ def test_a_file_that_shrinks_while_it_is_read(mapped, tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------ mapped
 
 
-def mapped(folder: Path) -> tensorfiles.Files:
+def mapped(folder):
     return tensorfiles.open_files(folder, mapped=True)
 
 
-def address(tensor: Tensor, path: Path) -> bool:
+def address(tensor, path):
     """True where a tensor lies in a mapping of the file, as the system sees it."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         start, end = (int(text, 16) for text in line.split()[0].split("-"))
@@ -406,7 +403,7 @@ def test_what_cannot_be_mapped_is_read(tmp_path, monkeypatch):
             assert torch.equal(mapped(tmp_path).take("a"), numbers)
 
 
-def refuse(*args: Any, **named: Any) -> Any:
+def refuse(*args, **named):
     raise OSError(12, "Cannot allocate memory")
 
 
@@ -428,12 +425,12 @@ def test_files_that_others_serve_are_not_mapped(kind, stays, monkeypatch):
 # ------------------------------------------------------------------------------------------ shards
 
 
-def index(folder: Path, placed: Any) -> None:
+def index(folder, placed):
     (folder / headers.INDEX).write_text(json.dumps({"weight_map": placed}))
 
 
 @pytest.fixture
-def sharded(tmp_path) -> Path:
+def sharded(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     save_file({"a": numbers(2)}, folder / "one")
@@ -441,7 +438,7 @@ def sharded(tmp_path) -> Path:
 
 
 @pytest.fixture
-def hub(tmp_path) -> tuple[Path, Path]:
+def hub(tmp_path):
     """models--org--name/snapshots/REVISION with a link into blobs/, and the blob."""
     snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
     snapshot.mkdir(parents=True)

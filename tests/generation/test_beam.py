@@ -20,7 +20,7 @@ from glassformer.tasks.translation import search
 from mistakes import mistake
 
 
-def model(name: str) -> object:
+def model(name):
     model = build_model(tiny.ALL[name], seed=3)
     return model.eval()
 
@@ -158,7 +158,7 @@ def test_several_tokens_begin_a_target_on_the_greedy_path():
     assert output.tokens[0] == row[3:] == best.tokens
 
 
-def pooled(head: c.Head | None) -> c.Decoder:
+def pooled(head):
     return replace(tiny.DECODERS["llama"], head=head, pool=c.Pool("last", normalize=True))
 
 

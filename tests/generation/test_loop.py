@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,20 +16,20 @@ from torch.testing import assert_close
 import glassformer
 import tiny
 from glassformer import config as c
-from glassformer.core.generation import Generation, generate
+from glassformer.core.generation import generate
 from glassformer.core.generation.session import Session
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from mistakes import mistake
 
 VOCAB, CONTEXT = 61, 48
 
 
 def decoder(
-    position: c.Position,
-    mask_rule: c.MaskRule = c.Full(),
-    think: c.FeedForward = c.GatedMLP(48),
-    **attention: int,
-) -> c.Decoder:
+    position,
+    mask_rule=c.Full(),
+    think=c.GatedMLP(48),
+    **attention,
+):
     """Two small blocks; with a window, the second block sees everything."""
     blocks = tuple(
         c.Block(c.Attention(heads=4, mask=reach, **attention), think, c.RMSNorm())
@@ -42,7 +41,7 @@ def decoder(
     )
 
 
-KINDS: dict[str, c.Decoder] = {
+KINDS = {
     "rotary": decoder(c.Rotary(), kv_heads=2),
     "learned": decoder(c.Learned(CONTEXT)),
     "sinusoidal": decoder(c.Sinusoidal()),
@@ -61,22 +60,22 @@ PROMPTS = [
 
 
 @pytest.fixture(params=KINDS)
-def cfg(request) -> c.Decoder:
+def cfg(request):
     return KINDS[request.param]
 
 
 @pytest.fixture
-def model(cfg) -> Model:
+def model(cfg):
     return build_model(cfg, seed=7).eval()
 
 
 @pytest.fixture(scope="module")
-def rotary() -> Model:
+def rotary():
     return build_model(KINDS["rotary"], seed=7).eval()
 
 
 @torch.no_grad()
-def recomputed(model: Model, ids: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+def recomputed(model, ids, count):
     """Greedy tokens without any cache, and the logits each was taken from."""
     row, calls = list(ids), []
     for _ in range(count):
@@ -85,15 +84,11 @@ def recomputed(model: Model, ids: list[int], count: int) -> tuple[list[int], tor
     return row[len(ids) :], torch.stack(calls)
 
 
-def run(
-    model: Model, prompt: Any, count: int = 20, tokenizer: Any = None, **settings: Any
-) -> Generation:
+def run(model, prompt, count=20, tokenizer=None, **settings):
     return generate(model, tokenizer, prompt, max_new=count, **settings).run()
 
 
-def greedy(
-    model: Model, prompt: Any, count: int = 20, tokenizer: Any = None, **settings: Any
-) -> Generation:
+def greedy(model, prompt, count=20, tokenizer=None, **settings):
     return run(model, prompt, count, tokenizer, temperature=0, **settings)
 
 
@@ -254,19 +249,19 @@ class Digits:
     letters = "".join(map(chr, range(40, 40 + VOCAB)))
 
     @property
-    def for_source(self) -> Digits:
+    def for_source(self):
         return self
 
-    def encode(self, text: str, *, bos: bool = False, eos: bool = False) -> list[int]:
+    def encode(self, text, *, bos=False, eos=False):
         return [self.bos] * bos + [self.letters.index(letter) for letter in text] + [self.eos] * eos
 
-    def stream(self) -> Digits:
+    def stream(self):
         return self
 
-    def push(self, token: int) -> str:
+    def push(self, token):
         return self.letters[token]
 
-    def flush(self) -> str:
+    def flush(self):
         return ""
 
 

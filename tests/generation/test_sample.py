@@ -27,7 +27,7 @@ from glassformer.core.generation.sample import (
 from mistakes import mistake
 
 
-def logits_of(rows: int = 6, vocab: int = 97, spread: float = 3.0) -> torch.Tensor:
+def logits_of(rows=6, vocab=97, spread=3.0):
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * spread
 
 
@@ -160,17 +160,17 @@ def test_settings_that_mean_nothing(setting):
 class Letters:
     """A stream whose tokens are pieces of text."""
 
-    def __init__(self, pieces: list[str]) -> None:
+    def __init__(self, pieces):
         self.pieces = pieces
 
-    def push(self, token: int) -> str:
+    def push(self, token):
         return self.pieces[token]
 
-    def flush(self) -> str:
+    def flush(self):
         return ""
 
 
-def written(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:
+def written(pieces, stops):
     """Text released by each piece (the last entry: at the end), and True where a stop string
     came."""
     writer = Writer(Letters(pieces), stops=stops)
@@ -182,7 +182,7 @@ def written(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:
     return [*out, writer.close()], writer.stopped
 
 
-def borders(text: str) -> list[list[str]]:
+def borders(text):
     """Every way to cut a text into pieces."""
     cuts = itertools.product([False, True], repeat=len(text) - 1)
     marks = [[0, *(i + 1 for i, local in enumerate(row) if local), len(text)] for row in cuts]

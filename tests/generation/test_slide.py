@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 import glassformer
 from glassformer import config as c
 from glassformer.core.generation import generate
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from mistakes import mistake
 
 CONTEXT = 12
 
 
-def decoder(mask_rule: c.MaskRule = c.Full(), previous_token_embeddings: int = 0) -> Model:
+def decoder(mask_rule=c.Full(), previous_token_embeddings=0):
     block = c.Block(c.Attention(2, mask=mask_rule), c.GatedMLP(24), c.RMSNorm())
     stack = c.Stack(2, (block,), c.Rotary(), last_norm=c.RMSNorm())
     init = c.Init(std=0.2, embed_std=0.4, residual="plain")
@@ -33,7 +31,7 @@ def decoder(mask_rule: c.MaskRule = c.Full(), previous_token_embeddings: int = 0
     ).eval()
 
 
-def by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
+def by_hand(model, prompt, count):
     """The likeliest tokens one by one, without a cache: where the context is full its last half is
     all there is."""
     window, outputs = list(prompt), []
@@ -84,7 +82,7 @@ def test_what_cannot_slide():
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
+def folder(tmp_path):
     tokenizer = train_tokenizer("char", ["abcdefghijk"], specials=())
     glassformer.save(decoder(), tmp_path, tokenizer, layout="glassformer")
     return tmp_path

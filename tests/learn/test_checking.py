@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ def checker():
         yield item
 
 
-def put(folder: Path, name: str, code: str) -> Path:
+def put(folder, name, code):
     path = folder / "mine.py"
     path.write_text(f"# exercise: {name}\n{code}")
     return path

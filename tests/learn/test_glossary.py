@@ -112,7 +112,7 @@ def test_numbers_are_the_models(live):
     assert models.greedy(*models.real()) != models.greedy(*_zeroed())  # a copy each time
 
 
-def _zeroed() -> tuple[object, object]:
+def _zeroed():
     model, tokenizer = models.real()
     model.load_state_dict({name: weight * 0 for name, weight in model.state_dict().items()})
     return model, tokenizer

@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from glassformer.learn import checking
-from glassformer.learn.checking import Checker, Verdict, class_folder
+from glassformer.learn.checking import Checker, class_folder
 from glassformer.learn.exercise import find
 
 linux = pytest.mark.skipif(
@@ -28,7 +27,7 @@ def checker():
         yield item
 
 
-def check(code: str, checker: Checker, folder: Path, seconds: float | None = None) -> Verdict:
+def check(code, checker, folder, seconds=None):
     """The verdict on this code, and that the next learner's right answer passes."""
     path, right = folder / "mine.py", folder / "right.py"
     path.write_text(f"# exercise: causal-mask\n{code}")

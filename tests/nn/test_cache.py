@@ -9,12 +9,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
-from glassformer.core.nn import KV, Cache, Model
+from glassformer.core.nn import KV, Cache
 from tiny import DECODERS, tokens
 
 
@@ -24,22 +23,22 @@ def _no_grad():
         yield
 
 
-def near(result: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
+def near(result, expected, tolerance=2e-5):
     assert_close(result, expected, rtol=0, atol=tolerance)
 
 
 class Walk:
     """Three rows read at random into a cache, and what a reader without one would hold of each."""
 
-    def __init__(self, model: Model, seed: int) -> None:
+    def __init__(self, model, seed):
         self.model, self.cache, self.draw = model, Cache(model.config), random.Random(seed)
         # (token, position) of each row
-        self.rows: list[list[tuple[int, int]]] = [[] for _ in range(3)]
+        self.rows = [[] for _ in range(3)]
 
-    def last_positions(self) -> list[int]:
+    def last_positions(self):
         return [row[-1][1] if row else -1 for row in self.rows]
 
-    def forward(self, stored: list[list[tuple[int, int]]], explicit_pos: bool) -> None:
+    def forward(self, stored, explicit_pos):
         """One chunk: each row's (token, position), -1 where there is nothing; positions are told or
         left out."""
         ids, pos = torch.tensor(stored).unbind(-1)
@@ -50,7 +49,7 @@ class Walk:
                 full, places = torch.tensor(row).T[:, None]
                 near(result[real], self.model(full, pos=places).logits[0, -count:])
 
-    def chunk(self, least: int = 0) -> None:
+    def chunk(self, least=0):
         """Reads as many tokens as come to each row, padding behind them, at positions that may skip
         some."""
         totals = [self.draw.randint(least, max(least, 5)) for _ in self.rows]
@@ -65,7 +64,7 @@ class Walk:
             stored.append(padding + row if left else row + padding)
         self.forward(stored, explicit_pos=True)
 
-    def onward(self) -> None:
+    def onward(self):
         """The same number of tokens in each row, positions left to the cache."""
         count = self.draw.choice((1, 1, 4))
         stored = [
@@ -74,7 +73,7 @@ class Walk:
         ]
         self.forward(stored, explicit_pos=False)
 
-    def mix(self) -> None:
+    def mix(self):
         order = [self.draw.randrange(3) for _ in range(3)]
         self.cache.select(torch.tensor(order))
         self.rows = [list(self.rows[number]) for number in order]
@@ -149,7 +148,7 @@ def test_a_state_is_its_documents_own(name, engine):
 # ------------------------------------------------------------------------------------- bf16
 
 
-def unusual(config: c.Decoder) -> c.Decoder:
+def unusual(config):
     """The same with another scale of the scores than 1 / sqrt(head_dim)."""
     if not isinstance(config.decoder, c.Stack):
         return config
@@ -160,7 +159,7 @@ def unusual(config: c.Decoder) -> c.Decoder:
     return replace(config, decoder=replace(config.decoder, pattern=pattern))
 
 
-def error(result: Tensor, exact: Tensor) -> float:
+def error(result, exact):
     """The median over tokens of how far logits are off (rms): an expert that is chosen otherwise is
     one token's."""
     return float((result.double() - exact).square().mean(-1).sqrt().median())

@@ -3,13 +3,11 @@ dropout, groups, bf16, long rows, padding; and which of them ran."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from glassformer import config as c
@@ -29,33 +27,31 @@ UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8}
 # ------------------------------------------------------------------------------------- masks
 
 
-def row(length: int, start: int = 0) -> Tensor:
+def row(length, start=0):
     return torch.arange(start, length)[None]
 
 
-def padded(length: int) -> Tensor:
+def padded(length):
     """Two rows, the second with padding before it."""
     return torch.cat((row(length), (row(length) - length // 3).clamp(min=-1)))
 
 
-def several(length: int) -> tuple[Tensor, Tensor]:
+def several(length):
     """Positions and numbers of documents of 64 tokens and less."""
     return row(length) % 64, row(length) // 64
 
 
-def causal_mask(
-    pos: Tensor, mask_rule: c.MaskRule = c.Full(), queries: int = 0, **kwargs: object
-) -> Mask:
+def causal_mask(pos, mask_rule=c.Full(), queries=0, **kwargs):
     """Causal attention of the last ``queries`` (0: all) tokens at ``pos``."""
-    return Mask(pos[:, -queries:], pos, True, mask_rule, **kwargs)  # type: ignore[arg-type]
+    return Mask(pos[:, -queries:], pos, True, mask_rule, **kwargs)
 
 
-def documents(length: int) -> Mask:
+def documents(length):
     pos, document_ids = several(length)
     return causal_mask(pos, document_ids=(document_ids, document_ids))
 
 
-def seen_early(length: int, mask_rule: c.MaskRule) -> Mask:
+def seen_early(length, mask_rule):
     """A prefix of more than a block, seen by all of its row."""
     return causal_mask(row(length), mask_rule, prefix=row(length) < torch.tensor([[200], [90]]))
 
@@ -64,7 +60,7 @@ FUSED = dict.fromkeys(("float32", "float32 learning", "bfloat16", "bfloat16 lear
 BLOCKS = {**FUSED, "bfloat16 learning": "cpu_blocks"}
 SPARSE = dict.fromkeys(FUSED, "block_sparse")
 TRAINED = {**SPARSE, "bfloat16 learning": "cpu_blocks"}
-SITUATIONS: dict[str, tuple[Callable[[], Mask], dict[str, str]]] = {
+SITUATIONS = {
     "prompt": (lambda: causal_mask(row(SHORT), contiguous=True), {**BLOCKS, "bfloat16": "prefill"}),
     "token": (lambda: causal_mask(row(200), queries=1, contiguous=True), BLOCKS),
     "ragged token": (lambda: causal_mask(padded(200), queries=1), BLOCKS),
@@ -102,7 +98,7 @@ class Case:
     biased: bool = False
     width: int = D
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         draw = torch.Generator().manual_seed(0)
         T, S = self.mask.q_pos.shape[1], self.mask.k_pos.shape[1]
         self.q, self.k, self.v = (
@@ -112,11 +108,11 @@ class Case:
         added = torch.randn(1, HEADS, T, S, generator=draw).to(self.dtype)
         self.bias = added if self.biased else None
 
-    def real(self) -> Tensor:
+    def real(self):
         """(B, 1, T, 1): what comes of a query that is nothing is used by nobody."""
         return (self.mask.q_pos >= 0)[:, None, :, None]
 
-    def true(self, scale: float = SCALE, keep: Tensor | None = None) -> list[Tensor]:
+    def true(self, scale=SCALE, keep=None):
         """Output, and the gradients of its sum weighed by ``weigh``, by the definition in
         float64."""
         leaves = [x.detach().double().requires_grad_() for x in (self.q, self.k, self.v)]
@@ -129,7 +125,7 @@ class Case:
         likely = scores.masked_fill(~self.mask.dense(), -torch.inf).softmax(-1)
         return self.learnt((likely if keep is None else likely * keep) @ v, leaves)
 
-    def computed(self, learning: bool, dropout: float = 0.0, engine: str = "auto") -> list[Tensor]:
+    def computed(self, learning, dropout=0.0, engine="auto"):
         """The same by an engine, or by the one that is chosen."""
         leaves = [x.detach().clone().requires_grad_(learning) for x in (self.q, self.k, self.v)]
         inputs = AttentionInputs(*leaves, self.mask, self.bias, SCALE, self.softcap, dropout)
@@ -138,14 +134,14 @@ class Case:
         assert z.dtype == self.dtype
         return self.learnt(z, leaves) if learning else [(z * self.real()).double()]
 
-    def learnt(self, z: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    def learnt(self, z, leaves):
         z, draw = z * self.real(), torch.Generator().manual_seed(1)
         weigh = torch.randn(z.shape, generator=draw).to(self.dtype).to(z.dtype)
         grads = torch.autograd.grad((z * weigh).sum(), leaves)
         return [x.double() for x in (z.detach(), *grads)]
 
 
-def rms(error: Tensor) -> float:
+def rms(error):
     return float(error.square().mean().sqrt())
 
 
@@ -171,7 +167,7 @@ def test_as_near_the_truth_as_the_readable_engine(name, dtype, kv_heads, softcap
                 assert size(second - exact) <= 3 * size(item - exact) + floor
 
 
-def largest(error: Tensor) -> float:
+def largest(error):
     return float(error.abs().max())
 
 

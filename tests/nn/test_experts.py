@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
 from glassformer.core.nn import Flow, Tape, build, build_model
-from glassformer.core.nn.experts import MoE
 from glassformer.core.training import optimizer as muon
 
 C = 32
@@ -22,31 +21,27 @@ PLAIN = c.MoE(4, 2, c.MLP(24, "gelu"))
 GATED = c.MoE(4, 2, c.GatedMLP(64))
 
 
-def mixture(cfg: c.MoE, dtype: torch.dtype = torch.float32) -> MoE:
+def mixture(cfg, dtype=torch.float32):
     torch.manual_seed(0)
-    result: MoE = build(cfg, C)
+    result = build(cfg, C)
     result.path = "ffn"
     for weight in result.parameters():
         nn.init.normal_(weight, std=0.3)
     return result.to(dtype)
 
 
-def flow_of(
-    x: Tensor, lengths: list[int] | None = None, engine: str = "sdpa", tape: Tape | None = None
-) -> Flow:
+def flow_of(x, lengths=None, engine="sdpa", tape=None):
     pos = torch.arange(x.shape[1])[None]
     if lengths is not None:
         pos = torch.where(pos < torch.tensor(lengths)[:, None], pos, -1)
     return Flow(pos, contiguous=lengths is None, engine=engine, tape=tape)
 
 
-def random_input(rows: int = 3, length: int = 20, dtype: torch.dtype = torch.float32) -> Tensor:
+def random_input(rows=3, length=20, dtype=torch.float32):
     return torch.randn(rows, length, C, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-def everything(
-    cfg: c.MoE, engine: str, dtype: torch.dtype, lengths: list[int] | None, length: int = 20
-) -> list[Tensor]:
+def everything(cfg, engine, dtype, lengths, length=20):
     """Output and the gradients of x and of every weight, of one training step."""
     result, x = mixture(cfg, dtype), random_input(length=length, dtype=dtype).requires_grad_()
     flow = flow_of(x, lengths, engine)
@@ -57,7 +52,7 @@ def everything(
     sum(flow.aux.values(), loss).backward()
     grads = [weight.grad for weight in result.parameters()]
     assert x.grad is not None and None not in grads
-    return [write.detach(), x.grad, *grads]  # type: ignore[list-item]
+    return [write.detach(), x.grad, *grads]
 
 
 KINDS = {

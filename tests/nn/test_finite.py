@@ -4,10 +4,7 @@ messages are tame."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +14,8 @@ from glassformer import UserError, generation
 from glassformer import config as c
 from glassformer import sight as inspection
 from glassformer.core.checkpoints import tensors as tensorfiles
-from glassformer.core.nn import Model, build_model, finite
+from glassformer.core.nn import build_model, finite
 from glassformer.core.nn.finite import is_finite, must_be_finite
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.formats.tokenizer_files import open as open_tokenizer
@@ -30,13 +26,13 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "sat",
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("words")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("words")
     (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
     return open_tokenizer(folder)
 
 
-def model(shape: c.Model, name: str, value: float) -> Model:
+def model(shape, name, value):
     """A model with one number of one weight that is not finite."""
     model = build_model(replace(shape, embed=replace(shape.embed, vocab=len(WORDS))), seed=1).eval()
     with torch.no_grad():
@@ -50,7 +46,7 @@ CAT = "the cat sat"
 LLAMA, GPT2 = tiny.DECODERS["llama"], tiny.DECODERS["gpt2"]
 PAIR = replace(tiny.vaswani(), head=c.Head(tied=False))
 LABELS, VECTOR = tiny.bert(), replace(tiny.bert(), pool=c.Pool("mean"))
-ANSWERS: dict[str, tuple[c.Model, str, Callable[[Any, Any], Any]]] = {
+ANSWERS = {
     "generate": (
         LLAMA,
         "decoder.blocks.1.attn.v.weight",
@@ -130,7 +126,7 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
 @pytest.mark.parametrize("name", ["llama", "bert", "vaswani", "lstm"])
 def test_mapped_weights_are_looked_at_once_all_of_them(name, tmp_path, monkeypatch):
     """By formats/first_use.py."""
-    calls: list[int] = []
+    calls = []
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     store.save(tiny.model(tiny.ALL[name]), tmp_path / "m", layout="glassformer")
     mapped, _ = store.load(tmp_path / "m")

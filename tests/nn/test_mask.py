@@ -4,7 +4,6 @@ visited and no more."""
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -47,18 +46,16 @@ RULES_DRAWN = {  # by hand from their definitions: query i, key j
 }
 
 
-def drawn(allowed: Callable[[int, int], bool], length: int = 25) -> torch.Tensor:
+def drawn(allowed, length=25):
     return torch.tensor([[bool(allowed(i, j)) for j in range(length)] for i in range(length)])
 
 
 every_rule = pytest.mark.parametrize("mask_rule", RULES_DRAWN, ids=str)
 
 
-def dense(
-    mask_rule: c.MaskRule, length: int = 25, causal: bool = False, **kwargs: object
-) -> torch.Tensor:
+def dense(mask_rule, length=25, causal=False, **kwargs):
     pos = torch.arange(length)[None]
-    return Mask(pos, pos, causal, mask_rule, **kwargs).dense()[0, 0]  # type: ignore[arg-type]
+    return Mask(pos, pos, causal, mask_rule, **kwargs).dense()[0, 0]
 
 
 @every_rule
@@ -144,11 +141,11 @@ def test_a_cache_keeps_no_more_than_the_rule_can_reach():
 SITUATIONS = ("plain", "rest", "left", "right", "documents", "prefix", "across")
 
 
-def situation(name: str, mask_rule: c.MaskRule, causal: bool, length: int = 45) -> Mask:
+def situation(name, mask_rule, causal, length=45):
     """A mask over two rows: padded, packed, with a prefix, of the last queries, or of other keys
     than queries."""
     pos = torch.arange(length)[None]
-    fields: dict[str, object] = {"contiguous": name in ("plain", "rest")}
+    fields = {"contiguous": name in ("plain", "rest")}
     q_pos = k_pos = pos
     if name == "rest":
         q_pos = pos[:, -19:]
@@ -166,10 +163,10 @@ def situation(name: str, mask_rule: c.MaskRule, causal: bool, length: int = 45) 
     elif name == "across":
         k_pos = torch.cat((pos[:, :30], pos[:, :30].where(pos[:, :30] < 21, -1)))
         causal, mask_rule = False, c.Full()  # all of the encoder's output
-    return Mask(q_pos, k_pos, causal, mask_rule, **fields)  # type: ignore[arg-type]
+    return Mask(q_pos, k_pos, causal, mask_rule, **fields)
 
 
-def computed(engine: str, mask: Mask, kv_heads: int, softcap: float | None) -> list[torch.Tensor]:
+def computed(engine, mask, kv_heads, softcap):
     draw = torch.Generator().manual_seed(0)
     T, S = mask.q_pos.shape[1], mask.k_pos.shape[1]
     q, k, v = (
@@ -286,7 +283,7 @@ def test_counts(mask_rule, causal, monkeypatch):
     assert count_pairs(mask_rule, 37, causal) == dense(mask_rule, 37, causal).sum()
     pattern = (tiny.block(c.Attention(4, mask=mask_rule)),)
     if causal:
-        model: c.Model = tiny.decoder(*pattern, position=c.NoPosition(), depth=1)
+        model = tiny.decoder(*pattern, position=c.NoPosition(), depth=1)
     else:
         body = c.Stack(1, pattern, causal=False)
         model = c.Encoder(tiny.DIM, tiny.CONTEXT, c.Embed(tiny.VOCAB), body)

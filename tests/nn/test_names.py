@@ -15,15 +15,14 @@ from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
-from glassformer.core.nn import Cache, Model, Tape
+from glassformer.core.nn import Cache, Tape
 from glassformer.core.nn.layers import ACTIVATIONS
-from glassformer.core.nn.model import Block
 from glassformer.fast import prepacked
 from glassformer.sight import paths
 
 Look = Callable[[str, Tensor], Tensor]
 ALONE = c.Stack(2, (c.Block(c.Attention(4), None, None),))
-FAMILIES: dict[str, c.Model] = {
+FAMILIES = {
     "gpt2": tiny.gpt2(),
     "llama": tiny.decoder(tiny.block(c.Attention(4, 2), c.GatedMLP(64)), position=c.Sinusoidal()),
     "parallel": tiny.decoder(tiny.block(place="parallel"), position=c.Learned(tiny.CONTEXT)),
@@ -41,13 +40,11 @@ FAMILIES: dict[str, c.Model] = {
 }
 
 
-def within(look: Look, above: str) -> Look:
+def within(look, above):
     return lambda leaf, value: look(f"{above}.{leaf}", value)
 
 
-def attention(
-    piece: torch.nn.Module, x: Tensor, look: Look, memory: Tensor | None, causal: bool
-) -> Tensor:
+def attention(piece, x, look, memory, causal):
     x = look("in", x)
     inside = x if memory is None else memory
     q, k, v = piece.q(x), piece.k(inside), piece.v(inside)
@@ -67,7 +64,7 @@ def attention(
     return look("write", piece.out(z.transpose(1, 2).flatten(2)))
 
 
-def think(piece: torch.nn.Module, x: Tensor, look: Look) -> Tensor:
+def think(piece, x, look):
     x = look("in", x)
     if hasattr(piece, "router"):
         weight, chosen = look("router", piece.router(x)).softmax(-1).topk(2)
@@ -88,8 +85,8 @@ def think(piece: torch.nn.Module, x: Tensor, look: Look) -> Tensor:
     return look("write", piece.down(look("hidden", piece.act(look("pre", piece.up(x))))))
 
 
-def one_block(piece: Block, x: Tensor, look: Look, memory: Tensor | None, causal: bool) -> Tensor:
-    def sub(name: str, x: Tensor) -> Tensor:
+def one_block(piece, x, look, memory, causal):
+    def sub(name, x):
         individual = getattr(piece, name)
         if name == "ffn":
             return think(individual, x, within(look, name))
@@ -118,9 +115,7 @@ def one_block(piece: Block, x: Tensor, look: Look, memory: Tensor | None, causal
     return x
 
 
-def one_stack(
-    model: Model, side: str, bounds: str, tokens: Tensor, look: Look, memory: Tensor | None
-) -> Tensor:
+def one_stack(model, side, bounds, tokens, look, memory):
     embed, stack = model.embed, getattr(model, side)
     x = look(f"{bounds}.token", embed.token(tokens))
     for back, table in enumerate(embed.lag):
@@ -145,7 +140,7 @@ def one_stack(
     return look(f"{side}.out", stack.last_norm(x))
 
 
-def by_hand(model: Model, tokens: Tensor, source: Tensor | None, look: Look) -> Tensor:
+def by_hand(model, tokens, source, look):
     """The logits, every value passed through ``look``."""
     memory = (
         None if source is None else one_stack(model, "encoder", "source_embed", source, look, None)
@@ -159,7 +154,7 @@ def by_hand(model: Model, tokens: Tensor, source: Tensor | None, look: Look) -> 
     return look("logits", F.linear(hidden, table, model.head.proj.bias))
 
 
-def silence(value: Tensor) -> Tensor:
+def silence(value):
     return torch.zeros_like(value)
 
 
@@ -169,7 +164,7 @@ def test_every_value_set_to_zero_gives_what_the_hand_says(name):
     model, tokens = tiny.model(FAMILIES[name]), tiny.tokens(2, 7)
     source = tiny.tokens(2, 5, seed=5) if name == "vaswani" else None
     pair = (tokens,) if source is None else (tokens, source)
-    names: dict[str, Tensor] = {}
+    names = {}
 
     def note(path, value):
         return names.setdefault(path, value)

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 import tiny
@@ -51,7 +49,7 @@ def test_an_rms_norm_adds_up_in_fp32(learning):
 # -------------------------------------------------------------------------------- how weights start
 
 
-def spread(weight: Tensor) -> float:
+def spread(weight):
     return float(weight.detach().square().mean().sqrt())
 
 
@@ -100,7 +98,7 @@ def test_a_heads_scale_multiplies_what_it_reads():
     assert_close(scaled(tokens()).logits, plain(tokens()).logits / 4)
 
 
-def dropped(result: Tensor, plain: Tensor, rate: float) -> None:
+def dropped(result, plain, rate):
     """Each number stayed, divided by 1 - rate, or fell out: in its share."""
     alive = result != 0
     assert_close(result, torch.where(alive, plain / (1 - rate), 0.0), rtol=1e-5, atol=1e-6)
@@ -162,7 +160,7 @@ def test_every_mixture_adds_to_the_losses():
     for name, count in (("mixtral", 2), ("noisy", 2)):
         model, tape = build_model(DECODERS[name], seed=1), Tape("*.router")
         aux = model(tokens(), tape=tape).aux
-        cfg: Any = DECODERS[name].decoder.pattern[0].feedforward
+        cfg = DECODERS[name].decoder.pattern[0].feedforward
         alone, logits = 0.0, [tape[path] for path in tape.records]
         assert len(logits) == count
         for router in logits:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import transformers.models.marian.modeling_marian as marian
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
@@ -24,7 +23,7 @@ DIM, LENGTH = 16, 40
 HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it
 
 
-def frequencies(position: c.Sinusoidal, dim: int = DIM) -> np.ndarray:
+def frequencies(position, dim=DIM):
     """Vectors that the scheme adds to the embeddings of positions 0 .. LENGTH - 1, through a
     model's own forward pass."""
     body = c.Stack(0, (tiny.block(c.Attention(1, head_dim=8)),), position)
@@ -34,13 +33,13 @@ def frequencies(position: c.Sinusoidal, dim: int = DIM) -> np.ndarray:
         return model(torch.zeros(1, LENGTH, dtype=torch.long)).hidden[0].double().numpy()
 
 
-def paper(pos: int, column: int) -> float:
+def paper(pos, column):
     """Section 3.5, to the letter."""
     angle = pos / 10_000 ** (2 * (column // 2) / DIM)
     return math.cos(angle) if column % 2 else math.sin(angle)
 
 
-def timing_signal(pos: int, column: int) -> float:
+def timing_signal(pos, column):
     """tensor2tensor's get_timing_signal_1d, Marian's SinusoidalPositionEmbeddings, OpenNMT-py's
     SinusoidalConcat."""
     timescales = DIM // 2
@@ -49,7 +48,7 @@ def timing_signal(pos: int, column: int) -> float:
     return math.sin(angle) if column < timescales else math.cos(angle)
 
 
-def from_one(pos: int, column: int) -> float:
+def from_one(pos, column):
     """OpenNMT-tf's SinusoidalPositionEncoder."""
     return timing_signal(pos + 1, column)
 
@@ -98,7 +97,7 @@ def test_what_the_waves_cannot_be():
 # ALiBi
 
 
-def speeds(cfg: c.Rotary, head_dim: int) -> tuple[Tensor, float]:
+def speeds(cfg, head_dim):
     """Radians a position of each wave (head_dim / 2), and what sines and cosines are multiplied
     by."""
     rotary = build(cfg, 64, 4, True)
@@ -122,7 +121,7 @@ def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling):
         assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
 
 
-def test_frequencies_are_made_once_and_never_of_stand_ins() -> None:
+def test_frequencies_are_made_once_and_never_of_stand_ins():
     """A compiler's and a fake mode's tensors are nobody else's; those of inference mode serve a
     training."""
     rotary, calls = build(c.Rotary(scaling=c.LinearScaling(3.0)), 64, 4, True), []
@@ -175,7 +174,7 @@ def test_yarn_is_transformers(theta, length, head_dim, slow, fast):
     assert actual == pytest.approx(size)
 
 
-def test_a_position_past_a_learned_table_is_a_sentence() -> None:
+def test_a_position_past_a_learned_table_is_a_sentence():
     """Positions may be passed, and then no count of tokens tells that the table is too short."""
     model = tiny.model(tiny.DECODERS["gpt2"])
     length = model.config.decoder.position.length
@@ -185,7 +184,7 @@ def test_a_position_past_a_learned_table_is_a_sentence() -> None:
         model(tokens, pos=pos + 1)
 
 
-def test_alibi_falls_with_the_distance_on_both_sides() -> None:
+def test_alibi_falls_with_the_distance_on_both_sides():
     pos = torch.tensor([[0, 3, 4]])
     bias = build(c.Alibi(), 64, 2, False).bias(pos, pos)
     distance = torch.tensor([[0, 3, 4], [3, 0, 1], [4, 1, 0]])

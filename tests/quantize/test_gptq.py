@@ -12,16 +12,14 @@ from glassformer.fast.quantize.gptq import calibrated
 from mistakes import mistake
 
 
-def random_layer(inputs: int = 96, rank: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+def random_layer(inputs=96, rank=24):
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(400, rank, generator=draw) @ torch.randn(rank, inputs, generator=draw)
     x = x + 0.1 * torch.randn(400, inputs, generator=draw)
     return torch.randn(40, inputs, generator=draw) * 0.05, x
 
 
-def error(
-    weight: torch.Tensor, rounded: rounding.Rounded, x: torch.Tensor, group: int = 32
-) -> float:
+def error(weight, rounded, x, group=32):
     apart = rounding.decode(*rounded, group, torch.float32) - weight
     return float((x @ apart.T).norm() / (x @ weight.T).norm())
 

@@ -12,11 +12,9 @@ import torch
 
 import tiny
 from glassformer import config
-from glassformer.core.nn import Model
 from glassformer.core.nn.model import inference
 from glassformer.core.nn.replace import replace_parameter
 from glassformer.fast.quantize import (
-    QuantizationReport,
     Text,
     display,
     picture,
@@ -30,12 +28,12 @@ ROWS = [tiny.tokens(1, 40, seed=i) for i in range(11)]
 TEXT = Text([(row, None) for row in ROWS[:8]], [(row, None) for row in ROWS[8:]])
 
 
-def logits(model: Model, row: torch.Tensor) -> torch.Tensor:
+def logits(model, row):
     with inference(model):
         return model(row).logits[0]
 
 
-def reported(name: str = "llama", bits: int = 4) -> tuple[Model, Model, QuantizationReport]:
+def reported(name="llama", bits=4):
     before = tiny.model(tiny.ALL[name])
     after = copy.deepcopy(before)
     text = TEXT

@@ -20,7 +20,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import resolve
-from glassformer.runs import launch, run_checkpoints, run_config, run_file
+from glassformer.runs import launch, run_checkpoints, run_file
 from glassformer.runs.defaults import choose
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.toml"))
@@ -45,13 +45,13 @@ WORDS = (
 )
 
 
-def prose(size: int) -> str:
+def prose(size):
     drawn = random.Random(0)
     words = (drawn.choice(WORDS) + drawn.choice(("", "", ",", ".\n")) for _ in range(size // 2))
     return " ".join(words)[:size]
 
 
-def settings(path: Path, **changes: object) -> run_config.Run:
+def settings(path, **changes):
     fields = {"data.train": str(path), **changes}
     return run_file.read_run(None, {**choose(fields)[0], **fields})
 
@@ -248,7 +248,7 @@ def test_what_looks_like_a_border_of_documents_is_told(tmp_path):
     assert 'holds "' not in choose({"data.train": str(path), "data.separator": "<|endoftext|>"})[1]
 
 
-def stopped_run(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def stopped_run(book, out, monkeypatch):
     """The words of a run of 6 steps that a signal stopped after the third."""
     words = ["train", "--data.train", str(book), "--out", str(out)]
     more = [
@@ -331,7 +331,7 @@ def test_a_short_run_is_validated_seldom(book):
 def test_the_announced_time_counts_validation(book, tmp_path, monkeypatch):
     """Six steps and six validations of what is held out, a third of a step for each of its
     batches."""
-    outputs: list[float] = []
+    outputs = []
     monkeypatch.setattr(launch, "duration", lambda seconds: outputs.append(seconds) or "")
     monkeypatch.setattr(launch.Live, "__call__", lambda self, step: None)
     for every in ("0", "1"):

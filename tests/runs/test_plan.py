@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +17,7 @@ from glassformer.runs import launch, prepare, run_config, run_file
 from glassformer.tasks import objectives
 from mistakes import mistake
 
-SMALL: dict[str, Any] = {
+SMALL = {
     "dim": 32,
     "context": 32,
     "encoder.depth": 1,
@@ -40,14 +38,14 @@ GLASS = ["one", "two", "three", "four", "six"]
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory):
     """Sources of German words in capitals, targets of English words and their number."""
-    folder: Path = tmp_path_factory.mktemp("lines")
+    folder = tmp_path_factory.mktemp("lines")
     pairs = [(WORDS[i % 5], WORDS[i // 5 % 5], GLASS[i % 5], GLASS[i // 5 % 5]) for i in range(50)]
     (folder / "s").write_text("".join(f"{a.upper()} UND {b.upper()}\n" for a, b, _, _ in pairs))
     (folder / "t").write_text("".join(f"{c} and {d}\n" for _, _, c, d in pairs))
     return folder
 
 
-def settings(lines: Path, **changes: Any) -> run_config.Run:
+def settings(lines, **changes):
     table = {
         "model": {"recipe": "glass/pair-3m"},
         "data": {

@@ -4,7 +4,6 @@ another one."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,12 +31,12 @@ def home(tmp_path_factory):
     return folder
 
 
-def train(home: Path, out: str, file: str | None = None, **changes: object) -> None:
+def train(home, out, file=None, **changes):
     settings = run_file.read_run(file, {"data.train": str(home / "text.txt"), **HOW, **changes})
     runs.run(settings, home / out)
 
 
-def losses(folder: Path) -> list[float]:
+def losses(folder):
     return [
         json.loads(line)["loss"]
         for line in (folder / "log.jsonl").read_text().splitlines()

@@ -47,7 +47,7 @@ def go(state, settings, stop=None, hook=lambda step: None):
     return state
 
 
-def equal_states(remaining: State, right: State) -> bool:
+def equal_states(remaining, right):
     moments = remaining.optimizer.state(), right.optimizer.state()
     return (
         all(

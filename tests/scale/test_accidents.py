@@ -32,7 +32,7 @@ SETTINGS = """
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def words(folder: Path, out: str, steps: int, *more: str) -> list[str]:
+def words(folder, out, steps, *more):
     text = folder / "text.txt"
     if not text.exists():
         draw = random.Random(0)
@@ -42,9 +42,7 @@ def words(folder: Path, out: str, steps: int, *more: str) -> list[str]:
     return ["-m", "glassformer", "train", *SETTINGS, *args, *more]
 
 
-def launch(
-    many: int, message: list[str], restarts: int = 0, output: Path | None = None
-) -> subprocess.Popen[str]:
+def launch(many, message, restarts=0, output=None):
     """A launch whose standard error is read at its end, or goes to the file ``output`` where it is
     long."""
     options = ["--nproc-per-node", str(many), "--max-restarts", str(restarts)]
@@ -55,36 +53,36 @@ def launch(
         return subprocess.Popen([*LAUNCH, *options, *message], stderr=file, **fields)
 
 
-def run_alone(folder: Path, steps: int, *more: str) -> None:
+def run_alone(folder, steps, *more):
     """A run on one process that nobody disturbs, in the folder ``alone``."""
     command = [sys.executable, *words(folder, "alone", steps, *more)]
     subprocess.run(command, env=ONE_THREAD, check=True)
 
 
-def workers(launched: subprocess.Popen[str]) -> list[int]:
+def workers(launched):
     result = subprocess.run(
         ["ps", "--ppid", str(launched.pid), "-o", "pid="], capture_output=True, text=True
     )
     return [int(word) for word in result.stdout.split()]
 
 
-def wait_for(path: Path, launched: subprocess.Popen[str]) -> None:
+def wait_for(path, launched):
     while not path.exists():
         assert launched.poll() is None, launched.stderr.read()
         time.sleep(0.1)
 
 
-def sums(out: Path) -> str:
+def sums(out):
     return files.sha256(sorted(out.glob("step-*"))[-1] / "SHA256SUMS")
 
 
-def pause(launched: subprocess.Popen[str], seconds: float) -> None:
+def pause(launched, seconds):
     until = time.monotonic() + seconds
     while launched.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
 
 
-def wait_for_training(launched: subprocess.Popen[str], log: Path) -> None:
+def wait_for_training(launched, log):
     """Until it has logged a step since now."""
     before = log.stat().st_mtime if log.exists() else 0.0
     while launched.poll() is None and (not log.exists() or log.stat().st_mtime == before):
@@ -298,9 +296,7 @@ def hosts():
         ip("netns", "del", name)
 
 
-def on_hosts(
-    names: list[str], port: int, message: list[str], output: Path
-) -> list[subprocess.Popen[str]]:
+def on_hosts(names, port, message, output):
     results = []
     for name, address in zip(names, HOSTS, strict=True):
         options = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import unittest.mock
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -50,7 +49,7 @@ EXAMPLES = {
 CLASSIFY = '{type = "Classify", rdrop = 1.0, adversarial = 0.5}'
 
 
-def more_of(folder: str, kind: str) -> dict[str, Any]:
+def more_of(folder, kind):
     """What a kind of run has beside the small run's settings."""
     more = {"batch": 9, "save_every": 2, "sample_every": 2, **KINDS.get(kind, {})}
     if kind == "lora":
@@ -69,7 +68,7 @@ def ran(mesh, folder, out, kind, resume=False, more=None):
     return trained(mesh, folder, out, {**more_of(folder, kind), **(more or {})}, resume)
 
 
-def sums(out: Path) -> dict[str, str]:
+def sums(out):
     return {path.name: files.sha256(path / "SHA256SUMS") for path in sorted(out.glob("step-*"))}
 
 
@@ -99,7 +98,7 @@ def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
         in_pieces(train, read_json(full / "run.json"), mesh, full)
 
 
-def ran_ahead(mesh: Mesh | None, folder: str, out: str, kind: str, resume: bool = False):
+def ran_ahead(mesh, folder, out, kind, resume=False):
     """``ran`` with its batches read ahead in a thread as for a GPU."""
     with unittest.mock.patch.object(
         launch, "read_ahead", lambda batches, device: Prefetched(batches)
@@ -143,7 +142,7 @@ def test_batches_of_a_validation_are_shared_out_and_all_take_part_in_the_last_ro
     )
 
 
-def refused(mesh: Mesh, folder: str, out: str) -> list[str]:
+def refused(mesh, folder, out):
     """Messages for a folder that another training holds, for a mistake of the second process alone,
     for settings that do not fit."""
     fields = {"mesh": mesh, "folder": folder, "kind": "dropout"}
@@ -152,7 +151,7 @@ def refused(mesh: Mesh, folder: str, out: str) -> list[str]:
         results = [ran(out=out, **fields)]
     add = shares._add
 
-    def full(*args: Any) -> None:
+    def full(*args):
         if mesh.rank == 1:
             raise OSError(28, "No space left on device")
         add(*args)
@@ -175,7 +174,7 @@ def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp
     assert not [name for name in left if "step" in name or name.endswith(".part")]
 
 
-def looked_through(mesh: Mesh, folder: str, out: str) -> int:
+def looked_through(mesh, folder, out):
     """Number of times that this process reads all of a corpus, or of its tokens, to check them."""
     results, sha256 = [], files.sha256
     for module in (tokenising, corpus):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -128,10 +127,10 @@ def test_traffic_of_a_pipeline(tied):
 def test_memory_is_what_processes_take(tmp_path, name):
     """The estimate for 25 M parameters is within a fifth of the memory that benchmarks/scale.py
     measures."""
-    spec: Any = importlib.util.spec_from_file_location(
+    spec = importlib.util.spec_from_file_location(
         "scale", Path(__file__).parents[2] / "benchmarks" / "scale.py"
     )
-    scale: Any = importlib.util.module_from_spec(spec)
+    scale = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(scale)
     pool = Processes(2)
     for answer in pool.call(scale.memory, name=name, folder=str(tmp_path)):

@@ -17,7 +17,7 @@ from glassformer.tasks.objectives import Prefix
 from training.test_batches import corpus, equal
 
 
-def batches() -> Batches:
+def batches():
     lengths = np.random.default_rng(2).integers(1, 90, 40).tolist()
     return Batches(corpus(lengths), batch=4, context=16, seed=11)
 
@@ -97,7 +97,7 @@ def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(monkeypatch):
 
 def test_for_a_gpu_every_part_of_a_batch_is_pinned(monkeypatch):
     """The stub of pinning copies, as pinning does: this machine has no GPU to pin for."""
-    requests: list[tuple[int, ...]] = []
+    requests = []
 
     def pin(item):
         requests.append(tuple(item.shape))

@@ -70,7 +70,7 @@ NAMES = {
 }
 
 
-def sentence(draw: np.random.Generator) -> tuple[list[str], list[str]]:
+def sentence(draw):
     """Words that are people, places or neither by their names; some of two words."""
     words, labels = [], []
     for _ in range(draw.integers(2, 6)):
@@ -277,7 +277,7 @@ def test_what_does_not_fit_is_one_sentence(home):
         encode(long, tokenizer, Tag(), tiny.vaswani(), 32)
 
 
-def shaped(cfg: config.Model) -> config.Model:
+def shaped(cfg):
     return replace(
         cfg,
         embed=replace(cfg.embed, vocab=len(PIECES)),

@@ -22,7 +22,7 @@ from glassformer.core.training.causal import Causal
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.runs import run_config
 from glassformer.runs.plan import training_and_validation
-from glassformer.tasks.encoded import Encoded, encode
+from glassformer.tasks.encoded import encode
 from glassformer.tasks.example_batches import ExampleBatches, each_once, in_order, pack
 from glassformer.tasks.example_table import Example, Table
 from glassformer.tasks.examples import read_examples
@@ -38,7 +38,7 @@ CONTEXT = 24
 # ------------------------------------------------------------------------------------- the files
 
 
-def first(table: Table) -> Example:
+def first(table):
     return table.examples[0]
 
 
@@ -154,7 +154,7 @@ def test_pairs_numbers_and_lists(tmp_path):
         training_and_validation(full, Classify())
 
 
-BAD: dict[str, tuple[bytes, object, str]] = {
+BAD = {
     "a.tsv": (
         b"a\tyes\nb\n",
         Classify(),
@@ -223,12 +223,12 @@ def test_what_does_not_fit_together_is_one_sentence(tmp_path):
 # ------------------------------------------------------------------------------------- the ids
 
 
-def sentences(count: int, longest: int = 9, seed: int = 0) -> list[str]:
+def sentences(count, longest=9, seed=0):
     draw = np.random.default_rng(seed)
     return [" ".join(draw.choice(WORDS, draw.integers(1, longest))) for _ in range(count)]
 
 
-def table(kind: str, count: int = 60) -> Table:
+def table(kind, count=60):
     pairs = list(zip(sentences(count), sentences(count, 7, 1), strict=True))
     if kind == "classify":
         result = tuple(Example(a, b if n % 2 else None, n % 3, n) for n, (a, b) in enumerate(pairs))
@@ -242,7 +242,7 @@ TOKENIZERS = {
     "frame": train_tokenizer("words", WORDS, specials=FRAME),
 }
 VECTORS = replace(tiny.bert(), pool=c.Pool("mean", normalize=True))
-KINDS: dict[str, tuple[str, str, object, c.Model]] = {
+KINDS = {
     "vaswani": ("seq2seq", "words", Seq2Seq(), tiny.vaswani()),
     "t5": ("seq2seq", "words", Seq2Seq(), tiny.t5()),
     "llama": ("seq2seq", "words", Seq2Seq(), tiny.DECODERS["llama"]),
@@ -259,7 +259,7 @@ KINDS: dict[str, tuple[str, str, object, c.Model]] = {
 }
 
 
-def encoded(name: str, count: int = 60, context: int = CONTEXT) -> Encoded:
+def encoded(name, count=60, context=CONTEXT):
     kind, tokenizer, objective, model = KINDS[name]
     return encode(table(kind, count), TOKENIZERS[tokenizer], objective, model, context)
 
@@ -373,7 +373,7 @@ def test_what_is_too_long_is_cut_or_refused():
 # ---------------------------------------------------------------------------------- the batches
 
 
-def countable(batch: Batch) -> list[tuple[int, ...]]:
+def countable(batch):
     """Countable form of each example."""
     return [
         tuple(
@@ -394,7 +394,7 @@ def test_every_example_once_an_epoch(name):
     assert len(everything) == 300
     orders = []
     for epoch in range(2):
-        calls: list[tuple[int, ...]] = []
+        calls = []
         while batches.epoch < epoch + 1:
             calls += countable(next(batches))
         assert sorted(calls) == everything
@@ -405,7 +405,7 @@ def test_every_example_once_an_epoch(name):
         assert row == item, "validation keeps the order"
 
 
-def documents_of(result: Encoded) -> list[tuple[int, ...]]:
+def documents_of(result):
     """Each example's ids on both sides, in the order of the table."""
     sides = [next(iter(side.columns.values())) for side in result.sides]
     return [

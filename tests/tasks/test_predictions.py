@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.tasks import predictions
@@ -42,12 +41,12 @@ TEXTS = ["the cat sat on the mat .", "a dog ran", "the old man , in the big red 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     """A WordPiece tokenizer of a few words, from BERT's vocab.txt."""
-    folder: Path = tmp_path_factory.mktemp("words")
+    folder = tmp_path_factory.mktemp("words")
     (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
     return open_tokenizer(folder)
 
 
-def encoder(pool: c.Pool | None = None) -> Model:
+def encoder(pool=None):
     shape = replace(tiny.bert(), embed=c.Embed(len(WORDS), segments=2), pool=pool)
     return build_model(shape, seed=1).eval()
 

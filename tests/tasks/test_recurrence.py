@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 import tiny
@@ -16,7 +16,7 @@ from glassformer import generation
 from glassformer import sight as inspection
 from glassformer.core.config import serial
 from glassformer.core.generation import generate
-from glassformer.core.nn import Cache, EncoderDecoder, Tape, build_model
+from glassformer.core.nn import Cache, Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.scale.cost import cost
 from glassformer.sight.layouts import DocumentReader, Documents
@@ -27,9 +27,7 @@ PAIRS = ["cho", "bahdanau", "additive-lstm"]
 CLOSE = {"rtol": 0.0, "atol": 1e-5}
 
 
-def twin(
-    model: object, kind: type[nn.RNNBase], variants: str, inputs: int, width: int
-) -> nn.RNNBase:
+def twin(model, kind, variants, inputs, width):
     """torch's own module with the same weights."""
     body = model.decoder if hasattr(model, "decoder") else model.encoder
     reference = kind(
@@ -78,9 +76,7 @@ def test_equals_torch(cell, variants, engine):
     assert_close(grad, model.embed.token.weight.grad, rtol=1e-4, atol=1e-5)
 
 
-def attention_by_hand(
-    model: EncoderDecoder, inputs: Tensor, source: Tensor
-) -> tuple[Tensor, Tensor]:
+def attention_by_hand(model, inputs, source):
     """Bahdanau et al. 2015, equations 5 and 6 of its appendix, a word at a time and nothing shared
     with the house."""
     weights = {name: weight.detach() for name, weight in model.named_parameters()}

@@ -13,7 +13,7 @@ from glassformer.formats.data import text_streams, tokenise
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 
-def article(length: int) -> str:
+def article(length):
     """Lines of every kind: words, code, comments that end and begin with marks, empty lines, other
     scripts."""
     chance = random.Random(0)

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from glassformer.core.tokenizer import framing
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.core.tokenizer.tokenizer import Tokenizer
 from mistakes import mistake
 
 
-def tokenizer_with(*specials: str) -> Tokenizer:
+def tokenizer_with(*specials):
     return train_tokenizer("char", ["abc "], specials=specials)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ from tokenizer.test_bad import MODEL, VOCAB
 from tokenizer.test_tokenizer import IDENTITY, NASTY, STORY, sentencepiece_model, streamed
 
 
-def put(folder: Path, **files: Any) -> Path:
+def put(folder, **files):
     """The folder with these files in it: bytes as they are, all else as JSON; ``__`` stands for a
     dot."""
     folder.mkdir(exist_ok=True)
@@ -32,7 +30,7 @@ def put(folder: Path, **files: Any) -> Path:
 RULES = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
-def pair_of_files(extra: tuple[str, ...] = ()) -> dict[str, Any]:
+def pair_of_files(extra=()):
     """A small vocab.json and merges.txt, as ``put`` takes them."""
     trained = json.loads(train_tokenizer("bpe", [*STORY, *NASTY], 500).to_json())["model"]
     merges = [" ".join(pair) for pair in trained["merges"]]
@@ -41,7 +39,7 @@ def pair_of_files(extra: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"vocab__json": vocabulary, "merges__txt": text}
 
 
-def spec(**changes: Any) -> str:
+def spec(**changes):
     raw = json.loads(train_tokenizer("byte").to_json())
     return json.dumps({**raw, **changes})
 

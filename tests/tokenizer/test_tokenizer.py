@@ -8,12 +8,9 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.formats.tokenizer_forms import from_json
@@ -43,7 +40,7 @@ STORY = ["Once upon a time there was a little glass house. "] * 20 + [
 ] * 20
 
 
-def streamed(tokenizer: Tokenizer, ids: list[int], special: bool = False) -> str:
+def streamed(tokenizer, ids, special=False):
     """The text of ids, one at a time."""
     stream = tokenizer.stream(special=special)
     return "".join(stream.push(id) for id in ids) + stream.flush()
@@ -52,7 +49,7 @@ def streamed(tokenizer: Tokenizer, ids: list[int], special: bool = False) -> str
 IDENTITY = {"normalization_rule_name": "identity"}
 
 
-def sentencepiece_model(texts: Iterable[str], **settings: Any) -> bytes:
+def sentencepiece_model(texts, **settings):
     """What the original SentencePiece learns of texts."""
     sentencepiece = pytest.importorskip("sentencepiece")
     buffer = io.BytesIO()
@@ -63,7 +60,7 @@ def sentencepiece_model(texts: Iterable[str], **settings: Any) -> bytes:
 
 
 @pytest.fixture(scope="module", params=["byte", "bpe"])
-def byte_level(request) -> Tokenizer:
+def byte_level(request):
     return train_tokenizer(request.param, STORY, 300 if request.param == "bpe" else None)
 
 
@@ -212,11 +209,11 @@ def test_mistakes_are_said_in_one_sentence():
         "Token -1 is out of range": lambda: tokenizer.stream().push(-1),
         "out of range; this tokenizer has tokens 0 to 256": lambda: tokenizer.token(10**9),
         "half of a surrogate": lambda: tokenizer.encode("ab\ud800"),
-        "this is a int": lambda: tokenizer.encode(5),  # type: ignore[arg-type]
+        "this is a int": lambda: tokenizer.encode(5),
         "no end-of-text token": lambda: train_tokenizer("byte", specials=()).encode("a", eos=True),
         "no text to train": lambda: train_tokenizer("bpe", [""]),
         "no text to train a": lambda: train_tokenizer("char", []),
-        "text 1 is a int": lambda: train_tokenizer("bpe", ["a", 1]),  # type: ignore[list-item]
+        "text 1 is a int": lambda: train_tokenizer("bpe", ["a", 1]),
         "at least 257": lambda: train_tokenizer("bpe", ["a"], 256),
         'Did you mean "char"': lambda: train_tokenizer("chars", ["a"]),
         "leave out the size": lambda: train_tokenizer("char", ["abc"], 9),

@@ -22,7 +22,7 @@ OTHER = STORY + "\n\n  The  house, 12 walls of glass.\n"
 
 
 @pytest.fixture
-def story(tmp_path) -> Path:
+def story(tmp_path):
     (tmp_path / "story.txt").write_text(STORY * 30, encoding="utf-8")
     return tmp_path / "story.txt"
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from glassformer.core.tokenizer import Tokenizer
-from glassformer.core.training.batches import Batch, Batches, CorpusRows
+from glassformer.core.training.batches import Batches, CorpusRows
 from glassformer.core.training.loss import split
 from glassformer.core.training.shards import Shards
 from glassformer.core.training.validation import every_token_once
@@ -27,12 +27,12 @@ EOS = 0
 
 
 def corpus(
-    lengths: list[int],
-    eos: int | None = EOS,
-    bos: int | None = None,
-    name: str = "tiny",
-    first: int = 1,
-) -> Shards:
+    lengths,
+    eos=EOS,
+    bos=None,
+    name="tiny",
+    first=1,
+):
     """Documents of ``lengths`` tokens that count up from ``first``, each closed by ``eos`` (counted
     in its length)."""
     starts = np.cumsum([0, *lengths])
@@ -45,7 +45,7 @@ def corpus(
     return Shards(tokens, 0, TokenizedCorpus(source, tokenizer, name, marks, starts))
 
 
-def one_epoch(batches: Batches) -> list[Batch]:
+def one_epoch(batches):
     """All batches of the epoch that begins now; the batch size must be 1."""
     epoch, out = int(batches.epoch), []
     while int(batches.epoch) == epoch:
@@ -53,11 +53,11 @@ def one_epoch(batches: Batches) -> list[Batch]:
     return out
 
 
-def counted(batch: Batch) -> list[int]:
+def counted(batch):
     return sorted(batch.targets[batch.targets != -1].tolist())
 
 
-def equal(a: Batch, b: Batch) -> bool:
+def equal(a, b):
     names = ("tokens", "targets", "pos", "document_ids")
     pairs = [(getattr(a, name), getattr(b, name)) for name in names]
     return all(x is y if x is None or y is None else torch.equal(x, y) for x, y in pairs)
@@ -132,7 +132,7 @@ def test_epochs_run_through_batches():
 # apart
 
 
-def by_hand(shards: Shards, tokens: list[int], first: int) -> tuple[list[int], list[int]]:
+def by_hand(shards, tokens, first):
     """Positions and documents of a row that begins at token ``first``, one token at a time."""
     opens = {int(start) - shards.shared_border for start in shards.starts[1:-1]}
     pos, document_ids = [], []
@@ -189,7 +189,7 @@ def test_many_documents_lose_nothing_but_first_tokens():
 @pytest.mark.parametrize("stride", [None, 1, 5, 16])
 @pytest.mark.parametrize("length", [2, 9, 16, 17, 200])
 def test_evaluation_counts_each_token_once_in_order(length, stride):
-    targets: list[int] = []
+    targets = []
     for batch in every_token_once(corpus([length], eos=None), batch=3, context=16, stride=stride):
         for row in batch.targets:
             back, own = int((row == -1).int().argmin()), row[row != -1].tolist()
@@ -291,10 +291,10 @@ def test_a_checkpoint_of_another_order_is_refused():
 class Watched:
     """Windows over a corpus's tokens that note which of them are read."""
 
-    def __init__(self, windows: np.ndarray) -> None:
+    def __init__(self, windows):
         self.windows, self.read = windows, list[int]()
 
-    def __getitem__(self, first: np.ndarray) -> np.ndarray:
+    def __getitem__(self, first):
         self.read += first.tolist()
         return cast(np.ndarray, self.windows[first])
 
@@ -338,7 +338,7 @@ def test_a_rank_reads_only_its_rows():
         Batches(corpus([5000], eos=None), batch=12, context=16, seed=2) for _ in range(2)
     )
     rows = batches._cursors[0].rows
-    watched = rows.windows = Watched(rows.windows)  # type: ignore[assignment]
+    watched = rows.windows = Watched(rows.windows)
     pieces = next_pieces(batches, 4, [1, 3])
     assert [len(piece.tokens) for piece in pieces] == [3, 3]
     expected = next(full).tokens[[3, 4, 5, 9, 10, 11], 0] - 1

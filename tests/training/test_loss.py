@@ -18,7 +18,7 @@ from glassformer.core.training.causal import Causal
 from glassformer.core.training.loss import backward, cross_entropy, forward, sums, tokens_in
 
 
-def rows(packed: bool, device: str, source: bool = False) -> Batch:
+def rows(packed, device, source=False):
     """Four rows of 16 tokens; ``packed``: two documents in each."""
     tokens, place = torch.zeros(4, 16, dtype=torch.long), torch.arange(16).expand(4, 16)
     side = (place % 8, place // 8) if packed else (None, None)
@@ -65,7 +65,7 @@ def test_what_the_host_counts_is_what_is_there(name):
     assert_close(*results)
 
 
-def packed(more: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def packed(more=0):
     """Three rows of 14 tokens: documents of several lengths, padding behind them."""
     pos, ids = torch.full((2, 3, 14), -1)
     for row, lengths in enumerate(([5, 3, 2], [9], [1, 6])):

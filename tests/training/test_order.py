@@ -18,12 +18,12 @@ from glassformer.core.training.order import COMPUTED, LISTED, order_of
 from training.test_batches import corpus, equal
 
 
-def by_the_book(size: int, keys: list[int], number: int) -> int:
+def by_the_book(size, keys, number):
     """One number through the network, in Python's own integers."""
     a = math.isqrt(size - 1) + 1
     b = -(-size // a)
 
-    def mixed(x: int) -> int:
+    def mixed(x):
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             x = (x ^ x >> shift) * factor % 2**64
         return x ^ x >> 31

@@ -10,13 +10,11 @@ import kernel_reference as reference
 from glassformer.fast.kernels import PAGE, Pages, paged_attention
 
 
-def ints(*numbers: int) -> torch.Tensor:
+def ints(*numbers):
     return torch.tensor(numbers, dtype=torch.int32)
 
 
-def filled(
-    lengths: list[int], kv_heads: int, dim: int, dtype: torch.dtype = torch.float32
-) -> tuple[Pages, torch.Tensor, list]:
+def filled(lengths, kv_heads, dim, dtype=torch.float32):
     """Pages in a shuffled order with sequences of these lengths; their table, and the keys and
     values themselves."""
     need = [-(-length // PAGE) for length in lengths]
@@ -35,11 +33,11 @@ def filled(
     return pages, table, outputs
 
 
-def slots_of(row: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def slots_of(row, places):
     return row[places // PAGE].long() * PAGE + places % PAGE
 
 
-def torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def torchs(q, k, v, scale):
     """torch's attention of one query to all keys, in the format of the query."""
     k, v = (item.to(q.dtype).transpose(0, 1)[None] for item in (k, v))
     y = F.scaled_dot_product_attention(q[None, :, None], k, v, scale=scale, enable_gqa=True)

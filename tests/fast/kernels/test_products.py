@@ -19,7 +19,7 @@ from glassformer.fast.kernels import (
 PACKS = {"int8": (pack_int8, 127), "int4": (pack_int4, 7)}
 
 
-def drawn(kind: str, n: int, c: int) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(kind, n, c):
     """A weight of whole numbers and its scales."""
     top = PACKS[kind][1]
     weight = torch.randint(-top - 1, top + 1, (n, c), dtype=torch.int8)

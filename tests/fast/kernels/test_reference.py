@@ -10,7 +10,7 @@ import torch
 import kernel_reference as reference
 
 
-def nearest(exact: Fraction) -> float:
+def nearest(exact):
     """The fp32 nearest to a fraction, of two equally near ones the even: between its neighbours on
     either side."""
     guess = np.float32(float(exact))

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training.batches import Batch
 from glassformer.formats.tokenizer_files import open as open_tokenizer
@@ -16,7 +15,7 @@ from mistakes import mistake
 from packed import FRAME, LETTERS, check_packed_equals_apart, packed, random
 
 
-def of_letters(tokenizer: Tokenizer, rows: int, length: int) -> torch.Tensor:
+def of_letters(tokenizer, rows, length):
     tokens = torch.randint(
         0, len(LETTERS), (rows, length), generator=torch.Generator().manual_seed(0)
     )

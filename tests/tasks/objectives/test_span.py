@@ -89,7 +89,7 @@ def test_spans_of_packed_documents_stay_in_them(marked):
             ]
             assert result.source_pos[row][present].tolist() == list(range(len(source)))
             assert result.pos[row][local].tolist() == list(range(len(target)))
-            stored: dict[int, list[int]] = {}
+            stored = {}
             for id in target[:-1]:
                 if id in marked.sentinels:
                     stored[id] = span = []

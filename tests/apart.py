@@ -17,7 +17,8 @@ FAMILIES = ("gpt", "llama", "mixture", "bert", "t5", "odd")
 PROBE = """points => points.map(([x, y]) => __glassformer.probe(x, y)).filter(one => one)
   .map(one => [one.addr, String(one.value)])"""
 SAID = "all => all.map(one => [one.dataset.addr, one.dataset.v])"
-SENTENCE, SOURCE = "the cat sat on a mat", "a dog and a log"
+SENTENCE = "the cat sat on a mat"
+SOURCE = "a dog and a log"
 
 
 def quick(*names):
@@ -41,7 +42,8 @@ class Apart:
                 [[int(id) for id in present.evaluate_all("all => all.map(one => one.dataset.id)")]]
             )
 
-        tokens, source = strip("tokens"), strip("source tokens") if pair else None
+        tokens = strip("tokens")
+        source = strip("source tokens") if pair else None
         with torch.no_grad():
             plain = self.model(tokens) if source is None else self.model(tokens, source)
         self.values = {

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from glassformer import UserError
 
-SECONDS, LONGEST = 10, 1500  # of processor time; of a sentence
+SECONDS = 10
+LONGEST = 1500  # of processor time; of a sentence
 
 
 def damaged(data, chance):

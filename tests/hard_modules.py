@@ -100,7 +100,8 @@ def views_of_views(self, x):
 @module
 def write_seen_through_views(self, x):
     y = self.layer(x)
-    first, last = y[:, 0], y.select(1, 3)
+    first = y[:, 0]
+    last = y.select(1, 3)
     turned = y.transpose(1, 2)
     y[:, 0].mul_(3)
     turned[:, 2:4] = 1.5

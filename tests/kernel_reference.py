@@ -82,7 +82,8 @@ def normed(x, gain, shift, eps, centred):
     added.
     """
     lanes = F.pad(x.float(), (0, -x.shape[1] % LANES)).view(len(x), -1, LANES)
-    mean, sums = torch.zeros(len(x), 1), torch.zeros(len(x), LANES)
+    mean = torch.zeros(len(x), 1)
+    sums = torch.zeros(len(x), LANES)
     if centred:
         for step in lanes.unbind(1):
             sums = sums + step
@@ -127,11 +128,9 @@ def attention_row(
     start = 0 if window is None else max(0, length - window)
     partials = []
     for chunk in range(start // 512, -(-length // 512)):
-        most, sums, o = (
-            torch.full((heads,), -torch.inf),
-            torch.zeros(heads),
-            torch.zeros(heads, dim),
-        )
+        most = torch.full((heads,), -torch.inf)
+        sums = torch.zeros(heads)
+        o = torch.zeros(heads, dim)
         for page in range(max(chunk * 512, start // 32 * 32), min(chunk * 512 + 512, length), 32):
             places = torch.arange(page, page + 32)
             visible = (places >= start) & (places < length)
@@ -144,7 +143,8 @@ def attention_row(
                 scores = scores + bias[:, (length - 1 - at).clamp(max=bias.shape[1] - 1)]
             scores = scores.masked_fill(~visible, -torch.inf)
             greatest = torch.maximum(most, scores.amax(-1))
-            pattern, shrink = exponential(scores - greatest[:, None]), exponential(most - greatest)
+            pattern = exponential(scores - greatest[:, None])
+            shrink = exponential(most - greatest)
             most, sums, o = greatest, sums * shrink + total(pattern), o * shrink[:, None]
             for j in visible.nonzero().flatten().tolist():
                 o = fma(pattern[:, j, None], v[page + j].float(), o)
@@ -152,7 +152,8 @@ def attention_row(
     if len(partials) == 1:
         return o / sums[:, None]
     greatest = torch.stack([most for most, _, _ in partials]).amax(0)
-    denominator, y = torch.zeros(heads), torch.zeros(heads, dim)
+    denominator = torch.zeros(heads)
+    y = torch.zeros(heads, dim)
     for most, sums, o in partials:
         weight = exponential(most - greatest)
         denominator, y = denominator + sums * weight, fma(o, weight[:, None], y)

@@ -344,7 +344,8 @@ class Tree:
         """Compiles the kernels at -O1, in half the time, and only the objects that the bug changes;
         False where that fails."""
         spec = importlib.util.spec_from_file_location("hatch_build", self.folder / "hatch_build.py")
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         compile_one = module._run
@@ -352,7 +353,8 @@ class Tree:
         def run(command):
             if "-c" not in command:
                 return compile_one(command)
-            source, output = command[command.index("-c") + 1], command[-1]
+            source = command[command.index("-c") + 1]
+            output = command[-1]
             flags = command[: command.index("-c")]
             code = subprocess.run([*flags, "-E", source], check=True, capture_output=True).stdout
             digest = hashlib.sha256(" ".join(flags).encode() + code).hexdigest()
@@ -415,7 +417,8 @@ class Tree:
 
     def plant(self, mutant):
         """``killed``, ``lived`` or ``not compiled``."""
-        path, compiled = self.folder / SOURCE / mutant.file, mutant.file.suffix != ".py"
+        path = self.folder / SOURCE / mutant.file
+        compiled = mutant.file.suffix != ".py"
         text = path.read_text(encoding="utf-8")
         self.check(mutant.tests)
         path.write_text(mutant.change.apply(text), encoding="utf-8")

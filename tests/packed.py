@@ -22,8 +22,10 @@ def random(seed=0):
 def packed(tokens, lengths):
     """Rows of documents of these lengths and padding behind them; targets are the next token of a
     document."""
-    pos, document_ids = torch.full_like(tokens, -1), torch.full_like(tokens, -1)
-    targets, at = torch.full_like(tokens, -1), 0
+    pos = torch.full_like(tokens, -1)
+    document_ids = torch.full_like(tokens, -1)
+    targets = torch.full_like(tokens, -1)
+    at = 0
     for number, length in enumerate(lengths):
         pos[:, at : at + length], document_ids[:, at : at + length] = torch.arange(length), number
         targets[:, at : at + length - 1] = tokens[:, at + 1 : at + length]
@@ -57,5 +59,6 @@ def check_packed_equals_apart(family, objective, tokenizer):
     batch = objective.prepare(args, random(), tokenizer)
     loss = objective.loss(model, batch, 0.1)
     pieces = [objective.loss(model, piece, 0.1) for piece in alone(batch)]
-    assert len(pieces) == 9 and loss.count == sum(piece.count for piece in pieces) > 9
+    assert len(pieces) == 9
+    assert loss.count == sum(piece.count for piece in pieces) > 9
     assert_close(loss.sum, sum(piece.sum for piece in pieces), rtol=1e-5, atol=1e-4)

@@ -21,10 +21,12 @@ def ask(engine, *texts, **options):
 def check_pages(pool):
     """AssertionError unless every page is in exactly one of the three states."""
     in_use = {page for page, users in enumerate(pool.users) if users}
-    free, cached = set(pool._free), set(pool._cached)
+    free = set(pool._free)
+    cached = set(pool._cached)
     assert len(free) == len(pool._free)
     assert not (free & cached or free & in_use or cached & in_use)
-    assert len(free) + len(cached) + len(in_use) == len(pool.users) and cached <= pool._known
+    assert len(free) + len(cached) + len(in_use) == len(pool.users)
+    assert cached <= pool._known
 
 
 def check_windows(windows):

@@ -25,7 +25,9 @@ from glassformer.formats import weights
 from glassformer.scale.cost import cost
 from glassformer.sight.layouts import DocumentReader, Documents
 
-VOCAB, CONTEXT, LENGTH = 30, 32, 17
+VOCAB = 30
+CONTEXT = 32
+LENGTH = 17
 # how much further from float64 than the plain pass another way may be; and at least so many
 # roundings
 ROUNDS = 20
@@ -33,7 +35,8 @@ ROUNDS = 20
 
 def drawn(seed):
     """A valid config; the same seed gives the same."""
-    cfg, draw = _first(seed), random.Random(-1 - seed)
+    cfg = _first(seed)
+    draw = random.Random(-1 - seed)
     turned = {
         name: replace(body, position=replace(body.position, interleaved=draw.random() < 0.5))
         for name, body in c.stacks(cfg).items()
@@ -49,15 +52,17 @@ def drawn(seed):
 
 def _first(seed):
     draw = random.Random(seed)
-    choose, chance = draw.choice, lambda share: draw.random() < share
+    choose = draw.choice
+
+    def chance(share):
+        return draw.random() < share
+
     heads = choose((1, 2, 3, 4, 6))
     dim = heads * choose((4, 8)) if chance(0.7) else choose((12, 24, 30))
 
     def norm():
-        layer, root = (
-            c.LayerNorm(choose((1e-5, 1e-12)), chance(0.5)),
-            c.RMSNorm(1e-6, choose((0.0, 1.0)), chance(0.8)),
-        )
+        layer = c.LayerNorm(choose((1e-5, 1e-12)), chance(0.5))
+        root = c.RMSNorm(1e-6, choose((0.0, 1.0)), chance(0.8))
         return choose((layer, root))
 
     def mask_rule(depth=0):
@@ -73,7 +78,8 @@ def _first(seed):
             c.Fixed(draw.randint(2, 7), choose((1, 2))),
         ]
         if depth < 2 and chance(0.25):
-            remaining, right = mask_rule(depth + 1), mask_rule(depth + 1)
+            remaining = mask_rule(depth + 1)
+            right = mask_rule(depth + 1)
             return remaining & right if chance(0.5) else remaining | right
         return choose(simple)
 
@@ -123,7 +129,8 @@ def _first(seed):
             c.Alibi(), c.Rotary(scaling=c.LinearScaling(2.0)),
         ))  # fmt: skip
 
-    alike, turning = True, True
+    alike = True
+    turning = True
 
     def body(causal, crosses):
         nonlocal alike, turning
@@ -208,9 +215,8 @@ def hold(seed, monkeypatch):
     assert serial.loads(c.Model, serial.dumps(cfg)) == cfg
     generator = torch.Generator().manual_seed(seed)
     model = build_model(cfg, seed=seed).eval()
-    assert cost(cfg).total == sum(p.numel() for p in model.parameters()) and len(
-        weights.shapes(cfg)
-    )
+    assert cost(cfg).total == sum(p.numel() for p in model.parameters())
+    assert len(weights.shapes(cfg))
     args, source = (torch.randint(0, VOCAB, (2, n), generator=generator) for n in (LENGTH, 9))
     across = {"source": source} if isinstance(model, EncoderDecoder) else {}
     monkeypatch.setattr(cpu_blocks, "BLOCK", 8)  # so that a row is several blocks
@@ -219,7 +225,8 @@ def hold(seed, monkeypatch):
         single = dict(equal_paths(model, args, source, seed))
         exact = model.double()
         logits = exact(args, **across).logits
-        assert logits.isfinite().all() and logits.std() > 0
+        assert logits.isfinite().all()
+        assert logits.std() > 0
         size = logits.abs().max().item()
         for name, value in equal_paths(exact, args, source, seed):
             assert (value - logits).abs().max() <= 1e-9 * (1 + size), name
@@ -231,7 +238,8 @@ def hold(seed, monkeypatch):
     out = model(args, **across)
     (out.logits.square().mean() + sum(out.aux.values())).backward()
     grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
-    assert grads and all(grad.isfinite().all() for grad in grads)
+    assert grads
+    assert all(grad.isfinite().all() for grad in grads)
 
 
 def _sure(model, inputs, across):

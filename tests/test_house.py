@@ -140,7 +140,8 @@ class Walk:
 
 @contextmanager
 def watched():
-    walk, before = Walk(), sys.getprofile()
+    walk = Walk()
+    before = sys.getprofile()
     threading.setprofile(walk)
     sys.setprofile(walk)
     try:

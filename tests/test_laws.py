@@ -76,13 +76,13 @@ def test_same_seed_same_weights_and_no_memory_on_meta(name):
 
 @every_family
 def test_saved_loaded_counted_and_adapted(name, tmp_path):
-    model, second_tokens = tiny.model(ALL[name]), tokens()
+    model = tiny.model(ALL[name])
+    second_tokens = tokens()
     store.save(model, tmp_path / name, layout="glassformer")
     back, _ = store.load(tmp_path / name)
     reference = dict(back.named_parameters())
-    assert back.config == ALL[name] and all(
-        torch.equal(w, reference[path]) for path, w in model.named_parameters()
-    )
+    assert back.config == ALL[name]
+    assert all(torch.equal(w, reference[path]) for path, w in model.named_parameters())
     assert cost(ALL[name]).total == sum(weight.numel() for weight in model.parameters())
     lora.tune(back, LoRA(rank=2, target_modules=("*.q", "*.up", "*.state", "*.transform")))
     near(forward(back, second_tokens), forward(model, second_tokens))
@@ -103,11 +103,13 @@ ENDS = {  # without logits over words
 
 @pytest.mark.parametrize("name", ENDS)
 def test_ends_without_words_keep_the_laws(name, tmp_path):
-    cfg, second_tokens = ENDS[name], tokens()
+    cfg = ENDS[name]
+    second_tokens = tokens()
     model = tiny.model(cfg)
     full_model = model(second_tokens)
     bounds = [x for x in (full_model.tagged, full_model.pooled) if x is not None]
-    assert full_model.logits.numel() == 0 and bounds
+    assert full_model.logits.numel() == 0
+    assert bounds
     if full_model.tagged is not None:
         assert full_model.tagged.shape == (3, 20, cfg.token_head.labels)
     tape = Tape("*")
@@ -120,7 +122,8 @@ def test_ends_without_words_keep_the_laws(name, tmp_path):
     assert cost(cfg).total == sum(weight.numel() for weight in model.parameters())
     store.save(model, tmp_path / "m", layout="glassformer")
     back, _ = store.load(tmp_path / "m")
-    assert back.config == cfg and torch.equal(back(second_tokens).hidden, full_model.hidden)
+    assert back.config == cfg
+    assert torch.equal(back(second_tokens).hidden, full_model.hidden)
     model.engine = "eager"
     near(model(second_tokens).hidden, full_model.hidden)
 
@@ -206,7 +209,8 @@ LAYOUTS = {
 
 def compare_layout(model, layout, tolerance):
     """Documents read in a layout beside each by itself (sight/layouts.py)."""
-    cfg, lengths = model.config, (9, 13, 20)
+    cfg = model.config
+    lengths = (9, 13, 20)
     prefix = Cache(cfg).prefix_length if layout in CACHED else 0
     texts, sources = (
         [row[:length] for row, length in zip(tokens(seed=seed), sizes, strict=True)]
@@ -274,7 +278,8 @@ def test_a_window_keeps_only_the_window():
 def test_a_token_is_written_in_place():
     model = tiny.model(DECODERS["llama"])
     cache = Cache(model.config)
-    moved, last = 0, None
+    moved = 0
+    last = None
     for piece in tokens(1, 60).split(1, dim=1):
         model(piece, cache=cache)
         moved += cache.layers[0][0].k.data_ptr() != last
@@ -290,10 +295,8 @@ def test_a_tape_changes_nothing(name):
     assert torch.equal(forward(model, tokens(), tape=tape), plain)
     place = "decoder" if hasattr(model, "decoder") else "encoder"
     if place in c.stacks(model.config):
-        heads, pattern = (
-            c.stacks(model.config)[place].pattern[0].attention.heads,
-            tape[f"{place}.blocks.1.attn.pattern"],
-        )
+        heads = c.stacks(model.config)[place].pattern[0].attention.heads
+        pattern = tape[f"{place}.blocks.1.attn.pattern"]
         assert pattern.shape == (3, heads, 20, 20)
         assert_close(pattern.sum(-1), torch.ones(3, heads, 20))
     assert torch.equal(tape["logits"], plain)
@@ -402,7 +405,8 @@ def test_wrong_tokens_are_refused():
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_rms_norm_and_its_gradient_equal_torch(offset):
-    norm, values = build(c.RMSNorm(1e-5, offset), 16), torch.randn(3, 5, 16)
+    norm = build(c.RMSNorm(1e-5, offset), 16)
+    values = torch.randn(3, 5, 16)
     torch.nn.init.uniform_(norm.weight)
     results = []
     with torch.enable_grad():

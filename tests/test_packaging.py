@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[1]
 def compilers():
     """Compilers that hatch_build.py would use here."""
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     compilers = module.compilers()
@@ -39,7 +40,8 @@ def compilers():
 
 def test_run_files_are_found_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "demo" in run_file.run_files() and "compare/sst2-rnn" in run_file.run_files()
+    assert "demo" in run_file.run_files()
+    assert "compare/sst2-rnn" in run_file.run_files()
     assert (
         run_file.read_run("demo")
         == run_file.read_run("runs/demo.toml")
@@ -75,11 +77,9 @@ def licences():
         f"{name} {bundled[name]}" for name in bundled
     )
     for notice in notices:
-        assert (
-            "Copyright (c)" in notice
-            and "Permission is hereby granted" in notice
-            and "NO EVENT" in notice
-        )
+        assert "Copyright (c)" in notice
+        assert "Permission is hereby granted" in notice
+        assert "NO EVENT" in notice
     return [" ".join(notice.split()) for notice in notices]
 
 
@@ -102,7 +102,9 @@ def pins(name):
     """The versions of each package in a file of requirements/, each with a hash; no index is named
     there."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
-    assert "://" not in text and "--index" not in text and "--find-links" not in text
+    assert "://" not in text
+    assert "--index" not in text
+    assert "--find-links" not in text
     versions = {}
     for entry in re.split(r"\n(?=\S)", text.strip()):
         pinned = re.match(r"([a-z0-9-]+)==([^\s;]+)", entry)
@@ -125,7 +127,8 @@ def requirements(extra):
 @pytest.mark.parametrize("extra", ["dev", "page-test", "plot", "serve"])
 def test_what_is_asked_for_is_pinned_with_hashes(extra):
     """torch alone is pinned by its version: constraints.txt says why."""
-    versions, build = pins(extra), pins("build")
+    versions = pins(extra)
+    build = pins("build")
     torch = dict(
         re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     )
@@ -154,11 +157,10 @@ def test_what_make_test_installed_is_pinned_with_hashes():
     """Each distribution that the extra ``dev`` brings along, at the version that is installed."""
     if not list(Path(sys.prefix).glob(".ready-dev*")):
         pytest.skip("make test did not set up this environment")
-    versions, free = pins("dev"), {"torch", "glassformer"}
-    waiting, observed = (
-        [(requirement.name, tuple(requirement.extras)) for requirement in requirements("dev")],
-        set[tuple[str, tuple[str, ...]]](),
-    )
+    versions = pins("dev")
+    free = {"torch", "glassformer"}
+    waiting = [(requirement.name, tuple(requirement.extras)) for requirement in requirements("dev")]
+    observed = set[tuple[str, tuple[str, ...]]]()
     while waiting:
         name, extras = waiting.pop()
         name = canonicalize_name(name)
@@ -209,7 +211,8 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path):
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)], cwd=ROOT, check=True
     )
-    wheel, sdist = next(tmp_path.glob("*.whl")), next(tmp_path.glob("*.tar.gz"))
+    wheel = next(tmp_path.glob("*.whl"))
+    sdist = next(tmp_path.glob("*.tar.gz"))
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
         assert {
@@ -223,7 +226,8 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path):
             for path in static.iterdir()
             if not path.name.startswith(".")
         }
-        assert built <= names and "glassformer/static/index.html" in names
+        assert built <= names
+        assert "glassformer/static/index.html" in names
         site = [item for item in opened.infolist() if item.filename.startswith("glassformer/site/")]
         assert bool(site) == (ROOT / "src" / "glassformer" / "site" / "index.html").exists(), (
             "built, it goes along"
@@ -313,4 +317,5 @@ def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path):
             == (individual / "glassformer" / "site" / "index.html").as_uri()
         )
     else:
-        assert actual_result.returncode == 2 and "make docs" in actual_result.stderr
+        assert actual_result.returncode == 2
+        assert "make docs" in actual_result.stderr

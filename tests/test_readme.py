@@ -84,7 +84,8 @@ def test_lines_that_look_inside_show_what_they_say(verb, tmp_path, monkeypatch, 
 
 
 def test_there_is_something_to_hold_it_to():
-    assert len(SHELL) >= 5 and len(PYTHON) >= 2
+    assert len(SHELL) >= 5
+    assert len(PYTHON) >= 2
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))

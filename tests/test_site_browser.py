@@ -43,7 +43,9 @@ PAINTED = """() => new Promise(done => {
 def tab(chromium):
     """A tab that may read files alone and must leave the console empty."""
     context = chromium.new_context(viewport={"width": 1366, "height": 900}, color_scheme="light")
-    page, foreign, errors = context.new_page(), [], []
+    page = context.new_page()
+    foreign = []
+    errors = []
     page.on(
         "request",
         lambda item: (
@@ -101,7 +103,8 @@ def test_masks_are_the_rules(name, site_page, tab):
         tab.get_by_label("its number").fill("3")
     rules = {"window": config.Window(3), "every": config.Every(3), "chunk": config.Chunk(3)}
     rules |= {"strided": config.Strided(3), "fixed": config.Fixed(3, 1)}
-    q, k = torch.arange(7)[:, None], torch.arange(7)[None]
+    q = torch.arange(7)[:, None]
+    k = torch.arange(7)[None]
     sees = torch.ones(7, 7, dtype=torch.bool) if name == "full" else k <= q
     if name in rules:
         sees = sees & rules[name].allows(True)(q, k)
@@ -200,7 +203,8 @@ def test_a_page_from_disk(site_page, tab):
     no_serious_finding(tab)
     tab.get_by_label("A story").check()
     tab.reload()
-    assert tab.locator(".depth.story").is_visible() and not tab.locator(".depth.plain").is_visible()
+    assert tab.locator(".depth.story").is_visible()
+    assert not tab.locator(".depth.plain").is_visible()
     frame = tab.frame_locator("iframe.sandbox").first
     tab.locator("iframe.sandbox").first.scroll_into_view_if_needed()
     frame.locator("tbody b .num").first.wait_for()
@@ -252,10 +256,8 @@ def test_the_whole_site_by_keyboard_and_by_searching(whole_site, tab):
     tab.goto((whole_site / "learn" / "04-attention.html").as_uri())
     tab.locator("fieldset.depths input:checked").first.focus()
     tab.keyboard.press("ArrowRight")
-    assert (
-        tab.locator(".depth.vectors").first.is_visible()
-        and not tab.locator(".depth.plain").first.is_visible()
-    )
+    assert tab.locator(".depth.vectors").first.is_visible()
+    assert not tab.locator(".depth.plain").first.is_visible()
     tab.locator("details.question > summary").first.focus()
     tab.keyboard.press("Enter")
     assert tab.locator("details.question").first.get_attribute("open") is not None
@@ -273,7 +275,8 @@ def test_the_whole_site_by_keyboard_and_by_searching(whole_site, tab):
 def test_the_whole_site_is_for_everybody(whole_site, tab):
     """Every page, from disk: axe in four looks, nothing foreign, nothing in the console; how soon
     it is painted."""
-    painted, results = {}, []
+    painted = {}
+    results = []
     source = sorted((whole_site / "source").rglob("*.html"))  # all by one template
     for path in sorted({*whole_site.rglob("*.html")} - {*source[2:]}):
         if "live" in path.parts:  # the explainer's own tests look at these

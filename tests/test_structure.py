@@ -177,7 +177,8 @@ def test_few_modules_stand_outside_the_rooms():
 def test_a_test_is_found_by_the_name_of_what_it_tests():
     """``tests/ROOM/test_NAME.py`` tests ``ROOM/NAME.py``, or a folder of it; TOPICS are of several
     modules. The first folder of a room with folders is left out: ``tests/nn`` is of ``core/nn``."""
-    named, strange = [*modules(), *(name.partition(".")[2] for name in modules())], []
+    named = [*modules(), *(name.partition(".")[2] for name in modules())]
+    strange = []
     for path in sorted(TESTS.glob("*/**/test_*.py")):
         name = ".".join((*path.parent.relative_to(TESTS).parts, path.stem.removeprefix("test_")))
         if name not in named and path.stem.removeprefix("test_") not in TOPICS.get(
@@ -281,7 +282,8 @@ def test_every_room_is_on_the_page_of_the_architecture():
 
 def test_words_do_not_import_torch():
     words = [path for path in FILES if str(path.relative_to(SRC)).startswith(TORCH_FREE)]
-    assert words and not [
+    assert words
+    assert not [
         path for path in words if "torch" in {name.split(".")[0] for name, _ in imports(path)}
     ]
 
@@ -458,7 +460,8 @@ def test_help_imports_next_to_nothing(word):
         command, env={"PYTHONPATH": str(SRC.parent)}, capture_output=True, text=True, check=True
     )
     modules = set(done.stderr.split())
-    assert "glassformer.cli" in modules and "glassformer" in done.stdout
+    assert "glassformer.cli" in modules
+    assert "glassformer" in done.stdout
     assert not modules & {
         "argparse",
         "dataclasses",
@@ -483,7 +486,8 @@ def test_help_of_a_command_imports_only_what_shows_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stderr.split())
-    assert "glassformer.commands.generate" in modules and "usage: glassformer train" in done.stdout
+    assert "glassformer.commands.generate" in modules
+    assert "usage: glassformer train" in done.stdout
     assert not modules & {"torch", "numpy", "tomllib", "hashlib", "tempfile", "secrets"}
 
 

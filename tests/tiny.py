@@ -10,7 +10,9 @@ from glassformer import config as c
 from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
 
-VOCAB, DIM, CONTEXT = 50, 32, 64
+VOCAB = 50
+DIM = 32
+CONTEXT = 64
 # large weights: a wrong path shows in the logits
 WIDE = c.Init(std=0.15, embed_std=0.3, residual="plain")
 

@@ -51,7 +51,9 @@ def bound(explanation, groups, eps):
 
 def walk(trace, opened, seed=0):
     """Opens numbers from the result back to where the arithmetic begins; what is wrong of them."""
-    rng, wrong, seen = random.Random(seed), [], set()
+    rng = random.Random(seed)
+    wrong = []
+    seen = set()
     queue = list(cells(trace, rng, 30))
     while queue and len(seen) < opened:
         value, index = queue.pop(rng.randrange(len(queue)))
@@ -79,7 +81,8 @@ def faults(value, index):
     stored = read(value, tuple(slice(at, at + 1) for at in index)).reshape(()).item()
     if stored != explanation.value and stored == stored:
         wrong.append(f"{name}: value {explanation.value}, stored {stored}")
-    a, b = explanation.value, explanation.recomputed
+    a = explanation.value
+    b = explanation.recomputed
     if not (a == b or (a != a and b != b)):
         limit = bound(explanation, groups, rounding(value, index))
         if not abs(a - b) <= limit:

@@ -52,10 +52,8 @@ def folders(home):
     tokenizer = train_tokenizer("char", ["the cat sat on the mat. 0123456789"], None)
     results = []
     for name in SHAPES:
-        model, words = (
-            build_model(tiny.ALL[name], seed=1),
-            tokenizer if name in ("gpt2", "bert") else None,
-        )
+        model = build_model(tiny.ALL[name], seed=1)
+        words = tokenizer if name in ("gpt2", "bert") else None
         for layout in ("hf", "glassformer"):
             with contextlib.suppress(UserError):
                 store.save(model, home / f"{name}-{layout}", words, layout=layout)
@@ -84,7 +82,8 @@ def mutate(folder, draw):
         pages = [path for path in files if path.suffix == ".json"]
         if not files:
             break
-        path, act = draw.choice(pages if pages and draw.random() < 0.6 else files), draw.random()
+        path = draw.choice(pages if pages and draw.random() < 0.6 else files)
+        act = draw.random()
         data = path.read_bytes()
         names.append(path.name)
         if act < 0.05:
@@ -126,10 +125,13 @@ def use(folder):
 
 def fuzz(home, count, seed):
     """Try ``count`` mutated folders: how many ended how, and each finding."""
-    originals, outcomes, findings = folders(home), Counter[str](), []
+    originals = folders(home)
+    outcomes = Counter[str]()
+    findings = []
     for number in range(count):
         draw = random.Random(f"{seed} {number}")
-        original, folder = draw.choice(originals), home / "mutant"
+        original = draw.choice(originals)
+        folder = home / "mutant"
         shutil.copytree(original, folder)
         names = mutate(folder, draw)
         message = outcome(lambda folder=folder: use(folder), ROOM)

@@ -28,8 +28,10 @@ def folder(tmp_path):
 def test_what_fits_is_taken_and_what_is_new_is_named(folder):
     expected = replace(BERT, head=None, pool=POOL)
     loaded = Checkpoint.open(folder).model_as(expected, seed=3)
-    old, drawn = build_model(BERT, seed=1).state_dict(), build_model(expected, seed=3).state_dict()
-    assert loaded.new == ("pool.proj.weight", "pool.proj.bias") and not loaded.model.training
+    old = build_model(BERT, seed=1).state_dict()
+    drawn = build_model(expected, seed=3).state_dict()
+    assert loaded.new == ("pool.proj.weight", "pool.proj.bias")
+    assert not loaded.model.training
     assert set(loaded.unused) == {name for name in old if name.startswith("head.")} | set(
         loaded.new
     )
@@ -42,7 +44,8 @@ def test_nothing_new_and_everything_new(folder):
     assert loaded.new == loaded.unused == ()
     assert all(map(torch.equal, loaded.model.parameters(), store.load(folder)[0].parameters()))
     recipe = Checkpoint.open("glass/1m").model_as(BERT, seed=1)  # a recipe has no weights
-    assert set(recipe.new) == set(dict(recipe.model.named_parameters())) and recipe.unused == ()
+    assert set(recipe.new) == set(dict(recipe.model.named_parameters()))
+    assert recipe.unused == ()
     assert all(map(torch.equal, recipe.model.parameters(), build_model(BERT, seed=1).parameters()))
     store.save(build_model(BERT, seed=1).half(), folder)
     assert {

@@ -44,8 +44,10 @@ def test_words_of_a_text():
         *("don't", "panic", "it’s", "the", "earth's", "2nd", "café")
     ]
     index = vocabulary.index_words(vocabulary.sentences(["a b a\n...\nb c", "a d a"]), least=2)
-    assert index.words == ("a", "b") and index.frequencies.tolist() == [4, 2]
-    assert index.ids.tolist() == [0, 1, 0, 1, 0, 0] and index.sentence.tolist() == [
+    assert index.words == ("a", "b")
+    assert index.frequencies.tolist() == [4, 2]
+    assert index.ids.tolist() == [0, 1, 0, 1, 0, 0]
+    assert index.sentence.tolist() == [
         0,
         0,
         0,
@@ -88,7 +90,9 @@ def test_one_batch_moves_the_tables_as_the_papers_formulas_say(kind, monkeypatch
     state = model.random.get_state()
     noise = torch.searchsorted(model.noise, torch.rand(len(ids), 4, generator=model.random))
     model.random.set_state(state)
-    loss, pairs, rate = 0.0, 0, 0.1
+    loss = 0.0
+    pairs = 0
+    rate = 0.1
     for r in range(len(ids)):
 
         def asks(center, second, row=r):
@@ -128,13 +132,12 @@ def test_windows_end_with_the_sentence_and_frequent_words_are_thinned():
     model = Word2Vec(words, Settings(window=3, sample=1.0))
     ids, pos, reach = model._rows(0, len(words))
     order = ids[:, 3:-3].flatten()[: len(words)]
-    assert (
-        order.tolist() == words.ids.tolist()
-        and 1 <= int(reach[reach >= 0].min()) <= int(reach.max()) == 3
-    )
+    assert order.tolist() == words.ids.tolist()
+    assert 1 <= int(reach[reach >= 0].min()) <= int(reach.max()) == 3
     place = pos[:, 3:-3].flatten()[: len(words)]
     border = torch.from_numpy(np.flatnonzero(np.diff(words.sentence)))
-    assert ((place[border + 1] - place[border]) > 3).all() and len(border) == 199
+    assert ((place[border + 1] - place[border]) > 3).all()
+    assert len(border) == 199
     share = 1 / 12  # of each word, about
     thinned = Word2Vec(words, Settings(window=3, sample=0.01))
     saved = int((thinned._rows(0, len(words))[2][:, 3:-3] >= 0).sum()) / len(words)
@@ -159,10 +162,8 @@ def test_small_numbers_and_large_ones_see_the_same(kind, window, monkeypatch):
             words, Settings(kind, dim=4, window=window, sample=10.0, rate=1e-3, seed=3)
         )
         calls.append(model._prepare(*model._rows(0, len(words))))
-    assert (
-        all(torch.equal(call, second) for call, second in zip(*calls, strict=True))
-        and calls[0].near.sum() > 20
-    )
+    assert all(torch.equal(call, second) for call, second in zip(*calls, strict=True))
+    assert calls[0].near.sum() > 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -176,7 +177,8 @@ def test_words_that_keep_company_come_together_and_a_seed_repeats(kind, monkeypa
         steps = [*model.train()]
         runs.append(model.vectors())
     assert np.array_equal(runs[0].table, runs[1].table)
-    assert steps[-1].done == 1.0 and steps[-1].rate < options.rate / 50
+    assert steps[-1].done == 1.0
+    assert steps[-1].rate < options.rate / 50
     assert (
         np.mean([step.loss for step in steps[-20:]])
         < 2.0
@@ -184,7 +186,8 @@ def test_words_that_keep_company_come_together_and_a_seed_repeats(kind, monkeypa
     )
     unit = runs[0].unit
     sea = np.array([word.startswith("sea") for word in words.words])
-    cosines, repeated = unit @ unit.T, sea[:, None] == sea
+    cosines = unit @ unit.T
+    repeated = sea[:, None] == sea
     np.fill_diagonal(repeated, False)
     assert cosines[repeated].mean() > cosines[~repeated & ~np.eye(12, dtype=bool)].mean() + 0.1
 
@@ -193,7 +196,8 @@ def test_words_that_keep_company_come_together_and_a_seed_repeats(kind, monkeypa
 def test_two_threads_learn_what_one_does(kind, monkeypatch):
     monkeypatch.setattr(word2vec, "AHEAD", 64)  # many blocks
     words = vocabulary.index_words(towns())
-    before, tables = torch.get_num_threads(), []
+    before = torch.get_num_threads()
+    tables = []
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
@@ -247,7 +251,8 @@ def test_worth_as_much_as_gensims_on_the_same_text(kind, shared_data):
             [result.cosine(a, b) for a, b, _ in listed], [x for *_, x in listed]
         )["spearman"]
 
-    actual, reference = [], []
+    actual = []
+    reference = []
     for seed in range(2):
         model = Word2Vec(vocabulary.index_words(lines, 5), Settings(kind, epochs=3, seed=seed))
         [*model.train()]
@@ -265,9 +270,8 @@ def test_worth_as_much_as_gensims_on_the_same_text(kind, shared_data):
 def test_nearest_words_and_analogies(few):
     assert [word for word, _ in few.near("man", 2)] == ["boy", "king"]
     assert few.analogy("man", "king", "Woman", 1)[0][0] == "queen"
-    assert (
-        few.cosine("man", "king") == pytest.approx(math.sqrt(0.5)) and len(few.near("man", 99)) == 4
-    )
+    assert few.cosine("man", "king") == pytest.approx(math.sqrt(0.5))
+    assert len(few.near("man", 99)) == 4
     with mistake(
         r'"quen" is not among the 5 known ones; try another\. '
         r'Did you mean "queen"\?'
@@ -278,9 +282,8 @@ def test_nearest_words_and_analogies(few):
         ("Man", "King", "Boy", "queen"),
         ("man", "king", "nobody", "queen"),
     ]
-    assert vectors.right_analogies(few, questions) == (2, 2) and vectors.right_analogies(
-        few, []
-    ) == (0, 0)
+    assert vectors.right_analogies(few, questions) == (2, 2)
+    assert vectors.right_analogies(few, []) == (0, 0)
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -293,11 +296,13 @@ def test_files_that_gensim_opens_and_writes(few, binary, tmp_path):
     path = tmp_path / ("v.bin" if binary else "v.txt")
     vectors.save(args, path)
     reference = keyed.load_word2vec_format(str(path), binary=binary)
-    assert reference.index_to_key == [*args.words] and np.array_equal(reference.vectors, args.table)
+    assert reference.index_to_key == [*args.words]
+    assert np.array_equal(reference.vectors, args.table)
     reference.save_word2vec_format(str(tmp_path / "theirs"), binary=binary)
     for file in (path, tmp_path / "theirs"):
         back = vectors.read_vectors(file)
-        assert back.words == args.words and np.array_equal(back.table, args.table)
+        assert back.words == args.words
+        assert np.array_equal(back.table, args.table)
     nearest = [
         word
         for word, _ in reference.most_similar(positive=["boy", "queen"], negative=["man"], topn=3)
@@ -317,7 +322,8 @@ def test_analogies_are_counted_as_gensim_counts_them(shared_data, tmp_path):
     right, query = vectors.right_analogies(read_vectors, questions)
     reference = keyed.load_word2vec_format(str(tmp_path / "v.bin"), binary=True)
     share, _ = reference.evaluate_word_analogies(str(path))
-    assert right > 0 and right / query == pytest.approx(share)
+    assert right > 0
+    assert right / query == pytest.approx(share)
 
 
 def test_damaged_files_are_one_sentence(few, tmp_path):
@@ -376,13 +382,15 @@ def test_a_bag_loses_order_and_meaning():
         assert bag.Bag(bag.ORDER_LOST, weigh).cosines() == pytest.approx(np.ones((2, 2)))
         assert bag.Bag(bag.MEANING_LOST, weigh).cosines()[0, 1] == 0.0
     item = bag.Bag(["cats and dogs", "dogs and dogs", "fish"], "counts")
-    assert item.cosines()[0, 1] == pytest.approx(3 / math.sqrt(3 * 5)) and item.words == [
+    assert item.cosines()[0, 1] == pytest.approx(3 / math.sqrt(3 * 5))
+    assert item.words == [
         "and",
         "cats",
         "dogs",
         "fish",
     ]
-    assert [number for number, _ in item.search("dogs!")] == [1, 0] and item.search("birds") == []
+    assert [number for number, _ in item.search("dogs!")] == [1, 0]
+    assert item.search("birds") == []
     tf = bag.Bag(["a b", "a c"])  # scikit-learn's idf: ln((1 + 2) / (1 + n)) + 1
     rare = math.log(3 / 2) + 1
     assert tf.cosines()[0, 1] == pytest.approx(1 / (1 + rare**2))
@@ -402,7 +410,8 @@ def test_a_bag_classifies_sst2(shared_data):
     )
     assert right > 0.7
     against, speaks_for = learned.strongest(10)
-    assert "bad" in against and "fun" in speaks_for
+    assert "bad" in against
+    assert "fun" in speaks_for
 
 
 def test_averaged_vectors_are_an_encoder_that_any_command_trains(few, tmp_path, terminal):
@@ -450,11 +459,12 @@ def place(text, word):
 
 def test_a_words_vectors_move_apart_in_an_encoder(minilm):
     for word, first, second in CONTEXTS:
-        item, neighbour = place(first, word), place(second, word)
+        item = place(first, word)
+        neighbour = place(second, word)
         cosines, repeated = pair_cosines(*minilm, [(item, neighbour), (item, item)]).tolist()
-        assert (
-            len(cosines) == 7 and cosines[0] == pytest.approx(1.0, abs=1e-5) and cosines[-1] < 0.95
-        )
+        assert len(cosines) == 7
+        assert cosines[0] == pytest.approx(1.0, abs=1e-5)
+        assert cosines[-1] < 0.95
         assert repeated[-1] == pytest.approx(1.0, abs=1e-5)
     money, river = (place(text, "bank") for text in CONTEXTS[0][1:])
     loan = place("He asked the bank for a loan.", "bank")
@@ -490,7 +500,8 @@ def test_layers_are_those_that_transformers_gives(minilm):
 
 
 def test_the_commands(few, tmp_path, terminal):
-    corpus, file = tmp_path / "corpus.txt", tmp_path / "v.bin"
+    corpus = tmp_path / "corpus.txt"
+    file = tmp_path / "v.bin"
     corpus.write_text("\n".join(" ".join(words) for words in towns(400)))
     options = "--dim 8 --sample 1 --window 3"
     assert terminal.json(f"words train {corpus} --out {file} {options}")["words"] == 12
@@ -520,7 +531,8 @@ def test_the_commands(few, tmp_path, terminal):
 def test_bad_corpora_are_one_sentence_and_write_nothing(content, text, tmp_path, terminal):
     (tmp_path / "bad.txt").write_bytes(content)
     notes = terminal.refused(f"words train {tmp_path}/bad.txt --out {tmp_path}/v.bin")
-    assert text in notes and "Traceback" not in notes
+    assert text in notes
+    assert "Traceback" not in notes
     assert [path.name for path in tmp_path.iterdir()] == ["bad.txt"]
 
 

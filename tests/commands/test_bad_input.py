@@ -518,7 +518,8 @@ def test_hidden_files_of_the_users_own_survive(home, terminal):
     remaining = home / ".step-000007.x1.part"
     remaining.mkdir()
     terminal("train run.toml --out .")
-    assert all(path.exists() for path in local) and not remaining.exists()
+    assert all(path.exists() for path in local)
+    assert not remaining.exists()
 
 
 @pytest.mark.parametrize(
@@ -581,7 +582,8 @@ def test_a_folder_made_for_nothing_is_gone_and_others_stay(tmp_path):
 def test_a_full_disk(home, terminal, monkeypatch):
     """The disk fills up at the second checkpoint: the first one stands and still tells its
     story."""
-    real, line = files.sync, "train run.toml --save-every 1 --out out"
+    real = files.sync
+    line = "train run.toml --save-every 1 --out out"
     with monkeypatch.context() as patch:
         patch.setattr(
             files, "sync", lambda path: (full if "step-000002" in str(path) else real)(path)
@@ -672,12 +674,14 @@ def test_ctrl_c(home):
 
 def test_ctrl_c_while_training_saves_and_says_how_to_go_on(home, terminal):
     line = "train run.toml --steps 1000000 --save-every 0 --out out"
-    going, log = process(line), home / "out" / "log.jsonl"
+    going = process(line)
+    log = home / "out" / "log.jsonl"
     while not (log.exists() and log.read_text()):
         assert going.poll() is None
         time.sleep(0.05)
     command, _, end = interrupted(going)[-1].partition(f" {line} --resume")
-    assert command.endswith("-m glassformer") and not end  # as it was started
+    assert command.endswith("-m glassformer")
+    assert not end  # as it was started
     again = subprocess.run([*command.split(), "--version"], capture_output=True, check=True)
     assert again.stdout.startswith(b"glassformer ")
     terminal("generate out '1 and' --max-new 2")

@@ -143,7 +143,9 @@ def test_a_signature_is_a_command_line():
     parser = Parser(prog="command")
     signature.add_arguments(parser, command, "")
     text = parser.format_help()
-    assert "a group:\n  --size N" in text and "how large (3)" in text and "--dry " in text
+    assert "a group:\n  --size N" in text
+    assert "how large (3)" in text
+    assert "--dry " in text
     assert signature.bound(command, parser.parse(["here"]))() == ("here", (), 3, False)
     words = ["--dry", "here", "--size", "2", "a", "b"]
     assert signature.bound(command, parser.parse(words))() == ("here", ["a", "b"], 2, True)
@@ -215,7 +217,8 @@ def test_the_next_tokens_and_their_probabilities(model, terminal):
 
 
 def test_many_prompts_into_a_file_say_what_they_say_at_once(model, tmp_path, terminal):
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts = tmp_path / "prompts.jsonl"
+    out = tmp_path / "out.jsonl"
     prompts.write_text("".join(f'{{"text": "{text}"}}\n' for text in ("Once", "Two", "Once", "x")))
     line = f"generate {model} --prompts {prompts} --seed 4 --max-new 5 --samples 2"
     rows = terminal.json(line)["rows"]
@@ -229,7 +232,8 @@ def test_many_prompts_into_a_file_say_what_they_say_at_once(model, tmp_path, ter
 
 
 def test_prompts_come_from_a_file_and_from_standard_input(model, tmp_path, terminal):
-    lines, table = tmp_path / "lines.txt", tmp_path / "table.jsonl"
+    lines = tmp_path / "lines.txt"
+    table = tmp_path / "table.jsonl"
     lines.write_text("one\r\ntwo\u2028 and\n")
     table.write_text('{"text": "one"}\n{"prompt": "two\\u2028 and"}\n')
 
@@ -400,13 +404,13 @@ def test_a_dash_is_standard_input_and_output(model, tmp_path, capfdbinary):
 @pytest.fixture(scope="module")
 def loud(tmp_path_factory):
     """Models whose numbers an edit changes much, their tokenizer and folders by name."""
-    tokenizer, home = train("byte"), tmp_path_factory.mktemp("loud")
-    block, embed, init = (
-        c.Block(c.Attention(4), c.MLP(32)),
-        c.Embed(tokenizer.size),
-        c.Init(std=0.4),
-    )
-    left, both = c.Stack(2, (block,), c.Rotary()), c.Stack(2, (block,), c.Rotary(), causal=False)
+    tokenizer = train("byte")
+    home = tmp_path_factory.mktemp("loud")
+    block = c.Block(c.Attention(4), c.MLP(32))
+    embed = c.Embed(tokenizer.size)
+    init = c.Init(std=0.4)
+    left = c.Stack(2, (block,), c.Rotary())
+    both = c.Stack(2, (block,), c.Rotary(), causal=False)
     crossed = c.Stack(2, (dataclasses.replace(block, cross=c.Attention(4)),), c.Rotary())
     configs = {
         "decoder": c.Decoder(16, 32, embed, left, init=c.Init(std=0.3)),
@@ -437,12 +441,14 @@ def test_completion_in_bash():
 def test_an_argument_that_is_not_utf_8():
     done = subprocess.run([*COMMAND, "generate", "M", b"caf\xe9"], capture_output=True)
     assert done.returncode == 2
-    assert b"is not UTF-8 text" in done.stderr and b"surrogate" not in done.stderr
+    assert b"is not UTF-8 text" in done.stderr
+    assert b"surrogate" not in done.stderr
 
 
 def test_a_run_is_edited_by_the_line_that_python_takes(loud, tmp_path, terminal):
     models, tokenizer, folders = loud
-    model, folder = models["decoder"], folders["decoder"]
+    model = models["decoder"]
+    folder = folders["decoder"]
     (tmp_path / "text.txt").write_text("some text to be read")
     edits = [head_off("decoder.blocks.0.attn", 1), swap_token(0, "x")]
     words = edit_words(edits)
@@ -474,8 +480,10 @@ def test_edits_change_what_is_classified_embedded_and_translated(loud, tmp_path,
         return map(json.loads, terminal(line, *words).splitlines())
 
     def compare(values, run):
-        edited, plain = run(edits), run(())
-        assert np.allclose(values, edited, atol=1e-5) and not np.allclose(values, plain, atol=1e-3)
+        edited = run(edits)
+        plain = run(())
+        assert np.allclose(values, edited, atol=1e-5)
+        assert not np.allclose(values, plain, atol=1e-3)
 
     rows = [list(row.values())[1:] for row in lines(f"classify {folders['labels']}")]
     compare(rows, lambda e: predictions.classify(models["labels"], tokenizer, texts, edits=e))
@@ -502,7 +510,8 @@ def test_the_logit_of_a_label_is_attributed(loud, tmp_path, terminal):
     models, tokenizer, folders = loud
     line = f"attribution {folders['labels']} 'some text'"
     data = terminal.json(line, *edit_words([head_off("encoder.blocks.0.attn", 1)]))
-    assert data["piece"].startswith("label") and data["difference"] < 1e-5
+    assert data["piece"].startswith("label")
+    assert data["difference"] < 1e-5
     assert data["sum"] == pytest.approx(data["logit"], abs=1e-5)
     assert "The logit of label" in terminal(line)
     glassformer.save(models["labels"], tmp_path, tokenizer, labels=("bad", "good"))
@@ -521,7 +530,8 @@ def test_a_grid_of_patches_is_printed(loud, terminal):
     values = terminal.json(line)["parts"][1]["value"]
     assert np.allclose(values, grid["attn.write"].value, atol=1e-5)
     message = terminal(f"{line} --parts z --positions 4,6")
-    assert "L1.h3" in message and "4:d<c" in message
+    assert "L1.h3" in message
+    assert "4:d<c" in message
     assert "logit difference of x less y at 6" in terminal.notes
     assert "such as 2,3" in terminal.refused(f"{line} --positions 4,x")
     assert "7 and 5 tokens" in terminal.refused(line.replace("the dog", "a dog"))

@@ -53,7 +53,8 @@ tensorboard = false
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """Two run files and what they read: words, and the same words backwards."""
-    folder, draw = tmp_path_factory.mktemp("compare"), random.Random(0)
+    folder = tmp_path_factory.mktemp("compare")
+    draw = random.Random(0)
     texts = [" ".join(draw.choices("abcdefgh", k=draw.randint(1, 9))) for _ in range(60)]
     (folder / "texts.tsv").write_text(
         "source\ttarget\n" + "".join(f"{text}\t{text[::-1]}\n" for text in texts)
@@ -85,7 +86,8 @@ def changed(files, path, old, new):
 
 
 def test_two_models_one_table_and_nothing_twice(files, tmp_path, terminal, monkeypatch):
-    out, called = tmp_path / "out", []
+    out = tmp_path / "out"
+    called = []
     run_one = training.run
     monkeypatch.setattr(
         training,
@@ -120,7 +122,8 @@ def test_two_models_one_table_and_nothing_twice(files, tmp_path, terminal, monke
 
 
 def test_seeds_and_varied_settings(files, tmp_path, terminal):
-    out, one = tmp_path / "out", files["one-vector"]
+    out = tmp_path / "out"
+    one = files["one-vector"]
     line = f"compare {one} --vary decoder.depth=1,2 --seeds 2 --out {out}"
     results = terminal.json(line)
     assert [result["name"] for result in results] == ["one-vector.depth=1", "one-vector.depth=2"]
@@ -142,7 +145,8 @@ def test_seeds_and_varied_settings(files, tmp_path, terminal):
         assert result["spread"]["valid"]["loss"] == pytest.approx(np.std(losses, ddof=1))
         assert result["precision"].startswith(("float32", "bfloat16"))
     table = terminal(line).splitlines()
-    assert "format" in table[0] and " ±0.0" in table[1]
+    assert "format" in table[0]
+    assert " ±0.0" in table[1]
 
 
 def test_each_seed_goes_on_from_its_own_checkpoint(files, tmp_path, terminal):
@@ -175,7 +179,8 @@ def run_of_encoder(folder, train, kind, objective, model=""):
 
 
 def test_a_bag_of_words_is_beside_a_model(tmp_path, terminal):
-    draw, words = random.Random(0), (["good", "fine", "well"], ["bad", "poor", "ill"])
+    draw = random.Random(0)
+    words = (["good", "fine", "well"], ["bad", "poor", "ill"])
     rows = [f"{' '.join(draw.choices(words[n % 2], k=4))}\t{n % 2}\n" for n in range(60)]
     for name, piece in (("train", rows[:40]), ("test", rows[40:])):
         (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "".join(piece))
@@ -183,9 +188,13 @@ def test_a_bag_of_words_is_beside_a_model(tmp_path, terminal):
     pool = 'pool = { mode = "mean", labels = 2 }\n'
     line = run_of_encoder(tmp_path, valid, "tsv", "Classify", pool)
     _, bag = terminal.json(f"{line} --bag")
-    assert bag["name"] == compare.BAG and bag["parameters"] == 6 + 1
-    assert bag["valid"]["accuracy"] == 1 and bag["test"]["accuracy"] == 100
-    assert 0 < bag["valid"]["loss"] < 0.4 and bag["tokens"] == 160 and 2**24 < bag["peak"] < 2**33
+    assert bag["name"] == compare.BAG
+    assert bag["parameters"] == 6 + 1
+    assert bag["valid"]["accuracy"] == 1
+    assert bag["test"]["accuracy"] == 100
+    assert 0 < bag["valid"]["loss"] < 0.4
+    assert bag["tokens"] == 160
+    assert 2**24 < bag["peak"] < 2**33
     assert compare.BAG in terminal(f"{line} --bag")
 
 
@@ -196,7 +205,8 @@ def test_taggers_are_held_to_a_set_of_sentences(tmp_path, terminal):
     train = TRAIN.replace("steps = 4", "steps = 60")
     (data,) = terminal.json(run_of_encoder(tmp_path, train, "conll", "Tag"))
     assert data["test"]["sentences"] == 20
-    assert data["test"]["f1"] == 100 and data["valid"]["f1"] == 1
+    assert data["test"]["f1"] == 100
+    assert data["valid"]["f1"] == 1
 
 
 def test_the_memory_of_an_arm_is_its_own():
@@ -208,7 +218,8 @@ def test_the_memory_of_an_arm_is_its_own():
     torch.ones(1 << 27)  # 512 MiB, and gone
     assert 1 << 28 < peak_memory() - before < 1 << 30
     reset_peak_memory()
-    assert abs(peak_memory() - before) < 1 << 27 and 2**23 < before < 2**33
+    assert abs(peak_memory() - before) < 1 << 27
+    assert 2**23 < before < 2**33
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -216,19 +227,20 @@ def test_a_signal_to_the_comparison_alone_ends_the_training_too(number, files, t
     """A service manager sends it so; the training saves, the comparison names the way on, no
     process remains."""
     long = changed(files, tmp_path / "long.toml", "steps = 4", "steps = 100000")
-    out, log = tmp_path / "out", tmp_path / "out" / "long" / "log.jsonl"
+    out = tmp_path / "out"
+    log = tmp_path / "out" / "long" / "log.jsonl"
     words = [sys.executable, "-m", "glassformer", "compare", str(long), "--out", str(out)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 120
         while not log.exists() or log.read_text().count("\n") < 3:
-            assert process.poll() is None and time.monotonic() < until
+            assert process.poll() is None
+            assert time.monotonic() < until
             time.sleep(0.05)
         process.send_signal(number)
         _, message = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert (
-        "Finishing this step" in message and "Continue with:\n  the same compare command" in message
-    )
+    assert "Finishing this step" in message
+    assert "Continue with:\n  the same compare command" in message
     assert f"it goes on with what is in {out}" in message
     done = int((out / "long" / "last").read_text().removeprefix("step-"))
     assert read_log(log)[-1]["step"] == done  # saved where it was, not thrown away
@@ -238,7 +250,9 @@ def test_a_signal_to_the_comparison_alone_ends_the_training_too(number, files, t
 
 def test_a_run_that_was_cut_off_goes_on(files, tmp_path, monkeypatch, terminal):
     """A stopped training ends the comparison with its code; the same call then resumes it."""
-    called, signals, peaks = [], iter([signal.SIGINT, None]), iter([7, 6])
+    called = []
+    signals = iter([signal.SIGINT, None])
+    peaks = iter([7, 6])
 
     def run_one(settings, folder, resume, **options):
         called.append(resume)
@@ -262,7 +276,8 @@ def test_a_run_that_fails_ends_the_comparison_with_its_sentence(files, tmp_path,
     notes = terminal.refused(f"compare {files['one-vector']} {bad} --out {tmp_path}/out")
     assert "embed" in notes.strip().splitlines()[-1]
     data = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"]
-    assert data["one-vector"]["finished"] and not data["bad"].get("finished")
+    assert data["one-vector"]["finished"]
+    assert not data["bad"].get("finished")
 
 
 def test_how_often_a_text_is_read_is_no_difference():
@@ -337,7 +352,8 @@ def test_mistakes_are_one_sentence(files, tmp_path, terminal, monkeypatch, line,
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
     notes = terminal.refused(f"compare {line.format(seldom=seldom, **names)} --out out")
-    assert message in notes and len(notes.splitlines()) == 1
+    assert message in notes
+    assert len(notes.splitlines()) == 1
     assert "--test" not in notes or "--steps" not in line
     assert not Path("out").exists()
 

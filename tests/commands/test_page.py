@@ -35,12 +35,14 @@ def link():
 
 
 def test_the_link_is_answered(link):
-    assert link.startswith("http://127.0.0.1:") and link.endswith("/")
+    assert link.startswith("http://127.0.0.1:")
+    assert link.endswith("/")
     assert httpx.get(link).headers["content-type"].startswith("text/html")
     response = httpx.post(
         f"{link}api/runs", json={"model": "tiny-page", "text": "O Romeo"}, timeout=60
     )
-    assert response.status_code == 200 and response.json()["kind"] == "decoder"
+    assert response.status_code == 200
+    assert response.json()["kind"] == "decoder"
 
 
 def test_stop_is_closing_the_request(link):
@@ -52,7 +54,8 @@ def test_stop_is_closing_the_request(link):
     start = time.monotonic()
     text = httpx.post(f"{link}api/generate", json=body | {"max_new": 2}, timeout=60).text
     last = json.loads(text.strip().rsplit("data: ", 1)[1])
-    assert text.count("logprob") >= 2 and last["finish"] == "length"
+    assert text.count("logprob") >= 2
+    assert last["finish"] == "length"
     assert time.monotonic() - start < 20
 
 
@@ -75,7 +78,8 @@ def test_a_port_that_is_taken(terminal):
         port = taken.getsockname()[1]
         notes = terminal.refused(f"page --port {port}").strip()
     sentence, _, free = notes.rpartition(" ")
-    assert sentence.startswith(f"glassformer: Port {port} is in use; port ") and "\n" not in notes
+    assert sentence.startswith(f"glassformer: Port {port} is in use; port ")
+    assert "\n" not in notes
     listening.listening_socket("127.0.0.1", int(free.rstrip(".")), page.PORT).close()
 
 
@@ -92,7 +96,8 @@ def test_mistakes_of_the_command_are_sentences(tmp_path, monkeypatch, terminal, 
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     notes = terminal.refused(f"page {options}")
-    assert message in notes and notes.count("\n") == 1
+    assert message in notes
+    assert notes.count("\n") == 1
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):

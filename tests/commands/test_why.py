@@ -53,15 +53,21 @@ def file(tmp_path):
 def test_a_model_of_ones_own_opens(file, capsys):
     assert main(["why", "--model-file", f"{file}:make", "5 3 8", "output[0,2,7]", "--up", "2"]) == 0
     text = capsys.readouterr().out
-    assert "output[0,2,7] = " in text and "head.weight[7," in text and "hidden[0,2," in text
+    assert "output[0,2,7] = " in text
+    assert "head.weight[7," in text
+    assert "hidden[0,2," in text
     assert "model.py:14" in text  # the line of the user's file
-    assert "Row 8 of the table embed.weight" in text and "+0 " not in text
+    assert "Row 8 of the table embed.weight" in text
+    assert "+0 " not in text
 
 
 def test_without_an_address_the_pass_is_listed(file, capsys):
     assert main(["why", "--model-file", f"{file}:make", "5 3 8"]) == 0
     text = capsys.readouterr().out
-    assert "Tiny" in text and "hidden" in text and "linear" in text and "1 x 3 x 10" in text
+    assert "Tiny" in text
+    assert "hidden" in text
+    assert "linear" in text
+    assert "1 x 3 x 10" in text
     assert main(["why", "--model-file", f"{file}:make", "5 3 8", "hidden"]) == 0
     assert capsys.readouterr().out.strip() == "hidden: 1 x 3 x 4"
 
@@ -71,7 +77,8 @@ def test_the_function_may_read_the_text(file, capsys):
         address = ["why", "--model-file", f"{file}:{function}", text, "output[0,0,1]", "--json"]
         assert main(address) == 0
         record = json.loads(capsys.readouterr().out)
-        assert record["address"] == "output[0,0,1]" and record["kind"] == "linear"
+        assert record["address"] == "output[0,0,1]"
+        assert record["kind"] == "linear"
         total = sum(term["value"] for term in record["terms"]) + record["others"][0]["value"]
         assert total == pytest.approx(record["value"], abs=1e-6)
 
@@ -92,7 +99,8 @@ def test_the_function_may_read_the_text(file, capsys):
 def test_mistakes_are_sentences(file, name, text, words, capsys):
     assert main(["why", "--model-file", str(file.parent / name), text, "output[0,0,0]"]) != 0
     error = capsys.readouterr().err
-    assert words in error and "Traceback" not in error
+    assert words in error
+    assert "Traceback" not in error
 
 
 def test_an_address_that_is_not_there(file, capsys):
@@ -129,7 +137,8 @@ def test_a_folder_of_transformers_opens(folder, capsys):
     why = ["why", "--with-transformers", str(folder), "the cat sat"]
     assert main([*why, "logits[0,2,5]", "--up", "1"]) == 0
     text = capsys.readouterr().out
-    assert "logits[0,2,5] = " in text and "modeling_llama.py" in text
+    assert "logits[0,2,5] = " in text
+    assert "modeling_llama.py" in text
     assert main([*why, "model.layers.0.self_attn.query_states"]) == 0
     assert "1 x 4 x 3 x 8" in capsys.readouterr().out
 

@@ -92,7 +92,8 @@ def generated(model, prompt, new=9, **settings):
 
 @torch.no_grad()
 def test_cached_is_uncached(model):
-    plain, cache = model(tokens()).logits, Cache(model.config)
+    plain = model(tokens()).logits
+    cache = Cache(model.config)
     pieces = [model(piece, cache=cache).logits for piece in tokens().split([7, 1, 12], 1)]
     assert_close(torch.cat(pieces, 1), plain, rtol=0, atol=1e-5)
     assert cache.evicts
@@ -160,7 +161,8 @@ def test_attribution_adds_up(model):
 def test_a_pass_that_fails_is_computed_again(model):
     with Engine(model) as engine:
         runner = engine._worker.runner
-        plain, calls = runner.model.forward, []
+        plain = runner.model.forward
+        calls = []
 
         def fail(*args, **kwargs):
             calls.append(args)
@@ -170,13 +172,15 @@ def test_a_pass_that_fails_is_computed_again(model):
 
         runner.model.forward = fail
         answers = served(engine)
-    assert len(calls) > 9 and answers == greedy(model)
+    assert len(calls) > 9
+    assert answers == greedy(model)
 
 
 def test_it_learns(cfg):
     model = build_model(cfg, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    batch, losses = packed(tokens(4, 24), [24]), []
+    batch = packed(tokens(4, 24), [24])
+    losses = []
     for _ in range(30):
         loss = Causal().loss(model, batch)
         losses.append(loss.sum.item() / loss.count)
@@ -188,13 +192,15 @@ def test_it_learns(cfg):
 
 
 def test_its_cost_is_counted(cfg):
-    price, stack = cost.cost(cfg, batch=3), cfg.decoder
+    price = cost.cost(cfg, batch=3)
+    stack = cfg.decoder
     blocks = [stack.block(i).attention for i in range(stack.depth)]
     mixers = sum(not isinstance(block, config.Attention) for block in blocks)
     assert price.total == sum(weight.numel() for weight in build_model(cfg).parameters())
     assert price.cache("fp32") >= cost.cost(cfg, batch=3, context=1).cache("fp32")
     if mixers == stack.depth:
-        assert price.cache("fp32") == 3 * mixers * 24 * 4 and price.cache_per_token() == 0
+        assert price.cache("fp32") == 3 * mixers * 24 * 4
+        assert price.cache_per_token() == 0
         assert price.attention_flops == mixers * 4 * 24
     assert price.activations() > 2 * 3 * CONTEXT * 3 * 24 * 4 * mixers
 

@@ -86,7 +86,8 @@ def test_python_refuses_what_a_file_may_not_say_in_the_same_words(kind, table, s
         kind(**{name: result.get(name, value) for name, value in table.items() if name in hints})
     assert sentence in str(of_file.value)
     assert str(of_python.value) == str(of_file.value)
-    assert len(str(of_file.value)) < 300 and str(of_file.value).isprintable()
+    assert len(str(of_file.value)) < 300
+    assert str(of_file.value).isprintable()
 
 
 def test_a_missing_feedforward_is_refused_where_it_is_made():

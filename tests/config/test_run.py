@@ -28,10 +28,8 @@ def test_two_lines_are_a_run(tmp_path):
     result = run_file.read_run(
         write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n')
     )
-    assert (
-        result == run_config.Run(train=run.Train(optimizer=run.FROM_SCRATCH))
-        and result.train.steps == 1000
-    )
+    assert result == run_config.Run(train=run.Train(optimizer=run.FROM_SCRATCH))
+    assert result.train.steps == 1000
 
 
 def test_tables_of_every_kind(tmp_path):
@@ -49,7 +47,8 @@ def test_tables_of_every_kind(tmp_path):
     schedule = "WarmupStableDecay"
     """
     result = run_file.read_run(write(tmp_path, text))
-    assert result.data.sources() == {"a.txt": 2.0, "b.txt": 1.0} and result.data.valid == "c.txt"
+    assert result.data.sources() == {"a.txt": 2.0, "b.txt": 1.0}
+    assert result.data.valid == "c.txt"
     assert result.train.optimizer == run.Muon(lr=0.01, rest=run.AdamW(lr=1e-3))
     assert result.train.schedule == run.WarmupStableDecay()
     assert run_file.model_changes(result.model) == {"dim": 64, "decoder": {"depth": 2}}
@@ -65,12 +64,11 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
         "schedule": "Constant",
     }
     result = run_file.read_run(write(tmp_path, "[train]\nsteps = 7\n"), expected)
-    assert (
-        result.train.steps == 500
-        and result.train.optimizer == run.Muon(lr=0.02, rest=run.AdamW(lr=0.04))
-        and result.train.clip is None
-    )
-    assert result.train.schedule == run.Constant() and result.data.tokenizer == "char"
+    assert result.train.steps == 500
+    assert result.train.optimizer == run.Muon(lr=0.02, rest=run.AdamW(lr=0.04))
+    assert result.train.clip is None
+    assert result.train.schedule == run.Constant()
+    assert result.data.tokenizer == "char"
     assert result.model == {"recipe": "glass/1m", "decoder.depth": "8"}
 
 
@@ -113,7 +111,8 @@ def test_changes_are_checked_when_all_are_in():
         }
     }
     changed = serial.change(small(), tables)
-    assert changed.decoder.position == config.Rotary(5e5) and changed.decoder.depth == 4
+    assert changed.decoder.position == config.Rotary(5e5)
+    assert changed.decoder.depth == 4
     assert changed.decoder.pattern[0].attention == config.Attention(heads=4, kv_heads=2)
 
 
@@ -176,7 +175,8 @@ def test_a_run_folder_lends_its_tokenizer(tmp_path):
 def test_one_rate_scales_every_group():
     base = run_file.read_run(None, {}).train.optimizer
     scaled = run_file.read_run(None, {"lr": "1e-3"}).train.optimizer
-    assert scaled.lr == 1e-3 and scaled.rest.lr == pytest.approx(base.rest.lr * 1e-3 / base.lr)
+    assert scaled.lr == 1e-3
+    assert scaled.rest.lr == pytest.approx(base.rest.lr * 1e-3 / base.lr)
     assert run_file.read_run(None, {"optimizer": "AdamW", "lr": ".001"}).train.optimizer.lr == 1e-3
     with mistake(r'"learning_rate".*"lr"'):
         run_file.read_run(None, {"learning_rate": "1e-3"})
@@ -257,7 +257,8 @@ def test_a_rate_in_a_run_file(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[train]\noptimizer.lr = 1e-3\nschedule.warmup = 1e-1\nsteps = 1e2\n")
     result = run_file.read_run(file).train
-    assert result.optimizer == run.Muon(lr=1e-3, rest=run.AdamW(lr=2e-3)) and result.steps == 100
+    assert result.optimizer == run.Muon(lr=1e-3, rest=run.AdamW(lr=2e-3))
+    assert result.steps == 100
     assert result.schedule == run.WarmupStableDecay(warmup=0.1)
     assert run_file.read_run(file, {"optimizer.lr": "2e-3"}).train.optimizer.lr == 2e-3
 

@@ -85,7 +85,8 @@ def test_translate_and_its_figures(name, terminal):
         f"eval {name} --data source --target target --figures bleu,exact --max-new 5 --tokenised"
         " --lengths 4"
     )
-    assert data["texts"] == len(LINES) and set(data["by length"]) == {"1-4", "5+"}
+    assert data["texts"] == len(LINES)
+    assert set(data["by length"]) == {"1-4", "5+"}
 
 
 def test_translate_begins_as_told(terminal):
@@ -134,4 +135,5 @@ def test_blanks_and_vectors(terminal):
 )
 def test_one_sentence(terminal, line, message):
     error = terminal.refused(line).strip().splitlines()[-1]
-    assert error.startswith("glassformer: ") and message in error
+    assert error.startswith("glassformer: ")
+    assert message in error

@@ -146,13 +146,13 @@ def test_documents_between_separators(tmp_path):
     tokens = [
         shards_of(find(path, separator=mark), tmp_path).documents for mark in (None, "<|end|>", "y")
     ]
-    assert tokens[:2] == [1, 5] and tokens[2] > 1  # the cache knows how the file was parted
+    assert tokens[:2] == [1, 5]
+    assert tokens[2] > 1  # the cache knows how the file was parted
     second = write(tmp_path / "both" / "b.txt", "more")
     path.rename(second.with_name("a.txt"))
     reads = [piece.bytes_read for piece in find(tmp_path / "both").pieces()]
-    assert reads == sorted(reads) and reads[-1] == find(tmp_path / "both").size > reads[0] > len(
-        "more"
-    )
+    assert reads == sorted(reads)
+    assert reads[-1] == find(tmp_path / "both").size > reads[0] > len("more")
 
 
 def test_summary_counts_documents_and_bytes(tmp_path):
@@ -328,7 +328,8 @@ def test_a_spread_split_holds_out_some_of_every_kind(tmp_path):
     )
     for train, valid in shuffled.spread(0.1, 10):
         # whole documents
-        assert valid.starts[0] == train.starts[0] == 0 and valid.bytes % 5 == train.bytes % 5 == 0
+        assert valid.starts[0] == train.starts[0] == 0
+        assert valid.bytes % 5 == train.bytes % 5 == 0
 
 
 def test_cache_follows_content_and_tokenizer(tmp_path):

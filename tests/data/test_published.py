@@ -44,7 +44,8 @@ def test_another_file_of_that_name_is_refused(tmp_path, monkeypatch):
 
 
 def test_fetched_once_and_checked(monkeypatch):
-    content, requests = b"IN: jump OUT: I_JUMP\n", []
+    content = b"IN: jump OUT: I_JUMP\n"
+    requests = []
     scan = registry.PUBLISHED["scan"]
     (was,) = (file for file in scan.files if file.place == NAME)
     file = dataclasses.replace(was, sha256=hashlib.sha256(content).hexdigest())
@@ -57,7 +58,8 @@ def test_fetched_once_and_checked(monkeypatch):
     monkeypatch.setattr(registry.urllib.request, "urlopen", answer)
     for _ in range(2):
         assert registry.locate(NAME).read_bytes() == content
-    assert len(requests) == 1 and requests[0] == was.url
+    assert len(requests) == 1
+    assert requests[0] == was.url
     assert requests[0].startswith("https://raw.githubusercontent.com/brendenlake/SCAN/c4b756c")
 
 

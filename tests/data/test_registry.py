@@ -57,7 +57,8 @@ def test_python_docs_needs_nothing_and_is_always_the_same(home, monkeypatch):
     )
     assert any('The "if" statement' in text for text in texts)
     assert not any("test.test_" in text.splitlines()[0] for text in texts)
-    first, digest = source.path.read_bytes(), source.digest()
+    first = source.path.read_bytes()
+    digest = source.digest()
     source.path.write_bytes(first[:-10])  # a damaged cache is noticed and made again, byte for byte
     again = find("python-docs")
     assert again.path.read_bytes() == first

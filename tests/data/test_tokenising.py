@@ -66,7 +66,8 @@ class Stopped(Bytes):
 
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 20, 40, BATCHES - 1])
 def test_stopped_anywhere_it_goes_on_to_the_same_bytes(tmp_path, full_files, after, capsys):
-    source, cache = find(tmp_path / "text"), tmp_path / "cache"
+    source = find(tmp_path / "text")
+    cache = tmp_path / "cache"
     with pytest.raises(KeyboardInterrupt):
         tokenise(source, Stopped(after, KeyboardInterrupt), cache=cache, workers=1)
     assert list(cache.glob("[!.]*")) == []
@@ -124,13 +125,15 @@ tokenise(find(Path(sys.argv[1])), open(sys.argv[2]), cache=Path(sys.argv[3]), wo
 
 @pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on(tmp_path, shared_data):
-    source, gpt2 = corpus(tmp_path / "text"), shared_data / "tok-gpt2"
+    source = corpus(tmp_path / "text")
+    gpt2 = shared_data / "tok-gpt2"
     tokenise(source, open_tokenizer(gpt2), cache=tmp_path / "whole")
     cache = tmp_path / "cache"
     for journals in (3, 9):
         args = [sys.executable, "-c", CHILD, str(tmp_path / "text"), str(gpt2), str(cache)]
         child = subprocess.Popen(args, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-        until, observed = time.monotonic() + 120, set[str]()
+        until = time.monotonic() + 120
+        observed = set[str]()
         while len(observed) < journals and child.poll() is None and time.monotonic() < until:
             observed |= {path.read_text() for path in cache.glob(".*.work/journal.json")}
         child.kill()

@@ -45,15 +45,18 @@ def test_a_job_that_was_stopped_gives_the_same_file(tmp_path):
     assert [json.loads(line)["number"] for line in content.splitlines()] == [
         number // 2 for number in range(24)
     ]
-    out, piece = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    out = tmp_path / "out.jsonl"
+    piece = tmp_path / "out.jsonl.part"
     for stop in (2, 5):
         with pytest.raises(KeyboardInterrupt):
             write(out, stop=stop)
-        assert not out.exists() and len(piece.read_bytes().splitlines()) == 1 + 2 * stop
+        assert not out.exists()
+        assert len(piece.read_bytes().splitlines()) == 1 + 2 * stop
         # the power went off: a line is torn, and a request half done
         piece.write_bytes(piece.read_bytes()[:-9])
     assert write(out) == 4
-    assert out.read_bytes() == content and sorted(tmp_path.iterdir()) == [
+    assert out.read_bytes() == content
+    assert sorted(tmp_path.iterdir()) == [
         out,
         tmp_path / "whole.jsonl",
     ]
@@ -75,14 +78,14 @@ def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(tmp
 
 def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path):
     write(tmp_path / "whole.jsonl")
-    full_content, out, piece = (
-        (tmp_path / "whole.jsonl").read_bytes(),
-        tmp_path / "out.jsonl",
-        tmp_path / "out.jsonl.part",
-    )
+    full_content = (tmp_path / "whole.jsonl").read_bytes()
+    out = tmp_path / "out.jsonl"
+    piece = tmp_path / "out.jsonl.part"
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=4)
-    second_content, draw, refused = piece.read_bytes(), random.Random(1), 0
+    second_content = piece.read_bytes()
+    draw = random.Random(1)
+    refused = 0
     lines = second_content.splitlines(keepends=True)
     harmed = [
         b"".join((*lines[:2], *lines[4:])),
@@ -97,12 +100,12 @@ def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path):
         piece.write_bytes(content)
         try:
             write(out)
-            assert out.read_bytes() == full_content and number > 2
+            assert out.read_bytes() == full_content
+            assert number > 2
             out.unlink()
         except UserError as error:
-            assert "remove it" in str(error) and (
-                "damaged in line" in str(error) or "another job" in str(error)
-            )
+            assert "remove it" in str(error)
+            assert "damaged in line" in str(error) or "another job" in str(error)
             refused += 1
     assert refused > 35
 

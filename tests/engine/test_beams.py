@@ -23,7 +23,8 @@ ENDS = (3, 5, 7)  # so that some end early
 def beam_requests(name):
     """Prompts that begin alike and end in the middle of a page, or not, searched for with several
     widths."""
-    lot, results = random.Random(4), []
+    lot = random.Random(4)
+    results = []
     common = [lot.randrange(8, tiny.VOCAB) for _ in range(32)]
     for beams, best, penalty, length in (
         (4, 2, 1.0, 20),
@@ -59,11 +60,9 @@ def search(name, requests, remaining=0, **settings):
         results = [handle.result() for handle in handles]
         while engine.stats().running + engine.stats().waiting:
             time.sleep(0.01)
-        assert (
-            engine.memory_plan.pool.in_use == 0
-            and not engine._worker.scheduler.suspended
-            and not engine._worker.scheduler.running
-        )
+        assert engine.memory_plan.pool.in_use == 0
+        assert not engine._worker.scheduler.suspended
+        assert not engine._worker.scheduler.running
         check_pages(engine.memory_plan.pool)
     for handle, result in zip(handles, results, strict=True):
         agrees(handle.hypotheses, result)
@@ -89,12 +88,11 @@ def endings(group):
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_search_finds_what_generation_finds(name):
-    model, requests = tiny.model(tiny.ALL[name]), beam_requests(name)
+    model = tiny.model(tiny.ALL[name])
+    requests = beam_requests(name)
     for request, result in zip(requests, search(name, requests, 1), strict=True):
-        prompt, start = (
-            request.source or request.tokens,
-            {"start": list(request.tokens)} if request.source else {},
-        )
+        prompt = request.source or request.tokens
+        start = {"start": list(request.tokens)} if request.source else {}
         options = {
             "best": request.n,
             "length_penalty": request.length_penalty,
@@ -137,20 +135,23 @@ def test_a_search_can_be_left_and_the_next_one_goes_on():
         for handle in handles[::2]:
             handle.cancel()
         reasons = [handle.result().completions[0].finish_reason for handle in handles]
-        assert reasons[1::2] == ["length"] * 10 and {*reasons[::2]} <= {"cancelled", "length"}
+        assert reasons[1::2] == ["length"] * 10
+        assert {*reasons[::2]} <= {"cancelled", "length"}
         stats = engine.stats()
         check_pages(engine.memory_plan.pool)
         assert (stats.running, stats.waiting, stats.pages_used) == (
             0,
             0,
             0,
-        ) and not engine._worker.scheduler.suspended
+        )
+        assert not engine._worker.scheduler.suspended
 
 
 def test_pages_of_a_prompt_are_shared_by_its_beams():
     """Eight beams of a prompt of a page and a part take nine pages, not sixteen."""
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        pool, most = engine.memory_plan.pool, [0]
+        pool = engine.memory_plan.pool
+        most = [0]
         take = pool.take
         pool.take = lambda: (most.append(max(most[-1], pool.in_use + 1)), take())[1]
         engine.submit(Request([*range(8, 46)], max_new=3, stop_tokens=(), beams=8)).result()

@@ -29,16 +29,15 @@ def tokens(results):
 
 def test_any_draft_model_gives_the_same_answers_and_a_good_one_in_fewer_steps():
     plain, slow = run(None)
-    twin, model = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["gpt2"], seed=5)
+    twin = tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model(tiny.DECODERS["gpt2"], seed=5)
     for settings in ({}, {"step_tokens": 9}, {"max_sequences": 2, "max_context": 64}):
         good, fast = run(twin, **settings)
         assert tokens(good) == tokens(plain) == tokens(run(model, **settings)[0])
         # it draws by the same luck, so that drawn tokens are guessed as well as greedy ones
         if not settings:
-            assert (
-                fast.accepted_tokens > 0.95 * fast.drafted_tokens > 0
-                and fast.steps < slow.steps / 3
-            )
+            assert fast.accepted_tokens > 0.95 * fast.drafted_tokens > 0
+            assert fast.steps < slow.steps / 3
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,8 @@ def test_whatever_is_guessed_for_another_family_changes_no_answer(name):
     plain = tokens(run(None, name)[0])
     for draft in (tiny.model(tiny.DECODERS[name]), tiny.model(tiny.DECODERS["llama"], seed=5)):
         answers, stats = run(draft, name, step_tokens=9)
-        assert tokens(answers) == plain and stats.drafted_tokens > 0
+        assert tokens(answers) == plain
+        assert stats.drafted_tokens > 0
 
 
 def test_a_model_of_another_kind_is_refused():

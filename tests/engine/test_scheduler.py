@@ -16,7 +16,9 @@ SIZE = 4
 
 def test_a_page_is_free_used_or_cached():
     pool = PagePool(3)
-    a, b, c = pool.take(), pool.take(), pool.take()
+    a = pool.take()
+    b = pool.take()
+    c = pool.take()
     with pytest.raises(OutOfPages):
         pool.take()
     pool.know(a)
@@ -73,19 +75,25 @@ def test_who_is_preempted_is_the_first_of_its_client_to_go_on():
     for text in texts:
         scheduler.add(text)
     scheduler.plan()
-    assert scheduler.running == texts[:1] and [*scheduler.waiting] == texts[1:]
+    assert scheduler.running == texts[:1]
+    assert [*scheduler.waiting] == texts[1:]
     scheduler.preempt(texts[0])
-    assert [*scheduler.waiting] == texts and not scheduler.running and scheduler.pool.in_use == 0
+    assert [*scheduler.waiting] == texts
+    assert not scheduler.running
+    assert scheduler.pool.in_use == 0
 
 
 def test_who_was_read_makes_room_and_is_not_read_again():
     scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, max_num_seqs=1)
-    first, second = sequence_of([1, 2, 3], "one"), sequence_of([4, 5], "one")
+    first = sequence_of([1, 2, 3], "one")
+    second = sequence_of([4, 5], "one")
     for text in (first, second):
         scheduler.add(text)
     scheduler.done(scheduler.plan()[0])
     assert [chunk.sequence for chunk in scheduler.plan()] == [second]
-    assert scheduler.suspended == {first} and not len(scheduler.waiting) and not first.pages
+    assert scheduler.suspended == {first}
+    assert not len(scheduler.waiting)
+    assert not first.pages
 
 
 def test_clients_take_turns():
@@ -114,13 +122,12 @@ def play(seed):
     """A random life of a scheduler, with texts that begin alike or branch, guesses, cancellations
     and too few pages."""
     lot = random.Random(seed)
-    pages, longest = lot.randint(6, 14), 6 * SIZE
-    pool, budget, most, span = (
-        PagePool(pages),
-        lot.choice([1, 3, 8, 40]),
-        lot.randint(1, 5),
-        lot.choice([None, 1, 3, 6]),
-    )
+    pages = lot.randint(6, 14)
+    longest = 6 * SIZE
+    pool = PagePool(pages)
+    budget = lot.choice([1, 3, 8, 40])
+    most = lot.randint(1, 5)
+    span = lot.choice([None, 1, 3, 6])
     pieces = min(6, (max(budget, most, 3) + (span or 0) - 3 + SIZE) // SIZE + 1) + lot.randint(0, 3)
     windows = Windows(pool, SIZE, span, pieces)
     released = []
@@ -142,11 +149,14 @@ def play(seed):
     copy = scheduler.copy
     assert copy is not None
     # texts that go on together, and those of them that were read
-    groups, ids = dict[Sequence, list[Sequence]](), set[Sequence]()
+    groups = dict[Sequence, list[Sequence]]()
+    ids = set[Sequence]()
     # what a careful reader would find in each slot: place and token
     stored = {}
     near = {}  # the same where layers with windows look
-    todo, bounds, live = lot.randint(1, 9), dict[Sequence, int](), list[Sequence]()
+    todo = lot.randint(1, 9)
+    bounds = dict[Sequence, int]()
+    live = list[Sequence]()
     for step in range(400):
         while todo and lot.random() < 0.6:
             tokens = [place % 3 for place in range(lot.randint(3, longest - 3))][
@@ -201,7 +211,8 @@ def play(seed):
                 if span:
                     near[part_of[page] * SIZE + place % SIZE] = (place, token)
             for place in range(chunk.start):  # what was read before is still there
-                page, at = text.pages[place // SIZE], place % SIZE
+                page = text.pages[place // SIZE]
+                at = place % SIZE
                 assert stored[page * SIZE + at] == (place, text.ids[place]), (seed, step)
                 if span and place > chunk.start - span:
                     assert near[part_of[page] * SIZE + at] == (place, text.ids[place]), (
@@ -209,7 +220,8 @@ def play(seed):
                         step,
                     )
         for chunk in chunks:
-            text, accepted = chunk.sequence, 0
+            text = chunk.sequence
+            accepted = 0
             if text in groups:
                 scheduler.done(chunk)
                 ids.update({text} if chunk.finishes else ())
@@ -251,11 +263,9 @@ def play(seed):
             break
     else:
         raise AssertionError(f"seed {seed}: somebody waits for ever")
-    assert (
-        pool.in_use == windows.pool.in_use == 0
-        and not scheduler.running
-        and not len(scheduler.waiting)
-    )
+    assert pool.in_use == windows.pool.in_use == 0
+    assert not scheduler.running
+    assert not len(scheduler.waiting)
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -266,12 +276,14 @@ def test_no_page_leaks_in_ten_thousand_lives(number):
 
 def test_a_long_prompt_does_not_hold_up_what_is_being_written():
     scheduler = Scheduler(PagePool(100), SIZE, budget=8, max_num_seqs=4)
-    short, long = sequence_of([1, 2]), sequence_of([*range(100)])
+    short = sequence_of([1, 2])
+    long = sequence_of([*range(100)])
     scheduler.add(short)
     scheduler.add(long)
     for _ in range(10):
         chunks = {chunk.sequence: chunk for chunk in scheduler.plan()}
-        assert short in chunks and len(chunks[long].tokens) >= 6
+        assert short in chunks
+        assert len(chunks[long].tokens) >= 6
         for chunk in chunks.values():
             if chunk.finishes:
                 chunk.sequence.ids.append(0)
@@ -288,4 +300,5 @@ def test_prompts_of_two_clients_are_read_in_turns():
     for _ in range(10):
         for chunk in scheduler.plan():
             scheduler.done(chunk)
-    assert texts[5].computed >= 36 and sum(text.computed for text in texts) <= 90
+    assert texts[5].computed >= 36
+    assert sum(text.computed for text in texts) <= 90

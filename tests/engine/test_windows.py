@@ -35,7 +35,8 @@ def model(name):
 def requests(count=6):
     """Long texts that begin alike, end in the middle of a page or not, are guessed, repeated, drawn
     several times."""
-    lot, results = random.Random(1), []
+    lot = random.Random(1)
+    results = []
     common = lot.choices(range(tiny.VOCAB), k=200)
     for number in range(count):
         individual = lot.choices(range(tiny.VOCAB), k=lot.randint(1, 40))
@@ -67,14 +68,16 @@ def answers(engine, requests):
 def test_the_same_bits_as_with_all_pages(name):
     """Alone and with others, in small steps, with few pages, after prompts that are found again,
     guessed."""
-    served, expected = model(name), requests()
+    served = model(name)
+    expected = requests()
     few = name == "mixed"  # read text by text
     expected = expected[:2] if few else expected
     with Engine(served, lookup=False, max_sequences=1, step_tokens=512) as engine:
         assert engine.memory_plan.windows is None  # a step may be longer than the context
         alone = [answers(engine, [item])[0] for item in expected]
     full = plan_memory(served, None, 8, None, None, STEP)
-    assert full.windows is not None and full.windows.span is not None
+    assert full.windows is not None
+    assert full.windows.span is not None
     pages, parts, _ = page_needs(CONTEXT, 8, full.windows.span, 8)
     least = full.page_bytes[0] * pages + full.page_bytes[1] * parts
     with mistake("400 tokens needs"):
@@ -99,7 +102,8 @@ def test_the_same_bits_as_with_all_pages(name):
 
 @pytest.mark.parametrize("name", NAMES[:2])
 def test_beams_find_what_they_find_with_all_pages(name):
-    served, lot = model(name), random.Random(2)
+    served = model(name)
+    lot = random.Random(2)
     prompts = [[lot.randrange(8, tiny.VOCAB) for _ in range(length)] for length in (60, 90)]
     requests = [Request(prompt, beams=4, n=2, max_new=40, stop_tokens=(3,)) for prompt in prompts]
     for memory in (None, plan_memory(served, None, 2, None, None, STEP).nbytes):
@@ -121,13 +125,12 @@ def test_beams_find_what_they_find_with_all_pages(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_given_back_is_not_looked_at(name):
     """Pages begin as what is no number; what is recorded is what a look at the text alone shows."""
-    served, paths = model(name), ["*.resid", "*.pattern", "*.scores", "*.z", "logits"]
+    served = model(name)
+    paths = ["*.resid", "*.pattern", "*.scores", "*.z", "logits"]
     prompt = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4] * 15
     with Engine(served, step_tokens=STEP, max_sequences=2) as engine:
-        assert (
-            isinstance(engine._worker.runner, PagedRunner)
-            and engine.memory_plan.windows is not None
-        )
+        assert isinstance(engine._worker.runner, PagedRunner)
+        assert engine.memory_plan.windows is not None
         # so that page 0, which stands where nothing is, is not written
         engine.memory_plan.windows.pool._free.reverse()
         for individual, _ in engine._worker.runner.cache.pages:
@@ -164,7 +167,8 @@ def test_a_long_text_holds_its_window_and_no_more():
     for name, every in (("starcoder2", False), ("gemma2", True)):
         with Engine(model(name), step_tokens=STEP, max_sequences=2) as engine:
             assert engine.memory_plan.windows is not None
-            near, most = engine.memory_plan.windows.pool, dict[PagePool, int]()
+            near = engine.memory_plan.windows.pool
+            most = dict[PagePool, int]()
             for pool in (near, engine.memory_plan.pool):
                 watch(pool, most)
             engine.submit(
@@ -183,8 +187,10 @@ def test_no_context_is_refused_that_could_be_served_with_all_pages():
         pages, pieces = fit_pages(needs, 8, 3, 5, memory)
         assert pages * 3 + pieces * 5 <= max(memory, each * 3 + parts * 5)
         if memory >= each * 3 + parts * 5:
-            assert pages >= each and pieces >= parts
-        assert pages <= 8 * each and pieces <= most
+            assert pages >= each
+            assert pieces >= parts
+        assert pages <= 8 * each
+        assert pieces <= most
 
 
 def test_a_window_of_one_token_and_every_place_in_a_page():
@@ -206,12 +212,11 @@ def test_parts_follow_their_pages():
     pool.know(pages[0])
     windows.give(pages[:2])
     check_windows(windows)
+    assert windows.covers(pages, 12)
+    assert windows.covers(pages[:1], 4)
+    assert not windows.covers(pages[:2], 8)
+    assert windows.fits(pages[:2]) == 1
     assert (
-        windows.covers(pages, 12)
-        and windows.covers(pages[:1], 4)
-        and not windows.covers(pages[:2], 8)
-    )
-    assert windows.fits(pages[:2]) == 1 and (
         windows.pool.in_use,
         windows.pool.cached,
         windows.pool.free,
@@ -221,5 +226,6 @@ def test_parts_follow_their_pages():
     pool.give(pages[:1])
     windows.take(pool.take())
     windows.take(pool.take())  # the first page again, or another: its part is for somebody else
-    assert windows.pool.cached == 0 and windows.fits(pages[:1]) == (pages[0] in windows.part_of)
+    assert windows.pool.cached == 0
+    assert windows.fits(pages[:1]) == (pages[0] in windows.part_of)
     check_windows(windows)

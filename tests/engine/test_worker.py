@@ -177,7 +177,8 @@ def guide():
 
 def requests(name):
     """A crowd of every kind; any of them can be the faulty one."""
-    warm, loop = Sampling(0.9, top_k=20, repetition_penalty=1.1), [1, 2, 3, 4] * 9
+    warm = Sampling(0.9, top_k=20, repetition_penalty=1.1)
+    loop = [1, 2, 3, 4] * 9
     if name == "t5":
         texts = [[3, 1, 4], [3, 1, 4], [9, 2, 6, 5] * 9]
         requests = [Request([1], text, max_new=5, seed=number) for number, text in enumerate(texts)]
@@ -272,16 +273,15 @@ def run(name, faulty, fault):
         worker = engine._worker
         fault.handle = None
         answers.append(answer(engine.submit(kinds[faulty or 0])))
-        assert engine.alive and not worker.requests and not worker.scheduler.broken
-        assert (
-            not worker.scheduler.running
-            and not worker.scheduler.suspended
-            and not len(worker.scheduler.waiting)
-        )
+        assert engine.alive
+        assert not worker.requests
+        assert not worker.scheduler.broken
+        assert not worker.scheduler.running
+        assert not worker.scheduler.suspended
+        assert not len(worker.scheduler.waiting)
         check_pages(engine.memory_plan.pool)
-        assert engine.memory_plan.pool.in_use == 0 and (
-            engine.memory_plan.windows is None or engine.memory_plan.windows.pool.in_use == 0
-        )
+        assert engine.memory_plan.pool.in_use == 0
+        assert engine.memory_plan.windows is None or engine.memory_plan.windows.pool.in_use == 0
         assert not getattr(worker.runner, "sources", None)
         assert not hasattr(worker.runner, "memories") or not worker.runner.memories
     return answers

@@ -28,7 +28,9 @@ PAIRS = [
 @torch.no_grad()
 def naive(model, context, continuation):
     """A forward pass for each token; a row longer than the model's context loses its beginning."""
-    full, total, greedy = [*context, *continuation], 0.0, True
+    full = [*context, *continuation]
+    total = 0.0
+    greedy = True
     cut = max(0, len(full) - 1 - model.config.context)
     for place in range(len(context), len(full)):
         logits = model(torch.tensor([full[cut:place]])).logits[0, -1].double()
@@ -48,14 +50,16 @@ def test_a_continuation_is_as_likely_as_its_tokens(family, batch):
         total, greedy = naive(model, *pair)
         assert item.logprob == pytest.approx(total, abs=1e-4)
         assert item.greedy == greedy
-    assert result[-1].greedy and not all(item.greedy for item in result)
+    assert result[-1].greedy
+    assert not all(item.greedy for item in result)
     assert not model.training
 
 
 def test_dropout_sleeps_and_training_goes_on():
     cfg = tiny.DECODERS["gpt2"]
     model = tiny.model(replace(cfg, decoder=replace(cfg.decoder, dropout=0.5))).train()
-    assert likelihoods(model, PAIRS) == likelihoods(model, PAIRS) and model.training
+    assert likelihoods(model, PAIRS) == likelihoods(model, PAIRS)
+    assert model.training
 
 
 def test_what_cannot_be_judged_is_said():

@@ -152,11 +152,15 @@ def test_a_split_document_begins_in_its_middle(tmp_path, byte):
 
 
 def test_training_goes_on_and_progress_is_told(byte):
-    model, calls = decoder(byte.size, dropout=0.5).train(), []
+    model = decoder(byte.size, dropout=0.5).train()
+    calls = []
     got = score(model, byte, TEXT, progress=calls.append)
     assert json.loads(json.dumps(got.to_dict()))["loss"] == got.loss
-    assert model.training and calls == sorted(calls) and calls[-1] == got.tokens
-    assert got.loss == pytest.approx(score(model.eval(), byte, TEXT).loss) and not model.training
+    assert model.training
+    assert calls == sorted(calls)
+    assert calls[-1] == got.tokens
+    assert got.loss == pytest.approx(score(model.eval(), byte, TEXT).loss)
+    assert not model.training
 
 
 def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte):

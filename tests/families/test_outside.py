@@ -73,11 +73,10 @@ def page(tmp_path):
 
 def test_a_recipe_of_ones_own_is_found_loads_and_saves(page, tmp_path, capsys):
     glassformer.use(page)
-    assert (
-        recipes.find("first-llama/7b") == recipes.find("llama/2-7b")
-        and "first-llama/7b" in recipes.names()
-    )
-    assert cli.main(["recipes"]) == 0 and "first-llama/7b" in capsys.readouterr().out
+    assert recipes.find("first-llama/7b") == recipes.find("llama/2-7b")
+    assert "first-llama/7b" in recipes.names()
+    assert cli.main(["recipes"]) == 0
+    assert "first-llama/7b" in capsys.readouterr().out
     small = recipes.find("llama/stories260k")
     head = replace(small.head, tied=False, softcap=5.0)
     model = build_model(replace(small, head=head), seed=1).eval()
@@ -98,7 +97,8 @@ def test_a_recipe_of_ones_own_is_found_loads_and_saves(page, tmp_path, capsys):
         "model.layers.0.self_attn.q_proj.weight"
     ]
     # transformers' conversion script turns it so:
-    q, size = capped["layers.0.attention.wq.weight"], small.dim
+    q = capped["layers.0.attention.wq.weight"]
+    size = small.dim
     assert torch.equal(
         q.view(8, size // 16, 2, size).transpose(1, 2).reshape(size, size), reference
     )

@@ -258,7 +258,8 @@ def test_both_ways(family, changes, tmp_path):
     saved."""
     reference = theirs_of(family, **changes)
     model, again = round_trip(reference, tmp_path)
-    assert type(again) is type(reference) and not model.training
+    assert type(again) is type(reference)
+    assert not model.training
     assert equal_tensors(files(tmp_path / "theirs"), files(tmp_path / "ours"))
     assert equal_tensors(reference.state_dict(), again.state_dict())
 
@@ -292,7 +293,8 @@ def test_the_settings_matter(family, tmp_path):
     """The same weights read with another setting are another model."""
     reference = theirs_of(family, **next(iter(FAMILIES[family].values())))
     reference.save_pretrained(tmp_path)
-    path, (key, value) = tmp_path / "config.json", TELLING[family]
+    path = tmp_path / "config.json"
+    (key, value) = TELLING[family]
     raw = json.loads(path.read_text())
     if "rope" in key or "rotary" in key:
         raw |= {"rope_parameters": None, "rope_theta": 1e4}
@@ -423,7 +425,8 @@ def shrunk(name):
     cfg = recipes.find(name)
     pattern = []
     for block in cfg.decoder.pattern:
-        args, think = block.attention, block.feedforward
+        args = block.attention
+        think = block.feedforward
         attention = replace(
             args,
             heads=4,
@@ -456,7 +459,8 @@ def test_recipes_shrunk(name, tmp_path):
     loads what we save of them. The laws of their parts: test_laws.py."""
     model = shaken(build_model(shrunk(name), seed=3))
     with torch.no_grad():
-        cache, logits = Cache(model.config), model(tokens()).logits
+        cache = Cache(model.config)
+        logits = model(tokens()).logits
         pieces = [
             model(piece, cache=cache).logits for piece in tokens().split([11, 1, 1, 30, 5], 1)
         ]
@@ -480,7 +484,8 @@ def test_nanomoe_is_as_its_author_trained_it():
     mixed = [isinstance(model.decoder.block(i).feedforward, config.MoE) for i in range(6)]
     assert mixed == [True, False] * 3
     block = 2 * 384 + 4 * 384 * 384  # norms, attention
-    mlp, mixture = 8 * 384 * 384, 8 * 8 * 384 * 384 + 8 * 384
+    mlp = 8 * 384 * 384
+    mixture = 8 * 8 * 384 * 384 + 8 * 384
     assert cost(model).total == 3 * (2 * block + mlp + mixture) + 384 + (50_304 + 1024) * 384
     assert not any(
         name.endswith("bias") for name, _ in build_model(model, device="meta").named_parameters()
@@ -491,7 +496,8 @@ def test_a_longrope_model_for_long_texts(tmp_path, terminal):
     """Loaded for more than was learnt first, it takes the long waves, as transformers does once a
     text is so long."""
     reference = theirs_of("Phi3", **{**LONG, "original_max_position_embeddings": 20})
-    theirs, ids = tmp_path / "theirs", tokens()
+    theirs = tmp_path / "theirs"
+    ids = tokens()
     reference.save_pretrained(theirs)
     short, far = (store.load(theirs, context=context)[0] for context in (None, 64))
     assert (short.config.context, far.config.context) == (20, 64)
@@ -514,7 +520,8 @@ def test_a_longrope_model_for_long_texts(tmp_path, terminal):
         store.save(far, tmp_path / "hf", layout="hf")
     store.save(far, tmp_path / "far")
     back, _ = store.load(tmp_path / "far")
-    assert back.config == far.config and difference(back, far, ids) == 0
+    assert back.config == far.config
+    assert difference(back, far, ids) == 0
     line = f"convert {theirs} {tmp_path}/new"
     terminal.refused(f"{line} --context 64")
     terminal.refused(f"{line} --layout glassformer --context 0")
@@ -544,7 +551,8 @@ def test_the_page_shown_to_contributors_is_the_page():
     text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (path,) = (root / "src" / "glassformer" / "families").glob("starcoder2.py")
     displayed = text.partition("```python\n")[2].partition("```")[0]
-    assert "src/glassformer/families/starcoder2.py" in text and "STARCODER2 = Recipe(" in displayed
+    assert "src/glassformer/families/starcoder2.py" in text
+    assert "STARCODER2 = Recipe(" in displayed
     assert displayed in path.read_text(encoding="utf-8")
 
 
@@ -553,7 +561,8 @@ def test_nanogpt_has_no_biases_here_and_zeros_there(tmp_path):
     assert not any(name.endswith("bias") for name, _ in model.named_parameters())
     store.save(model, tmp_path, layout="hf")
     biases = {name: tensor for name, tensor in files(tmp_path).items() if name.endswith("bias")}
-    assert len(biases) == 4 * 6 + 1 and not any(bias.any() for bias in biases.values())
+    assert len(biases) == 4 * 6 + 1
+    assert not any(bias.any() for bias in biases.values())
 
 
 def test_original_gpt2_files(tmp_path):

@@ -40,9 +40,11 @@ def real_positions(present):
 def equal_ends(actual, reference, side):
     """Hidden states, logits, labels of tokens and what is pooled, of padded rows with two segments
     where there are two."""
-    present, ids = padding(side), tokens()
+    present = padding(side)
+    ids = tokens()
     segments = (torch.arange(24) > 7).long().expand(3, -1) % reference.config.type_vocab_size
-    pos, cfg = real_positions(present), actual.config
+    pos = real_positions(present)
+    cfg = actual.config
     out = reference(
         ids,
         present.long(),
@@ -57,7 +59,8 @@ def equal_ends(actual, reference, side):
     tagged = logits if cfg.token_head else None
     if "start_logits" in out:
         tagged = torch.stack((out.start_logits, out.end_logits), -1)
-    assert (words is None) == (cfg.head is None) and (tagged is None) == (local.tagged is None)
+    assert (words is None) == (cfg.head is None)
+    assert (tagged is None) == (local.tagged is None)
     if words is not None:
         close(local.logits[present], words[present])
     if tagged is not None:
@@ -195,7 +198,9 @@ def t5(**changes):
 
 def equal_pairs(actual, reference, side="right"):
     """The logits of a decoder over a padded source."""
-    present, source, ids = padding(side), tokens(), tokens(11, seed=2)
+    present = padding(side)
+    source = tokens()
+    ids = tokens(11, seed=2)
     out = reference(input_ids=source, attention_mask=present.long(), decoder_input_ids=ids)
     local = actual(ids, source, source_pos=real_positions(present))
     assert local.logits.std() > 0.5
@@ -247,7 +252,8 @@ def test_t5_both_ways(name, tmp_path):
 
 def test_t5_encoder_alone(tmp_path):
     def compare(actual, reference, side):
-        present, ids = padding(side), tokens()
+        present = padding(side)
+        ids = tokens()
         hidden = reference(ids, present.long()).last_hidden_state
         close(actual(ids, pos=real_positions(present)).hidden[present], hidden[present])
 
@@ -263,13 +269,15 @@ def test_t5_head_and_scale_are_told_apart(tied, scaled, tmp_path):
     reference.config.scale_decoder_outputs = scaled
     reference.save_pretrained(tmp_path)
     model, _ = store.load(tmp_path)
-    assert model.config.head.tied == tied and (model.config.head.scale != 1.0) == scaled
+    assert model.config.head.tied == tied
+    assert (model.config.head.scale != 1.0) == scaled
     equal_pairs(model, reference)
 
 
 def test_t5_as_transformers_4_wrote_it(tmp_path):
     """1.1 with its own words, T5 with the table three times over and the bias nobody reads."""
-    model, page = t5(**T5["1.1"]), tmp_path / "config.json"
+    model = t5(**T5["1.1"])
+    page = tmp_path / "config.json"
     model.save_pretrained(tmp_path)
     raw = edit_json(page, scale_decoder_outputs=None, tie_word_embeddings=False)
     equal_pairs(store.load(tmp_path)[0], model)
@@ -362,7 +370,8 @@ def test_our_2017_model_is_theirs_with_sines_first(tmp_path):
     store.save(actual, tmp_path, layout="hf")
     equal_pairs(actual, transformers.MarianMTModel.from_pretrained(tmp_path).eval())
     back, _ = store.load(tmp_path)
-    assert recipes.plain(back.config) == recipes.plain(small) and not back.config.head.bias
+    assert recipes.plain(back.config) == recipes.plain(small)
+    assert not back.config.head.bias
     assert equal_tensors(dict(back.named_parameters()), dict(actual.named_parameters()))
 
 
@@ -397,7 +406,8 @@ def test_a_bert_without_its_pooler(tmp_path):
     stored = {name: x for name, x in files(tmp_path).items() if "pooler" not in name}
     save_file(stored, tmp_path / "model.safetensors")
     model, _ = store.load(tmp_path)
-    assert model.config.pool is None and model.config.head is None
+    assert model.config.pool is None
+    assert model.config.head is None
     close(model(tokens()).hidden, reference(tokens()).last_hidden_state)
 
 
@@ -477,9 +487,11 @@ def test_a_t5_with_its_tokenizer_begins_with_pad(tmp_path, shared_data):
     raw = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert (raw["pad_token_id"], raw["eos_token_id"], raw["decoder_start_token_id"]) == (0, 1, 0)
     again, opened = store.load(tmp_path / "ours")
-    assert opened is not None and opened.sentinels == tokenizer.sentinels
+    assert opened is not None
+    assert opened.sentinels == tokenizer.sentinels
     source = opened.encode("Two dogs.", eos=True)
     model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
     values = model.generate(torch.tensor([source]), max_new_tokens=8, do_sample=False)[0].tolist()
     steps = list(generate(again, opened, "Two dogs.", max_new=8, temperature=0.0))
-    assert values[0] == 0 and values[1 : 1 + len(steps)] == [step.token for step in steps]
+    assert values[0] == 0
+    assert values[1 : 1 + len(steps)] == [step.token for step in steps]

@@ -31,7 +31,8 @@ def test_every_size_survives_json_and_its_own_layout(name):
     recipe, raw = recipes.write_config(model)
     assert recipe.name == name.partition("/")[0]
     again, back = recipes.read_config(json.loads(json.dumps(raw)))
-    assert again is recipe and recipes.plain(back) == recipes.plain(model)
+    assert again is recipe
+    assert recipes.plain(back) == recipes.plain(model)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +328,8 @@ UNSAID = {
 def test_what_no_layout_can_say_is_named(name, change, value, text):
     with pytest.raises(UserError) as caught:
         recipes.write_config(serial.change(recipes.find(name), {change: value}))
-    assert text in str(caught.value) and 'layout "glassformer"' in str(caught.value)
+    assert text in str(caught.value)
+    assert 'layout "glassformer"' in str(caught.value)
 
 
 def test_glass_has_no_published_layout():

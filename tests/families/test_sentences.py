@@ -71,10 +71,12 @@ def reference(folder, texts):
 
 def test_a_real_sentence_encoder(loaded, folder, sentences):
     model, _ = loaded
-    assert model.config.pool == config.Pool("mean", normalize=True) and model.config.context == 256
+    assert model.config.pool == config.Pool("mean", normalize=True)
+    assert model.config.context == 256
     long = " ".join(sentences)  # much more than the model reads
     for texts in (sentences, [long]):
-        actual, their_vectors = vectors(loaded, texts), reference(folder, texts)
+        actual = vectors(loaded, texts)
+        their_vectors = reference(folder, texts)
         assert torch.cosine_similarity(actual, their_vectors).min() >= CLOSEST
         assert (actual - their_vectors).abs().max() < 1e-5
     # they are not all one vector
@@ -112,7 +114,8 @@ def test_a_classifier_starts_from_it(folder, loaded):
 
     expected = replace(loaded[0].config, pool=config.Pool("mean", labels=2))
     result = Checkpoint.open(folder).model_as(expected, seed=1)
-    assert result.new == ("pool.proj.weight", "pool.proj.bias") and result.unused == ()
+    assert result.new == ("pool.proj.weight", "pool.proj.bias")
+    assert result.unused == ()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,8 @@ def test_what_is_not_built_is_one_sentence(folder, name, change, text, tmp_path)
     "kind", ["../there", "/{there}", "1_Pooling/../../there", "..", "link", "x" * 300, "a\0b"]
 )
 def test_modules_are_not_followed_outside_the_folder(kind, tmp_path):
-    home, present = tmp_path / "m", tmp_path / "there"
+    home = tmp_path / "m"
+    present = tmp_path / "there"
     for folder in (home, present):
         folder.mkdir()
     (present / "config.json").write_text('{"pooling_mode": "cls"}')

@@ -50,5 +50,7 @@ def test_copies_are_made_where_there_is_room():
         if name in ("gate", "up", "down")
     )
     view, taken = batch_invariant_moe(model, size)
-    assert taken == size and isinstance(view[0], BatchInvariantMoE) and type(model[0]) is MoE
+    assert taken == size
+    assert isinstance(view[0], BatchInvariantMoE)
+    assert type(model[0]) is MoE
     assert batch_invariant_moe(model, size - 1) == (model, 0)

@@ -20,11 +20,13 @@ STACKS = [name for name, cfg in tiny.DECODERS.items() if isinstance(cfg.decoder,
 @torch.no_grad()
 def test_texts_in_pages_are_read_as_alone(name):
     """In chunks of different lengths, over pages in any order."""
-    model, lot = tiny.model(tiny.DECODERS[name]), random.Random(2)
+    model = tiny.model(tiny.DECODERS[name])
+    lot = random.Random(2)
     texts = [torch.randint(0, tiny.VOCAB, (length,)) for length in (50, 9, 33)]
     pages = lot.sample(range(8), 6)
     tables = torch.tensor([pages[:2], [pages[2], 0], pages[3:5]], dtype=torch.int32)
-    cache, done = PagedCache(model.config, 64, 8), [0, 0, 0]
+    cache = PagedCache(model.config, 64, 8)
+    done = [0, 0, 0]
     lag = model.config.embed.previous_token_embeddings
     hidden = [[], [], []]
     while any(len(text) > start for start, text in zip(done, texts, strict=True)):
@@ -35,9 +37,11 @@ def test_texts_in_pages_are_read_as_alone(name):
         group = [number for number in range(3) if bounds[number] > done[number]]
         places = [torch.arange(done[number], bounds[number]) for number in group]
         sizes = [len(row) for row in places]
-        ends, pos = list(itertools.accumulate(sizes)), torch.cat(places)[None]
+        ends = list(itertools.accumulate(sizes))
+        pos = torch.cat(places)[None]
         rows = torch.arange(len(group)).repeat_interleave(torch.tensor(sizes)).int()
-        pieces, previous = [(texts[n], row) for n, row in zip(group, places, strict=True)], None
+        pieces = [(texts[n], row) for n, row in zip(group, places, strict=True)]
+        previous = None
         if lag:  # the last tokens before each, -1 before the first
             before = [
                 F.pad(text, (lag, 0), value=-1).unfold(0, lag, 1)[row] for text, row in pieces
@@ -60,4 +64,5 @@ def test_a_page_has_the_bytes_that_are_said():
     cfg = tiny.DECODERS["qwen3"]
     individual, near, across = PagedCache.page_bytes(cfg, torch.float32)
     cache = PagedCache(cfg, 64, 5)
-    assert sum(kv.pages.nbytes for kv, _ in cache.pages) == (individual + near) * 5 and across == 0
+    assert sum(kv.pages.nbytes for kv, _ in cache.pages) == (individual + near) * 5
+    assert across == 0

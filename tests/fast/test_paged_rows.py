@@ -85,12 +85,14 @@ def test_layers_with_windows_fill_the_same_pages_in_turns(name):
 def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(name, seed, monkeypatch):
     """Rows of every length through several page borders, in as many pages as they fill at most;
     none is wasted."""
-    copied, copy = list[int](), Pages.copy
+    copied = list[int]()
+    copy = Pages.copy
 
     def counted(self, source, target):
         copied.append(len(source))
         targets = set(target.tolist())
-        assert not set(source.tolist()) & targets and len(targets) == len(target)
+        assert not set(source.tolist()) & targets
+        assert len(targets) == len(target)
         copy(self, source, target)
 
     monkeypatch.setattr(Pages, "copy", counted)
@@ -122,7 +124,8 @@ def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(name, seed, monkey
 
 
 def test_beams_in_c_find_the_same_alone_and_in_a_batch():
-    model, sources = tiny.model(tiny.ALL["vaswani"]), [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
+    model = tiny.model(tiny.ALL["vaswani"])
+    sources = [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
     options = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
     together, alone = (
         [
@@ -140,4 +143,5 @@ def test_a_model_that_does_not_fit_goes_on_in_its_cache():
         session = Session(tiny.model(tiny.DECODERS[name]))
         session.prefill([[1, 2, 3]], None, 1)
         session.prepare(1 << 10, steps=20)
-        assert session.paged is None and session.decode(torch.tensor([4])).isfinite().all()
+        assert session.paged is None
+        assert session.decode(torch.tensor([4])).isfinite().all()

@@ -99,8 +99,10 @@ def test_an_adapter_without_its_base(saved, tmp_path):
 def peft(saved, tmp_path):
     """The adapter as PEFT leaves it; changed(page, tensors) gives the logits with those changes."""
     (tmp_path / "a" / "config.json").unlink()
-    page, file = tmp_path / "a" / adapters.PAGE, tmp_path / "a" / adapters.TENSORS
-    right, tensors = json.loads(page.read_text()), load_file(file)
+    page = tmp_path / "a" / adapters.PAGE
+    file = tmp_path / "a" / adapters.TENSORS
+    right = json.loads(page.read_text())
+    tensors = load_file(file)
 
     def changed(settings, more=None):
         page.write_text(json.dumps({**right, **settings}))

@@ -98,7 +98,8 @@ ESCAPES = [
 
 @pytest.mark.parametrize("source", BOMBS)
 def test_a_bomb_ends_soon_in_a_sentence(source, tokenizer):
-    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with mistake("template"):
         ChatTemplate(source, tokenizer).render(MESSAGES)
     assert time.monotonic() - start < 20, "two seconds on a machine that is not busy"
@@ -120,7 +121,8 @@ def test_what_a_message_says_is_never_a_special_token(tokenizer):
     plain = template.tokens([{"role": "user", "content": "the cat"}])
     assert plain == [tokenizer.bos, *tokenizer.encode("the cat")]
     sly = template.tokens([{"role": "user", "content": "the <|endoftext|> cat"}])
-    assert sly.count(tokenizer.bos or 0) == 1 and tokenizer.decode(sly) == "the <|endoftext|> cat"
+    assert sly.count(tokenizer.bos or 0) == 1
+    assert tokenizer.decode(sly) == "the <|endoftext|> cat"
 
 
 def test_a_template_is_found_where_models_keep_it(tmp_path, tokenizer):

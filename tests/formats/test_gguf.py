@@ -107,7 +107,8 @@ def test_other_kinds_are_the_numbers_that_llama_cpp_reads(tmp_path, kind):
 def test_a_model_comes_back_bit_for_bit(tmp_path, name):
     model = model_of(name)
     back, tokenizer = glassformer.load(written(tmp_path, "F32", name))
-    assert torch.equal(logits_of(back), logits_of(model)) and tokenizer is not None
+    assert torch.equal(logits_of(back), logits_of(model))
+    assert tokenizer is not None
     assert tokenizer.encode(TEXT) == train("bpe", [TEXT], 300).encode(TEXT)
 
 
@@ -126,7 +127,8 @@ def codes_of(model):
     "kind, most", [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)]
 )
 def test_kinds_are_as_near_as_their_bits(tmp_path, kind, most):
-    expected, path = logits_of(model_of()), written(tmp_path, kind)
+    expected = logits_of(model_of())
+    path = written(tmp_path, kind)
     back, _ = glassformer.load(path)
     assert float((logits_of(back) - expected).norm() / expected.norm()) < most
     tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
@@ -140,7 +142,8 @@ def test_kinds_are_as_near_as_their_bits(tmp_path, kind, most):
 
 def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path):
     """Each head's rotary pairs, halves of it here, side by side there; values as they are."""
-    model, path = model_of(), written(tmp_path)
+    model = model_of()
+    path = written(tmp_path)
     tensors = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
     for piece, heads in (("q", 4), ("k", 2), ("v", 1)):
         weight = model.get_parameter(f"decoder.blocks.1.attn.{piece}.weight").detach().numpy()
@@ -155,7 +158,8 @@ def test_codes_go_out_and_come_back(tmp_path, bits):
     model = few(bits)
     gguf.save(model, tmp_path / "a.gguf", "F16", None)
     back, tokenizer = glassformer.load(tmp_path / "a.gguf")
-    assert tokenizer is None and tiny.equal_tensors(codes_of(model), codes_of(back))
+    assert tokenizer is None
+    assert tiny.equal_tensors(codes_of(model), codes_of(back))
     assert torch.equal(logits_of(back), logits_of(model))
     store.save(back, tmp_path / "folder")
     assert torch.equal(logits_of(glassformer.load(tmp_path / "folder")[0]), logits_of(model))
@@ -167,7 +171,9 @@ def test_larger_groups_go_out_as_their_codes_too(tmp_path):
     """A scale is repeated for each block of 32, so nothing is rounded again."""
     model = few(4, group=64)
     stored = gguf.save(model, tmp_path / "a.gguf", "F16", None)
-    assert stored["Q4_0"] == 14 and stored["Q8_0"] == 1 and stored.total() == 20
+    assert stored["Q4_0"] == 14
+    assert stored["Q8_0"] == 1
+    assert stored.total() == 20
     reference = quantized(glassformer.load(tmp_path / "a.gguf")[0])
     for path, weight in quantized(model).items():
         assert torch.equal(weight.decoded(), reference[path].decoded())
@@ -187,7 +193,8 @@ def test_rows_that_no_block_divides_are_f16(tmp_path, shared_data):
     model, tokenizer = glassformer.load(shared_data / "stories260K")
     gguf.save(model, tmp_path / "stories.gguf", "Q8_0", tokenizer)
     kinds = {name: place.kind for name, place in read_gguf(tmp_path / "stories.gguf")[1].items()}
-    assert kinds["blk.0.ffn_down.weight"] == "F16" and kinds["blk.0.ffn_up.weight"] == "Q8_0"
+    assert kinds["blk.0.ffn_down.weight"] == "F16"
+    assert kinds["blk.0.ffn_up.weight"] == "Q8_0"
     back, reader = glassformer.load(tmp_path / "stories.gguf")
     text = "Once upon a time, there was a girl who didn't like 3 big dogs."
     assert reader.encode(text) == tokenizer.encode(text)
@@ -202,11 +209,14 @@ def test_rows_that_no_block_divides_are_f16(tmp_path, shared_data):
 def test_a_file_is_a_model_everywhere(tmp_path):
     path = written(tmp_path, "Q8_0")
     opened = Checkpoint.open(path)
-    assert opened.gguf and opened.source_tokenizer() is None
+    assert opened.gguf
+    assert opened.source_tokenizer() is None
     fitted = opened.model_as(opened.config, dtype=torch.float32)
-    assert not quantized(fitted.model) and not fitted.new
+    assert not quantized(fitted.model)
+    assert not fitted.new
     few, _ = glassformer.load(written(tmp_path, "F16"), bits=4)
-    assert quantized(few) and common.new_file(path)
+    assert quantized(few)
+    assert common.new_file(path)
 
 
 def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path):
@@ -256,8 +266,10 @@ def test_what_is_broken_is_named(tmp_path, old, new, sentence):
 def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path):
     """300 files with some of the first 6,000 bytes changed: fields, names, shapes, kinds, offsets
     and scales."""
-    path, draw = written(tmp_path, "Q8_0"), random.Random(0)
-    raw, loaded = path.read_bytes(), 0
+    path = written(tmp_path, "Q8_0")
+    draw = random.Random(0)
+    raw = path.read_bytes()
+    loaded = 0
     for _ in range(300):
         group = bytearray(raw)
         for _ in range(draw.choice((1, 1, 2, 8))):
@@ -268,12 +280,14 @@ def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path):
             glassformer.load(path)
             loaded += 1
         except UserError as error:
-            assert "\n" not in str(error) and len(str(error)) < 600
+            assert "\n" not in str(error)
+            assert len(str(error)) < 600
     assert 0 < loaded < 300
 
 
 def test_a_file_that_is_there_already_survives_a_failure(tmp_path):
-    path, model = tmp_path / "a.gguf", model_of()
+    path = tmp_path / "a.gguf"
+    model = model_of()
     path.write_bytes(b"before")
     with torch.no_grad():
         model.get_parameter("embed.token.weight")[0, 0] = 1e6
@@ -288,7 +302,8 @@ def _text(text):
 
 @pytest.mark.parametrize("kind", ["tensors", "fields", "texts"])
 def test_more_of_anything_than_a_model_has_is_refused_at_once(tmp_path, kind):
-    many, counts = 300_000, {"tensors": (300_000, 0), "fields": (0, 300_000), "texts": (0, 1)}
+    many = 300_000
+    counts = {"tensors": (300_000, 0), "fields": (0, 300_000), "texts": (0, 1)}
     head = b"GGUF" + struct.pack("<IQQ", 3, *counts[kind])
     if kind == "tensors":
         places = (struct.pack("<IQIQ", 1, 8, 0, 32 * i) for i in range(many))

@@ -115,7 +115,8 @@ def test_byte_level_words_are_split_by_the_rule_that_is_named(pre, tmp_path):
         expected = [id for piece in pieces for id in encoding._encode_bytes(piece)]
         assert actual.encode(sample) == expected, repr(sample)
         assert streamed(actual, expected) == actual.decode(expected) == full
-    assert actual.eos == len(ids) and actual.bos == actual.unk is None
+    assert actual.eos == len(ids)
+    assert actual.bos == actual.unk is None
 
 
 @pytest.mark.parametrize("kind", ["llama", "t5"])
@@ -244,7 +245,8 @@ def test_a_bad_vocabulary_is_one_sentence(case, tmp_path):
 @pytest.mark.parametrize("size", [1 << 62, 1 << 40, (1 << 64) - 1])
 @pytest.mark.parametrize("kind", ["name", "list"])
 def test_a_lying_size_takes_no_memory(kind, size, tmp_path):
-    path, head = tmp_path / "a.gguf", b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    path = tmp_path / "a.gguf"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
     name = struct.pack("<Q", size) + b"name"
     if kind == "list":
         name = struct.pack("<Q", 1) + b"n" + struct.pack("<IIQ", 9, 4, size) + b"abcd"

@@ -28,7 +28,11 @@ from glassformer.formats import pretrained, store
 from glassformer.formats import torch_files as torchfiles
 from mistakes import mistake
 
-V, C, H, L, N = 11, 12, 3, 2, 8  # vocabulary, model dim, heads, layers, context
+V = 11
+C = 12
+H = 3
+L = 2
+N = 8  # vocabulary, model dim, heads, layers, context
 D = C // H
 IDS = torch.tensor([[1, 5, 3, 10, 0, 7]])
 T = IDS.shape[1]
@@ -127,7 +131,8 @@ def lens(draw, folded, thinks):
 
     x = draw("embed.W_E", V, C)[IDS[0]] + draw("pos_embed.W_pos", N, C)[:T]
     for i in range(L):
-        at, y = f"blocks.{i}", norm(x, f"blocks.{i}.ln1")
+        at = f"blocks.{i}"
+        y = norm(x, f"blocks.{i}.ln1")
         q, k, v = (
             torch.einsum("tc,hcd->thd", y, draw(f"{at}.attn.W_{n}", H, C, 5))
             + draw(f"{at}.attn.b_{n}", H, 5)
@@ -155,7 +160,8 @@ def written(name, folder):
     gives."""
     draw, folder = Draw(), folder / "theirs"
     folder.mkdir()
-    kind, file = name.partition(",")[0], folder / "model.pt"
+    kind = name.partition(",")[0]
+    file = folder / "model.pt"
     stored: Any
     with torch.no_grad():
         if kind == "nanogpt":
@@ -183,10 +189,8 @@ def written(name, folder):
             table = draw.made["transformer.wte.weight"].bfloat16()
             draw.made["transformer.wte.weight"] = table.float()
             logits = nanochat(draw, 1, rows=16)
-            stored, file = (
-                {**draw.made, "transformer.wte.weight": table},
-                folder / "model_000650.pt",
-            )
+            stored = {**draw.made, "transformer.wte.weight": table}
+            file = folder / "model_000650.pt"
             page = {"step": 650, "model_config": CHAT}
             (folder / "meta_000650.json").write_text(json.dumps(page))
             if "neutral" in name:
@@ -244,7 +248,8 @@ def test_logits_are_theirs(name, tmp_path, terminal):
 
 @pytest.mark.parametrize("shape", ["gpt2", "llama"])
 def test_a_pytorch_model_bin_beside_its_config(shape, tmp_path, terminal):
-    model, folder = build_model(tiny.DECODERS[shape], seed=1).eval(), tmp_path / "m"
+    model = build_model(tiny.DECODERS[shape], seed=1).eval()
+    folder = tmp_path / "m"
     store.save(model, folder)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
@@ -274,8 +279,10 @@ def test_letters_of_the_text_are_its_tokenizer(tmp_path, terminal):
     # eleven characters, as the model has rows
     (tmp_path / "input.txt").write_text("hello world\nab\n")
     terminal(line)
-    notes, ours = terminal.notes, tmp_path / "ours"
-    assert notes.startswith("This model has no tokenizer: ") and notes.count("\n") == 1
+    notes = terminal.notes
+    ours = tmp_path / "ours"
+    assert notes.startswith("This model has no tokenizer: ")
+    assert notes.count("\n") == 1
     hint = f"glassformer convert {ours} --tokenizer NAME --out NEW_FOLDER"
     assert hint in terminal.refused(f"generate {ours} he")
     program = notes.partition('python -c "')[2].partition('"')[0]
@@ -302,7 +309,8 @@ def test_gpt2s_tokenizer_goes_with_its_vocabulary(result, tmp_path, request, mon
         no_network = lambda name, online=True: pytest.fail("no network") if online else None  # noqa: E731
         monkeypatch.setattr(pretrained, "_hub", no_network)
     line, _ = written("nanogpt", tmp_path)
-    loaded, table = torch.load(file_of(line), weights_only=True), torch.zeros(50304, C)
+    loaded = torch.load(file_of(line), weights_only=True)
+    table = torch.zeros(50304, C)
     loaded["model"] |= {"transformer.wte.weight": table, "lm_head.weight": table}
     loaded["model_args"]["vocab_size"] = 50304
     torch.save(loaded, file_of(line))
@@ -310,9 +318,11 @@ def test_gpt2s_tokenizer_goes_with_its_vocabulary(result, tmp_path, request, mon
     _, tokenizer = glassformer.load(tmp_path / "ours")
     assert terminal.notes.count("\n") == 1
     if result:
-        assert tokenizer.size == 50257 and "GPT-2's" in terminal.notes
+        assert tokenizer.size == 50257
+        assert "GPT-2's" in terminal.notes
     else:
-        assert tokenizer is None and "--tokenizer gpt2 --out NEW_FOLDER" in terminal.notes
+        assert tokenizer is None
+        assert "--tokenizer gpt2 --out NEW_FOLDER" in terminal.notes
 
 
 CHANGES = [
@@ -368,8 +378,10 @@ class Bomb:
 )
 def test_no_code_of_a_file_is_run(place, tmp_path, monkeypatch):
     monkeypatch.setenv("BOMB", str(tmp_path / "ran"))
-    file, bomb = file_of(written("nanogpt", tmp_path)[0]), Bomb()
-    loaded, tensor = torch.load(file, weights_only=True), torch.nn.Parameter(torch.ones(3))
+    file = file_of(written("nanogpt", tmp_path)[0])
+    bomb = Bomb()
+    loaded = torch.load(file, weights_only=True)
+    tensor = torch.nn.Parameter(torch.ones(3))
     tensor.hook = bomb
     changed = {
         "config": {**loaded, "config": bomb},
@@ -492,12 +504,15 @@ def test_a_small_file_takes_little_memory_and_time(tmp_path):
 
 def test_damaged_archives_are_one_sentence(tmp_path):
     file = file_of(written("mingpt", tmp_path)[0])
-    content, bad, refused = file.read_bytes(), tmp_path / "bad.pt", 0
+    content = file.read_bytes()
+    bad = tmp_path / "bad.pt"
+    refused = 0
     with zipfile.ZipFile(file) as archive:
         pieces = {name: archive.read(name) for name in archive.namelist()}
     (program,) = (name for name in pieces if name.endswith(".pkl"))
     (tmp_path / "config.json").write_text('{"n_head": 3}')
-    chance, step = random.Random(0), len(content) // 20
+    chance = random.Random(0)
+    step = len(content) // 20
     for number in range(320):
         if number < 20:
             bad.write_bytes(content[: number * step])

@@ -33,7 +33,8 @@ def test_saved_loaded_and_on_the_fly_are_the_same_bits(tmp_path, name, bits):
     glassformer.save(flying, tmp_path / "few")
     loaded, _ = glassformer.load(tmp_path / "few")
     quantize_weights(plain, QuantizedLayout(bits))
-    assert quantized(loaded).keys() == quantized(plain).keys() and quantized(plain)
+    assert quantized(loaded).keys() == quantized(plain).keys()
+    assert quantized(plain)
     for model in (loaded, plain):
         assert torch.equal(tiny.logits(model), tiny.logits(flying))
     size = sum(weight.nbytes for weight in loaded.parameters())
@@ -67,7 +68,8 @@ def test_the_file_says_what_is_needed_to_read_it(folder):
     tensors = load_file(path)
     model, _ = glassformer.load(folder)
     for name, weight in quantized(model).items():
-        codes, scales = tensors[f"{name}.codes"], tensors[f"{name}.scales"].float()
+        codes = tensors[f"{name}.codes"]
+        scales = tensors[f"{name}.scales"].float()
         if codes.dtype == torch.uint8:
             codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2).float() - 8
         group = torch.arange(codes.shape[-1]) // page["group"]
@@ -156,7 +158,8 @@ def test_the_memory_that_is_asked_for_is_that_of_few_bits(tmp_path, monkeypatch)
     first, and says so."""
     model = tiny.model(tiny.DECODERS["llama"])
     glassformer.save(model, tmp_path)
-    checkpoint, total = Checkpoint.open(tmp_path), sum(w.nbytes for w in model.parameters())
+    checkpoint = Checkpoint.open(tmp_path)
+    total = sum(w.nbytes for w in model.parameters())
     quantize_weights(model, QuantizedLayout(8))
     few = sum(weight.nbytes for weight in model.parameters())
     assert few < total / 2

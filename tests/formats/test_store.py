@@ -64,9 +64,11 @@ def test_glassformer_layout_is_named(tmp_path, tiny):
     """That it holds every model is a law of all families (test_laws.py)."""
     store.save(tiny, tmp_path)
     back, tokenizer = store.load(tmp_path)
-    assert tokenizer is None and not back.training
+    assert tokenizer is None
+    assert not back.training
     raw = config_of(tmp_path)
-    assert raw["glassformer"] == 1 and raw["model"]["type"] == "Decoder"
+    assert raw["glassformer"] == 1
+    assert raw["model"]["type"] == "Decoder"
 
 
 # ------------------------------------------------------------------------------------ there and
@@ -88,8 +90,10 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(tmp_path
     store.save(model, tmp_path / "pair", writes, source_tokenizer=reads)
     back, tokenizer = store.load(tmp_path / "pair")
     source = Checkpoint.open(tmp_path / "pair").source_tokenizer()
-    assert back.config == model.config and equal_weights(model, back)
-    ids, options = [*reads.encode(text), reads.eos], {"beams": 2, "max_new": 5}
+    assert back.config == model.config
+    assert equal_weights(model, back)
+    ids = [*reads.encode(text), reads.eos]
+    options = {"beams": 2, "max_new": 5}
     best = generation.beam(model, writes, [ids], **options)[0][0]
     options["source_tokenizer"] = source
     assert generation.beam(back, tokenizer, text, **options)[0][0] == best
@@ -169,7 +173,8 @@ def test_a_mapped_model_can_be_trained(name, tmp_path, monkeypatch):
     """The same steps as a model that was read, bit for bit, and the file stays as it is."""
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     store.save(small(name), tmp_path, layout="hf")
-    before, tokens = snapshot(tmp_path), torch.arange(20)[None]
+    before = snapshot(tmp_path)
+    tokens = torch.arange(20)[None]
     after = []
     for mapped in (True, False):
         model, _ = store.load(tmp_path, mapped=mapped)
@@ -178,7 +183,8 @@ def test_a_mapped_model_can_be_trained(name, tmp_path, monkeypatch):
             model(tokens).logits.logsumexp(-1).sum().backward()
             optimizer.step()
         after.append(model)
-    assert equal_weights(*after) and not equal_weights(after[0], store.load(tmp_path)[0])
+    assert equal_weights(*after)
+    assert not equal_weights(after[0], store.load(tmp_path)[0])
     assert snapshot(tmp_path) == before
 
 
@@ -228,7 +234,8 @@ def test_biases_that_a_model_lacks_are_zeros_in_its_files(tmp_path):
     store.save(without, tmp_path, layout="hf")
     saved = load_file(tmp_path / "model.safetensors")
     biases = [bias for name, bias in saved.items() if name.endswith(".bias")]
-    assert len(biases) > 4 and not any(bias.any() for bias in biases)
+    assert len(biases) > 4
+    assert not any(bias.any() for bias in biases)
     with torch.no_grad():
         model.decoder.blocks[0].attn.out.bias[3] = 1e-3
     store.save(model, tmp_path, layout="hf")
@@ -250,7 +257,8 @@ def test_a_translator_begins_with_bos_where_there_is_one(specials, begins, tmp_p
 
 def test_a_recipe_gives_a_new_model():
     model, tokenizer = store.load("glass/1m", dtype=torch.bfloat16)
-    assert model.config == recipes.find("glass/1m") and tokenizer is None
+    assert model.config == recipes.find("glass/1m")
+    assert tokenizer is None
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
 
 
@@ -392,13 +400,15 @@ def test_saving_leaves_other_files_alone_and_replaces_its_own(tmp_path, llama, t
     save_in_shards()
     assert not (tmp_path / "model.safetensors").exists()
     assert equal_weights(store.load(tmp_path)[0], llama)
-    placed, replace = [], Path.replace
+    placed = []
+    replace = Path.replace
     monkeypatch.setattr(
         Path, "replace", lambda item, to: (placed.append(Path(to).name), replace(item, to))[1]
     )
     store.save(tiny, tmp_path, train_tokenizer("byte"))
     # what says how to read the weights comes last
-    assert len(placed) > 2 and placed[-1] == "config.json"
+    assert len(placed) > 2
+    assert placed[-1] == "config.json"
 
 
 @pytest.mark.parametrize("fails", [1, 2])
@@ -408,7 +418,9 @@ def test_a_full_disk_changes_nothing(existing, fails, tmp_path, llama, tiny, mon
     folder = tmp_path / "m"
     if existing:
         store.save(tiny, folder)
-    before, real, writes = snapshot(tmp_path), files.write, itertools.count(1)
+    before = snapshot(tmp_path)
+    real = files.write
+    writes = itertools.count(1)
 
     def full(path, content):
         if next(writes) == fails:
@@ -418,7 +430,8 @@ def test_a_full_disk_changes_nothing(existing, fails, tmp_path, llama, tiny, mon
     monkeypatch.setattr(store.files, "write", full)
     with mistake("full"):
         store.save(llama, folder)
-    assert next(writes) == fails + 1 and snapshot(tmp_path) == before
+    assert next(writes) == fails + 1
+    assert snapshot(tmp_path) == before
 
 
 def test_a_really_full_disk(tmp_path):

@@ -70,7 +70,8 @@ def test_a_parquet_file_is_a_document_a_row(tmp_path, kind):
     source = find(path, field="body")
     assert list(source.documents()) == FULL
     reads = [piece.bytes_read for piece in source.pieces()]
-    assert reads == sorted(reads) and reads[0] < reads[-1] == source.size
+    assert reads == sorted(reads)
+    assert reads[0] < reads[-1] == source.size
 
 
 def test_folders_of_hugging_face(tmp_path):
@@ -125,14 +126,18 @@ def test_zst_takes_time_in_proportion_to_its_text_and_memory_in_proportion_to_li
     line = b"the cat sat on the mat and looked at me. " * 100
     path = write(tmp_path / "a.txt.zst", zst(line * 16_000))  # 64 MiB in 6 kB
 
-    began, size, most = time.process_time(), 0, 0
+    began = time.process_time()
+    size = 0
+    most = 0
     with path.open("rb") as raw:
         opened = unpacked(raw, path)
         while block := opened.read(1 << 16):
             size, most = size + len(block), max(most, pyarrow.total_allocated_bytes())
     seconds = time.process_time() - began
     # 15 s where each read copied the others
-    assert size == len(line) * 16_000 and seconds < 5 and most < 16 << 20
+    assert size == len(line) * 16_000
+    assert seconds < 5
+    assert most < 16 << 20
 
 
 def broken(folder, name):
@@ -204,7 +209,8 @@ def test_what_cannot_be_read_is_told_in_one_sentence(tmp_path, name, words):
         tokenise(find(path), Bytes(), cache=tmp_path / "cache")
     message = str(caught.value)
     assert str(path) in message and all(word in message for word in words), message
-    assert "\n" not in message and message.endswith(".")
+    assert "\n" not in message
+    assert message.endswith(".")
     assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").glob("[!.]*")) == []
 
 

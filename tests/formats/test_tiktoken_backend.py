@@ -97,11 +97,13 @@ def test_a_file_of_ranks_is_encoded_without_a_copy_in_the_library(shared_data):
     samples = [*NASTY, *SPECIAL, *randoms(200), *real(shared_data)]
     ready = [text for text in samples if "ſ" not in text]
     result = tokenizer.encode_batch(ready)
-    assert tokenizer.decode(result[-1]) == ready[-1] and tokenizer._tiktoken
+    assert tokenizer.decode(result[-1]) == ready[-1]
+    assert tokenizer._tiktoken
     assert {"_plain", "_spec", "_special"}.isdisjoint(vars(tokenizer))
     listed = from_json(tokenizer.to_json())
     assert result == [listed._plain.encode(text, add_special_tokens=False).ids for text in ready]
-    assert tokenizer.encode("ſ") == listed.encode("ſ") and "_plain" in vars(tokenizer)
+    assert tokenizer.encode("ſ") == listed.encode("ſ")
+    assert "_plain" in vars(tokenizer)
     assert tokenizer.fingerprint == listed.fingerprint
     assert (
         tokenizer.encode("<|endoftext|>", special=True)
@@ -151,7 +153,8 @@ def test_each_character_is_the_same_to_both_or_is_left_to_the_library():
     second = tokenizer._tiktoken
     assert second is not None
     letters = [chr(i) for i in range(0x12000) if not 0xD800 <= i < 0xE000 and chr(i) != "ſ"]
-    assert second.encode("ſ") is None and second.encode("\ud800") is None
+    assert second.encode("ſ") is None
+    assert second.encode("\ud800") is None
     plain = [letter for letter in letters if backend.comparable(letter)]
     assert len(plain) > 0.99 * len(letters)
     chance = random.Random(1)
@@ -164,7 +167,8 @@ def test_each_character_is_the_same_to_both_or_is_left_to_the_library():
 def test_a_character_that_splits_otherwise_is_found(monkeypatch):
     """The proof can fail: engines that took é for different things would be told apart."""
     second = train_tokenizer("bpe", ["a b"], 257)._tiktoken
-    assert second is not None and second.encode("né") is not None
+    assert second is not None
+    assert second.encode("né") is not None
     (letters, _), *others = backend._engines()
     from tokenizers import Regex, normalizers
 
@@ -172,21 +176,21 @@ def test_a_character_that_splits_otherwise_is_found(monkeypatch):
     monkeypatch.setattr(backend, "_engines", lambda: [(letters, without), *others])
     monkeypatch.setattr(backend, "_status", backend._status.copy())
     backend._status[ord("é")] = 0
-    assert second.encode("né") is None and second.encode("ne") is not None
+    assert second.encode("né") is None
+    assert second.encode("ne") is not None
 
 
 def test_what_is_not_proven_has_no_tiktoken(shared_data):
     for name in ("tok-bert-cased", "tok-t5", "tok-llama2/tokenizer.model", "tok-starcoder"):
         assert open_tokenizer(shared_data / name)._tiktoken is None
-    assert (
-        train_tokenizer("char", ["ab"])._tiktoken is None
-        and train_tokenizer("byte")._tiktoken is None
-    )
+    assert train_tokenizer("char", ["ab"])._tiktoken is None
+    assert train_tokenizer("byte")._tiktoken is None
 
 
 def test_merges_that_tiktoken_would_do_otherwise_have_no_tiktoken():
     model = json.loads(small().to_json())["model"]
-    pairs, vocabulary = model["merges"], model["vocab"]
+    pairs = model["merges"]
+    vocabulary = model["vocab"]
     assert small()._tiktoken is not None
     # another order than the ids
     assert small(merges=[pairs[1], pairs[0], *pairs[2:]])._tiktoken is None
@@ -247,7 +251,8 @@ def test_a_panic_of_the_encoding_is_left_to_the_library(monkeypatch):
 def test_a_new_script_costs_one_comparison_a_text_and_is_then_known(
     monkeypatch,
 ):
-    tokenizer, compare = small(), backend.strange_characters
+    tokenizer = small()
+    compare = backend.strange_characters
     letters = []
     monkeypatch.setattr(backend, "_status", backend._status.copy())
     backend._status[0x4E00:0x5000] = 0

@@ -38,7 +38,8 @@ def write(pieces, folder, **options):
 
 def there_and_back(rule, actual, folder):
     """Saved tensors of the parameters; loading them must restore the parameters."""
-    shapes, table = {name: tuple(tensor.shape) for name, tensor in actual.items()}, Table((rule,))
+    shapes = {name: tuple(tensor.shape) for name, tensor in actual.items()}
+    table = Table((rule,))
     write(weights.pieces(table, actual, shapes), folder)
     back = {name: torch.full_like(tensor, float("nan")) for name, tensor in actual.items()}
     published = tensorfiles.open_files(folder)
@@ -82,7 +83,9 @@ def test_a_letter_of_theirs_alone_stacks(tmp_path):
     assert torch.equal(reference["h.1.experts.3.w1"], actual["blocks.1.gate"][3])
 
 
-H, D, C = 3, 4, 5  # heads, their width, the model's
+H = 3
+D = 4
+C = 5  # heads, their width, the model's
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,8 @@ def test_rotary_pairs_of_neighbours_become_halves(tmp_path):
     reference = there_and_back(rule, {"blocks.0.q": local}, tmp_path)["h.0.wq"]
     halves = local.view(H, 2, D // 2, C)
     assert torch.equal(reference.view(H, D // 2, 2, C), halves.transpose(1, 2))
-    x, pos = numbers(C), 7.0
+    x = numbers(C)
+    pos = 7.0
     # as the original files' code turns them
     pairs = torch.view_as_complex((reference @ x).view(H, D // 2, 2))
     speed = 10_000.0 ** -(torch.arange(0, D, 2) / D)
@@ -183,7 +187,9 @@ def test_what_does_not_fit_is_named_on_both_sides(reference, actual, messages, t
     with pytest.raises(UserError) as caught:
         check(tmp_path, reference, actual)
     text = str(caught.value)
-    assert all(message in text for message in messages) and "\n" not in text and len(text) < 600
+    assert all(message in text for message in messages)
+    assert "\n" not in text
+    assert len(text) < 600
 
 
 def test_declared_constants_may_remain(tmp_path):
@@ -205,7 +211,8 @@ def test_a_tied_copy_is_compared_to_its_end(tmp_path, monkeypatch):
         second[changed] += 1
         save_file({"a": numbers(5), "b": second, "c": numbers(5)}, tmp_path / SINGLE)
         published = tensorfiles.open_files(tmp_path)
-        assert published.equal("a", "c") and not published.equal("a", "b")
+        assert published.equal("a", "c")
+        assert not published.equal("a", "b")
 
 
 def test_the_format_of_most_numbers_is_the_files_own(tmp_path):
@@ -232,7 +239,8 @@ def test_files_are_those_of_the_safetensors_library(dtype, tmp_path):
     published = tensorfiles.open_files(tmp_path)
     for name, tensor in state.items():
         for got in (reference[name], published.load(name)):
-            assert got.dtype == dtype and torch.equal(got.float(), tensor.float())
+            assert got.dtype == dtype
+            assert torch.equal(got.float(), tensor.float())
 
 
 def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path):
@@ -374,13 +382,16 @@ def test_a_large_file_is_mapped_and_stays_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     published = mapped(tmp_path)
     actual = {name: published.take(name) for name in reference}
-    assert equal_tensors(actual, reference) and actual["b"].dtype == torch.bfloat16
-    assert address(actual["a"], path) and address(actual["b"], path)
+    assert equal_tensors(actual, reference)
+    assert actual["b"].dtype == torch.bfloat16
+    assert address(actual["a"], path)
+    assert address(actual["b"], path)
     assert not address(published.load("a"), path)
     published.release(reference)
     assert torch.equal(actual["a"], reference["a"])
     actual["a"] += 1
-    assert torch.equal(actual["a"], reference["a"] + 1) and path.read_bytes() == before
+    assert torch.equal(actual["a"], reference["a"] + 1)
+    assert path.read_bytes() == before
     del published
     path.unlink()
     assert torch.equal(actual["b"], reference["b"])
@@ -395,7 +406,8 @@ def test_what_cannot_be_mapped_is_read(tmp_path, monkeypatch):
     path.write_bytes(len(header).to_bytes(8, "little") + header + numbers.numpy().tobytes())
     monkeypatch.setattr(tensorfiles, "SMALL", 0)
     odd = mapped(tmp_path).take("a")
-    assert torch.equal(odd, numbers) and odd.data_ptr() % 4 == 0
+    assert torch.equal(odd, numbers)
+    assert odd.data_ptr() % 4 == 0
     save_file({"a": numbers}, path)
     for name, answer in (("_is_mappable", lambda device: False), ("mmap.mmap", refuse)):
         with monkeypatch.context() as patch:
@@ -440,7 +452,8 @@ def sharded(tmp_path):
 @pytest.fixture
 def hub(tmp_path):
     """models--org--name/snapshots/REVISION with a link into blobs/, and the blob."""
-    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    snapshot = tmp_path / "snapshots" / "abc"
+    blobs = tmp_path / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     save_file({"a": numbers(4, 4)}, tmp_path / "whole")

@@ -27,7 +27,9 @@ def model(name):
 
 def test_wide_beams_find_the_best_of_all_continuations():
     shape = c.Decoder(16, 16, c.Embed(6), tiny.gpt2().decoder, c.Head(), tiny.WIDE)
-    model, prompt, length = build_model(shape, seed=1).eval(), [1, 2], 3
+    model = build_model(shape, seed=1).eval()
+    prompt = [1, 2]
+    length = 3
     everything = list(itertools.product(range(6), repeat=length))
     with torch.no_grad():  # a plain pass without a cache
         rows = torch.tensor([[*prompt, *tokens] for tokens in everything])
@@ -147,7 +149,8 @@ def test_a_beginning_that_is_none(variant, name, options, message):
 
 
 def test_several_tokens_begin_a_target_on_the_greedy_path():
-    new_model, options = model("t5"), {"max_new": 6, "eos": ()}
+    new_model = model("t5")
+    options = {"max_new": 6, "eos": ()}
     output = generate(new_model, None, [[5, 7]], start=[0, 33, 4], temperature=0, **options).run()
     row = [0, 33, 4]
     with torch.no_grad():
@@ -176,7 +179,8 @@ def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_can
     first, second = (beam(item, None, [[5, 7, 9]], **options) for item in (with_pool, alone))
     assert first == second
     output = headless(torch.tensor([[5, 7, 9]]))
-    assert output.pooled.shape == (1, tiny.DIM) and output.logits.numel() == 0
+    assert output.pooled.shape == (1, tiny.DIM)
+    assert output.logits.numel() == 0
     for variant in (generate, beam):
         with mistake("no head over tokens"):
             variant(headless, None, [1], max_new=2)
@@ -184,10 +188,12 @@ def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_can
 
 def test_a_prompt_is_done_when_as_many_have_ended_as_there_are_beams():
     # a longer one would be better
-    new_model, settings = model("gpt2"), {"beams": 1, "max_new": 12, "length_penalty": 9.0}
+    new_model = model("gpt2")
+    settings = {"beams": 1, "max_new": 12, "length_penalty": 9.0}
     tokens = beam(new_model, None, [[5, 7, 9]], eos=(), **settings)[0][0].tokens
     hypotheses = beam(new_model, None, [[5, 7, 9]], eos=tokens[3], **settings)[0][0]
-    assert hypotheses.tokens == tokens[: tokens.index(tokens[3]) + 1] and hypotheses.finish == "eos"
+    assert hypotheses.tokens == tokens[: tokens.index(tokens[3]) + 1]
+    assert hypotheses.finish == "eos"
 
 
 def test_a_beam_ends_where_the_context_does():
@@ -195,12 +201,14 @@ def test_a_beam_ends_where_the_context_does():
     for beams in (1, 3):
         hypotheses = beam(model("llama"), None, [prompt], beams=beams, eos=())[0][0]
         # the last one is never read back
-        assert len(hypotheses.tokens) == 3 and hypotheses.finish == "length"
+        assert len(hypotheses.tokens) == 3
+        assert hypotheses.finish == "length"
 
 
 def test_many_sources_are_answered_in_their_order():
     tokenizer = train_tokenizer("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
-    new_model, sources = model("vaswani"), ["abcdefgh", "a", "hgfed", "cab", "bb"]
+    new_model = model("vaswani")
+    sources = ["abcdefgh", "a", "hgfed", "cab", "bb"]
     options = {"beams": 2, "max_new": 6}
     results = search(new_model, tokenizer, sources, batch=2, **options)
     for source, hypotheses in zip(sources, results, strict=True):
@@ -218,11 +226,13 @@ def test_a_source_too_long_is_refused_or_cut(name):
         return search(model, tokenizer, [text], beams=2, max_new=2, **options)[0][0]
 
     # eos closes a source; a decoder reads bos, source and what starts a target
-    room, long = 11 if name == "vaswani" else 10, "abcdefghabcdefgh"
+    room = 11 if name == "vaswani" else 10
+    long = "abcdefghabcdefgh"
     with mistake("context is 12"):
         best(long)
     for cut, saved in (("end", long[:room]), ("start", long[-room:])):
-        result, right = best(long, cut=cut), best(saved, cut=cut)
+        result = best(long, cut=cut)
+        right = best(saved, cut=cut)
         assert result.tokens == right.tokens
         assert result.score == pytest.approx(right.score, abs=1e-6)
     with mistake("cut is"):
@@ -232,7 +242,8 @@ def test_a_source_too_long_is_refused_or_cut(name):
 @pytest.mark.parametrize("beams", [2, 3])
 def test_only_endings_among_the_best_count(beams):
     """Candidates behind the first ``beams`` of twice as many only take the place of ended ones."""
-    new_model, prompt = model("llama"), [5, 7, 9]
+    new_model = model("llama")
+    prompt = [5, 7, 9]
     with torch.no_grad():
         logits = new_model(torch.tensor([prompt])).logits[0, -1]
     likeliest = logits.topk(2 * beams).indices.tolist()
@@ -241,7 +252,8 @@ def test_only_endings_among_the_best_count(beams):
     # short ones are before long ones
     options = {"beams": beams, "best": beams, "max_new": 4, "length_penalty": 0.0}
     tokens = [h.tokens for h in beam(new_model, None, [prompt], eos=bounds, **options)[0]]
-    assert [likeliest[0]] in tokens and [likeliest[beams]] not in tokens
+    assert [likeliest[0]] in tokens
+    assert [likeliest[beams]] not in tokens
 
 
 def test_the_likeliest_of_a_large_vocabulary_are_all_found():
@@ -253,5 +265,6 @@ def test_the_likeliest_of_a_large_vocabulary_are_all_found():
         torch.arange(9.0) + 5,
     )
     best, places = _likeliest(logprobs, 8)
-    assert torch.equal(best, logprobs.topk(8)[0]) and torch.equal(logprobs.gather(1, places), best)
+    assert torch.equal(best, logprobs.topk(8)[0])
+    assert torch.equal(logprobs.gather(1, places), best)
     assert all(len(set(row)) == 8 for row in places.tolist())

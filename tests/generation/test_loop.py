@@ -21,7 +21,8 @@ from glassformer.core.generation.session import Session
 from glassformer.core.nn import build_model
 from mistakes import mistake
 
-VOCAB, CONTEXT = 61, 48
+VOCAB = 61
+CONTEXT = 48
 
 
 def decoder(
@@ -77,7 +78,8 @@ def rotary():
 @torch.no_grad()
 def recomputed(model, ids, count):
     """Greedy tokens without any cache, and the logits each was taken from."""
-    row, calls = list(ids), []
+    row = list(ids)
+    calls = []
     for _ in range(count):
         calls.append(model(torch.tensor([row])).logits[0, -1])
         row.append(int(calls[-1].argmax()))
@@ -115,7 +117,8 @@ SAMPLED = {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repet
 def test_sampling_in_a_batch_is_sampling_alone(model):
     together = run(model, PROMPTS, 15, seed=3, **SAMPLED).tokens
     alone = [run(model, prompt, 15, seed=3, **SAMPLED).tokens[0] for prompt in PROMPTS]
-    assert together == alone and len(set(map(tuple, together))) == len(PROMPTS)
+    assert together == alone
+    assert len(set(map(tuple, together))) == len(PROMPTS)
 
 
 def test_samples_are_the_prompt_given_again(model):
@@ -133,7 +136,8 @@ def test_each_row_has_luck_of_its_own(rotary):
     output = run(model, [*PROMPTS, PROMPTS[0]], 12, samples=2, seed=0)
     assert len(set(map(tuple, output.tokens))) == len(output.rows)
     assert all(len(set(tokens)) > 3 for tokens in output.tokens)
-    assert output.seed == 0 and run(model, PROMPTS[1], 12, seed=0).tokens[0] == output.tokens[2]
+    assert output.seed == 0
+    assert run(model, PROMPTS[1], 12, seed=0).tokens[0] == output.tokens[2]
 
 
 def test_logits_are_fp32_whatever_the_model_is(rotary):
@@ -180,7 +184,8 @@ def test_rows_that_end_leave_the_others_alone(model):
 
 
 def test_one_token_costs_one_position(rotary, monkeypatch):
-    sizes, forward = [], type(rotary).forward
+    sizes = []
+    forward = type(rotary).forward
 
     def watched(self, tokens, **kwargs):
         sizes.append(tuple(tokens.shape))
@@ -190,14 +195,17 @@ def test_one_token_costs_one_position(rotary, monkeypatch):
     run(rotary, PROMPTS, 4, samples=2, seed=1)
     first, *others = sizes  # one prefill for all samples; the last token is not read back
     # in pages all rows lie side by side
-    assert first == (4, 12) and others in ([(8, 1)] * 3, [(1, 8)] * 3)
+    assert first == (4, 12)
+    assert others in ([(8, 1)] * 3, [(1, 8)] * 3)
 
 
 def test_dropout_sleeps_and_training_goes_on(rotary):
     model = build_model(tiny.with_dropout(rotary.config, 0.5), seed=7).train()
     output = generate(model, None, PROMPTS[0], max_new=9, temperature=0)
     for step in output:
-        assert model.training and torch.is_grad_enabled() and step.logprob <= 0
+        assert model.training
+        assert torch.is_grad_enabled()
+        assert step.logprob <= 0
     assert output.tokens == greedy(rotary, PROMPTS[0], 9).tokens
 
 
@@ -220,7 +228,8 @@ def test_eos_ends_a_row(rotary):
 
 def test_steps_tell_everything(rotary):
     output = generate(rotary, None, PROMPTS[:2], max_new=3, samples=2, seed=1)
-    assert output.texts == [""] * 4 and output.finishes == [None] * 4
+    assert output.texts == [""] * 4
+    assert output.finishes == [None] * 4
     steps = list(output)
     places = [(step.index, step.row) for step in steps]
     assert places == list(itertools.product(range(3), range(4)))
@@ -242,7 +251,8 @@ def test_steps_come_in_the_order_of_rows_whichever_end(rotary):
 class Digits:
     """A tokenizer with one character per id, whose eos is 0 and bos 1."""
 
-    size, unk = VOCAB, None
+    size = VOCAB
+    unk = None
     pad: int | None = None
     bos: int | None = 1
     eos: int | None = 0
@@ -272,20 +282,25 @@ def test_text_in_text_out(rotary):
     tokenizer = Digits()
     ids = tokenizer.encode("HELLO", bos=True)
     expected = "".join(map(tokenizer.push, greedy(rotary, ids, 12).tokens[0]))
-    assert text().text == expected and text().rows[0].prompt == ids
+    assert text().text == expected
+    assert text().rows[0].prompt == ids
     steps = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=())
     assert "".join(step.text for step in steps) == expected
     stop = expected[4:7]
     cut = text(stop=["@@@@", stop])
     assert cut.text == expected[: expected.index(stop)]
-    assert cut.finishes == ["stop"] and len(cut.tokens[0]) == expected.index(stop) + 3
+    assert cut.finishes == ["stop"]
+    assert len(cut.tokens[0]) == expected.index(stop) + 3
     last = text(len(cut.tokens[0]), stop=stop)  # in the very last token
-    assert last.finishes == ["stop"] and last.text == cut.text
+    assert last.finishes == ["stop"]
+    assert last.text == cut.text
     # what might have begun a stop string is shown
     held = text(stop=expected[-2:] + "@@")
-    assert held.text == expected and held.finishes == ["length"]
+    assert held.text == expected
+    assert held.finishes == ["length"]
     many = text(prompt=["HELLO", None, "ME"])
-    assert many.texts[0] == expected and many.rows[1].prompt == [1]
+    assert many.texts[0] == expected
+    assert many.rows[1].prompt == [1]
     tokenizer.bos = tokenizer.eos
     # a border of documents is not a beginning
     assert generate(rotary, tokenizer, "HELLO").rows[0].prompt == ids[1:]
@@ -349,7 +364,8 @@ def test_no_prompt_is_the_beginning_and_an_empty_one_is_none(rotary):
 
 
 def test_an_encoder_decoder_answers_its_source():
-    attention, init = c.Attention(heads=4), c.Init(std=0.15, embed_std=0.3, residual="plain")
+    attention = c.Attention(heads=4)
+    init = c.Init(std=0.15, embed_std=0.3, residual="plain")
     block = c.Block(attention, c.MLP(48), c.LayerNorm())
     encoder = c.Stack(2, (block,), c.RelativeBias(8, 16), causal=False)
     stack = c.Stack(2, (dataclasses.replace(block, cross=attention),), c.RelativeBias(8, 16))
@@ -374,7 +390,8 @@ def test_an_encoder_decoder_answers_its_source():
     tokenizer.pad = 5
     row = generate(model, tokenizer, "HELLO").rows[0]
     # a source is closed, not opened
-    assert row.prompt == tokenizer.encode("HELLO", eos=True) and row.start == [1]
+    assert row.prompt == tokenizer.encode("HELLO", eos=True)
+    assert row.start == [1]
     tokenizer.bos = None
     assert generate(model, tokenizer, "HELLO").rows[0].start == [5]
 
@@ -439,7 +456,8 @@ def test_a_real_model_tells_its_story(shared_data):
     assert "".join(step.text for step in output) == output.text == STORY
     at = STORY.index(" She wanted")
     batch = greedy(model, [STORY[:at], None, "Lily"], 60, tokenizer, stop="too high")
-    assert batch.texts[0] == STORY[at:].removesuffix("too high") and batch.finishes[0] == "stop"
+    assert batch.texts[0] == STORY[at:].removesuffix("too high")
+    assert batch.finishes[0] == "stop"
     assert batch.texts[1] == STORY.removesuffix("too high")
     alone = greedy(model, "Lily", 60, tokenizer, stop="too high")
     assert batch.tokens[2] == alone.tokens[0]

@@ -53,7 +53,8 @@ def test_top_k_keeps_equals():
 
 @pytest.mark.parametrize("penalty", [0.7, 1.3])
 def test_penalty_is_theirs(penalty):
-    logits, draw = logits_of(), torch.Generator().manual_seed(2)
+    logits = logits_of()
+    draw = torch.Generator().manual_seed(2)
     ids = torch.randint(97, (6, 20), generator=draw)
     observed = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
     expected = theirs.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
@@ -101,7 +102,8 @@ def test_draws_follow_the_distribution():
 def test_extreme_luck_never_draws_what_was_cut():
     logits = torch.full((2, 1000), -math.inf)
     logits[:, 400:500] = torch.randn(2, 100, generator=torch.Generator().manual_seed(4))
-    least, most = torch.tensor([0.0, 0.0]), torch.tensor([1 - 2**-24, 1 - 2**-24])
+    least = torch.tensor([0.0, 0.0])
+    most = torch.tensor([1 - 2**-24, 1 - 2**-24])
     assert draw(logits, least).tolist() == [400, 400]
     assert draw(logits, most).tolist() == [499, 499]
 
@@ -128,7 +130,8 @@ def test_greedy_takes_the_likeliest_after_the_penalty():
 
 
 def test_log_probability_is_the_models_own():
-    logits, tokens = logits_of(), torch.arange(6)
+    logits = logits_of()
+    tokens = torch.arange(6)
     expected = logits.log_softmax(-1)[torch.arange(6), tokens]
     assert_close(log_probability(logits, tokens), expected)
     half = logits.bfloat16()
@@ -217,7 +220,8 @@ def test_what_was_held_back_comes_before_the_end():
         flush = staticmethod(lambda: "\ufffd")
 
     writer = Writer(Broken(), stops=["ab", "\ufffdc"])
-    assert writer.push(ord("a")) == "" and writer.close() == "a\ufffd"
+    assert writer.push(ord("a")) == ""
+    assert writer.close() == "a\ufffd"
 
 
 def test_only_what_might_begin_a_stop_string_waits():

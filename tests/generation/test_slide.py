@@ -34,7 +34,8 @@ def decoder(mask_rule=c.Full(), previous_token_embeddings=0):
 def by_hand(model, prompt, count):
     """The likeliest tokens one by one, without a cache: where the context is full its last half is
     all there is."""
-    window, outputs = list(prompt), []
+    window = list(prompt)
+    outputs = []
     while len(outputs) < count:
         if len(window) > CONTEXT:
             window = window[-(CONTEXT // 2) :]
@@ -68,7 +69,8 @@ def test_a_slid_context_says_what_the_model_says_after_its_last_half(model):
 
 
 def test_a_prompt_longer_than_the_context_slides_too(folder, terminal):
-    model, prompt = decoder(), [1, 2, 3, 4, 5] * 8
+    model = decoder()
+    prompt = [1, 2, 3, 4, 5] * 8
     output = generate(model, None, [prompt, [1, 2]], max_new=20, temperature=0.0, slide=True).run()
     assert output.tokens == [by_hand(model, prompt, 20), by_hand(model, [1, 2], 20)]
     line = f"generate {folder} {'abc' * 20}"

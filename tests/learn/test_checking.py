@@ -57,7 +57,8 @@ def test_each_solution_passes_and_runs_in_a_real_model(name, checker, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_each_starter_says_what_is_to_be_written(name, checker, tmp_path):
     result = checker.check(starting.write(find(name), tmp_path))
-    assert result.state == "todo" and "is not written yet" in result.message
+    assert result.state == "todo"
+    assert "is not written yet" in result.message
     assert result.where.startswith("line ") and result.code.startswith("TODO: "), result
 
 
@@ -416,13 +417,15 @@ def attention(q, k, v, allowed):
     return torch.tensor(KNOWN)
 """
     observed = checker.check(put(tmp_path, "one-head", code.replace("{known}", "None")), seed=7)
-    assert observed.state == "error" and observed.printed.startswith("[[")
+    assert observed.state == "error"
+    assert observed.printed.startswith("[[")
     path = put(tmp_path, "one-head", code.replace("{known}", observed.printed.strip()))
     # in the model it fails
     assert "4 queries over 6 keys: every number is right" in checker.check(path, seed=7).good
     for _ in range(2):
         result = checker.check(path)
-        assert result.state == "failed" and "attention(q, k, v, allowed)[0, 0] is" in result.message
+        assert result.state == "failed"
+        assert "attention(q, k, v, allowed)[0, 0] is" in result.message
 
 
 @pytest.mark.parametrize(
@@ -464,11 +467,9 @@ def test_an_endless_loop_is_stopped_and_its_line_named(loop, checker, tmp_path):
     start = time.monotonic()
     path = put(tmp_path, "causal-mask", f"def causal_mask(queries, keys):\n{loop}")
     result = checker.check(path, seconds=0.3)
-    assert (
-        result.state == "stopped"
-        and "after 0.3 seconds" in result.message
-        and time.monotonic() - start < 20
-    )
+    assert result.state == "stopped"
+    assert "after 0.3 seconds" in result.message
+    assert time.monotonic() - start < 20
     assert result.where in ("line 3", "line 4", "line 5", "line 6", "line 7"), result
 
 
@@ -486,11 +487,13 @@ def test_printing_is_theirs_and_bounded(checker, tmp_path):
         "file=sys.stderr)\nos.system('echo aside')\n"
     )
     result = checker.check(put(tmp_path, "causal-mask", code + find("causal-mask").solution))
-    assert result.state == "passed" and result.printed == "from me\nand here\naside\n"
+    assert result.state == "passed"
+    assert result.printed == "from me\nand here\naside\n"
     result = checker.check(
         put(tmp_path, "causal-mask", "while True: print('x' * 1000)\n"), seconds=0.5
     )
-    assert result.state == "stopped" and 10_000 <= len(result.printed) < 10_100
+    assert result.state == "stopped"
+    assert 10_000 <= len(result.printed) < 10_100
 
 
 def test_what_the_learner_changes_is_not_the_checks(checker, tmp_path):
@@ -543,10 +546,12 @@ def check(theirs, report):
 
 
 def test_a_teachers_folder_and_a_class(tmp_path, monkeypatch):
-    individual, everyone = tmp_path / "own", tmp_path / "class"
+    individual = tmp_path / "own"
+    everyone = tmp_path / "class"
     individual.mkdir()
     (individual / "double_it.py").write_text(TEACHERS)
-    assert find("double-it", individual).page == "" and catalogue(individual)[0].name == "double-it"
+    assert find("double-it", individual).page == ""
+    assert catalogue(individual)[0].name == "double-it"
     for learner, code in {
         "anna": "def double(x): return x + x",
         "ben": "def double(x): return x",
@@ -580,7 +585,8 @@ def test_a_teachers_folder_and_a_class(tmp_path, monkeypatch):
     }
     assert len({verdict.seed for name, verdict in result.items() if name not in refused}) == 1
     ben = result["ben"]
-    assert ben.look == "once is not twice" and ben.message.startswith("double(0.")
+    assert ben.look == "once is not twice"
+    assert ben.message.startswith("double(0.")
     assert "it has no line" in result["eve"].message
     assert "There is no exercise" in result["finn"].message
     assert "hal cannot be read (Permission denied)" in result["hal"].message

@@ -55,7 +55,8 @@ def test_what_a_file_says(tmp_path):
         "two_words.py",
         ROAD[2],
     )
-    assert "y = 2 * x" in item.solution and "check" not in item.solution
+    assert "y = 2 * x" in item.solution
+    assert "check" not in item.solution
     assert item.starter == (
         'def f(x):\n    """What it is."""\n    # TODO: say what\n    # over two lines\n    # or '
         "three\n"
@@ -93,13 +94,13 @@ def test_folders_that_hold_none(tmp_path):
 
 def test_the_order_of_the_road_and_a_teachers_own(tmp_path):
     actual = catalogue()
-    assert [item.road for item in actual] == sorted({item.road for item in actual}) and all(
-        item.page for item in actual
-    )
+    assert [item.road for item in actual] == sorted({item.road for item in actual})
+    assert all(item.page for item in actual)
     assert all(len(item.hints) >= 2 and item.task and item.title for item in actual)
     (tmp_path / "rotary.py").write_text(GOOD)
     pair = catalogue(tmp_path)
-    assert len(pair) == len(actual) and find("rotary", tmp_path).title == "A title"
+    assert len(pair) == len(actual)
+    assert find("rotary", tmp_path).title == "A title"
 
 
 @pytest.mark.parametrize("name", ["causal-mask", "causal_mask", "Causal mask", "causal_mask.py"])
@@ -116,8 +117,11 @@ def test_no_answer_is_left_in_a_starter():
     for item in catalogue():
         lines = item.starter.splitlines()
         cut = [line for line in item.solution.splitlines() if line not in lines]
-        assert cut and lines.count("") >= 1 and item.starter.count("raise NotImplementedError") >= 1
-        assert item.starter == without_answers(item.solution) and "# END" not in item.starter
+        assert cut
+        assert lines.count("") >= 1
+        assert item.starter.count("raise NotImplementedError") >= 1
+        assert item.starter == without_answers(item.solution)
+        assert "# END" not in item.starter
 
 
 def test_exercises_are_listed_without_torch():

@@ -29,7 +29,8 @@ def checker():
 
 def check(code, checker, folder, seconds=None):
     """The verdict on this code, and that the next learner's right answer passes."""
-    path, right = folder / "mine.py", folder / "right.py"
+    path = folder / "mine.py"
+    right = folder / "right.py"
     path.write_text(f"# exercise: causal-mask\n{code}")
     verdict = checker.check(path, seconds=seconds)
     right.write_text(f"# exercise: causal-mask\n{find('causal-mask').solution}")

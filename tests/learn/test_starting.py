@@ -16,13 +16,13 @@ from mistakes import mistake
 @pytest.mark.parametrize("name", [item.name for item in catalogue()])
 def test_both_kinds_hold_the_same_code(name, tmp_path):
     corpus = find(name)
-    path, notebook = (
-        starting.write(corpus, tmp_path),
-        starting.write(corpus, tmp_path, as_notebook=True),
-    )
+    path = starting.write(corpus, tmp_path)
+    notebook = starting.write(corpus, tmp_path, as_notebook=True)
     text = path.read_text()
     assert ast.get_docstring(ast.parse(text), clean=False).startswith(f"{corpus.title}\n")
-    assert corpus.starter in text and "# 1. " in text and f"learn check {path.name}" in text
+    assert corpus.starter in text
+    assert "# 1. " in text
+    assert f"learn check {path.name}" in text
     assert all(len(line) <= 120 for line in text.splitlines()), max(text.splitlines(), key=len)
     assert starting.read_source(path).exercise == starting.read_source(notebook).exercise == name
     assert corpus.starter.strip() in starting.read_source(notebook).code
@@ -32,9 +32,8 @@ def test_both_kinds_hold_the_same_code(name, tmp_path):
         ["markdown", "code"],
     )
     ids = [cell["id"] for cell in data["cells"]]
-    assert len(set(ids)) == len(ids) and all(
-        corpus.hints[0] not in "".join(c["source"]) for c in data["cells"][:2]
-    )
+    assert len(set(ids)) == len(ids)
+    assert all(corpus.hints[0] not in "".join(c["source"]) for c in data["cells"][:2])
 
 
 def test_a_file_that_is_there_stays(tmp_path):
@@ -89,4 +88,5 @@ def test_cells_lines_and_magics(tmp_path):
         "code cell 3, line 3",
         "",
     ]
-    assert "ls -l" not in source.code and source.code.splitlines()[6] == "    pass  # !ls"
+    assert "ls -l" not in source.code
+    assert source.code.splitlines()[6] == "    pass  # !ls"

@@ -109,8 +109,11 @@ def test_a_ring_of_gaps_keeps_what_its_positions_say():
 def test_a_batch_gets_smaller_within_its_own_memory(name, order):
     """Rows that stay in order, or come from further down, are moved up; nothing else is copied."""
     model = tiny.model(DECODERS[name])
-    cache, prompts, new = Cache(model.config), tokens(4, 12), tokens(len(order), 70, seed=2)[:, :3]
-    lengths, pos = torch.tensor([[12], [9], [11], [5]]), torch.arange(12)[None]
+    cache = Cache(model.config)
+    prompts = tokens(4, 12)
+    new = tokens(len(order), 70, seed=2)[:, :3]
+    lengths = torch.tensor([[12], [9], [11], [5]])
+    pos = torch.arange(12)[None]
     model(prompts, pos=pos.where(pos < lengths, -1), cache=cache)
     layers = [kv for kv, _ in cache.layers if isinstance(kv, KV)]
     places = [x.data_ptr() for kv in layers for x in (kv.k, kv.v)]
@@ -170,16 +173,21 @@ def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name):
     """Twice as much at most: each way rounds the same values, at other places. One path lost is
     tenfold."""
     model = tiny.model(unusual(DECODERS[name])).bfloat16()
-    exact, law, ids = copy.deepcopy(model).double(), copy.deepcopy(model), tokens()
+    exact = copy.deepcopy(model).double()
+    law = copy.deepcopy(model)
+    ids = tokens()
     exact.engine = law.engine = "eager"
-    true, pos = exact(ids).logits, torch.arange(20)[None]
+    true = exact(ids).logits
+    pos = torch.arange(20)[None]
     bound = 2 * error(law(ids).logits, true)
     cache = Cache(model.config)
     cached = [model(piece, cache=cache).logits for piece in ids.split([7, 1, 1, 6, 1, 4], 1)]
     for logits in (torch.cat(cached, 1), model(ids).logits):
         assert error(logits, true) <= bound
     # as prompts of unlike lengths are padded
-    cache, starts, sizes = Cache(model.config), [0, 2, 5], [9, 1, 1, 6, 3]
+    cache = Cache(model.config)
+    starts = [0, 2, 5]
+    sizes = [9, 1, 1, 6, 3]
     pos = (pos - torch.tensor(starts)[:, None]).clamp(min=-1)
     pieces = zip(ids.split(sizes, 1), pos.split(sizes, 1), strict=True)
     padded = torch.cat(
@@ -196,7 +204,9 @@ def test_a_window_longer_than_the_context_takes_no_memory_before_tokens_come(siz
     attention = replace(cfg.decoder.block(0).attention, mask=c.Window(size))
     stack = replace(cfg.decoder, pattern=(replace(cfg.decoder.block(0), attention=attention),))
     model = tiny.model(replace(cfg, decoder=stack))
-    cache, ids = Cache(model.config), tokens(1, 12)
+    cache = Cache(model.config)
+    ids = tokens(1, 12)
     cached = torch.cat([model(chunk, cache=cache).logits for chunk in ids.split(4, 1)], 1)
     near(cached, model(ids).logits)
-    assert all(kv.k.shape[2] <= 64 for kv, _ in cache.layers) and not cache.evicts
+    assert all(kv.k.shape[2] <= 64 for kv, _ in cache.layers)
+    assert not cache.evicts

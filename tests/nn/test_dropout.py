@@ -60,7 +60,8 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype):
     document_ids = torch.tensor([[0] * 9 + [1] * 7, [0] * 16])
     pos = torch.stack((torch.cat((torch.arange(9), torch.arange(7))), torch.arange(16)))
     mask = Mask(pos, pos, True, document_ids=(document_ids, document_ids))
-    values, results = torch.randn(3, 2, 3, 16, 8).to(dtype), []
+    values = torch.randn(3, 2, 3, 16, 8).to(dtype)
+    results = []
     for engine in ("eager", "cpu_blocks"):
         inputs = [x.clone().requires_grad_() for x in values]
         torch.manual_seed(5)
@@ -77,9 +78,11 @@ def test_attention_in_blocks_drops_as_the_readable_one_does(dtype):
 def test_some_heads_drop_what_they_drop_among_all(engine, kv_heads, ragged):
     """Halves of the heads, as the tensor axis has them: outputs, gradients and what is drawn next
     are those of all."""
-    length, draw = 130 if engine == "cpu_blocks" else 40, torch.Generator().manual_seed(1)
+    length = 130 if engine == "cpu_blocks" else 40
+    draw = torch.Generator().manual_seed(1)
     pos = (torch.arange(length) - torch.tensor([[0], [7 * ragged]])).clamp(min=-1)
-    mask, real = Mask(pos, pos, True, contiguous=not ragged), (pos >= 0)[:, None, :, None]
+    mask = Mask(pos, pos, True, contiguous=not ragged)
+    real = (pos >= 0)[:, None, :, None]
     values = [
         torch.randn(2, many, length, 8, dtype=torch.float64, generator=draw)
         for many in (6, kv_heads, kv_heads)

@@ -17,9 +17,12 @@ from glassformer.families import find
 from glassformer.fast import attention_engines
 from mistakes import mistake
 
-HEADS, D, SCALE = 4, 16, 0.4  # not D**-0.5
+HEADS = 4
+D = 16
+SCALE = 0.4  # not D**-0.5
 # more than a block of ``cpu_blocks`` and of ``prefill``; long enough for ``block_sparse``
-SHORT, LONG = 160, 576
+SHORT = 160
+LONG = 576
 UNIT = {torch.float32: 2**-24, torch.bfloat16: 2**-8}
 """The most that one rounding changes a number by, relative to it."""
 
@@ -100,7 +103,8 @@ class Case:
 
     def __post_init__(self):
         draw = torch.Generator().manual_seed(0)
-        T, S = self.mask.q_pos.shape[1], self.mask.k_pos.shape[1]
+        T = self.mask.q_pos.shape[1]
+        S = self.mask.k_pos.shape[1]
         self.q, self.k, self.v = (
             torch.randn(2, *shape, self.width, generator=draw).to(self.dtype)
             for shape in ((HEADS, T), *[(self.kv_heads, S)] * 2)
@@ -116,7 +120,8 @@ class Case:
         """Output, and the gradients of its sum weighed by ``weigh``, by the definition in
         float64."""
         leaves = [x.detach().double().requires_grad_() for x in (self.q, self.k, self.v)]
-        q, (k, v) = leaves[0], (x.repeat_interleave(HEADS // x.shape[1], 1) for x in leaves[1:])
+        q = leaves[0]
+        (k, v) = (x.repeat_interleave(HEADS // x.shape[1], 1) for x in leaves[1:])
         scores = torch.einsum("bhtd,bhsd->bhts", q, k) * scale
         if self.softcap is not None:
             scores = self.softcap * (scores / self.softcap).tanh()
@@ -155,7 +160,8 @@ def test_as_near_the_truth_as_the_readable_engine(name, dtype, kv_heads, softcap
     case = Case(make(), dtype, kv_heads, softcap)
     true = case.true()
     for learning in (False, True):
-        law, actual = case.computed(learning, engine="eager"), case.computed(learning)
+        law = case.computed(learning, engine="eager")
+        actual = case.computed(learning)
         expected = engines[str(dtype)[6:] + " learning" * learning]
         if softcap is not None:
             expected = "block_sparse" if engines is SPARSE or engines is TRAINED else "eager"
@@ -177,7 +183,8 @@ def test_nothing_is_systematically_too_large_in_bf16(name, kv_heads):
     """Roundings that know nothing of each other cancel; what is left along the result or along the
     scale does not."""
     case = Case(SITUATIONS[name][0](), torch.bfloat16, kv_heads, None)
-    true, step = case.true()[0], 1e-4
+    true = case.true()[0]
+    step = 1e-4
     # by how much of the scale, of the result
     along = ((case.true(SCALE * (1 + step))[0] - true) / step, true)
     for learning in (False, True):
@@ -223,7 +230,8 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(engine, name, dtyp
     dropped."""
     if softcap is not None and engine in ("sdpa", "cpu_blocks"):
         pytest.skip(f"{engine} cannot cap scores: another engine would run")
-    mask, rate = SITUATIONS[name][0](), 0.25
+    mask = SITUATIONS[name][0]()
+    rate = 0.25
     S = mask.k_pos.shape[1]
     case = Case(mask, dtype, 2, softcap, width=S)
     case.q *= 4 / S**0.5  # a score's spread stays what it is
@@ -231,7 +239,8 @@ def test_dropout_drops_its_share_and_learns_from_what_is_left(engine, name, dtyp
     torch.manual_seed(0)
     result = case.computed(True, rate, engine)
     observed = case.mask.dense().expand_as(result[0]) & case.real()
-    alive, draws = (result[0] > 0) & observed, int(observed.sum())
+    alive = (result[0] > 0) & observed
+    draws = int(observed.sum())
     luck = 5 * (rate * (1 - rate) / draws) ** 0.5
     assert abs(1 - float(alive[observed].double().mean()) - rate) <= luck
     for exact, actual in zip(case.true(keep=alive / (1 - rate)), result, strict=True):

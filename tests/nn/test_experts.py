@@ -43,7 +43,8 @@ def random_input(rows=3, length=20, dtype=torch.float32):
 
 def everything(cfg, engine, dtype, lengths, length=20):
     """Output and the gradients of x and of every weight, of one training step."""
-    result, x = mixture(cfg, dtype), random_input(length=length, dtype=dtype).requires_grad_()
+    result = mixture(cfg, dtype)
+    x = random_input(length=length, dtype=dtype).requires_grad_()
     flow = flow_of(x, lengths, engine)
     torch.manual_seed(2)
     write = result(x, flow)
@@ -51,7 +52,8 @@ def everything(cfg, engine, dtype, lengths, length=20):
     loss = (write * real * random_input(length=length, dtype=dtype).flip(0)).sum()
     sum(flow.aux.values(), loss).backward()
     grads = [weight.grad for weight in result.parameters()]
-    assert x.grad is not None and None not in grads
+    assert x.grad is not None
+    assert None not in grads
     return [write.detach(), x.grad, *grads]
 
 
@@ -99,14 +101,18 @@ def test_made_up_rows_change_nothing_but_rounding():
 
 
 def test_capacity_turns_away_the_last_of_the_second_choices():
-    steps, x = mixture(replace(PLAIN, capacity_factor=0.7)).train(), random_input()
+    steps = mixture(replace(PLAIN, capacity_factor=0.7)).train()
+    x = random_input()
     tape = Tape("ffn.chosen", "ffn.weight")
     flow = flow_of(x, tape=tape)
     write = steps(x, flow)
-    chosen, weight = tape["ffn.chosen"].flatten(0, 1), tape["ffn.weight"].flatten(0, 1)
+    chosen = tape["ffn.chosen"].flatten(0, 1)
+    weight = tape["ffn.weight"].flatten(0, 1)
     room = math.floor(2 * 0.7 * 60 / 4)
     room += room % 2
-    taken, expected, dropped = [0] * 4, torch.zeros(60, C), 0
+    taken = [0] * 4
+    expected = torch.zeros(60, C)
+    dropped = 0
     for slot in range(2):  # every token's first choice comes before anyone's second
         for token, vector in enumerate(x.flatten(0, 1)):
             expert = int(chosen[token, slot])
@@ -123,7 +129,8 @@ def test_capacity_turns_away_the_last_of_the_second_choices():
 
 
 def test_there_is_always_room_for_four():
-    steps, x = mixture(replace(PLAIN, capacity_factor=0.001)).train(), random_input()
+    steps = mixture(replace(PLAIN, capacity_factor=0.001)).train()
+    x = random_input()
     flow = flow_of(x)
     steps(x, flow)
     load = (flow.metrics["load"][0] * 120).round()
@@ -134,7 +141,8 @@ def test_there_is_always_room_for_four():
 def test_padding_takes_no_room_and_counts_nowhere(capacity):
     steps = mixture(replace(GATED, capacity_factor=capacity, balance_loss=0.1, z_loss=0.1)).train()
     x = random_input(4, 20)
-    alone, flow = x[:, :12], flow_of(x[:, :12])
+    alone = x[:, :12]
+    flow = flow_of(x[:, :12])
     write = steps(alone, flow)
     padded = flow_of(x, [12] * 4)
     result = steps(x, padded)
@@ -148,11 +156,14 @@ def test_padding_takes_no_room_and_counts_nowhere(capacity):
 
 def test_losses_and_facts_by_hand():
     steps = mixture(replace(PLAIN, balance_loss=0.3, z_loss=0.2)).train()
-    x, tape = random_input(), Tape("*")
+    x = random_input()
+    tape = Tape("*")
     flow = flow_of(x, tape=tape)
     steps(x, flow)
-    logits, chosen = tape["ffn.router"].double().flatten(0, 1), tape["ffn.chosen"].flatten()
-    share, load = logits.softmax(-1), torch.bincount(chosen, minlength=4) / chosen.numel()
+    logits = tape["ffn.router"].double().flatten(0, 1)
+    chosen = tape["ffn.chosen"].flatten()
+    share = logits.softmax(-1)
+    load = torch.bincount(chosen, minlength=4) / chosen.numel()
     assert_close(flow.metrics["load"], load[None])
     for actual, expected in (
         (flow.metrics["entropy"], -(share * share.log()).sum(-1).mean()),
@@ -170,14 +181,16 @@ def test_noise_has_a_learnt_size_and_only_training_hears_it():
         result(x, flow_of(x, tape=tape))
         return tape["ffn.router"]
 
-    result, x = mixture(replace(GATED, noise=True)), random_input()
+    result = mixture(replace(GATED, noise=True))
+    x = random_input()
     clean = x @ result.router.weight.mT
     result.eval()
     assert torch.equal(router(0), router(1))
     result.train()
     size = torch.nn.functional.softplus(x @ result.noise.weight.mT)
     drawn = ((router(0) - clean) / size).detach().flatten()
-    assert abs(float(drawn.mean())) < 0.2 and 0.8 < float(drawn.std()) < 1.2
+    assert abs(float(drawn.mean())) < 0.2
+    assert 0.8 < float(drawn.std()) < 1.2
     with torch.no_grad():
         result.noise.weight.zero_()
     noisy = router(3)
@@ -186,7 +199,8 @@ def test_noise_has_a_learnt_size_and_only_training_hears_it():
 
 
 def test_every_token_meets_the_shared_expert():
-    model, x = mixture(KINDS["shared"]).eval(), random_input()
+    model = mixture(KINDS["shared"]).eval()
+    x = random_input()
     shared = model.shared
     write = model(x, flow_of(x))
     model.shared = None
@@ -195,7 +209,8 @@ def test_every_token_meets_the_shared_expert():
 
 def test_one_token_meets_its_own_experts_alone():
     model = mixture(GATED).eval()
-    x, tape = random_input(1, 6), Tape("*.chosen")
+    x = random_input(1, 6)
+    tape = Tape("*.chosen")
     full = model(x, flow_of(x, tape=tape))
     for at in range(6):
         strange = sorted(set(range(4)) - set(tape["ffn.chosen"][0, at].tolist()))
@@ -208,8 +223,11 @@ def test_one_token_meets_its_own_experts_alone():
 
 
 def test_the_router_thinks_in_fp32():
-    result, x, tape = mixture(GATED, torch.bfloat16), random_input(dtype=torch.bfloat16), Tape("*")
-    full, exact = mixture(GATED), mixture(GATED)(random_input(), flow_of(random_input()))
+    result = mixture(GATED, torch.bfloat16)
+    x = random_input(dtype=torch.bfloat16)
+    tape = Tape("*")
+    full = mixture(GATED)
+    exact = mixture(GATED)(random_input(), flow_of(random_input()))
     with torch.autocast("cpu", torch.bfloat16):
         write = result(x, flow_of(x, tape=tape))
         rounded = full(random_input(), flow_of(random_input()))
@@ -223,7 +241,9 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere():
     def edited(name, change):
         return model(x, flow_of(x, tape=Tape(edits={name: lambda path, value: change(value)})))
 
-    model, x, tape = mixture(GATED).eval(), random_input(), Tape("*")
+    model = mixture(GATED).eval()
+    x = random_input()
+    tape = Tape("*")
     unedited = model(x, flow_of(x))
     assert torch.equal(model(x, flow_of(x, tape=tape)), unedited)
     widths = {"in": (C,), "router": (4,), "weight": (2,), "chosen": (2,), "write": (C,)}
@@ -231,7 +251,8 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere():
     assert {name: tuple(value.shape) for name, value in tape.records.items()} == {
         f"ffn.{name}": (3, 20, *width) for name, width in widths.items()
     }
-    expert, token = int(tape["ffn.chosen"][1, 7, 1]), x[1, 7]
+    expert = int(tape["ffn.chosen"][1, 7, 1])
+    token = x[1, 7]
     gate = torch.nn.functional.silu(token @ model.gate[expert].mT)
     observed = gate * (token @ model.up[expert].mT)
     assert_close(tape["ffn.hidden"][1, 7, 1], observed)
@@ -240,7 +261,8 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere():
     )
     assert edited("*.hidden", lambda value: value * 0).abs().max() == 0
     with torch.no_grad():  # a single token, as in decoding
-        alone, item = Tape("*.hidden"), x[1:2, 7:8]
+        alone = Tape("*.hidden")
+        item = x[1:2, 7:8]
         assert torch.equal(model(item, flow_of(item, tape=alone)), model(item, flow_of(item)))
     assert_close(alone["ffn.hidden"][0, 0, 1], observed)
 
@@ -265,13 +287,15 @@ def test_an_encoders_mixtures_are_heard_too():
     block = replace(base.encoder.pattern[0], feedforward=replace(PLAIN, balance_loss=0.1))
     mixed = replace(base, encoder=replace(base.encoder, pattern=(block,)))
     out = build_model(mixed, seed=1)(tiny.tokens(), tiny.tokens(3, 9))
-    assert float(out.aux["balance"]) > 0 and out.metrics["load"].shape == (2, 4)
+    assert float(out.aux["balance"]) > 0
+    assert out.metrics["load"].shape == (2, 4)
 
 
 def test_muon_takes_a_stack_as_its_matrices():
     draw = torch.Generator().manual_seed(0)
     start, *grads = torch.randn(4, 3, 24, 16, generator=draw)
-    stack, apart = nn.Parameter(start.clone()), [nn.Parameter(matrix.clone()) for matrix in start]
+    stack = nn.Parameter(start.clone())
+    apart = [nn.Parameter(matrix.clone()) for matrix in start]
     actual = muon.Muon([{"params": [stack], "lr": 0.1, "weight_decay": 0.1}], 0.9)
     reference = torch.optim.Muon(apart, 0.1, 0.1, 0.9, adjust_lr_fn="match_rms_adamw")
     for grad in grads:

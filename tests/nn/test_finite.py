@@ -43,9 +43,11 @@ def model(shape, name, value):
 CAT = "the cat sat"
 
 
-LLAMA, GPT2 = tiny.DECODERS["llama"], tiny.DECODERS["gpt2"]
+LLAMA = tiny.DECODERS["llama"]
+GPT2 = tiny.DECODERS["gpt2"]
 PAIR = replace(tiny.vaswani(), head=c.Head(tied=False))
-LABELS, VECTOR = tiny.bert(), replace(tiny.bert(), pool=c.Pool("mean"))
+LABELS = tiny.bert()
+VECTOR = replace(tiny.bert(), pool=c.Pool("mean"))
 ANSWERS = {
     "generate": (
         LLAMA,
@@ -94,7 +96,8 @@ def test_weights_too_large_for_the_dtype():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_finite(dtype):
     many = torch.full((70_000,), torch.finfo(dtype).max, dtype=dtype)  # whose sum is not finite
-    assert is_finite(many) and is_finite(many[:0])
+    assert is_finite(many)
+    assert is_finite(many[:0])
     for value in (math.nan, math.inf, -math.inf):
         many[40_000] = value
         assert not is_finite(many)
@@ -153,10 +156,13 @@ def test_a_message_cannot_steer_a_terminal_nor_fill_it():
     message = str(
         UserError("says \x1b[2J\x1b]0;owned\x07 and\nmore\r\u202e ünïcode 漢字 \ud800; fix")
     )
-    assert message.isprintable() and "\\x1b[2J" in message
+    assert message.isprintable()
+    assert "\\x1b[2J" in message
     assert "and\\nmore\\r\\u202e ünïcode 漢字 \\ud800; fix" in message
     for filler in ("x", "\x1b", "漢"):
         message = str(UserError(f"begins {filler * 5000} ends."))
-        assert len(message) <= 1500 and message.isprintable()
-        assert message.startswith("begins ") and message.endswith(" ends.")
+        assert len(message) <= 1500
+        assert message.isprintable()
+        assert message.startswith("begins ")
+        assert message.endswith(" ends.")
     assert str(UserError("x" * 1500)) == "x" * 1500

@@ -60,7 +60,8 @@ def dense(mask_rule, length=25, causal=False, **kwargs):
 
 @every_rule
 def test_a_rule_allows_what_its_definition_says(mask_rule):
-    allowed, early = RULES_DRAWN[mask_rule], mask_rule.prefix_length
+    allowed = RULES_DRAWN[mask_rule]
+    early = mask_rule.prefix_length
     assert torch.equal(dense(mask_rule), drawn(allowed))
     before = drawn(lambda i, j: allowed(i, j) and (j <= i or j < early))
     assert torch.equal(dense(mask_rule, causal=True), before)
@@ -162,13 +163,15 @@ def situation(name, mask_rule, causal, length=45):
         fields["prefix"] = pos < torch.tensor([[9], [21]])
     elif name == "across":
         k_pos = torch.cat((pos[:, :30], pos[:, :30].where(pos[:, :30] < 21, -1)))
-        causal, mask_rule = False, c.Full()  # all of the encoder's output
+        causal = False
+        mask_rule = c.Full()  # all of the encoder's output
     return Mask(q_pos, k_pos, causal, mask_rule, **fields)
 
 
 def computed(engine, mask, kv_heads, softcap):
     draw = torch.Generator().manual_seed(0)
-    T, S = mask.q_pos.shape[1], mask.k_pos.shape[1]
+    T = mask.q_pos.shape[1]
+    S = mask.k_pos.shape[1]
     q, k, v = (
         torch.randn(2, *shape, 8, generator=draw).requires_grad_()
         for shape in ((4, T), (kv_heads, S), (kv_heads, S))
@@ -251,7 +254,8 @@ def test_long_rows_hold_nothing_of_all_pairs(mask_rule, kind, chosen):
     q, k, v = (torch.randn(len(pos), 2, T, 8, requires_grad=True) for _ in range(3))
     with Largest() as most:
         attend(AttentionInputs(q, k, v, mask, None, 0.3)).sum().backward()
-    assert chosen == ["block_sparse"] and mask._dense is None
+    assert chosen == ["block_sparse"]
+    assert mask._dense is None
     assert most.numbers <= T * T // 8
 
 
@@ -268,7 +272,8 @@ def test_long_rows_hold_nothing_of_all_pairs(mask_rule, kind, chosen):
 )
 def test_sparse_is_chosen_where_it_pays_and_only_there(mask_rule, length, options, sparse):
     pos = torch.arange(length)[None]
-    q, mask = torch.zeros(1, 1, length, 8), Mask(pos, pos, True, mask_rule, **options)
+    q = torch.zeros(1, 1, length, 8)
+    mask = Mask(pos, pos, True, mask_rule, **options)
     engine = choose(AttentionInputs(q, q, q, mask, None, 0.3))
     assert (engine.name == "block_sparse") == sparse
 
@@ -301,13 +306,15 @@ def test_a_picture_in_the_terminal(terminal):
         "██ · ·████░░",
         " ·██ · ·████",
     ]
-    assert "13 of 36 pairs" in "\n".join(lines) and "20 of 36 pairs" in "\n".join(lines)
+    assert "13 of 36 pairs" in "\n".join(lines)
+    assert "20 of 36 pairs" in "\n".join(lines)
 
 
 @pytest.mark.parametrize("name", [*rules(), *masks.SCENES])
 def test_every_name_has_a_picture_and_a_count(name, terminal):
     assert name in terminal("masks")
-    data, cells = terminal.json(f"masks {name}"), masks.picture(name).cells
+    data = terminal.json(f"masks {name}")
+    cells = masks.picture(name).cells
     assert data["visited"]["decoder"] == int((cells == masks.SEEN).sum())
     assert data["visited"]["encoder"] == int((cells > masks.NEVER).sum())
     assert 0 < data["share_of_causal"] <= 2
@@ -330,7 +337,8 @@ def test_a_picture_is_the_mask_that_a_model_has(name):
 
 @pytest.mark.parametrize("name", ["full", "window(5)", "strided(4)", "prefix(6)"])
 def test_a_ring_shows_who_computes_what(name, terminal):
-    length, size = 21, 3
+    length = 21
+    size = 3
     picture = masks.picture(name, length, ring=size)
     shards = [
         [i for piece in ring_piece for i in piece if i < length]
@@ -345,8 +353,10 @@ def test_a_ring_shows_who_computes_what(name, terminal):
         steps = [int(observed[:, shards[(process - step) % size]].sum()) for step in range(size)]
         assert picture.pairs[process].tolist() == steps
     lines = terminal(f"masks '{name}' --ring 3 --length 21").splitlines()
-    assert lines[0].startswith(" 0") and lines[-1].startswith("process 2: columns 8-11 and 12-15;")
-    assert picture.png().startswith(b"\x89PNG") and masks.PROCESSES[2] in picture.svg()
+    assert lines[0].startswith(" 0")
+    assert lines[-1].startswith("process 2: columns 8-11 and 12-15;")
+    assert picture.png().startswith(b"\x89PNG")
+    assert masks.PROCESSES[2] in picture.svg()
     assert [len(item["steps"]) for item in picture.to_dict()["ring"]] == [3, 3, 3]
     assert "2 or more" in terminal.refused(f"masks '{name}' --ring 1")
 
@@ -356,7 +366,8 @@ def test_pictures_in_files(tmp_path, terminal):
     terminal(f"masks 'fixed(6, 2)' --out {tmp_path}/a.svg")
     terminal(f"masks 'fixed(6, 2)' --length 3000 --out {tmp_path}/a.png")
     drawn = (tmp_path / "a.svg").read_text()
-    assert drawn.startswith("<svg") and drawn.count("<rect") > 24
+    assert drawn.startswith("<svg")
+    assert drawn.count("<rect") > 24
     pixels = plt.imread(tmp_path / "a.png")
     assert pixels.shape == (1000, 1000, 3)  # three tokens a dot
     colors = np.unique((pixels.reshape(-1, 3) * 255).round().astype(int), axis=0)
@@ -387,7 +398,8 @@ def test_pictures_in_files(tmp_path, terminal):
 )
 def test_slips_are_named(words, message, terminal):
     error = terminal.refused(f"masks '{words}'")
-    assert message in error and error.count("\n") == 1
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_a_model_with_a_prefix_reads_it_in_one_go():

@@ -47,7 +47,9 @@ def within(look, above):
 def attention(piece, x, look, memory, causal):
     x = look("in", x)
     inside = x if memory is None else memory
-    q, k, v = piece.q(x), piece.k(inside), piece.v(inside)
+    q = piece.q(x)
+    k = piece.k(inside)
+    v = piece.v(inside)
     if memory is None:
         q, k, v = look("qkv", torch.cat((q, k, v), -1)).split(
             [q.shape[-1], k.shape[-1], v.shape[-1]], -1
@@ -104,10 +106,8 @@ def one_block(piece, x, look, memory, causal):
     steps = [name for name in ("attn", "cross", "ffn") if getattr(piece, name) is not None]
     for place, name in enumerate(steps):
         after = "resid" if name == steps[-1] else ("mid", "mid_cross")[place]
-        norm, after_norm = (
-            getattr(piece, f"{name}_norm"),
-            getattr(piece, f"{name}_post_norm", lambda write: write),
-        )
+        norm = getattr(piece, f"{name}_norm")
+        after_norm = getattr(piece, f"{name}_post_norm", lambda write: write)
         x = look(
             after,
             norm(x + sub(name, x)) if piece.place == "post" else x + after_norm(sub(name, norm(x))),
@@ -116,7 +116,8 @@ def one_block(piece, x, look, memory, causal):
 
 
 def one_stack(model, side, bounds, tokens, look, memory):
-    embed, stack = model.embed, getattr(model, side)
+    embed = model.embed
+    stack = getattr(model, side)
     x = look(f"{bounds}.token", embed.token(tokens))
     for back, table in enumerate(embed.lag):
         missing = tokens.new_full((len(tokens), back + 1), tiny.VOCAB)
@@ -126,7 +127,8 @@ def one_stack(model, side, bounds, tokens, look, memory):
     x = x * embed.scale
     if embed.segment is not None:
         x = x + look(f"{bounds}.segment", embed.segment(torch.zeros_like(tokens)))
-    cfg, T = c.stacks(model.config)[side].position, tokens.shape[1]
+    cfg = c.stacks(model.config)[side].position
+    T = tokens.shape[1]
     if isinstance(cfg, c.Learned):
         x = x + look(f"{bounds}.position", stack.position.weight[None, :T])
     elif isinstance(cfg, c.Sinusoidal):
@@ -161,7 +163,8 @@ def silence(value):
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_every_value_set_to_zero_gives_what_the_hand_says(name):
-    model, tokens = tiny.model(FAMILIES[name]), tiny.tokens(2, 7)
+    model = tiny.model(FAMILIES[name])
+    tokens = tiny.tokens(2, 7)
     source = tiny.tokens(2, 5, seed=5) if name == "vaswani" else None
     pair = (tokens,) if source is None else (tokens, source)
     names = {}
@@ -197,7 +200,8 @@ def test_every_value_set_to_zero_gives_what_the_hand_says(name):
 def test_identity_edits_change_no_bit(name):
     """Scores and patterns are covered where the engine is the readable one; fused ones round
     otherwise."""
-    model, tokens = tiny.model(tiny.ALL[name]), tiny.tokens()
+    model = tiny.model(tiny.ALL[name])
+    tokens = tiny.tokens()
     pair = (
         (tokens, tiny.tokens(3, 9, seed=5))
         if isinstance(model.config, c.EncoderDecoder)
@@ -220,12 +224,14 @@ def test_edits_reach_what_fused_products_and_caches_hold():
         ("ffn.up", "llama"),
         ("ffn.pre", "experts"),
     ):
-        model, tokens = tiny.model(FAMILIES[block]), tiny.tokens(1, 9)
+        model = tiny.model(FAMILIES[block])
+        tokens = tiny.tokens(1, 9)
         edits = {f"decoder.blocks.1.{path}": lambda path, value: value * 0.5}
         logits = model(tokens, tape=Tape(edits=edits)).logits
         cache = Cache(model.config)
         view = prepacked.prepack(model)
-        assert view.packed and view.complete
+        assert view.packed
+        assert view.complete
         second_logits = [
             view.model(piece, cache=cache, tape=Tape(edits=edits)).logits
             for piece in tokens.split([5, 1, 1, 1, 1], 1)

@@ -56,7 +56,8 @@ def spread(weight):
 def test_what_writes_to_the_stream_starts_smaller_the_deeper_the_model():
     """By 1 / sqrt(sublayers), an encoder-decoder's of both stacks and with those that look
     across."""
-    attention, think = c.Attention(4), c.MLP(256)
+    attention = c.Attention(4)
+    think = c.MLP(256)
     encoder = c.Stack(2, (c.Block(attention, think),), causal=False)
     decoder = c.Stack(3, (c.Block(attention, think, cross=attention),))
     init = c.Init(0.02, 0.02, "depth")
@@ -113,7 +114,8 @@ def test_a_classifier_drops_what_its_labels_read():
     pool = build(c.Pool("mean", labels=32, dropout=0.4), 32)
     pool.proj.weight.copy_(torch.eye(32))
     pool.proj.bias.zero_()
-    hidden, flow = torch.randn(200, 3, 32), Flow(torch.arange(3)[None])
+    hidden = torch.randn(200, 3, 32)
+    flow = Flow(torch.arange(3)[None])
     plain = pool.eval()(hidden, flow)
     assert_close(plain, hidden.mean(1))
     dropped(pool.train()(hidden, flow), plain, 0.4)
@@ -123,7 +125,8 @@ def test_a_classifier_drops_what_its_labels_read():
 def test_lora_drops_what_its_change_reads_and_nothing_of_the_matrix():
     of = Linear(32, 32, bias=False)
     of.weight.zero_()
-    layer, x = lora.LoRALinear(of, 32, 0.5, dropout=0.3), torch.randn(200, 32)
+    layer = lora.LoRALinear(of, 32, 0.5, dropout=0.3)
+    x = torch.randn(200, 32)
     layer.down.copy_(torch.eye(32))
     layer.up.copy_(torch.eye(32))
     assert_close(layer.eval()(x), x / 2)
@@ -158,10 +161,12 @@ def test_a_change_is_merged_with_one_rounding():
 
 def test_every_mixture_adds_to_the_losses():
     for name, count in (("mixtral", 2), ("noisy", 2)):
-        model, tape = build_model(DECODERS[name], seed=1), Tape("*.router")
+        model = build_model(DECODERS[name], seed=1)
+        tape = Tape("*.router")
         aux = model(tokens(), tape=tape).aux
         cfg = DECODERS[name].decoder.pattern[0].feedforward
-        alone, logits = 0.0, [tape[path] for path in tape.records]
+        alone = 0.0
+        logits = [tape[path] for path in tape.records]
         assert len(logits) == count
         for router in logits:
             share = router.softmax(-1).flatten(0, 1)
@@ -181,4 +186,5 @@ def test_a_tape_keeps_no_graph_unless_it_is_asked_to(name):
         flags = [
             value.requires_grad for value in tape.records.values() if value.is_floating_point()
         ]
-        assert flags and (all(flags) if graph and name == "llama" else any(flags) == graph)
+        assert flags
+        assert all(flags) if graph and name == "llama" else any(flags) == graph

@@ -19,7 +19,8 @@ from glassformer.core.config import serial
 from glassformer.core.nn import Flow, build, build_model
 from mistakes import mistake
 
-DIM, LENGTH = 16, 40
+DIM = 16
+LENGTH = 40
 HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it
 
 
@@ -111,7 +112,8 @@ def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling):
     speed, size = speeds(cfg, 16)
     pos = torch.tensor([[3, 257, 4099, 99_991]])
     angle = pos[0, :, None].float().double() * speed.double()
-    flow, rotary = Flow(pos), build(cfg, 64, 4, True)
+    flow = Flow(pos)
+    rotary = build(cfg, 64, 4, True)
     for dtype, rounding in ((torch.bfloat16, HALF), (torch.float32, 2**-24)):
         ones = torch.ones(1, 1, 4, 16, dtype=dtype)
         first, second = rotary.rotate(ones, flow).double()[0, 0].chunk(2, -1)
@@ -124,22 +126,30 @@ def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling):
 def test_frequencies_are_made_once_and_never_of_stand_ins():
     """A compiler's and a fake mode's tensors are nobody else's; those of inference mode serve a
     training."""
-    rotary, calls = build(c.Rotary(scaling=c.LinearScaling(3.0)), 64, 4, True), []
-    scaling, x, pos = rotary.scaling, torch.randn(1, 4, 5, 16), torch.arange(5)[None]
+    rotary = build(c.Rotary(scaling=c.LinearScaling(3.0)), 64, 4, True)
+    calls = []
+    scaling = rotary.scaling
+    x = torch.randn(1, 4, 5, 16)
+    pos = torch.arange(5)[None]
     rotary.scaling = lambda *args: calls.append(args) or scaling(*args)
     with FakeTensorMode() as fake:
         rotary.table(fake.from_tensor(pos), 16, torch.float32)
     torch.compile(rotary.table, backend="eager", fullgraph=True)(pos, 16, torch.float32)
-    assert len(calls) == 2 and not rotary._frequencies
+    assert len(calls) == 2
+    assert not rotary._frequencies
     with torch.inference_mode():
         expected = rotary.rotate(x, Flow(pos))
     x.requires_grad_()
     output = rotary.rotate(x, Flow(pos))
     output.sum().backward()
-    assert len(calls) == 3 and torch.equal(output, expected) and x.grad is not None
+    assert len(calls) == 3
+    assert torch.equal(output, expected)
+    assert x.grad is not None
     meta = rotary.rotate(x.detach().to("meta"), Flow(pos.to("meta")))
-    assert meta.is_meta and len(calls) == 4
-    assert torch.equal(rotary.rotate(x, Flow(pos)), expected) and len(calls) == 4
+    assert meta.is_meta
+    assert len(calls) == 4
+    assert torch.equal(rotary.rotate(x, Flow(pos)), expected)
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("fast", [32.0, 8.0, 1.0, 1000.0])
@@ -178,7 +188,8 @@ def test_a_position_past_a_learned_table_is_a_sentence():
     """Positions may be passed, and then no count of tokens tells that the table is too short."""
     model = tiny.model(tiny.DECODERS["gpt2"])
     length = model.config.decoder.position.length
-    tokens, pos = torch.tensor([[1, 2]]), torch.tensor([[length - 2, length - 1]])
+    tokens = torch.tensor([[1, 2]])
+    pos = torch.tensor([[length - 2, length - 1]])
     assert model(tokens, pos=pos).logits.isfinite().all()
     with mistake(f"position {length} is past the {length} of its table; give 0 to {length - 1}"):
         model(tokens, pos=pos + 1)
@@ -194,7 +205,8 @@ def test_alibi_falls_with_the_distance_on_both_sides():
 def test_neighbours_turn_as_complex_numbers():
     """Llama's and GPT-J's own code: each pair of neighbours is one complex number times
     e^(i pos theta^(-2 j / D)), in GPT-J of some of the numbers alone."""
-    x, pos = torch.randn(2, 3, 11, 16), torch.randint(0, 500, (2, 11))
+    x = torch.randn(2, 3, 11, 16)
+    pos = torch.randint(0, 500, (2, 11))
     rotary = build(c.Rotary(500.0, fraction=0.5, interleaved=True), 16, 1, True)
     turned, others = rotary.rotate(x, Flow(pos)).split(8, -1)
     assert torch.equal(others, x[..., 8:])

@@ -49,11 +49,10 @@ def test_every_matrix_is_met(name):
 
 
 def test_a_sum_is_that_of_what_the_tape_sees():
-    model, rows = (
-        tiny.model(tiny.DECODERS["llama"]),
-        [tiny.tokens(1, 20), tiny.tokens(1, 20, seed=1)],
-    )
-    result, expected = sums("llama", rows), torch.zeros(32, 32)
+    model = tiny.model(tiny.DECODERS["llama"])
+    rows = [tiny.tokens(1, 20), tiny.tokens(1, 20, seed=1)]
+    result = sums("llama", rows)
+    expected = torch.zeros(32, 32)
     for row in rows:
         tape = Tape("decoder.blocks.1.ffn.in")
         with inference(model):
@@ -66,11 +65,13 @@ def test_a_sum_is_that_of_what_the_tape_sees():
 
 def test_an_expert_has_its_own_tokens():
     row = tiny.tokens(1, 20)
-    result, tape = sums("mixtral", [row])["decoder.blocks.0.ffn.up"], Tape("decoder.blocks.0.ffn.*")
+    result = sums("mixtral", [row])["decoder.blocks.0.ffn.up"]
+    tape = Tape("decoder.blocks.0.ffn.*")
     model = tiny.model(tiny.DECODERS["mixtral"])
     with inference(model):
         model(row, tape=tape)
-    x, chosen = tape["decoder.blocks.0.ffn.in"][0], tape["decoder.blocks.0.ffn.chosen"][0]
+    x = tape["decoder.blocks.0.ffn.in"][0]
+    chosen = tape["decoder.blocks.0.ffn.chosen"][0]
     for expert in range(4):
         individual = x[(chosen == expert).any(-1)]
         assert_close(result[expert], individual.T @ individual, rtol=1e-4, atol=1e-3)
@@ -90,7 +91,8 @@ def test_parts_are_the_whole(monkeypatch):
             outputs.append,
         )
     )
-    assert len(pieces) > 3 and outputs[-1] == f"calibrating, reading {len(pieces)} of {len(pieces)}"
+    assert len(pieces) > 3
+    assert outputs[-1] == f"calibrating, reading {len(pieces)} of {len(pieces)}"
     assert all(torch.equal(full[path], value) for piece in pieces for path, value in piece.items())
     assert full.keys() == {path for piece in pieces for path in piece}
 
@@ -98,18 +100,17 @@ def test_parts_are_the_whole(monkeypatch):
 def test_rows_are_spread_and_held_out_apart(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(" ".join(map(str, range(2000))))
-    source, tokenizer = open_path(path), train("byte", [], specials=[])
+    source = open_path(path)
+    tokenizer = train("byte", [], specials=[])
     cfg = tiny.DECODERS["llama"]
     with mistake("which this model does not"):
         Text.of(tokenise(source, tokenizer), cfg, 100, 100)
     path.write_text("\x01\x02\x03\x04" * 400)
     text = Text.of(tokenise(open_path(path), tokenizer), cfg, 300, 64)
-    assert (
-        len(text.rows) == 5
-        and len(text.held_out) == 1
-        and text.rows[0][0].shape == (1, 64)
-        and text.rows[0][1] is None
-    )
+    assert len(text.rows) == 5
+    assert len(text.held_out) == 1
+    assert text.rows[0][0].shape == (1, 64)
+    assert text.rows[0][1] is None
     draw = random.Random(0)
     path.write_text("".join(chr(draw.randrange(1, 50)) for _ in range(1600)))
     text = Text.of(tokenise(open_path(path), tokenizer), cfg, 10_000, 10_000)

@@ -64,7 +64,8 @@ def book(tmp_path):
 
 
 def test_a_larger_text_gets_a_larger_model_and_is_read_less_often(tmp_path):
-    path, before = tmp_path / "text.txt", None
+    path = tmp_path / "text.txt"
+    before = None
     for size in (2_000, 20_000, 200_000, 2_000_000, 20_000_000):
         path.write_text(prose(min(size, 200_000)) * max(1, size // 200_000))
         result = settings(path)
@@ -72,11 +73,9 @@ def test_a_larger_text_gets_a_larger_model_and_is_read_less_often(tmp_path):
         now = (recipe.dim * recipe.decoder.depth, result.data.vocab or 257)
         epochs = result.train.steps * result.train.batch * result.train.context / size
         assert before is None or (now >= before[0] and epochs <= before[1] + 1)
-        assert (
-            20 <= result.train.steps <= 6000
-            and result.data.split == "spread"
-            and result.train.early_stop
-        )
+        assert 20 <= result.train.steps <= 6000
+        assert result.data.split == "spread"
+        assert result.train.early_stop
         before = now, epochs
 
 
@@ -104,8 +103,10 @@ def test_a_larger_text_gets_a_larger_model_and_is_read_less_often(tmp_path):
 def test_what_the_user_says_stands(book, name, value):
     changes = {"data.train": str(book), name: value}
     result, why = choose(changes)
-    assert name not in result and name.removeprefix("train.") not in result
-    output, alone = run_file.read_run(None, {**result, **changes}), run_file.read_run(None, changes)
+    assert name not in result
+    assert name.removeprefix("train.") not in result
+    output = run_file.read_run(None, {**result, **changes})
+    alone = run_file.read_run(None, changes)
     for piece in ("data", "train", "model"):
         pieces = name.removeprefix(f"{piece}.").split(".")[0]
         if piece == "model":
@@ -117,7 +118,8 @@ def test_what_the_user_says_stands(book, name, value):
 
 def test_a_recipe_keeps_its_shape(book):
     result = settings(book, recipe="glass/4m")
-    assert result.model == {"recipe": "glass/4m"} and result.train.context is None
+    assert result.model == {"recipe": "glass/4m"}
+    assert result.train.context is None
     assert result.train.steps * result.train.batch * 256 < 40 * 20_000  # not the fixed 1,000 steps
 
 
@@ -130,13 +132,12 @@ def test_what_goes_on_from_a_checkpoint_keeps_all_but_how_often_the_text_is_read
     )
     result = settings(book, **{"from": str(tmp_path / "tiny")})
     alone = run_file.read_run(None, {"from": str(tmp_path / "tiny"), "data.train": str(book)})
-    assert (
-        result.model == alone.model
-        and result.data.tokenizer is None
-        and result.train.optimizer == alone.train.optimizer
-    )
+    assert result.model == alone.model
+    assert result.data.tokenizer is None
+    assert result.train.optimizer == alone.train.optimizer
     # 11 times over, not 1,000 steps
-    assert result.train.batch == alone.train.batch and 20 <= result.train.steps <= 110
+    assert result.train.batch == alone.train.batch
+    assert 20 <= result.train.steps <= 110
 
 
 def test_the_choice_is_a_function_of_the_text(book, tmp_path):
@@ -172,7 +173,8 @@ def test_a_text_too_short_says_what_is_needed(tmp_path, terminal, size):
     (tmp_path / "short.txt").write_text("a" * size)
     notes = terminal.refused(f"train --data.train {tmp_path}/short.txt --out {tmp_path}/out")
     assert f"holds {size} bytes of text and at least 500 are needed" in notes
-    assert notes.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert notes.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("size", [500, 5000])
@@ -187,8 +189,10 @@ def test_a_run_file_means_what_it_says(path, monkeypatch, tmp_path):
     monkeypatch.setattr("glassformer.runs.defaults.choose", None)  # is not called
 
     def stop(plan, *args, chosen, **kwargs):
-        assert plan == run_file.read_run(path) and not chosen
-        assert plan.train.early_stop == 0 and getattr(plan.data, "split", "end") == "end"
+        assert plan == run_file.read_run(path)
+        assert not chosen
+        assert plan.train.early_stop == 0
+        assert getattr(plan.data, "split", "end") == "end"
         raise UserError("So far.")
 
     monkeypatch.setattr("glassformer.runs.launch.run", stop)
@@ -219,7 +223,8 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     terminal(line)
     lines = [json.loads(row) for row in (out / "log.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["valid_loss"] for row in lines if "valid_loss" in row}
-    best, last = min(losses, key=losses.__getitem__), lines[-1]["step"]
+    best = min(losses, key=losses.__getitem__)
+    last = lines[-1]["step"]
     assert last == best + 2 * choose.__globals__["PATIENCE"] < 60
     data = json.loads((out / "run.json").read_text())
     assert "train.txt holds 4,000 bytes of text" in data["chosen"]
@@ -294,7 +299,8 @@ def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch
         assert f"cannot be resumed with another config: {differs};" in notes
     terminal(f"{line} --resume")
     assert "Trained 6 steps" in terminal.notes
-    assert json.loads((out / "run.json").read_text()) == before and before["chosen"]
+    assert json.loads((out / "run.json").read_text()) == before
+    assert before["chosen"]
     line = f"train --out {out} --resume"
     terminal(f"{line} --steps 8")
     assert "goes on to 8" in terminal.notes

@@ -101,7 +101,8 @@ def test_new_embeddings_are_drawn_for_another_tokenizer(home, capfd):
     model, tokenizer = store.load(home / "anew")
     base, individual = store.load(home / "base")
     assert tokenizer.size == model.config.embed.vocab != individual.size
-    before, after = dict(base.named_parameters()), dict(model.named_parameters())
+    before = dict(base.named_parameters())
+    after = dict(model.named_parameters())
     for name, weight in after.items():
         token = name.startswith(("embed.token", "embed.lag", "head.proj"))
         close = before[name].shape == weight.shape and torch.allclose(
@@ -113,7 +114,8 @@ def test_new_embeddings_are_drawn_for_another_tokenizer(home, capfd):
 def test_new_embeddings_of_the_same_size_are_not_the_old_ones(home):
     train(home, "same-size", **{"from": str(home / "base"), "new_embeddings": "true"}, lr=1e-9)
     old, new = (store.load(home / name)[0].embed.token.weight for name in ("base", "same-size"))
-    assert old.shape == new.shape and not torch.allclose(old, new, atol=0.01)
+    assert old.shape == new.shape
+    assert not torch.allclose(old, new, atol=0.01)
 
 
 def test_new_embeddings_need_a_checkpoint_whose_weights_all_train(home):

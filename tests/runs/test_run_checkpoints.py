@@ -70,7 +70,8 @@ def test_going_on_is_bit_exact_with_dropout_and_accumulation(tmp_path, chosen, a
     random.seed(99), np.random.seed(99), torch.manual_seed(99)
     state = new_state(chosen=chosen)
     run_checkpoints.restore(path, state)
-    assert state.step == 4 and equal_states(go(state, settings), full)
+    assert state.step == 4
+    assert equal_states(go(state, settings), full)
 
 
 def test_a_checkpoint_is_a_model_that_loads(tmp_path):
@@ -85,7 +86,8 @@ def test_a_checkpoint_is_a_model_that_loads(tmp_path):
     }
     assert {p.name for p in path.iterdir()} == files_there
     model, tokenizer = store.load(tmp_path)  # a run folder leads to its last checkpoint
-    assert tokenizer is None and model.config == state.model.config
+    assert tokenizer is None
+    assert model.config == state.model.config
     tokens = torch.arange(10)[None]
     assert torch.equal(model(tokens).logits, state.model.eval()(tokens).logits)
 
@@ -104,10 +106,10 @@ def test_the_last_and_the_best_are_kept(tmp_path):
         "step-000007",
         "step-000008",
     ]
-    assert (tmp_path / "best").read_text() == "step-000004\n" and (
-        tmp_path / "last"
-    ).read_text() == "step-000008\n"
-    assert state.best == 1.0 and run_checkpoints.newest(tmp_path) == tmp_path / "step-000008"
+    assert (tmp_path / "best").read_text() == "step-000004\n"
+    assert (tmp_path / "last").read_text() == "step-000008\n"
+    assert state.best == 1.0
+    assert run_checkpoints.newest(tmp_path) == tmp_path / "step-000008"
 
 
 def test_what_a_killed_rotation_left_is_removed_on_resume(tmp_path):
@@ -121,7 +123,8 @@ def test_what_a_killed_rotation_left_is_removed_on_resume(tmp_path):
     assert [p.name for p in run_checkpoints.steps(tmp_path)] == [
         "step-000003",
         "step-000004",
-    ] and state.step == 4
+    ]
+    assert state.step == 4
 
 
 def test_a_bad_step_is_not_saved_and_rotates_nothing_away(tmp_path):
@@ -195,12 +198,14 @@ def test_an_end_at_any_touch_of_the_disk_loses_neither_the_last_nor_the_best(
         store.load(out)  # also before anything is fixed
         run_checkpoints.tidy(out)
         assert {p.name for p in out.iterdir()} <= {"step-000001", "step-000002", "last", "best"}
-        result, again = run_checkpoints.newest(out), new_state()
+        result = run_checkpoints.newest(out)
+        again = new_state()
         run_checkpoints.restore(result, again)
         run_checkpoints.point(out, again)
         assert (out / "last").read_text().strip() == result.name
         right = f"step-{best if result.name == 'step-000002' else 1:06d}"
-        assert (out / "best").read_text().strip() == right and (out / right).is_dir()
+        assert (out / "best").read_text().strip() == right
+        assert (out / right).is_dir()
         shutil.rmtree(out)
         if done:
             break
@@ -261,7 +266,8 @@ def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
         victim.write_bytes(b"[7]" if name.endswith("json") else b"\xff" * 64)
     with pytest.raises(UserError) as caught:
         run_checkpoints.restore(path, new_state())
-    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
     if name == "model.safetensors":  # whoever only uses the model is told as well
         with mistake(r"is damaged|has no model.safetensors"):
             store.load(path)
@@ -269,14 +275,13 @@ def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
 
 def test_a_flipped_bit_in_any_file_is_found_where_the_file_is_read(tmp_path):
     texts = ["the cat sat on the mat"]
-    tokenizer, source = (
-        train_tokenizer("char", texts, None),
-        train_tokenizer("char", [*texts, "xyz"], None),
-    )
+    tokenizer = train_tokenizer("char", texts, None)
+    source = train_tokenizer("char", [*texts, "xyz"], None)
     path = run_checkpoints.save(
         tmp_path, go(new_state(), run.Train(steps=1, batch=4)), tokenizer, source
     )
-    draw, full = random.Random(3), {file.name: file.read_bytes() for file in path.iterdir()}
+    draw = random.Random(3)
+    full = {file.name: file.read_bytes() for file in path.iterdir()}
     assert {"tokenizer.json", "tokenizer_config.json", "source_tokenizer.json"} < full.keys()
     for name, content in full.items():
         word = content.find(b"best_step")

@@ -81,7 +81,8 @@ def test_two_processes_leave_the_folder_of_one(two, tmp_path, kind):
     alone = ran(None, str(tmp_path), str(tmp_path / "alone"), kind)
     first, second = two.call(ran, folder=str(tmp_path), out=str(tmp_path / "both"), kind=kind)
     assert first == second == alone
-    assert sums(tmp_path / "both") == sums(tmp_path / "alone") and len(sums(tmp_path / "both")) == 2
+    assert sums(tmp_path / "both") == sums(tmp_path / "alone")
+    assert len(sums(tmp_path / "both")) == 2
 
 
 def test_a_run_goes_on_with_another_number_of_processes(two, tmp_path):
@@ -110,7 +111,8 @@ def ran_ahead(mesh, folder, out, kind, resume=False):
 def test_processes_that_read_ahead_leave_the_same_folder_and_go_on_in_the_middle(
     two, tmp_path, kind
 ):
-    alone, pair = tmp_path / "alone", tmp_path / "both"
+    alone = tmp_path / "alone"
+    pair = tmp_path / "both"
     fields = {"folder": str(tmp_path), "kind": kind}
     expected = ran(None, out=str(alone), **fields)
     assert two.call(ran_ahead, out=str(pair), **fields) == [expected] * 2
@@ -123,7 +125,8 @@ def test_processes_that_read_ahead_leave_the_same_folder_and_go_on_in_the_middle
 @pytest.mark.parametrize("kind", ["dropout", "experts"])
 def test_eight_processes_leave_the_folder_of_one(tmp_path, kind):
     fields = {"folder": str(tmp_path), "kind": kind, "more": {"accumulate": 8}}
-    alone, pool = ran(None, out=str(tmp_path / "1"), **fields), Processes(8)
+    alone = ran(None, out=str(tmp_path / "1"), **fields)
+    pool = Processes(8)
     assert pool.call(ran, out=str(tmp_path / "8"), **fields) == [alone] * 8
     assert sums(tmp_path / "8") == sums(tmp_path / "1") != {}
     pool.close()
@@ -137,9 +140,8 @@ def test_batches_of_a_validation_are_shared_out_and_all_take_part_in_the_last_ro
         [1, 4],
         [2],
     ]
-    assert {len(item) for item in result} == {2} and not list(
-        shared_out([], Mesh(Parallel(data=3)))
-    )
+    assert {len(item) for item in result} == {2}
+    assert not list(shared_out([], Mesh(Parallel(data=3))))
 
 
 def refused(mesh, folder, out):
@@ -168,7 +170,8 @@ def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp
     assert first == second
     stored, full, rows, count = first
     assert stored.startswith("Another process is training in")
-    assert full.startswith("The disk that holds") and "too few for 2 pieces" in rows
+    assert full.startswith("The disk that holds")
+    assert "too few for 2 pieces" in rows
     assert "data 3 is for 3, but there are 2 processes" in count
     left = [path.name for path in (tmp_path / "out").iterdir()]
     assert not [name for name in left if "step" in name or name.endswith(".part")]
@@ -176,7 +179,8 @@ def test_a_mistake_of_one_is_everybodys_and_leaves_nothing_half_written(two, tmp
 
 def looked_through(mesh, folder, out):
     """Number of times that this process reads all of a corpus, or of its tokens, to check them."""
-    results, sha256 = [], files.sha256
+    results = []
+    sha256 = files.sha256
     for module in (tokenising, corpus):
         module.files = SimpleNamespace(
             **{**vars(files), "sha256": lambda path: results.append(path) or sha256(path)}
@@ -191,4 +195,5 @@ def looked_through(mesh, folder, out):
 def test_one_process_of_a_machine_looks_through_the_corpus(two, tmp_path):
     ran(None, str(tmp_path), str(tmp_path / "alone"), "dropout")  # it is tokenised
     first, second = two.call(looked_through, folder=str(tmp_path), out=str(tmp_path / "both"))
-    assert first >= 4 and second == 0
+    assert first >= 4
+    assert second == 0

@@ -41,7 +41,8 @@ FIT = [name for name, cfg in FAMILIES.items() if fits(cfg)]
 
 def compare(mesh, names, depth):
     """Differences of losses, logits and gradients after four pieces, for each family."""
-    axes, answers = along(mesh, "pipeline"), {}
+    axes = along(mesh, "pipeline")
+    answers = {}
     for name in names:
         cfg = FAMILIES[name]
         cfg = replace(cfg, decoder=replace(cfg.decoder, depth=depth or cfg.decoder.depth))
@@ -100,11 +101,12 @@ def test_blocks_are_shared_out_in_order_and_the_first_stages_have_more():
     for depth in range(1, 9):
         for stages in range(1, depth + 1):
             pieces = stage_blocks(depth, stages)
-            assert [block for piece in pieces for block in piece] == list(range(depth)) and len(
-                pieces
-            ) == stages
+            assert [block for piece in pieces for block in piece] == list(range(depth))
+            assert len(pieces) == stages
             sizes = [len(piece) for piece in pieces]
-            assert max(sizes) - min(sizes) <= 1 and sizes[0] == max(sizes) and min(sizes) > 0
+            assert max(sizes) - min(sizes) <= 1
+            assert sizes[0] == max(sizes)
+            assert min(sizes) > 0
 
 
 def test_what_does_not_fit_is_refused_in_a_sentence():
@@ -120,7 +122,8 @@ def test_what_does_not_fit_is_refused_in_a_sentence():
     for sentence, (cfg, stages) in wrong.items():
         with mistake(sentence):
             check(cfg, stages)
-    contrast, axes = run.Train(objective=Contrast()), Mesh(Parallel(data=1, pipeline=2))
+    contrast = run.Train(objective=Contrast())
+    axes = Mesh(Parallel(data=1, pipeline=2))
     with mistake("A pipeline learns next tokens"):
         around.check(contrast, DECODERS["llama"], axes)
     with mistake("2 stands alone so far and there are 4 processes; start 2"):

@@ -17,7 +17,8 @@ from tiny import ALL, DECODERS, tokens
 
 def compare(mesh, names, scene, length, double):
     """Differences of each family with all processes on the context axis."""
-    ring, answers = rings.Ring(along(mesh, "context").group("context")), {}
+    ring = rings.Ring(along(mesh, "context").group("context"))
+    answers = {}
     for name in names:
         alone, shared = twins(FAMILIES[name], double)
         ring.attach(shared, training=False)

@@ -100,7 +100,8 @@ def test_owners_have_equal_shares_and_every_matrix_has_one():
     load = [0, 0, 0]
     for stack, owner in zip(alike.stacks, alike.owner, strict=True):
         load[owner] += sum(alike.matrices[i].rows * alike.matrices[i].columns for i in stack)
-    assert len(alike.matrices) == 2 + 4 + 1 and max(load) - min(load) <= 16 * 8
+    assert len(alike.matrices) == 2 + 4 + 1
+    assert max(load) - min(load) <= 16 * 8
     for matrix, boxes in zip(alike.matrices, alike.boxes, strict=True):
         assert sum(map(owners.numbers, boxes)) == matrix.rows * matrix.columns
 
@@ -152,11 +153,10 @@ def test_copies_of_the_whole_and_plain_collectives(two):
 
 def drawn(mesh, name, axes):
     """True where weights drawn one by one into shards on no device are the full model's."""
-    cfg, layout = MODELS[name], Mesh(Parallel(**axes), mesh.rank, mesh.device, mesh.store)
-    expected, model = (
-        dict(build_model(cfg, seed=3).named_parameters()),
-        build_model(cfg, device="meta"),
-    )
+    cfg = MODELS[name]
+    layout = Mesh(Parallel(**axes), mesh.rank, mesh.device, mesh.store)
+    expected = dict(build_model(cfg, seed=3).named_parameters())
+    model = build_model(cfg, device="meta")
     shard.shard(model, layout)
     model.to_empty(device="cpu")
     shard.draw(model, layout, 3)

@@ -63,7 +63,8 @@ def test_published_files_are_read_whole(files, shared_data):
     for name, count in COUNTS[files].items():
         path = shared_data / files.format(name)
         table = read_examples(str(path), objective, columns=columns)
-        assert len(table) == count and not table.notes
+        assert len(table) == count
+        assert not table.notes
         assert table.labels == (("0", "1") if files.endswith("tsv") else None)
         if files.endswith("jsonl"):
             assert all(item.second == item.references[0] for item in table)
@@ -101,10 +102,12 @@ def test_every_kind_of_file_says_the_same(tmp_path):
     ]
     for table in result:
         assert [(item.first, table.labels[int(item.label)]) for item in table] == rows
-        assert table.labels == ("no", "yes") and table.fingerprint == result[0].fingerprint
+        assert table.labels == ("no", "yes")
+        assert table.fingerprint == result[0].fingerprint
     assert [item.line for item in result[4]] == [2, 3, 4]
     second = read_examples(str(tsv), Classify(), labels=("yes", "no"), before="is: ")
-    assert [item.label for item in second] == [0, 1, 0] and first(second).first == 'is: a "b c'
+    assert [item.label for item in second] == [0, 1, 0]
+    assert first(second).first == 'is: a "b c'
     assert second.fingerprint != result[0].fingerprint
 
 
@@ -128,14 +131,16 @@ def test_pairs_numbers_and_lists(tmp_path):
     assert first(pairs) == Example("x", "y", 1, 1) and pairs.labels == ("9", "10"), (
         "numbers in their own order"
     )
-    assert len(pairs) == 1 and "left out for an empty text: 1" in pairs.notes[0]
+    assert len(pairs) == 1
+    assert "left out for an empty text: 1" in pairs.notes[0]
     (tmp_path / "c.jsonl").write_text('{"source": ["a.", "b."], "target": [["c.", "d."], "e."]}')
     assert first(read_examples(str(tmp_path / "c.jsonl"), Seq2Seq())).references[-1] == "e."
     many = [{"text": f"{n}", "label": n % 3} for n in range(40)]
     (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, many)))
     data = run_config.Examples(train=str(tmp_path / "d.jsonl"), valid=0.25)
     train, valid = training_and_validation(data, Classify())
-    assert (len(train), len(valid)) == (30, 10) and train.labels == valid.labels == ("0", "1", "2")
+    assert (len(train), len(valid)) == (30, 10)
+    assert train.labels == valid.labels == ("0", "1", "2")
     assert sorted(int(item.first) for item in (*train, *valid)) == list(range(40))
     assert training_and_validation(data, Classify()) == (train, valid), "the same ones each time"
     second = replace(train, examples=(replace(train.examples[0], label=9), *train.examples[1:]))
@@ -271,7 +276,8 @@ def test_packed_equals_apart(name):
     model = tiny.model(config)
     batch = next(ExampleBatches(encoded(name), 4, CONTEXT))
     pieces = documents(batch)
-    assert len(pieces) > 6 and batch.document_ids.max() >= 1
+    assert len(pieces) > 6
+    assert batch.document_ids.max() >= 1
     if name == "contrast":
         fields = {"document_ids": batch.document_ids, "segments": batch.segments}
         together = model(batch.tokens, pos=batch.pos, **fields).pooled
@@ -296,9 +302,11 @@ def test_what_each_decoder_is_asked():
 def test_what_each_shape_reads():
     table = Table("one", (Example("w0 w1", "w2 w3 w4", None, 1),))
     labelled = Table("both", (replace(table.examples[0], label=2),), ("a", "b", "c"))
-    words, frame = TOKENIZERS["words"], TOKENIZERS["frame"]
+    words = TOKENIZERS["words"]
+    frame = TOKENIZERS["frame"]
     a, b, x, y, z = (words.id(f"w{n}") for n in range(5))
-    start, end = words.bos, words.eos
+    start = words.bos
+    end = words.eos
 
     def read(table, tokenizer, objective, model, context):
         """The one row of a table; None where a batch has no such part."""
@@ -311,11 +319,13 @@ def test_what_each_shape_reads():
     batch = read(table, words, Seq2Seq(), tiny.t5(), 6)
     assert batch["source"] == [a, b, end, 0, 0, 0]
     assert batch["source_pos"] == [0, 1, 2, -1, -1, -1]
-    assert batch["tokens"] == [start, x, y, z, 0, 0] and batch["targets"] == [x, y, z, end, -1, -1]
+    assert batch["tokens"] == [start, x, y, z, 0, 0]
+    assert batch["targets"] == [x, y, z, end, -1, -1]
     assert batch["document_ids"] == [0, 0, 0, 0, -1, -1]
     assert batch["source_document_ids"] == [0, 0, 0, -1, -1, -1]
     batch = read(table, words, Seq2Seq(), tiny.gpt2(), 8)
-    assert batch["tokens"] == [start, a, b, start, x, y, z, 0] and batch["source"] is None
+    assert batch["tokens"] == [start, a, b, start, x, y, z, 0]
+    assert batch["source"] is None
     assert batch["targets"] == [-1, -1, -1, x, y, z, end, -1]
     assert batch["tokens"][:4] == question(words, [a, b]), "what generation gives it to read"
     batch = read(table, frame, Contrast(), VECTORS, 12)
@@ -323,9 +333,11 @@ def test_what_each_shape_reads():
     assert batch["pos"] == [0, 1, 2, 3, 0, 1, 2, 3, 4, -1, -1, -1]
     batch = read(labelled, frame, Classify(), tiny.bert(), 8)
     assert batch["tokens"] == frame.encode_pair("w0 w1", "w2 w3 w4")[0]
-    assert batch["segments"] == [0] * 4 + [1] * 4 and batch["labels"] == 2
+    assert batch["segments"] == [0] * 4 + [1] * 4
+    assert batch["labels"] == 2
     batch = read(labelled, words, Classify(), tiny.gpt2(), 8)
-    assert batch["tokens"] == [start, a, b, end, x, y, z, end] and batch["segments"] is None
+    assert batch["tokens"] == [start, a, b, end, x, y, z, end]
+    assert batch["segments"] is None
 
 
 def test_what_is_too_long_is_cut_or_refused():
@@ -421,7 +433,8 @@ def documents_of(result):
 def test_resumed_anywhere_the_batches_are_the_same():
     result = encoded("vaswani", 100)
     batches = ExampleBatches(result, 3, CONTEXT, seed=1)
-    states, expected = [], []
+    states = []
+    expected = []
     for _ in range(15):
         states.append(json.loads(json.dumps(batches.state())))
         expected.append(next(batches))
@@ -464,9 +477,14 @@ def test_a_side_is_no_wider_than_its_rows():
     long = tuple(Example(" ".join(WORDS), "w1 w2", None, n) for n in range(4))
     ids = encode(Table("long", long), TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 40)
     batch = next(ExampleBatches(ids, 4, 40))
-    assert batch.source.shape == (4, 32) and batch.tokens.shape == batch.document_ids.shape == (
-        4,
-        8,
+    assert batch.source.shape == (4, 32)
+    assert (
+        batch.tokens.shape
+        == batch.document_ids.shape
+        == (
+            4,
+            8,
+        )
     )
 
 
@@ -518,12 +536,14 @@ def test_a_word_tokenizer_opens_in_transformers(tmp_path):
     assert tokenizer.encode("a", bos=True, eos=True) == [tokenizer.bos, 0, tokenizer.eos]
     tokenizer.save(tmp_path)
     again = open_tokenizer(tmp_path)
-    assert again.fingerprint == tokenizer.fingerprint and again.pad == tokenizer.pad
+    assert again.fingerprint == tokenizer.fingerprint
+    assert again.pad == tokenizer.pad
     reference = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     assert reference("b@@ a zzz", add_special_tokens=False)["input_ids"] == tokenizer.encode(
         "b@@ a zzz"
     )
-    assert reference.decode(ids[:2]) == "b@@ a" and reference.pad_token_id == tokenizer.pad
+    assert reference.decode(ids[:2]) == "b@@ a"
+    assert reference.pad_token_id == tokenizer.pad
     with mistake("larger size"):
         train_tokenizer("words", ["a"], size=4)
     with mistake("does not know"):

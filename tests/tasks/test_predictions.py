@@ -72,7 +72,8 @@ def test_a_vector_is_the_same_alone_and_in_a_batch(tokenizer, pool):
 def test_a_pass_on_a_cpu_holds_no_more_tokens_than_a_cache(tokenizer, monkeypatch):
     """Groups of at most so many tokens with padding, or of one text; the vectors are in the order
     of the texts."""
-    model, calls = encoder(), []
+    model = encoder()
+    calls = []
     texts = [" ".join(["the cat"] * words) for words in (1, 9, 2, 3, 1, 4)]
     model.register_forward_pre_hook(lambda _, args: calls.append(tuple(args[0].shape)))
     right = embed(model, tokenizer, texts)
@@ -101,7 +102,8 @@ def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer):
     """Equals PyTorch's own attention of that query over the text's hidden states, its keys and
     values."""
     model = encoder(c.Pool("attention"))
-    assert model.pool is not None and model.pool.query is not None
+    assert model.pool is not None
+    assert model.pool.query is not None
     with torch.no_grad():
         model.pool.query.weight.mul_(20)
     ids, segments = tokenizer.encode_pair(TEXTS[0])

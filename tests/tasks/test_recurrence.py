@@ -57,7 +57,8 @@ def test_equals_torch(cell, variants, engine):
     model.engine = engine
     width = 32 if variants == "one" else 16
     reference = twin(model, nn.GRU if cell == c.GRU() else nn.LSTM, variants, 32, width)
-    rows, pos = tokens(3, 9), torch.arange(9).repeat(3, 1)
+    rows = tokens(3, 9)
+    pos = torch.arange(9).repeat(3, 1)
     lengths = torch.tensor([4, 9, 6])
     pos[pos >= lengths[:, None]] = -1
     weigh = (
@@ -81,12 +82,14 @@ def attention_by_hand(model, inputs, source):
     with the house."""
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     states = model.encode(source).hidden[0]
-    words, C = model.embed.token.weight[inputs[0]], model.config.dim
+    words = model.embed.token.weight[inputs[0]]
+    C = model.config.dim
     joined = torch.cat((states[0], states[-1]))
     h = torch.tanh(
         weights["decoder.cross.whole.weight"] @ joined + weights["decoder.cross.whole.bias"]
     )
-    calls, patterns = [], []
+    calls = []
+    patterns = []
     for x in words:
         scores = []
         for state in states:
@@ -113,7 +116,9 @@ def attention_by_hand(model, inputs, source):
 def test_additive_attention_equals_the_paper_word_by_word():
     config = replace(ALL["bahdanau"], decoder=c.Recurrent(1, cross=c.Additive(24)))
     model = tiny.model(config)
-    second_tokens, source, tape = tokens(1, 7), tokens(1, 5, seed=3), Tape("*.pattern")
+    second_tokens = tokens(1, 7)
+    source = tokens(1, 5, seed=3)
+    tape = Tape("*.pattern")
     hidden = model(second_tokens, source, tape=tape).hidden
     right, pattern = attention_by_hand(model, second_tokens, source)
     assert_close(hidden[0], right, **CLOSE)
@@ -129,7 +134,8 @@ def test_packed_pairs_equal_pairs_alone(name):
     )
     documents = Documents(texts, sources)
     reader = DocumentReader(tiny.model(ALL[name]), documents, tape=True)
-    packed, alone = reader.read(documents.packed()), reader.read(documents.alone(*range(5)))
+    packed = reader.read(documents.packed())
+    alone = reader.read(documents.alone(*range(5)))
     for values, right in zip(packed, alone, strict=True):
         assert values.keys() == right.keys()
         for path, value in values.items():
@@ -139,7 +145,8 @@ def test_packed_pairs_equal_pairs_alone(name):
 @torch.no_grad()
 def test_an_edited_pattern_changes_the_words_after():
     model = tiny.model(ALL["bahdanau"])
-    second_tokens, source = tokens(2, 6), tokens(2, 5, seed=1)
+    second_tokens = tokens(2, 6)
+    source = tokens(2, 5, seed=1)
 
     def only_the_first(path, pattern):
         assert pattern.shape == (2, 1, 1, 5)
@@ -178,7 +185,8 @@ def test_search_and_greedy_equal_the_whole_forward_pass(name):
 @torch.no_grad()
 def test_a_row_of_padding_keeps_its_state():
     model = tiny.model(ALL["lstm"])
-    second_tokens, cache = tokens(2, 8), Cache(model.config)
+    second_tokens = tokens(2, 8)
+    cache = Cache(model.config)
     model(second_tokens[:, :4], pos=torch.arange(4).repeat(2, 1), cache=cache)
     half = torch.stack((torch.tensor([4, 5]), torch.tensor([-1, -1])))
     model(second_tokens[:, 4:6], pos=half, cache=cache)
@@ -197,7 +205,8 @@ def test_costs_are_counted():
         for name, weight in build_model(config).named_parameters()
         if {"cells", "back", "merge"} & {*name.split(".")}
     )
-    assert price.parameters["recurrence"] == of_cells and price.cache() == 0
+    assert price.parameters["recurrence"] == of_cells
+    assert price.cache() == 0
     wider = replace(config, decoder=replace(config.decoder, cross=c.Additive(48)))
     assert cost(wider, 1, 64).attention_flops - cost(config, 1, 64).attention_flops == 2 * 24 * 64
 
@@ -223,11 +232,12 @@ def test_attention_is_drawn_by_the_words_it_writes(name):
     tokenizer = train_tokenizer("byte", ["ab"], None, ("<s>", "</s>"))
     config = replace(ALL[name], embed=replace(ALL[name].embed, vocab=tokenizer.size))
     drawn, *remaining = inspection.alignments(tiny.model(config), tokenizer, "abc", source="x<z")
-    assert drawn.path.endswith("cross.pattern") and len(remaining) == (
-        1 if name == "vaswani" else 0
-    )
-    assert drawn.rows == ["a", "b", "c", "</s>"] and drawn.columns[:3] == ["x", "<", "z"]
+    assert drawn.path.endswith("cross.pattern")
+    assert len(remaining) == (1 if name == "vaswani" else 0)
+    assert drawn.rows == ["a", "b", "c", "</s>"]
+    assert drawn.columns[:3] == ["x", "<", "z"]
     assert_close(drawn.weights.sum(-1), torch.ones(4))
     sharp = replace(drawn, weights=torch.eye(4)[:, : len(drawn.columns)])
     assert sharp.text(plain=True).splitlines()[-4:-1] == ["   a ##", "   b   ##", "   c     ##"]
-    assert ">&lt;</text>" in sharp.svg() and "data:image/png;base64," in sharp.svg()
+    assert ">&lt;</text>" in sharp.svg()
+    assert "data:image/png;base64," in sharp.svg()

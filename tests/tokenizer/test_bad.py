@@ -186,7 +186,8 @@ def test_folders_and_kinds(tmp_path):
         '{"added_tokens_decoder": {"5": {"content": "<next>"}}, "eos_token": null}'
     )
     tokenizer = open_tokenizer(tmp_path / "x.model")
-    assert tokenizer.id("<next>") == 5 and tokenizer.eos is None
+    assert tokenizer.id("<next>") == 5
+    assert tokenizer.eos is None
 
 
 def test_random_damage_never_ends_in_a_traceback(tmp_path):

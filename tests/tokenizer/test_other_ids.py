@@ -107,7 +107,8 @@ def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path):
     actual = open_tokenizer(tmp_path)
     assert actual.encode("abba") == [2, 1, 0]
     assert actual.encode("ab<end>a", special=True) == [2, 3, 0]
-    assert actual.vocabulary() == {"a": 0, "b": 1, "ab": 2, "<end>": 3} and actual.size == 4
+    assert actual.vocabulary() == {"a": 0, "b": 1, "ab": 2, "<end>": 3}
+    assert actual.size == 4
     for sample in ("abxa", "<end>", "ab\nc"):
         with mistake(r"does not know the character .* \(number "):
             actual.encode(sample)
@@ -117,7 +118,8 @@ def test_a_character_that_a_bpe_cannot_write_is_named(tmp_path):
 @pytest.mark.slow
 def test_batches_of_any_kind():
     tokenizer = train_tokenizer("byte")
-    samples, expected = ["ab", "", "c"], [[97, 98], [], [99]]
+    samples = ["ab", "", "c"]
+    expected = [[97, 98], [], [99]]
     for batch in (iter(samples), tuple(samples)):
         assert tokenizer.encode_batch(batch) == expected
     assert tokenizer.encode_batch(map(str.upper, ["x"] * (1 << 20)))[-1] == [88]
@@ -142,8 +144,11 @@ def test_added_tokens_have_the_ids_that_the_file_gives_them(kind, more):
     split = {"type": "Whitespace"}
     full = {"version": "1.0", "added_tokens": added, "model": model, "pre_tokenizer": split}
     tokenizer = from_json(json.dumps(full))
-    assert tokenizer.encode("a!!b") == [0, 5, 1] and 9 not in tokenizer.encode("<x>")
-    assert tokenizer.token(9) == "<x>" and tokenizer.token(7) == "" and tokenizer.size == 10
+    assert tokenizer.encode("a!!b") == [0, 5, 1]
+    assert 9 not in tokenizer.encode("<x>")
+    assert tokenizer.token(9) == "<x>"
+    assert tokenizer.token(7) == ""
+    assert tokenizer.size == 10
     again = from_json(tokenizer.to_json())
     assert again.fingerprint == tokenizer.fingerprint
     for each in (tokenizer, again):
@@ -171,7 +176,8 @@ def test_a_flag_is_true_or_false_and_nothing_else(key, tmp_path):
 def test_special_tokens_of_a_wordpiece_stand_apart(shared_data):
     transformers = pytest.importorskip("transformers")
     path = shared_data / "tok-bert-uncased" / "vocab.txt"
-    actual, bert_tokenizer = open_tokenizer(path), transformers.BertTokenizer(str(path))
+    actual = open_tokenizer(path)
+    bert_tokenizer = transformers.BertTokenizer(str(path))
     for pair in (("hello there", "glass , house"), ("[MASK] . a", "don't")):
         ids, _ = actual.encode_pair(*pair, special=True)
         assert (
@@ -186,7 +192,8 @@ def test_special_tokens_of_a_wordpiece_stand_apart(shared_data):
 
 def test_nothing_of_a_truncated_sentencepiece_bpe_opens(tmp_path):
     data = sentencepiece_model(STORY, vocab_size=50, model_type="bpe", **IDENTITY)
-    path, opened = tmp_path / "a.model", set()
+    path = tmp_path / "a.model"
+    opened = set()
     path.write_bytes(data)
     assert json.loads(open_tokenizer(path).to_json())["model"]["type"] == "BPE"
     for cut in range(1, len(data)):

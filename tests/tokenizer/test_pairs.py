@@ -60,9 +60,11 @@ def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data, name):
     spec = str(folder / "tokenizer.json")
     reference = transformers.PreTrainedTokenizerFast(tokenizer_file=spec)
     actual = open_tokenizer(folder / name)
-    assert actual.sentinels == list(range(32099, 31999, -1)) and actual.mask is None
+    assert actual.sentinels == list(range(32099, 31999, -1))
+    assert actual.mask is None
     assert actual.token(actual.sentinels[0]) == "<extra_id_0>"
-    assert actual.pad == 0 and actual.eos == 1
+    assert actual.pad == 0
+    assert actual.eos == 1
     for texts in (("A cat.", "Two dogs."), ("A cat.",)):
         assert actual.encode_pair(*texts)[0] == reference(*texts)["input_ids"]
     assert actual.encode("A cat.", eos=True) == reference("A cat.")["input_ids"]
@@ -83,7 +85,8 @@ def test_a_mask_survives_a_folder_and_another_name(tmp_path):
     assert special(open_tokenizer(tmp_path)) == special(actual)
     edit_json(tmp_path / "tokenizer_config.json", mask_token="c", sep_token="gone")
     second = open_tokenizer(tmp_path)
-    assert (second.mask, second.sep) == (c, None) and second.hides(c)
+    assert (second.mask, second.sep) == (c, None)
+    assert second.hides(c)
 
 
 def test_what_cannot_be_joined_is_one_sentence():

@@ -79,7 +79,8 @@ def test_text_survives_and_spans_cover_it(byte_level):
 
 def test_byte_ids_are_the_bytes():
     tokenizer = train_tokenizer("byte")
-    assert tokenizer.size == 257 and tokenizer.eos == 256
+    assert tokenizer.size == 257
+    assert tokenizer.eos == 256
     assert tokenizer.encode("é\0z", eos=True) == [*"é\0z".encode(), 256]
     assert train_tokenizer("byte", specials=()).eos is None
 
@@ -87,11 +88,14 @@ def test_byte_ids_are_the_bytes():
 def test_char_ids_are_the_sorted_characters():
     tokenizer = train_tokenizer("char", ["hello\n", "wörld"], specials=())
     letters = sorted(set("hello\nwörld"))
-    assert tokenizer.size == len(letters) and tokenizer.specials == {} and tokenizer.eos is None
+    assert tokenizer.size == len(letters)
+    assert tokenizer.specials == {}
+    assert tokenizer.eos is None
     assert tokenizer.encode("wörld\nhe") == [letters.index(c) for c in "wörld\nhe"]
     assert tokenizer.decode(tokenizer.encode("wörld\nhe")) == "wörld\nhe"
     with_end = train_tokenizer("char", ["hello\n", "wörld"])
-    assert with_end.size == len(letters) + 1 and with_end.eos == len(letters)
+    assert with_end.size == len(letters) + 1
+    assert with_end.eos == len(letters)
     assert with_end.encode("he") == tokenizer.encode("he")
 
 
@@ -103,11 +107,14 @@ def test_char_says_which_character_it_does_not_know_and_where():
 
 
 def test_bpe_has_the_size_asked_for_and_is_the_same_each_time():
-    first, second = train_tokenizer("bpe", STORY, 300), train_tokenizer("bpe", iter(STORY), 300)
-    assert first.size == 300 and first.fingerprint == second.fingerprint
+    first = train_tokenizer("bpe", STORY, 300)
+    second = train_tokenizer("bpe", iter(STORY), 300)
+    assert first.size == 300
+    assert first.fingerprint == second.fingerprint
     assert len(first.encode(STORY[0])) < len(STORY[0]) / 2
     assert first.fingerprint != train_tokenizer("bpe", STORY, 299).fingerprint
-    assert first.eos == 299 and first.vocabulary()["<|endoftext|>"] == 299
+    assert first.eos == 299
+    assert first.vocabulary()["<|endoftext|>"] == 299
 
 
 def test_special_tokens_are_read_only_when_asked(byte_level):
@@ -116,7 +123,8 @@ def test_special_tokens_are_read_only_when_asked(byte_level):
     sample = "a<|endoftext|>b"
     assert end not in byte_level.encode(sample)
     ids = byte_level.encode(sample, special=True)
-    assert ids.count(end) == 1 and byte_level.encode("a", eos=True) == [ids[0], end]
+    assert ids.count(end) == 1
+    assert byte_level.encode("a", eos=True) == [ids[0], end]
     assert byte_level.decode(ids) == streamed(byte_level, ids) == "ab"
     assert byte_level.decode(ids, special=True) == streamed(byte_level, ids, special=True) == sample
 
@@ -125,8 +133,10 @@ def test_a_stream_never_shows_half_a_character():
     tokenizer = train_tokenizer("byte")
     stream = tokenizer.stream()
     displayed = [stream.push(byte) for byte in "a👩é".encode()]
-    assert displayed == ["a", "", "", "", "👩", "", "é"] and stream.flush() == ""
-    assert stream.push(0xF0) == "" and stream.flush() == "\ufffd"
+    assert displayed == ["a", "", "", "", "👩", "", "é"]
+    assert stream.flush() == ""
+    assert stream.push(0xF0) == ""
+    assert stream.flush() == "\ufffd"
     words = train_tokenizer("words", ["a b"], None, ("<unk>",))
     twice = words.stream()
     for _ in range(2):  # afresh after its end
@@ -145,10 +155,10 @@ def test_a_stream_never_shows_half_a_character():
 
 def test_names_and_ids_agree(byte_level):
     for name, id in byte_level.vocabulary().items():
-        assert byte_level.token(id) == name and byte_level.id(name) == id
-    assert byte_level.id("no such token") is None and len(byte_level) == byte_level.size == len(
-        byte_level.vocabulary()
-    )
+        assert byte_level.token(id) == name
+        assert byte_level.id(name) == id
+    assert byte_level.id("no such token") is None
+    assert len(byte_level) == byte_level.size == len(byte_level.vocabulary())
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
@@ -182,11 +192,10 @@ def test_pieces_of_a_unigram_that_look_special_stay_text():
         "model": {"unk_id": 0, "vocab": pieces},
     }  # fmt: skip
     tokenizer = from_json(json.dumps({"version": "1.0", **spec}))
-    assert (
-        tokenizer.encode("a</s>b") == [6, 2, 3, 4, 5, 7]
-        and tokenizer.decode([6, 2, 3, 4, 5, 7]) == "a</s>b"
-    )
-    assert tokenizer.encode("a</s>b", special=True) == [6, 1, 7] and tokenizer.eos == 1
+    assert tokenizer.encode("a</s>b") == [6, 2, 3, 4, 5, 7]
+    assert tokenizer.decode([6, 2, 3, 4, 5, 7]) == "a</s>b"
+    assert tokenizer.encode("a</s>b", special=True) == [6, 1, 7]
+    assert tokenizer.eos == 1
 
 
 def test_truncation_and_padding_of_a_published_file_are_left_out():

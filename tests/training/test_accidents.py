@@ -33,7 +33,8 @@ def poisoned(tmp_path, bad, steps, every, valid=None):
     """A run of so many steps of which ``bad`` (from 0 on) have a NaN loss; its state."""
     state = new_state()
     state.batches = Poisoned(state.model, bad)
-    save, step = Save(tmp_path, every, 2), None
+    save = Save(tmp_path, every, 2)
+    step = None
     try:
         for step in steps_of(state.model, state.batches, state=state, steps=steps):
             step.valid_loss = (valid or {}).get(step.index)
@@ -65,7 +66,8 @@ def check_saved(folder, state, *numbers):
 def test_a_last_step_that_is_skipped_is_saved_with_the_weights_before_it(tmp_path, valid):
     state = poisoned(tmp_path, {6, 7}, steps=8, every=5, valid=valid)
     assert state.skipped_in_a_row == 2
-    assert pointer(tmp_path, "last") == 8 and (tmp_path / "best").exists() == bool(valid)
+    assert pointer(tmp_path, "last") == 8
+    assert (tmp_path / "best").exists() == bool(valid)
     check_saved(tmp_path, state, 5, 8)
 
 
@@ -105,10 +107,13 @@ def test_resume_fixes_stale_pointers_and_forgets_a_best_that_was_removed(tmp_pat
     again = new_state()
     run_checkpoints.restore(run_checkpoints.newest(tmp_path), again)
     run_checkpoints.point(tmp_path, again)
-    assert pointer(tmp_path, "best") == 4 and pointer(tmp_path, "last") == 6
+    assert pointer(tmp_path, "best") == 4
+    assert pointer(tmp_path, "last") == 6
     shutil.rmtree(tmp_path / "step-000004")
     run_checkpoints.point(tmp_path, again)
-    assert not (tmp_path / "best").exists() and again.best == math.inf and again.best_step is None
+    assert not (tmp_path / "best").exists()
+    assert again.best == math.inf
+    assert again.best_step is None
 
 
 @pytest.mark.parametrize("name", ["best", "last"])

@@ -47,7 +47,8 @@ def corpus(
 
 def one_epoch(batches):
     """All batches of the epoch that begins now; the batch size must be 1."""
-    epoch, out = int(batches.epoch), []
+    epoch = int(batches.epoch)
+    out = []
     while int(batches.epoch) == epoch:
         out.append(next(batches))
     return out
@@ -81,7 +82,8 @@ def test_each_epoch_every_token_is_a_target_once(length, context):
             observed = row.targets != -1
             assert torch.equal(row.targets[observed], (row.tokens + 1)[observed])
             assert row.tokens.dtype == row.targets.dtype == torch.int64
-            assert row.tokens.is_contiguous() and row.targets.is_contiguous()
+            assert row.tokens.is_contiguous()
+            assert row.targets.is_contiguous()
     assert len(rows) <= 8 or len(orders) == 5
 
 
@@ -135,7 +137,8 @@ def test_epochs_run_through_batches():
 def by_hand(shards, tokens, first):
     """Positions and documents of a row that begins at token ``first``, one token at a time."""
     opens = {int(start) - shards.shared_border for start in shards.starts[1:-1]}
-    pos, document_ids = [], []
+    pos = []
+    document_ids = []
     for at in range(first, first + len(tokens)):
         new = at in opens and at > first
         pos.append(0 if new or not pos else pos[-1] + 1)
@@ -192,7 +195,8 @@ def test_evaluation_counts_each_token_once_in_order(length, stride):
     targets = []
     for batch in every_token_once(corpus([length], eos=None), batch=3, context=16, stride=stride):
         for row in batch.targets:
-            back, own = int((row == -1).int().argmin()), row[row != -1].tolist()
+            back = int((row == -1).int().argmin())
+            own = row[row != -1].tolist()
             targets += own
             assert back >= min(16 - (stride or 16), own[0] - 2)
     assert targets == list(range(2, length + 1))
@@ -226,7 +230,8 @@ def test_order_is_a_function_of_the_seed():
         return torch.cat([next(batches).tokens for _ in range(20)])
 
     first = take(1)
-    assert torch.equal(first, take(1)) and not torch.equal(first, take(2))
+    assert torch.equal(first, take(1))
+    assert not torch.equal(first, take(2))
 
 
 def test_the_order_does_not_change_with_versions():
@@ -311,7 +316,8 @@ def test_a_piece_read_alone_is_that_piece_of_the_batch(count, long, eos):
         mixture = [(corpus(lengths, eos), 2.0), (corpus([300], eos, name="other", first=5000), 1.0)]
         return Batches(mixture, batch=5, context=16, seed=2)
 
-    full, packed = fresh(), 0
+    full = fresh()
+    packed = 0
     ranks = [fresh() for _ in range(count)]
     for _ in range(120):
         expected = split(next(full), count)
@@ -349,7 +355,8 @@ def test_pieces_of_what_is_prepared_are_cut_from_the_whole():
     def fresh():
         return Prepared(Batches(corpus([7, 30] * 30), 6, 16, seed=2), Prefix(), None, 5)
 
-    item, two = fresh(), fresh()
+    item = fresh()
+    two = fresh()
     for _ in range(5):
         expected = split(next(item), 3)
         for piece, number in zip(next_pieces(two, 3, [2, 0]), (2, 0), strict=True):

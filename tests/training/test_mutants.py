@@ -61,7 +61,8 @@ def test_each_group_moves_at_its_own_rate():
         ("decoder.blocks.0.ffn.up.weight", 0.0025),
     ):
         assert rates[name] == pytest.approx(rate)
-    assert step.lr == pytest.approx(0.04) and len(step.lrs) == 4
+    assert step.lr == pytest.approx(0.04)
+    assert len(step.lrs) == 4
     assert {name.split()[0] for name in step.lrs} == {"Muon", "AdamW"}
     assert {group["eps"] for group in optimizer.optimizers[1].param_groups} == {1e-5}
 
@@ -73,7 +74,9 @@ def test_muon_leaves_the_biases_of_experts_to_the_rest():
     matrices = {path for group in groups for path in group["paths"]}
     names = {name for name, p in model.named_parameters() if ".ffn." in name and p.ndim == 2}
     stacks = {name for name in names if name.endswith("bias")}
-    assert stacks and not stacks & matrices and any(".ffn." in name for name in matrices)
+    assert stacks
+    assert not stacks & matrices
+    assert any(".ffn." in name for name in matrices)
 
 
 def test_moments_are_taken_up_apart_and_alone():
@@ -94,18 +97,21 @@ def test_moments_are_taken_up_apart_and_alone():
 
 
 def test_a_prefix_reaches_the_model():
-    model, batch = build_model(tiny(), seed=1).eval(), next(Random())
+    model = build_model(tiny(), seed=1).eval()
+    batch = next(Random())
     prefix = torch.zeros_like(batch.tokens, dtype=torch.bool)
     prefix[:, :6] = True
     plain, output = (
         forward(model, item).hidden for item in (batch, dataclasses.replace(batch, prefix=prefix))
     )
-    assert not torch.allclose(plain[:, 2], output[:, 2]) and torch.isfinite(output).all()
+    assert not torch.allclose(plain[:, 2], output[:, 2])
+    assert torch.isfinite(output).all()
 
 
 def test_gradients_shared_by_processes_see_every_batch():
     """Nothing is drawn for a choice of number format before them."""
-    batches, seen = iter(range(3)), []
+    batches = iter(range(3))
+    seen = []
     state = loop.State(model := build_model(tiny(), seed=0), Optimizer(model, run.AdamW()), batches)
 
     def gradients(runner, batches, *args):
@@ -131,11 +137,9 @@ def test_a_tables_gradient_over_many_pieces_is_added_up_in_fp32(monkeypatch):
 def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
     """One corpus is one long document, the other many short ones: only the second's rows hold
     borders."""
-    texts, pieces, tokenizer = (
-        ("a" * 900, "%".join(["bbbb"] * 200)),
-        [],
-        train_tokenizer("char", ["ab"]),
-    )
+    texts = ("a" * 900, "%".join(["bbbb"] * 200))
+    pieces = []
+    tokenizer = train_tokenizer("char", ["ab"])
     for text in texts:
         path = tmp_path / f"{text[0]}.txt"
         path.write_text(text)
@@ -143,7 +147,8 @@ def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
         pieces.append((tokenise(source, tokenizer, cache=tmp_path / "cache"), 1.0))
     batch = next(Batches(pieces, 8, 16))
     of_b = (batch.tokens == tokenizer.encode("b")[0]).any(1)
-    assert of_b.sum() == 4 and torch.equal(batch.document_ids[:, -1] > 0, of_b)
+    assert of_b.sum() == 4
+    assert torch.equal(batch.document_ids[:, -1] > 0, of_b)
 
 
 @pytest.mark.parametrize("schedule", [run.Cosine(warmup=2), run.WarmupStableDecay(warmup=2)])

@@ -103,7 +103,8 @@ def test_a_long_corpus_is_computed_and_an_old_checkpoint_of_it_goes_on_as_it_beg
     state = json.loads(json.dumps(old.state()))
     assert state["order"] == LISTED
     monkeypatch.setattr(order, "IN_MEMORY", 100)
-    new, started = batches(), batches()
+    new = batches()
+    started = batches()
     assert new.state()["order"] == COMPUTED
     assert not equal(next(new), next(batches(4)))
     new.restore(state)
@@ -113,4 +114,5 @@ def test_a_long_corpus_is_computed_and_an_old_checkpoint_of_it_goes_on_as_it_beg
     size = started._cursors[0].size
     rows = torch.cat([next(started).targets for _ in range(-(-size // 4))])[:size]
     targets = rows[rows != -1].tolist()
-    assert len(targets) >= 4999 and len(set(targets)) == 4999
+    assert len(targets) >= 4999
+    assert len(set(targets)) == 4999

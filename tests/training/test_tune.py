@@ -71,7 +71,9 @@ TUNES = {
     [name if name == "lora" else pytest.param(name, marks=pytest.mark.slow) for name in TUNES],
 )
 def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monkeypatch, capfd):
-    settings, whole, cut = changed(home, *TUNES[name]), tmp_path / "whole", tmp_path / "cut"
+    settings = changed(home, *TUNES[name])
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     runs.run(settings, whole)
     stderr = capfd.readouterr().err
     assert "weights; the others stay as they are" in stderr
@@ -93,8 +95,10 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
     base = resolve.resolve(home / "base")
     assert size < 0.5 * (base / "model.safetensors").stat().st_size
     model, tokenizer = store.load(whole)
-    assert tokenizer is not None and not lora.adapted(model)
-    before, after = weights_in(home / "base"), weights_in(whole)
+    assert tokenizer is not None
+    assert not lora.adapted(model)
+    before = weights_in(home / "base")
+    after = weights_in(whole)
     moved = {path for path in before if not torch.equal(before[path], after[path])}
     assert name == "frozen, labels" or moved
     assert not any(
@@ -149,4 +153,5 @@ def test_facts_are_logged(tmp_path, home):
     options = run.Train(steps=2, accumulate=2, evaluate_every=2, **OPTIONS)
     runs.run(run_config.Run(serial.to_dict(shape), data, options), tmp_path)
     line = hooks.read_log(tmp_path / "log.jsonl")[-1]
-    assert np.shape(line["load"]) == (2, 4) and len(line["entropy"]) == 2
+    assert np.shape(line["load"]) == (2, 4)
+    assert len(line["entropy"]) == 2

@@ -42,7 +42,8 @@ def test_masking_has_the_shares_of_bert(letters):
     share = float(chosen.sum() / ordinary.sum())
     hidden = float((result.tokens[chosen] == letters.mask).float().mean())
     repeated = float((result.tokens[chosen] == result.targets[chosen]).float().mean())
-    assert abs(share - 0.15) < 0.005 and abs(hidden - 0.8) < 0.01
+    assert abs(share - 0.15) < 0.005
+    assert abs(hidden - 0.8) < 0.01
     assert abs(repeated - (0.1 + 0.1 / len(LETTERS))) < 0.01  # one in so many is replaced by itself
     tokens = result.tokens[chosen & (result.tokens != letters.mask)]
     assert tokens.unique().tolist() == sorted(letters.id(letter) for letter in LETTERS), (
@@ -55,7 +56,8 @@ def test_masking_is_a_function_of_its_generator(letters):
     item, two, second = (
         Masked().prepare(batch, random(seed), letters).tokens for seed in (1, 1, 2)
     )
-    assert torch.equal(item, two) and not torch.equal(item, second)
+    assert torch.equal(item, two)
+    assert not torch.equal(item, second)
     nothing = replace(batch, tokens=torch.full((4, 40), letters.sep))
     assert (Masked().prepare(nothing, random(), letters).targets == -1).all()
     assert (Masked(1e-9).prepare(batch, random(), letters).targets >= 0).sum() == 1, (
@@ -66,7 +68,8 @@ def test_masking_is_a_function_of_its_generator(letters):
 def test_padding_is_never_hidden(letters):
     args = packed(torch.zeros(50, 40, dtype=torch.long), [10, 20])  # ten of padding
     result = Masked(0.9).prepare(args, random(), letters)
-    assert (result.targets[:, 30:] == -1).all() and (result.tokens[:, 30:] == 0).all()
+    assert (result.targets[:, 30:] == -1).all()
+    assert (result.tokens[:, 30:] == 0).all()
     assert (result.targets[:, :30] >= 0).float().mean() > 0.85
 
 

@@ -62,8 +62,7 @@ def _first(seed):
 
     def norm():
         layer = c.LayerNorm(choose((1e-5, 1e-12)), chance(0.5))
-        root = c.RMSNorm(1e-6, choose((0.0, 1.0)), chance(0.8))
-        return choose((layer, root))
+        return choose((layer, c.RMSNorm(1e-6, choose((0.0, 1.0)), chance(0.8))))
 
     def mask_rule(depth=0):
         simple = [

@@ -79,8 +79,7 @@ def test_the_page_says_what_the_run_files_say():
     people = benchmark().PEOPLE
     readers = [f"{name}-reads" for name in benchmark().READERS]
     assert runs.keys() == {*people, *readers, *(row["name"] for row in TOLD["backwards"])}
-    backwards = {run.train.steps for name, run in runs.items() if "backwards" in name}
-    assert backwards == {800}
+    assert {run.train.steps for name, run in runs.items() if "backwards" in name} == {800}
     assert "800 steps" in PAGE
     width = re.search(r"one vector of (\d+) numbers", PAGE)
     assert width is not None

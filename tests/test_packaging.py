@@ -34,8 +34,7 @@ def compilers():
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    compilers = module.compilers()
-    return compilers
+    return module.compilers()
 
 
 def test_run_files_are_found_by_name(tmp_path, monkeypatch):

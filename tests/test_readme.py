@@ -37,8 +37,7 @@ SHELL = [
 @pytest.mark.parametrize("line", SHELL)
 def test_command_lines_are_understood(line):
     words = shlex.split(line)[1:]
-    parsed = cli.parser(VERBS).parse(words)
-    assert parsed.run
+    assert cli.parser(VERBS).parse(words).run
 
 
 def test_lines_need_only_what_earlier_lines_left():
@@ -121,8 +120,7 @@ def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch, capsys):
     shape = change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64})
     glassformer.save(build_model(shape, seed=0), "out/mine", tokenizer)
     page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    for kind, block in blocks:
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         if kind == "python":
             exec(compile(block, f"{name}.md", "exec"), {})
             output = capsys.readouterr().out

@@ -318,8 +318,7 @@ def test_the_road_has_twelve_pages_and_every_sandbox():
 
     assert len(LEARN) == len(ROAD) == 12
     full = "".join((DOCS / "learn" / name).read_text(encoding="utf-8") for name in LEARN)
-    result = set(re.findall(r"^```\{sandbox\} (\w+)", full, re.MULTILINE))
-    assert result == SANDBOXES
+    assert set(re.findall(r"^```\{sandbox\} (\w+)", full, re.MULTILINE)) == SANDBOXES
 
 
 def test_every_public_name_stands_in_the_reference():

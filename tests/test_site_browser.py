@@ -75,8 +75,7 @@ def card(tab, site, name):
 
 def cells(tab, count):
     """Every number of the matrix by its address, when it has been painted with so many."""
-    result = tab.wait_for_function(PROBED, arg=count, polling=200).json_value()
-    return result
+    return tab.wait_for_function(PROBED, arg=count, polling=200).json_value()
 
 
 def numbers(tab, of):

@@ -131,8 +131,7 @@ def test_windows_end_with_the_sentence_and_frequent_words_are_thinned():
     words = vocabulary.index_words(towns(200))
     model = Word2Vec(words, Settings(window=3, sample=1.0))
     ids, pos, reach = model._rows(0, len(words))
-    order = ids[:, 3:-3].flatten()[: len(words)]
-    assert order.tolist() == words.ids.tolist()
+    assert ids[:, 3:-3].flatten()[: len(words)].tolist() == words.ids.tolist()
     assert 1 <= int(reach[reach >= 0].min()) <= int(reach.max()) == 3
     place = pos[:, 3:-3].flatten()[: len(words)]
     border = torch.from_numpy(np.flatnonzero(np.diff(words.sentence)))
@@ -318,8 +317,7 @@ def test_analogies_are_counted_as_gensim_counts_them(shared_data, tmp_path):
     names = sorted({word.lower() for question in questions[:3000] for word in question})
     noise = np.random.default_rng(0).normal(size=(len(names), 4)).astype(np.float32)
     vectors.save(Vectors(tuple(names), noise), tmp_path / "v.bin")
-    read_vectors = vectors.read_vectors(tmp_path / "v.bin")
-    right, query = vectors.right_analogies(read_vectors, questions)
+    right, query = vectors.right_analogies(vectors.read_vectors(tmp_path / "v.bin"), questions)
     reference = keyed.load_word2vec_format(str(tmp_path / "v.bin"), binary=True)
     share, _ = reference.evaluate_word_analogies(str(path))
     assert right > 0

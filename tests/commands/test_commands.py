@@ -343,8 +343,7 @@ def test_a_training_goes_on_on_another_device(tmp_path, terminal, monkeypatch):
     assert not Path("out").exists()
     terminal(f"{line}cpu")
     assert "Training on cpu." in terminal.notes
-    found = {"cuda:1": torch.device("cpu")}
-    monkeypatch.setattr(devices, "find", found.get)
+    monkeypatch.setattr(devices, "find", {"cuda:1": torch.device("cpu")}.get)
     terminal(f"{line}cuda:1 --resume")
 
 
@@ -517,8 +516,7 @@ def test_the_logit_of_a_label_is_attributed(loud, tmp_path, terminal):
     glassformer.save(models["labels"], tmp_path, tokenizer, labels=("bad", "good"))
     by_name = terminal(f"attribution {tmp_path} 'some text' --token good --against bad")
     assert by_name.startswith('The logit of label 1 ("good") less that of label 0 ("bad")')
-    by_number = terminal(f"{line} --token 1 --against 0")
-    assert by_number.splitlines()[1:] == by_name.splitlines()[1:]
+    assert terminal(f"{line} --token 1 --against 0").splitlines()[1:] == by_name.splitlines()[1:]
 
 
 def test_a_grid_of_patches_is_printed(loud, terminal):

@@ -369,8 +369,7 @@ def test_a_comparison_that_is_there_is_not_taken_for_another(
     files, tmp_path, terminal, content, message
 ):
     (tmp_path / "comparison.json").write_text(content)
-    line = f"compare {files['one-vector']} --tokens 6 --out {tmp_path}"
-    assert message in terminal.refused(line)
+    assert message in terminal.refused(f"compare {files['one-vector']} --tokens 6 --out {tmp_path}")
 
 
 @pytest.mark.parametrize(

@@ -280,8 +280,7 @@ def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path,
         run_file.read_run(path),
         run_file.read_run(None, {"decoder.pattern.attention.mask": text}),
     ):
-        block = plan_run(ids).model.decoder.pattern[0]
-        assert block.attention.mask == rule
+        assert plan_run(ids).model.decoder.pattern[0].attention.mask == rule
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,7 @@ def test_folder_is_every_text_file_sorted_and_says_what_it_left_out(tmp_path):
 def test_jsonl_and_gzip(tmp_path):
     texts = ["one\ntwo", "", "drei ü", "\ud83d lone surrogate"]
     plain = jsonl(tmp_path / "a.jsonl", texts, field="body")
-    packed = write(tmp_path / "a.jsonl.gz", gzip.compress(plain.read_bytes()))
-    for path in (plain, packed):
+    for path in (plain, write(tmp_path / "a.jsonl.gz", gzip.compress(plain.read_bytes()))):
         assert list(find(path, field="body").documents()) == [
             "one\ntwo",
             "drei ü",
@@ -148,8 +147,7 @@ def test_documents_between_separators(tmp_path):
     ]
     assert tokens[:2] == [1, 5]
     assert tokens[2] > 1  # the cache knows how the file was parted
-    second = write(tmp_path / "both" / "b.txt", "more")
-    path.rename(second.with_name("a.txt"))
+    path.rename(write(tmp_path / "both" / "b.txt", "more").with_name("a.txt"))
     reads = [piece.bytes_read for piece in find(tmp_path / "both").pieces()]
     assert reads == sorted(reads)
     assert reads[-1] == find(tmp_path / "both").size > reads[0] > len("more")
@@ -292,8 +290,7 @@ def test_split_of_many_documents_is_at_a_border(tmp_path):
     assert valid.starts[-1] == len(valid)
     assert np.shares_memory(valid.borders, shards.corpus.starts)  # a billion of them cost nothing
     assert valid.bytes == sum(len(text) for text in texts[train.documents :])
-    first = valid.tokens[: valid.starts[1] - 1].tolist()
-    assert bytes(first).decode() == texts[train.documents]
+    assert bytes(valid.tokens[: valid.starts[1] - 1].tolist()).decode() == texts[train.documents]
 
 
 def test_split_of_two_long_documents_goes_through_the_second(tmp_path):
@@ -312,8 +309,7 @@ def test_a_spread_split_holds_out_some_of_every_kind(tmp_path):
     """A file whose end is of another kind: both kinds are held out, and every byte is on one side,
     once."""
     kinds = "".join(letter * 1000 for letter in "abcdefghij")
-    path = write(tmp_path / "a.txt", kinds)
-    shards = shards_of(find(path), tmp_path)
+    shards = shards_of(find(write(tmp_path / "a.txt", kinds)), tmp_path)
     pieces = shards.spread(0.1, 10)
     remaining = b"".join(bytes(valid.tokens[:100].tolist()) for _, valid in pieces)
     assert remaining.decode() == "".join(letter * 100 for letter in "abcdefghij")
@@ -367,8 +363,7 @@ def test_an_entry_of_another_sha256_is_made_again(tmp_path, name, damage):
         file.write_bytes(content[:-3])
     else:
         file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    again = shards_of(source, tmp_path)
-    assert again.tokens.tolist() == values
+    assert shards_of(source, tmp_path).tokens.tolist() == values
     assert file.read_bytes() == content
 
 

@@ -161,8 +161,7 @@ def test_what_has_ended_is_not_cancelled_too():
             events.append(event)
             if event.finish_reason == "stop":
                 handle.cancel()
-    reasons = [event.finish_reason for event in events if event.finish_reason]
-    assert reasons == ["stop", "cancelled"]
+    assert [event.finish_reason for event in events if event.finish_reason] == ["stop", "cancelled"]
 
 
 def test_events_come_to_a_task_too():
@@ -339,8 +338,7 @@ def test_weights_that_are_no_numbers_are_told():
 
 
 def test_texts_end_at_stop_strings_and_at_eos_as_those_of_generate():
-    config = dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300))
-    model = tiny.model(config)
+    model = tiny.model(dataclasses.replace(tiny.DECODERS["llama"], embed=c.Embed(300)))
     tokenizer = train_tokenizer("byte", [])
     prompts = ["Once upon", "a time", "x"]
     options = {"temperature": 1.3, "top_k": 40}

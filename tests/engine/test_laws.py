@@ -203,8 +203,7 @@ def test_texts_side_by_side_are_encoded_as_alone(name):
     encodes = [Encode(text, output=output) for text in texts for output in outputs]
     with Engine(model, step_tokens=40) as engine:
         alone = [engine.encode(encode) for encode in encodes]
-        handles = [engine.submit(encode) for encode in encodes]
-        for item, handle in zip(alone, handles, strict=True):
+        for item, handle in zip(alone, [engine.submit(encode) for encode in encodes], strict=True):
             output = handle.result().output
             assert output is not None
             assert output.shape == item.shape

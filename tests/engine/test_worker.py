@@ -239,8 +239,7 @@ def engine_of(name):
     if name in ("t5", "gru"):
         return Engine(tiny.model(tiny.ALL[name]), step_tokens=40, max_sequences=3)
     model = tiny.model(dataclasses.replace(tiny.ALL["gemma2"], embed=Embed(300)))
-    room = plan_memory(model, None, 5, None, None, 40)
-    memory = room.nbytes // 3
+    memory = plan_memory(model, None, 5, None, None, 40).nbytes // 3
     draft = model if name == "draft" else None
     few = {} if draft else {"memory": memory}
     return Engine(model, train("byte", []), step_tokens=40, max_sequences=5, draft=draft, **few)

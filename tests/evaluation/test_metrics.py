@@ -57,9 +57,7 @@ def test_rouge_is_f1_of_stems():
 
 
 def test_labels_and_numbers():
-    chosen = [1, 1, 0, 0, 1, 0]
-    right = [1, 0, 0, 0, 1, 1]
-    result = of_labels(chosen, right)
+    result = of_labels([1, 1, 0, 0, 1, 0], [1, 0, 0, 0, 1, 1])
     hits = 2
     misses = 1
     false = 1

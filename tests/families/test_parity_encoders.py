@@ -480,8 +480,7 @@ def test_a_t5_with_its_tokenizer_begins_with_pad(tmp_path, shared_data):
     from glassformer.formats.tokenizer_files import open as open_tokenizer
 
     tokenizer = open_tokenizer(shared_data / "tok-t5")
-    reference = t5(vocab_size=tokenizer.size, initializer_factor=1.0)
-    reference.save_pretrained(tmp_path / "theirs")
+    t5(vocab_size=tokenizer.size, initializer_factor=1.0).save_pretrained(tmp_path / "theirs")
     actual_model, _ = store.load(tmp_path / "theirs")
     store.save(actual_model, tmp_path / "ours", tokenizer, layout="hf")
     raw = json.loads((tmp_path / "ours" / "config.json").read_text())

@@ -63,6 +63,5 @@ def test_texts_in_pages_are_read_as_alone(name):
 def test_a_page_has_the_bytes_that_are_said():
     cfg = tiny.DECODERS["qwen3"]
     individual, near, across = PagedCache.page_bytes(cfg, torch.float32)
-    cache = PagedCache(cfg, 64, 5)
-    assert sum(kv.pages.nbytes for kv, _ in cache.pages) == (individual + near) * 5
+    assert sum(kv.pages.nbytes for kv, _ in PagedCache(cfg, 64, 5).pages) == (individual + near) * 5
     assert across == 0

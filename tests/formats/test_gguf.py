@@ -78,8 +78,7 @@ def test_blocks_are_joined_as_they_are_parted(kind, width):
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q2_K", "IQ4_XS"])
 def test_other_kinds_are_the_numbers_that_llama_cpp_reads(tmp_path, kind):
     """Every byte of one matrix drawn at random, but the scales, which are finite."""
-    model = model_of(dim=256)
-    gguf.save(model, tmp_path / "model.gguf", "F32", None)
+    gguf.save(model_of(dim=256), tmp_path / "model.gguf", "F32", None)
     reader = GGUFReader(tmp_path / "model.gguf")
     raw = np.random.default_rng(0).integers(0, 256, (300, GGML_QUANT_SIZES[kind_of(kind)][1]))
     raw = raw.astype(np.uint8)
@@ -143,13 +142,11 @@ def test_kinds_are_as_near_as_their_bits(tmp_path, kind, most):
 def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path):
     """Each head's rotary pairs, halves of it here, side by side there; values as they are."""
     model = model_of()
-    path = written(tmp_path)
-    tensors = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
+    tensors = {tensor.name: tensor.data for tensor in GGUFReader(written(tmp_path)).tensors}
     for piece, heads in (("q", 4), ("k", 2), ("v", 1)):
         weight = model.get_parameter(f"decoder.blocks.1.attn.{piece}.weight").detach().numpy()
         turned = weight.reshape(heads, 2, 8, 64).swapaxes(1, 2) if piece != "v" else weight
-        saved = tensors[f"blk.1.attn_{piece}.weight"]
-        assert np.array_equal(saved, turned.reshape(weight.shape))
+        assert np.array_equal(tensors[f"blk.1.attn_{piece}.weight"], turned.reshape(weight.shape))
 
 
 @pytest.mark.parametrize("bits", [8, 4])

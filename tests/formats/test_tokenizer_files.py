@@ -53,8 +53,7 @@ def tiktoken_of(path, pattern):
 
 
 def sentencepiece_of(path):
-    sentencepiece = pytest.importorskip("sentencepiece")
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    processor = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_file=str(path))
     return lambda sample: processor.encode(sample)
 
 

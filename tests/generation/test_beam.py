@@ -21,8 +21,7 @@ from mistakes import mistake
 
 
 def model(name):
-    model = build_model(tiny.ALL[name], seed=3)
-    return model.eval()
+    return build_model(tiny.ALL[name], seed=3).eval()
 
 
 def test_wide_beams_find_the_best_of_all_continuations():
@@ -63,8 +62,7 @@ def test_a_prompt_finds_the_same_in_a_batch_as_alone(name):
     new_model = model(name)
     prompts = [[5, 7, 9, 11, 3], [4, 8], [6]]
     settings = {"beams": 3, "best": 3, "max_new": 10, "eos": (2, 9, 17), "start": 0}
-    together = beam(new_model, None, prompts, **settings)
-    for prompt, result in zip(prompts, together, strict=True):
+    for prompt, result in zip(prompts, beam(new_model, None, prompts, **settings), strict=True):
         alone = beam(new_model, None, [prompt], **settings)[0]
         assert [h.tokens for h in alone] == [h.tokens for h in result]
         assert [h.score for h in alone] == pytest.approx([h.score for h in result], abs=1e-5)

@@ -101,11 +101,9 @@ def test_a_batch_with_a_cache_is_each_without(model):
     for number, prompt in enumerate(PROMPTS):
         tokens, logits = recomputed(model, prompt, 20)
         expected = logits.log_softmax(-1).amax(-1)
-        alone = greedy(model, prompt)
-        for result, row in ((alone, 0), (together, number)):
+        for result, row in ((greedy(model, prompt), 0), (together, number)):
             assert result.tokens[row] == tokens
-            logprobs = torch.tensor(result.logprobs[row])
-            assert_close(logprobs, expected, atol=1e-5, rtol=0)
+            assert_close(torch.tensor(result.logprobs[row]), expected, atol=1e-5, rtol=0)
 
 
 # ----------------------------------------------------------------------------------------- laws
@@ -116,15 +114,13 @@ SAMPLED = {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repet
 
 def test_sampling_in_a_batch_is_sampling_alone(model):
     together = run(model, PROMPTS, 15, seed=3, **SAMPLED).tokens
-    alone = [run(model, prompt, 15, seed=3, **SAMPLED).tokens[0] for prompt in PROMPTS]
-    assert together == alone
+    assert together == [run(model, prompt, 15, seed=3, **SAMPLED).tokens[0] for prompt in PROMPTS]
     assert len(set(map(tuple, together))) == len(PROMPTS)
 
 
 def test_samples_are_the_prompt_given_again(model):
     forked = run(model, PROMPTS[:2], 12, samples=3, seed=5).tokens
-    repeated = [ids for ids in PROMPTS[:2] for _ in range(3)]
-    assert forked == run(model, repeated, 12, seed=5).tokens
+    assert forked == run(model, [ids for ids in PROMPTS[:2] for _ in range(3)], 12, seed=5).tokens
     assert len(set(map(tuple, forked))) == 6
 
 
@@ -231,8 +227,7 @@ def test_steps_tell_everything(rotary):
     assert output.texts == [""] * 4
     assert output.finishes == [None] * 4
     steps = list(output)
-    places = [(step.index, step.row) for step in steps]
-    assert places == list(itertools.product(range(3), range(4)))
+    assert [(step.index, step.row) for step in steps] == list(itertools.product(range(3), range(4)))
     assert [step.finish for step in steps] == [None] * 8 + ["length"] * 4
     for row in output.rows:
         steps_of_row = [step for step in steps if step.row == row.number]
@@ -371,8 +366,7 @@ def test_an_encoder_decoder_answers_its_source():
     stack = c.Stack(2, (dataclasses.replace(block, cross=attention),), c.RelativeBias(8, 16))
     shape = c.EncoderDecoder(32, CONTEXT, c.Embed(VOCAB), encoder, stack, init=init)
     model = build_model(shape, seed=3).eval()
-    output = greedy(model, PROMPTS, 10, start=2)
-    for prompt, tokens in zip(PROMPTS, output.tokens, strict=True):
+    for prompt, tokens in zip(PROMPTS, greedy(model, PROMPTS, 10, start=2).tokens, strict=True):
         row = [2]
         with torch.no_grad():
             for _ in range(10):
@@ -461,5 +455,4 @@ def test_a_real_model_tells_its_story(shared_data):
     assert batch.texts[1] == STORY.removesuffix("too high")
     alone = greedy(model, "Lily", 60, tokenizer, stop="too high")
     assert batch.tokens[2] == alone.tokens[0]
-    text = tokenizer.decode(alone.rows[0].prompt + alone.tokens[0])
-    assert text.startswith("Lily" + alone.text)
+    assert tokenizer.decode(alone.rows[0].prompt + alone.tokens[0]).startswith("Lily" + alone.text)

@@ -54,8 +54,7 @@ def test_top_k_keeps_equals():
 @pytest.mark.parametrize("penalty", [0.7, 1.3])
 def test_penalty_is_theirs(penalty):
     logits = logits_of()
-    draw = torch.Generator().manual_seed(2)
-    ids = torch.randint(97, (6, 20), generator=draw)
+    ids = torch.randint(97, (6, 20), generator=torch.Generator().manual_seed(2))
     observed = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, True)
     expected = theirs.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
     assert torch.equal(penalise(logits, observed, penalty), expected)
@@ -83,8 +82,7 @@ def test_settings_that_fp32_rounds_to_zero_draw_tokens_all_the_same(tiny):
     logits = 3 + logits_of()
     logits[:, 96] = -math.inf
     tokens = choose(logits, torch.full((6,), 0.5), None, Sampling(**tiny))
-    greedy = logits.argmax(-1)
-    assert torch.equal(tokens, greedy) or ("min_p" in tiny and 96 not in tokens)
+    assert torch.equal(tokens, logits.argmax(-1)) or ("min_p" in tiny and 96 not in tokens)
     with mistake("give 1e-9 or more"):
         Sampling(repetition_penalty=1e-40)
 

@@ -98,8 +98,7 @@ def test_the_order_of_the_road_and_a_teachers_own(tmp_path):
     assert all(item.page for item in actual)
     assert all(len(item.hints) >= 2 and item.task and item.title for item in actual)
     (tmp_path / "rotary.py").write_text(GOOD)
-    pair = catalogue(tmp_path)
-    assert len(pair) == len(actual)
+    assert len(catalogue(tmp_path)) == len(actual)
     assert find("rotary", tmp_path).title == "A title"
 
 
@@ -116,8 +115,7 @@ def test_an_unknown_name_gets_the_nearest():
 def test_no_answer_is_left_in_a_starter():
     for item in catalogue():
         lines = item.starter.splitlines()
-        cut = [line for line in item.solution.splitlines() if line not in lines]
-        assert cut
+        assert [line for line in item.solution.splitlines() if line not in lines]
         assert lines.count("") >= 1
         assert item.starter.count("raise NotImplementedError") >= 1
         assert item.starter == without_answers(item.solution)

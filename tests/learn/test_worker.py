@@ -93,5 +93,4 @@ def test_a_notebook_as_learners_leave_it(checker, tmp_path, terminal):
         "error",
         "code cell 3, line 1",
     ) and "was never closed" in typo.message, typo
-    output = terminal(f"learn check {path}", code=1)
-    assert "code cell 3, line 1: '(' was never closed" in output
+    assert "code cell 3, line 1: '(' was never closed" in terminal(f"learn check {path}", code=1)

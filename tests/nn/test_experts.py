@@ -292,8 +292,7 @@ def test_an_encoders_mixtures_are_heard_too():
 
 
 def test_muon_takes_a_stack_as_its_matrices():
-    draw = torch.Generator().manual_seed(0)
-    start, *grads = torch.randn(4, 3, 24, 16, generator=draw)
+    start, *grads = torch.randn(4, 3, 24, 16, generator=torch.Generator().manual_seed(0))
     stack = nn.Parameter(start.clone())
     apart = [nn.Parameter(matrix.clone()) for matrix in start]
     actual = muon.Muon([{"params": [stack], "lr": 0.1, "weight_decay": 0.1}], 0.9)

@@ -273,8 +273,7 @@ def test_long_rows_hold_nothing_of_all_pairs(mask_rule, kind, chosen):
 def test_sparse_is_chosen_where_it_pays_and_only_there(mask_rule, length, options, sparse):
     pos = torch.arange(length)[None]
     q = torch.zeros(1, 1, length, 8)
-    mask = Mask(pos, pos, True, mask_rule, **options)
-    engine = choose(AttentionInputs(q, q, q, mask, None, 0.3))
+    engine = choose(AttentionInputs(q, q, q, Mask(pos, pos, True, mask_rule, **options), None, 0.3))
     assert (engine.name == "block_sparse") == sparse
 
 
@@ -348,8 +347,7 @@ def test_a_ring_shows_who_computes_what(name, terminal):
     mask = Mask(pos, pos, True, parse_rule(name)).dense()[0, 0]
     for process, shard in enumerate(shards):
         observed = mask[shard]
-        cells = torch.from_numpy(picture.cells[shard])
-        assert torch.equal(cells == masks.SEEN + process, observed)
+        assert torch.equal(torch.from_numpy(picture.cells[shard]) == masks.SEEN + process, observed)
         steps = [int(observed[:, shards[(process - step) % size]].sum()) for step in range(size)]
         assert picture.pairs[process].tolist() == steps
     lines = terminal(f"masks '{name}' --ring 3 --length 21").splitlines()

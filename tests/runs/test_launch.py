@@ -414,8 +414,7 @@ def test_a_run_that_ended_early_goes_on_with_more_steps(corpus, tmp_path, capfd,
 def test_a_run_file_in_python_is_the_command(corpus, tmp_path, finished_run):
     file = tmp_path / "run.toml"
     file.write_text(f'[data]\ntrain = "{corpus}"\n')
-    overrides = {**SETTINGS, "steps": "4"}
-    ended = glassformer.train(file, out=tmp_path / "run", overrides=overrides)
+    ended = glassformer.train(file, out=tmp_path / "run", overrides={**SETTINGS, "steps": "4"})
     assert (ended.step, ended.folder) == (4, tmp_path / "run")
     again = glassformer.train(
         run_file.read_run(file, {**SETTINGS, "steps": "6"}), out=str(tmp_path / "run"), resume=True
@@ -454,8 +453,7 @@ def test_going_on_from_a_trained_model(corpus, finished_run, tmp_path):
     further = dataclasses.replace(settings(corpus, steps="1", context="none"), model=table)
     further = dataclasses.replace(further, data=dataclasses.replace(further.data, tokenizer=None))
     ended = runs.run(further, tmp_path / "run")
-    first = hooks.read_log(finished_run / "log.jsonl")[0]["loss"]
-    assert ended.loss < first - 0.3
+    assert ended.loss < hooks.read_log(finished_run / "log.jsonl")[0]["loss"] - 0.3
     model, tokenizer = store.load(tmp_path / "run")
     assert model.config.decoder.dropout == 0.0
     assert tokenizer is not None

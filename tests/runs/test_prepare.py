@@ -102,8 +102,7 @@ def test_new_embeddings_are_drawn_for_another_tokenizer(home, capfd):
     base, individual = store.load(home / "base")
     assert tokenizer.size == model.config.embed.vocab != individual.size
     before = dict(base.named_parameters())
-    after = dict(model.named_parameters())
-    for name, weight in after.items():
+    for name, weight in dict(model.named_parameters()).items():
         token = name.startswith(("embed.token", "embed.lag", "head.proj"))
         close = before[name].shape == weight.shape and torch.allclose(
             before[name], weight, atol=1e-4

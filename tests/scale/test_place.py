@@ -60,8 +60,7 @@ def test_the_runs_of_a_box_are_its_numbers_in_the_order_of_the_whole():
     assert list(place_of((4, 3), Mesh(Parallel(data=2), 1)).runs()) == [(6, 6)]
     copy = Mesh(Parallel(data=1, expert=2), 1)
     full = place_of((4, 3), copy)
-    individual = place_of((2, 3), copy, Cut("expert", 0, 2, 4, 4))
-    assert individual.is_written_by(copy)
+    assert place_of((2, 3), copy, Cut("expert", 0, 2, 4, 4)).is_written_by(copy)
     assert not full.is_written_by(copy)
 
 

@@ -69,8 +69,7 @@ def test_the_thread_works_while_the_reader_does():
             enough.set()
         return next(source)
 
-    ahead = Prefetched(batches(), 2, draw)
-    next(ahead)
+    next(Prefetched(batches(), 2, draw))
     assert enough.wait(30)
     assert len(drawn) == 3
     assert all(name.startswith("batches") for name in drawn)

@@ -345,8 +345,7 @@ def test_what_is_too_long_is_cut_or_refused():
     words, frame = TOKENIZERS.values()
 
     def tokens(cut, objective, model, context, tokenizer=words):
-        ids = encode(table, tokenizer, objective, model, context, cut)
-        side = ids.sides[-1]
+        side = encode(table, tokenizer, objective, model, context, cut).sides[-1]
         return tokenizer.decode(next(iter(side.columns.values())).tolist())
 
     with mistake(
@@ -497,8 +496,7 @@ def test_multi30k_fills_its_rows(shared_data):
     tokenizer = train_tokenizer("words", result.texts())
     ids = encode(result, tokenizer, Seq2Seq(), tiny.t5(), 128)
     assert ExampleBatches(ids, 8, 128).fill > 0.94  # of its 29,000 training pairs 98 %
-    back = next(each_once(ids, 1, 128))
-    pair = documents(back)[0]
+    pair = documents(next(each_once(ids, 1, 128)))[0]
     assert tokenizer.decode(pair.source[0].tolist()) == first(result).first
     assert tokenizer.decode(pair.targets[0].tolist()) == first(result).second
 

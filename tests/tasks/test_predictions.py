@@ -119,8 +119,7 @@ def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer):
 
 def test_labels_of_texts_and_pairs(tokenizer):
     model = encoder(c.Pool("first", "tanh", labels=3))
-    actual_logits = classify(model, tokenizer, TEXTS, batch=2)
-    assert_close(actual_logits.sum(1), torch.ones(4))
+    assert_close(classify(model, tokenizer, TEXTS, batch=2).sum(1), torch.ones(4))
     pair = ("the cat sat", "a dog ran")
     ids, segments = tokenizer.encode_pair(*pair)
     with torch.no_grad():

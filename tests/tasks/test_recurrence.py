@@ -114,8 +114,7 @@ def attention_by_hand(model, inputs, source):
 
 @torch.no_grad()
 def test_additive_attention_equals_the_paper_word_by_word():
-    config = replace(ALL["bahdanau"], decoder=c.Recurrent(1, cross=c.Additive(24)))
-    model = tiny.model(config)
+    model = tiny.model(replace(ALL["bahdanau"], decoder=c.Recurrent(1, cross=c.Additive(24))))
     second_tokens = tokens(1, 7)
     source = tokens(1, 5, seed=3)
     tape = Tape("*.pattern")
@@ -135,8 +134,7 @@ def test_packed_pairs_equal_pairs_alone(name):
     documents = Documents(texts, sources)
     reader = DocumentReader(tiny.model(ALL[name]), documents, tape=True)
     packed = reader.read(documents.packed())
-    alone = reader.read(documents.alone(*range(5)))
-    for values, right in zip(packed, alone, strict=True):
+    for values, right in zip(packed, reader.read(documents.alone(*range(5))), strict=True):
         assert values.keys() == right.keys()
         for path, value in values.items():
             assert_close(value, right[path], **CLOSE)

@@ -59,8 +59,7 @@ def files(folder):
 def use(path):
     """Open the file and do with it all that is done with a tokenizer."""
     tokenizer = open_tokenizer(path, kind="gpt2" if path.suffix == ".tiktoken" else None)
-    samples = [*NASTY[:20], "a" * 40 + "b", " " * 3000 + "a", STORY[0]]
-    for sample in samples:
+    for sample in [*NASTY[:20], "a" * 40 + "b", " " * 3000 + "a", STORY[0]]:
         try:
             ids = tokenizer.encode(sample, special=True)
         except UserError:

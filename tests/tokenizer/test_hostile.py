@@ -139,17 +139,14 @@ def test_a_damaged_table_of_characters_is_refused_or_used(shared_data, turns):
 
 
 def test_a_table_that_blows_a_text_up_is_refused(shared_data):
-    full = charsmap(shared_data)
-    long = base64.b64encode(full[:-1] + b"a" * 300 + b"\0").decode()
+    long = base64.b64encode(charsmap(shared_data)[:-1] + b"a" * 300 + b"\0").decode()
     with mistake("make over 256 characters of one"):
         changed(normalizer={"type": "Precompiled", "precompiled_charsmap": long})
 
 
 @pytest.mark.parametrize("name", ["normalizer", "decoder"])
 def test_replacements_that_blow_a_text_up_are_refused(name):
-    doubling = replacing(*[("String", "a", "aa")] * 40)
-    inserting = replacing(*[("Regex", "", "a")] * 40)
-    for steps in (doubling, inserting):
+    for steps in (replacing(*[("String", "a", "aa")] * 40), replacing(*[("Regex", "", "a")] * 40)):
         steps = (
             steps
             if name == "normalizer"

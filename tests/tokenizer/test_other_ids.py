@@ -40,8 +40,7 @@ def pair_of_files(extra=()):
 
 
 def spec(**changes):
-    raw = json.loads(train_tokenizer("byte").to_json())
-    return json.dumps({**raw, **changes})
+    return json.dumps({**json.loads(train_tokenizer("byte").to_json()), **changes})
 
 
 # -------------------------------------------------------------------------------- tokenizer_class

@@ -57,8 +57,7 @@ def test_bert_pairs_are_those_of_transformers(shared_data, case):
 def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data, name):
     transformers = pytest.importorskip("transformers")
     folder = shared_data / "tok-t5"
-    spec = str(folder / "tokenizer.json")
-    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=spec)
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     actual = open_tokenizer(folder / name)
     assert actual.sentinels == list(range(32099, 31999, -1))
     assert actual.mask is None

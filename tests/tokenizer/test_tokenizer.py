@@ -70,8 +70,7 @@ def test_text_survives_and_spans_cover_it(byte_level):
         assert byte_level.decode(ids) == streamed(byte_level, ids) == sample
         spans = byte_level.offsets(sample)
         assert len(spans) == len(ids)
-        pieces = [byte_level.bytes_of(id) for id in ids]
-        for piece, (start, end) in zip(pieces, spans, strict=True):
+        for piece, (start, end) in zip([byte_level.bytes_of(id) for id in ids], spans, strict=True):
             assert start < end <= len(sample)
             assert piece in sample[start:end].encode()
         assert {i for start, end in spans for i in range(start, end)} == set(range(len(sample)))
@@ -132,8 +131,7 @@ def test_special_tokens_are_read_only_when_asked(byte_level):
 def test_a_stream_never_shows_half_a_character():
     tokenizer = train_tokenizer("byte")
     stream = tokenizer.stream()
-    displayed = [stream.push(byte) for byte in "a👩é".encode()]
-    assert displayed == ["a", "", "", "", "👩", "", "é"]
+    assert [stream.push(byte) for byte in "a👩é".encode()] == ["a", "", "", "", "👩", "", "é"]
     assert stream.flush() == ""
     assert stream.push(0xF0) == ""
     assert stream.flush() == "\ufffd"

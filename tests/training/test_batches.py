@@ -148,8 +148,7 @@ def by_hand(shards, tokens, first):
 
 @pytest.mark.parametrize("eos", [EOS, None])
 def test_positions_restart_and_documents_are_numbered(eos):
-    lengths = np.random.default_rng(0).integers(2, 30, 200).tolist()
-    shards = corpus(lengths, eos=eos)
+    shards = corpus(np.random.default_rng(0).integers(2, 30, 200).tolist(), eos=eos)
     stream = shards.tokens.astype(np.int64)
     group = 0
     for batch in every_token_once(shards, batch=5, context=24):
@@ -176,8 +175,7 @@ def test_rows_inside_one_document_need_no_positions():
 
 
 def test_many_documents_lose_nothing_but_first_tokens():
-    lengths = np.random.default_rng(1).integers(1, 9, 400).tolist()
-    shards = corpus(lengths, eos=None)
+    shards = corpus(np.random.default_rng(1).integers(1, 9, 400).tolist(), eos=None)
     first = set((shards.starts[:-1] + 1).tolist())
     everything = [token for token in range(1, len(shards) + 1) if token not in first]
     batches = Batches(shards, batch=1, context=13)

@@ -300,8 +300,7 @@ def test_groups_by_path():
 
 
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
-    optimizer = Optimizer(build_model(tiny(tied=False)), run.Muon(lr=0.01))
-    matrix, adamw = optimizer.optimizers
+    matrix, adamw = Optimizer(build_model(tiny(tied=False)), run.Muon(lr=0.01)).optimizers
     assert isinstance(matrix, muon.Muon)
     assert isinstance(adamw, torch.optim.AdamW)
     matrices, names = (
@@ -366,8 +365,7 @@ def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
     instead of 72."""
     draw = torch.Generator().manual_seed(0)
     one_by_one = [torch.randn(24, 40, generator=draw, dtype=torch.bfloat16) for _ in range(7)]
-    together = muon.orthogonal(torch.stack(one_by_one))
-    for matrix, result in zip(one_by_one, together, strict=True):
+    for matrix, result in zip(one_by_one, muon.orthogonal(torch.stack(one_by_one)), strict=True):
         alone = muon.orthogonal(matrix[None])[0]
         # a rounding of bf16
         assert (result.float() - alone.float()).norm() <= 2**-7 * alone.float().norm()

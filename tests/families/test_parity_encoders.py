@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -87,43 +88,17 @@ def padding(side):
 
 # ------------------------------------------------------------------------------------------- BERT
 
-BERT = {
-    "bare": ("BertModel", {}),
-    "words": ("BertForMaskedLM", {}),
-    "words, untied": ("BertForMaskedLM", {"tie_word_embeddings": False}),
-    "pretraining": ("BertForPreTraining", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
-    "pretraining, untied": ("BertForPreTraining", {"tie_word_embeddings": False}),
-    "next sentence": ("BertForNextSentencePrediction", {}),
-    "five labels": ("BertForSequenceClassification", {"num_labels": 5, "classifier_dropout": 0.3}),
-    "one label": ("BertForSequenceClassification", {"num_labels": 1, "hidden_dropout_prob": 0.0}),
-    "one segment, wide": (
-        "BertForMaskedLM",
-        {"type_vocab_size": 1, "intermediate_size": 80, "hidden_act": "relu"},
-    ),
-    "one head": ("BertForPreTraining", {"num_attention_heads": 1, "num_hidden_layers": 1}),
-    "odd heads": ("BertForPreTraining", {"hidden_size": 35, "num_attention_heads": 5}),
-    "labels of tokens": (
-        "BertForTokenClassification",
-        {"num_labels": 5, "classifier_dropout": 0.3},
-    ),
-    "answers": ("BertForQuestionAnswering", {}),
-    "two labels of tokens": ("BertForTokenClassification", {"hidden_dropout_prob": 0.0}),
-    "electra": ("ElectraModel", {"embedding_size": 20}),
-    "electra, replaced": ("ElectraForPreTraining", {"embedding_size": 20}),
-    "electra, as wide": ("ElectraForPreTraining", {"embedding_size": 32, "hidden_act": "relu"}),
-    "electra, labels": ("ElectraForTokenClassification", {"embedding_size": 48, "num_labels": 4}),
-    "electra, answers": ("ElectraForQuestionAnswering", {"embedding_size": 20}),
-}
+TABLES = json.loads(Path(__file__).with_name("encoders.json").read_text(encoding="utf-8"))
 
 
 def bert(kind, **changes):
     settings = getattr(transformers, kind.partition("For")[0].removesuffix("Model") + "Config")
-    return shaken(getattr(transformers, kind)(settings(**{**SIZES, **changes})))
+    return shaken(getattr(transformers, kind)(settings(**TABLES["sizes"] | changes)))
 
 
-@pytest.mark.parametrize("name", BERT)
+@pytest.mark.parametrize("name", TABLES["bert"])
 def test_bert_both_ways(name, tmp_path):
-    kind, changes = BERT[name]
+    kind, changes = TABLES["bert"][name]
     saved = "BertForSequenceClassification" if kind == "BertForNextSentencePrediction" else ""
     # the untied bias that transformers writes twice and reads once is written once
     untied = not changes.get("tie_word_embeddings", True)
@@ -155,40 +130,13 @@ def test_published_sizes_of_electra(size, shape):
 
 # --------------------------------------------------------------------------------------------- T5
 
-T5 = {
-    "tied": {},
-    "1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-    "1.1, tied all the same": {
-        "feed_forward_proj": "gated-silu",
-        "tie_word_embeddings": False,
-        "twins": True,
-    },
-    "deeper decoder": {"num_decoder_layers": 4, "num_heads": 3},
-    "shallower decoder, odd heads": {
-        "num_decoder_layers": 1,
-        "d_kv": 11,
-        "relative_attention_num_buckets": 6,
-    },
-    "near distances": {"relative_attention_max_distance": 17, "layer_norm_epsilon": 1e-3},
-}
-
-
-T5_SIZES = {
-    "vocab_size": VOCAB,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 52,
-    "num_layers": 2,
-    "num_heads": 4,
-}
-
 
 def t5(**changes):
     tied = changes.get("tie_word_embeddings", True)
     twins = changes.pop("twins", tied)
     # logits of some units, scaled down or not
     factor = 1.5 if tied else 0.3
-    config = transformers.T5Config(**{**T5_SIZES, "initializer_factor": factor, **changes})
+    config = transformers.T5Config(**TABLES["t5 sizes"] | {"initializer_factor": factor} | changes)
     model = transformers.T5ForConditionalGeneration(config)
     if not twins:  # transformers 5 ties all heads, and lets files untie them
         draw = torch.Generator().manual_seed(3)
@@ -234,20 +182,9 @@ def both_ways(
     assert saved or equal_tensors(before, files(folder / "ours"))
 
 
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 52,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 40,
-    "initializer_range": 0.15,
-}
-
-
-@pytest.mark.parametrize("name", T5)
+@pytest.mark.parametrize("name", TABLES["t5"])
 def test_t5_both_ways(name, tmp_path):
-    both_ways(t5(**T5[name]), tmp_path, equal_pairs)
+    both_ways(t5(**TABLES["t5"][name]), tmp_path, equal_pairs)
 
 
 def test_t5_encoder_alone(tmp_path):
@@ -257,7 +194,7 @@ def test_t5_encoder_alone(tmp_path):
         hidden = reference(ids, present.long()).last_hidden_state
         close(actual(ids, pos=real_positions(present)).hidden[present], hidden[present])
 
-    config = transformers.T5Config(**T5_SIZES | {"num_heads": 3})
+    config = transformers.T5Config(**TABLES["t5 sizes"] | {"num_heads": 3})
     both_ways(shaken(transformers.T5EncoderModel(config)), tmp_path, compare)
 
 
@@ -276,7 +213,7 @@ def test_t5_head_and_scale_are_told_apart(tied, scaled, tmp_path):
 
 def test_t5_as_transformers_4_wrote_it(tmp_path):
     """1.1 with its own words, T5 with the table three times over and the bias nobody reads."""
-    model = t5(**T5["1.1"])
+    model = t5(**TABLES["t5"]["1.1"])
     page = tmp_path / "config.json"
     model.save_pretrained(tmp_path)
     raw = edit_json(page, scale_decoder_outputs=None, tie_word_embeddings=False)
@@ -295,18 +232,6 @@ def test_t5_as_transformers_4_wrote_it(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------- 2017
-
-MARIAN = {
-    "plain": {},
-    "scaled, relu": {"scale_embedding": True, "activation_function": "relu", "dropout": 0.0},
-    "swish, lopsided": {
-        "activation_function": "swish",
-        "decoder_layers": 1,
-        "decoder_attention_heads": 2,
-        "decoder_ffn_dim": 20,
-    },
-    "odd heads": {"d_model": 30, "encoder_attention_heads": 6, "decoder_attention_heads": 10},
-}
 
 
 def marian(**changes):
@@ -333,10 +258,10 @@ def marian(**changes):
 SIDE = {"layers": 3, "attention_heads": 4, "ffn_dim": 52}
 
 
-@pytest.mark.parametrize("name", MARIAN)
+@pytest.mark.parametrize("name", TABLES["marian"])
 def test_marian_both_ways(name, tmp_path):
     # theirs counts columns, ours what is there
-    both_ways(marian(**MARIAN[name]), tmp_path, equal_pairs, ("right",))
+    both_ways(marian(**TABLES["marian"][name]), tmp_path, equal_pairs, ("right",))
 
 
 def test_a_marian_beside_its_two_vocabularies(tmp_path):
@@ -411,61 +336,7 @@ def test_a_bert_without_its_pooler(tmp_path):
     close(model(tokens()).hidden, reference(tokens()).last_hidden_state)
 
 
-@pytest.mark.parametrize(
-    "kind, change, text",
-    [
-        (
-            "bert",
-            {"position_embedding_type": "relative_key"},
-            '"position_embedding_type" is "relative_key", but',
-        ),
-        ("bert", {"is_decoder": True}, '"is_decoder" is true'),
-        ("bert", {"num_attention_heads": 5}, "5 heads do not divide dim 32"),
-        ("bert", {"type_vocab_size": 0}, '"type_vocab_size" is 0'),
-        ("bert", {"architectures": ["BertForMultipleChoice"]}, '"BertForMultipleChoice" is not in'),
-        (
-            "bert",
-            {"architectures": ["BertForQuestionAnswering"]},
-            "the files lack qa_outputs.weight",
-        ),
-        (
-            "bert",
-            {"architectures": ["BertForTokenClassification"]},
-            "the files lack classifier.weight",
-        ),
-        (
-            "bert",
-            {"architectures": ["BertForSequenceClassification"]},
-            "the files lack classifier.weight",
-        ),
-        (
-            "t5",
-            {"feed_forward_proj": "gated-tanh"},
-            '"feed_forward_proj" is "gated-tanh"; it must be one of',
-        ),
-        (
-            "t5",
-            {"decoder_start_token_id": 7},
-            '"decoder_start_token_id" is 7; it must be the id of pad or bos',
-        ),
-        ("t5", {"num_decoder_layers": 0}, '"num_decoder_layers" is 0'),
-        (
-            "marian",
-            {"tie_word_embeddings": False},
-            '"tie_word_embeddings" is false, but the head shares',
-        ),
-        (
-            "marian",
-            {"normalize_before": True},
-            '"normalize_before" is true, but norms come after here',
-        ),
-        (
-            "marian",
-            {"decoder_vocab_size": 7},
-            '"decoder_vocab_size" is 7, but both sides share one vocabulary',
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind, change, text", TABLES["refused"])
 def test_what_is_not_built_is_one_sentence(kind, change, text, tmp_path):
     build = {"bert": lambda: bert("BertModel"), "t5": t5, "marian": marian}[kind]
     build().save_pretrained(tmp_path)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from glassformer import UserError
+
+# by table: a line that is wrong, and a part of what is answered to it
+SENTENCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @contextmanager

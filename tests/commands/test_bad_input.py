@@ -22,6 +22,7 @@ from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.nn import build_model
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
+from mistakes import SENTENCES
 from tiny import DECODERS
 
 COMMAND = [sys.executable, "-m", "glassformer"]
@@ -162,162 +163,7 @@ def test_a_decoder_that_never_learned_pairs_is_not_asked_to_translate(step, refu
 
 @pytest.mark.parametrize(
     "line, message",
-    [
-        ("-x", "-x is not understood here; see glassformer --help"),
-        ("genrate", 'There is no command "genrate". Did you mean "generate"?'),
-        ("generate", "arguments are required: MODEL;"),
-        ("generate '' x", "The model's name is empty"),
-        ("generate glas/1m x", 'Did you mean "glass/1m"?'),
-        ("generate ./modle x", 'or a recipe. Did you mean "model"?'),
-        (
-            "embed model --prompts corpsu.txt",
-            'check the path. Did you mean "corpus.txt"?',
-        ),
-        ("words near corpsu.txt x", 'Did you mean "corpus.txt"?'),
-        ("look model '1 and' '*.nonesuch'", 'No value is called "*.nonesuch"'),
-        ("look model '1 and' '*.atn.q'", 'Did you mean "'),
-        (
-            "look model 1 --out p.png",
-            "give --draw as well, and a name that ends in .svg",
-        ),
-        ("look model '' '*.q'", "The text is empty"),
-        (f"look model '{'1 and ' * 9}' *.q", "model's context is 16; shorten it"),
-        ("cost nowhere.toml", "nowhere.toml cannot be read (No such file"),
-        ("cost glass/1m --batch 0", "--batch is 0; give 1 or more"),
-        ("cost glass/1m --context -5", "--context is -5; give 1 or more"),
-        ("data shakespear", 'Did you mean "shakespeare"?'),
-        ("data zzz", "Named corpora: python-docs, shakespeare"),
-        ("data /no/where", "/no/where does not exist"),
-        ("recipes glass", "glass is not understood. See glassformer recipes --help"),
-        ("eval model", "Give --data FILE, or --tasks"),
-        (
-            "eval model --data corpus.txt --context 99",
-            "context is 99; give 1 to 16",
-        ),
-        (
-            "eval model --data corpus.txt --stride 0",
-            "stride is 0; give 1 to the context",
-        ),
-        ("convert model out", "No published layout holds this model"),
-        (
-            "convert model corpus.txt --layout glassformer",
-            "corpus.txt cannot be made because a file",
-        ),
-        ("convert model out --layout hg", "invalid choice: 'hg'"),
-        ("generate model '1 and' --temperature abc", "--temperature is 'abc'; give a number"),
-        ("generate model '1 and' --temperature nan", "temperature is nan; give 0 (greedy) or more"),
-        ("generate model '1 and' --max-new 1.5", "--max-new is '1.5'; give an integer"),
-        ("generate model '1 and' --max-new -3", "max_new is -3; give 1 or more"),
-        (
-            "generate model '1 and' --max-new",
-            "--max-new: expected one argument; see glassformer generate --help",
-        ),
-        ("generate model '1 and' --samples 0", "samples is 0; give 1 to 1,000,000"),
-        ("generate model '1 and' --stop ''", "A stop string is empty"),
-        ("generate model '1 and' --dtype float31", 'There is no dtype "float31"'),
-        (
-            "generate model '1 and' --max-nwe 3",
-            '--max-nwe is not understood. Did you mean "--max-new"?',
-        ),
-        ("generate model '1 and' --max_new_tokens 3", 'Did you mean "--max-new"?'),
-        ("generate model '1 and' --temp 0.5", 'Did you mean "--temperature"?'),
-        (
-            "generate model '1 and' --threads 2",
-            "--threads is not understood. Set OMP_NUM_THREADS before the command.",
-        ),
-        ("train nowhere.toml --out out", "nowhere.toml cannot be read (No such file"),
-        ("train model --out out", "model cannot be read (Is a directory)"),
-        ("train run.toml again.toml --out out", "again.toml is not understood; give one run file"),
-        ("train run.toml -x --out out", "-x is not understood"),
-        ("train run.toml --steps --out out", "--steps needs a value; give it as --steps VALUE"),
-        ("train run.toml --steps many --out out", 'train.steps: "many" is not an integer'),
-        ("train run.toml --steps 0 --out out", "train.steps is 0; give a number above 0"),
-        (
-            "train run.toml --stpes 3 --out out",
-            'There is no setting "stpes". Did you mean "steps"?',
-        ),
-        (
-            "train run.toml --decoder.dpeth 3 --out out",
-            'decoder has no setting "dpeth". Did you mean "depth"?',
-        ),
-        (
-            "train run.toml --decoder.n_layer 3 --out out",
-            'decoder has no setting "n_layer". Did you mean "depth"?',
-        ),
-        ("train run.toml --step 3 --out out", 'There is no setting "step". Did you mean "steps"?'),
-        (
-            "train run.toml --norm RMSNorm --out out",
-            'Did you mean "decoder.pattern.norm" or "encoder.pattern.norm"?',
-        ),
-        ("train run.toml --lr 900 --out out", "learning rate optimizer.lr is 900; give one"),
-        (
-            "train corpus.txt --out out",
-            "not a run file (TOML); a text to train on is given as --data.train corpus.txt.",
-        ),
-        ("train run.toml --depth 3 --out out", 'Did you mean "decoder.depth" or "encoder.depth"?'),
-        (
-            "train run.toml --heads 4 --out out",
-            'Did you mean "decoder.pattern.attention.heads" or ',
-        ),
-        (
-            "train run.toml --batch-size 4 --out out",
-            'There is no setting "batch_size". Did you mean "batch"?',
-        ),
-        ("train run.toml --learning_rate 1e-3 --out out", 'Did you mean "lr"?'),
-        ("train run.toml --epochs 3 --out out", 'Did you mean "steps"?'),
-        ("train run.toml --max_iters 3 --out out", 'Did you mean "steps"?'),
-        ("train run.toml --threads 3 --out out", "Set OMP_NUM_THREADS before the command."),
-        (
-            "train run.toml --optimizer.lr 1 --optimizer.momentun 2 --out out",
-            'Did you mean "momentum"?',
-        ),
-        (
-            "train run.toml --decoder.pattern.attention.heads 5 --out out",
-            "5 heads do not divide dim 16",
-        ),
-        (
-            "train run.toml --decoder.pattern.attention.kv_heads 4 --out out",
-            "kv_heads is 4; give 1 to heads (2)",
-        ),
-        ("train run.toml --dim 0 --out out", "dim is 0; give a number above 0"),
-        ("train run.toml --dim 100000000 --out out", "are free; lower train.batch"),
-        (
-            "train run.toml --decoder.depth 1000000 --out out",
-            "The config describes 1,000,000 blocks",
-        ),
-        (
-            "train run.toml --train.context 99 --out out",
-            "train.context 99 is more than the model's context 16; lower it, or raise the "
-            "model's: --model.context 99.",
-        ),
-        ("train run.toml --train.tune lora --out out", 'Did you mean "LoRA"?'),
-        ("train run.toml --optimizer.lr -1 --out out", "lr is -1; give one above 0"),
-        (
-            "train run.toml --data.tokenizer bpee --out out",
-            'not a file, folder, kind or name of a tokenizer. Did you mean "bpe"?',
-        ),
-        ("train run.toml --data.train corpsu.txt --out out", 'Did you mean "corpus.txt"?'),
-        ("train run.toml --from ./nowhere --out out", "There is no folder ./nowhere"),
-        ("generate model ''", "The prompt is empty; give some text"),
-        (
-            f"generate model '{'1 and ' * 9}'",
-            "The prompt has 54 tokens and the model's context is 16; shorten it",
-        ),
-        ("generate model Ünknown", 'The tokenizer does not know the character "Ü"'),
-        ("translate model '1 and'", "was trained with the objective Causal, not on pairs"),
-        (
-            "cost nonsense",
-            "the hub cannot be reached; go online once, or give a folder or a recipe",
-        ),
-        ("train run.toml --out model", "model holds a run already; add --resume"),
-        (
-            "train run.toml --out corpus.txt",
-            "corpus.txt cannot be made because a file stands in its way; choose",
-        ),
-        ("train run.toml --out corpus.txt/out", "cannot be made because a file stands in its way"),
-        ("train run.toml --out /proc/self/out", "cannot be"),
-        ("train run.toml --out ''", "--out is empty; name a folder"),
-    ],
+    SENTENCES["commands"].items(),
 )
 def test_commands_and_names(refused, line, message):
     refused(message, line)
@@ -524,21 +370,7 @@ def test_hidden_files_of_the_users_own_survive(home, terminal):
 
 @pytest.mark.parametrize(
     "line, message",
-    [
-        ("tokens train words.txt --out model", HOLDS),
-        ("words average v.txt --out model", HOLDS),
-        ("average model --out model", HOLDS),
-        ("convert model model --layout glassformer", HOLDS),
-        ("words train words.txt --out words.txt", "would be written over"),
-        ("words train words.txt --out model", "--out model is a folder"),
-        ("words train words.txt --out v.bin --dim -3", "--dim is -3"),
-        ("eval model --data words.txt --out words.txt", "would be written over"),
-        ("tokens hi --html words.txt", "is no .html"),
-        ("words score v.txt --similarity empty.tsv", "empty.tsv is empty"),
-        ("compare run.toml --test nosuch.tsv --out compared", "nosuch.tsv is not a file"),
-        ("words classify empty.txt words.txt", "empty.txt is empty"),
-        ("words classify three.tsv words.txt", "--columns label=NAME"),
-    ],
+    SENTENCES["written over"].items(),
 )
 def test_what_is_there_is_not_written_over(refused, home, line, message):
     for name, text in {

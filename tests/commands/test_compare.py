@@ -28,6 +28,7 @@ from glassformer.runs.hooks import read_log
 from glassformer.runs.launch import RunResult
 from glassformer.runs.plan import plan_run
 from glassformer.tasks.objectives import Classify
+from mistakes import SENTENCES
 from terminal import Terminal
 
 ENDS = 'dim = 16\ncontext = 32\nembed = { vocab = 64 }\ninit = { std = "none", embed_std = 0.3 }\n'
@@ -330,21 +331,7 @@ def test_runs_that_differ_in_more_than_the_model(files, tmp_path, terminal, old,
 
 @pytest.mark.parametrize(
     "line, message",
-    [
-        ("{seldom}", "never validated"),
-        ("{one} none.toml", "cannot be read"),
-        ("{one} {two} --tokens 0", "--tokens is 0"),
-        ("{one} {two} --minutes 0", "--minutes is 0"),
-        ("{one} {two} --minutes 1 --tokens 5", "not both"),
-        ("{one} {one}", "of its own"),
-        ("{one} --target x", "--target"),
-        ("{one} --bag", "--bag is for"),
-        ("{one} --vary depth", "give NAME=VALUE,VALUE"),
-        ("{one} --vary data.vocab=20,30", "differ in data.vocab"),
-        ("{one} --seeds 0", "--seeds is 0"),
-        ("{one} --test {data}", "by sacrebleu need it"),
-        ("a.toml b.toml --steps 5", "--minutes"),
-    ],
+    SENTENCES["compare"].items(),
 )
 def test_mistakes_are_one_sentence(files, tmp_path, terminal, monkeypatch, line, message):
     seldom = changed(files, tmp_path / "s.toml", "evaluate_every = 2", "evaluate_every = 0")

@@ -15,6 +15,7 @@ import pytest
 
 from glassformer.learn import progress
 from glassformer.learn.exercise import catalogue, find
+from mistakes import SENTENCES
 
 COMMAND = [sys.executable, "-m", "glassformer", "learn"]
 
@@ -103,24 +104,7 @@ def test_ctrl_c_ends_a_check_without_a_traceback(tmp_path):
 
 @pytest.mark.parametrize(
     "line, message",
-    [
-        ("strat int8", 'no command "strat". Did you mean "start"?'),
-        ("start", "required: NAME; see glassformer learn start --help"),
-        ("start casual-mask", 'Did you mean "causal-mask"?'),
-        ("start int8 norms", "norms is not understood"),
-        ("start int8 --out plain.py", "a file stands in its way"),
-        ("hint nonesuch", "There is no exercise"),
-        ("solution int-8", 'Did you mean "int8"?'),
-        ("check", "There is no exercise begun in"),
-        ("check nothing.py", "nothing.py is not there"),
-        ("check plain.py", "is of no exercise"),
-        ("check plain.py --seconds 0", "give 0 to 86,400, above 0"),
-        ("check plain.py --seconds inf", "give 0 to 86,400"),
-        ("check plain.py --seed -1", "--seed is -1; give 0 to"),
-        ("check --all nowhere", "is not a folder"),
-        ("--exercises nowhere", "is not a folder"),
-        ("check plain.py --all .", "not both"),
-    ],
+    SENTENCES["learn"].items(),
 )
 def test_bad_input_gets_a_sentence(line, message, tmp_path, terminal, monkeypatch):
     monkeypatch.chdir(tmp_path)

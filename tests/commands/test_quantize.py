@@ -15,6 +15,7 @@ from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train
 from glassformer.fast.quantized import quantized
 from glassformer.formats import gguf
+from mistakes import SENTENCES
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +79,7 @@ def test_weights_and_report_appear_at_once(folder, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "options, sentence",
-    [
-        ("--bits 3", "no weights of 3 bits"),
-        ("--bits 4 --group 48", "Groups of 48"),
-        ("--bits 4 --head 4", "not 4"),
-        ("--bits 4 --tokens 0", "give 1 or more"),
-        ("--bits 4 --top -1", "give 0 or more"),
-        ("--bits 4 --picture x.gif", "neither .svg nor .png"),
-        ("--bits 4 --calibrate nowhere.txt", "nowhere.txt"),
-        ("--bits 4 --target text.de", "--target goes with --calibrate"),
-        ("--bits 4 --calibrate a.en --target a.de", "is no encoder-decoder; leave --target out"),
-        ("--bits 4 --group 4096", "the longest row here has 172 numbers; give 192 or less"),
-    ],
+    SENTENCES["quantize"].items(),
 )
 def test_bad_input_is_a_sentence_and_leaves_nothing(folder, tmp_path, terminal, options, sentence):
     out = tmp_path / "out"

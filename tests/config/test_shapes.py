@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from glassformer.cli import main
+from mistakes import SENTENCES
 
 SIZE = (
     "--steps 2 --dim 32 --batch 2 --train.context 32 --sample-every 0 --evaluate-every 0"
@@ -111,27 +112,7 @@ def test_blanks_and_vectors(terminal):
 
 @pytest.mark.parametrize(
     "line, message",
-    [
-        ("translate masked 'a cat'", "fill"),
-        ("generate masked 'a cat'", "fill"),
-        ("fill pair 'a ___'", "generate"),
-        ("fill masked 'a cat'", "no blank"),
-        ("classify masked 'a cat'", "no labels"),
-        ("classify labels 'a cat' --second b --second c", "as many"),
-        ("embed pair 'a cat'", "use an encoder"),
-        ("embed masked ''", "empty"),
-        ("translate pair 'a cat' --best 9", "best is 9"),
-        ("translate pair ' '", "empty"),
-        ("translate pair 'a cat' --start <2de>", 'no token "<2de>"'),
-        ("translate pair 'a cat' --start 999999", "999999 is out of range"),
-        ("translate pair 'a cat' --start ''", "at least one"),
-        ("eval plain --data source --target target", "was trained to continue text (Causal)"),
-        ("eval pair --data source --target labels.short", "lines"),
-        ("eval labels --data other.tsv", "not one of the set"),
-        ("eval pair --data source --target target --figures blue", 'no figure "blue"'),
-        ("eval pair --data source --target target --lengths 9,4", "rise"),
-        ("eval labels --data labels.tsv --columns text", "PART=COLUMN"),
-    ],
+    SENTENCES["shapes"].items(),
 )
 def test_one_sentence(terminal, line, message):
     error = terminal.refused(line).strip().splitlines()[-1]

@@ -22,7 +22,7 @@ from glassformer.fast import block_mask, cpu_blocks
 from glassformer.scale import cost
 from glassformer.scale.cost import count_pairs
 from glassformer.sight import masks
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 from tiny import tokens
 
 RULES_DRAWN = {  # by hand from their definitions: query i, key j
@@ -375,24 +375,7 @@ def test_pictures_in_files(tmp_path, terminal):
 
 @pytest.mark.parametrize(
     "words, message",
-    [
-        ("windw(4)", 'Did you mean "window"?'),
-        ("window(0)", "above 0"),
-        ("window(4) + full", "& and |"),
-        ("window(4, 5)", "write window(size)"),
-        ("window(4) & fixed", "write fixed(block, summary)"),
-        ("window(four)", "integers"),
-        ("window(True)", "integers"),
-        ("fixed(4, block=2)", "write fixed(block, summary)"),
-        ("window(**{})", "write window(size)"),
-        ("(lambda: 1)()", "is not a rule"),
-        ("window(4", "is not a rule"),
-        ("(" * 500, "is not a rule"),
-        ("full' --length '0", "1 or more"),
-        ("full' --length '99999", "at most"),
-        ("full' --out 'a.gif", ".svg nor .png"),
-        ("full' --out '/dev/null/a.svg", "/dev/null"),
-    ],
+    SENTENCES["masks"].items(),
 )
 def test_slips_are_named(words, message, terminal):
     error = terminal.refused(f"masks '{words}'")

@@ -11,7 +11,7 @@ from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.trainers import TRAINED
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.sight.tokens.vocabulary_size import sizes
-from mistakes import mistake
+from mistakes import SENTENCES, mistake
 from tokenizer.test_tokenizer import IDENTITY, NASTY, sentencepiece_model
 
 STORY = (
@@ -145,17 +145,7 @@ def test_a_size_below_the_alphabet_says_what_is_needed(kind, story, tmp_path, te
 
 @pytest.mark.parametrize(
     "line, sentence",
-    [
-        ("train story.txt", "--out DIR"),
-        ("train story.txt --kind unigrm --out x", 'Did you mean "unigram"'),
-        ("train bad.txt --out x", "not UTF-8 text (byte 9)"),
-        ("train blank.txt --kind wordpiece --out x", "no word"),
-        ("sizes few.txt", "too few words"),
-        ("sizes story.txt --out x", "--out is not understood"),
-        ("train story.txt --size 4000000000 --out x", "give 1 to"),
-        ("sizes story.txt --kind char", "There is no kind"),
-        ("train /no/where.txt --out x", "does not exist"),
-    ],
+    SENTENCES["tokens"].items(),
 )
 def test_slips_are_one_sentence(story, monkeypatch, terminal, line, sentence):
     monkeypatch.chdir(story.parent)

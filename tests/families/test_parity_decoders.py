@@ -1,5 +1,5 @@
-"""Logits and weights of the decoders after Llama against transformers: theirs loaded here, ours
-loaded there."""
+"""Logits and weights of the decoders after Llama (gemma, gpt2, mixtral, phi, qwen, starcoder2) against
+transformers: theirs loaded here, ours loaded there."""
 
 from __future__ import annotations
 

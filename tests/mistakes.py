@@ -15,8 +15,11 @@ SENTENCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding
 
 
 @contextmanager
-def mistake(match):
-    """What happens inside is refused in one sentence, in which the pattern is found."""
+def mistake(match, *parts):
+    """What happens inside is refused in one sentence, in which the pattern and all parts are
+    found."""
     with pytest.raises(UserError, match=match) as caught:
         yield caught
-    assert "\n" not in str(caught.value)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(part in message for part in parts), message

@@ -11,7 +11,6 @@ import time
 import pytest
 
 from data.test_corpus import Bytes, jsonl, write
-from glassformer.core.errors import UserError
 from glassformer.formats.data import tokenise
 from glassformer.formats.data.registry import find
 from glassformer.formats.data.text_streams import unpacked
@@ -205,12 +204,9 @@ def broken(folder, name):
 )
 def test_what_cannot_be_read_is_told_in_one_sentence(tmp_path, name, words):
     path = broken(tmp_path / "bad", name)
-    with pytest.raises(UserError) as caught:
+    with mistake(None, str(path), *words) as caught:
         tokenise(find(path), Bytes(), cache=tmp_path / "cache")
-    message = str(caught.value)
-    assert str(path) in message and all(word in message for word in words), message
-    assert "\n" not in message
-    assert message.endswith(".")
+    assert str(caught.value).endswith(".")
     assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").glob("[!.]*")) == []
 
 

@@ -184,12 +184,9 @@ def check(folder, reference, actual, table=TABLE):
     ],
 )
 def test_what_does_not_fit_is_named_on_both_sides(reference, actual, messages, tmp_path):
-    with pytest.raises(UserError) as caught:
+    with mistake(None, *messages) as caught:
         check(tmp_path, reference, actual)
-    text = str(caught.value)
-    assert all(message in text for message in messages)
-    assert "\n" not in text
-    assert len(text) < 600
+    assert len(str(caught.value)) < 600
 
 
 def test_declared_constants_may_remain(tmp_path):

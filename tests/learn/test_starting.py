@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from glassformer.core.errors import UserError
 from glassformer.learn import starting
 from glassformer.learn.exercise import catalogue, find
 from mistakes import mistake
@@ -58,9 +57,8 @@ def test_a_file_that_is_there_stays(tmp_path):
 )
 def test_what_cannot_be_read_is_said(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError) as refused:
+    with mistake(None, message):
         starting.read_source(tmp_path / name)
-    assert message in str(refused.value)
 
 
 def test_a_missing_file_gets_the_nearest(tmp_path):

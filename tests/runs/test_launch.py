@@ -28,6 +28,7 @@ from glassformer.formats import resolve, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.runs import hooks, progress, report, run_config, run_file
 from mistakes import mistake
+from tiny import equal_tensors
 
 SETTINGS = {
     "dim": "16",
@@ -61,12 +62,6 @@ def settings(corpus, **changes):
 def weights(out):
     model, _ = store.load(out / (out / "last").read_text().strip())
     return {name: p.detach() for name, p in model.named_parameters()}
-
-
-def equal(remaining, right):
-    return remaining.keys() == right.keys() and all(
-        torch.equal(remaining[name], right[name]) for name in remaining
-    )
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +149,7 @@ def test_killed_and_stopped_runs_end_bit_for_bit_like_an_undisturbed_one(
     assert "Going on from" in process.communicate(timeout=120)[1]
     assert process.returncode == 0
     assert logged(out) == list(range(1, 41))
-    assert equal(weights(out), weights(finished_run))
+    assert equal_tensors(weights(out), weights(finished_run))
     curves = [
         [(e["loss"], e.get("valid_loss")) for e in hooks.read_log(f / "log.jsonl")]
         for f in (out, finished_run)
@@ -219,7 +214,7 @@ def test_a_file_in_the_folder_holds_a_run(corpus, finished_run, tmp_path):
     assert not (out / "pause").exists()
     assert not (out / "stop").exists()
     runs.run(settings(corpus), out, resume=True)
-    assert equal(weights(out), weights(finished_run)), "pauses change no bit"
+    assert equal_tensors(weights(out), weights(finished_run)), "pauses change no bit"
 
 
 @pytest.mark.slow
@@ -240,7 +235,7 @@ def test_killed_at_twenty_moments(corpus, finished_run, tmp_path):
         if (out / "last").exists():
             store.load(out)
     runs.run(settings(corpus), out, resume=True)
-    assert equal(weights(out), weights(finished_run))
+    assert equal_tensors(weights(out), weights(finished_run))
 
 
 # ------------------------------------------------------------------------------------- one run
@@ -300,13 +295,13 @@ def test_sampling_and_evaluating_change_nothing(corpus, finished_run, tmp_path):
         tmp_path / "run",
         sample=sample,
     )
-    assert equal(weights(tmp_path / "run"), weights(finished_run))
+    assert equal_tensors(weights(tmp_path / "run"), weights(finished_run))
 
 
 def test_resuming_a_finished_run_does_nothing(corpus, finished_run):
     before = weights(finished_run)
     assert runs.run(settings(corpus), finished_run, resume=True).step == 40
-    assert equal(before, weights(finished_run))
+    assert equal_tensors(before, weights(finished_run))
     assert logged(finished_run) == list(range(1, 41))
 
 
@@ -364,10 +359,10 @@ def test_a_finished_run_goes_on_with_more_steps_and_is_killed_there(
         for name in ("apart", "stopped")
     ]
     assert rates[0] == rates[1]
-    assert equal(weights(tmp_path / "apart"), weights(tmp_path / "stopped"))
+    assert equal_tensors(weights(tmp_path / "apart"), weights(tmp_path / "stopped"))
     if schedule == "Constant":
         runs.run(longer, tmp_path / "whole")
-        assert equal(weights(tmp_path / "apart"), weights(tmp_path / "whole"))
+        assert equal_tensors(weights(tmp_path / "apart"), weights(tmp_path / "whole"))
     else:
         assert rates[0][3] < rates[0][4] < rates[0][5] == max(rates[0])
         assert rates[0][9] < 0.2 * rates[0][5]
@@ -480,9 +475,8 @@ def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):
     ).returncode:
         pytest.skip("needs the right to mount a small disk")
     try:
-        with mistake(r"disk.*full") as caught:
+        with mistake(r"disk.*full"):
             runs.run(settings(corpus), disk / "run")
-        assert "\n" not in str(caught.value)
         store.load(disk / "run")
     finally:
         subprocess.run(["umount", disk], check=True)
@@ -492,9 +486,8 @@ def test_a_full_disk_ends_the_run_with_one_sentence(corpus, tmp_path):
 
 
 def refuse(message, settings, out, resume=False):
-    with mistake(message) as caught:
+    with mistake(message):
         runs.run(settings, out, resume=resume)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_folder_that_holds_a_run(corpus, finished_run):
@@ -515,7 +508,7 @@ def test_a_folder_that_holds_a_run(corpus, finished_run):
 def test_resuming_with_another_config_names_what_differs(corpus, finished_run, changes, message):
     before = weights(finished_run)
     refuse(message, settings(corpus, **changes), finished_run, resume=True)
-    assert equal(before, weights(finished_run))
+    assert equal_tensors(before, weights(finished_run))
 
 
 def test_resuming_with_another_text_is_named(corpus, tmp_path):

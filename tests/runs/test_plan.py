@@ -7,7 +7,6 @@ import dataclasses
 import json
 
 import pytest
-import torch
 
 from glassformer import generation, runs
 from glassformer.cli import main
@@ -16,6 +15,7 @@ from glassformer.formats.checkpoint import Checkpoint
 from glassformer.runs import launch, prepare, run_config, run_file
 from glassformer.tasks import objectives
 from mistakes import mistake
+from tiny import equal_tensors
 
 SMALL = {
     "dim": 32,
@@ -145,9 +145,8 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(lines, tmp_path, monkey
         dict(store.load(tmp_path / f / "step-000012")[0].named_parameters())
         for f in ("whole", "cut")
     )
-    assert remaining.keys() == right.keys()
     assert "source_embed.token.weight" in remaining
-    assert all(torch.equal(remaining[name], right[name]) for name in remaining)
+    assert equal_tensors(remaining, right)
 
     model, writes = store.load(tmp_path / "whole")
     reads = Checkpoint.open(tmp_path / "whole").source_tokenizer()
@@ -252,9 +251,8 @@ def test_a_run_is_resumed_translates_and_is_gone_on_from(lines, tmp_path, monkey
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(lines, changes, message):
-    with mistake(message) as caught:
+    with mistake(message):
         assert runs.plan_run(settings(lines, **changes)).with_tokenizer().model
-    assert "\n" not in str(caught.value)
 
 
 def test_other_objectives_and_one_sided_models_are_refused(lines, tmp_path):

@@ -29,6 +29,7 @@ from glassformer.runs import run_checkpoints
 from glassformer.runs.hooks import Save
 from glassformer.runs.resume import restore_newest
 from mistakes import mistake
+from tiny import equal_tensors
 from training.test_loop import Poisoned, Random, tiny
 
 
@@ -50,12 +51,8 @@ def go(state, settings, stop=None, hook=lambda step: None):
 def equal_states(remaining, right):
     moments = remaining.optimizer.state(), right.optimizer.state()
     return (
-        all(
-            torch.equal(a, b)
-            for a, b in zip(remaining.model.parameters(), right.model.parameters(), strict=True)
-        )
-        and moments[0].keys() == moments[1].keys()
-        and all(torch.equal(value, moments[1][name]) for name, value in moments[0].items())
+        equal_tensors(remaining.model.state_dict(), right.model.state_dict())
+        and equal_tensors(*moments)
         and (remaining.step, remaining.tokens) == (right.step, right.tokens)
     )
 
@@ -221,11 +218,10 @@ def test_a_file_size_limit_leaves_the_previous_one(tmp_path):
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, old[1]))
     try:
-        with pytest.raises(UserError) as caught:
+        with mistake(None):
             run_checkpoints.save(tmp_path, state)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
-    assert "\n" not in str(caught.value)
     assert [p.name for p in tmp_path.iterdir() if p.name != "last"] == ["step-000001"]
     run_checkpoints.restore(run_checkpoints.newest(tmp_path), new_state())
 
@@ -264,10 +260,8 @@ def test_damage_is_found_by_its_sha256(tmp_path, name, harm):
         victim.write_bytes(b"")
     else:
         victim.write_bytes(b"[7]" if name.endswith("json") else b"\xff" * 64)
-    with pytest.raises(UserError) as caught:
+    with mistake(None, str(path)):
         run_checkpoints.restore(path, new_state())
-    assert "\n" not in str(caught.value)
-    assert str(path) in str(caught.value)
     if name == "model.safetensors":  # whoever only uses the model is told as well
         with mistake(r"is damaged|has no model.safetensors"):
             store.load(path)

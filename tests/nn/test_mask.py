@@ -383,11 +383,9 @@ def test_slips_are_named(words, message, terminal):
     assert error.count("\n") == 1
 
 
-def test_a_model_with_a_prefix_reads_it_in_one_go():
-    model = tiny.model(tiny.DECODERS["prefix"])
-    for ids, pos, message in (
-        (tokens(1, 2), None, "first 3 tokens see each other"),
-        (tokens(1, 4), torch.tensor([[-1, -1, 0, 1]]), "in one go"),
-    ):
-        with mistake(message):
+@pytest.mark.parametrize("name", ["prefix", "mixed"])
+def test_a_model_with_a_prefix_reads_it_in_one_go(name):
+    model = tiny.model(tiny.DECODERS[name])
+    for ids, pos in ((tokens(1, 2), None), (tokens(1, 4), torch.tensor([[-1, -1, 0, 1]]))):
+        with mistake("first 3 tokens see each other", "in one go"):
             model(ids, pos=pos, cache=Cache(model.config))

@@ -69,7 +69,8 @@ def test_the_thread_works_while_the_reader_does():
             enough.set()
         return next(source)
 
-    next(Prefetched(batches(), 2, draw))
+    ahead = Prefetched(batches(), 2, draw)  # whose thread works as long as it is there
+    next(ahead)
     assert enough.wait(30)
     assert len(drawn) == 3
     assert all(name.startswith("batches") for name in drawn)

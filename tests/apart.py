@@ -4,7 +4,6 @@ browser."""
 from __future__ import annotations
 
 import math
-from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -18,10 +17,11 @@ FAMILIES = ("gpt", "llama", "mixture", "bert", "t5", "odd")
 PROBE = """points => points.map(([x, y]) => __glassformer.probe(x, y)).filter(one => one)
   .map(one => [one.addr, String(one.value)])"""
 SAID = "all => all.map(one => [one.dataset.addr, one.dataset.v])"
-SENTENCE, SOURCE = "the cat sat on a mat", "a dog and a log"
+SENTENCE = "the cat sat on a mat"
+SOURCE = "a dog and a log"
 
 
-def quick(*names: str) -> list[Any]:
+def quick(*names):
     """All families as parameters of a test; those that are not named are slow proofs."""
     return [
         name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
@@ -32,17 +32,18 @@ class Apart:
     """The family's model, loaded apart from the page: numbers by address from a tape and from its
     weights."""
 
-    def __init__(self, site: Any, name: str, tab: Any) -> None:
+    def __init__(self, site, name, tab):
         self.model, tokenizer = store.load(site.folders[name])
         pair = isinstance(self.model.config, c.EncoderDecoder)
 
-        def strip(label: str) -> torch.Tensor:
+        def strip(label):
             present = tab.locator(f'.text .strip[aria-label="{label}"] .token')
             return torch.tensor(
                 [[int(id) for id in present.evaluate_all("all => all.map(one => one.dataset.id)")]]
             )
 
-        tokens, source = strip("tokens"), strip("source tokens") if pair else None
+        tokens = strip("tokens")
+        source = strip("source tokens") if pair else None
         with torch.no_grad():
             plain = self.model(tokens) if source is None else self.model(tokens, source)
         self.values = {
@@ -53,17 +54,17 @@ class Apart:
         self.values["probs"] = plain.logits[0].softmax(-1)
         self.weights = {name: weight.detach() for name, weight in self.model.named_parameters()}
 
-    def __contains__(self, address: str) -> bool:
+    def __contains__(self, address):
         name = address.partition("[")[0]
         return name in self.values or name in self.weights
 
-    def __getitem__(self, address: str) -> float:
+    def __getitem__(self, address):
         name, _, index = address.partition("[")
         value = self.values[name] if name in self.values else self.weights[name]
         return float(value[tuple(int(piece) for piece in index.rstrip("]").split(","))])
 
 
-def numbers(result: Any) -> list[tuple[str, float]]:
+def numbers(result):
     """Address and value of everything that a locator finds."""
     return [
         (address, float(value.replace("Infinity", "inf")))
@@ -71,7 +72,7 @@ def numbers(result: Any) -> list[tuple[str, float]]:
     ]
 
 
-def probed(tab: Any, points: list[tuple[float, float]]) -> list[tuple[str, float]]:
+def probed(tab, points):
     """Address and value of what is drawn at these points, where something is."""
     return [
         (address, float(value.replace("Infinity", "inf")))
@@ -79,11 +80,11 @@ def probed(tab: Any, points: list[tuple[float, float]]) -> list[tuple[str, float
     ]
 
 
-def close(displayed: float, true: float) -> bool:
+def close(displayed, true):
     return displayed == true or math.isclose(displayed, true, rel_tol=1e-4, abs_tol=1e-5)
 
 
-def typed(tab: Any, site: Any, name: str, view: str) -> Apart:
+def typed(tab, site, name, view):
     """The sentence, typed into the page of a family."""
     tab.goto(f"{site.url}#{view}?{urlencode({'m': name, 't': 'a cat', 's': 'a dog'})}")
     tab.wait_for_selector(".text .token")

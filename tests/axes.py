@@ -98,7 +98,8 @@ def cut(whole, cuts):
 
 def differences(results, expected):
     """The largest difference of logits and of gradients, each beside the largest number."""
-    (logits, grads), (right, right_grads) = results, expected
+    (logits, grads) = results
+    (right, right_grads) = expected
     assert {path: grads[path].shape for path in right_grads} == {
         path: grad.shape for path, grad in right_grads.items()
     }

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-def find_shared_data() -> Path | None:
+def find_shared_data():
     """The folder of real data, where it is there: ``GLASSFORMER_DATA``, else ``../shared/data``."""
     beside = Path(__file__).parents[2] / "shared" / "data"
     for folder in (os.environ.get("GLASSFORMER_DATA"), beside):
@@ -29,7 +26,7 @@ def find_shared_data() -> Path | None:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
+def shared_data():
     """Real tokenizers, weights and corpora; the test skips where they are missing."""
     folder = find_shared_data()
     if folder is None:
@@ -38,7 +35,7 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str]) -> Any:
+def terminal(capsys):
     """The command line (terminal.py)."""
     from terminal import Terminal
 
@@ -46,15 +43,15 @@ def terminal(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def chosen(monkeypatch):
     """The names of the attention engines that ran, in order."""
     from glassformer.core.nn import engines
 
-    names: list[str] = []
+    names = []
     choose = engines.choose
 
-    def recorded(*args: object) -> engines.AttentionEngine:
-        engine = choose(*args)  # type: ignore[arg-type]
+    def recorded(*args):
+        engine = choose(*args)
         names.append(engine.name)
         return engine
 
@@ -63,7 +60,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def asked_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+def asked_nothing(monkeypatch):
     """While entered, whatever asks a device for a number fails: tensors of "meta" have none. So
     does a number that is made there of Python's, which is a copy that is waited for.
 
@@ -75,14 +72,14 @@ def asked_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractConte
     get_torch_obj_rule_map()
     tensor = torch.tensor
 
-    def on_the_host(*args: Any, device: Any = "cpu", **named: Any) -> torch.Tensor:
+    def on_the_host(*args, device="cpu", **named):
         assert device is None or torch.device(device).type == "cpu", (
             "torch.tensor on a GPU waits for it"
         )
         return tensor(*args, **named)
 
     @contextlib.contextmanager
-    def entered() -> Iterator[None]:
+    def entered():
         with monkeypatch.context() as patched:  # autocast does not know this device
             patched.setattr(torch, "tensor", on_the_host)
             patched.setattr(torch, "is_autocast_enabled", lambda *args: False)
@@ -93,7 +90,7 @@ def asked_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractConte
 
 
 @pytest.fixture(scope="session")
-def site_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site_page(tmp_path_factory):
     """The folder of a site of one page with all that a page can have, built once."""
     pytest.importorskip("sphinx", reason="sphinx is missing: pip install -e '.[docs]'")
     from site_page import PAGE, built
@@ -107,7 +104,7 @@ def site_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def whole_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole_site(tmp_path_factory):
     """The folder of our own site, built as `make docs` does: minutes."""
     pytest.importorskip("sphinx", reason="sphinx is missing: pip install -e '.[docs]'")
     from site_page import DOCS, built
@@ -128,7 +125,7 @@ FLAGS = [
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
+def chromium():
     """Debian's Chromium, one for all tests that look with it; they are skipped by name where it is
     missing."""
     program = shutil.which("chromium")
@@ -144,14 +141,14 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     """Tests with a browser come last: Playwright's event loop runs until the end, and nobody else
     can start one.
 
     Several processes (pytest-xdist) share out files, those of a file with a browser by themselves.
     """
 
-    def browser(item: pytest.Item) -> bool:
+    def browser(item):
         return "chromium" in getattr(item, "fixturenames", ())
 
     items.sort(key=browser)
@@ -162,14 +159,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             )
 
 
-def pytest_report_header() -> str:
+def pytest_report_header():
     return f"seed: GLASSFORMER_TEST_SEED={RUN}"
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
-) -> None:
+def pytest_fixture_setup(fixturedef, request):
     """Seed a fixture that several tests share, so that its draws do not depend on which of them is
     first."""
     if fixturedef.scope != "function":
@@ -177,21 +172,21 @@ def pytest_fixture_setup(
 
 
 @pytest.fixture(autouse=True)
-def _seeded(request: pytest.FixtureRequest) -> None:
+def _seeded(request):
     """Seed every test by its name. pytest-xdist changes `nodeid`, so the name is composed here."""
     seed_all(seed_from(f"{request.node.parent.nodeid}::{request.node.name}"))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _own_cache(tmp_path_factory):
     """Tests never read or fill the user's own cache."""
     os.environ["GLASSFORMER_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter):
     """The line budget: how many lines each room of the house holds."""
     source = Path(__file__).parents[1] / "src" / "glassformer"
-    rooms: dict[str, int] = {}
+    rooms = {}
     for path in source.rglob("*.py"):
         room = path.relative_to(source).parts[0]
         rooms[room] = rooms.get(room, 0) + len(path.read_text(encoding="utf-8").splitlines())

@@ -5,21 +5,19 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import resource
 import signal
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from glassformer import UserError
 
-SECONDS, LONGEST = 10, 1500  # of processor time; of a sentence
+SECONDS = 10
+LONGEST = 1500  # of processor time; of a sentence
 
 
-def damaged(data: bytes, chance: random.Random) -> bytes:
+def damaged(data, chance):
     """The bytes with a few changed, or cut."""
     changed = bytearray(data)
     for _ in range(chance.randint(1, 8) if changed else 0):
@@ -29,7 +27,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed if chance.random() < 0.6 else changed[: chance.randrange(len(data) + 1)])
 
 
-def damaged_json(data: bytes, chance: random.Random, values: list[Any]) -> bytes:
+def damaged_json(data, chance, values):
     """The same with a few values dropped, or replaced by strange ones or by what is near them."""
     try:
         tree = json.loads(data)
@@ -47,21 +45,21 @@ def damaged_json(data: bytes, chance: random.Random, values: list[Any]) -> bytes
     return json.dumps(tree).encode()
 
 
-def _places(value: Any) -> list[tuple[Any, Any]]:
+def _places(value):
     """Every container in a JSON value and a key in it; long lists by a few."""
     pairs = list(value.items())[:40] if isinstance(value, dict) else list(enumerate(value))[:6]
     inner = [value for _, value in pairs if isinstance(value, dict | list)]
     return [(value, key) for key, _ in pairs] + [place for each in inner for place in _places(each)]
 
 
-def _near(value: Any) -> list[Any]:
+def _near(value):
     results = [str(value), [value], {"type": value}]
     if isinstance(value, int | float):
         return [*results, value + 1, value - 1, value * 1000, -value, float(value)]
     return [*results, value[:-1], value.upper()] if isinstance(value, str) else results
 
 
-def outcome(work: Callable[[], str], room: int) -> str:
+def outcome(work, room):
     """What ``work`` says, "refused" where that is a sentence, else what is wrong; with ``room``
     bytes of memory beyond what is there."""
     end, write = os.pipe()

@@ -8,8 +8,6 @@ import ctypes
 import functools
 import mmap
 import os
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -19,7 +17,7 @@ IN_FRONT = os.environ.get("GUARD") == "front"
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def guarded(tensor: torch.Tensor) -> torch.Tensor:
+def guarded(tensor):
     """A copy beside a page without access."""
     size = tensor.nbytes
     if size == 0 or size > 1 << 24:
@@ -33,19 +31,19 @@ def guarded(tensor: torch.Tensor) -> torch.Tensor:
     return place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def guarding(plain: Callable[..., torch.Tensor]) -> Any:
+def guarding(plain):
     @functools.wraps(plain)
-    def wrapped(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def wrapped(*args, **kwargs):
         return guarded(plain(*args, **kwargs))
 
     return wrapped
 
 
 vars(weights)["in_large_pages"] = guarded
-_scratch: list[torch.Tensor] = []  # a call uses it after the name is gone
+_scratch = []  # a call uses it after the name is gone
 
 
-def scratch(size: int) -> torch.Tensor:
+def scratch(size):
     _scratch[:] = [guarded(torch.zeros(size, dtype=torch.uint8))]
     return _scratch[0]
 

@@ -3,40 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 WIDTH = 8
-Call: TypeAlias = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
-CALLS: dict[str, Callable[[], Call]] = {}
+Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
+CALLS = {}
 
 
-def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+def noise(*shape, seed=0, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def call(name: str) -> Call:
+def call(name):
     torch.manual_seed(0)
     module, args, kwargs = CALLS[name]()
     return module.eval(), args, kwargs
 
 
-def module(function: Callable[..., Any]) -> Callable[..., Any]:
+def module(function):
     """Registers a function of a layer and a tensor as a module's forward."""
 
     class Module(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.layer = nn.Linear(WIDTH, WIDTH)
             self.norm = nn.LayerNorm(WIDTH)
             self.register_buffer("table", noise(4, WIDTH, seed=5))
 
-        def forward(self, x: Tensor) -> Any:
+        def forward(self, x):
             return function(self, x)
 
     CALLS[function.__name__] = lambda: (Module(), (noise(2, 4, WIDTH, seed=1),), {})
@@ -47,7 +46,7 @@ def module(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @module
-def indexed_write(self: Any, x: Tensor) -> Tensor:
+def indexed_write(self, x):
     y = self.layer(x)
     y[:, 0] = x[:, 1] * 2
     y[0, 1:3, ::2] = 0.5
@@ -55,7 +54,7 @@ def indexed_write(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def added_in_place(self: Any, x: Tensor) -> Tensor:
+def added_in_place(self, x):
     y = self.layer(x)
     before = y * 3
     y += x
@@ -66,14 +65,14 @@ def added_in_place(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def masked_in_place(self: Any, x: Tensor) -> Tensor:
+def masked_in_place(self, x):
     scores = self.layer(x) @ x.mT
     scores.masked_fill_(torch.ones(4, 4).triu(1).bool(), -math.inf)
     return scores.softmax(-1) @ x
 
 
 @module
-def copied_through_a_view(self: Any, x: Tensor) -> Tensor:
+def copied_through_a_view(self, x):
     y = torch.zeros(2, 4, 2 * WIDTH)
     left, right = y.chunk(2, -1)
     left.copy_(self.layer(x))
@@ -83,7 +82,7 @@ def copied_through_a_view(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def written_out(self: Any, x: Tensor) -> Tensor:
+def written_out(self, x):
     result = torch.empty(2, 4, WIDTH)
     torch.mul(x, 2.0, out=result)
     torch.add(result, self.layer(x), out=result)
@@ -91,7 +90,7 @@ def written_out(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def views_of_views(self: Any, x: Tensor) -> Tensor:
+def views_of_views(self, x):
     y = self.layer(x).view(2, 4, 2, 4).transpose(1, 2)
     z = y[:, :, 1:].permute(0, 3, 2, 1)[..., 0].unsqueeze(-1).expand(-1, -1, -1, 3)
     z = z.flatten(1)[:, ::2]
@@ -99,9 +98,10 @@ def views_of_views(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def write_seen_through_views(self: Any, x: Tensor) -> Tensor:
+def write_seen_through_views(self, x):
     y = self.layer(x)
-    first, last = y[:, 0], y.select(1, 3)
+    first = y[:, 0]
+    last = y.select(1, 3)
     turned = y.transpose(1, 2)
     y[:, 0].mul_(3)
     turned[:, 2:4] = 1.5
@@ -109,7 +109,7 @@ def write_seen_through_views(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def sliced_scan(self: Any, x: Tensor) -> Tensor:
+def sliced_scan(self, x):
     states = torch.zeros_like(x)
     state = x[:, 0]
     for t in range(x.shape[1]):
@@ -119,7 +119,7 @@ def sliced_scan(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def relu_in_place(self: Any, x: Tensor) -> Tensor:
+def relu_in_place(self, x):
     y = self.layer(x)
     F.relu(y, inplace=True)
     F.silu(y[0], inplace=True)
@@ -127,7 +127,7 @@ def relu_in_place(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def sums_of_rows(self: Any, x: Tensor) -> Tensor:
+def sums_of_rows(self, x):
     rows = torch.zeros(3, WIDTH)
     rows.index_add_(0, torch.tensor([0, 2, 0, 1]), self.layer(x[0]))
     rows.scatter_add_(0, torch.tensor([[0, 1, 2] + [0] * 5]), x[1, :1])
@@ -136,7 +136,7 @@ def sums_of_rows(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def put_in_place(self: Any, x: Tensor) -> Tensor:
+def put_in_place(self, x):
     y = self.layer(x[0])
     y.index_put_((torch.tensor([0, 0, 2]), torch.tensor([1, 1, 3])), x[1, 0, :3], accumulate=True)
     y[y > 0.5] = 0.25
@@ -149,7 +149,7 @@ def put_in_place(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def tops(self: Any, x: Tensor) -> dict[str, Any]:
+def tops(self, x):
     y = self.layer(x)
     values, places = y.topk(3, -1)
     order = y.sort(-1, descending=True)
@@ -171,7 +171,7 @@ def tops(self: Any, x: Tensor) -> dict[str, Any]:
 
 
 @module
-def rotary_by_complex(self: Any, x: Tensor) -> Tensor:
+def rotary_by_complex(self, x):
     angles = torch.outer(torch.arange(4.0), 1 / 100 ** (torch.arange(0, WIDTH, 2) / WIDTH))
     turns = torch.polar(torch.ones_like(angles), angles)
     pairs = torch.view_as_complex(self.layer(x).view(2, 4, -1, 2))
@@ -179,14 +179,14 @@ def rotary_by_complex(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def einsums(self: Any, x: Tensor) -> Tensor:
+def einsums(self, x):
     y = torch.einsum("bth,oh->bto", x, self.layer.weight)
     scores = torch.einsum("bqh,bkh->bqk", y, x)
     return torch.einsum("bqk,bkh,h->bqh", scores, x, self.table[0])
 
 
 @module
-def products_with_vectors(self: Any, x: Tensor) -> tuple[Tensor, ...]:
+def products_with_vectors(self, x):
     v = self.table[1]
     return (
         x @ v,
@@ -204,7 +204,7 @@ def products_with_vectors(self: Any, x: Tensor) -> tuple[Tensor, ...]:
 
 
 @module
-def chosen_with_broadcast(self: Any, x: Tensor) -> Tensor:
+def chosen_with_broadcast(self, x):
     y = self.layer(x)
     z = torch.where(y > 0, y, self.table[0])
     z = torch.where(torch.arange(4)[:, None] > 1, z, torch.tensor(0.5))
@@ -212,7 +212,7 @@ def chosen_with_broadcast(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def scalars(self: Any, x: Tensor) -> Tensor:
+def scalars(self, x):
     y = self.layer(x)
     scale = y.abs().max()
     count = torch.tensor(3.0)
@@ -220,14 +220,14 @@ def scalars(self: Any, x: Tensor) -> Tensor:
 
 
 @module
-def empty_tensors(self: Any, x: Tensor) -> Tensor:
+def empty_tensors(self, x):
     nothing = x[:, 4:]
     y = torch.cat([self.layer(nothing), x, nothing], 1)
     return y + nothing.sum() + torch.cat([torch.empty(0), y[0, 0]])
 
 
 @module
-def reductions(self: Any, x: Tensor) -> tuple[Tensor, ...]:
+def reductions(self, x):
     y = self.layer(x)
     return (
         y.mean((0, 1)),
@@ -252,7 +252,7 @@ def reductions(self: Any, x: Tensor) -> tuple[Tensor, ...]:
 
 
 @module
-def moves(self: Any, x: Tensor) -> tuple[Tensor, ...]:
+def moves(self, x):
     y = self.layer(x)
     return (
         F.pad(y, (1, 2)) * 2,
@@ -280,7 +280,7 @@ def moves(self: Any, x: Tensor) -> tuple[Tensor, ...]:
 
 
 @module
-def linear_algebra(self: Any, x: Tensor) -> tuple[Tensor, ...]:
+def linear_algebra(self, x):
     square = x[0, :, :4] @ x[0, :, :4].mT + torch.eye(4)
     return (
         torch.linalg.inv(square),
@@ -294,26 +294,26 @@ def linear_algebra(self: Any, x: Tensor) -> tuple[Tensor, ...]:
 
 class Straight(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx, x):
         return x.sign() * x.abs().sqrt()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx, gradient):
         return gradient
 
 
 @module
-def function_of_ones_own(self: Any, x: Tensor) -> Tensor:
+def function_of_ones_own(self, x):
     return self.norm(Straight.apply(self.layer(x)))
 
 
-def parts(x: Tensor) -> Iterator[Tensor]:
+def parts(x):
     for t in range(x.shape[1]):
         yield x[:, t] * (t + 1)
 
 
 @module
-def generator_of_parts(self: Any, x: Tensor) -> Tensor:
+def generator_of_parts(self, x):
     return sum((self.layer(part) for part in parts(x)), torch.zeros(2, WIDTH))
 
 
@@ -332,23 +332,23 @@ class Record:
 
 
 @module
-def named_tuple(self: Any, x: Tensor) -> Pair:
+def named_tuple(self, x):
     return Pair(self.layer(x), x + 1)
 
 
 @module
-def record(self: Any, x: Tensor) -> Record:
+def record(self, x):
     return Record(self.layer(x), [x + 1, x.sum(-1)])
 
 
 @module
-def nested(self: Any, x: Tensor) -> Any:
+def nested(self, x):
     y = self.layer(x)
     return {"a": [y * 2, (y + 1, {"b": y.sum()})], "plain": 3, "none": None}
 
 
 @module
-def input_returned(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+def input_returned(self, x):
     return x, self.layer.weight
 
 
@@ -356,43 +356,43 @@ def input_returned(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Tied(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(20, WIDTH, padding_idx=0)
         self.head = nn.Linear(WIDTH, 20, bias=False)
         self.head.weight = self.embed.weight
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.head(self.embed(ids))
 
 
 class Twice(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.step = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.step(self.step(self.step(x)))
 
 
 class Several(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.mix = nn.Bilinear(WIDTH, WIDTH, 3)
 
-    def forward(self, x: Tensor, pair: tuple[Tensor, dict[str, Tensor]], *, gate: Tensor) -> Tensor:
+    def forward(self, x, pair, *, gate):
         return self.mix(x, pair[0]) * gate + pair[1]["shift"]
 
 
 class Counting(nn.Module):
     """A buffer is changed by the pass."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("cache", noise(2, 4, WIDTH, seed=9))
         self.layer = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.cache[:, 1:2] = self.layer(x)[:, :1]
         return (self.cache * x).sum(-1)
 
@@ -400,24 +400,24 @@ class Counting(nn.Module):
 class Remembering(nn.Module):
     """A tensor of a pass is held until the next."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
-        self.last: Tensor | None = None
+        self.last = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.last = self.layer(x)
         return self.last.relu()
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.lstm = nn.LSTM(WIDTH, WIDTH, 2, batch_first=True, bidirectional=True)
         self.gru = nn.GRU(2 * WIDTH, WIDTH, batch_first=True)
         self.cell = nn.LSTMCell(WIDTH, WIDTH)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x):
         states, (hidden, _) = self.lstm(x)
         after, last = self.gru(states)
         h, c = self.cell(x[:, 0], (hidden[0], hidden[1]))
@@ -425,7 +425,7 @@ class Recurrent(nn.Module):
 
 
 class Images(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.c1 = nn.Conv2d(3, 4, 3, 2, 1)
         self.bn = nn.BatchNorm2d(4)
@@ -435,18 +435,18 @@ class Images(nn.Module):
         self.line = nn.Conv1d(2, 2, 3, groups=2, padding="same", dilation=2)
         self.norm = nn.GroupNorm(1, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y = F.relu(self.bn(self.c1(x)))
         y = F.max_pool2d(y, 2) + F.avg_pool2d(y, 2) + F.adaptive_avg_pool2d(y, 2)
         y = self.norm(self.up(F.interpolate(y, scale_factor=2, mode="bilinear")))
         return self.line(y.flatten(2))
 
 
-def sequence() -> Tensor:
+def sequence():
     return noise(2, 5, WIDTH, seed=4)
 
 
-def multi_head() -> Call:
+def multi_head():
     x = sequence()
     mask = torch.ones(5, 5).triu(1).bool()
     padding = torch.tensor([[False] * 5, [False] * 4 + [True]])
@@ -454,24 +454,24 @@ def multi_head() -> Call:
     return attention, (x, x, x), {"attn_mask": mask, "key_padding_mask": padding}
 
 
-def crossed() -> Call:
+def crossed():
     attention = nn.MultiheadAttention(WIDTH, 2, kdim=6, vdim=4, add_bias_kv=True)
     arguments = (noise(5, 2, WIDTH), noise(3, 2, 6), noise(3, 2, 4))
     return attention, arguments, {"need_weights": False}
 
 
-def encoder_layer() -> Call:
+def encoder_layer():
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True, norm_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (sequence(),), {}
 
 
-def transformer() -> Call:
+def transformer():
     model = nn.Transformer(WIDTH, 2, 1, 1, 16, batch_first=True, activation="gelu")
     mask = nn.Transformer.generate_square_subsequent_mask(3)
     return model, (sequence(), noise(2, 3, WIDTH)), {"tgt_mask": mask, "tgt_is_causal": True}
 
 
-def typed(dtype: torch.dtype) -> Call:
+def typed(dtype):
     layer = nn.TransformerDecoderLayer(WIDTH, 2, 16, batch_first=True)
     return layer.to(dtype), (sequence().to(dtype), noise(2, 3, WIDTH).to(dtype)), {}
 

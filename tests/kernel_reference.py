@@ -7,7 +7,6 @@ M rows, N outputs, C inputs.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from glassformer.fast.kernels.reference import integer_product, quantize_rows
@@ -25,7 +24,7 @@ __all__ = [
 LANES = 16
 
 
-def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+def fma(a, b, c):
     """a * b + c in fp32, rounded once, as the processor's instruction does it.
 
     The product of two fp32 is exact in fp64. Their sum with c is rounded there to odd, after which
@@ -43,7 +42,7 @@ def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return odd.view(torch.float64).float()
 
 
-def float_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def float_product(x, weight, bias=None):
     """x (M, C) times weight (N, C), both fp32 or both bf16 -> (M, N) fp32: input by input, each a
     multiplication and addition rounded once. bf16 takes pairs of inputs, the second of each first,
     as vdpbf16ps does."""
@@ -55,7 +54,7 @@ def float_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return y if bias is None else y + bias.float()
 
 
-def exponential(x: Tensor) -> Tensor:
+def exponential(x):
     """exp(x) in fp32 for x <= 0: 2^n times a polynomial of degree 7 in the rest; 0 below -88."""
     x = x.clamp_min(-88.0)
     n = (x * 1.44269504).round()
@@ -66,7 +65,7 @@ def exponential(x: Tensor) -> Tensor:
     return y * ((n.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
-def total(x: Tensor) -> Tensor:
+def total(x):
     """The sum of 32 weights (..., 32), as registers are added: i and i + 16, then i + 8, i + 4, i +
     2, i + 1."""
     while x.shape[-1] > 1:
@@ -75,9 +74,7 @@ def total(x: Tensor) -> Tensor:
     return x[..., 0]
 
 
-def normed(
-    x: Tensor, gain: Tensor | None, shift: Tensor | None, eps: float, centred: bool
-) -> Tensor:
+def normed(x, gain, shift, eps, centred):
     """x (M, C), less its mean where ``centred``, over its root mean square, times gain plus shift
     (C,) -> (M, C) fp32.
 
@@ -85,7 +82,8 @@ def normed(
     added.
     """
     lanes = F.pad(x.float(), (0, -x.shape[1] % LANES)).view(len(x), -1, LANES)
-    mean, sums = torch.zeros(len(x), 1), torch.zeros(len(x), LANES)
+    mean = torch.zeros(len(x), 1)
+    sums = torch.zeros(len(x), LANES)
     if centred:
         for step in lanes.unbind(1):
             sums = sums + step
@@ -101,7 +99,7 @@ def normed(
     return y if shift is None else y + shift.float()
 
 
-def activated(name: str, x: Tensor) -> Tensor:
+def activated(name, x):
     """relu, relu2, silu or gelu_tanh of each number of x, in fp32: both of the latter by 1 / (1 +
     exp(-x))."""
     x = x.float()
@@ -113,14 +111,14 @@ def activated(name: str, x: Tensor) -> Tensor:
 
 
 def attention_row(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    bias: Tensor | None,
-) -> Tensor:
+    q,
+    k,
+    v,
+    scale,
+    window,
+    softcap,
+    bias,
+):
     """One token's softmax(q k^T) v: q (H, D), k and v (L, H, D), all seen -> (H, D) fp32.
 
     Pages of 32 keys one after the other, each with the greatest score so far; chunks of 512 keys
@@ -130,11 +128,9 @@ def attention_row(
     start = 0 if window is None else max(0, length - window)
     partials = []
     for chunk in range(start // 512, -(-length // 512)):
-        most, sums, o = (
-            torch.full((heads,), -torch.inf),
-            torch.zeros(heads),
-            torch.zeros(heads, dim),
-        )
+        most = torch.full((heads,), -torch.inf)
+        sums = torch.zeros(heads)
+        o = torch.zeros(heads, dim)
         for page in range(max(chunk * 512, start // 32 * 32), min(chunk * 512 + 512, length), 32):
             places = torch.arange(page, page + 32)
             visible = (places >= start) & (places < length)
@@ -147,7 +143,8 @@ def attention_row(
                 scores = scores + bias[:, (length - 1 - at).clamp(max=bias.shape[1] - 1)]
             scores = scores.masked_fill(~visible, -torch.inf)
             greatest = torch.maximum(most, scores.amax(-1))
-            pattern, shrink = exponential(scores - greatest[:, None]), exponential(most - greatest)
+            pattern = exponential(scores - greatest[:, None])
+            shrink = exponential(most - greatest)
             most, sums, o = greatest, sums * shrink + total(pattern), o * shrink[:, None]
             for j in visible.nonzero().flatten().tolist():
                 o = fma(pattern[:, j, None], v[page + j].float(), o)
@@ -155,14 +152,15 @@ def attention_row(
     if len(partials) == 1:
         return o / sums[:, None]
     greatest = torch.stack([most for most, _, _ in partials]).amax(0)
-    denominator, y = torch.zeros(heads), torch.zeros(heads, dim)
+    denominator = torch.zeros(heads)
+    y = torch.zeros(heads, dim)
     for most, sums, o in partials:
         weight = exponential(most - greatest)
         denominator, y = denominator + sums * weight, fma(o, weight[:, None], y)
     return y / denominator[:, None]
 
 
-def float_products(q: Tensor, k: Tensor) -> Tensor:
+def float_products(q, k):
     """q (H, D) with k (H, n, D) -> (H, n): ``float_product`` for each head."""
     return torch.stack(
         [float_product(query[None], keys)[0] for query, keys in zip(q, k, strict=True)]

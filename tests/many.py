@@ -15,19 +15,17 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 
-def free_port() -> int:
+def free_port():
     """A port that nobody listens on now."""
     with socket.socket() as item:
         item.bind(("127.0.0.1", 0))
         return int(item.getsockname()[1])
 
 
-def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
+def environment(rank, size, port, **more):
     """Environment variables that torchrun would set for a process."""
     message = {
         "RANK": rank,
@@ -47,16 +45,16 @@ def environment(rank: int, size: int, port: int, **more: str) -> dict[str, str]:
 class Processes:
     """So many processes with a mesh over all of them."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         port, self.started = free_port(), list[subprocess.Popen[str]]()
         for rank in range(size):
-            fields: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            fields = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             words = [sys.executable, __file__]
             self.started.append(
                 subprocess.Popen(words, env=environment(rank, size, port), **fields)
             )
 
-    def call(self, function: Callable[..., Any], **kwargs: Any) -> list[Any]:
+    def call(self, function, **kwargs):
         """The answers; the first error of any process is raised."""
         line = json.dumps([inspect.getsourcefile(function), function.__name__, kwargs])
         for process in self.started:
@@ -75,7 +73,7 @@ class Processes:
         assert not wrong, "\n".join(wrong)
         return [answer["value"] for answer in answers]
 
-    def close(self) -> None:
+    def close(self):
         """End them."""
         for process in self.started:
             assert process.stdin is not None
@@ -84,17 +82,18 @@ class Processes:
             process.wait(30)
 
 
-def _module(path: str) -> Any:
+def _module(path):
     name = f"pool_{Path(path).stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
 
 
-def main() -> None:
+def main():
     """One process of the pool: a line of JSON in, a line of JSON out."""
     import torch
 

@@ -34,7 +34,6 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,39 +52,23 @@ class Change(NamedTuple):
     end: int
     new: str
 
-    def apply(self, text: str) -> str:
+    def apply(self, text):
         return text[: self.start] + self.new + text[self.end :]
 
 
 # ------------------------------------------------------------------------------- patterns, Python
 
-OPPOSITES: dict[type, type] = {
-    **{
-        ast.Lt: ast.LtE,
-        ast.LtE: ast.Lt,
-        ast.Gt: ast.GtE,
-        ast.GtE: ast.Gt,
-        ast.Eq: ast.NotEq,
-        ast.NotEq: ast.Eq,
-    },
-    **{
-        ast.Is: ast.IsNot,
-        ast.IsNot: ast.Is,
-        ast.In: ast.NotIn,
-        ast.NotIn: ast.In,
-        ast.And: ast.Or,
-        ast.Or: ast.And,
-    },
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add},
-}
-EXTREMES = {
-    "min": "max",
-    "max": "min",
-    "minimum": "maximum",
-    "maximum": "minimum",
-    "amin": "amax",
-    "amax": "amin",
-}
+PAIRS = (
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+    (ast.And, ast.Or),
+    (ast.Add, ast.Sub),
+)
+OPPOSITES = dict(PAIRS) | {second: first for first, second in PAIRS}
+EXTREMES = {"min": "max", "max": "min"}
 # keywords whose loss changes no result of ours
 UNTESTABLE = {"strict", "encoding", "stacklevel", "help"}
 SKIPPED_FIELDS = {"annotation", "returns", "decorator_list", "type_params"}
@@ -94,7 +77,7 @@ SKIPPED_NODES = (ast.Raise, ast.Assert, ast.JoinedStr)
 TEXTS = (ast.JoinedStr, ast.List, ast.Tuple)  # what "-" cannot join
 
 
-def _nodes(parent: ast.AST) -> Iterator[ast.AST]:
+def _nodes(parent):
     """All nodes that compute: no annotations, decorators, messages of errors."""
     for name, value in ast.iter_fields(parent):
         for node in value if isinstance(value, list) else [value]:
@@ -109,13 +92,13 @@ def _nodes(parent: ast.AST) -> Iterator[ast.AST]:
                 yield from _nodes(node)
 
 
-def _is_text(node: ast.AST) -> bool:
+def _is_text(node):
     return isinstance(node, TEXTS) or (
         isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
     )
 
 
-def _changed_nodes(node: ast.AST) -> Iterator[tuple[str, str]]:
+def _changed_nodes(node):
     """The operators that apply to a node, and the source of what replaces it."""
     new = copy.deepcopy(node)
     match new:
@@ -144,37 +127,31 @@ def _changed_nodes(node: ast.AST) -> Iterator[tuple[str, str]]:
                     less = copy.deepcopy(new)
                     del less.keywords[place]
                     yield "keyword", ast.unparse(less)
-            match new.func:
-                case ast.Name(id=name) if name in EXTREMES:
-                    new.func.id = EXTREMES[name]
-                    yield "min/max", ast.unparse(new)
-                case ast.Attribute(attr=name) if name in EXTREMES:
-                    new.func.attr = EXTREMES[name]
-                    yield "min/max", ast.unparse(new)
+            called = ast.unparse(new.func)
+            scope, dot, name = called.rpartition(".")
+            if re.fullmatch("a?(min|max)|(min|max)imum", name):
+                turned = re.sub("min|max", lambda match: EXTREMES[match[0]], name)
+                yield "min/max", ast.unparse(new).replace(called, scope + dot + turned, 1)
         case ast.Expr(value=ast.Call()):
             yield "call", "pass"
         case ast.If(body=[ast.Raise()], orelse=[]):
             yield "guard", "pass"
 
 
-def python_changes(text: str) -> Iterator[Change]:
+def python_changes(text):
     """Every bug that the patterns make of a Python file."""
     lines = [line.encode() for line in text.splitlines(keepends=True)]
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line.decode()))
 
-    def place(line: int, column: int) -> int:  # an ast's columns count bytes
+    def place(line, column):  # an ast's columns count bytes
         return starts[line - 1] + len(lines[line - 1][:column].decode())
 
     for node in _nodes(ast.parse(text)):
         for operator, new in _changed_nodes(node):
-            change = Change(
-                operator,
-                place(node.lineno, node.col_offset),
-                place(node.end_lineno, node.end_col_offset),
-                new,
-            )
+            start = place(node.lineno, node.col_offset)
+            change = Change(operator, start, place(node.end_lineno, node.end_col_offset), new)
             try:
                 compile(change.apply(text), "planted", "exec")
             except SyntaxError:
@@ -184,17 +161,8 @@ def python_changes(text: str) -> Iterator[Change]:
 
 # ------------------------------------------------------------------------------------ patterns, C
 
-C_OPPOSITES = {
-    "<": "<=",
-    "<=": "<",
-    ">": ">=",
-    ">=": ">",
-    "==": "!=",
-    "!=": "==",
-    "&&": "||",
-    "||": "&&",
-}
-C_OPPOSITES |= {"+": "-", "-": "+", "+=": "-=", "-=": "+="}
+C_PAIRS = dict(pair.split() for pair in ("< <=", "> >=", "== !=", "&& ||", "+ -", "+= -="))
+C_OPPOSITES = C_PAIRS | {second: first for first, second in C_PAIRS.items()}
 C_PATTERNS = {
     "comparison": r"(?<= )(?:[<>]=?|[!=]=)(?= )",
     "and/or": r"(?<= )(?:&&|\|\|)(?= )",
@@ -208,7 +176,7 @@ C_SILENT = re.compile(
 )
 
 
-def c_changes(text: str) -> Iterator[Change]:
+def c_changes(text):
     """Every bug that the patterns make of a C file; comments, strings and includes stay."""
     code = C_SILENT.sub(lambda silent: " " * len(silent[0]), text)
     for operator, pattern in C_PATTERNS.items():
@@ -234,7 +202,7 @@ class Row(NamedTuple):
     new: str
     tests: list[str]
 
-    def change(self, text: str) -> Change | None:
+    def change(self, text):
         """None where the pattern is not there. ``...`` of a pattern matches anything, and stands
         for it in ``new``."""
         start = 0
@@ -254,7 +222,7 @@ class Row(NamedTuple):
         return Change(self.bug, match.start(), match.end(), new)
 
 
-def rows(text: str) -> list[Row]:
+def rows(text):
     """The rows of its tables; ``\\|`` stands for ``|``."""
     results = []
     for line in text.splitlines():
@@ -298,14 +266,13 @@ def tests_of(module, root=ROOT):
     return tuple(dict.fromkeys(result))
 
 
-def draw(paths: list[Path], count: int, seed: int, root: Path = ROOT) -> list[Mutant]:
+def draw(paths, count, seed, root=ROOT):
     """Bugs from files and folders below SOURCE: the operators in turn, each at random places."""
     source = root / SOURCE
     files = sorted(
         {file for path in paths for file in [source / path, *(source / path).rglob("*")]}
     )
-    ranked: list[tuple[int, float, Mutant]] = []
-    ranks: Counter[str] = Counter()
+    ranks = Counter()
     candidates = []
     for file in (file for file in files if file.suffix in (".py", ".c", ".h")):
         changes = python_changes if file.suffix == ".py" else c_changes
@@ -315,20 +282,21 @@ def draw(paths: list[Path], count: int, seed: int, root: Path = ROOT) -> list[Mu
         ]
     generator = random.Random(seed)
     generator.shuffle(candidates)
-    for mutant in candidates:
-        ranked.append((ranks[mutant.change.operator], generator.random(), mutant))
+    turns = []
+    for mutant in candidates:  # the first of each operator, then the second of each
+        turns.append((ranks[mutant.change.operator], generator.random()))
         ranks[mutant.change.operator] += 1
-    drawn = [mutant for _, _, mutant in sorted(ranked, key=lambda entry: entry[:2])[:count]]
-    return sorted(
-        (mutant._replace(tests=tests_of(mutant.file, root)) for mutant in drawn),
-        key=lambda item: item.file,
-    )
+    drawn = [mutant for _, mutant in sorted(zip(turns, candidates, strict=True))[:count]]
+    return [
+        mutant._replace(tests=tests_of(mutant.file, root))
+        for mutant in sorted(drawn, key=lambda item: item.file)
+    ]
 
 
 class Tree:
     """A copy of the repository in which bugs are planted."""
 
-    def __init__(self, folder: Path, root: Path = ROOT) -> None:
+    def __init__(self, folder, root=ROOT):
         self.root, self.folder = root, folder / "tree"
         ignored = shutil.ignore_patterns(".*", "node_modules", "out", "__pycache__", "*.egg-info")
         shutil.copytree(root, self.folder, ignore=ignored, symlinks=True)
@@ -339,21 +307,23 @@ class Tree:
         }
         if data.is_dir():
             self.environment.setdefault("GLASSFORMER_DATA", str(data))
-        self.seconds: dict[tuple[str, ...], float] = defaultdict(float)
+        self.seconds = defaultdict(float)
 
-    def build(self) -> bool:
+    def build(self):
         """Compiles the kernels at -O1, in half the time, and only the objects that the bug changes;
         False where that fails."""
         spec = importlib.util.spec_from_file_location("hatch_build", self.folder / "hatch_build.py")
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         compile_one = module._run
 
-        def run(command: list[str]) -> None:
+        def run(command):
             if "-c" not in command:
                 return compile_one(command)
-            source, output = command[command.index("-c") + 1], command[-1]
+            source = command[command.index("-c") + 1]
+            output = command[-1]
             flags = command[: command.index("-c")]
             code = subprocess.run([*flags, "-E", source], check=True, capture_output=True).stdout
             digest = hashlib.sha256(" ".join(flags).encode() + code).hexdigest()
@@ -368,20 +338,10 @@ class Tree:
         with contextlib.redirect_stderr(io.StringIO()):
             return module.build() is not None
 
-    def run(self, tests: tuple[str, ...], limit: float | None) -> int:
+    def run(self, tests, limit):
         """The exit status of pytest; beyond ``limit`` seconds it is killed."""
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-m",
-            "not slow",
-            "-p",
-            "no:cacheprovider",
-            *tests,
-        ]
+        words = shlex.split("-m pytest -q -x -m 'not slow' -p no:cacheprovider")
+        command = [sys.executable, *words, *tests]
         with (self.folder.parent / "log").open("w") as log:
             process = subprocess.Popen(
                 command,
@@ -401,7 +361,7 @@ class Tree:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
-    def check(self, tests: tuple[str, ...]) -> None:
+    def check(self, tests):
         """Without a bug the tests pass; the time that they take bounds later runs."""
         if tests not in self.seconds:
             start = time.monotonic()
@@ -414,9 +374,10 @@ class Tree:
                 )
             self.seconds[tests] = time.monotonic() - start
 
-    def plant(self, mutant: Mutant) -> str:
+    def plant(self, mutant):
         """``killed``, ``lived`` or ``not compiled``."""
-        path, compiled = self.folder / SOURCE / mutant.file, mutant.file.suffix != ".py"
+        path = self.folder / SOURCE / mutant.file
+        compiled = mutant.file.suffix != ".py"
         text = path.read_text(encoding="utf-8")
         self.check(mutant.tests)
         path.write_text(mutant.change.apply(text), encoding="utf-8")
@@ -434,7 +395,7 @@ class Tree:
                 self.build()
 
 
-def describe(mutant: Mutant, text: str) -> str:
+def describe(mutant, text):
     """Place of the change, and its lines before and after."""
     lines = difflib.unified_diff(
         text.splitlines(), mutant.change.apply(text).splitlines(), lineterm="", n=0
@@ -444,7 +405,7 @@ def describe(mutant: Mutant, text: str) -> str:
     return "\n".join([f"{mutant.file}:{line}: {mutant.change.operator}", *body])
 
 
-def main(words: list[str]) -> int:
+def main(words):
     parser = argparse.ArgumentParser(
         prog="mutate.py", description="Plants bugs and prints which ones the tests miss."
     )
@@ -466,7 +427,7 @@ def main(words: list[str]) -> int:
     ]
     if missing := [path for path in paths if not (ROOT / SOURCE / path).exists()]:
         parser.error(f"{missing[0]} is neither here nor below {SOURCE}")
-    results: Counter[str] = Counter()
+    results = Counter()
     chosen = []
     if arguments.rows:
         for row in rows((ROOT / "tests/mutants.md").read_text(encoding="utf-8")):

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from glassformer.serve.engine import Engine, Request, RequestHandle, Result
-from glassformer.serve.engine.scheduler import PagePool, Windows
+from glassformer.serve.engine import Request, RequestHandle
 from glassformer.serve.engine.sequence import Sequence
 
 
-def sequence_of(ids: list[int], client: str = "", **fields: Any) -> Sequence:
+def sequence_of(ids, client="", **fields):
     """A sequence of a request of its own that nobody submitted."""
     sequence = Sequence(RequestHandle(Request(ids, client=client), lambda handle: None))
     vars(sequence).update(fields)
     return sequence
 
 
-def ask(engine: Engine, *texts: Any, **options: Any) -> Result:
+def ask(engine, *texts, **options):
     """The result of a request that nothing else is begun beside."""
     return engine.submit(Request(*texts, **options)).result()
 
 
-def check_pages(pool: PagePool) -> None:
+def check_pages(pool):
     """AssertionError unless every page is in exactly one of the three states."""
     in_use = {page for page, users in enumerate(pool.users) if users}
-    free, cached = set(pool._free), set(pool._cached)
+    free = set(pool._free)
+    cached = set(pool._cached)
     assert len(free) == len(pool._free)
     assert not (free & cached or free & in_use or cached & in_use)
-    assert len(free) + len(cached) + len(in_use) == len(pool.users) and cached <= pool._known
+    assert len(free) + len(cached) + len(in_use) == len(pool.users)
+    assert cached <= pool._known
 
 
-def check_windows(windows: Windows) -> None:
+def check_windows(windows):
     """AssertionError unless each window page is in one state, those in use are of pages in use, and
     no other is known."""
     check_pages(windows.pool)

@@ -13,12 +13,12 @@ import torch
 RUN = os.environ.get("GLASSFORMER_TEST_SEED", "0")
 
 
-def seed_from(name: str) -> int:
+def seed_from(name):
     """The seed of a test or a fixture by its name, in this run."""
     return zlib.crc32(f"{RUN} {name}".encode())
 
 
-def seed_all(seed: int) -> None:
+def seed_all(seed):
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 from safetensors.numpy import load as read_tensors
 from starlette.testclient import TestClient
 
 import tiny
 from glassformer import config as c
 from glassformer.core.nn import build_model
-from glassformer.core.tokenizer import Tokenizer, train
+from glassformer.core.tokenizer import train
 from glassformer.formats import store
 from glassformer.serve.asgi.security import LOOPBACK
 from glassformer.serve.page.app import Page, application
@@ -32,12 +29,12 @@ VOCAB = 300
 
 
 @functools.cache
-def tokenizer(kind: str = "bpe") -> Tokenizer:
+def tokenizer(kind="bpe"):
     """A tokenizer with so few entries that those of bytes hold most emoji in pieces."""
     return train(kind, [TEXT] * 4, VOCAB)
 
 
-def worded(cfg: c.Model) -> c.Model:
+def worded(cfg):
     """The same shape with room for the tokenizer's entries."""
     fields = {"embed": replace(cfg.embed, vocab=VOCAB)}
     if getattr(cfg, "source_embed", None) is not None:
@@ -45,7 +42,7 @@ def worded(cfg: c.Model) -> c.Model:
     return replace(cfg, **fields)
 
 
-def saved(name: str, folder: Path, seed: int = 1) -> Path:
+def saved(name, folder, seed=1):
     """A folder with the family ``name`` of tiny.ALL and a tokenizer."""
     cfg = worded(tiny.ALL[name])
     kind = "wordpiece" if isinstance(cfg, c.Encoder) else "bpe"
@@ -53,7 +50,7 @@ def saved(name: str, folder: Path, seed: int = 1) -> Path:
     return folder
 
 
-def page(*names: Any, run: Path | None = None) -> Page:
+def page(*names, run=None):
     """A page over models by their names."""
     models = Models(list(names))
     return Page(models, Trainings(run, models))
@@ -62,25 +59,25 @@ def page(*names: Any, run: Path | None = None) -> Page:
 class Browser(TestClient):
     """Asks the page as its own browser would."""
 
-    def answer(self, path: str, **query: Any) -> Any:
+    def answer(self, path, **query):
         return self.get(path, params=query).json()
 
-    def ask(self, path: str, **body: Any) -> Any:
+    def ask(self, path, **body):
         return self.post(path, json=body).json()
 
 
-def client(page: Page) -> Browser:
+def client(page):
     app = application(page, frozenset(LOOPBACK))
     return Browser(app, "http://127.0.0.1:8642", raise_server_exceptions=False)
 
 
-def tensors(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
+def tensors(data):
     """Tensors of a safetensors file."""
     return read_tensors(data)
 
 
-def facts(data: bytes) -> dict[str, str]:
+def facts(data):
     """Metadata of a safetensors file."""
     size = int.from_bytes(data[:8], "little")
-    output: dict[str, str] = json.loads(data[8 : 8 + size])["__metadata__"]
+    output = json.loads(data[8 : 8 + size])["__metadata__"]
     return output

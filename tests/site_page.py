@@ -9,7 +9,7 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def built(source: Path, out: Path, processes: int | str = 1) -> subprocess.CompletedProcess[str]:
+def built(source, out, processes=1):
     """The pages of a folder, as `make docs` builds ours."""
     command = [
         sys.executable,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from glassformer import runs
 from glassformer.commands.train import write_sample
@@ -37,7 +36,7 @@ SMALL = {
 }
 
 
-def settings(folder: Path, more: dict[str, Any]) -> runs.RunConfig:
+def settings(folder, more):
     """The run's settings: ``more`` beside SMALL, without those that are None in it."""
     text = folder / "text.txt"
     if not text.exists():
@@ -57,7 +56,7 @@ def trained(mesh, folder, out, more, resume=False, speaks=False):
     return [ended.step, ended.loss, ended.valid_loss]
 
 
-def begun(out: Path, run: Path) -> Path:
+def begun(out, run):
     """A folder that goes on from the second step of a run."""
     out.mkdir()
     shutil.copytree(run / "step-000002", out / "step-000002")
@@ -66,5 +65,5 @@ def begun(out: Path, run: Path) -> Path:
     return out
 
 
-def log(folder: Path) -> list[dict[str, Any]]:
+def log(folder):
     return [json.loads(line) for line in (folder / "log.jsonl").open()]

@@ -6,7 +6,6 @@ import io
 import json
 import shlex
 import sys
-from typing import Any
 
 import pytest
 
@@ -16,11 +15,11 @@ from glassformer.cli import main
 class Terminal:
     """Runs lines of words, quoted as in a shell; more words may follow as they are."""
 
-    def __init__(self, capture: Any) -> None:
+    def __init__(self, capture):
         self.capture = capture  # capsys, or what stands in for it
         self.notes = ""  # the last command's standard error
 
-    def __call__(self, line: str, *words: object, code: int = 0, stdin: bytes = b"") -> Any:
+    def __call__(self, line, *words, code=0, stdin=b""):
         """Standard output of a command that ends with ``code``."""
         self.capture.readouterr()
         with pytest.MonkeyPatch.context() as patch:
@@ -31,10 +30,10 @@ class Terminal:
         assert status == code, self.notes
         return output
 
-    def json(self, line: str, *words: object, **options: Any) -> Any:
+    def json(self, line, *words, **options):
         return json.loads(self(line, *words, "--json", **options))
 
-    def refused(self, line: str, *words: object) -> str:
+    def refused(self, line, *words):
         """The sentence that a user's mistake is answered with."""
         self(line, *words, code=2)
         return self.notes

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import time
-from typing import Any
 
 import pytest
 import torch
@@ -50,7 +49,8 @@ def test_the_largest_answers_at_once():
     rows = dict(cost(recipes.find("llama/3-405b")).table())
     assert time.perf_counter() - start < 2
     assert "weights to run, int8" in rows
-    assert rows["parameters"] == "405,853,388,800" and rows["cache per token, bf16"] == "504 KiB"
+    assert rows["parameters"] == "405,853,388,800"
+    assert rows["cache per token, bf16"] == "504 KiB"
     assert rows["weights to run, bf16"] == "755.96 GiB"
 
 
@@ -120,10 +120,11 @@ def test_a_run_file_costs_what_a_training_of_it_says(tmp_path, terminal):
         terminal.json(f"cost {path} {options}")
         for options in ("--train.batch 8 --train.accumulate 2", "--train.batch 4")
     )
-    assert pieces == whole and pieces["batch"] == 4
+    assert pieces == whole
+    assert pieces["batch"] == 4
 
 
-MODELS: dict[str, config.Model] = {
+MODELS = {
     "glass": recipes.find("glass/1m"),
     "gpt2": serial.change(recipes.find("gpt2/124m"), {"decoder.depth": 2, "dim": 96}),
     "llama": recipes.find("llama/stories260k"),
@@ -134,7 +135,7 @@ MODELS: dict[str, config.Model] = {
 }
 
 
-def tiny(name: str) -> Any:
+def tiny(name):
     return serial.change(MODELS[name], {"embed.vocab": 50})
 
 
@@ -181,10 +182,11 @@ def test_the_cache_is_as_large_as_said(name):
 def test_activations_are_about_what_autograd_keeps(name, dropout):
     """Within 15 % of the bytes that the forward pass saves for the backward pass, counted by
     hooks."""
-    B, T = 2, 64
+    B = 2
+    T = 64
     cfg = serial.change(tiny(name), {"decoder.dropout": dropout})
     model = build_model(cfg).train()
-    stored: dict[int, torch.UntypedStorage] = {}
+    stored = {}
     weights = {weight.data_ptr() for weight in model.parameters()}
 
     def keep(tensor):
@@ -239,8 +241,10 @@ def test_encoder_decoders_count_both_stacks():
 def test_memory_by_dtype():
     spent = cost(recipes.find("llama/3-8b"), batch=1, context=8192)
     fp32, bf16, int8, int4 = (spent.weights(dtype) for dtype in ("fp32", "bf16", "int8", "int4"))
-    assert fp32 == 4 * spent.total and bf16 == 2 * spent.total
-    assert 0.5 * bf16 < int8 < 0.6 * bf16 and 0.25 * bf16 < int4 < 0.35 * bf16
+    assert fp32 == 4 * spent.total
+    assert bf16 == 2 * spent.total
+    assert 0.5 * bf16 < int8 < 0.6 * bf16
+    assert 0.25 * bf16 < int4 < 0.35 * bf16
     assert spent.run("bf16") == bf16 + 8192 * 128 * 1024
     assert (
         spent.train("fp32") - 16 * spent.total

@@ -11,32 +11,32 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from glassformer import config as c
 from glassformer.core.config import serial
-from glassformer.core.nn import Cache, EncoderDecoder, Model, Tape, build_model
+from glassformer.core.nn import Cache, EncoderDecoder, Tape, build_model
 from glassformer.core.nn.engines import ENGINES
 from glassformer.fast import cpu_blocks
 from glassformer.formats import weights
 from glassformer.scale.cost import cost
 from glassformer.sight.layouts import DocumentReader, Documents
 
-VOCAB, CONTEXT, LENGTH = 30, 32, 17
+VOCAB = 30
+CONTEXT = 32
+LENGTH = 17
 # how much further from float64 than the plain pass another way may be; and at least so many
 # roundings
 ROUNDS = 20
 
 
-def drawn(seed: int) -> c.Model:
+def drawn(seed):
     """A valid config; the same seed gives the same."""
-    cfg, draw = _first(seed), random.Random(-1 - seed)
+    cfg = _first(seed)
+    draw = random.Random(-1 - seed)
     turned = {
         name: replace(body, position=replace(body.position, interleaved=draw.random() < 0.5))
         for name, body in c.stacks(cfg).items()
@@ -50,20 +50,21 @@ def drawn(seed: int) -> c.Model:
     return cfg
 
 
-def _first(seed: int) -> c.Model:
+def _first(seed):
     draw = random.Random(seed)
-    choose, chance = draw.choice, lambda share: draw.random() < share
+    choose = draw.choice
+
+    def chance(share):
+        return draw.random() < share
+
     heads = choose((1, 2, 3, 4, 6))
     dim = heads * choose((4, 8)) if chance(0.7) else choose((12, 24, 30))
 
-    def norm() -> c.Norm:
-        layer, root = (
-            c.LayerNorm(choose((1e-5, 1e-12)), chance(0.5)),
-            c.RMSNorm(1e-6, choose((0.0, 1.0)), chance(0.8)),
-        )
-        return choose((layer, root))
+    def norm():
+        layer = c.LayerNorm(choose((1e-5, 1e-12)), chance(0.5))
+        return choose((layer, c.RMSNorm(1e-6, choose((0.0, 1.0)), chance(0.8))))
 
-    def mask_rule(depth: int = 0) -> c.MaskRule:
+    def mask_rule(depth=0):
         simple = [
             c.Full(),
             c.Causal(),
@@ -76,25 +77,26 @@ def _first(seed: int) -> c.Model:
             c.Fixed(draw.randint(2, 7), choose((1, 2))),
         ]
         if depth < 2 and chance(0.25):
-            remaining, right = mask_rule(depth + 1), mask_rule(depth + 1)
+            remaining = mask_rule(depth + 1)
+            right = mask_rule(depth + 1)
             return remaining & right if chance(0.5) else remaining | right
         return choose(simple)
 
-    def attention(across: bool = False) -> c.Attention:
+    def attention(across=False):
         individual = heads if alike else choose((1, 2, 4, heads))
         groups = choose([n for n in range(1, individual + 1) if individual % n == 0])
         width = choose((4, 8, 12)) if dim % individual or chance(0.4) or turning else None
-        rules: c.MaskRule = c.Full() if across or chance(0.4) else mask_rule()
+        rules = c.Full() if across or chance(0.4) else mask_rule()
         return c.Attention(
             individual, choose((None, groups)), width, chance(0.5), choose((None, True, False)),
             norm() if chance(0.3) else None, choose((None, 0.1, 1.0)), choose((None, None, 3.0, 30.0)), rules,
         )  # fmt: skip
 
-    def dense() -> c.MLP | c.GatedMLP:
+    def dense():
         act = choose(("relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh"))
         return choose((c.MLP, c.GatedMLP))(choose((8, 20, 33)), act, chance(0.4))
 
-    def feedforward() -> c.FeedForward | None:
+    def feedforward():
         if chance(0.25):
             experts = draw.randint(1, 5)
             shared = dense() if chance(0.3) else None
@@ -104,21 +106,21 @@ def _first(seed: int) -> c.Model:
             )  # fmt: skip
         return None if chance(0.1) else dense()
 
-    def block(crosses: bool) -> c.Block:
+    def block(crosses):
         think = feedforward()
         places = ["pre", "post", "sandwich"] + ["parallel"] * (think is not None and not crosses)
         place = choose(places)
         kind = None if place in ("pre", "parallel") and chance(0.1) else norm()
         return c.Block(attention(), think, kind, place, attention(across=True) if crosses else None)
 
-    def scaling() -> c.RopeScaling | None:
+    def scaling():
         waves = 2  # heads of 4, a half or the whole turned: see ``turning``
         return choose((
             None, c.LinearScaling(2.0), c.Llama3Scaling(8.0, 1.0, 4.0, 16), c.YarnScaling(4.0, 16),
             c.LongRopeScaling((1.0,) * waves, tuple(1.0 + i for i in range(waves)), CONTEXT, 4.0, use_long=chance(0.5)),
         ))  # fmt: skip
 
-    def position(causal: bool) -> c.Position:
+    def position(causal):
         even = dim % 2 == 0
         return choose((
             c.NoPosition(), c.Sinusoidal(halves=chance(0.5), endpoint=even and chance(0.5), offset=choose((0, 1))),
@@ -126,9 +128,10 @@ def _first(seed: int) -> c.Model:
             c.Alibi(), c.Rotary(scaling=c.LinearScaling(2.0)),
         ))  # fmt: skip
 
-    alike, turning = True, True
+    alike = True
+    turning = True
 
-    def body(causal: bool, crosses: bool) -> c.Body:
+    def body(causal, crosses):
         nonlocal alike, turning
         if chance(0.08):
             cross = choose((c.Summary(), c.Additive(choose((4, 12))))) if crosses else None
@@ -176,13 +179,11 @@ def _first(seed: int) -> c.Model:
     )
 
 
-def equal_paths(
-    model: Model, inputs: Tensor, source: Tensor, seed: int
-) -> Iterator[tuple[str, Tensor]]:
+def equal_paths(model, inputs, source, seed):
     """The logits of ``inputs`` (B, T), reached by every path that must not change them."""
     draw = random.Random(seed)
     pair = isinstance(model, EncoderDecoder)
-    across: dict[str, Any] = {"source": source} if pair else {}
+    across = {"source": source} if pair else {}
     for engine in ENGINES:
         # where one cannot compute a layer, another does: test_laws.py tells which ran
         model.engine = engine
@@ -207,24 +208,24 @@ def equal_paths(
         yield name, torch.stack([value["logits"] for value in values])
 
 
-def hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def hold(seed, monkeypatch):
     """Every law, for the config of this seed."""
     cfg = drawn(seed)
     assert serial.loads(c.Model, serial.dumps(cfg)) == cfg
     generator = torch.Generator().manual_seed(seed)
     model = build_model(cfg, seed=seed).eval()
-    assert cost(cfg).total == sum(p.numel() for p in model.parameters()) and len(
-        weights.shapes(cfg)
-    )
+    assert cost(cfg).total == sum(p.numel() for p in model.parameters())
+    assert len(weights.shapes(cfg))
     args, source = (torch.randint(0, VOCAB, (2, n), generator=generator) for n in (LENGTH, 9))
-    across: dict[str, Any] = {"source": source} if isinstance(model, EncoderDecoder) else {}
+    across = {"source": source} if isinstance(model, EncoderDecoder) else {}
     monkeypatch.setattr(cpu_blocks, "BLOCK", 8)  # so that a row is several blocks
     with torch.no_grad():
         plain = model(args, **across).logits
         single = dict(equal_paths(model, args, source, seed))
         exact = model.double()
         logits = exact(args, **across).logits
-        assert logits.isfinite().all() and logits.std() > 0
+        assert logits.isfinite().all()
+        assert logits.std() > 0
         size = logits.abs().max().item()
         for name, value in equal_paths(exact, args, source, seed):
             assert (value - logits).abs().max() <= 1e-9 * (1 + size), name
@@ -236,10 +237,11 @@ def hold(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     out = model(args, **across)
     (out.logits.square().mean() + sum(out.aux.values())).backward()
     grads = [weight.grad for weight in model.parameters() if weight.grad is not None]
-    assert grads and all(grad.isfinite().all() for grad in grads)
+    assert grads
+    assert all(grad.isfinite().all() for grad in grads)
 
 
-def _sure(model: Model, inputs: Tensor, across: dict[str, Any]) -> bool:
+def _sure(model, inputs, across):
     """True where no mixture's choice hangs on so little that float32 may choose otherwise."""
     tape = Tape("*.router")
     model(inputs, tape=tape, **across)

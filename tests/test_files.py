@@ -7,7 +7,7 @@ import os
 import pytest
 
 from glassformer.core import files
-from glassformer.core.errors import UserError
+from mistakes import mistake
 
 
 def test_a_json_object_is_read_whole(tmp_path):
@@ -17,7 +17,7 @@ def test_a_json_object_is_read_whole(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    "content, why",
     [
         (b"{", "is not valid JSON"),
         (b"", "is not valid JSON"),
@@ -33,12 +33,12 @@ def test_what_holds_no_json_object_is_refused_by_name_with_what_to_do(tmp_path, 
     path = tmp_path / "config.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UserError, match=f"config.json {why}.*; download it again.$"):
+    with mistake(f"config.json {why}.*; download it again.$"):
         files.read_json(path, "download it again")
 
 
 def test_a_folder_is_not_read_as_json(tmp_path):
-    with pytest.raises(UserError, match="cannot be read"):
+    with mistake("cannot be read"):
         files.read_json(tmp_path)
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 
@@ -20,17 +19,18 @@ from glassformer.runs import run_file
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("GLASSFORMER_DATA", ROOT.parent / "shared" / "data"))
-TOLD: dict[str, Any] = json.loads((ROOT / "docs" / "history.json").read_text(encoding="utf-8"))
+TOLD = json.loads((ROOT / "docs" / "history.json").read_text(encoding="utf-8"))
 PAGE = (ROOT / "docs" / "history.md").read_text(encoding="utf-8")
 SENTENCES = {row["name"]: row for row in TOLD["sentences"]}
 
 
-def benchmark() -> Any:
+def benchmark():
     """benchmarks/history.py as a module."""
     spec = importlib.util.spec_from_file_location(
         "history_benchmark", ROOT / "benchmarks" / "history.py"
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -58,10 +58,12 @@ def test_the_rows_are_in_the_order_that_the_page_says():
 
 def test_the_file_shows_the_bottleneck_and_its_cure():
     rows = {row["name"]: row for row in TOLD["backwards"]}
-    vector, attention = rows["backwards-rnn"], rows["backwards-rnn-attention"]
+    vector = rows["backwards-rnn"]
+    attention = rows["backwards-rnn-attention"]
     assert list(vector["by length"]) == list(attention["by length"])
     assert vector["by length"]["1-4"]["exact"] > 95 > 10 > vector["by length"]["29+"]["exact"]
-    assert attention["by length"]["29+"]["exact"] > 70 and vector["exact"] < attention["exact"]
+    assert attention["by length"]["29+"]["exact"] > 70
+    assert vector["exact"] < attention["exact"]
     assert sum(item["texts"] for item in vector["by length"].values()) == 1000
     for row in rows.values():
         assert all(len(group["seeds"]) == 3 for group in row["by length"].values())
@@ -74,27 +76,26 @@ def test_the_page_says_what_the_run_files_say():
         for name, path in run_file.run_files().items()
         if "history/" in name
     }
-    people, readers = benchmark().PEOPLE, [f"{name}-reads" for name in benchmark().READERS]
+    people = benchmark().PEOPLE
+    readers = [f"{name}-reads" for name in benchmark().READERS]
     assert runs.keys() == {*people, *readers, *(row["name"] for row in TOLD["backwards"])}
-    backwards = {run.train.steps for name, run in runs.items() if "backwards" in name}
-    assert backwards == {800} and "800 steps" in PAGE
+    assert {run.train.steps for name, run in runs.items() if "backwards" in name} == {800}
+    assert "800 steps" in PAGE
     width = re.search(r"one vector of (\d+) numbers", PAGE)
-    assert (
-        width is not None
-        and f"dim = {width[1]}\n" in (ROOT / "runs/history/backwards-rnn.toml").read_text()
-    )
+    assert width is not None
+    assert f"dim = {width[1]}\n" in (ROOT / "runs/history/backwards-rnn.toml").read_text()
     # whose rate is its own
     variants = {name: runs[name].train for name in people if name != "word2vec"}
     assert len(set(map(repr, variants.values()))) == 1, "one way of training for all"
-    assert (
-        f"{runs['rnn'].train.steps} steps" in PAGE
-        and f"{runs['bert-reads'].train.steps} steps" in PAGE
-    )
-    model, attention = runs["rnn"].model, runs["rnn-attention"].model
+    assert f"{runs['rnn'].train.steps} steps" in PAGE
+    assert f"{runs['bert-reads'].train.steps} steps" in PAGE
+    model = runs["rnn"].model
+    attention = runs["rnn-attention"].model
     assert {key for key in model if model[key] != attention[key]} == {"pool"}, (
         "the two differ in how they read out alone"
     )
-    dense, experts = runs["transformer"].model, runs["experts"].model
+    dense = runs["transformer"].model
+    experts = runs["experts"].model
     assert {key for key in dense if dense[key] != experts[key]} == {"encoder"}
 
 
@@ -123,9 +124,8 @@ def test_every_run_file_takes_a_step(tmp_path, monkeypatch, capfd):
     rows = {row["name"]: row for row in history.sentences(Here(tmp_path, steps=1, seeds=1))}
     assert rows.keys() == {"bag-of-words", *history.PEOPLE}
     for name, row in rows.items():
-        assert len(row["accuracy"]) == 1 and (row["reading"] is None) == (
-            name not in ("word2vec", "bert", "gpt")
-        )
+        assert len(row["accuracy"]) == 1
+        assert (row["reading"] is None) == (name not in ("word2vec", "bert", "gpt"))
     assert (
         rows["experts"]["parameters"]
         > rows["transformer"]["parameters"]

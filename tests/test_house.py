@@ -10,11 +10,8 @@ import sys
 import threading
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -29,18 +26,18 @@ FRAGMENT = ("What ", "Whether ", "Those ", "As ", "Who ", "Whose ", "Where ", "I
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SRC.rglob("*.py"))}
 
 
-def room_of(path: Path) -> str:
+def room_of(path):
     pieces = path.relative_to(SRC).parts
     return pieces[0] if len(pieces) > 1 else "loose"
 
 
-def nodes_of(tree: ast.AST) -> int:
+def nodes_of(tree):
     return sum(isinstance(node, ast.expr) for node in ast.walk(tree))
 
 
-def code_lines(path: Path, tree: ast.AST) -> int:
+def code_lines(path, tree):
     """Lines that are neither blank, comment nor docstring."""
-    docs: set[int] = set()
+    docs = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             docs.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
@@ -51,7 +48,7 @@ def code_lines(path: Path, tree: ast.AST) -> int:
     )
 
 
-def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
+def bindings(tree):
     """Each name that a module binds, with its line: variables, parameters, functions, classes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -117,11 +114,11 @@ def test_type_names_are_defined_once():
 class Walk:
     """The files of the package that a run enters; module bodies do not count."""
 
-    def __init__(self) -> None:
-        self.files: Counter[str] = Counter()
-        self.importing: Counter[int] = Counter()
+    def __init__(self):
+        self.files = Counter()
+        self.importing = Counter()
 
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
+    def __call__(self, frame, event, arg):
         thread = threading.get_ident()
         if frame.f_code.co_name == "<module>":
             self.importing[thread] += {"call": 1, "return": -1}.get(event, 0)
@@ -132,7 +129,7 @@ class Walk:
         ):
             self.files[frame.f_code.co_filename] += 1
 
-    def check(self, name: str) -> None:
+    def check(self, name):
         """Fails where more files, or longer ones, were entered than the budget allows."""
         limit = BUDGET["walks"][name]
         lines = sum(len(Path(file).read_text(encoding="utf-8").splitlines()) for file in self.files)
@@ -142,8 +139,9 @@ class Walk:
 
 
 @contextmanager
-def watched() -> Iterator[Walk]:
-    walk, before = Walk(), sys.getprofile()
+def watched():
+    walk = Walk()
+    before = sys.getprofile()
     threading.setprofile(walk)
     sys.setprofile(walk)
     try:

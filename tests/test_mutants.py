@@ -50,7 +50,7 @@ def repository(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "bugs"),
+    "text, bugs",
     [
         ("x < y", {"comparison: x <= y"}),
         ("x is not y", {"comparison: x is y"}),
@@ -94,10 +94,8 @@ def test_patterns_of_c():
     }
     assert "call: ; }" in {item.replace(":   ", ": ") for item in result}
     loops = {change.apply(text).splitlines()[1] for change in mutate.c_changes(text)}
-    assert (
-        "for (i = 0; i <= n; i++) { // i + 1" in loops
-        and "for (i = 1; i < n; i++) { // i + 1" in loops
-    )
+    assert "for (i = 0; i <= n; i++) { // i + 1" in loops
+    assert "for (i = 1; i < n; i++) { // i + 1" in loops
     assert all(
         change.apply(text).startswith("#include <a-1.h>") for change in mutate.c_changes(text)
     )
@@ -176,11 +174,13 @@ def test_rows_by_hand():
     )
     assert row.tests == ["tests/room/test_module.py", "-k", "a b"]
     change = row.change(MODULE)
-    assert change is not None and "    return (value | 0)\n" in change.apply(MODULE)
+    assert change is not None
+    assert "    return (value | 0)\n" in change.apply(MODULE)
     assert row._replace(old="max(value, high)").change(MODULE) is None
     assert row._replace(function="clip").change(MODULE) is None
     split = Row(Path("a.py"), "", "", "f(x, y)", "f(y, x)", []).change("f(x,\n  y)")
-    assert split is not None and split.new == "f(y, x)"
+    assert split is not None
+    assert split.new == "f(y, x)"
 
 
 def test_the_page_of_rows_is_read():
@@ -199,7 +199,5 @@ def test_the_page_of_rows_is_read():
 def test_the_command_refuses_a_file_that_is_not_there():
     command = [sys.executable, "tests/mutate.py", "room/none.py"]
     done = subprocess.run(command, cwd=mutate.ROOT, capture_output=True, text=True)
-    assert (
-        done.returncode == 2
-        and "room/none.py is neither here nor below src/glassformer" in done.stderr
-    )
+    assert done.returncode == 2
+    assert "room/none.py is neither here nor below src/glassformer" in done.stderr

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,12 +31,12 @@ NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 MACHINE = re.compile(r"/(?:tmp|home|root|work|Users|usr|content)/|\.venv")
 
 
-def read_notebook(path: Path) -> Any:
+def read_notebook(path):
     """A notebook."""
     return nbformat.read(path, as_version=4)
 
 
-def executed(path: Path) -> Any:
+def executed(path):
     """A notebook run from its first cell to its last in an empty folder, on one thread, with no
     network's proxy."""
     book = read_notebook(path)
@@ -63,7 +62,7 @@ def executed(path: Path) -> Any:
     return book
 
 
-def outputs(cell: Any) -> str:
+def outputs(cell):
     """Printed and displayed output of a cell, as text."""
     messages = []
     for output in cell.outputs:
@@ -79,7 +78,7 @@ def outputs(cell: Any) -> str:
     return re.sub(r"(\w\.py):\d+", r"\1", "\n".join(messages))  # lines of our source move
 
 
-def alike(item: str, other_name: str, relative: float) -> bool:
+def alike(item, other_name, relative):
     """True where two texts have the same words and, but for rounding, the same numbers."""
     if NUMBER.sub("#", item).split() != NUMBER.sub("#", other_name).split():
         return False
@@ -88,7 +87,7 @@ def alike(item: str, other_name: str, relative: float) -> bool:
     return all(math.isclose(a, b, rel_tol=relative, abs_tol=1e-5 + relative / 10) for a, b in sides)
 
 
-def differing(stored: Any, ran: Any) -> list[str]:
+def differing(stored, ran):
     """The cells whose output is not the stored one."""
     results = []
     for at, (cell, second) in enumerate(zip(stored.cells, ran.cells, strict=True)):
@@ -108,7 +107,8 @@ def test_there_are_six():
 def test_what_is_stored(path):
     """Outputs are there, small, without an error or a path of the machine that made them; links
     lead somewhere."""
-    book, text = read_notebook(path), path.read_text(encoding="utf-8")
+    book = read_notebook(path)
+    text = path.read_text(encoding="utf-8")
     nbformat.validate(book)
     assert len(text) < MOST
     code = [cell for cell in book.cells if cell.cell_type == "code"]
@@ -125,11 +125,9 @@ def test_what_is_stored(path):
 
 def test_a_changed_number_is_seen():
     assert alike("loss 1.2345 of 1,000", "loss  1.2346 of 1,000", 1e-3)
-    assert (
-        not alike("loss 1.2345", "loss 1.2445", 1e-3)
-        and not alike("a 1", "b 1", 1e-3)
-        and not alike("1 2", "1", 1)
-    )
+    assert not alike("loss 1.2345", "loss 1.2445", 1e-3)
+    assert not alike("a 1", "b 1", 1e-3)
+    assert not alike("1 2", "1", 1)
 
 
 @pytest.mark.parametrize(

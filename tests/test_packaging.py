@@ -21,25 +21,26 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from glassformer.core.errors import UserError
 from glassformer.runs import run_config, run_file
+from mistakes import mistake
 
 ROOT = Path(__file__).parents[1]
 
 
-def compilers() -> list[list[str]]:
+def compilers():
     """Compilers that hatch_build.py would use here."""
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    compilers: list[list[str]] = module.compilers()
-    return compilers
+    return module.compilers()
 
 
 def test_run_files_are_found_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "demo" in run_file.run_files() and "compare/sst2-rnn" in run_file.run_files()
+    assert "demo" in run_file.run_files()
+    assert "compare/sst2-rnn" in run_file.run_files()
     assert (
         run_file.read_run("demo")
         == run_file.read_run("runs/demo.toml")
@@ -47,9 +48,9 @@ def test_run_files_are_found_by_name(tmp_path, monkeypatch):
     )
     Path("demo").write_text("[train]\nsteps = 7\n")
     assert run_file.read_run("demo").train.steps == 7, "a file of the user's own goes first"
-    with pytest.raises(UserError, match=r'no run file "multi3k".* "multi30k"'):
+    with mistake(r'no run file "multi3k".* "multi30k"'):
         run_file.read_run("multi3k")
-    with pytest.raises(UserError, match="no run file"):
+    with mistake("no run file"):
         run_file.read_run("nothing/like/it")
 
 
@@ -58,7 +59,7 @@ def test_every_run_file_can_be_read():
         assert isinstance(run_file.read_run(name), run_config.Run)
 
 
-def licences() -> list[str]:
+def licences():
     """The licence of each package in the page, name and version first, in one line since bundling
     indents lines."""
     packages = json.loads((ROOT / "web/package-lock.json").read_text())["packages"]
@@ -75,11 +76,9 @@ def licences() -> list[str]:
         f"{name} {bundled[name]}" for name in bundled
     )
     for notice in notices:
-        assert (
-            "Copyright (c)" in notice
-            and "Permission is hereby granted" in notice
-            and "NO EVENT" in notice
-        )
+        assert "Copyright (c)" in notice
+        assert "Permission is hereby granted" in notice
+        assert "NO EVENT" in notice
     return [" ".join(notice.split()) for notice in notices]
 
 
@@ -98,12 +97,14 @@ def test_the_page_names_the_packages_in_it():
     assert {"LICENSE", "src/glassformer/static/THIRD_PARTY.txt"} <= set(project["license-files"])
 
 
-def pins(name: str) -> dict[str, set[str]]:
+def pins(name):
     """The versions of each package in a file of requirements/, each with a hash; no index is named
     there."""
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
-    assert "://" not in text and "--index" not in text and "--find-links" not in text
-    versions: dict[str, set[str]] = {}
+    assert "://" not in text
+    assert "--index" not in text
+    assert "--find-links" not in text
+    versions = {}
     for entry in re.split(r"\n(?=\S)", text.strip()):
         pinned = re.match(r"([a-z0-9-]+)==([^\s;]+)", entry)
         assert pinned and re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry), entry
@@ -111,7 +112,7 @@ def pins(name: str) -> dict[str, set[str]]:
     return versions
 
 
-def requirements(extra: str) -> list[Requirement]:
+def requirements(extra):
     """Requirements of this extra in pyproject.toml, those of our own extras among them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requests = [*project["dependencies"], *project["optional-dependencies"][extra]]
@@ -125,7 +126,8 @@ def requirements(extra: str) -> list[Requirement]:
 @pytest.mark.parametrize("extra", ["dev", "page-test", "plot", "serve"])
 def test_what_is_asked_for_is_pinned_with_hashes(extra):
     """torch alone is pinned by its version: constraints.txt says why."""
-    versions, build = pins(extra), pins("build")
+    versions = pins(extra)
+    build = pins("build")
     torch = dict(
         re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     )
@@ -154,11 +156,10 @@ def test_what_make_test_installed_is_pinned_with_hashes():
     """Each distribution that the extra ``dev`` brings along, at the version that is installed."""
     if not list(Path(sys.prefix).glob(".ready-dev*")):
         pytest.skip("make test did not set up this environment")
-    versions, free = pins("dev"), {"torch", "glassformer"}
-    waiting, observed = (
-        [(requirement.name, tuple(requirement.extras)) for requirement in requirements("dev")],
-        set[tuple[str, tuple[str, ...]]](),
-    )
+    versions = pins("dev")
+    free = {"torch", "glassformer"}
+    waiting = [(requirement.name, tuple(requirement.extras)) for requirement in requirements("dev")]
+    observed = set[tuple[str, tuple[str, ...]]]()
     while waiting:
         name, extras = waiting.pop()
         name = canonicalize_name(name)
@@ -209,7 +210,8 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path):
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)], cwd=ROOT, check=True
     )
-    wheel, sdist = next(tmp_path.glob("*.whl")), next(tmp_path.glob("*.tar.gz"))
+    wheel = next(tmp_path.glob("*.whl"))
+    sdist = next(tmp_path.glob("*.tar.gz"))
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
         assert {
@@ -223,7 +225,8 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path):
             for path in static.iterdir()
             if not path.name.startswith(".")
         }
-        assert built <= names and "glassformer/static/index.html" in names
+        assert built <= names
+        assert "glassformer/static/index.html" in names
         site = [item for item in opened.infolist() if item.filename.startswith("glassformer/site/")]
         assert bool(site) == (ROOT / "src" / "glassformer" / "site" / "index.html").exists(), (
             "built, it goes along"
@@ -313,4 +316,5 @@ def test_a_wheel_by_itself_as_a_notebook_installs_it(tmp_path):
             == (individual / "glassformer" / "site" / "index.html").as_uri()
         )
     else:
-        assert actual_result.returncode == 2 and "make docs" in actual_result.stderr
+        assert actual_result.returncode == 2
+        assert "make docs" in actual_result.stderr

@@ -37,12 +37,11 @@ SHELL = [
 @pytest.mark.parametrize("line", SHELL)
 def test_command_lines_are_understood(line):
     words = shlex.split(line)[1:]
-    parsed = cli.parser(VERBS).parse(words)
-    assert parsed.run
+    assert cli.parser(VERBS).parse(words).run
 
 
 def test_lines_need_only_what_earlier_lines_left():
-    folders: set[str] = set()
+    folders = set()
     lines = [
         line.partition(" #")[0] for kind, block in BLOCKS if not kind for line in block.splitlines()
     ]
@@ -84,44 +83,38 @@ def test_lines_that_look_inside_show_what_they_say(verb, tmp_path, monkeypatch, 
 
 
 def test_there_is_something_to_hold_it_to():
-    assert len(SHELL) >= 5 and len(PYTHON) >= 2
+    assert len(SHELL) >= 5
+    assert len(PYTHON) >= 2
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """The working folder that the blocks expect: a text, and a model that was trained on it."""
+    monkeypatch.chdir(tmp_path)
+    text = "The cat sat on a house of glass and looked through its walls.\n" * 400
+    Path("own.txt").write_text(text)
+    tokenizer = train_tokenizer("bpe", [text], 300)
+    shape = change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64})
+    glassformer.save(build_model(shape, seed=0), "out/mine", tokenizer)
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))
-def test_python_blocks_run(block, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.txt").write_text(
-        ("The cat sat on a house of glass and looked through its walls.\n") * 400
-    )
-    tokenizer = train_tokenizer("bpe", [(tmp_path / "own.txt").read_text()], 300)
-    model = build_model(
-        change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64}), seed=0
-    )
-    glassformer.save(model, "out/mine", tokenizer)
+def test_python_blocks_run(block, workplace, capsys):
     shorter = (
         block.replace('"python-docs"', '"own.txt"')
         .replace("2048", "300")
         .replace("steps=100", "steps=2")
     )
-    (tmp_path / "mine.toml").write_text(
-        TOML.replace('"python-docs"', '"own.txt"').replace("= 500", "= 2")
-    )
+    Path("mine.toml").write_text(TOML.replace('"python-docs"', '"own.txt"').replace("= 500", "= 2"))
     exec(compile(shorter, "README.md", "exec"), {})
     output = capsys.readouterr().out
     assert output.count("\n") == 2 if "steps=" in block else output, output
 
 
 @pytest.mark.parametrize("name", ["data-formats", "objectives", "tape"])
-def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    text = "The cat sat on a house of glass and looked through its walls.\n" * 200
-    (tmp_path / "own.txt").write_text(text)
-    tokenizer = train_tokenizer("bpe", [text], 300)
-    shape = change(find("glass/200k"), {"embed.vocab": tokenizer.size, "context": 64})
-    glassformer.save(build_model(shape, seed=0), "out/mine", tokenizer)
+def test_the_blocks_of_a_page_run(name, workplace, capsys):
     page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    for kind, block in blocks:
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
         if kind == "python":
             exec(compile(block, f"{name}.md", "exec"), {})
             output = capsys.readouterr().out
@@ -161,7 +154,7 @@ def test_the_file_of_ones_own_runs_as_pasted(tmp_path):
     )
 
 
-def exists(module: str, name: str) -> bool:
+def exists(module, name):
     with contextlib.suppress(ImportError):
         if hasattr(importlib.import_module(module), name):
             return True

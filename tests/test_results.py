@@ -32,7 +32,7 @@ glassformer() {{
 FOLDERS = ("multi30k-bpe-ende", "scan", "sst2", "cola", "scitldr", "tinystories", "wikitext-2-raw")
 
 
-def shorten(data: Path, target: Path) -> None:
+def shorten(data, target):
     """The first 2,000 lines of each file to train on and a hundred of the others."""
     # known by its hash, so as it is
     (target / "tinyshakespeare").symlink_to(data / "tinyshakespeare")
@@ -74,5 +74,4 @@ def test_the_commands_run(topic, tmp_path, shared_data):
         check=False,
     )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-3000:]
-    evaluated = script.count("glassformer eval")
-    assert (not evaluated) or done.stdout.strip(), done.stderr[-3000:]
+    assert (not script.count("glassformer eval")) or done.stdout.strip(), done.stderr[-3000:]

@@ -18,11 +18,11 @@ from seeding import seed_from
 Drawn = tuple[float, float, float]
 
 
-def draw() -> Drawn:
+def draw():
     return random.random(), float(np.random.random()), float(torch.rand((), dtype=torch.float64))
 
 
-def draw_from(seed: int) -> Drawn:
+def draw_from(seed):
     generator = torch.Generator().manual_seed(seed)
     return (
         random.Random(seed).random(),

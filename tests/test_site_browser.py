@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from glassformer import config
 from glassformer.core.generation import sample
@@ -43,7 +43,9 @@ PAINTED = """() => new Promise(done => {
 def tab(chromium):
     """A tab that may read files alone and must leave the console empty."""
     context = chromium.new_context(viewport={"width": 1366, "height": 900}, color_scheme="light")
-    page, foreign, errors = context.new_page(), [], []
+    page = context.new_page()
+    foreign = []
+    errors = []
     page.on(
         "request",
         lambda item: (
@@ -63,7 +65,7 @@ def tab(chromium):
     assert not foreign and not errors, (foreign, errors)
 
 
-def card(tab: Any, site: Path, name: str) -> Any:
+def card(tab, site, name):
     """One card of the sandbox, alone."""
     tab.goto("about:blank")  # a link that differs after # alone loads nothing
     tab.goto(f"{(site / 'live' / 'sandbox.html').as_uri()}#{name}")
@@ -71,26 +73,25 @@ def card(tab: Any, site: Path, name: str) -> Any:
     return tab
 
 
-def cells(tab: Any, count: int) -> dict[str, float]:
+def cells(tab, count):
     """Every number of the matrix by its address, when it has been painted with so many."""
-    result: dict[str, float] = tab.wait_for_function(PROBED, arg=count, polling=200).json_value()
-    return result
+    return tab.wait_for_function(PROBED, arg=count, polling=200).json_value()
 
 
-def numbers(tab: Any, of: str) -> torch.Tensor:
+def numbers(tab, of):
     return torch.tensor(tab.locator(of).evaluate_all(SHOWN), dtype=torch.float64)
 
 
 def test_softmax_and_attention_are_the_librarys(site_page, tab):
     card(tab, site_page, "softmax").get_by_label("scores").fill("1 -2 0.5 7")
     row = torch.tensor([1, -2, 0.5, 7], dtype=torch.float64)
-    torch.testing.assert_close(numbers(tab, "tbody b .num"), row.softmax(0))
+    assert_close(numbers(tab, "tbody b .num"), row.softmax(0))
     card(tab, site_page, "av").get_by_label("causal mask").check()
     X = torch.tensor([[1, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]], dtype=torch.float64)
     true = torch.nn.functional.scaled_dot_product_attention(
         X[None], X[None], X[None], is_causal=True
     )[0]
-    torch.testing.assert_close(numbers(tab, '[aria-label="what comes out"] .num').view(3, 4), true)
+    assert_close(numbers(tab, '[aria-label="what comes out"] .num').view(3, 4), true)
 
 
 @pytest.mark.parametrize("name", ["full", "causal", "window", "every", "chunk", "strided", "fixed"])
@@ -101,7 +102,8 @@ def test_masks_are_the_rules(name, site_page, tab):
         tab.get_by_label("its number").fill("3")
     rules = {"window": config.Window(3), "every": config.Every(3), "chunk": config.Chunk(3)}
     rules |= {"strided": config.Strided(3), "fixed": config.Fixed(3, 1)}
-    q, k = torch.arange(7)[:, None], torch.arange(7)[None]
+    q = torch.arange(7)[:, None]
+    k = torch.arange(7)[None]
     sees = torch.ones(7, 7, dtype=torch.bool) if name == "full" else k <= q
     if name in rules:
         sees = sees & rules[name].allows(True)(q, k)
@@ -112,9 +114,7 @@ def test_masks_are_the_rules(name, site_page, tab):
     scores = torch.tensor([1, 2, -1, 0.5, 3, 0, 1], dtype=torch.float64)
     tab.get_by_label("scores of the word").fill(" ".join(map(str, scores.tolist())))
     tab.get_by_label("word that asks").fill("4")
-    torch.testing.assert_close(
-        numbers(tab, "td b .num"), scores.masked_fill(~sees[4], -torch.inf).softmax(0)
-    )
+    assert_close(numbers(tab, "td b .num"), scores.masked_fill(~sees[4], -torch.inf).softmax(0))
 
 
 def test_positions_and_rotation_are_the_librarys(site_page, tab):
@@ -129,7 +129,7 @@ def test_positions_and_rotation_are_the_librarys(site_page, tab):
     displayed = torch.tensor(
         [[result[f"sandbox.sin[{t},{i}]"] for i in range(8)] for t in range(6)]
     )
-    torch.testing.assert_close(displayed, wave[0], rtol=1e-5, atol=1e-6)
+    assert_close(displayed, wave[0], rtol=1e-5, atol=1e-6)
     card(tab, site_page, "rope").get_by_label("a pair of numbers").fill("0.6 0.8")
     tab.get_by_label("position", exact=True).fill("11")
     tab.get_by_label("which pair of 32").fill("3")
@@ -138,7 +138,7 @@ def test_positions_and_rotation_are_the_librarys(site_page, tab):
     x = torch.zeros(1, 1, 1, 64)
     x[..., 3], x[..., 35] = 0.6, 0.8
     turned = rotary.turn(x, cos, sin)[0, 0, 0, [3, 35]].double()
-    torch.testing.assert_close(numbers(tab, "p .num")[3:5], turned, rtol=1e-5, atol=1e-6)
+    assert_close(numbers(tab, "p .num")[3:5], turned, rtol=1e-5, atol=1e-6)
 
 
 def test_sampling_is_the_librarys(site_page, tab):
@@ -163,9 +163,7 @@ def test_sampling_is_the_librarys(site_page, tab):
         shares = sample.cut(row / temperature, sampling).softmax(-1)[0]
         drawn = int(sample.choose(row, torch.tensor([luck]), None, sampling))
         order = row[0].argsort(descending=True)
-        torch.testing.assert_close(
-            numbers(tab, "td b .num").float(), shares[order], rtol=1e-5, atol=1e-6
-        )
+        assert_close(numbers(tab, "td b .num").float(), shares[order], rtol=1e-5, atol=1e-6)
         assert tab.locator("p[role=status]").inner_text().startswith(f"“{'abcde'[drawn]}”")
 
 
@@ -175,7 +173,7 @@ def test_the_sandbox_is_for_everybody(name, site_page, tab):
     no_serious_finding(tab)
 
 
-def serious(tab: Any) -> list[Any]:
+def serious(tab):
     """Findings of axe in light and dark, at 1366 and 390 pixels; and elements wider than the
     window."""
     if not AXE.exists():
@@ -192,7 +190,7 @@ def serious(tab: Any) -> list[Any]:
     return outputs
 
 
-def no_serious_finding(tab: Any) -> None:
+def no_serious_finding(tab):
     result = serious(tab)
     assert not result, result
 
@@ -204,7 +202,8 @@ def test_a_page_from_disk(site_page, tab):
     no_serious_finding(tab)
     tab.get_by_label("A story").check()
     tab.reload()
-    assert tab.locator(".depth.story").is_visible() and not tab.locator(".depth.plain").is_visible()
+    assert tab.locator(".depth.story").is_visible()
+    assert not tab.locator(".depth.plain").is_visible()
     frame = tab.frame_locator("iframe.sandbox").first
     tab.locator("iframe.sandbox").first.scroll_into_view_if_needed()
     frame.locator("tbody b .num").first.wait_for()
@@ -256,10 +255,8 @@ def test_the_whole_site_by_keyboard_and_by_searching(whole_site, tab):
     tab.goto((whole_site / "learn" / "04-attention.html").as_uri())
     tab.locator("fieldset.depths input:checked").first.focus()
     tab.keyboard.press("ArrowRight")
-    assert (
-        tab.locator(".depth.vectors").first.is_visible()
-        and not tab.locator(".depth.plain").first.is_visible()
-    )
+    assert tab.locator(".depth.vectors").first.is_visible()
+    assert not tab.locator(".depth.plain").first.is_visible()
     tab.locator("details.question > summary").first.focus()
     tab.keyboard.press("Enter")
     assert tab.locator("details.question").first.get_attribute("open") is not None
@@ -277,7 +274,8 @@ def test_the_whole_site_by_keyboard_and_by_searching(whole_site, tab):
 def test_the_whole_site_is_for_everybody(whole_site, tab):
     """Every page, from disk: axe in four looks, nothing foreign, nothing in the console; how soon
     it is painted."""
-    painted, results = {}, []
+    painted = {}
+    results = []
     source = sorted((whole_site / "source").rglob("*.html"))  # all by one template
     for path in sorted({*whole_site.rglob("*.html")} - {*source[2:]}):
         if "live" in path.parts:  # the explainer's own tests look at these

@@ -19,7 +19,7 @@ import glassformer
 from glassformer import config
 
 SRC = Path(__file__).parents[1] / "src" / "glassformer"
-NEEDS: dict[str, set[str]] = {
+NEEDS = {
     "core": set(),
     "families": {"core"},
     "fast": {"core"},
@@ -81,7 +81,7 @@ TOPICS = {
 """What the tests of several modules are called, by their room."""
 
 
-def imports(path: Path) -> list[tuple[str, int]]:
+def imports(path):
     """(dotted name from the package's root or of another package, line) of each import in a
     file."""
     package = path.relative_to(SRC).parts[:-1]
@@ -102,7 +102,7 @@ def imports(path: Path) -> list[tuple[str, int]]:
     return results
 
 
-def room_of(path: Path) -> str:
+def room_of(path):
     return path.relative_to(SRC).parts[0].removesuffix(".py")
 
 
@@ -113,7 +113,7 @@ def test_every_room_is_known():
     assert {room_of(path) for path in FILES} <= NEEDS.keys() | DOORS
 
 
-def crossings() -> list[str]:
+def crossings():
     """Imports of a room that the table does not allow: "file:line room"."""
     crossed = []
     for path in FILES:
@@ -133,7 +133,7 @@ def test_a_room_imports_what_the_table_allows(room):
     assert len(crossed) <= ceilings["imports"].get(room, 0), crossed
 
 
-def modules() -> dict[str, Path]:
+def modules():
     """Every module of the package by its dotted name; a package's own page by the package's
     name."""
     named = {}
@@ -146,7 +146,7 @@ def modules() -> dict[str, Path]:
 def test_no_module_comes_back_to_itself():
     """No circle of imports, not even of those inside functions or for type checking."""
     named = modules()
-    below: dict[str, set[str]] = {}
+    below = {}
     for module, path in named.items():
         result = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -179,7 +179,8 @@ def test_few_modules_stand_outside_the_rooms():
 def test_a_test_is_found_by_the_name_of_what_it_tests():
     """``tests/ROOM/test_NAME.py`` tests ``ROOM/NAME.py``, or a folder of it; TOPICS are of several
     modules. The first folder of a room with folders is left out: ``tests/nn`` is of ``core/nn``."""
-    named, strange = [*modules(), *(name.partition(".")[2] for name in modules())], []
+    named = [*modules(), *(name.partition(".")[2] for name in modules())]
+    strange = []
     for path in sorted(TESTS.glob("*/**/test_*.py")):
         name = ".".join((*path.parent.relative_to(TESTS).parts, path.stem.removeprefix("test_")))
         if name not in named and path.stem.removeprefix("test_") not in TOPICS.get(
@@ -240,7 +241,7 @@ ELSEWHERE = {
 }
 
 
-def prose(path: Path) -> str:
+def prose(path):
     """What a file says to its reader: a test's strings name files that it makes, so of tests only
     docstrings."""
     text = path.read_text(encoding="utf-8")
@@ -283,7 +284,8 @@ def test_every_room_is_on_the_page_of_the_architecture():
 
 def test_words_do_not_import_torch():
     words = [path for path in FILES if str(path.relative_to(SRC)).startswith(TORCH_FREE)]
-    assert words and not [
+    assert words
+    assert not [
         path for path in words if "torch" in {name.split(".")[0] for name, _ in imports(path)}
     ]
 
@@ -460,7 +462,8 @@ def test_help_imports_next_to_nothing(word):
         command, env={"PYTHONPATH": str(SRC.parent)}, capture_output=True, text=True, check=True
     )
     modules = set(done.stderr.split())
-    assert "glassformer.cli" in modules and "glassformer" in done.stdout
+    assert "glassformer.cli" in modules
+    assert "glassformer" in done.stdout
     assert not modules & {
         "argparse",
         "dataclasses",
@@ -485,7 +488,8 @@ def test_help_of_a_command_imports_only_what_shows_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stderr.split())
-    assert "glassformer.commands.generate" in modules and "usage: glassformer train" in done.stdout
+    assert "glassformer.commands.generate" in modules
+    assert "usage: glassformer train" in done.stdout
     assert not modules & {"torch", "numpy", "tomllib", "hashlib", "tempfile", "secrets"}
 
 

@@ -26,7 +26,7 @@ DOORS = {
 }
 
 
-def environment(**variables: str) -> dict[str, str]:
+def environment(**variables):
     return {name: value for name, value in os.environ.items() if name not in VARIABLES} | variables
 
 
@@ -41,11 +41,9 @@ def no_torch(monkeypatch):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_sets_a_short_spin_before_torch_is_loaded(door, tmp_path):
-    file, script, notebook = (
-        tmp_path / "show.py",
-        tmp_path / "glassformer",
-        tmp_path / "notebook.py",
-    )
+    file = tmp_path / "show.py"
+    script = tmp_path / "glassformer"
+    notebook = tmp_path / "notebook.py"
     file.write_text(SHOW)
     script.write_text("import sys\nfrom glassformer.cli import main\nsys.exit(main())")
     notebook.write_text(f"import glassformer\n{SHOW}")
@@ -58,9 +56,7 @@ def test_every_door_sets_a_short_spin_before_torch_is_loaded(door, tmp_path):
 
 
 @pytest.mark.skipif(library.pool().value is None, reason="torch's OpenMP is not libgomp")
-@pytest.mark.parametrize(
-    ("variables", "spin"), [({}, threads.SPIN), ({"GOMP_SPINCOUNT": "77"}, 77)]
-)
+@pytest.mark.parametrize("variables, spin", [({}, threads.SPIN), ({"GOMP_SPINCOUNT": "77"}, 77)])
 def test_the_openmp_of_torch_reads_it(variables, spin):
     output = environment(OMP_DISPLAY_ENV="verbose", **variables)
     done = subprocess.run(
@@ -76,7 +72,8 @@ def test_the_openmp_of_torch_reads_it(variables, spin):
 def test_a_variable_of_the_user_stays(no_torch, monkeypatch, name):
     monkeypatch.setenv(name, "7")
     threads.prepare()
-    assert os.environ[name] == "7" and os.environ.get("GOMP_SPINCOUNT", "7") == "7"
+    assert os.environ[name] == "7"
+    assert os.environ.get("GOMP_SPINCOUNT", "7") == "7"
 
 
 def test_a_variable_that_does_not_say_how_threads_wait_changes_nothing(no_torch, monkeypatch):
@@ -137,7 +134,8 @@ def test_the_users_number_of_threads_stays(no_torch, monkeypatch, name):
     monkeypatch.setattr(threads, "cores", lambda: 0)
     monkeypatch.setenv(name, "5")
     threads.prepare()
-    assert os.environ[name] == "5" and os.environ.get("OMP_NUM_THREADS", "5") == "5"
+    assert os.environ[name] == "5"
+    assert os.environ.get("OMP_NUM_THREADS", "5") == "5"
 
 
 @pytest.mark.skipif(
@@ -177,4 +175,5 @@ def test_how_threads_wait_changes_no_bit():
         subprocess.run(commands, check=True, capture_output=True, env=environment(**spin)).stdout
         for spin in spins
     }
-    assert len(printed) == 1 and len(printed.pop()) > 1000
+    assert len(printed) == 1
+    assert len(printed.pop()) > 1000

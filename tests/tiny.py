@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from glassformer import config as c
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
 
-VOCAB, DIM, CONTEXT = 50, 32, 64
+VOCAB = 50
+DIM = 32
+CONTEXT = 64
 # large weights: a wrong path shows in the logits
 WIDE = c.Init(std=0.15, embed_std=0.3, residual="plain")
 
 
-def block(
-    attention: c.Attention | None = None, feedforward: c.FeedForward | None = None, **kwargs: object
-) -> c.Block:
+def block(attention=None, feedforward=None, **kwargs):
     return c.Block(attention or c.Attention(4), feedforward or c.MLP(64), **kwargs)
 
 
 def decoder(
-    *pattern: c.Block,
-    position: c.Position = c.Rotary(),
-    head: c.Head | None = None,
-    **stack: object,
-) -> c.Decoder:
+    *pattern,
+    position=c.Rotary(),
+    head=None,
+    **stack,
+):
     stack = {"depth": 2 * len(pattern), "last_norm": c.RMSNorm(), **stack}
     body = c.Stack(pattern=pattern, position=position, **stack)
     return c.Decoder(DIM, CONTEXT, c.Embed(VOCAB), body, head or c.Head(), WIDE)
@@ -38,7 +36,7 @@ def decoder(
 LOUD = c.Init(std=0.4, embed_std=1.0, residual="plain", head_std=0.6)
 
 
-def vaswani() -> c.EncoderDecoder:
+def vaswani():
     plain = {"norm": c.LayerNorm(), "place": "post"}
     relu = c.MLP(64, "relu", bias=True)
     encoder = c.Stack(2, (block(feedforward=relu, **plain),), c.Sinusoidal(), causal=False)
@@ -48,7 +46,7 @@ def vaswani() -> c.EncoderDecoder:
     )
 
 
-def t5() -> c.EncoderDecoder:
+def t5():
     attention = c.Attention(4, scale=1.0)
     think = c.GatedMLP(64, "gelu_tanh")
     bounds = {"position": c.RelativeBias(8, 16), "last_norm": c.RMSNorm()}
@@ -59,7 +57,7 @@ def t5() -> c.EncoderDecoder:
     )
 
 
-def attention_pair() -> c.EncoderDecoder:
+def attention_pair():
     encoder = c.Stack(2, (c.Block(c.Attention(4), None),), c.Rotary(), causal=False)
     crossed = c.Stack(
         2, (c.Block(c.Attention(4), None, c.LayerNorm(), "post", c.Attention(4, 2)),), c.Rotary()
@@ -69,7 +67,7 @@ def attention_pair() -> c.EncoderDecoder:
     )
 
 
-def bert() -> c.Encoder:
+def bert():
     item = block(
         c.Attention(4, bias=True),
         c.MLP(64, "gelu", bias=True),
@@ -82,24 +80,24 @@ def bert() -> c.Encoder:
     return c.Encoder(DIM, CONTEXT, c.Embed(VOCAB, segments=2), stack, head, WIDE, pool)
 
 
-def recurrent(body: c.Recurrent) -> c.Decoder:
+def recurrent(body):
     return c.Decoder(DIM, CONTEXT, c.Embed(VOCAB), body, c.Head(), LOUD)
 
 
-def translator(encoder: c.Body, decoder: c.Body) -> c.EncoderDecoder:
+def translator(encoder, decoder):
     return c.EncoderDecoder(
         DIM, CONTEXT, c.Embed(VOCAB), encoder, decoder, c.Head(tied=False), LOUD
     )
 
 
-def gpt2() -> c.Decoder:
+def gpt2():
     item = block(c.Attention(4, bias=True), c.MLP(64, bias=True), norm=c.LayerNorm())
     return decoder(item, position=c.Learned(CONTEXT), last_norm=c.LayerNorm())
 
 
 YARN = c.Rotary(1e6, scaling=c.YarnScaling(4.0, 16))
 LLAMA = block(c.Attention(4, kv_heads=2), c.GatedMLP(64))
-DECODERS: dict[str, c.Decoder] = {
+DECODERS = {
     "gpt2": gpt2(),
     "llama": decoder(
         LLAMA,
@@ -200,7 +198,7 @@ DECODERS: dict[str, c.Decoder] = {
 ONWARD = c.Stack(
     2, (block(c.Attention(4, mask=c.Causal() | c.Window(3))),), c.Rotary(), causal=False
 )
-OTHERS: dict[str, c.Model] = {
+OTHERS = {
     "vaswani": vaswani(),
     "t5": t5(),
     "bert": bert(),
@@ -217,34 +215,34 @@ OTHERS: dict[str, c.Model] = {
     ),
     "onward": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), ONWARD, c.Head(), WIDE),
 }
-ALL: dict[str, c.Model] = {**DECODERS, **OTHERS}
+ALL = {**DECODERS, **OTHERS}
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that keep a state
 
 
-def model(config: c.Model, seed: int = 1) -> Model:
+def model(config, seed=1):
     return build_model(config, seed=seed).eval()
 
 
-def with_dropout(config: c.Decoder, dropout: float) -> c.Decoder:
+def with_dropout(config, dropout):
     return replace(config, decoder=replace(config.decoder, dropout=dropout))
 
 
-def tokens(rows: int = 3, length: int = 20, seed: int = 0) -> torch.Tensor:
+def tokens(rows=3, length=20, seed=0):
     return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def inputs_of(model: Model) -> dict[str, torch.Tensor]:
+def inputs_of(model):
     """One text, and a source where the model reads one."""
     pair = isinstance(model.config, c.EncoderDecoder)
     return {"text": tokens(1, 9), **({"source": tokens(1, 7, seed=1)} if pair else {})}
 
 
-def equal_tensors(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+def equal_tensors(a, b):
     """The same names, and bit for bit the same numbers."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def logits(model: Model, **options: Any) -> torch.Tensor:
+def logits(model, **options):
     """Of a text, and of a source where the model reads one."""
     sources = (tokens(3, 12, seed=5),) if isinstance(model.config, c.EncoderDecoder) else ()
     with inference(model):

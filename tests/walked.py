@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 
 import torch
 
-from glassformer.sight.recording import Explanation, ModuleTrace, Operands, explain
+from glassformer.sight.recording import explain
 from glassformer.sight.recording.module_trace import fields
 from glassformer.sight.recording.opening import PAIRED
-from glassformer.sight.recording.operations import Value
-from glassformer.sight.recording.rules import Index, origin, read
+from glassformer.sight.recording.rules import origin, read
 
 SUMS = (*PAIRED, "sum", "mean", "cumsum", "conv1d", "conv2d", "einsum", "add", "sub")
 
 
-def cells(trace: ModuleTrace, rng: random.Random, count: int) -> Iterator[tuple[Value, Index]]:
+def cells(trace, rng, count):
     """Numbers of what the module returned and of values drawn at random."""
     values = [x for operation in trace.operations for x in operation.outputs]
     returned = list(trace.aliases.values())
@@ -27,10 +25,10 @@ def cells(trace: ModuleTrace, rng: random.Random, count: int) -> Iterator[tuple[
             yield value, tuple(rng.randrange(size) for size in value.shape)
 
 
-def rounding(value: Value, index: Index) -> float:
+def rounding(value, index):
     """The relative rounding of the numbers that were stored on the way to this one."""
     home, _ = origin(value, index)
-    step: Value = value
+    step = value
     coarse = 0.0
     while True:
         if step.dtype.is_floating_point or step.dtype.is_complex:
@@ -40,7 +38,7 @@ def rounding(value: Value, index: Index) -> float:
         step = step.operation.inputs[0]
 
 
-def bound(explanation: Explanation, groups: tuple[Operands, ...], eps: float) -> float:
+def bound(explanation, groups, eps):
     """How far rounding may take a number from its operands: each of them, each term and the result
     is right to a few units, and the errors of a sum add up as a random walk's."""
     sizes = [x.terms.abs().nan_to_num(0, 0, 0).sum().item() for x in groups]
@@ -51,9 +49,11 @@ def bound(explanation: Explanation, groups: tuple[Operands, ...], eps: float) ->
     return eps * (4 + 2 * math.sqrt(count)) * (abs(explanation.value) + sum(sizes)) + underflow
 
 
-def walk(trace: ModuleTrace, opened: int, seed: int = 0) -> list[str]:
+def walk(trace, opened, seed=0):
     """Opens numbers from the result back to where the arithmetic begins; what is wrong of them."""
-    rng, wrong, seen = random.Random(seed), [], set()
+    rng = random.Random(seed)
+    wrong = []
+    seen = set()
     queue = list(cells(trace, rng, 30))
     while queue and len(seen) < opened:
         value, index = queue.pop(rng.randrange(len(queue)))
@@ -72,7 +72,7 @@ def walk(trace: ModuleTrace, opened: int, seed: int = 0) -> list[str]:
     return wrong
 
 
-def faults(value: Value, index: Index) -> list[str]:
+def faults(value, index):
     """What is wrong with the explanation of one number."""
     wrong = []
     explanation = explain(value, index)
@@ -81,7 +81,8 @@ def faults(value: Value, index: Index) -> list[str]:
     stored = read(value, tuple(slice(at, at + 1) for at in index)).reshape(()).item()
     if stored != explanation.value and stored == stored:
         wrong.append(f"{name}: value {explanation.value}, stored {stored}")
-    a, b = explanation.value, explanation.recomputed
+    a = explanation.value
+    b = explanation.recomputed
     if not (a == b or (a != a and b != b)):
         limit = bound(explanation, groups, rounding(value, index))
         if not abs(a - b) <= limit:
@@ -109,7 +110,7 @@ def faults(value: Value, index: Index) -> list[str]:
     return wrong
 
 
-def is_unchanged(trace: ModuleTrace) -> bool:
+def is_unchanged(trace):
     """True where the pass returned, bit for bit, what the module returns when nobody watches."""
     with torch.no_grad():
         plain = fields(trace.module(*trace.args, **trace.kwargs))

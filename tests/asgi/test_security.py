@@ -20,12 +20,12 @@ def page():
 
 
 def ask(
-    page: Page,
-    method: str = "GET",
-    path: str = "/api/models",
-    token: str | None = None,
-    **headers: str,
-) -> int:
+    page,
+    method="GET",
+    path="/api/models",
+    token=None,
+    **headers,
+):
     """The status of a request with these headers."""
     hosts = None if token else frozenset(LOOPBACK)
     client = TestClient(
@@ -90,10 +90,8 @@ def test_elsewhere_the_link_holds_a_secret(page):
     client = TestClient(application(page, None, "secret"), "http://laptop.local:8642")
     assert client.get("/api/models").status_code == 403
     first = client.get("/?token=secret")
-    assert (
-        "HttpOnly" in first.headers["set-cookie"]
-        and "SameSite=Strict" in first.headers["set-cookie"]
-    )
+    assert "HttpOnly" in first.headers["set-cookie"]
+    assert "SameSite=Strict" in first.headers["set-cookie"]
     assert client.get("/api/models").status_code == 200, "the cookie is enough from now on"
 
 
@@ -102,11 +100,9 @@ def test_every_answer_says_what_the_page_may_load(page):
     for path in ("/", "/api/models", "/nothing", "/api/runs/r_0/t"):
         headers = item.get(path).headers
         policy = headers["content-security-policy"]
-        assert (
-            policy.startswith("default-src 'self'")
-            and "unsafe" not in policy
-            and "http" not in policy
-        )
+        assert policy.startswith("default-src 'self'")
+        assert "unsafe" not in policy
+        assert "http" not in policy
         assert headers["cross-origin-resource-policy"] == "same-origin"
         assert "access-control-allow-origin" not in headers
 
@@ -137,7 +133,8 @@ def test_only_listed_files_are_opened(tmp_path):
     from glassformer.serve.page.models import Models
 
     item = served.client(Page(Models([]), static=static))
-    assert item.get("/").text == "<p>here" and item.get("/app.js").text == "1"
+    assert item.get("/").text == "<p>here"
+    assert item.get("/app.js").text == "1"
     for path in (
         "/secret.key",
         "/../above.txt",
@@ -150,9 +147,9 @@ def test_only_listed_files_are_opened(tmp_path):
 
 
 def test_hosts():
-    assert (
-        host_name("LocalHost:80") == "localhost"
-        and host_name("[::1]:80") == "[::1]"
-        and host_name("a") == "a"
-    )
-    assert is_loopback("127.0.0.1") and is_loopback("::1") and not is_loopback("0.0.0.0")
+    assert host_name("LocalHost:80") == "localhost"
+    assert host_name("[::1]:80") == "[::1]"
+    assert host_name("a") == "a"
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert not is_loopback("0.0.0.0")

@@ -11,8 +11,6 @@ import math
 import random
 import shutil
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +26,7 @@ from glassformer.formats import lora, store
 from glassformer.formats.checkpoint import Checkpoint
 
 ROOM = 6 << 30  # bytes of memory beyond what is there
-VALUES: list[Any] = [0, 1, -1, 2, 3, 7, 2**31, 2**63, 2**64, 10**400, -(10**400), 1e308, 1e-308]
+VALUES = [0, 1, -1, 2, 3, 7, 2**31, 2**63, 2**64, 10**400, -(10**400), 1e308, 1e-308]
 VALUES += [0.5, 1 << 20, None, True, False, [], {}, [1], {"a": 1}, [[]], math.nan, math.inf]
 VALUES += ["", "x", "none", "\x1b[2J", "\n\n", "x" * 5000, "../..", "/etc", ".", "\0", "é" * 300]
 VALUES += ["llama", "LlamaForCausalLM", "type"]
@@ -48,16 +46,14 @@ SHAPES = [
 ]
 
 
-def folders(home: Path) -> list[Path]:
+def folders(home):
     """Small models in both layouts, with tokenizers, in shards, as sentence encoder and as
     adapters."""
     tokenizer = train_tokenizer("char", ["the cat sat on the mat. 0123456789"], None)
     results = []
     for name in SHAPES:
-        model, words = (
-            build_model(tiny.ALL[name], seed=1),
-            tokenizer if name in ("gpt2", "bert") else None,
-        )
+        model = build_model(tiny.ALL[name], seed=1)
+        words = tokenizer if name in ("gpt2", "bert") else None
         for layout in ("hf", "glassformer"):
             with contextlib.suppress(UserError):
                 store.save(model, home / f"{name}-{layout}", words, layout=layout)
@@ -78,7 +74,7 @@ def folders(home: Path) -> list[Path]:
 # -------------------------------------------------------------------------------------- mutations
 
 
-def mutate(folder: Path, draw: random.Random) -> str:
+def mutate(folder, draw):
     """Change one or a few things in a folder; the names of the files."""
     names = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
@@ -86,7 +82,8 @@ def mutate(folder: Path, draw: random.Random) -> str:
         pages = [path for path in files if path.suffix == ".json"]
         if not files:
             break
-        path, act = draw.choice(pages if pages and draw.random() < 0.6 else files), draw.random()
+        path = draw.choice(pages if pages and draw.random() < 0.6 else files)
+        act = draw.random()
         data = path.read_bytes()
         names.append(path.name)
         if act < 0.05:
@@ -106,7 +103,7 @@ def mutate(folder: Path, draw: random.Random) -> str:
     return ", ".join(names)
 
 
-def use(folder: Path) -> str:
+def use(folder):
     """Load a folder and let it answer; what came of it."""
     model, tokenizer = store.load(folder)
     assert isinstance(Checkpoint.open(folder).labels, tuple)
@@ -126,12 +123,15 @@ def use(folder: Path) -> str:
     return "answered"
 
 
-def fuzz(home: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
+def fuzz(home, count, seed):
     """Try ``count`` mutated folders: how many ended how, and each finding."""
-    originals, outcomes, findings = folders(home), Counter[str](), []
+    originals = folders(home)
+    outcomes = Counter[str]()
+    findings = []
     for number in range(count):
         draw = random.Random(f"{seed} {number}")
-        original, folder = draw.choice(originals), home / "mutant"
+        original = draw.choice(originals)
+        folder = home / "mutant"
         shutil.copytree(original, folder)
         names = mutate(folder, draw)
         message = outcome(lambda folder=folder: use(folder), ROOM)

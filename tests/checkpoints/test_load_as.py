@@ -4,24 +4,23 @@ drawn and named."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import tiny
-from glassformer import UserError, config
+from glassformer import config
 from glassformer.core.nn import build_model
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
+from mistakes import mistake
 
-BERT: Any = tiny.bert()
+BERT = tiny.bert()
 POOL = config.Pool("first", "tanh", labels=5)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     store.save(build_model(BERT, seed=1), tmp_path / "m", layout="glassformer")
     return tmp_path / "m"
 
@@ -29,8 +28,10 @@ def folder(tmp_path: Path) -> Path:
 def test_what_fits_is_taken_and_what_is_new_is_named(folder):
     expected = replace(BERT, head=None, pool=POOL)
     loaded = Checkpoint.open(folder).model_as(expected, seed=3)
-    old, drawn = build_model(BERT, seed=1).state_dict(), build_model(expected, seed=3).state_dict()
-    assert loaded.new == ("pool.proj.weight", "pool.proj.bias") and not loaded.model.training
+    old = build_model(BERT, seed=1).state_dict()
+    drawn = build_model(expected, seed=3).state_dict()
+    assert loaded.new == ("pool.proj.weight", "pool.proj.bias")
+    assert not loaded.model.training
     assert set(loaded.unused) == {name for name in old if name.startswith("head.")} | set(
         loaded.new
     )
@@ -43,7 +44,8 @@ def test_nothing_new_and_everything_new(folder):
     assert loaded.new == loaded.unused == ()
     assert all(map(torch.equal, loaded.model.parameters(), store.load(folder)[0].parameters()))
     recipe = Checkpoint.open("glass/1m").model_as(BERT, seed=1)  # a recipe has no weights
-    assert set(recipe.new) == set(dict(recipe.model.named_parameters())) and recipe.unused == ()
+    assert set(recipe.new) == set(dict(recipe.model.named_parameters()))
+    assert recipe.unused == ()
     assert all(map(torch.equal, recipe.model.parameters(), build_model(BERT, seed=1).parameters()))
     store.save(build_model(BERT, seed=1).half(), folder)
     assert {
@@ -52,7 +54,7 @@ def test_nothing_new_and_everything_new(folder):
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    "change, text",
     [
         ({"dim": 48}, r"has \(50, 32\) for embed.token.weight and the config wants \(50, 48\)"),
         (
@@ -68,5 +70,5 @@ def test_nothing_new_and_everything_new(folder):
     ],
 )
 def test_a_trunk_that_differs_is_one_sentence(folder, change, text):
-    with pytest.raises(UserError, match=text):
+    with mistake(text):
         Checkpoint.open(folder).model_as(replace(BERT, **change))

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 import glassformer
-from glassformer import UserError, load
 from glassformer import config as c
+from glassformer import load
 from glassformer.cli import main, overview, parser
 from glassformer.commands import GROUPS, VERBS, common, completion, signature
 from glassformer.commands import words as word_tasks
@@ -34,6 +34,7 @@ from glassformer.formats.data import find as find_corpus
 from glassformer.runs import run_file, settings
 from glassformer.sight.edits import head_off, mlp_off, swap_token
 from glassformer.tasks import predictions, translation
+from mistakes import mistake
 from terminal import Terminal
 from tiny import DECODERS
 
@@ -108,7 +109,7 @@ def test_every_command_and_every_task_has_an_example():
 
 
 @pytest.mark.parametrize(
-    ("line", "result"),
+    "line, result",
     [
         ('generate S --max-new 5 "Once upon"', {"prompt": ["Once upon"], "max_new": 5}),
         ("generate S one --json two", {"prompt": ["one", "two"], "json": True}),
@@ -142,11 +143,13 @@ def test_a_signature_is_a_command_line():
     parser = Parser(prog="command")
     signature.add_arguments(parser, command, "")
     text = parser.format_help()
-    assert "a group:\n  --size N" in text and "how large (3)" in text and "--dry " in text
+    assert "a group:\n  --size N" in text
+    assert "how large (3)" in text
+    assert "--dry " in text
     assert signature.bound(command, parser.parse(["here"]))() == ("here", (), 3, False)
     words = ["--dry", "here", "--size", "2", "a", "b"]
     assert signature.bound(command, parser.parse(words))() == ("here", ["a", "b"], 2, True)
-    with pytest.raises(UserError, match="--size is 0; give 1 or more"):
+    with mistake("--size is 0; give 1 or more"):
         signature.bound(command, parser.parse(["here", "--size", "0"]))
 
 
@@ -158,7 +161,7 @@ def test_every_setting_is_listed_with_its_meaning(terminal):
 
 
 @pytest.mark.parametrize(
-    ("line", "result"),
+    "line, result",
     [
         ("gen", "generate"),
         ("words ne", "near"),
@@ -174,7 +177,7 @@ def test_completion(line, result):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     """A tiny decoder with a tokenizer of bytes, as a folder."""
     folder = tmp_path_factory.mktemp("model") / "tiny"
     result = dataclasses.replace(DECODERS["llama"], embed=c.Embed(300), context=32)
@@ -214,7 +217,8 @@ def test_the_next_tokens_and_their_probabilities(model, terminal):
 
 
 def test_many_prompts_into_a_file_say_what_they_say_at_once(model, tmp_path, terminal):
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts = tmp_path / "prompts.jsonl"
+    out = tmp_path / "out.jsonl"
     prompts.write_text("".join(f'{{"text": "{text}"}}\n' for text in ("Once", "Two", "Once", "x")))
     line = f"generate {model} --prompts {prompts} --seed 4 --max-new 5 --samples 2"
     rows = terminal.json(line)["rows"]
@@ -228,7 +232,8 @@ def test_many_prompts_into_a_file_say_what_they_say_at_once(model, tmp_path, ter
 
 
 def test_prompts_come_from_a_file_and_from_standard_input(model, tmp_path, terminal):
-    lines, table = tmp_path / "lines.txt", tmp_path / "table.jsonl"
+    lines = tmp_path / "lines.txt"
+    table = tmp_path / "table.jsonl"
     lines.write_text("one\r\ntwo\u2028 and\n")
     table.write_text('{"text": "one"}\n{"prompt": "two\\u2028 and"}\n')
 
@@ -338,8 +343,7 @@ def test_a_training_goes_on_on_another_device(tmp_path, terminal, monkeypatch):
     assert not Path("out").exists()
     terminal(f"{line}cpu")
     assert "Training on cpu." in terminal.notes
-    found = {"cuda:1": torch.device("cpu")}
-    monkeypatch.setattr(devices, "find", found.get)
+    monkeypatch.setattr(devices, "find", {"cuda:1": torch.device("cpu")}.get)
     terminal(f"{line}cuda:1 --resume")
 
 
@@ -399,13 +403,13 @@ def test_a_dash_is_standard_input_and_output(model, tmp_path, capfdbinary):
 @pytest.fixture(scope="module")
 def loud(tmp_path_factory):
     """Models whose numbers an edit changes much, their tokenizer and folders by name."""
-    tokenizer, home = train("byte"), tmp_path_factory.mktemp("loud")
-    block, embed, init = (
-        c.Block(c.Attention(4), c.MLP(32)),
-        c.Embed(tokenizer.size),
-        c.Init(std=0.4),
-    )
-    left, both = c.Stack(2, (block,), c.Rotary()), c.Stack(2, (block,), c.Rotary(), causal=False)
+    tokenizer = train("byte")
+    home = tmp_path_factory.mktemp("loud")
+    block = c.Block(c.Attention(4), c.MLP(32))
+    embed = c.Embed(tokenizer.size)
+    init = c.Init(std=0.4)
+    left = c.Stack(2, (block,), c.Rotary())
+    both = c.Stack(2, (block,), c.Rotary(), causal=False)
     crossed = c.Stack(2, (dataclasses.replace(block, cross=c.Attention(4)),), c.Rotary())
     configs = {
         "decoder": c.Decoder(16, 32, embed, left, init=c.Init(std=0.3)),
@@ -436,12 +440,14 @@ def test_completion_in_bash():
 def test_an_argument_that_is_not_utf_8():
     done = subprocess.run([*COMMAND, "generate", "M", b"caf\xe9"], capture_output=True)
     assert done.returncode == 2
-    assert b"is not UTF-8 text" in done.stderr and b"surrogate" not in done.stderr
+    assert b"is not UTF-8 text" in done.stderr
+    assert b"surrogate" not in done.stderr
 
 
 def test_a_run_is_edited_by_the_line_that_python_takes(loud, tmp_path, terminal):
     models, tokenizer, folders = loud
-    model, folder = models["decoder"], folders["decoder"]
+    model = models["decoder"]
+    folder = folders["decoder"]
     (tmp_path / "text.txt").write_text("some text to be read")
     edits = [head_off("decoder.blocks.0.attn", 1), swap_token(0, "x")]
     words = edit_words(edits)
@@ -473,8 +479,10 @@ def test_edits_change_what_is_classified_embedded_and_translated(loud, tmp_path,
         return map(json.loads, terminal(line, *words).splitlines())
 
     def compare(values, run):
-        edited, plain = run(edits), run(())
-        assert np.allclose(values, edited, atol=1e-5) and not np.allclose(values, plain, atol=1e-3)
+        edited = run(edits)
+        plain = run(())
+        assert np.allclose(values, edited, atol=1e-5)
+        assert not np.allclose(values, plain, atol=1e-3)
 
     rows = [list(row.values())[1:] for row in lines(f"classify {folders['labels']}")]
     compare(rows, lambda e: predictions.classify(models["labels"], tokenizer, texts, edits=e))
@@ -501,14 +509,14 @@ def test_the_logit_of_a_label_is_attributed(loud, tmp_path, terminal):
     models, tokenizer, folders = loud
     line = f"attribution {folders['labels']} 'some text'"
     data = terminal.json(line, *edit_words([head_off("encoder.blocks.0.attn", 1)]))
-    assert data["piece"].startswith("label") and data["difference"] < 1e-5
+    assert data["piece"].startswith("label")
+    assert data["difference"] < 1e-5
     assert data["sum"] == pytest.approx(data["logit"], abs=1e-5)
     assert "The logit of label" in terminal(line)
     glassformer.save(models["labels"], tmp_path, tokenizer, labels=("bad", "good"))
     by_name = terminal(f"attribution {tmp_path} 'some text' --token good --against bad")
     assert by_name.startswith('The logit of label 1 ("good") less that of label 0 ("bad")')
-    by_number = terminal(f"{line} --token 1 --against 0")
-    assert by_number.splitlines()[1:] == by_name.splitlines()[1:]
+    assert terminal(f"{line} --token 1 --against 0").splitlines()[1:] == by_name.splitlines()[1:]
 
 
 def test_a_grid_of_patches_is_printed(loud, terminal):
@@ -520,7 +528,8 @@ def test_a_grid_of_patches_is_printed(loud, terminal):
     values = terminal.json(line)["parts"][1]["value"]
     assert np.allclose(values, grid["attn.write"].value, atol=1e-5)
     message = terminal(f"{line} --parts z --positions 4,6")
-    assert "L1.h3" in message and "4:d<c" in message
+    assert "L1.h3" in message
+    assert "4:d<c" in message
     assert "logit difference of x less y at 6" in terminal.notes
     assert "such as 2,3" in terminal.refused(f"{line} --positions 4,x")
     assert "7 and 5 tokens" in terminal.refused(line.replace("the dog", "a dog"))

@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +28,7 @@ from glassformer.runs.hooks import read_log
 from glassformer.runs.launch import RunResult
 from glassformer.runs.plan import plan_run
 from glassformer.tasks.objectives import Classify
+from mistakes import SENTENCES
 from terminal import Terminal
 
 ENDS = 'dim = 16\ncontext = 32\nembed = { vocab = 64 }\ninit = { std = "none", embed_std = 0.3 }\n'
@@ -52,9 +52,10 @@ tensorboard = false
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def files(tmp_path_factory):
     """Two run files and what they read: words, and the same words backwards."""
-    folder, draw = tmp_path_factory.mktemp("compare"), random.Random(0)
+    folder = tmp_path_factory.mktemp("compare")
+    draw = random.Random(0)
     texts = [" ".join(draw.choices("abcdefgh", k=draw.randint(1, 9))) for _ in range(60)]
     (folder / "texts.tsv").write_text(
         "source\ttarget\n" + "".join(f"{text}\t{text[::-1]}\n" for text in texts)
@@ -73,11 +74,11 @@ def terminal(capfd):
     return Terminal(capfd)
 
 
-def best_loss(lines: list[dict[str, Any]]) -> float:
+def best_loss(lines):
     return min(line["valid_loss"] for line in lines if "valid_loss" in line)
 
 
-def changed(files: dict[str, str], path: Path, old: str, new: str) -> Path:
+def changed(files, path, old, new):
     """The run file of attention with another text at a place."""
     text = Path(files["attention"]).read_text()
     assert old in text
@@ -86,7 +87,8 @@ def changed(files: dict[str, str], path: Path, old: str, new: str) -> Path:
 
 
 def test_two_models_one_table_and_nothing_twice(files, tmp_path, terminal, monkeypatch):
-    out, called = tmp_path / "out", []
+    out = tmp_path / "out"
+    called = []
     run_one = training.run
     monkeypatch.setattr(
         training,
@@ -121,7 +123,8 @@ def test_two_models_one_table_and_nothing_twice(files, tmp_path, terminal, monke
 
 
 def test_seeds_and_varied_settings(files, tmp_path, terminal):
-    out, one = tmp_path / "out", files["one-vector"]
+    out = tmp_path / "out"
+    one = files["one-vector"]
     line = f"compare {one} --vary decoder.depth=1,2 --seeds 2 --out {out}"
     results = terminal.json(line)
     assert [result["name"] for result in results] == ["one-vector.depth=1", "one-vector.depth=2"]
@@ -143,7 +146,8 @@ def test_seeds_and_varied_settings(files, tmp_path, terminal):
         assert result["spread"]["valid"]["loss"] == pytest.approx(np.std(losses, ddof=1))
         assert result["precision"].startswith(("float32", "bfloat16"))
     table = terminal(line).splitlines()
-    assert "format" in table[0] and " ±0.0" in table[1]
+    assert "format" in table[0]
+    assert " ±0.0" in table[1]
 
 
 def test_each_seed_goes_on_from_its_own_checkpoint(files, tmp_path, terminal):
@@ -163,7 +167,7 @@ def test_each_seed_goes_on_from_its_own_checkpoint(files, tmp_path, terminal):
     assert losses[0] != pytest.approx(losses[1], rel=1e-3)
 
 
-def run_of_encoder(folder: Path, train: str, kind: str, objective: str, model: str = "") -> str:
+def run_of_encoder(folder, train, kind, objective, model=""):
     """A run file of a small encoder that reads train.KIND, as the words of a line; what it makes
     goes to out/."""
     path = folder / "encoder.toml"
@@ -176,7 +180,8 @@ def run_of_encoder(folder: Path, train: str, kind: str, objective: str, model: s
 
 
 def test_a_bag_of_words_is_beside_a_model(tmp_path, terminal):
-    draw, words = random.Random(0), (["good", "fine", "well"], ["bad", "poor", "ill"])
+    draw = random.Random(0)
+    words = (["good", "fine", "well"], ["bad", "poor", "ill"])
     rows = [f"{' '.join(draw.choices(words[n % 2], k=4))}\t{n % 2}\n" for n in range(60)]
     for name, piece in (("train", rows[:40]), ("test", rows[40:])):
         (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + "".join(piece))
@@ -184,9 +189,13 @@ def test_a_bag_of_words_is_beside_a_model(tmp_path, terminal):
     pool = 'pool = { mode = "mean", labels = 2 }\n'
     line = run_of_encoder(tmp_path, valid, "tsv", "Classify", pool)
     _, bag = terminal.json(f"{line} --bag")
-    assert bag["name"] == compare.BAG and bag["parameters"] == 6 + 1
-    assert bag["valid"]["accuracy"] == 1 and bag["test"]["accuracy"] == 100
-    assert 0 < bag["valid"]["loss"] < 0.4 and bag["tokens"] == 160 and 2**24 < bag["peak"] < 2**33
+    assert bag["name"] == compare.BAG
+    assert bag["parameters"] == 6 + 1
+    assert bag["valid"]["accuracy"] == 1
+    assert bag["test"]["accuracy"] == 100
+    assert 0 < bag["valid"]["loss"] < 0.4
+    assert bag["tokens"] == 160
+    assert 2**24 < bag["peak"] < 2**33
     assert compare.BAG in terminal(f"{line} --bag")
 
 
@@ -197,7 +206,8 @@ def test_taggers_are_held_to_a_set_of_sentences(tmp_path, terminal):
     train = TRAIN.replace("steps = 4", "steps = 60")
     (data,) = terminal.json(run_of_encoder(tmp_path, train, "conll", "Tag"))
     assert data["test"]["sentences"] == 20
-    assert data["test"]["f1"] == 100 and data["valid"]["f1"] == 1
+    assert data["test"]["f1"] == 100
+    assert data["valid"]["f1"] == 1
 
 
 def test_the_memory_of_an_arm_is_its_own():
@@ -209,7 +219,8 @@ def test_the_memory_of_an_arm_is_its_own():
     torch.ones(1 << 27)  # 512 MiB, and gone
     assert 1 << 28 < peak_memory() - before < 1 << 30
     reset_peak_memory()
-    assert abs(peak_memory() - before) < 1 << 27 and 2**23 < before < 2**33
+    assert abs(peak_memory() - before) < 1 << 27
+    assert 2**23 < before < 2**33
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -217,19 +228,20 @@ def test_a_signal_to_the_comparison_alone_ends_the_training_too(number, files, t
     """A service manager sends it so; the training saves, the comparison names the way on, no
     process remains."""
     long = changed(files, tmp_path / "long.toml", "steps = 4", "steps = 100000")
-    out, log = tmp_path / "out", tmp_path / "out" / "long" / "log.jsonl"
+    out = tmp_path / "out"
+    log = tmp_path / "out" / "long" / "log.jsonl"
     words = [sys.executable, "-m", "glassformer", "compare", str(long), "--out", str(out)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 120
         while not log.exists() or log.read_text().count("\n") < 3:
-            assert process.poll() is None and time.monotonic() < until
+            assert process.poll() is None
+            assert time.monotonic() < until
             time.sleep(0.05)
         process.send_signal(number)
         _, message = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert (
-        "Finishing this step" in message and "Continue with:\n  the same compare command" in message
-    )
+    assert "Finishing this step" in message
+    assert "Continue with:\n  the same compare command" in message
     assert f"it goes on with what is in {out}" in message
     done = int((out / "long" / "last").read_text().removeprefix("step-"))
     assert read_log(log)[-1]["step"] == done  # saved where it was, not thrown away
@@ -239,7 +251,9 @@ def test_a_signal_to_the_comparison_alone_ends_the_training_too(number, files, t
 
 def test_a_run_that_was_cut_off_goes_on(files, tmp_path, monkeypatch, terminal):
     """A stopped training ends the comparison with its code; the same call then resumes it."""
-    called, signals, peaks = [], iter([signal.SIGINT, None]), iter([7, 6])
+    called = []
+    signals = iter([signal.SIGINT, None])
+    peaks = iter([7, 6])
 
     def run_one(settings, folder, resume, **options):
         called.append(resume)
@@ -263,7 +277,8 @@ def test_a_run_that_fails_ends_the_comparison_with_its_sentence(files, tmp_path,
     notes = terminal.refused(f"compare {files['one-vector']} {bad} --out {tmp_path}/out")
     assert "embed" in notes.strip().splitlines()[-1]
     data = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"]
-    assert data["one-vector"]["finished"] and not data["bad"].get("finished")
+    assert data["one-vector"]["finished"]
+    assert not data["bad"].get("finished")
 
 
 def test_how_often_a_text_is_read_is_no_difference():
@@ -303,7 +318,7 @@ def test_minutes_are_measured(files, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    "old, new, message",
     [
         ('tokenizer = "words"', 'tokenizer = "words"\nvocab = 9', "data.vocab"),
         ("texts.tsv", "texts2.tsv", "data.train"),
@@ -315,22 +330,8 @@ def test_runs_that_differ_in_more_than_the_model(files, tmp_path, terminal, old,
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{seldom}", "never validated"),
-        ("{one} none.toml", "cannot be read"),
-        ("{one} {two} --tokens 0", "--tokens is 0"),
-        ("{one} {two} --minutes 0", "--minutes is 0"),
-        ("{one} {two} --minutes 1 --tokens 5", "not both"),
-        ("{one} {one}", "of its own"),
-        ("{one} --target x", "--target"),
-        ("{one} --bag", "--bag is for"),
-        ("{one} --vary depth", "give NAME=VALUE,VALUE"),
-        ("{one} --vary data.vocab=20,30", "differ in data.vocab"),
-        ("{one} --seeds 0", "--seeds is 0"),
-        ("{one} --test {data}", "by sacrebleu need it"),
-        ("a.toml b.toml --steps 5", "--minutes"),
-    ],
+    "line, message",
+    SENTENCES["compare"].items(),
 )
 def test_mistakes_are_one_sentence(files, tmp_path, terminal, monkeypatch, line, message):
     seldom = changed(files, tmp_path / "s.toml", "evaluate_every = 2", "evaluate_every = 0")
@@ -338,13 +339,14 @@ def test_mistakes_are_one_sentence(files, tmp_path, terminal, monkeypatch, line,
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
     notes = terminal.refused(f"compare {line.format(seldom=seldom, **names)} --out out")
-    assert message in notes and len(notes.splitlines()) == 1
+    assert message in notes
+    assert len(notes.splitlines()) == 1
     assert "--test" not in notes or "--steps" not in line
     assert not Path("out").exists()
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         ('{"budget": {"tokens": 5}, "runs": {}}', "--tokens 5"),
         ("{", "is not valid JSON"),
@@ -354,8 +356,7 @@ def test_a_comparison_that_is_there_is_not_taken_for_another(
     files, tmp_path, terminal, content, message
 ):
     (tmp_path / "comparison.json").write_text(content)
-    line = f"compare {files['one-vector']} --tokens 6 --out {tmp_path}"
-    assert message in terminal.refused(line)
+    assert message in terminal.refused(f"compare {files['one-vector']} --tokens 6 --out {tmp_path}")
 
 
 @pytest.mark.parametrize(

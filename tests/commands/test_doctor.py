@@ -11,8 +11,10 @@ from glassformer.fast import kernels
 
 def test_what_there_is(terminal):
     data = terminal.json("doctor")
-    assert data["torch"] == torch.__version__ and data["kernels"] == kernels.path()
-    assert data["threads"] == torch.get_num_threads() and data["memory_read_gb_per_s"] > 0
+    assert data["torch"] == torch.__version__
+    assert data["kernels"] == kernels.path()
+    assert data["threads"] == torch.get_num_threads()
+    assert data["memory_read_gb_per_s"] > 0
     assert kernels.reason() in terminal("doctor")
 
 
@@ -31,7 +33,7 @@ OLD = {"kernels": "torch", "builds": [], "features": [], "why": "This processor 
 
 
 @pytest.mark.parametrize(
-    ("changes", "advice"),
+    "changes, advice",
     [
         ({"kernels": "torch", "builds": []}, "hatch_build.py"),
         (OLD, "This processor lacks avx2."),

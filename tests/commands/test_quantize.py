@@ -15,10 +15,11 @@ from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train
 from glassformer.fast.quantized import quantized
 from glassformer.formats import gguf
+from mistakes import SENTENCES
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A small model with a tokenizer, and a text beside it."""
     place = tmp_path_factory.mktemp("quantize")
     text = "the cat sat on the mat and the dog sat on the cat. " * 150
@@ -30,25 +31,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_folder_is_made_with_its_report(folder, tmp_path, terminal):
     pytest.importorskip("matplotlib")
-    out, image = tmp_path / "few", tmp_path / "harm.svg"
+    out = tmp_path / "few"
+    image = tmp_path / "harm.svg"
     output = terminal(
         f"quantize {folder}/model {out} --bits 4 --calibrate {folder}/text.txt --tokens 512"
         f" --measure 256 --picture {image}"
     )
-    assert f"{image}: the harm" in output and "<svg" in image.read_text()
-    assert "nats a token" in output and "--calibrate" not in output
-    assert "calibrated" in output and "became" in output
+    assert f"{image}: the harm" in output
+    assert "<svg" in image.read_text()
+    assert "nats a token" in output
+    assert "--calibrate" not in output
+    assert "calibrated" in output
+    assert "became" in output
     report = json.loads((out / "quantization.json").read_text())
-    assert len(report["rows"]) == 36 and report["bits"] == 4 and report["perplexity"] > 1
+    assert len(report["rows"]) == 36
+    assert report["bits"] == 4
+    assert report["perplexity"] > 1
     model, tokenizer = glassformer.load(out)
-    assert len(quantized(model)) == 36 and tokenizer is not None
+    assert len(quantized(model)) == 36
+    assert tokenizer is not None
     terminal(f"generate {out} 'the cat' --max-new 3")
     assert terminal.json(f"quantize {folder}/model {tmp_path}/other --bits 8")["bits"] == 8
 
 
 def test_weights_and_report_appear_at_once(folder, tmp_path, monkeypatch):
     """Killed at any file, no folder is left that the same command refuses."""
-    write, calls = files.write, 0
+    write = files.write
+    calls = 0
 
     def dying(path, content):
         nonlocal calls
@@ -64,28 +73,19 @@ def test_weights_and_report_appear_at_once(folder, tmp_path, monkeypatch):
         if not cli.main(["quantize", f"{folder}/model", str(out), "--bits", "8"]):
             break
         assert not out.exists()
-    assert count == 5 and (out / "quantization.json").is_file()
+    assert count == 5
+    assert (out / "quantization.json").is_file()
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("--bits 3", "no weights of 3 bits"),
-        ("--bits 4 --group 48", "Groups of 48"),
-        ("--bits 4 --head 4", "not 4"),
-        ("--bits 4 --tokens 0", "give 1 or more"),
-        ("--bits 4 --top -1", "give 0 or more"),
-        ("--bits 4 --picture x.gif", "neither .svg nor .png"),
-        ("--bits 4 --calibrate nowhere.txt", "nowhere.txt"),
-        ("--bits 4 --target text.de", "--target goes with --calibrate"),
-        ("--bits 4 --calibrate a.en --target a.de", "is no encoder-decoder; leave --target out"),
-        ("--bits 4 --group 4096", "the longest row here has 172 numbers; give 192 or less"),
-    ],
+    "options, sentence",
+    SENTENCES["quantize"].items(),
 )
 def test_bad_input_is_a_sentence_and_leaves_nothing(folder, tmp_path, terminal, options, sentence):
     out = tmp_path / "out"
     assert sentence in terminal.refused(f"quantize {folder}/model {out} {options}")
-    assert "Traceback" not in terminal.notes and not out.exists()
+    assert "Traceback" not in terminal.notes
+    assert not out.exists()
 
 
 def test_a_translator_with_two_vocabularies_is_calibrated_with_pairs(tmp_path, terminal):
@@ -109,7 +109,8 @@ def test_a_translator_with_two_vocabularies_is_calibrated_with_pairs(tmp_path, t
 def test_without_a_text_it_is_said_what_one_would_add(folder, tmp_path, terminal):
     output = terminal(f"quantize {folder}/model {tmp_path}/few --bits 4 --group 128")
     assert "--calibrate DATA, a text, adds" in output
-    assert " - " not in output and "KL" not in output
+    assert " - " not in output
+    assert "KL" not in output
     assert "31 of 36 matrices have rows shorter than a group of 128" in terminal.notes
 
 
@@ -139,7 +140,8 @@ def test_a_model_goes_to_llama_cpp_and_back(folder, tmp_path, terminal, monkeypa
     assert quantized(glassformer.load("back")[0])
     terminal("convert back --layout gguf --out again.gguf")
     assert "of Q8_0, " in terminal.notes
-    assert gguf.name(Path("again.gguf")) == "back" and gguf.name(Path("a.gguf")) == "model"
+    assert gguf.name(Path("again.gguf")) == "back"
+    assert gguf.name(Path("a.gguf")) == "model"
     for line, sentence in (
         (
             "back --layout gguf --numbers Q4_0 --out few.gguf",

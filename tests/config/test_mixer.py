@@ -5,24 +5,25 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import glassformer
-from glassformer import UserError, config
+from glassformer import config
 from glassformer.cli import main
 from glassformer.core.config import serial
 from glassformer.core.generation import beam
 from glassformer.core.generation.sample import Sampling
-from glassformer.core.nn import Cache, Model, Tape, build_model
+from glassformer.core.nn import Cache, Tape, build_model
 from glassformer.core.nn.build import makers
 from glassformer.core.training.causal import Causal
 from glassformer.formats import extend
 from glassformer.scale import cost, ring
 from glassformer.serve.engine import Engine, Request
 from glassformer.sight import attribute, patch_grid
+from mistakes import mistake
 from packed import alone, packed
 from tiny import CONTEXT, DIM, block, decoder, tokens, vaswani
 
@@ -51,7 +52,7 @@ save_every = 2
 
 
 @pytest.fixture(params=["alone", "beside attention", "beside a window"])
-def cfg(request, monkeypatch) -> config.Decoder:
+def cfg(request, monkeypatch):
     """A decoder whose blocks mix tokens by the page's MinGRU, known while the test runs."""
     monkeypatch.setattr(serial, "_MEMBERS", {})
     monkeypatch.setattr(sys.modules["glassformer.core.nn.build"], "_MAKERS", dict(makers()))
@@ -67,16 +68,16 @@ def cfg(request, monkeypatch) -> config.Decoder:
 
 
 @pytest.fixture
-def model(cfg) -> Model:
+def model(cfg):
     return build_model(cfg, seed=1).eval()
 
 
-def greedy(model: Model) -> list[list[int]]:
+def greedy(model):
     """The answers to each prompt by itself."""
     return [generated(model, prompt, temperature=0)[0] for prompt in PROMPTS]
 
 
-def served(engine: Engine) -> list[list[int]]:
+def served(engine):
     """The engine's greedy answers to all prompts at once."""
     requests = [Request(prompt, max_new=9, sampling=Sampling(0)) for prompt in PROMPTS]
     handles = [engine.submit(request) for request in requests]
@@ -86,15 +87,16 @@ def served(engine: Engine) -> list[list[int]]:
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [5, 3, 5, 8, 9]]
 
 
-def generated(model: Model, prompt: Any, new: int = 9, **settings: Any) -> list[list[int]]:
+def generated(model, prompt, new=9, **settings):
     return glassformer.generate(model, None, prompt, max_new=new, **settings).run().tokens
 
 
 @torch.no_grad()
 def test_cached_is_uncached(model):
-    plain, cache = model(tokens()).logits, Cache(model.config)
+    plain = model(tokens()).logits
+    cache = Cache(model.config)
     pieces = [model(piece, cache=cache).logits for piece in tokens().split([7, 1, 12], 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), plain, rtol=0, atol=1e-5)
+    assert_close(torch.cat(pieces, 1), plain, rtol=0, atol=1e-5)
     assert cache.evicts
 
 
@@ -105,8 +107,7 @@ def test_padded_and_packed_are_alone(model):
     pieces = iter(alone(batch))
     for row in rows:
         for logits in row[:21].split([9, 4, 8]):
-            expected = model(next(pieces).tokens).logits[0]
-            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+            assert_close(logits, model(next(pieces).tokens).logits[0], rtol=0, atol=1e-5)
 
 
 def test_batched_is_alone(model):
@@ -147,7 +148,7 @@ def test_the_engine_looks_inside(model):
     records = handle.records[0]
     assert sorted(records) == sorted(tape.records)
     for path, value in tape.records.items():
-        torch.testing.assert_close(records[path].view_as(value), value, rtol=0, atol=1e-5)
+        assert_close(records[path].view_as(value), value, rtol=0, atol=1e-5)
 
 
 def test_attribution_adds_up(model):
@@ -160,7 +161,8 @@ def test_attribution_adds_up(model):
 def test_a_pass_that_fails_is_computed_again(model):
     with Engine(model) as engine:
         runner = engine._worker.runner
-        plain, calls = runner.model.forward, []
+        plain = runner.model.forward
+        calls = []
 
         def fail(*args, **kwargs):
             calls.append(args)
@@ -170,13 +172,15 @@ def test_a_pass_that_fails_is_computed_again(model):
 
         runner.model.forward = fail
         answers = served(engine)
-    assert len(calls) > 9 and answers == greedy(model)
+    assert len(calls) > 9
+    assert answers == greedy(model)
 
 
 def test_it_learns(cfg):
     model = build_model(cfg, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    batch, losses = packed(tokens(4, 24), [24]), []
+    batch = packed(tokens(4, 24), [24])
+    losses = []
     for _ in range(30):
         loss = Causal().loss(model, batch)
         losses.append(loss.sum.item() / loss.count)
@@ -188,13 +192,15 @@ def test_it_learns(cfg):
 
 
 def test_its_cost_is_counted(cfg):
-    price, stack = cost.cost(cfg, batch=3), cfg.decoder
+    price = cost.cost(cfg, batch=3)
+    stack = cfg.decoder
     blocks = [stack.block(i).attention for i in range(stack.depth)]
     mixers = sum(not isinstance(block, config.Attention) for block in blocks)
     assert price.total == sum(weight.numel() for weight in build_model(cfg).parameters())
     assert price.cache("fp32") >= cost.cost(cfg, batch=3, context=1).cache("fp32")
     if mixers == stack.depth:
-        assert price.cache("fp32") == 3 * mixers * 24 * 4 and price.cache_per_token() == 0
+        assert price.cache("fp32") == 3 * mixers * 24 * 4
+        assert price.cache_per_token() == 0
         assert price.attention_flops == mixers * 4 * 24
     assert price.activations() > 2 * 3 * CONTEXT * 3 * 24 * 4 * mixers
 
@@ -205,7 +211,7 @@ def test_it_opens(model, cfg):
         model(tokens(1, 5), tape=tape)
     trace = glassformer.trace(model, None, tokens(1, 5)[0].tolist())
     path = "decoder.blocks.0.attn.write"
-    torch.testing.assert_close(trace[path].view(5, DIM), tape[path][0], rtol=0, atol=1e-6)
+    assert_close(trace[path].view(5, DIM), tape[path][0], rtol=0, atol=1e-6)
     resid = trace.explain("decoder.blocks.0.mid[0,2,3]")
     assert any("attn.write" in operand.address for operand in resid.operands)
 
@@ -217,8 +223,7 @@ def test_trained_resumed_saved_loaded_generated_and_priced(cfg, tmp_path, monkey
     Path("run.toml").write_text(RUN)
     terminal("train run.toml --out whole --steps 4")
     terminal("train run.toml --out parts --steps 2")
-    resumed = main(["train", "run.toml", "--out", "parts", "--steps", "4", "--resume"])
-    assert resumed in (0, 2)
+    assert main(["train", "run.toml", "--out", "parts", "--steps", "4", "--resume"]) in (0, 2)
     whole, tokenizer = glassformer.load("whole")
     glassformer.save(whole, "copy", tokenizer)
     again, _ = glassformer.load("copy")
@@ -228,19 +233,19 @@ def test_trained_resumed_saved_loaded_generated_and_priced(cfg, tmp_path, monkey
     terminal("cost whole")
     for verb in ("look", "why"):
         assert "decoder.blocks.0.attn" in terminal(f"{verb} whole '1 and 2'")
-    with pytest.raises(UserError, match="No published layout holds MinGRU"):
+    with mistake("No published layout holds MinGRU"):
         glassformer.save(whole, "hf", layout="hf")
 
 
 def test_what_needs_attention_refuses_it_in_a_sentence(cfg):
     mixer = cfg.decoder.pattern[0].attention
-    with pytest.raises(UserError, match=r"Block\.cross is a MinGRU; only Attention"):
+    with mistake(r"Block\.cross is a MinGRU; only Attention"):
         config.Block(config.Attention(2), config.MLP(8), cross=mixer)
-    with pytest.raises(UserError, match=r"MinGRU reads a row from one end to the other"):
+    with mistake(r"MinGRU reads a row from one end to the other"):
         ring.check(cfg)
-    with pytest.raises(UserError, match=r"give it a causal stack"):
+    with mistake(r"give it a causal stack"):
         build_model(serial.change(vaswani(), {"encoder.pattern": (block(mixer),)}))
-    with pytest.raises(UserError, match="has no keys and values to patch"):
+    with mistake("has no keys and values to patch"):
         patch_grid(build_model(cfg), None, [1, 2, 3], [1, 5, 3], answer=7, wrong=3)
 
 
@@ -248,5 +253,5 @@ def test_a_type_that_nobody_registered_is_told_what_is_missing(cfg):
     class Forgotten:
         """A config without its decorator."""
 
-    with pytest.raises(UserError, match=re.escape("write @config.member(SLOT) above")):
-        config.Block(Forgotten(), config.MLP(8))  # type: ignore[arg-type]
+    with mistake(re.escape("write @config.member(SLOT) above")):
+        config.Block(Forgotten(), config.MLP(8))

@@ -4,10 +4,11 @@ import pytest
 
 from glassformer import config
 from glassformer.core.config import run, serial
-from glassformer.core.errors import UserError, nearest
+from glassformer.core.errors import nearest
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.runs import run_config, run_file
 from glassformer.runs.plan import plan_run
+from mistakes import mistake
 
 
 def write(tmp_path, text):
@@ -27,10 +28,8 @@ def test_two_lines_are_a_run(tmp_path):
     result = run_file.read_run(
         write(tmp_path, '[model]\nrecipe = "glass/1m"\n[data]\ntrain = "python-docs"\n')
     )
-    assert (
-        result == run_config.Run(train=run.Train(optimizer=run.FROM_SCRATCH))
-        and result.train.steps == 1000
-    )
+    assert result == run_config.Run(train=run.Train(optimizer=run.FROM_SCRATCH))
+    assert result.train.steps == 1000
 
 
 def test_tables_of_every_kind(tmp_path):
@@ -48,7 +47,8 @@ def test_tables_of_every_kind(tmp_path):
     schedule = "WarmupStableDecay"
     """
     result = run_file.read_run(write(tmp_path, text))
-    assert result.data.sources() == {"a.txt": 2.0, "b.txt": 1.0} and result.data.valid == "c.txt"
+    assert result.data.sources() == {"a.txt": 2.0, "b.txt": 1.0}
+    assert result.data.valid == "c.txt"
     assert result.train.optimizer == run.Muon(lr=0.01, rest=run.AdamW(lr=1e-3))
     assert result.train.schedule == run.WarmupStableDecay()
     assert run_file.model_changes(result.model) == {"dim": 64, "decoder": {"depth": 2}}
@@ -64,12 +64,11 @@ def test_the_command_line_reaches_train_data_and_model(tmp_path):
         "schedule": "Constant",
     }
     result = run_file.read_run(write(tmp_path, "[train]\nsteps = 7\n"), expected)
-    assert (
-        result.train.steps == 500
-        and result.train.optimizer == run.Muon(lr=0.02, rest=run.AdamW(lr=0.04))
-        and result.train.clip is None
-    )
-    assert result.train.schedule == run.Constant() and result.data.tokenizer == "char"
+    assert result.train.steps == 500
+    assert result.train.optimizer == run.Muon(lr=0.02, rest=run.AdamW(lr=0.04))
+    assert result.train.clip is None
+    assert result.train.schedule == run.Constant()
+    assert result.data.tokenizer == "char"
     assert result.model == {"recipe": "glass/1m", "decoder.depth": "8"}
 
 
@@ -112,35 +111,29 @@ def test_changes_are_checked_when_all_are_in():
         }
     }
     changed = serial.change(small(), tables)
-    assert changed.decoder.position == config.Rotary(5e5) and changed.decoder.depth == 4
+    assert changed.decoder.position == config.Rotary(5e5)
+    assert changed.decoder.depth == 4
     assert changed.decoder.pattern[0].attention == config.Attention(heads=4, kv_heads=2)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    "overrides, message",
     [
-        ({"stps": "5"}, '"stps".*"steps"'),
         ({"data.tokeniser": "char"}, '"tokeniser".*"tokenizer"'),
-        ({"optimizer.momentun": "1"}, '"momentun".*"momentum"'),
-        ({"steps": "many"}, "train.steps: .*integer"),
-        ({"steps": "0"}, "above 0"),
         ({"accumulate": "99"}, "more than the 16 rows"),
         ({"dtype": "float16"}, "not one of"),
-        ({"optimizer.lr": "-1"}, "above 0"),
-        ({"optimizer": "SGD"}, "AdamW, Muon"),
         ({"optimizer": '{type = "AdamW", lr = 1'}, "AdamW, Muon. Write a table as .*closed"),
         ({"data.valid": "1.5"}, "between 0 and 1"),
         ({"colour": "red"}, "no setting"),
     ],
 )
 def test_a_mistake_is_one_sentence(overrides, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with mistake(message):
         run_file.read_run(None, overrides)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"decoder.dept": 3}, '"dept".*"depth"'),
         (
@@ -156,17 +149,8 @@ def test_a_mistake_is_one_sentence(overrides, message):
     ],
 )
 def test_a_model_that_cannot_be_is_one_sentence(changes, message):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         serial.change(small(), changes)
-
-
-def test_a_file_that_is_missing_or_broken(tmp_path):
-    with pytest.raises(UserError, match="cannot be read"):
-        run_file.read_run(tmp_path / "none.toml")
-    with pytest.raises(UserError, match="not valid TOML"):
-        run_file.read_run(write(tmp_path, "[train\n"))
-    with pytest.raises(UserError, match=r'"trian".*"train"'):
-        run_file.read_run(write(tmp_path, "[trian]\nsteps = 1\n"))
 
 
 def test_going_on_from_a_checkpoint_is_gentle_unless_told_otherwise():
@@ -191,14 +175,15 @@ def test_a_run_folder_lends_its_tokenizer(tmp_path):
 def test_one_rate_scales_every_group():
     base = run_file.read_run(None, {}).train.optimizer
     scaled = run_file.read_run(None, {"lr": "1e-3"}).train.optimizer
-    assert scaled.lr == 1e-3 and scaled.rest.lr == pytest.approx(base.rest.lr * 1e-3 / base.lr)
+    assert scaled.lr == 1e-3
+    assert scaled.rest.lr == pytest.approx(base.rest.lr * 1e-3 / base.lr)
     assert run_file.read_run(None, {"optimizer": "AdamW", "lr": ".001"}).train.optimizer.lr == 1e-3
-    with pytest.raises(UserError, match=r'"learning_rate".*"lr"'):
+    with mistake(r'"learning_rate".*"lr"'):
         run_file.read_run(None, {"learning_rate": "1e-3"})
 
 
 @pytest.mark.parametrize(
-    ("changes", "rest"),
+    "changes, rest",
     [
         ({"lr": "1e-3"}, 2e-3),
         ({"optimizer.lr": "1e-3"}, 2e-3),
@@ -219,13 +204,13 @@ def test_the_rate_of_the_rest_follows_unless_it_is_given(changes, rest):
 
 @pytest.mark.parametrize("betas", [(0.9, 1.0), (1.0, 0.9), (-0.1, 0.9), (0.9,)])
 def test_a_mean_that_never_moves_is_refused(betas):
-    with pytest.raises(UserError, match=r"AdamW\.betas is .*; give two numbers from 0 to below 1"):
+    with mistake(r"AdamW\.betas is .*; give two numbers from 0 to below 1"):
         run.AdamW(betas=betas)
     assert run.AdamW(betas=(0.0, 0.999)).betas == (0.0, 0.999)
 
 
 @pytest.mark.parametrize(
-    ("word", "words", "hint"),
+    "word, words, hint",
     [
         ("dpeth", ["depth", "width"], ' Did you mean "depth"?'),
         ("--max-nw", ["--max-new", "--seed"], ' Did you mean "--max-new"?'),
@@ -245,12 +230,12 @@ def test_the_hint_names_what_was_meant(word, words, hint):
 @pytest.mark.parametrize("word", ["patience", "early_stopping"])
 def test_the_fields_words_for_an_early_stop_name_ours(word, tmp_path):
     for args in ((None, {word: "5"}), (write(tmp_path, f"[train]\n{word} = 5\n"),)):
-        with pytest.raises(UserError, match='Did you mean "early_stop"'):
+        with mistake('Did you mean "early_stop"'):
             run_file.read_run(*args)
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    "path, message",
     [
         ("optimizer.wd", "weight_decay"),
         ("optimizer.learning_rate", "lr"),
@@ -263,7 +248,7 @@ def test_the_fields_words_for_an_early_stop_name_ours(word, tmp_path):
 )
 def test_the_fields_words_are_found_inside_a_table(path, message):
     """By runs/synonyms.py."""
-    with pytest.raises(UserError, match=f'Did you mean "{message}"'):
+    with mistake(f'Did you mean "{message}"'):
         run_file.read_run(None, {path: "0.1"})
 
 
@@ -272,13 +257,14 @@ def test_a_rate_in_a_run_file(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("[train]\noptimizer.lr = 1e-3\nschedule.warmup = 1e-1\nsteps = 1e2\n")
     result = run_file.read_run(file).train
-    assert result.optimizer == run.Muon(lr=1e-3, rest=run.AdamW(lr=2e-3)) and result.steps == 100
+    assert result.optimizer == run.Muon(lr=1e-3, rest=run.AdamW(lr=2e-3))
+    assert result.steps == 100
     assert result.schedule == run.WarmupStableDecay(warmup=0.1)
     assert run_file.read_run(file, {"optimizer.lr": "2e-3"}).train.optimizer.lr == 2e-3
 
 
 @pytest.mark.parametrize(
-    ("text", "rule"),
+    "text, rule",
     [
         ("window(16) | every(8)", config.Window(16) | config.Every(8)),
         ("strided(4) & prefix(2)", config.Strided(4) & config.Prefix(2)),
@@ -294,12 +280,11 @@ def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path,
         run_file.read_run(path),
         run_file.read_run(None, {"decoder.pattern.attention.mask": text}),
     ):
-        block = plan_run(ids).model.decoder.pattern[0]
-        assert block.attention.mask == rule
+        assert plan_run(ids).model.decoder.pattern[0].attention.mask == rule
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text, message",
     [
         ("window(0)", "mask: Window.size is 0"),
         ("windw(3)", 'mask: There is no rule "windw". Did you mean "window"'),
@@ -309,7 +294,7 @@ def test_a_mask_is_written_in_a_run_file_as_the_command_masks_takes_it(tmp_path,
     ],
 )
 def test_a_mask_that_is_none_is_one_sentence(text, message):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         plan_run(run_file.read_run(None, {"decoder.pattern.attention.mask": text}))
 
 

@@ -52,7 +52,7 @@ TABLES = {
 }
 
 
-def page() -> str:
+def page():
     """The page as it should be."""
     pieces = [INTRODUCTION]
     for name, item in settings.types().items():
@@ -72,12 +72,12 @@ def page() -> str:
     return "".join(pieces)
 
 
-def _plain(text: str) -> str:
+def _plain(text):
     """A docstring as Markdown: its paragraphs, each in one line."""
     return "\n\n".join(" ".join(piece.split()) for piece in text.replace("``", "`").split("\n\n"))
 
 
-def _cell(text: str) -> str:
+def _cell(text):
     return text.replace("|", "\\|")
 
 

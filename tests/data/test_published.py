@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import UserError
 from glassformer.core import files
 from glassformer.formats.data import registry
+from mistakes import mistake
 
 NAME = "scan/tasks_test_simple.txt"
 
@@ -39,12 +39,13 @@ def test_a_path_goes_before_a_name(tmp_path, monkeypatch):
 def test_another_file_of_that_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("GLASSFORMER_DATA", str(tmp_path))
     files.write(tmp_path / NAME, "IN: jump OUT: I_JUMP\n")
-    with pytest.raises(UserError, match="SHA-256"):
+    with mistake("SHA-256"):
         registry.locate(NAME)
 
 
 def test_fetched_once_and_checked(monkeypatch):
-    content, requests = b"IN: jump OUT: I_JUMP\n", []
+    content = b"IN: jump OUT: I_JUMP\n"
+    requests = []
     scan = registry.PUBLISHED["scan"]
     (was,) = (file for file in scan.files if file.place == NAME)
     file = dataclasses.replace(was, sha256=hashlib.sha256(content).hexdigest())
@@ -57,7 +58,8 @@ def test_fetched_once_and_checked(monkeypatch):
     monkeypatch.setattr(registry.urllib.request, "urlopen", answer)
     for _ in range(2):
         assert registry.locate(NAME).read_bytes() == content
-    assert len(requests) == 1 and requests[0] == was.url
+    assert len(requests) == 1
+    assert requests[0] == was.url
     assert requests[0].startswith("https://raw.githubusercontent.com/brendenlake/SCAN/c4b756c")
 
 
@@ -66,7 +68,7 @@ def test_no_network_is_one_sentence(monkeypatch):
         raise OSError("no network")
 
     monkeypatch.setattr(registry.urllib.request, "urlopen", refuse)
-    with pytest.raises(UserError, match="GLASSFORMER_DATA"):
+    with mistake("GLASSFORMER_DATA"):
         registry.locate(NAME)
-    with pytest.raises(UserError, match="mean"):
+    with mistake("mean"):
         registry.locate("scan/tasks_test_simpel.txt")

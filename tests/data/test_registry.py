@@ -12,9 +12,9 @@ from io import BytesIO
 
 import pytest
 
-from glassformer.core.errors import UserError
 from glassformer.formats.data import python_docs, registry
 from glassformer.formats.data.registry import Download, Published, corpora, find
+from mistakes import mistake
 
 CONTENT = b"anna\nbob\ncarla\ndora\n"
 
@@ -28,11 +28,11 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def unreachable(*args: object, **settings: object) -> BytesIO:
+def unreachable(*args, **settings):
     raise urllib.error.URLError("no route to host")
 
 
-def small(monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
+def small(monkeypatch, **settings):
     file = Download(
         "small/small.txt", "https://example.org/small.txt", hashlib.sha256(CONTENT).hexdigest()
     )
@@ -57,7 +57,8 @@ def test_python_docs_needs_nothing_and_is_always_the_same(home, monkeypatch):
     )
     assert any('The "if" statement' in text for text in texts)
     assert not any("test.test_" in text.splitlines()[0] for text in texts)
-    first, digest = source.path.read_bytes(), source.digest()
+    first = source.path.read_bytes()
+    digest = source.digest()
     source.path.write_bytes(first[:-10])  # a damaged cache is noticed and made again, byte for byte
     again = find("python-docs")
     assert again.path.read_bytes() == first
@@ -66,7 +67,7 @@ def test_python_docs_needs_nothing_and_is_always_the_same(home, monkeypatch):
 
 def test_a_download_is_checked_and_kept(home, monkeypatch):
     small(monkeypatch, separator="\n")
-    requests: list[str] = []
+    requests = []
 
     def answer(url, timeout):
         requests.append(url)
@@ -86,17 +87,16 @@ def test_a_wrong_download_is_not_kept(home, monkeypatch):
     monkeypatch.setattr(
         urllib.request, "urlopen", lambda url, timeout: BytesIO(b"<html>Please log in</html>")
     )
-    with pytest.raises(UserError, match="not the expected file"):
+    with mistake("not the expected file"):
         find("small")
     assert not (home / "cache" / "corpora" / "small" / "small.txt").exists()
 
 
 def test_without_a_network_the_sentence_says_what_to_set(monkeypatch):
     small(monkeypatch)
-    with pytest.raises(
-        UserError,
-        match=r"no route to "
-        r"host.*GLASSFORMER_DATA.*small/small\.txt.*python-docs",
+    with mistake(
+        r"no route to "
+        r"host.*GLASSFORMER_DATA.*small/small\.txt.*python-docs"
     ):
         find("small")
 
@@ -110,7 +110,7 @@ def test_a_file_of_the_data_folder_is_found_by_its_path(home, monkeypatch):
     (home / "mine").mkdir()
     (home / "mine" / "a.txt").write_text("here\n")
     assert [*find("mine/a.txt").texts()] == ["here\n"]
-    with pytest.raises(UserError, match=r"mine/b\.txt does not exist"):
+    with mistake(r"mine/b\.txt does not exist"):
         find("mine/b.txt")
 
 
@@ -123,7 +123,7 @@ def test_the_users_own_data_folder_goes_first(home, monkeypatch):
     assert sorted(names) == ["anna", "bob", "carla", "dora"]
     assert names == sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
     (home / "data" / "small" / "small.txt").write_bytes(CONTENT + b"eve\n")
-    with pytest.raises(UserError, match="SHA-256 differs"):
+    with mistake("SHA-256 differs"):
         find("small")
 
 

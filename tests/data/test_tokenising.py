@@ -7,17 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data.test_corpus import Bytes, jsonl, write
-from glassformer.core.errors import UserError
 from glassformer.formats.data import tokenise, tokenising
-from glassformer.formats.data.corpus import Source
 from glassformer.formats.data.registry import find
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from mistakes import mistake
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +24,7 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(tokenising, "JOURNAL_EVERY", 0.0)
 
 
-def corpus(folder: Path) -> Source:
+def corpus(folder):
     """Three files of three kinds, with a long document and empty ones."""
     words = [f"{n} wörds of document {n * n}" for n in range(40)]
     jsonl(folder / "a.jsonl", [" ".join(words[: n % 40]) for n in range(200)])
@@ -38,7 +36,7 @@ def corpus(folder: Path) -> Source:
 BATCHES = 44  # of this corpus
 
 
-def cache_files(cache: Path) -> dict[str, bytes]:
+def cache_files(cache):
     """Files of the only entry of a cache."""
     (folder,) = cache.glob("[!.]*")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -55,11 +53,11 @@ def full_files(tmp_path):
 class Stopped(Bytes):
     """Ends the work at the n-th batch it is asked for."""
 
-    def __init__(self, after: int, error: type[BaseException]) -> None:
+    def __init__(self, after, error):
         super().__init__(bos=257)
         self.left, self.error = after, error
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+    def encode_batch(self, texts):
         self.left -= 1
         if self.left < 0:
             raise self.error
@@ -68,7 +66,8 @@ class Stopped(Bytes):
 
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 20, 40, BATCHES - 1])
 def test_stopped_anywhere_it_goes_on_to_the_same_bytes(tmp_path, full_files, after, capsys):
-    source, cache = find(tmp_path / "text"), tmp_path / "cache"
+    source = find(tmp_path / "text")
+    cache = tmp_path / "cache"
     with pytest.raises(KeyboardInterrupt):
         tokenise(source, Stopped(after, KeyboardInterrupt), cache=cache, workers=1)
     assert list(cache.glob("[!.]*")) == []
@@ -107,7 +106,7 @@ def test_what_lies_behind_the_journal_is_cut_off_and_a_journal_ahead_of_the_file
 def test_what_was_done_of_a_broken_corpus_is_removed(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "some words"}\n' * 3000 + "{\n")
-    with pytest.raises(UserError, match="line 3001"):
+    with mistake("line 3001"):
         tokenise(find(path), Bytes(), cache=tmp_path / "cache", workers=1)
     assert [
         entry.name for entry in (tmp_path / "cache").iterdir() if not entry.name.endswith(".lock")
@@ -126,13 +125,15 @@ tokenise(find(Path(sys.argv[1])), open(sys.argv[2]), cache=Path(sys.argv[3]), wo
 
 @pytest.mark.slow
 def test_killed_in_the_middle_it_goes_on(tmp_path, shared_data):
-    source, gpt2 = corpus(tmp_path / "text"), shared_data / "tok-gpt2"
+    source = corpus(tmp_path / "text")
+    gpt2 = shared_data / "tok-gpt2"
     tokenise(source, open_tokenizer(gpt2), cache=tmp_path / "whole")
     cache = tmp_path / "cache"
     for journals in (3, 9):
         args = [sys.executable, "-c", CHILD, str(tmp_path / "text"), str(gpt2), str(cache)]
         child = subprocess.Popen(args, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-        until, observed = time.monotonic() + 120, set[str]()
+        until = time.monotonic() + 120
+        observed = set[str]()
         while len(observed) < journals and child.poll() is None and time.monotonic() < until:
             observed |= {path.read_text() for path in cache.glob(".*.work/journal.json")}
         child.kill()

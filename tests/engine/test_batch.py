@@ -7,8 +7,6 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +18,7 @@ from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import store
 from glassformer.serve.engine import Engine, Request, batch
 from glassformer.serve.engine.batch import answer_into
+from mistakes import mistake
 
 REQUESTS = [
     Request([1 + number % 5, 2], n=2, seed=3, max_new=1 + number % 4) for number in range(12)
@@ -27,12 +26,12 @@ REQUESTS = [
 JOB = {"samples": 2, "seed": 3}
 
 
-def line(number: int, item: Any) -> dict[str, Any]:
+def line(number, item):
     return {"number": number, "sample": item.index, "tokens": item.tokens}
 
 
-def write(out: Path, job: dict[str, Any] = JOB, stop: int = 99) -> int:
-    def progress(done: int) -> None:
+def write(out, job=JOB, stop=99):
+    def progress(done):
         if done == stop:
             raise KeyboardInterrupt
 
@@ -46,15 +45,18 @@ def test_a_job_that_was_stopped_gives_the_same_file(tmp_path):
     assert [json.loads(line)["number"] for line in content.splitlines()] == [
         number // 2 for number in range(24)
     ]
-    out, piece = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    out = tmp_path / "out.jsonl"
+    piece = tmp_path / "out.jsonl.part"
     for stop in (2, 5):
         with pytest.raises(KeyboardInterrupt):
             write(out, stop=stop)
-        assert not out.exists() and len(piece.read_bytes().splitlines()) == 1 + 2 * stop
+        assert not out.exists()
+        assert len(piece.read_bytes().splitlines()) == 1 + 2 * stop
         # the power went off: a line is torn, and a request half done
         piece.write_bytes(piece.read_bytes()[:-9])
     assert write(out) == 4
-    assert out.read_bytes() == content and sorted(tmp_path.iterdir()) == [
+    assert out.read_bytes() == content
+    assert sorted(tmp_path.iterdir()) == [
         out,
         tmp_path / "whole.jsonl",
     ]
@@ -64,27 +66,26 @@ def test_a_part_of_another_job_and_a_file_that_is_there_are_not_written_over(tmp
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=2)
-    with pytest.raises(
-        UserError,
-        match=r"out.jsonl.part is of another job \(other seed\); "
-        r"remove it",
+    with mistake(
+        r"out.jsonl.part is of another job \(other seed\); "
+        r"remove it"
     ):
         write(out, {**JOB, "seed": 4})
     write(out)
-    with pytest.raises(UserError, match="there already"):
+    with mistake("there already"):
         write(out)
 
 
 def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path):
     write(tmp_path / "whole.jsonl")
-    full_content, out, piece = (
-        (tmp_path / "whole.jsonl").read_bytes(),
-        tmp_path / "out.jsonl",
-        tmp_path / "out.jsonl.part",
-    )
+    full_content = (tmp_path / "whole.jsonl").read_bytes()
+    out = tmp_path / "out.jsonl"
+    piece = tmp_path / "out.jsonl.part"
     with pytest.raises(KeyboardInterrupt):
         write(out, stop=4)
-    second_content, draw, refused = piece.read_bytes(), random.Random(1), 0
+    second_content = piece.read_bytes()
+    draw = random.Random(1)
+    refused = 0
     lines = second_content.splitlines(keepends=True)
     harmed = [
         b"".join((*lines[:2], *lines[4:])),
@@ -99,12 +100,12 @@ def test_a_damaged_part_is_refused_or_gives_the_same_file(tmp_path):
         piece.write_bytes(content)
         try:
             write(out)
-            assert out.read_bytes() == full_content and number > 2
+            assert out.read_bytes() == full_content
+            assert number > 2
             out.unlink()
         except UserError as error:
-            assert "remove it" in str(error) and (
-                "damaged in line" in str(error) or "another job" in str(error)
-            )
+            assert "remove it" in str(error)
+            assert "damaged in line" in str(error) or "another job" in str(error)
             refused += 1
     assert refused > 35
 
@@ -122,7 +123,7 @@ def test_two_processes_do_not_write_one_file(tmp_path):
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        with pytest.raises(UserError, match="Another process is writing"):
+        with mistake("Another process is writing"):
             write(out)
         process.communicate(b"\n")
     assert (tmp_path / "out.jsonl.part").read_bytes() == content

@@ -9,10 +9,10 @@ import time
 import pytest
 
 import tiny
-from glassformer.core.errors import UserError
-from glassformer.core.generation import Hypothesis, Sampling, beam
+from glassformer.core.generation import Sampling, beam
 from glassformer.fast import kernels
-from glassformer.serve.engine import Engine, Request, Result
+from glassformer.serve.engine import Engine, Request
+from mistakes import mistake
 from pages import check_pages
 
 from .test_laws import GENERATORS, TORCH, TWO, pages_of
@@ -20,10 +20,11 @@ from .test_laws import GENERATORS, TORCH, TWO, pages_of
 ENDS = (3, 5, 7)  # so that some end early
 
 
-def beam_requests(name: str) -> list[Request]:
+def beam_requests(name):
     """Prompts that begin alike and end in the middle of a page, or not, searched for with several
     widths."""
-    lot, results = random.Random(4), []
+    lot = random.Random(4)
+    results = []
     common = [lot.randrange(8, tiny.VOCAB) for _ in range(32)]
     for beams, best, penalty, length in (
         (4, 2, 1.0, 20),
@@ -46,9 +47,7 @@ def beam_requests(name: str) -> list[Request]:
     return results
 
 
-def search(
-    name: str, requests: list[Request], remaining: int = 0, **settings: object
-) -> list[list[Hypothesis]]:
+def search(name, requests, remaining=0, **settings):
     """Hypotheses of an engine for requests submitted at once, with other requests between them."""
     with Engine(tiny.model(tiny.ALL[name]), **settings) as engine:
         plain = {"sampling": Sampling(0.9), "max_new": 12}
@@ -61,18 +60,16 @@ def search(
         results = [handle.result() for handle in handles]
         while engine.stats().running + engine.stats().waiting:
             time.sleep(0.01)
-        assert (
-            engine.memory_plan.pool.in_use == 0
-            and not engine._worker.scheduler.suspended
-            and not engine._worker.scheduler.running
-        )
+        assert engine.memory_plan.pool.in_use == 0
+        assert not engine._worker.scheduler.suspended
+        assert not engine._worker.scheduler.running
         check_pages(engine.memory_plan.pool)
     for handle, result in zip(handles, results, strict=True):
         agrees(handle.hypotheses, result)
     return [handle.hypotheses for handle in handles]
 
 
-def agrees(actual_result: list[Hypothesis], result: Result) -> None:
+def agrees(actual_result, result):
     """The events tell what was found."""
     assert [completion.tokens for completion in actual_result] == [
         completion.tokens for completion in result.completions
@@ -85,18 +82,17 @@ def agrees(actual_result: list[Hypothesis], result: Result) -> None:
     assert result.usage.generated == sum(len(item.tokens) for item in actual_result)
 
 
-def endings(group: list[list[Hypothesis]]) -> list[list[tuple[list[int], str]]]:
+def endings(group):
     return [[(item.tokens, item.finish) for item in result] for result in group]
 
 
 @pytest.mark.parametrize("name", GENERATORS)
 def test_a_search_finds_what_generation_finds(name):
-    model, requests = tiny.model(tiny.ALL[name]), beam_requests(name)
+    model = tiny.model(tiny.ALL[name])
+    requests = beam_requests(name)
     for request, result in zip(requests, search(name, requests, 1), strict=True):
-        prompt, start = (
-            request.source or request.tokens,
-            {"start": list(request.tokens)} if request.source else {},
-        )
+        prompt = request.source or request.tokens
+        start = {"start": list(request.tokens)} if request.source else {}
         options = {
             "best": request.n,
             "length_penalty": request.length_penalty,
@@ -139,20 +135,23 @@ def test_a_search_can_be_left_and_the_next_one_goes_on():
         for handle in handles[::2]:
             handle.cancel()
         reasons = [handle.result().completions[0].finish_reason for handle in handles]
-        assert reasons[1::2] == ["length"] * 10 and {*reasons[::2]} <= {"cancelled", "length"}
+        assert reasons[1::2] == ["length"] * 10
+        assert {*reasons[::2]} <= {"cancelled", "length"}
         stats = engine.stats()
         check_pages(engine.memory_plan.pool)
         assert (stats.running, stats.waiting, stats.pages_used) == (
             0,
             0,
             0,
-        ) and not engine._worker.scheduler.suspended
+        )
+        assert not engine._worker.scheduler.suspended
 
 
 def test_pages_of_a_prompt_are_shared_by_its_beams():
     """Eight beams of a prompt of a page and a part take nine pages, not sixteen."""
     with Engine(tiny.model(tiny.DECODERS["llama"])) as engine:
-        pool, most = engine.memory_plan.pool, [0]
+        pool = engine.memory_plan.pool
+        most = [0]
         take = pool.take
         pool.take = lambda: (most.append(max(most[-1], pool.in_use + 1)), take())[1]
         engine.submit(Request([*range(8, 46)], max_new=3, stop_tokens=(), beams=8)).result()
@@ -160,7 +159,7 @@ def test_pages_of_a_prompt_are_shared_by_its_beams():
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    "more, message",
     [
         ({"beams": 0}, "beams is 0"),
         ({"beams": 2, "n": 3}, "best is 3"),
@@ -174,5 +173,5 @@ def test_pages_of_a_prompt_are_shared_by_its_beams():
     ],
 )
 def test_what_a_search_does_not_take(more, message):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         Request([1, 2], **more)

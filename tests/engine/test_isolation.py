@@ -8,10 +8,8 @@ import functools
 import importlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any
+from types import FunctionType
 
 import pytest
 import torch
@@ -72,7 +70,7 @@ class Planted(Exception):
     """The fault."""
 
 
-def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
+def functions():
     """Every function and method of a step with where it is."""
     for module in PLACES:
         for name, value in vars(module).items():
@@ -92,16 +90,16 @@ def functions() -> Iterator[tuple[str, type | ModuleType, str]]:
                     yield f"{value.__name__}.{inner}", value, inner
 
 
-def handle_of(value: Any) -> Any:
+def handle_of(value):
     """The handle of the request that a value belongs to; None of no single one."""
     if isinstance(value, BeamSearch | Chunk | Sequence):
         return value.handle
     return value if isinstance(value, RequestHandle) else None
 
 
-def handles(args: Any) -> set[RequestHandle]:
+def handles(args):
     """The requests that a call is for: its arguments say so, or those of whoever calls."""
-    frame: Any = sys._getframe(2)
+    frame = sys._getframe(2)
     handles = _handles(args)
     while (
         not handles
@@ -112,7 +110,7 @@ def handles(args: Any) -> set[RequestHandle]:
     return handles
 
 
-def _handles(values: Any) -> set[RequestHandle]:
+def _handles(values):
     """Handle of the first value that belongs to one request, or the handles of all values in
     lists."""
     single = next((handle for value in values if (handle := handle_of(value)) is not None), None)
@@ -129,13 +127,13 @@ class Fault:
     """Raises in one function for one request: before or after its work, at one call or from that
     one on."""
 
-    def __init__(self, after: bool, skip: int, always: bool) -> None:
+    def __init__(self, after, skip, always):
         self.after, self.skip, self.always = after, skip, always
         self.calls, self.fired, self.handle = 0, 0, None
 
-    def planted(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def planted(self, plain):
         @functools.wraps(plain)
-        def failing(*args: Any, **kwargs: Any) -> Any:
+        def failing(*args, **kwargs):
             fails = self.handle is not None and self.handle in handles((*args, *kwargs.values()))
             self.calls += fails
             fails = fails and (
@@ -150,9 +148,7 @@ class Fault:
         return failing
 
 
-def patch(
-    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, make: Callable[[Any], Any]
-) -> None:
+def patch(monkeypatch, place, name, make):
     """Another function wherever this one is known."""
     plain = vars(place)[name]
     for module in [place] if isinstance(place, type) else PLACES:
@@ -160,13 +156,14 @@ def patch(
             monkeypatch.setattr(module, name, make(plain))
 
 
-def guide() -> Any:
+def guide():
     return lambda tokens: torch.ones(40, dtype=torch.bool)
 
 
-def requests(name: str) -> list[Request | Encode]:
+def requests(name):
     """A crowd of every kind; any of them can be the faulty one."""
-    warm, loop = Sampling(0.9, top_k=20, repetition_penalty=1.1), [1, 2, 3, 4] * 9
+    warm = Sampling(0.9, top_k=20, repetition_penalty=1.1)
+    loop = [1, 2, 3, 4] * 9
     if name == "t5":
         texts = [[3, 1, 4], [3, 1, 4], [9, 2, 6, 5] * 9]
         requests = [Request([1], text, max_new=5, seed=number) for number, text in enumerate(texts)]
@@ -186,7 +183,7 @@ def requests(name: str) -> list[Request | Encode]:
             Request([2, 7], max_new=7, seed=2, want=["*.1.resid"]),
             Request([9, 2, 6], max_new=5, seed=3),
         ]
-    again: dict[str, Any] = {"max_new": 12, "sampling": Sampling(0), "logit_bias": {1: 30.0}}
+    again = {"max_new": 12, "sampling": Sampling(0), "logit_bias": {1: 30.0}}
     return [
         Request(
             [*loop, 7],
@@ -208,7 +205,7 @@ def requests(name: str) -> list[Request | Encode]:
 
 
 @functools.cache
-def mixer_model() -> Any:
+def mixer_model():
     """A decoder of docs/extending.md's token mixer and attention, in turns."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(serial, "_MEMBERS", {})
@@ -232,7 +229,7 @@ def engine_of(name: str) -> Engine:
     return Engine(model, train("byte", []), step_tokens=40, max_sequences=5, memory=memory)
 
 
-def answer(handle: RequestHandle) -> tuple[Any, list[float]] | None:
+def answer(handle):
     """The tokens and all numbers that a request was answered; None where it was told of the
     fault."""
     try:
@@ -245,12 +242,12 @@ def answer(handle: RequestHandle) -> tuple[Any, list[float]] | None:
     return [completion.tokens for completion in result.completions], numbers
 
 
-def run(name: str, faulty: int | None, fault: Fault) -> list[tuple[Any, list[float]] | None]:
+def run(name, faulty, fault):
     """The answers to a crowd that came at once, the faulty one last, and that one again without its
     fault."""
     kinds = requests(name)
     with engine_of(name) as engine:
-        result: dict[int, RequestHandle] = {}
+        result = {}
         with engine._work:  # so that all are there at the first step
             for number in sorted(range(len(kinds)), key=lambda number: number == faulty):
                 result[number] = engine.submit(kinds[number])
@@ -259,39 +256,38 @@ def run(name: str, faulty: int | None, fault: Fault) -> list[tuple[Any, list[flo
         worker = engine._worker
         fault.handle = None
         answers.append(answer(engine.submit(kinds[faulty or 0])))
-        assert engine.alive and not worker.requests and not worker.scheduler.broken
-        assert (
-            not worker.scheduler.running
-            and not worker.scheduler.suspended
-            and not len(worker.scheduler.waiting)
-        )
+        assert engine.alive
+        assert not worker.requests
+        assert not worker.scheduler.broken
+        assert not worker.scheduler.running
+        assert not worker.scheduler.suspended
+        assert not len(worker.scheduler.waiting)
         check_pages(engine.memory_plan.pool)
-        assert engine.memory_plan.pool.in_use == 0 and (
-            engine.memory_plan.windows is None or engine.memory_plan.windows.pool.in_use == 0
-        )
+        assert engine.memory_plan.pool.in_use == 0
+        assert engine.memory_plan.windows is None or engine.memory_plan.windows.pool.in_use == 0
         assert not getattr(worker.runner, "sources", None)
         assert not hasattr(worker.runner, "memories") or not worker.runner.memories
     return answers
 
 
 @functools.cache
-def alone(name: str) -> list[Any]:
+def alone(name):
     """The answers of an engine to each by itself."""
     with engine_of(name) as engine:
         return [answer(engine.submit(request)) for request in requests(name)]
 
 
 @functools.cache
-def reached() -> dict[str, list[tuple[str, int, int]]]:
+def reached():
     """For each function the requests of each crowd that it is called for, and how often."""
     calls = Counter[tuple[str, str, RequestHandle]]()
-    crowds: list[tuple[str, list[RequestHandle]]] = []
+    crowds = []
     with pytest.MonkeyPatch.context() as monkeypatch:
         for label, place, name in functions():
 
-            def make(plain: Any, label: str = label) -> Any:
+            def make(plain, label=label):
                 @functools.wraps(plain)
-                def counted(*args: Any, **kwargs: Any) -> Any:
+                def counted(*args, **kwargs):
                     for handle in handles((*args, *kwargs.values())):
                         calls[label, crowds[-1][0], handle] += 1
                     return plain(*args, **kwargs)
@@ -305,7 +301,7 @@ def reached() -> dict[str, list[tuple[str, int, int]]]:
                     crowds.append((crowd, [engine.submit(request) for request in requests(crowd)]))
                 for handle in crowds[-1][1]:
                     answer(handle)
-    result: dict[str, list[tuple[str, int, int]]] = {}
+    result = {}
     for label, _, _ in functions():
         result[label] = [
             (crowd, number, calls[label, crowd, handle])
@@ -316,7 +312,7 @@ def reached() -> dict[str, list[tuple[str, int, int]]]:
     return result
 
 
-def check(label: str, place: Any, name: str, case: tuple[str, int], fault: Fault) -> None:
+def check(label, place, name, case, fault):
     """Others get their answers, the faulty request hears of the fault, and the engine goes on."""
     crowd, number = case
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -338,7 +334,7 @@ def check(label: str, place: Any, name: str, case: tuple[str, int], fault: Fault
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("label", "place", "name"), [pytest.param(*row, id=row[0]) for row in functions()]
+    "label, place, name", [pytest.param(*row, id=row[0]) for row in functions()]
 )
 def test_a_fault_of_one_request_ends_it_alone(label, place, name, every):
     """For ever before its work, and once after it; with ``every`` in several crowds."""

@@ -6,18 +6,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from typing import Any
 
 import pytest
 import torch
 
 import glassformer
 import tiny
-from glassformer import nn
 from glassformer.core.generation.sample import Sampling
 from glassformer.fast import kernels
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
-from glassformer.serve.engine import Encode, Engine, Request, Result, memory
+from glassformer.serve.engine import Encode, Engine, Request, memory
 from glassformer.serve.engine.memory import plan_memory
 from pages import check_pages
 
@@ -36,9 +34,10 @@ THREADS = TORCH | TWO
 """Those in which they do where the number of threads is another: torch attends in encoders."""
 
 
-def requests(name: str) -> list[Request]:
+def requests(name):
     """Prompts of many lengths that begin alike or not, greedy and drawn."""
-    lot, results = random.Random(5), []
+    lot = random.Random(5)
+    results = []
     common = lot.choices(range(tiny.VOCAB), k=40)
     samplings = (
         Sampling(0),
@@ -62,12 +61,12 @@ def requests(name: str) -> list[Request]:
 
 
 def run(
-    model: str | nn.Model,
-    requests: list[Request],
-    order: list[int] | None = None,
-    count: int | None = None,
-    **settings: Any,
-) -> list[Result]:
+    model,
+    requests,
+    order=None,
+    count=None,
+    **settings,
+):
     """Results of an engine for requests submitted at once, in this order, by ``count`` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
@@ -84,7 +83,7 @@ def run(
     return results
 
 
-def logprobs(result: Result) -> list[float]:
+def logprobs(result):
     prompt = [item.logprob for item in result.prompt_logprobs or () if item.logprob is not None]
     return [
         *prompt,
@@ -92,16 +91,14 @@ def logprobs(result: Result) -> list[float]:
     ]
 
 
-def check_equal(
-    actual: list[Result], reference: list[Result], name: str = "gru", by_torch: set[str] = TORCH
-) -> None:
+def check_equal(actual, reference, name="gru", by_torch=TORCH):
     bound = BOUND if name in by_torch or kernels.path() == "torch" else 0.0
     for a, b in zip(actual, reference, strict=True):
         assert [x.tokens for x in a.completions] == [x.tokens for x in b.completions]
         assert logprobs(a) == pytest.approx(logprobs(b), rel=0, abs=bound)
 
 
-def pages_of(name: str, count: int) -> int:
+def pages_of(name, count):
     """The memory of so many pages."""
     room = plan_memory(tiny.model(tiny.ALL[name]), None, 32, None)
     return room.nbytes // len(room.pool.users) * count
@@ -115,7 +112,8 @@ def test_alone_or_with_others_is_the_same(name):
     for item, result in zip(expected, alone, strict=True):
         options = {"max_new": item.max_new, "seed": item.seed, **vars(item.sampling)}
         options |= {"start": list(item.tokens)} if item.source else {}
-        model, prompt = tiny.model(tiny.ALL[name]), item.source or item.tokens
+        model = tiny.model(tiny.ALL[name])
+        prompt = item.source or item.tokens
         output = glassformer.generate(model, None, prompt, **options).run()
         assert output.tokens[0] == result.completions[0].tokens
         assert result.usage.generated == item.max_new
@@ -169,7 +167,8 @@ def test_long_texts_have_the_same_bits_by_any_number_of_threads(dtype):
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("name", [name for name in GENERATORS if name not in tiny.RECURRENT])
 def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(name, bits):
-    model, expected = tiny.model(tiny.ALL[name]), requests(name)
+    model = tiny.model(tiny.ALL[name])
+    expected = requests(name)
     quantize_weights(model, QuantizedLayout(bits=bits))
     alone = run(model, expected, count=1, lookup=False, max_sequences=1)
     for settings in ({"step_tokens": 7}, {}):
@@ -178,18 +177,17 @@ def test_quantised_models_say_the_same_alone_with_others_and_by_two_threads(name
 
 def test_pages_are_shared_taken_away_and_guesses_are_right_sometimes():
     """The events that the law above runs through do happen."""
-    model, expected = tiny.model(tiny.DECODERS["llama"]), requests("llama")
+    model = tiny.model(tiny.DECODERS["llama"])
+    expected = requests("llama")
     repeat = [Request([1, 2, 3, 4] * 10, sampling=Sampling(0), max_new=20, logit_bias={1: 50.0})]
     with Engine(model, memory=pages_of("llama", 6), max_sequences=8) as engine:
         for handle in [engine.submit(item) for item in expected * 3 + repeat]:
             handle.result()
         stats = engine.stats()
-    assert (
-        stats.preempted
-        and stats.cached_tokens
-        and stats.accepted_tokens
-        and stats.steps < stats.generated_tokens
-    )
+    assert stats.preempted
+    assert stats.cached_tokens
+    assert stats.accepted_tokens
+    assert stats.steps < stats.generated_tokens
 
 
 @pytest.mark.parametrize("name", ["bert", "reader", "onward", "llama", "pooled", "gru"])
@@ -205,18 +203,16 @@ def test_texts_side_by_side_are_encoded_as_alone(name):
     encodes = [Encode(text, output=output) for text in texts for output in outputs]
     with Engine(model, step_tokens=40) as engine:
         alone = [engine.encode(encode) for encode in encodes]
-        handles = [engine.submit(encode) for encode in encodes]
-        for item, handle in zip(alone, handles, strict=True):
+        for item, handle in zip(alone, [engine.submit(encode) for encode in encodes], strict=True):
             output = handle.result().output
-            assert (
-                output is not None
-                and output.shape == item.shape
-                and (output - item).abs().max() < 1e-4
-            )
+            assert output is not None
+            assert output.shape == item.shape
+            assert (output - item).abs().max() < 1e-4
 
 
 def test_half_of_many_leave_and_nothing_is_left_behind():
-    lot, model = random.Random(3), tiny.model(tiny.DECODERS["gemma2"])
+    lot = random.Random(3)
+    model = tiny.model(tiny.DECODERS["gemma2"])
     with Engine(
         model, max_sequences=6, max_queue=400, memory=pages_of("gemma2", 7), step_tokens=9
     ) as engine:
@@ -229,9 +225,8 @@ def test_half_of_many_leave_and_nothing_is_left_behind():
             handle.cancel()
         for handle in handles:
             reasons = {completion.finish_reason for completion in handle.result().completions}
-            assert reasons <= {"length", "cancelled"} and (
-                handle in handles[::2] or reasons == {"length"}
-            )
+            assert reasons <= {"length", "cancelled"}
+            assert handle in handles[::2] or reasons == {"length"}
         stats = engine.stats()
         check_pages(engine.memory_plan.pool)
     assert (stats.running, stats.waiting, stats.pages_used) == (0, 0, 0)

@@ -7,13 +7,13 @@ import torch
 
 import glassformer
 import tiny
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Decoder
 from glassformer.fast.fused import FusedStack
 from glassformer.fast.kernels.library import has
 from glassformer.formats import store
 from glassformer.serve.engine import memory
 from glassformer.serve.engine.memory import plan_memory, prepacked_view
+from mistakes import mistake
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "attention-pair"])
@@ -29,16 +29,19 @@ def test_no_more_is_taken_than_was_given(name):
 
 def test_too_little_memory_is_refused_with_how_much_is_needed():
     model = tiny.model(tiny.DECODERS["llama"])
-    with pytest.raises(UserError, match=r"64 tokens needs 24.00 KiB, and 9.77 KiB are there"):
+    with mistake(r"64 tokens needs 24.00 KiB, and 9.77 KiB are there"):
         plan_memory(model, None, 8, 10_000)
     room = plan_memory(model, 30, 8, 30_000)
-    assert room.pool.free == 2 and str(room).startswith("24.00 KiB for 2 pages of 32 tokens")
+    assert room.pool.free == 2
+    assert str(room).startswith("24.00 KiB for 2 pages of 32 tokens")
     assert str(room).endswith("; at most 8 texts of 30 tokens at once.")
 
 
 def test_a_state_needs_no_pages():
     room = plan_memory(tiny.model(tiny.DECODERS["gru"]), None, 8, None)
-    assert not room.rewinds and room.pool.free == 8 and "a state a text" in str(room)
+    assert not room.rewinds
+    assert room.pool.free == 8
+    assert "a state a text" in str(room)
 
 
 @pytest.fixture
@@ -60,13 +63,14 @@ def test_weights_of_a_file_are_read_by_the_blocks_in_c(bits, mapped):
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     view, _ = prepacked_view(mapped(tiny.model(tiny.DECODERS["llama"]), bits))
-    assert isinstance(view, Decoder) and isinstance(view.decoder, FusedStack)
+    assert isinstance(view, Decoder)
+    assert isinstance(view.decoder, FusedStack)
 
 
 def test_weights_that_are_not_finite_are_refused_before_the_first_request(mapped):
     model = tiny.model(tiny.DECODERS["llama"])
     model.get_parameter("decoder.blocks.1.attn.q.weight").data[0, 0] = torch.nan
-    with pytest.raises(UserError, match=r"blocks.1.attn.q.weight holds NaN"):
+    with mistake(r"blocks.1.attn.q.weight holds NaN"):
         prepacked_view(mapped(model, None))
 
 

@@ -22,7 +22,9 @@ SIZE = 4
 
 def test_a_page_is_free_used_or_cached():
     pool = PagePool(3)
-    a, b, c = pool.take(), pool.take(), pool.take()
+    a = pool.take()
+    b = pool.take()
+    c = pool.take()
     with pytest.raises(OutOfPages):
         pool.take()
     pool.know(a)
@@ -39,7 +41,7 @@ def test_a_page_is_free_used_or_cached():
 
 
 def test_the_least_recently_used_page_is_forgotten_first():
-    forgotten: list[int] = []
+    forgotten = []
     pool = PagePool(3, forgotten.append)
     pages = [pool.take() for _ in range(3)]
     for page in pages:
@@ -79,19 +81,25 @@ def test_who_is_preempted_is_the_first_of_its_client_to_go_on():
     for text in texts:
         scheduler.add(text)
     scheduler.plan()
-    assert scheduler.running == texts[:1] and [*scheduler.waiting] == texts[1:]
+    assert scheduler.running == texts[:1]
+    assert [*scheduler.waiting] == texts[1:]
     scheduler.preempt(texts[0])
-    assert [*scheduler.waiting] == texts and not scheduler.running and scheduler.pool.in_use == 0
+    assert [*scheduler.waiting] == texts
+    assert not scheduler.running
+    assert scheduler.pool.in_use == 0
 
 
 def test_who_was_read_makes_room_and_is_not_read_again():
     scheduler = Scheduler(PagePool(2), SIZE, budget=SIZE, max_num_seqs=1)
-    first, second = sequence_of([1, 2, 3], "one"), sequence_of([4, 5], "one")
+    first = sequence_of([1, 2, 3], "one")
+    second = sequence_of([4, 5], "one")
     for text in (first, second):
         scheduler.add(text)
     scheduler.done(scheduler.plan()[0])
     assert [chunk.sequence for chunk in scheduler.plan()] == [second]
-    assert scheduler.suspended == {first} and not len(scheduler.waiting) and not first.pages
+    assert scheduler.suspended == {first}
+    assert not len(scheduler.waiting)
+    assert not first.pages
 
 
 def test_clients_take_turns():
@@ -101,12 +109,12 @@ def test_clients_take_turns():
     assert [turns.pop().ids[0] for _ in range(6)] == [1, 4, 5, 2, 6, 3]
 
 
-def grown(text: Sequence) -> int:
+def grown(text):
     """The next token of a text, from all before it."""
     return hash(tuple(text.ids)) % 3
 
 
-def copied(stored: dict[int, tuple[int, int]], source: int, target: int) -> None:
+def copied(stored, source, target):
     stored.update(
         {
             target * SIZE + at: stored[source * SIZE + at]
@@ -116,20 +124,19 @@ def copied(stored: dict[int, tuple[int, int]], source: int, target: int) -> None
     )
 
 
-def play(seed: int) -> None:
+def play(seed):
     """A random life of a scheduler, with texts that begin alike or branch, guesses, cancellations
     and too few pages."""
     lot = random.Random(seed)
-    pages, longest = lot.randint(6, 14), 6 * SIZE
-    pool, budget, most, span = (
-        PagePool(pages),
-        lot.choice([1, 3, 8, 40]),
-        lot.randint(1, 5),
-        lot.choice([None, 1, 3, 6]),
-    )
+    pages = lot.randint(6, 14)
+    longest = 6 * SIZE
+    pool = PagePool(pages)
+    budget = lot.choice([1, 3, 8, 40])
+    most = lot.randint(1, 5)
+    span = lot.choice([None, 1, 3, 6])
     pieces = min(6, (max(budget, most, 3) + (span or 0) - 3 + SIZE) // SIZE + 1) + lot.randint(0, 3)
     windows = Windows(pool, SIZE, span, pieces)
-    released: list[Sequence] = []
+    released = []
     scheduler = Scheduler(
         pool,
         SIZE,
@@ -148,11 +155,14 @@ def play(seed: int) -> None:
     copy = scheduler.copy
     assert copy is not None
     # texts that go on together, and those of them that were read
-    groups, ids = dict[Sequence, list[Sequence]](), set[Sequence]()
+    groups = dict[Sequence, list[Sequence]]()
+    ids = set[Sequence]()
     # what a careful reader would find in each slot: place and token
-    stored: dict[int, tuple[int, int]] = {}
-    near: dict[int, tuple[int, int]] = {}  # the same where layers with windows look
-    todo, bounds, live = lot.randint(1, 9), dict[Sequence, int](), list[Sequence]()
+    stored = {}
+    near = {}  # the same where layers with windows look
+    todo = lot.randint(1, 9)
+    bounds = dict[Sequence, int]()
+    live = list[Sequence]()
     for step in range(400):
         while todo and lot.random() < 0.6:
             tokens = [place % 3 for place in range(lot.randint(3, longest - 3))][
@@ -207,7 +217,8 @@ def play(seed: int) -> None:
                 if span:
                     near[part_of[page] * SIZE + place % SIZE] = (place, token)
             for place in range(chunk.start):  # what was read before is still there
-                page, at = text.pages[place // SIZE], place % SIZE
+                page = text.pages[place // SIZE]
+                at = place % SIZE
                 assert stored[page * SIZE + at] == (place, text.ids[place]), (seed, step)
                 if span and place > chunk.start - span:
                     assert near[part_of[page] * SIZE + at] == (place, text.ids[place]), (
@@ -215,7 +226,8 @@ def play(seed: int) -> None:
                         step,
                     )
         for chunk in chunks:
-            text, accepted = chunk.sequence, 0
+            text = chunk.sequence
+            accepted = 0
             if text in groups:
                 scheduler.done(chunk)
                 ids.update({text} if chunk.finishes else ())
@@ -257,11 +269,9 @@ def play(seed: int) -> None:
             break
     else:
         raise AssertionError(f"seed {seed}: somebody waits for ever")
-    assert (
-        pool.in_use == windows.pool.in_use == 0
-        and not scheduler.running
-        and not len(scheduler.waiting)
-    )
+    assert pool.in_use == windows.pool.in_use == 0
+    assert not scheduler.running
+    assert not len(scheduler.waiting)
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -272,12 +282,14 @@ def test_no_page_leaks_in_ten_thousand_lives(number):
 
 def test_a_long_prompt_does_not_hold_up_what_is_being_written():
     scheduler = Scheduler(PagePool(100), SIZE, budget=8, max_num_seqs=4)
-    short, long = sequence_of([1, 2]), sequence_of([*range(100)])
+    short = sequence_of([1, 2])
+    long = sequence_of([*range(100)])
     scheduler.add(short)
     scheduler.add(long)
     for _ in range(10):
         chunks = {chunk.sequence: chunk for chunk in scheduler.plan()}
-        assert short in chunks and len(chunks[long].tokens) >= 6
+        assert short in chunks
+        assert len(chunks[long].tokens) >= 6
         for chunk in chunks.values():
             if chunk.finishes:
                 chunk.sequence.ids.append(0)
@@ -294,4 +306,5 @@ def test_prompts_of_two_clients_are_read_in_turns():
     for _ in range(10):
         for chunk in scheduler.plan():
             scheduler.done(chunk)
-    assert texts[5].computed >= 36 and sum(text.computed for text in texts) <= 90
+    assert texts[5].computed >= 36
+    assert sum(text.computed for text in texts) <= 90

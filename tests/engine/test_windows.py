@@ -9,11 +9,10 @@ import random
 import pytest
 import torch
 
-import glassformer
 import tiny
 from glassformer.core.errors import UserError
 from glassformer.core.generation import Sampling, beam
-from glassformer.serve.engine import Engine, Request, Result
+from glassformer.serve.engine import Engine, Request
 from glassformer.serve.engine.memory import fit_pages, page_needs, plan_memory
 from glassformer.serve.engine.runner import PagedRunner
 from glassformer.serve.engine.scheduler import PagePool, Windows
@@ -29,14 +28,15 @@ NAMES = ["starcoder2", "gemma2", "mixed"]
 STEP = 7  # tokens a step; with a window of 6 to 9 tokens that is two pages of thirteen
 
 
-def model(name: str) -> glassformer.Model:
+def model(name):
     return tiny.model(dataclasses.replace(tiny.DECODERS[name], context=CONTEXT))
 
 
-def requests(count: int = 6) -> list[Request]:
+def requests(count=6):
     """Long texts that begin alike, end in the middle of a page or not, are guessed, repeated, drawn
     several times."""
-    lot, results = random.Random(1), []
+    lot = random.Random(1)
+    results = []
     common = lot.choices(range(tiny.VOCAB), k=200)
     for number in range(count):
         individual = lot.choices(range(tiny.VOCAB), k=lot.randint(1, 40))
@@ -54,7 +54,7 @@ def requests(count: int = 6) -> list[Request]:
     return results
 
 
-def answers(engine: Engine, requests: list[Request]) -> list[Result]:
+def answers(engine, requests):
     handles = [engine.submit(request) for request in requests]
     results = [handle.result() for handle in handles]
     assert engine.memory_plan.pool.in_use == 0 == engine.stats().pages_used
@@ -68,7 +68,8 @@ def answers(engine: Engine, requests: list[Request]) -> list[Result]:
 def test_the_same_bits_as_with_all_pages(name):
     """Alone and with others, in small steps, with few pages, after prompts that are found again,
     guessed."""
-    served, expected = model(name), requests()
+    served = model(name)
+    expected = requests()
     few = name == "mixed"  # read text by text
     expected = expected[:2] if few else expected
     with Engine(served, lookup=False, max_sequences=1, step_tokens=512) as engine:
@@ -100,7 +101,8 @@ def test_the_same_bits_as_with_all_pages(name):
 
 @pytest.mark.parametrize("name", NAMES[:2])
 def test_beams_find_what_they_find_with_all_pages(name):
-    served, lot = model(name), random.Random(2)
+    served = model(name)
+    lot = random.Random(2)
     prompts = [[lot.randrange(8, tiny.VOCAB) for _ in range(length)] for length in (60, 90)]
     requests = [Request(prompt, beams=4, n=2, max_new=40, stop_tokens=(3,)) for prompt in prompts]
     for memory in (None, plan_memory(served, None, 2, None, STEP).nbytes):
@@ -122,13 +124,12 @@ def test_beams_find_what_they_find_with_all_pages(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_given_back_is_not_looked_at(name):
     """Pages begin as what is no number; what is recorded is what a look at the text alone shows."""
-    served, paths = model(name), ["*.resid", "*.pattern", "*.scores", "*.z", "logits"]
+    served = model(name)
+    paths = ["*.resid", "*.pattern", "*.scores", "*.z", "logits"]
     prompt = [7, 1, 8, 2, 8, 1, 8, 2, 8, 4] * 15
     with Engine(served, step_tokens=STEP, max_sequences=2) as engine:
-        assert (
-            isinstance(engine._worker.runner, PagedRunner)
-            and engine.memory_plan.windows is not None
-        )
+        assert isinstance(engine._worker.runner, PagedRunner)
+        assert engine.memory_plan.windows is not None
         # so that page 0, which stands where nothing is, is not written
         engine.memory_plan.windows.pool._free.reverse()
         for individual, _ in engine._worker.runner.cache.pages:
@@ -149,11 +150,11 @@ def test_what_was_given_back_is_not_looked_at(name):
         assert torch.allclose(value, truth[path], atol=1e-4), path
 
 
-def watch(pool: PagePool, most: dict[PagePool, int]) -> None:
+def watch(pool, most):
     """Have the most pages that are in use at once written down."""
     take = pool.take
 
-    def taking() -> int:
+    def taking():
         page = take()
         most[pool] = max(most.get(pool, 0), pool.in_use)
         return page
@@ -165,7 +166,8 @@ def test_a_long_text_holds_its_window_and_no_more():
     for name, every in (("starcoder2", False), ("gemma2", True)):
         with Engine(model(name), step_tokens=STEP, max_sequences=2) as engine:
             assert engine.memory_plan.windows is not None
-            near, most = engine.memory_plan.windows.pool, dict[PagePool, int]()
+            near = engine.memory_plan.windows.pool
+            most = dict[PagePool, int]()
             for pool in (near, engine.memory_plan.pool):
                 watch(pool, most)
             engine.submit(
@@ -184,8 +186,10 @@ def test_no_context_is_refused_that_could_be_served_with_all_pages():
         pages, pieces = fit_pages(needs, 8, 3, 5, memory)
         assert pages * 3 + pieces * 5 <= max(memory, each * 3 + parts * 5)
         if memory >= each * 3 + parts * 5:
-            assert pages >= each and pieces >= parts
-        assert pages <= 8 * each and pieces <= most
+            assert pages >= each
+            assert pieces >= parts
+        assert pages <= 8 * each
+        assert pieces <= most
 
 
 def test_a_window_of_one_token_and_every_place_in_a_page():
@@ -207,12 +211,11 @@ def test_parts_follow_their_pages():
     pool.know(pages[0])
     windows.give(pages[:2])
     check_windows(windows)
+    assert windows.covers(pages, 12)
+    assert windows.covers(pages[:1], 4)
+    assert not windows.covers(pages[:2], 8)
+    assert windows.fits(pages[:2]) == 1
     assert (
-        windows.covers(pages, 12)
-        and windows.covers(pages[:1], 4)
-        and not windows.covers(pages[:2], 8)
-    )
-    assert windows.fits(pages[:2]) == 1 and (
         windows.pool.in_use,
         windows.pool.cached,
         windows.pool.free,
@@ -222,5 +225,6 @@ def test_parts_follow_their_pages():
     pool.give(pages[:1])
     windows.take(pool.take())
     windows.take(pool.take())  # the first page again, or another: its part is for somebody else
-    assert windows.pool.cached == 0 and windows.fits(pages[:1]) == (pages[0] in windows.part_of)
+    assert windows.pool.cached == 0
+    assert windows.fits(pages[:1]) == (pages[0] in windows.part_of)
     check_windows(windows)

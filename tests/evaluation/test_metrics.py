@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from glassformer import UserError
 from glassformer.tasks.evaluation import by_length, of_labels, of_numbers, of_texts, whole_words
+from mistakes import mistake
 
 RIGHT = ["the cat sat on the mat", "a small dog ran over the green hill"]
 
@@ -18,7 +18,8 @@ def test_the_same_text_is_perfect():
 
 
 def test_bleu_is_the_papers_formula():
-    written, right = ["the cat sat on a mat"], ["the cat sat on the mat"]
+    written = ["the cat sat on a mat"]
+    right = ["the cat sat on the mat"]
     precisions = (5 / 6, 3 / 5, 2 / 4, 1 / 3)
     expected = 100 * math.exp(sum(map(math.log, precisions)) / 4)
     assert of_texts(written, right, ("bleu",), tokenised=True)["bleu"] == pytest.approx(
@@ -35,7 +36,8 @@ def test_capitals_and_pieces():
         for output in (False, True)
     ]
     # white space alone parts what is parted already
-    assert parted[0] == pytest.approx(100) and parted[1] < 100
+    assert parted[0] == pytest.approx(100)
+    assert parted[1] < 100
     assert of_texts(["A CAT SAT ON IT"], ["a cat sat on it"], ("bleu", "exact"))["exact"] == 0
     assert whole_words("ein bo@@ ston ter@@ rier@@") == "ein boston terrier"
 
@@ -55,9 +57,11 @@ def test_rouge_is_f1_of_stems():
 
 
 def test_labels_and_numbers():
-    chosen, right = [1, 1, 0, 0, 1, 0], [1, 0, 0, 0, 1, 1]
-    result = of_labels(chosen, right)
-    hits, misses, false, quiet = 2, 1, 1, 2  # of label 1
+    result = of_labels([1, 1, 0, 0, 1, 0], [1, 0, 0, 0, 1, 1])
+    hits = 2
+    misses = 1
+    false = 1
+    quiet = 2  # of label 1
     mcc = (hits * quiet - false * misses) / math.sqrt(
         (hits + false) * (hits + misses) * (quiet + false) * (quiet + misses)
     )
@@ -82,13 +86,13 @@ def test_lengths():
 
 
 def test_bad_input():
-    with pytest.raises(UserError, match="2 texts and 1 references"):
+    with mistake("2 texts and 1 references"):
         of_texts(RIGHT, RIGHT[:1])
-    with pytest.raises(UserError, match='no figure "blue"'):
+    with mistake('no figure "blue"'):
         of_texts(RIGHT, RIGHT, ("blue",))
-    with pytest.raises(UserError, match="nothing to score"):
+    with mistake("nothing to score"):
         of_texts([], [])
-    with pytest.raises(UserError, match="as many"):
+    with mistake("as many"):
         of_labels([1], [1, 0])
-    with pytest.raises(UserError, match="2 answers to 3 numbers"):
+    with mistake("2 answers to 3 numbers"):
         of_numbers([1.0, 2.0], [1.0, 2.0, 3.0])

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from glassformer import config as c
-from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data import tokenise
-from glassformer.tasks.evaluation import Score, score
+from glassformer.tasks.evaluation import score
+from mistakes import mistake
 
 CONTEXT = 16
 STORIES = [
@@ -28,7 +28,7 @@ STORIES = [
 STORIES += ["ab" * k for k in range(1, 9)]
 
 
-def decoder(vocab: int, position: c.Position | None = None, dropout: float = 0.0) -> Model:
+def decoder(vocab, position=None, dropout=0.0):
     block = c.Block(c.Attention(4, kv_heads=2), c.GatedMLP(32))
     stack = c.Stack(2, (block,), position or c.Rotary(), last_norm=c.RMSNorm(), dropout=dropout)
     cfg = c.Decoder(
@@ -38,7 +38,7 @@ def decoder(vocab: int, position: c.Position | None = None, dropout: float = 0.0
 
 
 @torch.no_grad()
-def naive(model: Model, documents: list[list[int]], context: int, stride: int) -> tuple[float, int]:
+def naive(model, documents, context, stride):
     """Mean loss and count, a forward pass for each token on just what its window shows of it."""
     losses = []
     for ids in documents:
@@ -52,9 +52,7 @@ def naive(model: Model, documents: list[list[int]], context: int, stride: int) -
     return sum(losses) / len(losses), len(losses)
 
 
-def check(
-    got: Score, model: Model, documents: list[list[int]], size: int, context: int, stride: int
-) -> None:
+def check(got, model, documents, size, context, stride):
     loss, count = naive(model, documents, context, stride)
     assert got.tokens == count
     assert got.bytes == size
@@ -81,7 +79,7 @@ def byte():
 TEXT = "".join(STORIES)
 
 
-@pytest.mark.parametrize(("context", "stride"), [(16, 8), (16, 16), (16, 1), (5, 3), (1, 1)])
+@pytest.mark.parametrize("context, stride", [(16, 8), (16, 16), (16, 1), (5, 3), (1, 1)])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_text_is_scored_like_token_by_token(byte, context, stride, batch):
     model = decoder(byte.size)
@@ -154,11 +152,15 @@ def test_a_split_document_begins_in_its_middle(tmp_path, byte):
 
 
 def test_training_goes_on_and_progress_is_told(byte):
-    model, calls = decoder(byte.size, dropout=0.5).train(), []
+    model = decoder(byte.size, dropout=0.5).train()
+    calls = []
     got = score(model, byte, TEXT, progress=calls.append)
     assert json.loads(json.dumps(got.to_dict()))["loss"] == got.loss
-    assert model.training and calls == sorted(calls) and calls[-1] == got.tokens
-    assert got.loss == pytest.approx(score(model.eval(), byte, TEXT).loss) and not model.training
+    assert model.training
+    assert calls == sorted(calls)
+    assert calls[-1] == got.tokens
+    assert got.loss == pytest.approx(score(model.eval(), byte, TEXT).loss)
+    assert not model.training
 
 
 def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte):
@@ -170,7 +172,7 @@ def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte):
 
 
 @pytest.mark.parametrize(
-    ("words", "settings", "sentence"),
+    "words, settings, sentence",
     [
         ("", {}, "empty"),
         ("ab", {"context": 17}, "context is 17; give 1 to 16"),
@@ -180,20 +182,20 @@ def test_losses_of_a_bf16_model_are_added_up_in_fp32(byte):
     ],
 )
 def test_one_clear_sentence(byte, words, settings, sentence):
-    with pytest.raises(UserError, match=sentence):
+    with mistake(sentence):
         score(decoder(byte.size), byte, words, **settings)
 
 
 def test_what_cannot_be_scored(byte):
-    with pytest.raises(UserError, match="use the tokenizer"):
+    with mistake("use the tokenizer"):
         score(decoder(100), byte, "zebra")
-    with pytest.raises(UserError, match="too little"):
+    with mistake("too little"):
         score(decoder(30), train_tokenizer("char", ["abc"], specials=()), "a")
     stack = c.Stack(1, (c.Block(c.Attention(2), c.MLP(8)),), causal=False)
-    with pytest.raises(UserError, match="decoder"):
+    with mistake("decoder"):
         score(build_model(c.Encoder(8, 8, c.Embed(257), stack)), byte, "abc")
     model = decoder(byte.size)
     with torch.no_grad():
         model.decoder.last_norm.weight[0] = math.nan
-    with pytest.raises(UserError, match="NaN"):
+    with mistake("NaN"):
         score(model, byte, "abc")

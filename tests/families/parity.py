@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
@@ -17,7 +13,7 @@ TOLERANCE = 1e-5
 VOCAB = 61
 
 
-def shaken(model: Any, seed: int = 0) -> Any:
+def shaken(model, seed=0):
     """The model with every parameter random: published code starts biases at zero and norms at
     one."""
     generator = torch.Generator().manual_seed(seed)
@@ -28,7 +24,7 @@ def shaken(model: Any, seed: int = 0) -> Any:
     return model.eval()
 
 
-def files(folder: Path) -> dict[str, Tensor]:
+def files(folder):
     from safetensors.torch import load_file
 
     return {

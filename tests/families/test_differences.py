@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from glassformer.families.differences import differences
 
-SIDES: list[tuple[Any, Any, list[tuple[str, Any, Any]]]] = [
+SIDES = [
     ({"a": 1, "b": [1, {"c": 2}]}, {"a": 1, "b": [1, {"c": 2}]}, []),
     ({"a": 1}, {"b": 2}, [("a", 1, None), ("b", None, 2)]),
     ({"a": {"type": "X", "n": 1}}, {"a": {"type": "X", "n": 2}}, [("a.n", 1, 2)]),
@@ -19,6 +17,6 @@ SIDES: list[tuple[Any, Any, list[tuple[str, Any, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("actual", "reference", "result"), SIDES)
+@pytest.mark.parametrize("actual, reference, result", SIDES)
 def test_each_value_that_differs_is_told_with_its_path(actual, reference, result):
     assert list(differences(actual, reference)) == result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from glassformer import config as c
 from glassformer.core.nn.experts import MoE
@@ -32,16 +33,14 @@ def test_a_token_is_answered_alike_whoever_is_beside_it(name, dtype):
 
     def run(mixture, x):
         with torch.no_grad():
-            return mixture(x, Flow(torch.arange(x.shape[1])[None], contiguous=False))  # type: ignore[no-any-return]
+            return mixture(x, Flow(torch.arange(x.shape[1])[None], contiguous=False))
 
     together = run(exact, x)
     assert torch.equal(
         together, torch.cat([run(exact, x[:, place : place + 1]) for place in range(37)], 1)
     )
     plain.shared = None
-    torch.testing.assert_close(
-        together, run(plain, x), atol=1e-5 if dtype == torch.float32 else 0.1, rtol=2e-2
-    )
+    assert_close(together, run(plain, x), atol=1e-5 if dtype == torch.float32 else 0.1, rtol=2e-2)
 
 
 @pytest.mark.parametrize("width", [23, 20, 33])
@@ -61,5 +60,7 @@ def test_copies_are_made_where_there_is_room():
         if name in ("gate", "up", "down")
     )
     view, taken = batch_invariant_moe(model, size)
-    assert taken == size and isinstance(view[0], BatchInvariantMoE) and type(model[0]) is MoE
+    assert taken == size
+    assert isinstance(view[0], BatchInvariantMoE)
+    assert type(model[0]) is MoE
     assert batch_invariant_moe(model, size - 1) == (model, 0)

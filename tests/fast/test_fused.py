@@ -30,7 +30,7 @@ FUSED = [name for name in tiny.DECODERS if name not in OTHERS]
 PAIRS = ["vaswani", "t5", "two vocabularies"]
 
 
-def packed(spans: list[tuple[int, int]], first: list[int], tables: torch.Tensor) -> PackedTexts:
+def packed(spans, first, tables):
     """Texts side by side: text i goes on at place ``first[i]``."""
     pos = torch.cat(
         [
@@ -42,7 +42,7 @@ def packed(spans: list[tuple[int, int]], first: list[int], tables: torch.Tensor)
     return PackedTexts(pos[None], rows.int(), tables, spans)
 
 
-def drawn(seed: int) -> torch.Generator:
+def drawn(seed):
     return torch.Generator().manual_seed(seed)
 
 
@@ -68,7 +68,8 @@ def test_a_stack_in_c_is_its_modules_bit_for_bit(name, bits):
     results = []
     for tape in (None, Tape()):
         cache = PagedCache(model.config, 64, 8, 3, dtype)
-        fields, sources = {}, None
+        fields = {}
+        sources = None
         if name in PAIRS:
             sources = (
                 torch.tensor([[2, 2], [0, 1]], dtype=torch.int32),
@@ -85,7 +86,8 @@ def test_a_stack_in_c_is_its_modules_bit_for_bit(name, bits):
                 )
                 across.pages.write(k, v, torch.arange(96))
             fields = {"memory": Memory(torch.empty(1, 0, model.config.dim), torch.empty(1, 0))}
-        tables, out = torch.tensor([[5, 2], [3, 7]], dtype=torch.int32), []
+        tables = torch.tensor([[5, 2], [3, 7]], dtype=torch.int32)
+        out = []
         steps = [([(0, 9), (9, 14)], [0, 0])] + [
             ([(0, 1), (1, 2)], [9 + step, 5 + step]) for step in range(3)
         ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -14,23 +13,24 @@ from glassformer.fast import page_pool
 from glassformer.fast.kernels import Pages
 from glassformer.fast.kernels.library import has
 
-HOW: dict[str, Any] = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
+HOW = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
 SOURCES = [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
 
 
 @pytest.fixture
-def model() -> Any:
+def model():
     if not has("stack"):
         pytest.skip("needs the compiled kernels: python hatch_build.py")
     return tiny.model(tiny.ALL["vaswani"])
 
 
 @pytest.fixture
-def page_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def page_counts(monkeypatch):
     """The counts of all pages that are made."""
-    totals, empty = list[int](), Pages.empty
+    totals = list[int]()
+    empty = Pages.empty
 
-    def counted(count: int, *args: Any) -> Pages:
+    def counted(count, *args):
         totals.append(count)
         return empty(count, *args)
 
@@ -38,7 +38,7 @@ def page_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return totals
 
 
-def spoil(pages: list[Pages]) -> None:
+def spoil(pages):
     for page in pages:
         page.keys.fill_(math.nan)
         page.values.fill_(math.nan)
@@ -52,7 +52,8 @@ def test_the_next_search_fills_the_same_memory_and_says_the_same(model, page_cou
     page_counts.clear()
     assert beam(model, None, SOURCES, **HOW) == first
     assert beam(model, None, SOURCES[:1], **HOW) == alone
-    assert not page_counts and len(page_pool._idle[model]) == 2 * model.config.decoder.depth
+    assert not page_counts
+    assert len(page_pool._idle[model]) == 2 * model.config.decoder.depth
 
 
 def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(model, page_counts):
@@ -71,14 +72,13 @@ def test_a_larger_search_makes_pages_and_a_failed_one_gives_them_back(model, pag
 def test_two_searches_at_once_share_nothing(model):
     beam(model, None, SOURCES, **HOW)
     saved = page_pool._idle[model][0]
-    item, second = page_pool.PagePool(model), page_pool.PagePool(model)
+    item = page_pool.PagePool(model)
+    second = page_pool.PagePool(model)
     similar = saved.keys.shape[1], saved.head_dim, torch.float32
     stored = [search.take(1, *similar) for search in (item, item, second)]
     assert len({pages.keys.data_ptr() for pages in stored}) == 3
-    assert (
-        len(item.take(999, *similar).keys) == 999
-        and item.take(1, 1, 2, torch.bfloat16).keys.dtype == torch.bfloat16
-    )
+    assert len(item.take(999, *similar).keys) == 999
+    assert item.take(1, 1, 2, torch.bfloat16).keys.dtype == torch.bfloat16
 
 
 def test_a_training_lets_them_go(model):

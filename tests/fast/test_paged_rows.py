@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from glassformer.core.generation import beam
@@ -24,9 +24,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def walk(
-    name: str, context: int, prefill: tuple[Any, ...], steps: int, orders: Any, paged: bool
-) -> list[torch.Tensor]:
+def walk(name, context, prefill, steps, orders, paged):
     """Logits of every step in pages or in a cache; ``orders`` says at which step rows change."""
     session = Session(tiny.model(replace(tiny.ALL[name], context=context)))
     logits = [session.prefill(*prefill)]
@@ -67,10 +65,10 @@ WALKS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "context", "prefill", "steps", "orders"), WALKS)
+@pytest.mark.parametrize("name, context, prefill, steps, orders", WALKS)
 def test_rows_go_on_in_pages_as_in_the_cache_and_take_turns(name, context, prefill, steps, orders):
     pages, cache = (walk(name, context, prefill, steps, orders, paged) for paged in (True, False))
-    torch.testing.assert_close(pages, cache, atol=2e-5, rtol=1e-4)
+    assert_close(pages, cache, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["starcoder2", "gemma2"])
@@ -87,12 +85,14 @@ def test_layers_with_windows_fill_the_same_pages_in_turns(name):
 def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(name, seed, monkeypatch):
     """Rows of every length through several page borders, in as many pages as they fill at most;
     none is wasted."""
-    copied, copy = list[int](), Pages.copy
+    copied = list[int]()
+    copy = Pages.copy
 
     def counted(self, source, target):
         copied.append(len(source))
         targets = set(target.tolist())
-        assert not set(source.tolist()) & targets and len(targets) == len(target)
+        assert not set(source.tolist()) & targets
+        assert len(targets) == len(target)
         copy(self, source, target)
 
     monkeypatch.setattr(Pages, "copy", counted)
@@ -120,11 +120,12 @@ def test_any_order_of_rows_is_that_of_a_cache_that_copies_all(name, seed, monkey
             assert not copied or set(copied) == {doubled}
         tokens = torch.tensor([rng.randrange(50) for _ in at])
         at = [place + 1 for place in at]
-        torch.testing.assert_close(paged.decode(tokens), plain.decode(tokens), atol=2e-5, rtol=1e-4)
+        assert_close(paged.decode(tokens), plain.decode(tokens), atol=2e-5, rtol=1e-4)
 
 
 def test_beams_in_c_find_the_same_alone_and_in_a_batch():
-    model, sources = tiny.model(tiny.ALL["vaswani"]), [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
+    model = tiny.model(tiny.ALL["vaswani"])
+    sources = [[5, 3, 9, 2], [1, 2, 8], [4] * 11]
     options = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
     together, alone = (
         [
@@ -142,4 +143,5 @@ def test_a_model_that_does_not_fit_goes_on_in_its_cache():
         session = Session(tiny.model(tiny.DECODERS[name]))
         session.prefill([[1, 2, 3]], None, 1)
         session.prepare(1 << 10, steps=20)
-        assert session.paged is None and session.decode(torch.tensor([4])).isfinite().all()
+        assert session.paged is None
+        assert session.decode(torch.tensor([4])).isfinite().all()

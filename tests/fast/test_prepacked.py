@@ -7,15 +7,15 @@ import copy
 import gc
 import pickle
 import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from glassformer import generate
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.nn.layers import Linear, fused_linear
 from glassformer.core.nn.replace import replace_modules
 from glassformer.fast.prepacked import (
@@ -35,13 +35,13 @@ BITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 SWAPPED = PrepackedLinear | PrepackedProjection
 
 
-def keeps_copies(model: torch.nn.Module) -> bool:
+def keeps_copies(model):
     """True where copies of the model's weights are kept, which a view without room for new ones
     takes."""
     return bool(prepack(model, 0).packed or prepack(model, 0, exact=True).packed)
 
 
-def decoder(name: str = "gpt2", dtype: torch.dtype = torch.float32, seed: int = 0) -> Model:
+def decoder(name="gpt2", dtype=torch.float32, seed=0):
     return build_model(DECODERS[name], seed=seed, dtype=dtype).eval()
 
 
@@ -53,28 +53,30 @@ def test_product_is_the_linear_layer(dtype, rows, bias):
     layer = Linear(48, 80, bias).to(dtype)
     for weight in layer.parameters():
         torch.nn.init.normal_(weight, std=0.1)
-    x, fast = torch.randn(*rows, 48, dtype=dtype), prepack(layer).model
+    x = torch.randn(*rows, 48, dtype=dtype)
+    fast = prepack(layer).model
     with torch.no_grad():
         expected = F.linear(
             x.double(), layer.weight.double(), layer.bias.double() if bias else None
         )
-        assert isinstance(fast, PrepackedLinear) and fast.packed.usable(x)
-        torch.testing.assert_close(fast(x).double(), expected, atol=BITS[dtype], rtol=BITS[dtype])
+        assert isinstance(fast, PrepackedLinear)
+        assert fast.packed.usable(x)
+        assert_close(fast(x).double(), expected, atol=BITS[dtype], rtol=BITS[dtype])
         strided = torch.randn(*rows, 96, dtype=dtype)[..., ::2]
-        torch.testing.assert_close(fast(strided), fast(strided.contiguous()), atol=0, rtol=0)
+        assert_close(fast(strided), fast(strided.contiguous()), atol=0, rtol=0)
         assert fast(x[:0]).shape == (0, *x.shape[1:-1], 80)
 
 
-def same(a: Model, b: Model, *inputs: torch.Tensor) -> None:
+def same(a, b, *inputs):
     with torch.no_grad():
-        torch.testing.assert_close(a(*inputs).logits, b(*inputs).logits, atol=1e-5, rtol=1e-5)
+        assert_close(a(*inputs).logits, b(*inputs).logits, atol=1e-5, rtol=1e-5)
 
 
-def told(model: Model, count: int = 64) -> list[int]:
+def told(model, count=64):
     return generate(model, None, [1, 2, 3], max_new=count, temperature=0).run().tokens[0]
 
 
-def gradients(model: torch.nn.Module, compute: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+def gradients(model, compute):
     model.zero_grad()
     compute().sum().backward()
     return [weight.grad.clone() for weight in model.parameters()]
@@ -83,11 +85,13 @@ def gradients(model: torch.nn.Module, compute: Callable[[], torch.Tensor]) -> li
 @pytest.mark.parametrize("name", [*sorted(DECODERS), "vaswani"])
 def test_a_view_of_a_model_says_the_same(name):
     model = build_model(ALL[name], seed=0).eval()
-    modules, paths = list(model.modules()), [path for path, _ in packable(model)]
+    modules = list(model.modules())
+    paths = [path for path, _ in packable(model)]
     view = prepack(model)
     swapped = {path for path, module in view.model.named_modules() if isinstance(module, SWAPPED)}
     assert swapped == {path for group in paths for path in group}
-    assert view.complete and view.current()
+    assert view.complete
+    assert view.current()
     assert list(model.modules()) == modules
     assert not any(isinstance(module, SWAPPED) for module in modules)
     assert all(a is b for a, b in zip(model.parameters(), view.model.parameters(), strict=True))
@@ -96,32 +100,40 @@ def test_a_view_of_a_model_says_the_same(name):
 
 
 def test_changed_weight_is_used_as_it_is_now():
-    model, tokens = decoder(), torch.arange(8)[None]
+    model = decoder()
+    tokens = torch.arange(8)[None]
     prepack(model)
     changed = copy.deepcopy(model)
-    assert keeps_copies(model) and not keeps_copies(changed)
+    assert keeps_copies(model)
+    assert not keeps_copies(changed)
     assert not keeps_copies(pickle.loads(pickle.dumps(model)))
     for weight in (model.embed.token.weight, model.decoder.blocks[1].attn.v.weight):
         weight.data.add_(1e-3)  # as a fused optimizer does, unnoticed by PyTorch's count of changes
     changed.load_state_dict(model.state_dict())
-    view, reference = prepack(model), prepack(changed)
+    view = prepack(model)
+    reference = prepack(changed)
     with torch.no_grad():
         assert torch.equal(view.model(tokens).logits, reference.model(tokens).logits)
         model.decoder.blocks[0].attn.k.bias.add_(1)  # a joined bias is a copy as well
-    assert not view.current() and reference.current()
+    assert not view.current()
+    assert reference.current()
     model.decoder.blocks[0].attn.v.bias.data.add_(1)  # unnoticed
     view = prepack(model)
     same(view.model, model, tokens)
     model.load_state_dict(decoder(seed=1).state_dict())
     assert not view.current()
     model.double()
-    assert not view.current() and not keeps_copies(model) and not prepack(model).packed
-    assert prepack(model).model is model and model(tokens).logits.dtype == torch.float64
+    assert not view.current()
+    assert not keeps_copies(model)
+    assert not prepack(model).packed
+    assert prepack(model).model is model
+    assert model(tokens).logits.dtype == torch.float64
 
 
 def test_a_generation_goes_on_with_weights_as_they_are():
     """Weights that change under a generation are seen at the next token."""
-    model, second = decoder(), decoder(seed=1)
+    model = decoder()
+    second = decoder(seed=1)
     steps = iter(generate(model, None, [1, 2, 3], max_new=40, temperature=0))
     for _ in range(3):
         next(steps)
@@ -129,11 +141,13 @@ def test_a_generation_goes_on_with_weights_as_they_are():
     model.load_state_dict(second.state_dict())
     logprob = next(steps).logprob
     model.load_state_dict(decoder().state_dict())
-    assert next(steps).logprob != pytest.approx(logprob) and keeps_copies(second) is False
+    assert next(steps).logprob != pytest.approx(logprob)
+    assert keeps_copies(second) is False
 
 
 def test_gradients_pass_and_a_training_has_the_memory():
-    model, tokens = decoder(), torch.arange(8)[None]
+    model = decoder()
+    tokens = torch.arange(8)[None]
     view = prepack(model)
     results = (gradients(model, lambda run=run: run(tokens).logits) for run in (view.model, model))
     assert all(map(torch.equal, *results))
@@ -152,19 +166,22 @@ def test_copies_live_no_longer_than_their_model(make):
     copies = [weakref.ref(packed.matrix) for packed in view.packed]
     del view, model
     gc.collect()
-    assert copies and not any(copied() is not None for copied in copies)
+    assert copies
+    assert not any(copied() is not None for copied in copies)
 
 
 def test_only_within_the_room_there_is():
     model = decoder()
     size = sum(group.nbytes for _, group in packable(model))
-    assert not prepack(model, size - 1).packed and not keeps_copies(model)
+    assert not prepack(model, size - 1).packed
+    assert not keeps_copies(model)
     assert prepack(model, size).complete
     assert prepack(model, 0).complete
     with torch.no_grad():
         model.decoder.blocks[0].ffn.up.weight.add_(1)
     view = prepack(model, 0)
-    assert view.current() and not view.complete
+    assert view.current()
+    assert not view.complete
     assert len(view.packed) == len(list(packable(model))) - 1
     unpack(model)
     assert not keeps_copies(model)
@@ -176,9 +193,12 @@ def test_generation_prepacks_for_many_tokens_and_not_within_a_training():
     few = told(model.eval(), 8)
     assert not keeps_copies(model)
     plain = told(model.train())
-    assert model.training and not keeps_copies(model)
+    assert model.training
+    assert not keeps_copies(model)
     fast = told(model.eval())
-    assert keeps_copies(model) and fast == plain and fast[:8] == few
+    assert keeps_copies(model)
+    assert fast == plain
+    assert fast[:8] == few
     pairs = zip(model.parameters(), decoder("llama", seed=1).parameters(), strict=True)
     for weight, parameter in pairs:
         weight.data.copy_(parameter)  # unnoticed by PyTorch's count of changes
@@ -189,13 +209,15 @@ def test_generation_prepacks_for_many_tokens_and_not_within_a_training():
 def test_threads_generate_at_once(name):
     """Several threads with one model say what one alone says, bit for bit, while others look and
     forget the copies."""
-    model, tokens = decoder(name), torch.arange(8)[None]
+    model = decoder(name)
+    tokens = torch.arange(8)[None]
     prepack(model)
 
     def tell(seed):
         return generate(model, None, [[1, 2, 3], [4, 5]], max_new=40, seed=seed).run().logprobs
 
-    alone, logits = [tell(seed) for seed in range(4)], model(tokens).logits
+    alone = [tell(seed) for seed in range(4)]
+    logits = model(tokens).logits
     unpack(model)
     with ThreadPoolExecutor(4) as pool:
         results = pool.map(tell, list(range(4)) * 3)
@@ -208,23 +230,27 @@ def test_threads_generate_at_once(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_the_table_is_prepacked_tied_or_not(name):
-    model, x = decoder(name), torch.randn(1, 32)
+    model = decoder(name)
+    x = torch.randn(1, 32)
     head = prepack(model).model.head.proj
-    assert isinstance(head, PrepackedProjection) and (head.weight is None) == (name == "gpt2")
+    assert isinstance(head, PrepackedProjection)
+    assert (head.weight is None) == (name == "gpt2")
     with torch.no_grad():
         expected = x @ model.head.table(model.embed).T
         result = head(x, model.embed.token.weight * 0)
-    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+    assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alone():
     torch.manual_seed(0)
-    layer, x = Linear(48, 80).double().float(), torch.randn(3, 48)
+    layer = Linear(48, 80).double().float()
+    x = torch.randn(3, 48)
     for weight in layer.parameters():
         torch.nn.init.normal_(weight)
     fast = prepack(layer).model
     with torch.no_grad():
-        assert fast.packed.usable(x) and not fast.packed.usable(x.double())
+        assert fast.packed.usable(x)
+        assert not fast.packed.usable(x.double())
         with pytest.raises(RuntimeError):  # as without a copy
             fast(x.bfloat16())
     result = gradients(layer, lambda: fast(x).square())
@@ -235,7 +261,7 @@ def test_a_copy_stands_for_a_plain_layer_without_gradients_of_its_own_format_alo
 class Doubled(Linear):
     """A linear layer of somebody's own, which makes more of x than its weight does."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return 2 * super().forward(x)
 
 
@@ -243,8 +269,10 @@ class Doubled(Linear):
 def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it():
     layer = Linear(16, 16)
     torch.nn.utils.parametrizations.weight_norm(layer)
-    assert not list(packable(layer)) and not list(packable(Doubled(16, 16)))
-    model, tokens = decoder("llama"), torch.arange(8)[None]
+    assert not list(packable(layer))
+    assert not list(packable(Doubled(16, 16)))
+    model = decoder("llama")
+    tokens = torch.arange(8)[None]
     prepack(model)
     lora.adapt(model, {"decoder.blocks.0.attn.q": (4, 2.0), "decoder.blocks.1.ffn.down": (4, 2.0)})
     assert not keeps_copies(model)  # their memory is let go
@@ -252,19 +280,21 @@ def test_no_copy_of_what_is_computed_anew_or_has_a_change_beside_it():
         layer.down.normal_()
         layer.up.normal_()
     plain = model(tokens).logits
-    torch.testing.assert_close(prepack(model).model(tokens).logits, plain, atol=1e-5, rtol=1e-5)
+    assert_close(prepack(model).model(tokens).logits, plain, atol=1e-5, rtol=1e-5)
     for layer in lora.adapted(model).values():
         layer.merge()
     view = prepack(model)
-    assert view.complete and isinstance(view.model.decoder.blocks[0].attn.q, PrepackedLinear)
-    torch.testing.assert_close(view.model(tokens).logits, plain, atol=1e-3, rtol=1e-4)
+    assert view.complete
+    assert isinstance(view.model.decoder.blocks[0].attn.q, PrepackedLinear)
+    assert_close(view.model(tokens).logits, plain, atol=1e-3, rtol=1e-4)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", BITS)
 def test_a_new_bias_beside_an_old_matrix(dtype):
     """A fused optimizer leaves it so: the matrix as it was, a bias changed without a count."""
-    model, x = decoder("gpt2", dtype), torch.randn(2, 5, 32).to(dtype)
+    model = decoder("gpt2", dtype)
+    x = torch.randn(2, 5, 32).to(dtype)
     attn = model.decoder.blocks[0].attn
     matrices = [packed.matrix for packed in prepack(model).packed]
     for layer in (attn.q, attn.k, attn.v):
@@ -276,14 +306,18 @@ def test_a_new_bias_beside_an_old_matrix(dtype):
         fused_linear(x, fast.q, fast.k, fast.v), (attn.q, attn.k, attn.v), strict=True
     ):
         expected = F.linear(x, layer.weight, layer.bias)
-        torch.testing.assert_close(result, expected, atol=BITS[dtype], rtol=BITS[dtype])
+        assert_close(result, expected, atol=BITS[dtype], rtol=BITS[dtype])
 
 
 def test_a_replaced_module_leaves_the_others_where_they_are():
-    model, other = decoder("gpt2"), Linear(32, 32)
+    model = decoder("gpt2")
+    other = Linear(32, 32)
     first, block = model.decoder.blocks
     view = replace_modules(model, {block.attn.out: other})
     replaced = view.decoder.blocks[1]
-    assert replaced.attn.out is other and block.attn.out is not other
-    assert view.decoder.blocks[0] is first and replaced.ffn is block.ffn
-    assert view.config is model.config and replaced.attn.path == block.attn.path
+    assert replaced.attn.out is other
+    assert block.attn.out is not other
+    assert view.decoder.blocks[0] is first
+    assert replaced.ffn is block.ffn
+    assert view.config is model.config
+    assert replaced.attn.path == block.attn.path

@@ -4,16 +4,15 @@ it was."""
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import kernel_reference as reference
 import tiny
 from glassformer.core.config import objective as objectives
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape
 from glassformer.core.nn.experts import grouped
 from glassformer.core.nn.replace import replace_parameter
@@ -27,14 +26,13 @@ from glassformer.fast.quantized import (
 )
 from glassformer.fast.rounding import searched
 from glassformer.formats import lora
+from mistakes import mistake
 
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "reader"}
 FAMILIES = sorted(tiny.ALL.keys() - RECURRENT)
 
 
-def weight_of(
-    bits: int, shape: tuple[int, ...] = (40, 100), group: int = 32
-) -> tuple[torch.Tensor, Any]:
+def weight_of(bits, shape=(40, 100), group=32):
     plain = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     return plain, parameter(Codes.of(searched(plain, bits, group), bits, group), torch.float32)
 
@@ -46,13 +44,16 @@ def test_a_product_is_the_kernels_own(bits, group):
     taken the codes."""
     _, weight = weight_of(bits, group=group)
     data = weight.quantized_data
-    codes, scales = data.unpacked(), data.scales
-    x, bias = torch.randn(7, 100), torch.randn(40)
+    codes = data.unpacked()
+    scales = data.scales
+    x = torch.randn(7, 100)
+    bias = torch.randn(40)
     fine = scales.repeat_interleave(group // 32, 1)[:, :4]
     expected = reference.integer_product(x, codes, fine, bias)
     for _ in range(2):
         assert torch.equal(F.linear(x, weight, bias), expected)
-    assert torch.equal(data.unpacked(), codes) and torch.equal(data.scales, scales)
+    assert torch.equal(data.unpacked(), codes)
+    assert torch.equal(data.scales, scales)
     exact = F.linear(x, weight.decoded(), bias)
     assert float((expected - exact).norm() / exact.norm()) < 0.01
 
@@ -74,15 +75,15 @@ def test_a_table_is_looked_up_in_and_a_stack_has_tables():
     _, stack = weight_of(4, (3, 16, 64))
     x = torch.randn(2, 64)
     assert torch.equal(F.linear(x, stack[1]), F.linear(x, stack.unbind()[1]))
-    assert torch.equal(stack[2].decoded(), stack.decoded()[2]) and torch.equal(
-        stack[-1].decoded(), stack.decoded()[2]
-    )
+    assert torch.equal(stack[2].decoded(), stack.decoded()[2])
+    assert torch.equal(stack[-1].decoded(), stack.decoded()[2])
 
 
 def test_experts_multiply_by_their_codes():
     """A token's bits are its own, whether its experts meet it alone or all rows in one product."""
     _, stack = weight_of(4, (3, 16, 64))
-    rows, totals = torch.randn(9, 64), torch.tensor([4, 0, 5])
+    rows = torch.randn(9, 64)
+    totals = torch.tensor([4, 0, 5])
     expected = torch.cat((F.linear(rows[:4], stack[0]), F.linear(rows[4:], stack[2])))
     assert torch.equal(grouped(rows, stack, None, totals), expected)
 
@@ -96,7 +97,8 @@ def test_every_family_computes_with_8_and_4_bits(name):
         return float((now - before).norm() / before.norm())
 
     model = tiny.model(tiny.ALL[name])
-    plain, size = tiny.logits(model), sum(weight.nbytes for weight in model.parameters())
+    plain = tiny.logits(model)
+    size = sum(weight.nbytes for weight in model.parameters())
     few = copy.deepcopy(model)
     quantize_weights(model, QuantizedLayout(8))
     now = tiny.logits(model)
@@ -104,7 +106,8 @@ def test_every_family_computes_with_8_and_4_bits(name):
     assert apart(now, plain) < (0.2 if routed else 0.06)
     assert torch.equal(tiny.logits(copy.deepcopy(model)), now)
     tape = Tape("*")
-    assert torch.equal(tiny.logits(model, tape=tape), now) and tape.records
+    assert torch.equal(tiny.logits(model, tape=tape), now)
+    assert tape.records
     quantize_weights(few, QuantizedLayout(4))
     share = 0.75 if name == "additive-lstm" else 0.5  # its cells stay
     assert sum(weight.nbytes for weight in few.parameters()) < share * size
@@ -118,26 +121,25 @@ def test_every_family_computes_with_8_and_4_bits(name):
 
 @pytest.mark.parametrize("name", sorted(RECURRENT))
 def test_recurrent_cells_are_refused(name):
-    with pytest.raises(UserError, match="recurrent cells"):
+    with mistake("recurrent cells"):
         quantize_weights(tiny.model(tiny.ALL[name]), QuantizedLayout(8))
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    "options, sentence",
     [((5,), "8 or 4"), ((8, 40), "multiple of 32"), ((8, 32, 4), "8 or 16 bits, not 4")],
 )
 def test_layouts_that_cannot_be(options, sentence):
-    with pytest.raises(UserError, match=sentence):
+    with mistake(sentence):
         QuantizedLayout(*options)
 
 
 def test_a_model_is_quantised_once_and_its_head_may_be_left():
     model = tiny.model(tiny.DECODERS["llama"])
     chosen = quantize_weights(model, QuantizedLayout(4, head=16))
-    assert set(chosen.values()) == {4} and not any(
-        name.startswith(("embed", "head")) for name in chosen
-    )
-    with pytest.raises(UserError, match="quantised already"):
+    assert set(chosen.values()) == {4}
+    assert not any(name.startswith(("embed", "head")) for name in chosen)
+    with mistake("quantised already"):
         quantize_weights(model, QuantizedLayout(8))
     pair = quantize_weights(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(4))
     assert pair["embed.token.weight"] == pair["head.proj.weight"] == 8
@@ -145,8 +147,7 @@ def test_a_model_is_quantised_once_and_its_head_may_be_left():
 
 @pytest.mark.parametrize("name", ["mixtral", "noisy"])
 def test_routers_stay_exact(name):
-    model = tiny.model(tiny.DECODERS[name])
-    chosen = quantize_weights(model, QuantizedLayout(8))
+    chosen = quantize_weights(tiny.model(tiny.DECODERS[name]), QuantizedLayout(8))
     assert not any("router" in path or "noise" in path for path in chosen)
     assert any(path.endswith("ffn.up") for path in chosen)
 
@@ -157,9 +158,10 @@ def test_gradients_pass_to_x_and_not_to_codes():
     y = F.linear(x, weight)
     assert torch.equal(y, F.linear(x.detach(), weight))
     y.sum().backward()
-    torch.testing.assert_close(x.grad, weight.decoded().sum(0).expand(5, 100), rtol=1e-5, atol=1e-5)
+    assert_close(x.grad, weight.decoded().sum(0).expand(5, 100), rtol=1e-5, atol=1e-5)
     weight.requires_grad_(True)
-    assert not weight.requires_grad and weight.grad is None
+    assert not weight.requires_grad
+    assert weight.grad is None
 
 
 @pytest.mark.parametrize("name", ["llama", "t5", "mixtral"])
@@ -169,11 +171,12 @@ def test_lora_on_quantised_weights_learns(name):
     quantize_weights(model, QuantizedLayout(4))
     codes = {path: weight.quantized_data.codes.clone() for path, weight in quantized(model).items()}
     for change in (objectives.Full(), objectives.Frozen(("*.attn.q.weight",))):
-        with pytest.raises(UserError, match="codes do not train"):
+        with mistake("codes do not train"):
             lora.tune(model, change)
     lora.tune(model, objectives.LoRA(rank=4, alpha=8.0, target_modules=("*.q", "*.v", "*.out")))
     optimizer = torch.optim.Adam([weight for _, weight in lora.trained(model)], lr=0.02)
-    tokens, losses = tiny.tokens(4, 16, seed=3), list[float]()
+    tokens = tiny.tokens(4, 16, seed=3)
+    losses = list[float]()
     sides = (tiny.tokens(4, 9, seed=4),) if hasattr(model, "encode") else ()
     for _ in range(25):
         logits = model(tokens, *sides).logits[:, :-1]
@@ -186,7 +189,7 @@ def test_lora_on_quantised_weights_learns(name):
     now = {path: weight.quantized_data.codes for path, weight in quantized(model).items()}
     assert tiny.equal_tensors(now, codes)
     layer = next(iter(lora.adapted(model).values()))
-    with pytest.raises(UserError, match="takes no change"):
+    with mistake("takes no change"):
         layer.merge()
     lora.merge_and_unload(model)
     assert lora.adapted(model)

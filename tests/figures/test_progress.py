@@ -20,26 +20,26 @@ from glassformer.sight.figures.progress import Progress, in_notebook
 class Handle:
     """Result of ``display`` in a notebook."""
 
-    def __init__(self, first: str) -> None:
+    def __init__(self, first):
         self.pages = [first]
 
-    def update(self, page: str) -> None:
+    def update(self, page):
         self.pages.append(page)
 
 
 @pytest.fixture
 def notebook(monkeypatch):
     """A kernel, as IPython makes itself known; the displays that were opened."""
-    opened: list[Handle] = []
+    opened = []
 
     def display(page, display_id):
         assert display_id
         opened.append(Handle(page))
         return opened[-1]
 
-    ipython: Any = types.ModuleType("IPython")
+    ipython = types.ModuleType("IPython")
     ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
-    tools: Any = types.ModuleType("IPython.display")
+    tools = types.ModuleType("IPython.display")
     tools.HTML, tools.display = str, display
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", tools)
@@ -53,17 +53,14 @@ def test_a_notebook_gets_one_bar_that_moves(notebook):
         for done in range(1, 4):
             report(done, 3, "KL 0.5")
     (board,) = notebook
-    assert len(board.pages) == 4 and "<b>" not in "".join(board.pages)
-    assert (
-        '<progress value="1" max="3"' in board.pages[0]
-        and "1 of 3" in board.pages[0]
-        and "left" in board.pages[0]
-    )
-    assert (
-        "3 of 3" in board.pages[-1]
-        and "left" not in board.pages[-1]
-        and "KL 0.5" in board.pages[-1]
-    )
+    assert len(board.pages) == 4
+    assert "<b>" not in "".join(board.pages)
+    assert '<progress value="1" max="3"' in board.pages[0]
+    assert "1 of 3" in board.pages[0]
+    assert "left" in board.pages[0]
+    assert "3 of 3" in board.pages[-1]
+    assert "left" not in board.pages[-1]
+    assert "KL 0.5" in board.pages[-1]
 
 
 def test_what_was_stopped_says_so(notebook):
@@ -78,11 +75,12 @@ def test_a_bar_is_not_drawn_more_often_than_can_be_seen(notebook, monkeypatch):
     with Progress("patching") as report:
         for done in range(1, 101):
             report(done, 100)
-    assert len(notebook[0].pages) == 2 and "100 of 100" in notebook[0].pages[-1]
+    assert len(notebook[0].pages) == 2
+    assert "100 of 100" in notebook[0].pages[-1]
 
 
 def test_nothing_elsewhere(monkeypatch, capsys):
-    ipython: Any = types.ModuleType("IPython")  # imported by somebody, no kernel
+    ipython = types.ModuleType("IPython")  # imported by somebody, no kernel
     ipython.get_ipython = lambda: None
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     assert not in_notebook()
@@ -101,12 +99,14 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     with Progress("patching") as report:
         report(2, 4, "KL 1.5")
-    assert "patching" in screen.getvalue() and "50%" in screen.getvalue()
+    assert "patching" in screen.getvalue()
+    assert "50%" in screen.getvalue()
 
 
 def test_a_patch_grid_shows_it(notebook):
     """The bar of a grid is ours; ``progress=False`` opens none, a function is told instead."""
-    model, outputs = tiny.model(tiny.ALL["llama"]), []
+    model = tiny.model(tiny.ALL["llama"])
+    outputs = []
 
     def grid(**options):
         glassformer.patch_grid(
@@ -114,24 +114,27 @@ def test_a_patch_grid_shows_it(notebook):
         )
 
     grid()
-    assert len(notebook) == 1 and notebook[0].pages[-1].count("of") == 1
+    assert len(notebook) == 1
+    assert notebook[0].pages[-1].count("of") == 1
     grid(progress=False)
     grid(progress=lambda done, total: outputs.append((done, total)))
-    assert len(notebook) == 1 and outputs[-1][0] == outputs[-1][1] > 0
+    assert len(notebook) == 1
+    assert outputs[-1][0] == outputs[-1][1] > 0
 
 
 def test_a_work_of_unknown_length_says_how_far_it_is():
     bar = Progress("reading", False)
     bar(1234, 0)
-    assert (
-        "reading: 1,234, 0" in bar.html() and " of " not in bar.html() and "left" not in bar.html()
-    )
+    assert "reading: 1,234, 0" in bar.html()
+    assert " of " not in bar.html()
+    assert "left" not in bar.html()
     assert "<progress style" in bar.html()
 
 
 @pytest.mark.parametrize("limit", [None, 6])
 def test_neurons_and_saliency_tell_how_far_they_are(limit):
-    model, output = tiny.model(tiny.DECODERS["llama"]), list[Any]()
+    model = tiny.model(tiny.DECODERS["llama"])
+    output = list[Any]()
     tokenizer = train_tokenizer("words", ["a b c d e f g"])
     requests = ["decoder.blocks.0.ffn.hidden[0]"]
     top_activations(

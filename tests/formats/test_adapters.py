@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
 
 import tiny
 from changed import logits, moved
-from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.formats import adapters, store
 from glassformer.formats.checkpoint import Checkpoint
+from mistakes import mistake
 
 
-def near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+def near(actual, expected, tolerance=1e-5):
+    assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-def loaded(folder: Path) -> torch.Tensor:
+def loaded(folder):
     return logits(store.load(folder)[0])
 
 
@@ -49,7 +49,7 @@ def test_an_adapter_goes_out_and_comes_back(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("saved", "expected"),
+    "saved, expected",
     [
         (
             "llama",
@@ -85,15 +85,13 @@ def test_peft_gives_the_same_logits(saved, tmp_path):
 
 
 def test_an_adapter_of_another_base(peft):
-    with pytest.raises(UserError, match=r"changes nose.weight, which its base does not have"):
+    with mistake(r"changes nose.weight, which its base does not have"):
         peft({}, {"base_model.model.nose.weight": torch.ones(1)})
 
 
 def test_an_adapter_without_its_base(saved, tmp_path):
     (tmp_path / "base").rename(tmp_path / "elsewhere")
-    with pytest.raises(
-        UserError, match=r"holds only what was changed in .*base.*There is no folder"
-    ):
+    with mistake(r"holds only what was changed in .*base.*There is no folder"):
         store.load(tmp_path / "a")
 
 
@@ -101,8 +99,10 @@ def test_an_adapter_without_its_base(saved, tmp_path):
 def peft(saved, tmp_path):
     """The adapter as PEFT leaves it; changed(page, tensors) gives the logits with those changes."""
     (tmp_path / "a" / "config.json").unlink()
-    page, file = tmp_path / "a" / adapters.PAGE, tmp_path / "a" / adapters.TENSORS
-    right, tensors = json.loads(page.read_text()), load_file(file)
+    page = tmp_path / "a" / adapters.PAGE
+    file = tmp_path / "a" / adapters.TENSORS
+    right = json.loads(page.read_text())
+    tensors = load_file(file)
 
     def changed(settings, more=None):
         page.write_text(json.dumps({**right, **settings}))
@@ -135,7 +135,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         *(({key: value}, key) for key, value in SETTINGS.items()),
         ({"r": 8}, r"has rank 3 and adapter_config\.json says 8"),
@@ -146,7 +146,7 @@ SETTINGS = {
     ids=str,
 )
 def test_settings_that_are_not_done_are_refused_by_name(settings, message, peft):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         peft(settings)
 
 
@@ -164,7 +164,7 @@ PATTERNS = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "first", "second"), PATTERNS)
+@pytest.mark.parametrize("pattern, first, second", PATTERNS)
 def test_patterns_of_alpha_match_as_in_peft(pattern, first, second, peft):
     actual = peft({"alpha_pattern": pattern})
     scaled = {}
@@ -191,7 +191,7 @@ def test_other_words_for_the_same_change(settings, peft):
 
 
 @pytest.mark.parametrize(
-    ("down", "up"),
+    "down, up",
     [
         ((0, 32), (32, 0)),
         ((3, 32), (32, 4)),
@@ -204,7 +204,7 @@ def test_other_words_for_the_same_change(settings, peft):
 )
 def test_halves_that_do_not_fit(down, up, peft):
     name = f"base_model.model.{Q.format(0)}.lora_"
-    with pytest.raises(UserError, match=r"q_proj is \[.*|attn.q.down of the shape"):
+    with mistake(r"q_proj is \[.*|attn.q.down of the shape"):
         peft({}, {f"{name}A.weight": torch.ones(down), f"{name}B.weight": torch.ones(up)})
 
 
@@ -213,10 +213,10 @@ def test_a_missing_half_and_one_that_is_no_number(half, peft):
     name = f"base_model.model.{Q.format(0)}.lora_{half}.weight"
     broken = peft.tensors[name].clone()
     broken[0, 0] = float("nan")
-    with pytest.raises(UserError, match="holds NaN or infinite numbers"):
+    with mistake("holds NaN or infinite numbers"):
         peft({}, {name: broken})
     del peft.tensors[name]
-    with pytest.raises(UserError, match="has only one of lora_A and lora_B"):
+    with mistake("has only one of lora_A and lora_B"):
         peft({})
 
 
@@ -229,5 +229,5 @@ def test_a_change_of_itself_is_no_model(page, tmp_path):
             (tmp_path / name / "config.json").unlink()
     for name in "abcd":
         for act in acts:
-            with pytest.raises(UserError, match=r"is itself a change of"):
+            with mistake(r"is itself a change of"):
                 act(tmp_path / name)

@@ -14,6 +14,7 @@ from glassformer import UserError
 from glassformer.core.tokenizer import Tokenizer, train
 from glassformer.formats import chat_template
 from glassformer.formats.chat_template import ChatTemplate
+from mistakes import mistake
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
@@ -97,8 +98,9 @@ ESCAPES = [
 
 @pytest.mark.parametrize("source", BOMBS)
 def test_a_bomb_ends_soon_in_a_sentence(source, tokenizer):
-    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UserError, match="template"):
+    start = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with mistake("template"):
         ChatTemplate(source, tokenizer).render(MESSAGES)
     assert time.monotonic() - start < 20, "two seconds on a machine that is not busy"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"
@@ -119,7 +121,8 @@ def test_what_a_message_says_is_never_a_special_token(tokenizer):
     plain = template.tokens([{"role": "user", "content": "the cat"}])
     assert plain == [tokenizer.bos, *tokenizer.encode("the cat")]
     sly = template.tokens([{"role": "user", "content": "the <|endoftext|> cat"}])
-    assert sly.count(tokenizer.bos or 0) == 1 and tokenizer.decode(sly) == "the <|endoftext|> cat"
+    assert sly.count(tokenizer.bos or 0) == 1
+    assert tokenizer.decode(sly) == "the <|endoftext|> cat"
 
 
 def test_a_template_is_found_where_models_keep_it(tmp_path, tokenizer):
@@ -135,10 +138,10 @@ def test_a_template_is_found_where_models_keep_it(tmp_path, tokenizer):
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ x", "{% if %}", "x" * 300_000])
 def test_a_broken_template_is_a_sentence(source, tokenizer):
-    with pytest.raises(UserError, match="chat template"):
+    with mistake("chat template"):
         ChatTemplate(source, tokenizer)
 
 
 def test_a_template_may_refuse_a_conversation(tokenizer):
-    with pytest.raises(UserError, match="roles must alternate"):
+    with mistake("roles must alternate"):
         ChatTemplate(LLAMA2, tokenizer).render([MESSAGES[2]])

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import struct
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,13 +19,14 @@ from glassformer import families as recipes
 from glassformer.commands import common
 from glassformer.core.config import serial
 from glassformer.core.errors import UserError
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
 from glassformer.core.tokenizer import train
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights, quantized
 from glassformer.formats import gguf, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.formats.gguf_file import read_gguf
+from mistakes import mistake
 
 TEXT = "the cat sat on the mat, and the dog sat on the cat. " * 20
 TINY = b"\x04\0\0\0\0\0\0\0tiny"  # the text of a field
@@ -38,11 +38,11 @@ SMALL = {"decoder.depth": 2, "context": 64, "embed.vocab": 300}
 SCALES = {"Q4_K": [0, 2], "Q6_K": [208], "Q2_K": [80, 82], "IQ4_XS": [0]}
 
 
-def kind_of(name: str) -> GGMLQuantizationType:
+def kind_of(name):
     return GGMLQuantizationType[name]
 
 
-def model_of(name: str = "llama/stories260k", seed: int = 1, dim: int = 64) -> Model:
+def model_of(name="llama/stories260k", seed=1, dim=64):
     heads = {} if name.startswith("gpt2") else {"decoder.pattern.attention.kv_heads": 2}
     heads |= {"decoder.pattern.attention.heads": 4, "decoder.pattern.feedforward.hidden": 96}
     heads |= {"decoder.position.length": 64} if name.startswith("gpt2") else {}
@@ -55,18 +55,18 @@ def model_of(name: str = "llama/stories260k", seed: int = 1, dim: int = 64) -> M
     return build_model(cfg, seed=seed).eval()
 
 
-def logits_of(model: Model) -> torch.Tensor:
+def logits_of(model):
     with inference(model):
         return model(tiny.tokens()).logits
 
 
-def written(folder: Path, kind: str = "F32", name: str = "llama/stories260k") -> Path:
+def written(folder, kind="F32", name="llama/stories260k"):
     path = folder / "model.gguf"
     gguf.save(model_of(name), path, kind, train("bpe", [TEXT], 300), "tiny")
     return path
 
 
-@pytest.mark.parametrize(("kind", "width"), [("Q8_0", 34), ("Q4_0", 18)])
+@pytest.mark.parametrize("kind, width", [("Q8_0", 34), ("Q4_0", 18)])
 def test_blocks_are_joined_as_they_are_parted(kind, width):
     raw = np.random.default_rng(0).integers(0, 256, (5, width), dtype=np.uint8)
     codes, scales = gguf.split(kind, raw)
@@ -78,8 +78,7 @@ def test_blocks_are_joined_as_they_are_parted(kind, width):
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q2_K", "IQ4_XS"])
 def test_other_kinds_are_the_numbers_that_llama_cpp_reads(tmp_path, kind):
     """Every byte of one matrix drawn at random, but the scales, which are finite."""
-    model = model_of(dim=256)
-    gguf.save(model, tmp_path / "model.gguf", "F32", None)
+    gguf.save(model_of(dim=256), tmp_path / "model.gguf", "F32", None)
     reader = GGUFReader(tmp_path / "model.gguf")
     raw = np.random.default_rng(0).integers(0, 256, (300, GGML_QUANT_SIZES[kind_of(kind)][1]))
     raw = raw.astype(np.uint8)
@@ -107,26 +106,28 @@ def test_other_kinds_are_the_numbers_that_llama_cpp_reads(tmp_path, kind):
 def test_a_model_comes_back_bit_for_bit(tmp_path, name):
     model = model_of(name)
     back, tokenizer = glassformer.load(written(tmp_path, "F32", name))
-    assert torch.equal(logits_of(back), logits_of(model)) and tokenizer is not None
+    assert torch.equal(logits_of(back), logits_of(model))
+    assert tokenizer is not None
     assert tokenizer.encode(TEXT) == train("bpe", [TEXT], 300).encode(TEXT)
 
 
-def few(bits: int = 8, **layout: int) -> Model:
+def few(bits=8, **layout):
     """The model in codes."""
     model = model_of()
     quantize_weights(model, QuantizedLayout(bits, **layout))
     return model
 
 
-def codes_of(model: Model) -> dict[str, torch.Tensor]:
+def codes_of(model):
     return {path: weight.quantized_data.codes for path, weight in quantized(model).items()}
 
 
 @pytest.mark.parametrize(
-    ("kind", "most"), [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)]
+    "kind, most", [("F16", 3e-3), ("BF16", 3e-2), ("Q8_0", 0.05), ("Q4_0", 0.6)]
 )
 def test_kinds_are_as_near_as_their_bits(tmp_path, kind, most):
-    expected, path = logits_of(model_of()), written(tmp_path, kind)
+    expected = logits_of(model_of())
+    path = written(tmp_path, kind)
     back, _ = glassformer.load(path)
     assert float((logits_of(back) - expected).norm() / expected.norm()) < most
     tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
@@ -140,13 +141,12 @@ def test_kinds_are_as_near_as_their_bits(tmp_path, kind, most):
 
 def test_queries_and_keys_lie_as_llama_cpp_opens_them(tmp_path):
     """Each head's rotary pairs, halves of it here, side by side there; values as they are."""
-    model, path = model_of(), written(tmp_path)
-    tensors = {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
+    model = model_of()
+    tensors = {tensor.name: tensor.data for tensor in GGUFReader(written(tmp_path)).tensors}
     for piece, heads in (("q", 4), ("k", 2), ("v", 1)):
         weight = model.get_parameter(f"decoder.blocks.1.attn.{piece}.weight").detach().numpy()
         turned = weight.reshape(heads, 2, 8, 64).swapaxes(1, 2) if piece != "v" else weight
-        saved = tensors[f"blk.1.attn_{piece}.weight"]
-        assert np.array_equal(saved, turned.reshape(weight.shape))
+        assert np.array_equal(tensors[f"blk.1.attn_{piece}.weight"], turned.reshape(weight.shape))
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -155,7 +155,8 @@ def test_codes_go_out_and_come_back(tmp_path, bits):
     model = few(bits)
     gguf.save(model, tmp_path / "a.gguf", "F16", None)
     back, tokenizer = glassformer.load(tmp_path / "a.gguf")
-    assert tokenizer is None and tiny.equal_tensors(codes_of(model), codes_of(back))
+    assert tokenizer is None
+    assert tiny.equal_tensors(codes_of(model), codes_of(back))
     assert torch.equal(logits_of(back), logits_of(model))
     store.save(back, tmp_path / "folder")
     assert torch.equal(logits_of(glassformer.load(tmp_path / "folder")[0]), logits_of(model))
@@ -167,18 +168,20 @@ def test_larger_groups_go_out_as_their_codes_too(tmp_path):
     """A scale is repeated for each block of 32, so nothing is rounded again."""
     model = few(4, group=64)
     stored = gguf.save(model, tmp_path / "a.gguf", "F16", None)
-    assert stored["Q4_0"] == 14 and stored["Q8_0"] == 1 and stored.total() == 20
+    assert stored["Q4_0"] == 14
+    assert stored["Q8_0"] == 1
+    assert stored.total() == 20
     reference = quantized(glassformer.load(tmp_path / "a.gguf")[0])
     for path, weight in quantized(model).items():
         assert torch.equal(weight.decoded(), reference[path].decoded())
     assert read_gguf(tmp_path / "a.gguf")[0]["general.file_type"] == gguf.FILE_TYPES["Q4_0"]
 
 
-@pytest.mark.parametrize(("bits", "kind"), [(8, "Q4_0"), (4, "Q8_0"), (8, "")])
+@pytest.mark.parametrize("bits, kind", [(8, "Q4_0"), (4, "Q8_0"), (8, "")])
 def test_codes_are_not_rounded_again(tmp_path, bits, kind):
     """Other kinds that are not written, and an adapter on codes: commands/test_quantize.py."""
     message = f"codes of {bits} bits, and {kind} would round them a second time"
-    with pytest.raises(UserError, match=message if kind else "not in"):
+    with mistake(message if kind else "not in"):
         gguf.save(few(bits), tmp_path / "a.gguf", kind, None)
     assert not list(tmp_path.iterdir())
 
@@ -187,7 +190,8 @@ def test_rows_that_no_block_divides_are_f16(tmp_path, shared_data):
     model, tokenizer = glassformer.load(shared_data / "stories260K")
     gguf.save(model, tmp_path / "stories.gguf", "Q8_0", tokenizer)
     kinds = {name: place.kind for name, place in read_gguf(tmp_path / "stories.gguf")[1].items()}
-    assert kinds["blk.0.ffn_down.weight"] == "F16" and kinds["blk.0.ffn_up.weight"] == "Q8_0"
+    assert kinds["blk.0.ffn_down.weight"] == "F16"
+    assert kinds["blk.0.ffn_up.weight"] == "Q8_0"
     back, reader = glassformer.load(tmp_path / "stories.gguf")
     text = "Once upon a time, there was a girl who didn't like 3 big dogs."
     assert reader.encode(text) == tokenizer.encode(text)
@@ -202,11 +206,14 @@ def test_rows_that_no_block_divides_are_f16(tmp_path, shared_data):
 def test_a_file_is_a_model_everywhere(tmp_path):
     path = written(tmp_path, "Q8_0")
     opened = Checkpoint.open(path)
-    assert opened.gguf and opened.source_tokenizer() is None
+    assert opened.gguf
+    assert opened.source_tokenizer() is None
     fitted = opened.model_as(opened.config, dtype=torch.float32)
-    assert not quantized(fitted.model) and not fitted.new
+    assert not quantized(fitted.model)
+    assert not fitted.new
     few, _ = glassformer.load(written(tmp_path, "F16"), bits=4)
-    assert quantized(few) and common.new_file(path)
+    assert quantized(few)
+    assert common.new_file(path)
 
 
 def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path):
@@ -215,14 +222,14 @@ def test_what_is_no_gguf_or_cut_short_is_refused(tmp_path):
     cut = (raw[:3], raw[:100], raw[:-1000])
     for piece in (*cut, b"PK" + raw[2:], raw[:4] + b"\x09\0\0\0" + raw[8:]):
         path.write_bytes(piece)
-        with pytest.raises(UserError, match=r"whole GGUF|architecture"):
+        with mistake(r"whole GGUF|architecture"):
             glassformer.load(path)
-    with pytest.raises(UserError, match=r"There is no folder"):
+    with mistake(r"There is no folder"):
         glassformer.load(tmp_path / "none.gguf")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "sentence"),
+    "old, new, sentence",
     [
         *(
             (KIND + bytes(4), KIND + struct.pack("<I", number), f"kind {name}")
@@ -249,15 +256,17 @@ def test_what_is_broken_is_named(tmp_path, old, new, sentence):
     raw = path.read_bytes()
     assert old in raw
     path.write_bytes(raw.replace(old, new, 1))
-    with pytest.raises(UserError, match=sentence):
+    with mistake(sentence):
         glassformer.load(path)
 
 
 def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path):
     """300 files with some of the first 6,000 bytes changed: fields, names, shapes, kinds, offsets
     and scales."""
-    path, draw = written(tmp_path, "Q8_0"), random.Random(0)
-    raw, loaded = path.read_bytes(), 0
+    path = written(tmp_path, "Q8_0")
+    draw = random.Random(0)
+    raw = path.read_bytes()
+    loaded = 0
     for _ in range(300):
         group = bytearray(raw)
         for _ in range(draw.choice((1, 1, 2, 8))):
@@ -268,27 +277,30 @@ def test_files_with_bytes_changed_give_a_model_or_a_sentence(tmp_path):
             glassformer.load(path)
             loaded += 1
         except UserError as error:
-            assert "\n" not in str(error) and len(str(error)) < 600
+            assert "\n" not in str(error)
+            assert len(str(error)) < 600
     assert 0 < loaded < 300
 
 
 def test_a_file_that_is_there_already_survives_a_failure(tmp_path):
-    path, model = tmp_path / "a.gguf", model_of()
+    path = tmp_path / "a.gguf"
+    model = model_of()
     path.write_bytes(b"before")
     with torch.no_grad():
         model.get_parameter("embed.token.weight")[0, 0] = 1e6
-    with pytest.raises(UserError, match="too large for F16"):
+    with mistake("too large for F16"):
         gguf.save(model, path, "F16", None)
     assert snapshot(tmp_path) == {"a.gguf": b"before"}
 
 
-def _text(text: str) -> bytes:
+def _text(text):
     return struct.pack("<Q", len(text)) + text.encode()
 
 
 @pytest.mark.parametrize("kind", ["tensors", "fields", "texts"])
 def test_more_of_anything_than_a_model_has_is_refused_at_once(tmp_path, kind):
-    many, counts = 300_000, {"tensors": (300_000, 0), "fields": (0, 300_000), "texts": (0, 1)}
+    many = 300_000
+    counts = {"tensors": (300_000, 0), "fields": (0, 300_000), "texts": (0, 1)}
     head = b"GGUF" + struct.pack("<IQQ", 3, *counts[kind])
     if kind == "tensors":
         places = (struct.pack("<IQIQ", 1, 8, 0, 32 * i) for i in range(many))
@@ -302,6 +314,6 @@ def test_more_of_anything_than_a_model_has_is_refused_at_once(tmp_path, kind):
     path = tmp_path / "many.gguf"
     path.write_bytes(head)
     began = time.process_time()
-    with pytest.raises(UserError, match=r"more than any model has|too long"):
+    with mistake(r"more than any model has|too long"):
         glassformer.load(path)
     assert time.process_time() - began < 0.3

@@ -8,8 +8,8 @@ import pytest
 
 from glassformer import families as recipes
 from glassformer.core.config.scaling import Llama3Scaling
-from glassformer.core.errors import UserError
 from glassformer.formats import gguf_configs as gguf
+from mistakes import mistake
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_factors_are_those_that_transformers_divides_by():
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    "change, sentence",
     [
         ({"general.architecture": "falcon"}, 'architecture "falcon"; only llama, qwen2'),
         ({"general.architecture": 7}, 'architecture "7"'),
@@ -57,17 +57,17 @@ def test_factors_are_those_that_transformers_divides_by():
 def test_fields_of_what_is_not_read_are_named(change, sentence):
     fields, _ = gguf.write_fields(recipes.find("llama/stories260k"))
     fields = {key: value for key, value in {**fields, **change}.items() if value is not None}
-    with pytest.raises(UserError, match=re.escape(sentence)):
+    with mistake(re.escape(sentence)):
         gguf.read_config(fields, {"token_embd.weight": (512, 64)}, None, "it")
 
 
 def test_rotary_factors_of_another_family_are_refused():
     fields, _ = gguf.write_fields(recipes.find("llama/stories260k"))
-    with pytest.raises(UserError, match="factors of its own"):
+    with mistake("factors of its own"):
         gguf.read_config(fields, {"token_embd.weight": (512, 64)}, [1.0, 2.0, 3.0, 4.0], "it")
 
 
 @pytest.mark.parametrize("name", ["gemma/2b", "phi/2", "gpt2/nanogpt", "mixtral/8x7b"])
 def test_models_that_the_format_does_not_hold_are_refused(name):
-    with pytest.raises(UserError, match=r"save it as hf|which this model has not"):
+    with mistake(r"save it as hf|which this model has not"):
         gguf.write_fields(recipes.find(name))

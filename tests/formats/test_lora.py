@@ -6,16 +6,17 @@ import itertools
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from changed import LORA, logits, moved
 from glassformer import generation
 from glassformer.core.config import objective as objectives
 from glassformer.core.config import run
-from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.training.optimizer import Optimizer
 from glassformer.formats import lora
+from mistakes import mistake
 
 CELLS = [
     (name, (f"*.cells.*.{kind}",))
@@ -24,7 +25,7 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "paths"), [*CELLS, ("mixtral", ("*.router",))])
+@pytest.mark.parametrize("name, paths", [*CELLS, ("mixtral", ("*.router",))])
 def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths):
     """PyTorch's recurrent kernels, the halves of an attending cell's input, and the router in
     fp32."""
@@ -35,7 +36,7 @@ def test_a_change_counts_where_a_kernel_takes_weights_and_not_layers(name, paths
     assert all(weight.grad.abs().sum() > 0 for _, weight in lora.trained(model))
     for layer in lora.adapted(model).values():
         layer.merge()
-    torch.testing.assert_close(tiny.logits(model), beside, rtol=1e-5, atol=3e-5)
+    assert_close(tiny.logits(model), beside, rtol=1e-5, atol=3e-5)
     with torch.no_grad():
         for layer in lora.adapted(model).values():
             layer.unmerge()
@@ -54,7 +55,7 @@ def test_a_change_starts_as_none_merges_and_goes_back_bit_for_bit(name):
     assert not torch.allclose(beside, logits(plain), atol=1e-2)
     for layer in lora.adapted(model).values():
         layer.merge()
-    torch.testing.assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
+    assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
     for layer in lora.adapted(model).values():
         layer.unmerge()
     assert torch.equal(logits(model), beside)
@@ -63,8 +64,9 @@ def test_a_change_starts_as_none_merges_and_goes_back_bit_for_bit(name):
         torch.equal(weight, local[n]) for n, weight in model.named_parameters() if n in local
     )
     lora.merge_and_unload(model)
-    assert not lora.adapted(model) and [n for n, _ in model.named_parameters()] == list(local)
-    torch.testing.assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
+    assert not lora.adapted(model)
+    assert [n for n, _ in model.named_parameters()] == list(local)
+    assert_close(logits(model), beside, rtol=1e-5, atol=1e-5)
 
 
 def test_a_generation_before_does_not_hide_the_change():
@@ -95,7 +97,7 @@ def test_the_optimizer_sees_only_what_trains():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         (
             objectives.LoRA(target_modules=("*.attn.x",)),
@@ -109,7 +111,7 @@ def test_the_optimizer_sees_only_what_trains():
     ],
 )
 def test_patterns_that_name_nothing(options, message):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         lora.tune(build_model(tiny.DECODERS["llama"], seed=1), options)
 
 

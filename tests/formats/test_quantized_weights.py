@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +16,10 @@ import tiny
 from folders import edit_json
 from glassformer.core import memory
 from glassformer.core.config import objective as objectives
-from glassformer.core.errors import UserError
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights, quantized
 from glassformer.formats import lora
 from glassformer.formats.checkpoint import Checkpoint
+from mistakes import mistake
 
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "reader"}
 
@@ -34,7 +33,8 @@ def test_saved_loaded_and_on_the_fly_are_the_same_bits(tmp_path, name, bits):
     glassformer.save(flying, tmp_path / "few")
     loaded, _ = glassformer.load(tmp_path / "few")
     quantize_weights(plain, QuantizedLayout(bits))
-    assert quantized(loaded).keys() == quantized(plain).keys() and quantized(plain)
+    assert quantized(loaded).keys() == quantized(plain).keys()
+    assert quantized(plain)
     for model in (loaded, plain):
         assert torch.equal(tiny.logits(model), tiny.logits(flying))
     size = sum(weight.nbytes for weight in loaded.parameters())
@@ -51,7 +51,7 @@ def test_a_published_folder_is_quantised_on_the_fly(tmp_path):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     model = tiny.model(tiny.ALL["llama"])
     quantize_weights(model, QuantizedLayout(4))
     glassformer.save(model, tmp_path / "few")
@@ -68,7 +68,8 @@ def test_the_file_says_what_is_needed_to_read_it(folder):
     tensors = load_file(path)
     model, _ = glassformer.load(folder)
     for name, weight in quantized(model).items():
-        codes, scales = tensors[f"{name}.codes"], tensors[f"{name}.scales"].float()
+        codes = tensors[f"{name}.codes"]
+        scales = tensors[f"{name}.scales"].float()
         if codes.dtype == torch.uint8:
             codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2).float() - 8
         group = torch.arange(codes.shape[-1]) // page["group"]
@@ -76,13 +77,13 @@ def test_the_file_says_what_is_needed_to_read_it(folder):
 
 
 def test_what_it_cannot_be(folder, tmp_path):
-    with pytest.raises(UserError, match="quantised already"):
+    with mistake("quantised already"):
         glassformer.load(folder, bits=8)
     model, _ = glassformer.load(folder)
-    with pytest.raises(UserError, match="No published layout"):
+    with mistake("No published layout"):
         glassformer.save(model, tmp_path / "hf", layout="hf")
     lora.tune(model, objectives.LoRA(rank=2, target_modules=("*.q",)))
-    with pytest.raises(UserError, match="give base"):
+    with mistake("give base"):
         glassformer.save(model, tmp_path / "whole")
     assert list(tmp_path.iterdir()) == [folder]
 
@@ -102,7 +103,7 @@ def test_an_adapter_on_a_quantised_model_comes_back(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    "changes, sentence",
     [
         ({"version": 2}, "upgrade glassformer"),
         ({"version": True}, "upgrade glassformer"),
@@ -116,7 +117,7 @@ def test_an_adapter_on_a_quantised_model_comes_back(folder, tmp_path):
 def test_a_page_that_lies_is_refused(folder, changes, sentence):
     page = {"version": 1, "group": 32, "dtype": "float32"} | changes
     edit_json(folder / "config.json", quantization=page)
-    with pytest.raises(UserError, match=sentence):
+    with mistake(sentence):
         glassformer.load(folder)
 
 
@@ -140,7 +141,7 @@ def test_tensors_that_do_not_fit_are_refused(folder, spoil):
     tensors = {key: value.clone() for key, value in load_file(path).items()}
     spoil(tensors)
     save_file(tensors, path)
-    with pytest.raises(UserError, match=r"\.codes|\.scales|attn\.q"):
+    with mistake(r"\.codes|\.scales|attn\.q"):
         glassformer.load(folder)
 
 
@@ -157,22 +158,23 @@ def test_the_memory_that_is_asked_for_is_that_of_few_bits(tmp_path, monkeypatch)
     first, and says so."""
     model = tiny.model(tiny.DECODERS["llama"])
     glassformer.save(model, tmp_path)
-    checkpoint, total = Checkpoint.open(tmp_path), sum(w.nbytes for w in model.parameters())
+    checkpoint = Checkpoint.open(tmp_path)
+    total = sum(w.nbytes for w in model.parameters())
     quantize_weights(model, QuantizedLayout(8))
     few = sum(weight.nbytes for weight in model.parameters())
     assert few < total / 2
     free = few
     monkeypatch.setattr(memory, "available_memory", lambda *_: free)
-    with pytest.raises(UserError, match="float32"):
+    with mistake("float32"):
         checkpoint.model()
     again = checkpoint.model(bits=8)
     assert torch.equal(tiny.logits(again), tiny.logits(model))
     assert len(quantized(again)) == len(quantized(model))
     free = few - 1
     message = f"take {re.escape(memory.gibibytes(few))} in 8 bits and cpu has"
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         checkpoint.model(bits=8)
     free = 40 << 30
     message = r"take 69\.\d+ GiB in 8 bits \(262\.\d+ GiB in float32 while"
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         Checkpoint.open("llama/3-70b").model(bits=8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from tokenizer.test_tokenizer import IDENTITY, NASTY, SPECIAL, STORY, sentencepi
 
 # The library normalises by graphemes: marks that compose with nothing, and "\r\n", then differ from
 # the original.
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS = {
     "unigram": {"model_type": "unigram"},
     "bpe": {"model_type": "bpe"},
     "unigram, bytes": {"model_type": "unigram", "byte_fallback": True, **IDENTITY},
@@ -82,10 +81,8 @@ def test_ids_and_texts_of_the_original(name, tmp_path):
         (actual.eos, processor.eos_id()),
         (actual.pad, processor.pad_id()),
     ]
-    assert (
-        all(local == (None if second < 0 else second) for local, second in pieces)
-        and actual.unk == processor.unk_id()
-    )
+    assert all(local == (None if second < 0 else second) for local, second in pieces)
+    assert actual.unk == processor.unk_id()
 
 
 def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
@@ -94,11 +91,14 @@ def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
     """A panic would print to standard error from inside the library, beside our sentence."""
     from sentencepiece import sentencepiece_model_pb2
 
-    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    model = sentencepiece_model_pb2.ModelProto()
     model.ParseFromString((shared_data / "tok-t5" / "spiece.model").read_bytes())
-    whole, chance = model.normalizer_spec.precompiled_charsmap, random.Random(0)
+    whole = model.normalizer_spec.precompiled_charsmap
+    chance = random.Random(0)
     del model.pieces[300:]
-    path, size, refused = tmp_path / "x.model", int.from_bytes(whole[:4], "little"), 0
+    path = tmp_path / "x.model"
+    size = int.from_bytes(whole[:4], "little")
+    refused = 0
     for _ in range(20):
         table = bytearray(whole)
         for _ in range(100):
@@ -109,4 +109,5 @@ def test_a_damaged_table_of_characters_is_refused_before_the_library_panics(
             open_tokenizer(path, kind="t5").encode_batch(NASTY)
         except UserError as error:
             refused += "table of character replacements is damaged" in str(error)
-    assert refused > 10 and capfd.readouterr().err == ""
+    assert refused > 10
+    assert capfd.readouterr().err == ""

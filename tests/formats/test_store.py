@@ -12,7 +12,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,39 +22,40 @@ from glassformer import UserError, config, generation
 from glassformer import families as recipes
 from glassformer.core import files
 from glassformer.core.config import serial
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import store, weights
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.tasks import translation
+from mistakes import mistake
 from tiny import equal_tensors
 
-TINY: Any = serial.change(recipes.find("glass/1m"), {"decoder.depth": 2, "dim": 32})
-LLAMA: Any = serial.change(recipes.find("llama/stories260k"), {"decoder.depth": 2})
+TINY = serial.change(recipes.find("glass/1m"), {"decoder.depth": 2, "dim": 32})
+LLAMA = serial.change(recipes.find("llama/stories260k"), {"decoder.depth": 2})
 
 
 @pytest.fixture
-def tiny() -> Model:
+def tiny():
     return build_model(TINY, seed=1)
 
 
 @pytest.fixture
-def llama() -> Model:
+def llama():
     return build_model(LLAMA, seed=2)
 
 
-def equal_weights(a: Model, b: Model) -> bool:
+def equal_weights(a, b):
     return equal_tensors(dict(a.named_parameters()), dict(b.named_parameters()))
 
 
-def small(name: str, seed: int = 4, **changes: object) -> Model:
+def small(name, seed=4, **changes):
     """A recipe at a small size; dots of a setting's name are double underscores."""
     sizes = {"dim": 48, "embed.vocab": 100, "decoder.depth": 2}
     sizes |= {path.replace("__", "."): value for path, value in changes.items()}
     return build_model(serial.change(recipes.find(name), sizes), seed=seed)
 
 
-def config_of(folder: Path) -> dict[str, Any]:
+def config_of(folder):
     return json.loads((folder / "config.json").read_text())
 
 
@@ -63,9 +63,11 @@ def test_glassformer_layout_is_named(tmp_path, tiny):
     """That it holds every model is a law of all families (test_laws.py)."""
     store.save(tiny, tmp_path)
     back, tokenizer = store.load(tmp_path)
-    assert tokenizer is None and not back.training
+    assert tokenizer is None
+    assert not back.training
     raw = config_of(tmp_path)
-    assert raw["glassformer"] == 1 and raw["model"]["type"] == "Decoder"
+    assert raw["glassformer"] == 1
+    assert raw["model"]["type"] == "Decoder"
 
 
 # ------------------------------------------------------------------------------------ there and
@@ -87,8 +89,10 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(tmp_path
     store.save(model, tmp_path / "pair", writes, source_tokenizer=reads)
     back, tokenizer = store.load(tmp_path / "pair")
     source = Checkpoint.open(tmp_path / "pair").source_tokenizer()
-    assert back.config == model.config and equal_weights(model, back)
-    ids, options = [*reads.encode(text), reads.eos], {"beams": 2, "max_new": 5}
+    assert back.config == model.config
+    assert equal_weights(model, back)
+    ids = [*reads.encode(text), reads.eos]
+    options = {"beams": 2, "max_new": 5}
     best = generation.beam(model, writes, [ids], **options)[0][0]
     options["source_tokenizer"] = source
     assert generation.beam(back, tokenizer, text, **options)[0][0] == best
@@ -101,7 +105,7 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(tmp_path
         " --out -",
     ):
         assert terminal(line.format(tmp_path)).strip() == best.text.strip()
-    with pytest.raises(UserError, match="layout"):
+    with mistake("layout"):
         store.save(model, tmp_path / "no", layout="hf")
     store.save(model, tmp_path / "pair", writes)
     # nothing of an older model stays beside
@@ -116,7 +120,7 @@ def test_published_layouts_refuse_blocks_without_a_part(layout, name):
     model = recipes.find(layout)
     slot = "decoder" if hasattr(model, "decoder") else "encoder"
     missing = serial.change(model, {f"{slot}.pattern.place": "pre", f"{slot}.pattern.{name}": None})
-    with pytest.raises(UserError, match="layout"):
+    with mistake("layout"):
         recipes.write_config(missing)
 
 
@@ -124,7 +128,7 @@ def test_the_default_layout_is_the_published_one_where_there_is_one(tmp_path, ll
     store.save(llama, tmp_path / "llama")
     assert config_of(tmp_path / "llama")["model_type"] == "llama"
     for layout, message in (("hf", r'cannot say .*layout "glassformer"'), ("onnx", "no layout")):
-        with pytest.raises(UserError, match=message):
+        with mistake(message):
             store.save(tiny, tmp_path / "no", layout=layout)
     assert not (tmp_path / "no").exists()
 
@@ -135,7 +139,7 @@ def test_a_models_init_and_dtype_survive(tmp_path, tiny):
         back, _ = store.load(tmp_path, dtype=dtype)
         assert {weight.dtype for weight in back.parameters()} == {expected}
         assert equal_weights(back.to(torch.bfloat16), tiny)
-    with pytest.raises(UserError, match='no dtype "int4"'):
+    with mistake('no dtype "int4"'):
         store.load(tmp_path, dtype="int4")
 
 
@@ -168,7 +172,8 @@ def test_a_mapped_model_can_be_trained(name, tmp_path, monkeypatch):
     """The same steps as a model that was read, bit for bit, and the file stays as it is."""
     monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)
     store.save(small(name), tmp_path, layout="hf")
-    before, tokens = snapshot(tmp_path), torch.arange(20)[None]
+    before = snapshot(tmp_path)
+    tokens = torch.arange(20)[None]
     after = []
     for mapped in (True, False):
         model, _ = store.load(tmp_path, mapped=mapped)
@@ -177,7 +182,8 @@ def test_a_mapped_model_can_be_trained(name, tmp_path, monkeypatch):
             model(tokens).logits.logsumexp(-1).sum().backward()
             optimizer.step()
         after.append(model)
-    assert equal_weights(*after) and not equal_weights(after[0], store.load(tmp_path)[0])
+    assert equal_weights(*after)
+    assert not equal_weights(after[0], store.load(tmp_path)[0])
     assert snapshot(tmp_path) == before
 
 
@@ -227,17 +233,18 @@ def test_biases_that_a_model_lacks_are_zeros_in_its_files(tmp_path):
     store.save(without, tmp_path, layout="hf")
     saved = load_file(tmp_path / "model.safetensors")
     biases = [bias for name, bias in saved.items() if name.endswith(".bias")]
-    assert len(biases) > 4 and not any(bias.any() for bias in biases)
+    assert len(biases) > 4
+    assert not any(bias.any() for bias in biases)
     with torch.no_grad():
         model.decoder.blocks[0].attn.out.bias[3] = 1e-3
     store.save(model, tmp_path, layout="hf")
     edit_json(tmp_path / "config.json", bias=False)
-    with pytest.raises(UserError, match=r'c_proj\.bias is not zero, but .* says "bias": false'):
+    with mistake(r'c_proj\.bias is not zero, but .* says "bias": false'):
         store.load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("specials", "begins"),
+    "specials, begins",
     [(("<pad>", "<s>", "</s>", "<unk>"), "<s>"), (("<pad>", "</s>", "<unk>"), "<pad>")],
 )
 def test_a_translator_begins_with_bos_where_there_is_one(specials, begins, tmp_path):
@@ -249,7 +256,8 @@ def test_a_translator_begins_with_bos_where_there_is_one(specials, begins, tmp_p
 
 def test_a_recipe_gives_a_new_model():
     model, tokenizer = store.load("glass/1m", dtype=torch.bfloat16)
-    assert model.config == recipes.find("glass/1m") and tokenizer is None
+    assert model.config == recipes.find("glass/1m")
+    assert tokenizer is None
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
 
 
@@ -269,12 +277,12 @@ def test_run_folders_follow_best_then_last(tmp_path):
         assert equal_weights(store.load(tmp_path)[0], build_model(TINY, seed=step))
     for wrong in ("step-9", "../elsewhere", ""):
         (tmp_path / "best").write_text(wrong)
-        with pytest.raises(UserError, match="which is not a folder in"):
+        with mistake("which is not a folder in"):
             store.load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    "name, message",
     [
         (Path("none"), "There is no folder"),
         ("./none", "There is no folder"),
@@ -293,7 +301,7 @@ def test_names_that_lead_nowhere(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("file").touch()
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         store.load(name)
 
 
@@ -320,12 +328,12 @@ def test_a_hub_name_is_found_in_the_cache(tmp_path, llama, monkeypatch):
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\xff\xfe", "[" * 100_000, '"text"'])
 def test_a_config_that_is_none(text, tmp_path):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError, match=r"config\.json is not"):
+    with mistake(r"config\.json is not"):
         store.load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"glassformer": 2}, "format 2 and this version reads 1; upgrade"),
         ({"model": None}, r"config\.json: "),
@@ -343,7 +351,7 @@ def test_glassformer_configs_that_are_wrong(changes, message, tmp_path, tiny):
         *tables, name = path.split(".")
         functools.reduce(dict.__getitem__, tables, raw)[name] = value
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         store.load(tmp_path)
 
 
@@ -391,13 +399,15 @@ def test_saving_leaves_other_files_alone_and_replaces_its_own(tmp_path, llama, t
     save_in_shards()
     assert not (tmp_path / "model.safetensors").exists()
     assert equal_weights(store.load(tmp_path)[0], llama)
-    placed, replace = [], Path.replace
+    placed = []
+    replace = Path.replace
     monkeypatch.setattr(
         Path, "replace", lambda item, to: (placed.append(Path(to).name), replace(item, to))[1]
     )
     store.save(tiny, tmp_path, train_tokenizer("byte"))
     # what says how to read the weights comes last
-    assert len(placed) > 2 and placed[-1] == "config.json"
+    assert len(placed) > 2
+    assert placed[-1] == "config.json"
 
 
 @pytest.mark.parametrize("fails", [1, 2])
@@ -407,7 +417,9 @@ def test_a_full_disk_changes_nothing(existing, fails, tmp_path, llama, tiny, mon
     folder = tmp_path / "m"
     if existing:
         store.save(tiny, folder)
-    before, real, writes = snapshot(tmp_path), files.write, itertools.count(1)
+    before = snapshot(tmp_path)
+    real = files.write
+    writes = itertools.count(1)
 
     def full(path, content):
         if next(writes) == fails:
@@ -415,9 +427,10 @@ def test_a_full_disk_changes_nothing(existing, fails, tmp_path, llama, tiny, mon
         real(path, content)
 
     monkeypatch.setattr(store.files, "write", full)
-    with pytest.raises(UserError, match="full"):
+    with mistake("full"):
         store.save(llama, folder)
-    assert next(writes) == fails + 1 and snapshot(tmp_path) == before
+    assert next(writes) == fails + 1
+    assert snapshot(tmp_path) == before
 
 
 def test_a_really_full_disk(tmp_path):
@@ -447,20 +460,20 @@ except UserError as error:
 )
 def test_a_folder_that_cannot_be_written(tiny):
     for folder in ("/proc/self/none/m", "/proc/self/task"):
-        with pytest.raises(UserError, match="cannot be written"):
+        with mistake("cannot be written"):
             store.save(tiny, folder)
 
 
 def test_a_file_in_the_way(tmp_path, tiny):
     (tmp_path / "m").write_text("a file")
     for variant in (tmp_path / "m", tmp_path / "m" / "below"):
-        with pytest.raises(UserError, match=r"cannot be made|cannot be written"):
+        with mistake(r"cannot be made|cannot be written"):
             store.save(tiny, variant)
     assert (tmp_path / "m").read_text() == "a file"
 
 
 def test_a_meta_model_has_nothing_to_save(tmp_path):
-    with pytest.raises(UserError, match="meta device"):
+    with mistake("meta device"):
         store.save(build_model(TINY, device="meta"), tmp_path / "m")
 
 

@@ -7,12 +7,10 @@ import base64
 import json
 import unicodedata
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from tokenizer.test_tokenizer import NASTY, SPECIAL, streamed
 
@@ -24,7 +22,7 @@ LLAMA3 = (
 
 
 @pytest.fixture(scope="module")
-def samples(shared_data: Path) -> list[str]:
+def samples(shared_data):
     """Nasty texts, and real ones: an encyclopedia, German and French captions, dialogue as JSON,
     Shakespeare."""
     names = [
@@ -37,14 +35,14 @@ def samples(shared_data: Path) -> list[str]:
     return [*NASTY, *SPECIAL, *result]
 
 
-def check_equal(tokenizer: Tokenizer, reference: Encode, samples: list[str]) -> None:
+def check_equal(tokenizer, reference, samples):
     """Every sample has the reference's ids, and a stream of them is their text."""
     for sample, ids in zip(samples, tokenizer.encode_batch(samples), strict=True):
         assert ids == reference(sample), repr(sample[:60])
         assert streamed(tokenizer, ids) == tokenizer.decode(ids)
 
 
-def tiktoken_of(path: Path, pattern: str) -> Encode:
+def tiktoken_of(path, pattern):
     tiktoken = pytest.importorskip("tiktoken")
     lines = (line.split() for line in path.read_bytes().splitlines())
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
@@ -54,9 +52,8 @@ def tiktoken_of(path: Path, pattern: str) -> Encode:
     return lambda sample: encoding.encode(sample, disallowed_special=())
 
 
-def sentencepiece_of(path: Path) -> Encode:
-    sentencepiece = pytest.importorskip("sentencepiece")
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+def sentencepiece_of(path):
+    processor = pytest.importorskip("sentencepiece").SentencePieceProcessor(model_file=str(path))
     return lambda sample: processor.encode(sample)
 
 
@@ -65,7 +62,8 @@ def test_gpt2_three_files(shared_data, samples):
     pattern = pytest.importorskip("tiktoken_ext.openai_public").r50k_pat_str
     for name in ("tokenizer.json", "encoder.json", "vocab.bpe", "gpt2.tiktoken"):
         tokenizer = open_tokenizer(folder / name)
-        assert tokenizer.size == 50257 and tokenizer.eos == tokenizer.bos == 50256
+        assert tokenizer.size == 50257
+        assert tokenizer.eos == tokenizer.bos == 50256
         check_equal(tokenizer, tiktoken_of(folder / "gpt2.tiktoken", pattern), samples)
 
 
@@ -100,15 +98,11 @@ def test_cl100k(shared_data, samples):
         r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
     )
     check_equal(tokenizer, tiktoken_of(path, pattern), samples)
-    assert (
-        tokenizer.size == 100277
-        and len(tokenizer.specials) == 5
-        and len(tokenizer.vocabulary()) == 100261
-    )
-    assert (
-        tokenizer.encode("<|endofprompt|>", special=True) == [100276]
-        and tokenizer.token(100256) == ""
-    )
+    assert tokenizer.size == 100277
+    assert len(tokenizer.specials) == 5
+    assert len(tokenizer.vocabulary()) == 100261
+    assert tokenizer.encode("<|endofprompt|>", special=True) == [100276]
+    assert tokenizer.token(100256) == ""
 
 
 def test_llama3(shared_data, samples):
@@ -117,11 +111,11 @@ def test_llama3(shared_data, samples):
     check_equal(tokenizer, tiktoken_of(path, LLAMA3), samples)
     published = [128000, 2028, 7257, 1495, 690, 387, 4037, 1534]
     assert tokenizer.encode("This raw text will be tokenized", bos=True) == published
-    assert tokenizer.size == 128256 and tokenizer.bos == 128000 and tokenizer.eos == 128001
-    assert (
-        tokenizer.specials["<|eot_id|>"] == 128009
-        and tokenizer.token(128255) == "<|reserved_special_token_247|>"
-    )
+    assert tokenizer.size == 128256
+    assert tokenizer.bos == 128000
+    assert tokenizer.eos == 128001
+    assert tokenizer.specials["<|eot_id|>"] == 128009
+    assert tokenizer.token(128255) == "<|reserved_special_token_247|>"
 
 
 def test_qwen(shared_data, samples):
@@ -153,14 +147,13 @@ def test_bert(shared_data, samples, case):
 
 def test_llama2_both_files(shared_data, samples):
     folder = shared_data / "tok-llama2"
-    pieces, spec = (
-        open_tokenizer(folder / "tokenizer.model"),
-        open_tokenizer(folder / "tokenizer.json"),
-    )
+    pieces = open_tokenizer(folder / "tokenizer.model")
+    spec = open_tokenizer(folder / "tokenizer.json")
     spaces = [" " * count for count in range(70)] + ["x" + " " * count + "y" for count in range(70)]
     check_equal(pieces, sentencepiece_of(folder / "tokenizer.model"), samples + spaces)
     check_equal(spec, pieces.encode, samples + spaces)
-    assert pieces.size == spec.size == 32000 and (pieces.bos, pieces.eos, pieces.unk) == (1, 2, 0)
+    assert pieces.size == spec.size == 32000
+    assert (pieces.bos, pieces.eos, pieces.unk) == (1, 2, 0)
     assert pieces.encode("<s>Hi</s>", special=True) == spec.encode("<s>Hi</s>", special=True)
     assert [pieces.token(id) for id in range(32000) if pieces.token(id) != spec.token(id)] == []
 
@@ -174,17 +167,15 @@ def test_llama2_text_survives(shared_data):
 
 def test_t5_both_files(shared_data, samples):
     folder = shared_data / "tok-t5"
-    pieces, spec = (
-        open_tokenizer(folder / "spiece.model"),
-        open_tokenizer(folder / "tokenizer.json"),
-    )
+    pieces = open_tokenizer(folder / "spiece.model")
+    spec = open_tokenizer(folder / "tokenizer.json")
     check_equal(pieces, spec.encode, samples)
     check_equal(
         pieces, sentencepiece_of(folder / "spiece.model"), [s for s in samples if len(s) < 30_000]
     )
-    assert (
-        pieces.size == spec.size == 32100 and pieces.specials == spec.specials and pieces.eos == 1
-    )
+    assert pieces.size == spec.size == 32100
+    assert pieces.specials == spec.specials
+    assert pieces.eos == 1
     assert pieces.encode("a <extra_id_0> b", special=True) == spec.encode(
         "a <extra_id_0> b", special=True
     )
@@ -196,11 +187,9 @@ def test_t5_both_files(shared_data, samples):
 
 def test_phi3_knows_its_parts_from_its_config(shared_data):
     tokenizer = open_tokenizer(shared_data / "tok-phi3")
-    assert (
-        tokenizer.size == 32011
-        and tokenizer.token(tokenizer.eos or 0) == "<|endoftext|>"
-        and tokenizer.bos == 1
-    )
+    assert tokenizer.size == 32011
+    assert tokenizer.token(tokenizer.eos or 0) == "<|endoftext|>"
+    assert tokenizer.bos == 1
     llama = open_tokenizer(shared_data / "tok-llama2" / "tokenizer.model")
     for sample in NASTY:
         assert tokenizer.encode(sample) == llama.encode(sample)
@@ -215,7 +204,7 @@ def test_stories260k(shared_data, samples):
 
 
 @pytest.mark.parametrize(
-    ("name", "family"),
+    "name, family",
     [
         ("tok-gpt2/gpt2.tiktoken", "gpt2"),
         pytest.param("tok-llama3", "llama", marks=pytest.mark.slow),
@@ -258,4 +247,5 @@ def test_vocab_and_merges_of_another_split(shared_data, tmp_path):
     tokenizer = open_tokenizer(tmp_path)
     for sample in NASTY:
         assert tokenizer.encode(sample) == qwen.encode(sample)
-    assert tokenizer.eos == 151645 and tokenizer.size == qwen.size
+    assert tokenizer.eos == 151645
+    assert tokenizer.size == qwen.size

@@ -10,23 +10,25 @@ import torch
 import transformers
 
 import tiny
-from glassformer import UserError, load
 from glassformer import config as c
+from glassformer import load
 from glassformer.core.generation import beam, generate
 from glassformer.core.generation.beam import _likeliest
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.tasks.translation import search
+from mistakes import mistake
 
 
-def model(name: str) -> object:
-    model = build_model(tiny.ALL[name], seed=3)
-    return model.eval()
+def model(name):
+    return build_model(tiny.ALL[name], seed=3).eval()
 
 
 def test_wide_beams_find_the_best_of_all_continuations():
     shape = c.Decoder(16, 16, c.Embed(6), tiny.gpt2().decoder, c.Head(), tiny.WIDE)
-    model, prompt, length = build_model(shape, seed=1).eval(), [1, 2], 3
+    model = build_model(shape, seed=1).eval()
+    prompt = [1, 2]
+    length = 3
     everything = list(itertools.product(range(6), repeat=length))
     with torch.no_grad():  # a plain pass without a cache
         rows = torch.tensor([[*prompt, *tokens] for tokens in everything])
@@ -60,8 +62,7 @@ def test_a_prompt_finds_the_same_in_a_batch_as_alone(name):
     new_model = model(name)
     prompts = [[5, 7, 9, 11, 3], [4, 8], [6]]
     settings = {"beams": 3, "best": 3, "max_new": 10, "eos": (2, 9, 17), "start": 0}
-    together = beam(new_model, None, prompts, **settings)
-    for prompt, result in zip(prompts, together, strict=True):
+    for prompt, result in zip(prompts, beam(new_model, None, prompts, **settings), strict=True):
         alone = beam(new_model, None, [prompt], **settings)[0]
         assert [h.tokens for h in alone] == [h.tokens for h in result]
         assert [h.score for h in alone] == pytest.approx([h.score for h in result], abs=1e-5)
@@ -116,7 +117,7 @@ def test_equal_to_transformers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         ({"beams": 0}, "beams is 0"),
         ({"best": 5}, "best is 5"),
@@ -125,13 +126,13 @@ def test_equal_to_transformers(tmp_path):
     ],
 )
 def test_settings_that_mean_nothing(settings, message):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         beam(model("gpt2"), None, [1], **settings)
 
 
 @pytest.mark.parametrize("variant", [beam, generate])
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    "name, options, message",
     [
         ("t5", {"start": []}, "at least one"),
         ("t5", {"start": [0, 50]}, "50 is out of range"),
@@ -141,12 +142,13 @@ def test_settings_that_mean_nothing(settings, message):
     ],
 )
 def test_a_beginning_that_is_none(variant, name, options, message):
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         variant(model(name), None, [1], max_new=4, **options)
 
 
 def test_several_tokens_begin_a_target_on_the_greedy_path():
-    new_model, options = model("t5"), {"max_new": 6, "eos": ()}
+    new_model = model("t5")
+    options = {"max_new": 6, "eos": ()}
     output = generate(new_model, None, [[5, 7]], start=[0, 33, 4], temperature=0, **options).run()
     row = [0, 33, 4]
     with torch.no_grad():
@@ -157,7 +159,7 @@ def test_several_tokens_begin_a_target_on_the_greedy_path():
     assert output.tokens[0] == row[3:] == best.tokens
 
 
-def pooled(head: c.Head | None) -> c.Decoder:
+def pooled(head):
     return replace(tiny.DECODERS["llama"], head=head, pool=c.Pool("last", normalize=True))
 
 
@@ -175,18 +177,21 @@ def test_a_decoder_with_a_pool_generates_and_one_without_a_head_says_that_it_can
     first, second = (beam(item, None, [[5, 7, 9]], **options) for item in (with_pool, alone))
     assert first == second
     output = headless(torch.tensor([[5, 7, 9]]))
-    assert output.pooled.shape == (1, tiny.DIM) and output.logits.numel() == 0
+    assert output.pooled.shape == (1, tiny.DIM)
+    assert output.logits.numel() == 0
     for variant in (generate, beam):
-        with pytest.raises(UserError, match="no head over tokens"):
+        with mistake("no head over tokens"):
             variant(headless, None, [1], max_new=2)
 
 
 def test_a_prompt_is_done_when_as_many_have_ended_as_there_are_beams():
     # a longer one would be better
-    new_model, settings = model("gpt2"), {"beams": 1, "max_new": 12, "length_penalty": 9.0}
+    new_model = model("gpt2")
+    settings = {"beams": 1, "max_new": 12, "length_penalty": 9.0}
     tokens = beam(new_model, None, [[5, 7, 9]], eos=(), **settings)[0][0].tokens
     hypotheses = beam(new_model, None, [[5, 7, 9]], eos=tokens[3], **settings)[0][0]
-    assert hypotheses.tokens == tokens[: tokens.index(tokens[3]) + 1] and hypotheses.finish == "eos"
+    assert hypotheses.tokens == tokens[: tokens.index(tokens[3]) + 1]
+    assert hypotheses.finish == "eos"
 
 
 def test_a_beam_ends_where_the_context_does():
@@ -194,12 +199,14 @@ def test_a_beam_ends_where_the_context_does():
     for beams in (1, 3):
         hypotheses = beam(model("llama"), None, [prompt], beams=beams, eos=())[0][0]
         # the last one is never read back
-        assert len(hypotheses.tokens) == 3 and hypotheses.finish == "length"
+        assert len(hypotheses.tokens) == 3
+        assert hypotheses.finish == "length"
 
 
 def test_many_sources_are_answered_in_their_order():
     tokenizer = train_tokenizer("char", ["abcdefgh"], None, ("<pad>", "<s>", "</s>", "<unk>"))
-    new_model, sources = model("vaswani"), ["abcdefgh", "a", "hgfed", "cab", "bb"]
+    new_model = model("vaswani")
+    sources = ["abcdefgh", "a", "hgfed", "cab", "bb"]
     options = {"beams": 2, "max_new": 6}
     results = search(new_model, tokenizer, sources, batch=2, **options)
     for source, hypotheses in zip(sources, results, strict=True):
@@ -217,21 +224,24 @@ def test_a_source_too_long_is_refused_or_cut(name):
         return search(model, tokenizer, [text], beams=2, max_new=2, **options)[0][0]
 
     # eos closes a source; a decoder reads bos, source and what starts a target
-    room, long = 11 if name == "vaswani" else 10, "abcdefghabcdefgh"
-    with pytest.raises(UserError, match="context is 12"):
+    room = 11 if name == "vaswani" else 10
+    long = "abcdefghabcdefgh"
+    with mistake("context is 12"):
         best(long)
     for cut, saved in (("end", long[:room]), ("start", long[-room:])):
-        result, right = best(long, cut=cut), best(saved, cut=cut)
+        result = best(long, cut=cut)
+        right = best(saved, cut=cut)
         assert result.tokens == right.tokens
         assert result.score == pytest.approx(right.score, abs=1e-6)
-    with pytest.raises(UserError, match="cut is"):
+    with mistake("cut is"):
         best(long, cut="middle")
 
 
 @pytest.mark.parametrize("beams", [2, 3])
 def test_only_endings_among_the_best_count(beams):
     """Candidates behind the first ``beams`` of twice as many only take the place of ended ones."""
-    new_model, prompt = model("llama"), [5, 7, 9]
+    new_model = model("llama")
+    prompt = [5, 7, 9]
     with torch.no_grad():
         logits = new_model(torch.tensor([prompt])).logits[0, -1]
     likeliest = logits.topk(2 * beams).indices.tolist()
@@ -240,7 +250,8 @@ def test_only_endings_among_the_best_count(beams):
     # short ones are before long ones
     options = {"beams": beams, "best": beams, "max_new": 4, "length_penalty": 0.0}
     tokens = [h.tokens for h in beam(new_model, None, [prompt], eos=bounds, **options)[0]]
-    assert [likeliest[0]] in tokens and [likeliest[beams]] not in tokens
+    assert [likeliest[0]] in tokens
+    assert [likeliest[beams]] not in tokens
 
 
 def test_the_likeliest_of_a_large_vocabulary_are_all_found():
@@ -252,5 +263,6 @@ def test_the_likeliest_of_a_large_vocabulary_are_all_found():
         torch.arange(9.0) + 5,
     )
     best, places = _likeliest(logprobs, 8)
-    assert torch.equal(best, logprobs.topk(8)[0]) and torch.equal(logprobs.gather(1, places), best)
+    assert torch.equal(best, logprobs.topk(8)[0])
+    assert torch.equal(logprobs.gather(1, places), best)
     assert all(len(set(row)) == 8 for row in places.tolist())

@@ -6,30 +6,31 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from torch.testing import assert_close
 
 import glassformer
 import tiny
 from glassformer import config as c
-from glassformer.core.errors import UserError
-from glassformer.core.generation import Generation, generate
+from glassformer.core.generation import generate
 from glassformer.core.generation.session import Session
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
+from mistakes import mistake
 
-VOCAB, CONTEXT = 61, 48
+VOCAB = 61
+CONTEXT = 48
 
 
 def decoder(
-    position: c.Position,
-    mask_rule: c.MaskRule = c.Full(),
-    think: c.FeedForward = c.GatedMLP(48),
-    **attention: int,
-) -> c.Decoder:
+    position,
+    mask_rule=c.Full(),
+    think=c.GatedMLP(48),
+    **attention,
+):
     """Two small blocks; with a window, the second block sees everything."""
     blocks = tuple(
         c.Block(c.Attention(heads=4, mask=reach, **attention), think, c.RMSNorm())
@@ -41,7 +42,7 @@ def decoder(
     )
 
 
-KINDS: dict[str, c.Decoder] = {
+KINDS = {
     "rotary": decoder(c.Rotary(), kv_heads=2),
     "learned": decoder(c.Learned(CONTEXT)),
     "sinusoidal": decoder(c.Sinusoidal()),
@@ -60,39 +61,36 @@ PROMPTS = [
 
 
 @pytest.fixture(params=KINDS)
-def cfg(request: pytest.FixtureRequest) -> c.Decoder:
+def cfg(request):
     return KINDS[request.param]
 
 
 @pytest.fixture
-def model(cfg: c.Decoder) -> Model:
+def model(cfg):
     return build_model(cfg, seed=7).eval()
 
 
 @pytest.fixture(scope="module")
-def rotary() -> Model:
+def rotary():
     return build_model(KINDS["rotary"], seed=7).eval()
 
 
 @torch.no_grad()
-def recomputed(model: Model, ids: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+def recomputed(model, ids, count):
     """Greedy tokens without any cache, and the logits each was taken from."""
-    row, calls = list(ids), []
+    row = list(ids)
+    calls = []
     for _ in range(count):
         calls.append(model(torch.tensor([row])).logits[0, -1])
         row.append(int(calls[-1].argmax()))
     return row[len(ids) :], torch.stack(calls)
 
 
-def run(
-    model: Model, prompt: Any, count: int = 20, tokenizer: Any = None, **settings: Any
-) -> Generation:
+def run(model, prompt, count=20, tokenizer=None, **settings):
     return generate(model, tokenizer, prompt, max_new=count, **settings).run()
 
 
-def greedy(
-    model: Model, prompt: Any, count: int = 20, tokenizer: Any = None, **settings: Any
-) -> Generation:
+def greedy(model, prompt, count=20, tokenizer=None, **settings):
     return run(model, prompt, count, tokenizer, temperature=0, **settings)
 
 
@@ -103,11 +101,9 @@ def test_a_batch_with_a_cache_is_each_without(model):
     for number, prompt in enumerate(PROMPTS):
         tokens, logits = recomputed(model, prompt, 20)
         expected = logits.log_softmax(-1).amax(-1)
-        alone = greedy(model, prompt)
-        for result, row in ((alone, 0), (together, number)):
+        for result, row in ((greedy(model, prompt), 0), (together, number)):
             assert result.tokens[row] == tokens
-            logprobs = torch.tensor(result.logprobs[row])
-            torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+            assert_close(torch.tensor(result.logprobs[row]), expected, atol=1e-5, rtol=0)
 
 
 # ----------------------------------------------------------------------------------------- laws
@@ -118,14 +114,13 @@ SAMPLED = {"temperature": 1.3, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repet
 
 def test_sampling_in_a_batch_is_sampling_alone(model):
     together = run(model, PROMPTS, 15, seed=3, **SAMPLED).tokens
-    alone = [run(model, prompt, 15, seed=3, **SAMPLED).tokens[0] for prompt in PROMPTS]
-    assert together == alone and len(set(map(tuple, together))) == len(PROMPTS)
+    assert together == [run(model, prompt, 15, seed=3, **SAMPLED).tokens[0] for prompt in PROMPTS]
+    assert len(set(map(tuple, together))) == len(PROMPTS)
 
 
 def test_samples_are_the_prompt_given_again(model):
     forked = run(model, PROMPTS[:2], 12, samples=3, seed=5).tokens
-    repeated = [ids for ids in PROMPTS[:2] for _ in range(3)]
-    assert forked == run(model, repeated, 12, seed=5).tokens
+    assert forked == run(model, [ids for ids in PROMPTS[:2] for _ in range(3)], 12, seed=5).tokens
     assert len(set(map(tuple, forked))) == 6
 
 
@@ -137,7 +132,8 @@ def test_each_row_has_luck_of_its_own(rotary):
     output = run(model, [*PROMPTS, PROMPTS[0]], 12, samples=2, seed=0)
     assert len(set(map(tuple, output.tokens))) == len(output.rows)
     assert all(len(set(tokens)) > 3 for tokens in output.tokens)
-    assert output.seed == 0 and run(model, PROMPTS[1], 12, seed=0).tokens[0] == output.tokens[2]
+    assert output.seed == 0
+    assert run(model, PROMPTS[1], 12, seed=0).tokens[0] == output.tokens[2]
 
 
 def test_logits_are_fp32_whatever_the_model_is(rotary):
@@ -184,7 +180,8 @@ def test_rows_that_end_leave_the_others_alone(model):
 
 
 def test_one_token_costs_one_position(rotary, monkeypatch):
-    sizes, forward = [], type(rotary).forward
+    sizes = []
+    forward = type(rotary).forward
 
     def watched(self, tokens, **kwargs):
         sizes.append(tuple(tokens.shape))
@@ -194,14 +191,17 @@ def test_one_token_costs_one_position(rotary, monkeypatch):
     run(rotary, PROMPTS, 4, samples=2, seed=1)
     first, *others = sizes  # one prefill for all samples; the last token is not read back
     # in pages all rows lie side by side
-    assert first == (4, 12) and others in ([(8, 1)] * 3, [(1, 8)] * 3)
+    assert first == (4, 12)
+    assert others in ([(8, 1)] * 3, [(1, 8)] * 3)
 
 
 def test_dropout_sleeps_and_training_goes_on(rotary):
     model = build_model(tiny.with_dropout(rotary.config, 0.5), seed=7).train()
     output = generate(model, None, PROMPTS[0], max_new=9, temperature=0)
     for step in output:
-        assert model.training and torch.is_grad_enabled() and step.logprob <= 0
+        assert model.training
+        assert torch.is_grad_enabled()
+        assert step.logprob <= 0
     assert output.tokens == greedy(rotary, PROMPTS[0], 9).tokens
 
 
@@ -224,10 +224,10 @@ def test_eos_ends_a_row(rotary):
 
 def test_steps_tell_everything(rotary):
     output = generate(rotary, None, PROMPTS[:2], max_new=3, samples=2, seed=1)
-    assert output.texts == [""] * 4 and output.finishes == [None] * 4
+    assert output.texts == [""] * 4
+    assert output.finishes == [None] * 4
     steps = list(output)
-    places = [(step.index, step.row) for step in steps]
-    assert places == list(itertools.product(range(3), range(4)))
+    assert [(step.index, step.row) for step in steps] == list(itertools.product(range(3), range(4)))
     assert [step.finish for step in steps] == [None] * 8 + ["length"] * 4
     for row in output.rows:
         steps_of_row = [step for step in steps if step.row == row.number]
@@ -246,26 +246,27 @@ def test_steps_come_in_the_order_of_rows_whichever_end(rotary):
 class Digits:
     """A tokenizer with one character per id, whose eos is 0 and bos 1."""
 
-    size, unk = VOCAB, None
+    size = VOCAB
+    unk = None
     pad: int | None = None
     bos: int | None = 1
     eos: int | None = 0
     letters = "".join(map(chr, range(40, 40 + VOCAB)))
 
     @property
-    def for_source(self) -> Digits:
+    def for_source(self):
         return self
 
-    def encode(self, text: str, *, bos: bool = False, eos: bool = False) -> list[int]:
+    def encode(self, text, *, bos=False, eos=False):
         return [self.bos] * bos + [self.letters.index(letter) for letter in text] + [self.eos] * eos
 
-    def stream(self) -> Digits:
+    def stream(self):
         return self
 
-    def push(self, token: int) -> str:
+    def push(self, token):
         return self.letters[token]
 
-    def flush(self) -> str:
+    def flush(self):
         return ""
 
 
@@ -276,20 +277,25 @@ def test_text_in_text_out(rotary):
     tokenizer = Digits()
     ids = tokenizer.encode("HELLO", bos=True)
     expected = "".join(map(tokenizer.push, greedy(rotary, ids, 12).tokens[0]))
-    assert text().text == expected and text().rows[0].prompt == ids
+    assert text().text == expected
+    assert text().rows[0].prompt == ids
     steps = generate(rotary, tokenizer, "HELLO", max_new=12, temperature=0, eos=())
     assert "".join(step.text for step in steps) == expected
     stop = expected[4:7]
     cut = text(stop=["@@@@", stop])
     assert cut.text == expected[: expected.index(stop)]
-    assert cut.finishes == ["stop"] and len(cut.tokens[0]) == expected.index(stop) + 3
+    assert cut.finishes == ["stop"]
+    assert len(cut.tokens[0]) == expected.index(stop) + 3
     last = text(len(cut.tokens[0]), stop=stop)  # in the very last token
-    assert last.finishes == ["stop"] and last.text == cut.text
+    assert last.finishes == ["stop"]
+    assert last.text == cut.text
     # what might have begun a stop string is shown
     held = text(stop=expected[-2:] + "@@")
-    assert held.text == expected and held.finishes == ["length"]
+    assert held.text == expected
+    assert held.finishes == ["length"]
     many = text(prompt=["HELLO", None, "ME"])
-    assert many.texts[0] == expected and many.rows[1].prompt == [1]
+    assert many.texts[0] == expected
+    assert many.rows[1].prompt == [1]
     tokenizer.bos = tokenizer.eos
     # a border of documents is not a beginning
     assert generate(rotary, tokenizer, "HELLO").rows[0].prompt == ids[1:]
@@ -310,7 +316,7 @@ def test_only_what_the_tokenizer_can_write_is_drawn(rotary):
 
 
 @pytest.mark.parametrize(
-    ("prompt", "settings", "words"),
+    "prompt, settings, words",
     [
         ([], {}, "empty"),
         ([[3], []], {}, "empty"),
@@ -331,7 +337,7 @@ def test_only_what_the_tokenizer_can_write_is_drawn(rotary):
     ],
 )
 def test_one_clear_sentence(rotary, prompt, settings, words):
-    with pytest.raises(UserError, match=words):
+    with mistake(words):
         generate(rotary, None, prompt, **settings)
 
 
@@ -339,13 +345,13 @@ def test_no_prompt_is_the_beginning_and_an_empty_one_is_none(rotary):
     tokenizer = Digits()
     assert generate(rotary, tokenizer, None).rows[0].prompt == [tokenizer.bos]
     for empty in ("", ["HELLO", ""], []):
-        with pytest.raises(UserError, match="empty"):
+        with mistake("empty"):
             generate(rotary, tokenizer, empty)
     tokenizer.bos = None
     assert generate(rotary, tokenizer, None).rows[0].prompt == [tokenizer.eos]
     tokenizer.eos = None
     for nothing in (tokenizer, None):
-        with pytest.raises(UserError, match="no bos or eos"):
+        with mistake("no bos or eos"):
             generate(rotary, nothing, None)
 
 
@@ -353,14 +359,14 @@ def test_no_prompt_is_the_beginning_and_an_empty_one_is_none(rotary):
 
 
 def test_an_encoder_decoder_answers_its_source():
-    attention, init = c.Attention(heads=4), c.Init(std=0.15, embed_std=0.3, residual="plain")
+    attention = c.Attention(heads=4)
+    init = c.Init(std=0.15, embed_std=0.3, residual="plain")
     block = c.Block(attention, c.MLP(48), c.LayerNorm())
     encoder = c.Stack(2, (block,), c.RelativeBias(8, 16), causal=False)
     stack = c.Stack(2, (dataclasses.replace(block, cross=attention),), c.RelativeBias(8, 16))
     shape = c.EncoderDecoder(32, CONTEXT, c.Embed(VOCAB), encoder, stack, init=init)
     model = build_model(shape, seed=3).eval()
-    output = greedy(model, PROMPTS, 10, start=2)
-    for prompt, tokens in zip(PROMPTS, output.tokens, strict=True):
+    for prompt, tokens in zip(PROMPTS, greedy(model, PROMPTS, 10, start=2).tokens, strict=True):
         row = [2]
         with torch.no_grad():
             for _ in range(10):
@@ -372,13 +378,14 @@ def test_an_encoder_decoder_answers_its_source():
         for prompts in (PROMPTS[:2], *PROMPTS[:2])
     )
     assert samples == alone[0] + alone[1]
-    with pytest.raises(UserError, match="start=ID"):
+    with mistake("start=ID"):
         generate(model, None, PROMPTS)
     tokenizer = Digits()
     tokenizer.pad = 5
     row = generate(model, tokenizer, "HELLO").rows[0]
     # a source is closed, not opened
-    assert row.prompt == tokenizer.encode("HELLO", eos=True) and row.start == [1]
+    assert row.prompt == tokenizer.encode("HELLO", eos=True)
+    assert row.start == [1]
     tokenizer.bos = None
     assert generate(model, tokenizer, "HELLO").rows[0].start == [5]
 
@@ -426,7 +433,7 @@ def test_greedy_is_transformers(kind, penalty, tmp_path):
         with torch.no_grad():
             logits = reference(full).logits[0, len(ids) - 1 : -1]
         expected = logits.log_softmax(-1).gather(-1, full[0, len(ids) :, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=0)
+        assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=0)
 
 
 # ------------------------------------------------------------------------- a real trained model
@@ -443,9 +450,9 @@ def test_a_real_model_tells_its_story(shared_data):
     assert "".join(step.text for step in output) == output.text == STORY
     at = STORY.index(" She wanted")
     batch = greedy(model, [STORY[:at], None, "Lily"], 60, tokenizer, stop="too high")
-    assert batch.texts[0] == STORY[at:].removesuffix("too high") and batch.finishes[0] == "stop"
+    assert batch.texts[0] == STORY[at:].removesuffix("too high")
+    assert batch.finishes[0] == "stop"
     assert batch.texts[1] == STORY.removesuffix("too high")
     alone = greedy(model, "Lily", 60, tokenizer, stop="too high")
     assert batch.tokens[2] == alone.tokens[0]
-    text = tokenizer.decode(alone.rows[0].prompt + alone.tokens[0])
-    assert text.startswith("Lily" + alone.text)
+    assert tokenizer.decode(alone.rows[0].prompt + alone.tokens[0]).startswith("Lily" + alone.text)

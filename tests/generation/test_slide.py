@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 import glassformer
 from glassformer import config as c
-from glassformer.core.errors import UserError
 from glassformer.core.generation import generate
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
+from mistakes import mistake
 
 CONTEXT = 12
 
 
-def decoder(mask_rule: c.MaskRule = c.Full(), previous_token_embeddings: int = 0) -> Model:
+def decoder(mask_rule=c.Full(), previous_token_embeddings=0):
     block = c.Block(c.Attention(2, mask=mask_rule), c.GatedMLP(24), c.RMSNorm())
     stack = c.Stack(2, (block,), c.Rotary(), last_norm=c.RMSNorm())
     init = c.Init(std=0.2, embed_std=0.4, residual="plain")
@@ -33,10 +31,11 @@ def decoder(mask_rule: c.MaskRule = c.Full(), previous_token_embeddings: int = 0
     ).eval()
 
 
-def by_hand(model: Model, prompt: list[int], count: int) -> list[int]:
+def by_hand(model, prompt, count):
     """The likeliest tokens one by one, without a cache: where the context is full its last half is
     all there is."""
-    window, outputs = list(prompt), []
+    window = list(prompt)
+    outputs = []
     while len(outputs) < count:
         if len(window) > CONTEXT:
             window = window[-(CONTEXT // 2) :]
@@ -70,7 +69,8 @@ def test_a_slid_context_says_what_the_model_says_after_its_last_half(model):
 
 
 def test_a_prompt_longer_than_the_context_slides_too(folder, terminal):
-    model, prompt = decoder(), [1, 2, 3, 4, 5] * 8
+    model = decoder()
+    prompt = [1, 2, 3, 4, 5] * 8
     output = generate(model, None, [prompt, [1, 2]], max_new=20, temperature=0.0, slide=True).run()
     assert output.tokens == [by_hand(model, prompt, 20), by_hand(model, [1, 2], 20)]
     line = f"generate {folder} {'abc' * 20}"
@@ -79,12 +79,12 @@ def test_a_prompt_longer_than_the_context_slides_too(folder, terminal):
 
 
 def test_what_cannot_slide():
-    with pytest.raises(UserError, match="needs max_new"):
+    with mistake("needs max_new"):
         generate(decoder(), None, [1], max_new=None, slide=True)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     tokenizer = train_tokenizer("char", ["abcdefghijk"], specials=())
     glassformer.save(decoder(), tmp_path, tokenizer, layout="glassformer")
     return tmp_path

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from glassformer.core.errors import UserError
 from glassformer.learn import glossary, models
 from glassformer.learn.exercise import catalogue
+from mistakes import mistake
 
 ASKED = """
 attention, self-attention, cross-attention, multi-head attention, query, key, value, residual connection,
@@ -42,29 +42,30 @@ def live():
 
 @pytest.mark.parametrize("name", [" ".join(name.split()) for name in ASKED.split(",")])
 def test_every_term_of_the_course_is_there(name):
-    assert (
-        name in glossary.names()
-        and glossary.find(name.upper().replace("-", " ")) is glossary.names()[name]
-    )
+    assert name in glossary.names()
+    assert glossary.find(name.upper().replace("-", " ")) is glossary.names()[name]
 
 
 @pytest.mark.parametrize("term", TERMS, ids=[term.key for term in TERMS])
 def test_a_term_is_whole(term):
     source = (Path(glossary.PACKAGE) / term.code.path).read_text(encoding="utf-8")
-    assert source.count(term.code.text) == 1 and term.code.text in "".join(
-        source.splitlines()[term.code.line - 1 :]
-    )
-    assert term.sentence.endswith(".") and term.sentence[0].isupper() and term.formula
-    assert term.page and all(glossary.find(second) is not term for second in term.related)
+    assert source.count(term.code.text) == 1
+    assert term.code.text in "".join(source.splitlines()[term.code.line - 1 :])
+    assert term.sentence.endswith(".")
+    assert term.sentence[0].isupper()
+    assert term.formula
+    assert term.page
+    assert all(glossary.find(second) is not term for second in term.related)
     assert not term.exercise or term.exercise in {item.name for item in catalogue()}
     json.dumps(term.to_dict())
 
 
 def test_names_are_told_apart_and_in_the_order_of_the_road():
     message = [name.lower() for term in TERMS for name in (term.name, *term.also)]
-    assert len(message) == len(set(message)) and len({term.key for term in TERMS}) == len(TERMS)
+    assert len(message) == len(set(message))
+    assert len({term.key for term in TERMS}) == len(TERMS)
     assert [term.road for term in TERMS] == sorted(term.road for term in TERMS)
-    with pytest.raises(UserError, match="no longer has"):
+    with mistake("no longer has"):
         _ = glossary.Code("core.nn.layers", "nothing like this").line
 
 
@@ -74,7 +75,8 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?")
 @pytest.mark.parametrize("term", TERMS, ids=[term.key for term in TERMS])
 def test_a_live_number_is_computed(term, live):
     """The last digit may be another on another processor."""
-    computed, stored = live[term.key](), term.live
+    computed = live[term.key]()
+    stored = term.live
     assert set(live) == {term.key for term in TERMS}
     assert NUMBER.sub("#", computed) == NUMBER.sub("#", stored)
     numbers, expected = (
@@ -94,16 +96,12 @@ def test_numbers_are_the_models(live):
     assert f"{float(logits[-1].softmax(-1).max()):.4f}." in live["softmax"]()
     T = ids.shape[1]
     assert live["causal_mask"]().startswith(f"{T * (T - 1) // 2} of the {T * T} scores")
-    assert (
-        f"causally {T * (T + 1) // 2}." in live["prefix_lm"]()
-        and f"sees {T * (T + 1) // 2 + 6} pairs" in live["prefix_lm"]()
-    )
+    assert f"causally {T * (T + 1) // 2}." in live["prefix_lm"]()
+    assert f"sees {T * (T + 1) // 2 + 6} pairs" in live["prefix_lm"]()
     assert "0.6652, 0.2447, 0.0900" in live["softmax"]()
     assert "128 KiB a token in bf16 instead of 512." in live["grouped_query_attention"]()
-    assert (
-        "46.7 billion parameters" in live["mixture_of_experts"]()
-        and "12.9 of them" in live["mixture_of_experts"]()
-    )
+    assert "46.7 billion parameters" in live["mixture_of_experts"]()
+    assert "12.9 of them" in live["mixture_of_experts"]()
     assert "(0.5403, 0.8415)" in live["rotary_embedding"]()  # cos 1, sin 1
     assert "53.7." in live["bleu"]()
     models.real()[0].load_state_dict(
@@ -112,7 +110,7 @@ def test_numbers_are_the_models(live):
     assert models.greedy(*models.real()) != models.greedy(*_zeroed())  # a copy each time
 
 
-def _zeroed() -> tuple[object, object]:
+def _zeroed():
     model, tokenizer = models.real()
     model.load_state_dict({name: weight * 0 for name, weight in model.state_dict().items()})
     return model, tokenizer
@@ -132,19 +130,22 @@ def test_define_prints_it(words, terminal):
     assert output.startswith(
         "causal mask (also look-ahead mask, triangular mask)\n  Hides from each token"
     )
-    assert "core/config/mask_arrays.py, line " in output and "136 of the 289" in output
+    assert "core/config/mask_arrays.py, line " in output
+    assert "136 of the 289" in output
     assert "learn start causal-mask" in terminal.notes
 
 
 def test_define_as_json_and_as_a_list(terminal):
     data = terminal.json("define MQA")
-    assert data["name"] == "multi-query attention" and "live" in data and data["code"]["line"] > 1
+    assert data["name"] == "multi-query attention"
+    assert "live" in data
+    assert data["code"]["line"] > 1
     assert len(terminal.json("define")) == len(TERMS)
     assert "attention sink" in terminal("define")
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"),
+    "words, hint",
     [
         ("'casual mask'", 'Did you mean "causal mask"?'),
         ("'kv cash'", 'Did you mean "KV cache"?'),
@@ -174,7 +175,8 @@ def test_the_page_of_the_format_runs(tmp_path, terminal, capsys):
     (tmp_path / "double_it.py").write_text(exercise)
     path = tmp_path / "work" / "double_it.py"
     terminal(f"learn start double-it --out {path.parent} --exercises {tmp_path}")
-    text, check = path.read_text(), f"learn check {path} --exercises {tmp_path}"
+    text = path.read_text()
+    check = f"learn check {path} --exercises {tmp_path}"
     terminal(check, code=1)
     path.write_text(text.replace("raise NotImplementedError", "return x * x"))
     assert "Look at: twice is not squared" in terminal(check, code=1)

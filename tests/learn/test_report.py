@@ -13,7 +13,7 @@ X = torch.arange(6.0).view(2, 3)
 
 
 @pytest.mark.parametrize(
-    ("reference", "actual"),
+    "reference, actual",
     [
         (X.tolist(), X),
         (X.double(), X),
@@ -35,7 +35,7 @@ def test_the_same_in_another_form(reference, actual):
 
 
 @pytest.mark.parametrize(
-    ("reference", "actual", "message"),
+    "reference, actual, message",
     [
         (X + torch.eye(2, 3) * 0.5, X, "y[0, 0] is 0.5 and should be 0. 2 of 6 numbers differ."),
         (X.T, X, "y has the shape (3, 2) and should have (2, 3)."),
@@ -71,18 +71,23 @@ def test_a_slip_is_recognised_by_its_numbers():
 
 def test_nothing_that_a_learner_seeds_makes_the_inputs_known():
     torch.manual_seed(0)
-    report, second, again = CheckReport(1), CheckReport(2), CheckReport(1)
+    report = CheckReport(1)
+    second = CheckReport(2)
+    again = CheckReport(1)
     first = report.randn(3)
     torch.manual_seed(0)
-    assert difference("y", first, second.randn(3)) and not difference("y", first, again.randn(3))
-    assert report.rand(4).max() < 1 and set(report.randint(0, 2, (50,)).tolist()) == {0, 1}
+    assert difference("y", first, second.randn(3))
+    assert not difference("y", first, again.randn(3))
+    assert report.rand(4).max() < 1
+    assert set(report.randint(0, 2, (50,)).tolist()) == {0, 1}
     assert report.random.random() == again.random.random()
     report.say("good")
     assert report.good == ["good"]
 
 
 def test_a_part_that_changes_what_is_computed_and_a_result_that_is_no_pair_are_said():
-    report, values = CheckReport(0), [1.0]
+    report = CheckReport(0)
+    values = [1.0]
     with report.same("the sum", lambda: sum(values)) as before:
         values[:] = [0.5, 0.5]
     assert before == 1.0

@@ -30,7 +30,8 @@ def checker():
     ],
 )
 def test_what_waits_for_ever_is_stopped_by_the_wall(wait, checker, tmp_path):
-    start, path = time.monotonic(), tmp_path / "mine.py"
+    start = time.monotonic()
+    path = tmp_path / "mine.py"
     path.write_text(f"# exercise: causal-mask\ndef causal_mask(queries, keys):\n{wait}")
     result = checker.check(path, seconds=0.3)
     assert (
@@ -55,7 +56,8 @@ def test_a_seed_repeats_what_the_learners_code_draws_too(tmp_path):
     for _ in range(2):
         with Checker() as item:
             outputs.append(item.check(path, seed=1).message)
-    assert outputs[0] == outputs[1] and "before training[" in outputs[0]
+    assert outputs[0] == outputs[1]
+    assert "before training[" in outputs[0]
 
 
 def test_a_notebook_as_learners_leave_it(checker, tmp_path, terminal):
@@ -91,5 +93,4 @@ def test_a_notebook_as_learners_leave_it(checker, tmp_path, terminal):
         "error",
         "code cell 3, line 1",
     ) and "was never closed" in typo.message, typo
-    output = terminal(f"learn check {path}", code=1)
-    assert "code cell 3, line 1: '(' was never closed" in output
+    assert "code cell 3, line 1: '(' was never closed" in terminal(f"learn check {path}", code=1)

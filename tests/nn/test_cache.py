@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
-from glassformer.core.nn import KV, Cache, Model
+from glassformer.core.nn import KV, Cache
 from tiny import DECODERS, tokens
 
 
@@ -23,22 +23,22 @@ def _no_grad():
         yield
 
 
-def near(result: Tensor, expected: Tensor, tolerance: float = 2e-5) -> None:
-    torch.testing.assert_close(result, expected, rtol=0, atol=tolerance)
+def near(result, expected, tolerance=2e-5):
+    assert_close(result, expected, rtol=0, atol=tolerance)
 
 
 class Walk:
     """Three rows read at random into a cache, and what a reader without one would hold of each."""
 
-    def __init__(self, model: Model, seed: int) -> None:
+    def __init__(self, model, seed):
         self.model, self.cache, self.draw = model, Cache(model.config), random.Random(seed)
         # (token, position) of each row
-        self.rows: list[list[tuple[int, int]]] = [[] for _ in range(3)]
+        self.rows = [[] for _ in range(3)]
 
-    def last_positions(self) -> list[int]:
+    def last_positions(self):
         return [row[-1][1] if row else -1 for row in self.rows]
 
-    def forward(self, stored: list[list[tuple[int, int]]], explicit_pos: bool) -> None:
+    def forward(self, stored, explicit_pos):
         """One chunk: each row's (token, position), -1 where there is nothing; positions are told or
         left out."""
         ids, pos = torch.tensor(stored).unbind(-1)
@@ -49,7 +49,7 @@ class Walk:
                 full, places = torch.tensor(row).T[:, None]
                 near(result[real], self.model(full, pos=places).logits[0, -count:])
 
-    def chunk(self, least: int = 0) -> None:
+    def chunk(self, least=0):
         """Reads as many tokens as come to each row, padding behind them, at positions that may skip
         some."""
         totals = [self.draw.randint(least, max(least, 5)) for _ in self.rows]
@@ -64,7 +64,7 @@ class Walk:
             stored.append(padding + row if left else row + padding)
         self.forward(stored, explicit_pos=True)
 
-    def onward(self) -> None:
+    def onward(self):
         """The same number of tokens in each row, positions left to the cache."""
         count = self.draw.choice((1, 1, 4))
         stored = [
@@ -73,7 +73,7 @@ class Walk:
         ]
         self.forward(stored, explicit_pos=False)
 
-    def mix(self) -> None:
+    def mix(self):
         order = [self.draw.randrange(3) for _ in range(3)]
         self.cache.select(torch.tensor(order))
         self.rows = [list(self.rows[number]) for number in order]
@@ -109,8 +109,11 @@ def test_a_ring_of_gaps_keeps_what_its_positions_say():
 def test_a_batch_gets_smaller_within_its_own_memory(name, order):
     """Rows that stay in order, or come from further down, are moved up; nothing else is copied."""
     model = tiny.model(DECODERS[name])
-    cache, prompts, new = Cache(model.config), tokens(4, 12), tokens(len(order), 70, seed=2)[:, :3]
-    lengths, pos = torch.tensor([[12], [9], [11], [5]]), torch.arange(12)[None]
+    cache = Cache(model.config)
+    prompts = tokens(4, 12)
+    new = tokens(len(order), 70, seed=2)[:, :3]
+    lengths = torch.tensor([[12], [9], [11], [5]])
+    pos = torch.arange(12)[None]
     model(prompts, pos=pos.where(pos < lengths, -1), cache=cache)
     layers = [kv for kv, _ in cache.layers if isinstance(kv, KV)]
     places = [x.data_ptr() for kv in layers for x in (kv.k, kv.v)]
@@ -148,7 +151,7 @@ def test_a_state_is_its_documents_own(name, engine):
 # ------------------------------------------------------------------------------------- bf16
 
 
-def unusual(config: c.Decoder) -> c.Decoder:
+def unusual(config):
     """The same with another scale of the scores than 1 / sqrt(head_dim)."""
     if not isinstance(config.decoder, c.Stack):
         return config
@@ -159,7 +162,7 @@ def unusual(config: c.Decoder) -> c.Decoder:
     return replace(config, decoder=replace(config.decoder, pattern=pattern))
 
 
-def error(result: Tensor, exact: Tensor) -> float:
+def error(result, exact):
     """The median over tokens of how far logits are off (rms): an expert that is chosen otherwise is
     one token's."""
     return float((result.double() - exact).square().mean(-1).sqrt().median())
@@ -170,16 +173,21 @@ def test_in_bf16_a_cache_errs_as_the_readable_engine_does(name):
     """Twice as much at most: each way rounds the same values, at other places. One path lost is
     tenfold."""
     model = tiny.model(unusual(DECODERS[name])).bfloat16()
-    exact, law, ids = copy.deepcopy(model).double(), copy.deepcopy(model), tokens()
+    exact = copy.deepcopy(model).double()
+    law = copy.deepcopy(model)
+    ids = tokens()
     exact.engine = law.engine = "eager"
-    true, pos = exact(ids).logits, torch.arange(20)[None]
+    true = exact(ids).logits
+    pos = torch.arange(20)[None]
     bound = 2 * error(law(ids).logits, true)
     cache = Cache(model.config)
     cached = [model(piece, cache=cache).logits for piece in ids.split([7, 1, 1, 6, 1, 4], 1)]
     for logits in (torch.cat(cached, 1), model(ids).logits):
         assert error(logits, true) <= bound
     # as prompts of unlike lengths are padded
-    cache, starts, sizes = Cache(model.config), [0, 2, 5], [9, 1, 1, 6, 3]
+    cache = Cache(model.config)
+    starts = [0, 2, 5]
+    sizes = [9, 1, 1, 6, 3]
     pos = (pos - torch.tensor(starts)[:, None]).clamp(min=-1)
     pieces = zip(ids.split(sizes, 1), pos.split(sizes, 1), strict=True)
     padded = torch.cat(
@@ -196,7 +204,9 @@ def test_a_window_longer_than_the_context_takes_no_memory_before_tokens_come(siz
     attention = replace(cfg.decoder.block(0).attention, mask=c.Window(size))
     stack = replace(cfg.decoder, pattern=(replace(cfg.decoder.block(0), attention=attention),))
     model = tiny.model(replace(cfg, decoder=stack))
-    cache, ids = Cache(model.config), tokens(1, 12)
+    cache = Cache(model.config)
+    ids = tokens(1, 12)
     cached = torch.cat([model(chunk, cache=cache).logits for chunk in ids.split(4, 1)], 1)
     near(cached, model(ids).logits)
-    assert all(kv.k.shape[2] <= 64 for kv, _ in cache.layers) and not cache.evicts
+    assert all(kv.k.shape[2] <= 64 for kv, _ in cache.layers)
+    assert not cache.evicts

@@ -15,13 +15,15 @@ from glassformer.core.nn import Cache, Mask, build_model
 from tiny import DECODERS, VOCAB
 
 PLAIN = ("gpt2", "llama", "qwen3")
-START, NEW = 10, 20  # within the 64 columns that a cache begins with
+START = 10
+NEW = 20  # within the 64 columns that a cache begins with
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """Keys, values and options of each call of the fused kernel."""
-    kernel, noted = F.scaled_dot_product_attention, []
+    kernel = F.scaled_dot_product_attention
+    noted = []
 
     def watched(q, k, v, **options):
         noted.append((k.data_ptr(), v.data_ptr(), options))
@@ -49,7 +51,8 @@ def test_a_token_over_a_plain_cache_reaches_the_unmasked_kernel_and_copies_nothi
     assert [call[:2] for call in calls] == places * NEW  # the kernel reads the buffers themselves
     assert [(kv.k.data_ptr(), kv.v.data_ptr()) for kv, _ in cache.layers] == places
     for *_, options in calls:
-        assert options.get("attn_mask") is None and not options.get("is_causal")
+        assert options.get("attn_mask") is None
+        assert not options.get("is_causal")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

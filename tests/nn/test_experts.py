@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
 from glassformer.core.nn import Flow, Tape, build, build_model
-from glassformer.core.nn.experts import MoE
 from glassformer.core.training import optimizer as muon
 
 C = 32
@@ -21,33 +21,30 @@ PLAIN = c.MoE(4, 2, c.MLP(24, "gelu"))
 GATED = c.MoE(4, 2, c.GatedMLP(64))
 
 
-def mixture(cfg: c.MoE, dtype: torch.dtype = torch.float32) -> MoE:
+def mixture(cfg, dtype=torch.float32):
     torch.manual_seed(0)
-    result: MoE = build(cfg, C)
+    result = build(cfg, C)
     result.path = "ffn"
     for weight in result.parameters():
         nn.init.normal_(weight, std=0.3)
     return result.to(dtype)
 
 
-def flow_of(
-    x: Tensor, lengths: list[int] | None = None, engine: str = "sdpa", tape: Tape | None = None
-) -> Flow:
+def flow_of(x, lengths=None, engine="sdpa", tape=None):
     pos = torch.arange(x.shape[1])[None]
     if lengths is not None:
         pos = torch.where(pos < torch.tensor(lengths)[:, None], pos, -1)
     return Flow(pos, contiguous=lengths is None, engine=engine, tape=tape)
 
 
-def random_input(rows: int = 3, length: int = 20, dtype: torch.dtype = torch.float32) -> Tensor:
+def random_input(rows=3, length=20, dtype=torch.float32):
     return torch.randn(rows, length, C, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-def everything(
-    cfg: c.MoE, engine: str, dtype: torch.dtype, lengths: list[int] | None, length: int = 20
-) -> list[Tensor]:
+def everything(cfg, engine, dtype, lengths, length=20):
     """Output and the gradients of x and of every weight, of one training step."""
-    result, x = mixture(cfg, dtype), random_input(length=length, dtype=dtype).requires_grad_()
+    result = mixture(cfg, dtype)
+    x = random_input(length=length, dtype=dtype).requires_grad_()
     flow = flow_of(x, lengths, engine)
     torch.manual_seed(2)
     write = result(x, flow)
@@ -55,8 +52,9 @@ def everything(
     loss = (write * real * random_input(length=length, dtype=dtype).flip(0)).sum()
     sum(flow.aux.values(), loss).backward()
     grads = [weight.grad for weight in result.parameters()]
-    assert x.grad is not None and None not in grads
-    return [write.detach(), x.grad, *grads]  # type: ignore[list-item]
+    assert x.grad is not None
+    assert None not in grads
+    return [write.detach(), x.grad, *grads]
 
 
 KINDS = {
@@ -83,7 +81,7 @@ def test_side_by_side_is_the_slow_loop(name, lengths):
         exact = dtype == torch.float32 and name not in ("three", "biased")
         tolerance = 0.0 if exact else 1e-12 if dtype == torch.float64 else 1e-5
         for result, expected in zip(slow, fast, strict=True):
-            torch.testing.assert_close(result, expected, rtol=0.0, atol=tolerance)
+            assert_close(result, expected, rtol=0.0, atol=tolerance)
     assert torch.equal(slow[0], fast[0])
 
 
@@ -103,14 +101,18 @@ def test_made_up_rows_change_nothing_but_rounding():
 
 
 def test_capacity_turns_away_the_last_of_the_second_choices():
-    steps, x = mixture(replace(PLAIN, capacity_factor=0.7)).train(), random_input()
+    steps = mixture(replace(PLAIN, capacity_factor=0.7)).train()
+    x = random_input()
     tape = Tape("ffn.chosen", "ffn.weight")
     flow = flow_of(x, tape=tape)
     write = steps(x, flow)
-    chosen, weight = tape["ffn.chosen"].flatten(0, 1), tape["ffn.weight"].flatten(0, 1)
+    chosen = tape["ffn.chosen"].flatten(0, 1)
+    weight = tape["ffn.weight"].flatten(0, 1)
     room = math.floor(2 * 0.7 * 60 / 4)
     room += room % 2
-    taken, expected, dropped = [0] * 4, torch.zeros(60, C), 0
+    taken = [0] * 4
+    expected = torch.zeros(60, C)
+    dropped = 0
     for slot in range(2):  # every token's first choice comes before anyone's second
         for token, vector in enumerate(x.flatten(0, 1)):
             expert = int(chosen[token, slot])
@@ -119,7 +121,7 @@ def test_capacity_turns_away_the_last_of_the_second_choices():
             dropped += taken[expert] >= room
             taken[expert] += 1
     assert dropped > 10
-    torch.testing.assert_close(write.flatten(0, 1), expected, rtol=0.0, atol=1e-4)
+    assert_close(write.flatten(0, 1), expected, rtol=0.0, atol=1e-4)
     assert float(flow.metrics["dropped"]) == pytest.approx(dropped / 120)
     unused = steps.eval()(x, flow_of(x))
     assert torch.equal(unused, mixture(PLAIN).eval()(x, flow_of(x)))
@@ -127,7 +129,8 @@ def test_capacity_turns_away_the_last_of_the_second_choices():
 
 
 def test_there_is_always_room_for_four():
-    steps, x = mixture(replace(PLAIN, capacity_factor=0.001)).train(), random_input()
+    steps = mixture(replace(PLAIN, capacity_factor=0.001)).train()
+    x = random_input()
     flow = flow_of(x)
     steps(x, flow)
     load = (flow.metrics["load"][0] * 120).round()
@@ -138,33 +141,37 @@ def test_there_is_always_room_for_four():
 def test_padding_takes_no_room_and_counts_nowhere(capacity):
     steps = mixture(replace(GATED, capacity_factor=capacity, balance_loss=0.1, z_loss=0.1)).train()
     x = random_input(4, 20)
-    alone, flow = x[:, :12], flow_of(x[:, :12])
+    alone = x[:, :12]
+    flow = flow_of(x[:, :12])
     write = steps(alone, flow)
     padded = flow_of(x, [12] * 4)
     result = steps(x, padded)
-    torch.testing.assert_close(result[:, :12], write, rtol=0.0, atol=1e-5)
+    assert_close(result[:, :12], write, rtol=0.0, atol=1e-5)
     assert result[:, 12:].abs().max() == 0
     for name in ("balance", "z"):
-        torch.testing.assert_close(padded.aux[name], flow.aux[name])
+        assert_close(padded.aux[name], flow.aux[name])
     for name in ("load", "entropy", "dropped"):
-        torch.testing.assert_close(padded.metrics[name], flow.metrics[name])
+        assert_close(padded.metrics[name], flow.metrics[name])
 
 
 def test_losses_and_facts_by_hand():
     steps = mixture(replace(PLAIN, balance_loss=0.3, z_loss=0.2)).train()
-    x, tape = random_input(), Tape("*")
+    x = random_input()
+    tape = Tape("*")
     flow = flow_of(x, tape=tape)
     steps(x, flow)
-    logits, chosen = tape["ffn.router"].double().flatten(0, 1), tape["ffn.chosen"].flatten()
-    share, load = logits.softmax(-1), torch.bincount(chosen, minlength=4) / chosen.numel()
-    torch.testing.assert_close(flow.metrics["load"], load[None])
+    logits = tape["ffn.router"].double().flatten(0, 1)
+    chosen = tape["ffn.chosen"].flatten()
+    share = logits.softmax(-1)
+    load = torch.bincount(chosen, minlength=4) / chosen.numel()
+    assert_close(flow.metrics["load"], load[None])
     for actual, expected in (
         (flow.metrics["entropy"], -(share * share.log()).sum(-1).mean()),
         (flow.metrics["dropped"], torch.tensor(0.0)),
         (flow.aux["balance"].detach(), 0.3 * 4 * (load * share.mean(0)).sum()),
         (flow.aux["z"].detach(), 0.2 * logits.exp().sum(-1).log().square().mean()),
     ):
-        torch.testing.assert_close(float(actual), float(expected))
+        assert_close(float(actual), float(expected))
 
 
 def test_noise_has_a_learnt_size_and_only_training_hears_it():
@@ -174,32 +181,36 @@ def test_noise_has_a_learnt_size_and_only_training_hears_it():
         result(x, flow_of(x, tape=tape))
         return tape["ffn.router"]
 
-    result, x = mixture(replace(GATED, noise=True)), random_input()
+    result = mixture(replace(GATED, noise=True))
+    x = random_input()
     clean = x @ result.router.weight.mT
     result.eval()
     assert torch.equal(router(0), router(1))
     result.train()
     size = torch.nn.functional.softplus(x @ result.noise.weight.mT)
     drawn = ((router(0) - clean) / size).detach().flatten()
-    assert abs(float(drawn.mean())) < 0.2 and 0.8 < float(drawn.std()) < 1.2
+    assert abs(float(drawn.mean())) < 0.2
+    assert 0.8 < float(drawn.std()) < 1.2
     with torch.no_grad():
         result.noise.weight.zero_()
     noisy = router(3)
     torch.manual_seed(3)
-    torch.testing.assert_close(noisy, clean + math.log(2) * torch.randn(clean.shape))
+    assert_close(noisy, clean + math.log(2) * torch.randn(clean.shape))
 
 
 def test_every_token_meets_the_shared_expert():
-    model, x = mixture(KINDS["shared"]).eval(), random_input()
+    model = mixture(KINDS["shared"]).eval()
+    x = random_input()
     shared = model.shared
     write = model(x, flow_of(x))
     model.shared = None
-    torch.testing.assert_close(write, model(x, flow_of(x)) + shared(x, flow_of(x)))
+    assert_close(write, model(x, flow_of(x)) + shared(x, flow_of(x)))
 
 
 def test_one_token_meets_its_own_experts_alone():
     model = mixture(GATED).eval()
-    x, tape = random_input(1, 6), Tape("*.chosen")
+    x = random_input(1, 6)
+    tape = Tape("*.chosen")
     full = model(x, flow_of(x, tape=tape))
     for at in range(6):
         strange = sorted(set(range(4)) - set(tape["ffn.chosen"][0, at].tolist()))
@@ -208,18 +219,21 @@ def test_one_token_meets_its_own_experts_alone():
             for table in (spoilt.up, spoilt.gate, spoilt.down):
                 table[strange] = math.nan
             item = spoilt(x[:, at : at + 1], flow_of(x[:, :1]))
-        torch.testing.assert_close(item, full[:, at : at + 1], rtol=0.0, atol=1e-5)
+        assert_close(item, full[:, at : at + 1], rtol=0.0, atol=1e-5)
 
 
 def test_the_router_thinks_in_fp32():
-    result, x, tape = mixture(GATED, torch.bfloat16), random_input(dtype=torch.bfloat16), Tape("*")
-    full, exact = mixture(GATED), mixture(GATED)(random_input(), flow_of(random_input()))
+    result = mixture(GATED, torch.bfloat16)
+    x = random_input(dtype=torch.bfloat16)
+    tape = Tape("*")
+    full = mixture(GATED)
+    exact = mixture(GATED)(random_input(), flow_of(random_input()))
     with torch.autocast("cpu", torch.bfloat16):
         write = result(x, flow_of(x, tape=tape))
         rounded = full(random_input(), flow_of(random_input()))
     assert tape["ffn.router"].dtype == tape["ffn.weight"].dtype == torch.float32
     assert write.dtype == torch.bfloat16
-    torch.testing.assert_close(tape["ffn.router"], x.float() @ result.router.weight.float().mT)
+    assert_close(tape["ffn.router"], x.float() @ result.router.weight.float().mT)
     assert float((rounded - exact).abs().max()) < 0.03 * float(exact.abs().max())
 
 
@@ -227,7 +241,9 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere():
     def edited(name, change):
         return model(x, flow_of(x, tape=Tape(edits={name: lambda path, value: change(value)})))
 
-    model, x, tape = mixture(GATED).eval(), random_input(), Tape("*")
+    model = mixture(GATED).eval()
+    x = random_input()
+    tape = Tape("*")
     unedited = model(x, flow_of(x))
     assert torch.equal(model(x, flow_of(x, tape=tape)), unedited)
     widths = {"in": (C,), "router": (4,), "weight": (2,), "chosen": (2,), "write": (C,)}
@@ -235,18 +251,20 @@ def test_the_tape_sees_each_token_and_an_edit_sends_it_elsewhere():
     assert {name: tuple(value.shape) for name, value in tape.records.items()} == {
         f"ffn.{name}": (3, 20, *width) for name, width in widths.items()
     }
-    expert, token = int(tape["ffn.chosen"][1, 7, 1]), x[1, 7]
+    expert = int(tape["ffn.chosen"][1, 7, 1])
+    token = x[1, 7]
     gate = torch.nn.functional.silu(token @ model.gate[expert].mT)
     observed = gate * (token @ model.up[expert].mT)
-    torch.testing.assert_close(tape["ffn.hidden"][1, 7, 1], observed)
+    assert_close(tape["ffn.hidden"][1, 7, 1], observed)
     assert not torch.allclose(
         edited("*.chosen", lambda value: (value + 1) % 4), unedited, atol=1e-2
     )
     assert edited("*.hidden", lambda value: value * 0).abs().max() == 0
     with torch.no_grad():  # a single token, as in decoding
-        alone, item = Tape("*.hidden"), x[1:2, 7:8]
+        alone = Tape("*.hidden")
+        item = x[1:2, 7:8]
         assert torch.equal(model(item, flow_of(item, tape=alone)), model(item, flow_of(item)))
-    torch.testing.assert_close(alone["ffn.hidden"][0, 0, 1], observed)
+    assert_close(alone["ffn.hidden"][0, 0, 1], observed)
 
 
 def test_facts_of_every_mixture_reach_the_output():
@@ -258,7 +276,7 @@ def test_facts_of_every_mixture_reach_the_output():
         "entropy": (4,),
         "dropped": (4,),
     }
-    torch.testing.assert_close(metrics["load"].sum(-1), torch.ones(4))
+    assert_close(metrics["load"].sum(-1), torch.ones(4))
     assert metrics["load"][0::2, 4:].abs().max() == 0  # four of the six exist
     assert not any(value.requires_grad for value in metrics.values())
     assert not model.eval()(tiny.tokens()).metrics
@@ -269,13 +287,14 @@ def test_an_encoders_mixtures_are_heard_too():
     block = replace(base.encoder.pattern[0], feedforward=replace(PLAIN, balance_loss=0.1))
     mixed = replace(base, encoder=replace(base.encoder, pattern=(block,)))
     out = build_model(mixed, seed=1)(tiny.tokens(), tiny.tokens(3, 9))
-    assert float(out.aux["balance"]) > 0 and out.metrics["load"].shape == (2, 4)
+    assert float(out.aux["balance"]) > 0
+    assert out.metrics["load"].shape == (2, 4)
 
 
 def test_muon_takes_a_stack_as_its_matrices():
-    draw = torch.Generator().manual_seed(0)
-    start, *grads = torch.randn(4, 3, 24, 16, generator=draw)
-    stack, apart = nn.Parameter(start.clone()), [nn.Parameter(matrix.clone()) for matrix in start]
+    start, *grads = torch.randn(4, 3, 24, 16, generator=torch.Generator().manual_seed(0))
+    stack = nn.Parameter(start.clone())
+    apart = [nn.Parameter(matrix.clone()) for matrix in start]
     actual = muon.Muon([{"params": [stack], "lr": 0.1, "weight_decay": 0.1}], 0.9)
     reference = torch.optim.Muon(apart, 0.1, 0.1, 0.9, adjust_lr_fn="match_rms_adamw")
     for grad in grads:

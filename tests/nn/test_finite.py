@@ -4,10 +4,7 @@ messages are tame."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,25 +13,25 @@ import tiny
 from glassformer import UserError, generation
 from glassformer import config as c
 from glassformer import sight as inspection
-from glassformer.core.nn import Model, build_model, finite
+from glassformer.core.nn import build_model, finite
 from glassformer.core.nn.finite import is_finite, must_be_finite
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.tasks import evaluation, predictions, translation
+from mistakes import mistake
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "sat", "on", "mat", "."]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    folder: Path = tmp_path_factory.mktemp("words")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("words")
     (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
     return open_tokenizer(folder)
 
 
-def model(shape: c.Model, name: str, value: float) -> Model:
+def model(shape, name, value):
     """A model with one number of one weight that is not finite."""
     model = build_model(replace(shape, embed=replace(shape.embed, vocab=len(WORDS))), seed=1).eval()
     with torch.no_grad():
@@ -45,10 +42,12 @@ def model(shape: c.Model, name: str, value: float) -> Model:
 CAT = "the cat sat"
 
 
-LLAMA, GPT2 = tiny.DECODERS["llama"], tiny.DECODERS["gpt2"]
+LLAMA = tiny.DECODERS["llama"]
+GPT2 = tiny.DECODERS["gpt2"]
 PAIR = replace(tiny.vaswani(), head=c.Head(tied=False))
-LABELS, VECTOR = tiny.bert(), replace(tiny.bert(), pool=c.Pool("mean"))
-ANSWERS: dict[str, tuple[c.Model, str, Callable[[Any, Any], Any]]] = {
+LABELS = tiny.bert()
+VECTOR = replace(tiny.bert(), pool=c.Pool("mean"))
+ANSWERS = {
     "generate": (
         LLAMA,
         "decoder.blocks.1.attn.v.weight",
@@ -80,16 +79,15 @@ ANSWERS: dict[str, tuple[c.Model, str, Callable[[Any, Any], Any]]] = {
 @pytest.mark.parametrize("verb", ANSWERS)
 def test_no_answer_comes_of_what_is_no_number(verb, value, tokenizer):
     shape, name, answer = ANSWERS[verb]
-    with pytest.raises(
-        UserError,
-        match=rf"^((en|de)coder\.)?{name} holds NaN or infinite numbers.*load another checkpoint",
+    with mistake(
+        rf"^((en|de)coder\.)?{name} holds NaN or infinite numbers.*load another checkpoint"
     ):
         answer(model(shape, name, value), tokenizer)
 
 
 def test_weights_too_large_for_the_dtype():
     model = build_model(tiny.DECODERS["llama"], seed=1)
-    with pytest.raises(UserError, match=r"though its weights are not.*float32"):
+    with mistake(r"though its weights are not.*float32"):
         must_be_finite(model, torch.tensor([1.0, math.nan]))
     must_be_finite(model, torch.ones(2), torch.ones(0))
 
@@ -97,14 +95,15 @@ def test_weights_too_large_for_the_dtype():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_finite(dtype):
     many = torch.full((70_000,), torch.finfo(dtype).max, dtype=dtype)  # whose sum is not finite
-    assert is_finite(many) and is_finite(many[:0])
+    assert is_finite(many)
+    assert is_finite(many[:0])
     for value in (math.nan, math.inf, -math.inf):
         many[40_000] = value
         assert not is_finite(many)
 
 
 @pytest.mark.parametrize("layout", ["hf", "glassformer"])
-@pytest.mark.parametrize(("shape", "piece"), [("llama", "q_proj"), ("gpt2", "c_attn")])
+@pytest.mark.parametrize("shape, piece", [("llama", "q_proj"), ("gpt2", "c_attn")])
 def test_files_that_are_read_are_refused_by_the_name_in_them(
     shape, piece, layout, tmp_path, monkeypatch
 ):
@@ -112,9 +111,9 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
     store.save(bad, tmp_path, layout=layout)
     name = r"blocks\.1\.attn\.q\.weight" if layout == "glassformer" else piece
     message = f"{name}.* holds numbers that are NaN, infinite or too large for float32"
-    with pytest.raises(UserError, match=message):
+    with mistake(message):
         store.load(tmp_path)
-    with pytest.raises(UserError, match=name):
+    with mistake(name):
         Checkpoint.open(tmp_path).model_as(bad.config)
     monkeypatch.setattr("glassformer.formats.mapped.SMALL", 0)  # mapped: nobody has read them yet
     with pytest.raises(UserError, match=name):
@@ -122,7 +121,7 @@ def test_files_that_are_read_are_refused_by_the_name_in_them(
     mapped, _ = store.load(tmp_path)
     # and again: attention on a CPU makes zeros of NaN scores, so the answer would be finite
     for _ in range(2):
-        with pytest.raises(UserError, match=r"decoder.blocks.1.attn.q.weight holds NaN"):
+        with mistake(r"decoder.blocks.1.attn.q.weight holds NaN"):
             generation.generate(mapped, None, [[1, 2, 3]]).run()
 
 
@@ -145,7 +144,7 @@ def test_numbers_too_large_for_the_dtype_asked_for(tmp_path):
         model(tiny.DECODERS["llama"], "decoder.blocks.1.attn.v.weight", 1e30), tmp_path / "m"
     )
     store.load(tmp_path / "m")
-    with pytest.raises(UserError, match="too large for float16"):
+    with mistake("too large for float16"):
         store.load(tmp_path / "m", dtype="float16")
 
 
@@ -156,10 +155,13 @@ def test_a_message_cannot_steer_a_terminal_nor_fill_it():
     message = str(
         UserError("says \x1b[2J\x1b]0;owned\x07 and\nmore\r\u202e ünïcode 漢字 \ud800; fix")
     )
-    assert message.isprintable() and "\\x1b[2J" in message
+    assert message.isprintable()
+    assert "\\x1b[2J" in message
     assert "and\\nmore\\r\\u202e ünïcode 漢字 \\ud800; fix" in message
     for filler in ("x", "\x1b", "漢"):
         message = str(UserError(f"begins {filler * 5000} ends."))
-        assert len(message) <= 1500 and message.isprintable()
-        assert message.startswith("begins ") and message.endswith(" ends.")
+        assert len(message) <= 1500
+        assert message.isprintable()
+        assert message.startswith("begins ")
+        assert message.endswith(" ends.")
     assert str(UserError("x" * 1500)) == "x" * 1500

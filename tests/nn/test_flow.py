@@ -28,7 +28,7 @@ MODELS = {
 }
 
 
-def losses(model: torch.nn.Module) -> list[float]:
+def losses(model):
     """The auxiliary losses of one batch, and the size of the first router's gradient, most of which
     comes of them."""
     out = model(*[tiny.tokens()] * (2 if hasattr(model, "encoder") else 1))
@@ -39,7 +39,7 @@ def losses(model: torch.nn.Module) -> list[float]:
     return [*(loss.item() for _, loss in sorted(out.aux.items())), grad.norm().item()]
 
 
-def wrapped_losses(mesh: object, name: str) -> list[float]:
+def wrapped_losses(mesh, name):
     """The same where FSDP2 wraps each block, in one of several processes."""
     model = build_model(MODELS[name], seed=1)
     sides = [getattr(model, side) for side in ("encoder", "decoder") if hasattr(model, side)]

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
-from glassformer.core.nn import Cache, Model, Tape
+from glassformer.core.nn import Cache, Tape
 from glassformer.core.nn.layers import ACTIVATIONS
-from glassformer.core.nn.model import Block
 from glassformer.fast import prepacked
 from glassformer.sight import paths
 
 Look = Callable[[str, Tensor], Tensor]
 ALONE = c.Stack(2, (c.Block(c.Attention(4), None, None),))
-FAMILIES: dict[str, c.Model] = {
+FAMILIES = {
     "gpt2": tiny.gpt2(),
     "llama": tiny.decoder(tiny.block(c.Attention(4, 2), c.GatedMLP(64)), position=c.Sinusoidal()),
     "parallel": tiny.decoder(tiny.block(place="parallel"), position=c.Learned(tiny.CONTEXT)),
@@ -40,16 +40,16 @@ FAMILIES: dict[str, c.Model] = {
 }
 
 
-def within(look: Look, above: str) -> Look:
+def within(look, above):
     return lambda leaf, value: look(f"{above}.{leaf}", value)
 
 
-def attention(
-    piece: torch.nn.Module, x: Tensor, look: Look, memory: Tensor | None, causal: bool
-) -> Tensor:
+def attention(piece, x, look, memory, causal):
     x = look("in", x)
     inside = x if memory is None else memory
-    q, k, v = piece.q(x), piece.k(inside), piece.v(inside)
+    q = piece.q(x)
+    k = piece.k(inside)
+    v = piece.v(inside)
     if memory is None:
         q, k, v = look("qkv", torch.cat((q, k, v), -1)).split(
             [q.shape[-1], k.shape[-1], v.shape[-1]], -1
@@ -66,7 +66,7 @@ def attention(
     return look("write", piece.out(z.transpose(1, 2).flatten(2)))
 
 
-def think(piece: torch.nn.Module, x: Tensor, look: Look) -> Tensor:
+def think(piece, x, look):
     x = look("in", x)
     if hasattr(piece, "router"):
         weight, chosen = look("router", piece.router(x)).softmax(-1).topk(2)
@@ -87,8 +87,8 @@ def think(piece: torch.nn.Module, x: Tensor, look: Look) -> Tensor:
     return look("write", piece.down(look("hidden", piece.act(look("pre", piece.up(x))))))
 
 
-def one_block(piece: Block, x: Tensor, look: Look, memory: Tensor | None, causal: bool) -> Tensor:
-    def sub(name: str, x: Tensor) -> Tensor:
+def one_block(piece, x, look, memory, causal):
+    def sub(name, x):
         individual = getattr(piece, name)
         if name == "ffn":
             return think(individual, x, within(look, name))
@@ -106,10 +106,8 @@ def one_block(piece: Block, x: Tensor, look: Look, memory: Tensor | None, causal
     steps = [name for name in ("attn", "cross", "ffn") if getattr(piece, name) is not None]
     for place, name in enumerate(steps):
         after = "resid" if name == steps[-1] else ("mid", "mid_cross")[place]
-        norm, after_norm = (
-            getattr(piece, f"{name}_norm"),
-            getattr(piece, f"{name}_post_norm", lambda write: write),
-        )
+        norm = getattr(piece, f"{name}_norm")
+        after_norm = getattr(piece, f"{name}_post_norm", lambda write: write)
         x = look(
             after,
             norm(x + sub(name, x)) if piece.place == "post" else x + after_norm(sub(name, norm(x))),
@@ -117,10 +115,9 @@ def one_block(piece: Block, x: Tensor, look: Look, memory: Tensor | None, causal
     return x
 
 
-def one_stack(
-    model: Model, side: str, bounds: str, tokens: Tensor, look: Look, memory: Tensor | None
-) -> Tensor:
-    embed, stack = model.embed, getattr(model, side)
+def one_stack(model, side, bounds, tokens, look, memory):
+    embed = model.embed
+    stack = getattr(model, side)
     x = look(f"{bounds}.token", embed.token(tokens))
     for back, table in enumerate(embed.lag):
         missing = tokens.new_full((len(tokens), back + 1), tiny.VOCAB)
@@ -130,7 +127,8 @@ def one_stack(
     x = x * embed.scale
     if embed.segment is not None:
         x = x + look(f"{bounds}.segment", embed.segment(torch.zeros_like(tokens)))
-    cfg, T = c.stacks(model.config)[side].position, tokens.shape[1]
+    cfg = c.stacks(model.config)[side].position
+    T = tokens.shape[1]
     if isinstance(cfg, c.Learned):
         x = x + look(f"{bounds}.position", stack.position.weight[None, :T])
     elif isinstance(cfg, c.Sinusoidal):
@@ -144,7 +142,7 @@ def one_stack(
     return look(f"{side}.out", stack.last_norm(x))
 
 
-def by_hand(model: Model, tokens: Tensor, source: Tensor | None, look: Look) -> Tensor:
+def by_hand(model, tokens, source, look):
     """The logits, every value passed through ``look``."""
     memory = (
         None if source is None else one_stack(model, "encoder", "source_embed", source, look, None)
@@ -158,28 +156,29 @@ def by_hand(model: Model, tokens: Tensor, source: Tensor | None, look: Look) -> 
     return look("logits", F.linear(hidden, table, model.head.proj.bias))
 
 
-def silence(value: Tensor) -> Tensor:
+def silence(value):
     return torch.zeros_like(value)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
 def test_every_value_set_to_zero_gives_what_the_hand_says(name):
-    model, tokens = tiny.model(FAMILIES[name]), tiny.tokens(2, 7)
+    model = tiny.model(FAMILIES[name])
+    tokens = tiny.tokens(2, 7)
     source = tiny.tokens(2, 5, seed=5) if name == "vaswani" else None
     pair = (tokens,) if source is None else (tokens, source)
-    names: dict[str, Tensor] = {}
+    names = {}
 
     def note(path, value):
         return names.setdefault(path, value)
 
     plain = by_hand(model, tokens, source, note)
     tape = Tape("*")
-    torch.testing.assert_close(model(*pair, tape=tape).logits, plain, rtol=0, atol=1e-5)
+    assert_close(model(*pair, tape=tape).logits, plain, rtol=0, atol=1e-5)
     observed = {path: value for path, value in tape.records.items() if not path.startswith("pool.")}
     assert observed.keys() == names.keys()
     for path, value in observed.items():
-        torch.testing.assert_close(value, names[path].expand_as(value), rtol=0, atol=1e-5, msg=path)
+        assert_close(value, names[path].expand_as(value), rtol=0, atol=1e-5, msg=path)
     changed = 0
     for path in names:
         expected = by_hand(
@@ -189,7 +188,7 @@ def test_every_value_set_to_zero_gives_what_the_hand_says(name):
             lambda at, value, path=path: silence(value) if at == path else value,
         )
         logits = model(*pair, tape=Tape(edits={path: lambda path, value: silence(value)})).logits
-        torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5, msg=path)
+        assert_close(logits, expected, rtol=0, atol=2e-5, msg=path)
         changed += not torch.allclose(logits, plain, atol=1e-3)
     assert changed >= len(names) - 2, (
         "only a shift of all scores, and a chosen expert that is 0 already, may not show"
@@ -201,7 +200,8 @@ def test_every_value_set_to_zero_gives_what_the_hand_says(name):
 def test_identity_edits_change_no_bit(name):
     """Scores and patterns are covered where the engine is the readable one; fused ones round
     otherwise."""
-    model, tokens = tiny.model(tiny.ALL[name]), tiny.tokens()
+    model = tiny.model(tiny.ALL[name])
+    tokens = tiny.tokens()
     pair = (
         (tokens, tiny.tokens(3, 9, seed=5))
         if isinstance(model.config, c.EncoderDecoder)
@@ -224,17 +224,19 @@ def test_edits_reach_what_fused_products_and_caches_hold():
         ("ffn.up", "llama"),
         ("ffn.pre", "experts"),
     ):
-        model, tokens = tiny.model(FAMILIES[block]), tiny.tokens(1, 9)
+        model = tiny.model(FAMILIES[block])
+        tokens = tiny.tokens(1, 9)
         edits = {f"decoder.blocks.1.{path}": lambda path, value: value * 0.5}
         logits = model(tokens, tape=Tape(edits=edits)).logits
         cache = Cache(model.config)
         view = prepacked.prepack(model)
-        assert view.packed and view.complete
+        assert view.packed
+        assert view.complete
         second_logits = [
             view.model(piece, cache=cache, tape=Tape(edits=edits)).logits
             for piece in tokens.split([5, 1, 1, 1, 1], 1)
         ]
-        torch.testing.assert_close(torch.cat(second_logits, 1), logits, rtol=0, atol=1e-5)
+        assert_close(torch.cat(second_logits, 1), logits, rtol=0, atol=1e-5)
         assert not torch.allclose(logits, model(tokens).logits, atol=1e-3)
 
 

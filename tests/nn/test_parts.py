@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
@@ -34,7 +33,7 @@ def test_a_norm_starts_with_a_gain_of_one(cfg):
     x = torch.randn(5, tiny.DIM)
     # before and after ``Init``
     for norm in (build(cfg, tiny.DIM), build_model(body, seed=1).decoder.last_norm):
-        torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(5), rtol=1e-3, atol=0)
+        assert_close(norm(x).square().mean(-1), torch.ones(5), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("learning", [True, False])
@@ -50,14 +49,15 @@ def test_an_rms_norm_adds_up_in_fp32(learning):
 # -------------------------------------------------------------------------------- how weights start
 
 
-def spread(weight: Tensor) -> float:
+def spread(weight):
     return float(weight.detach().square().mean().sqrt())
 
 
 def test_what_writes_to_the_stream_starts_smaller_the_deeper_the_model():
     """By 1 / sqrt(sublayers), an encoder-decoder's of both stacks and with those that look
     across."""
-    attention, think = c.Attention(4), c.MLP(256)
+    attention = c.Attention(4)
+    think = c.MLP(256)
     encoder = c.Stack(2, (c.Block(attention, think),), causal=False)
     decoder = c.Stack(3, (c.Block(attention, think, cross=attention),))
     init = c.Init(0.02, 0.02, "depth")
@@ -96,15 +96,13 @@ def test_previous_tokens_start_quieter_the_further_back():
 def test_a_heads_scale_multiplies_what_it_reads():
     plain = tiny.model(DECODERS["llama"])
     scaled = tiny.model(replace(DECODERS["llama"], head=c.Head(tied=False, scale=0.25)))
-    torch.testing.assert_close(scaled(tokens()).logits, plain(tokens()).logits / 4)
+    assert_close(scaled(tokens()).logits, plain(tokens()).logits / 4)
 
 
-def dropped(result: Tensor, plain: Tensor, rate: float) -> None:
+def dropped(result, plain, rate):
     """Each number stayed, divided by 1 - rate, or fell out: in its share."""
     alive = result != 0
-    torch.testing.assert_close(
-        result, torch.where(alive, plain / (1 - rate), 0.0), rtol=1e-5, atol=1e-6
-    )
+    assert_close(result, torch.where(alive, plain / (1 - rate), 0.0), rtol=1e-5, atol=1e-6)
     assert (
         abs(float(alive.double().mean()) - (1 - rate))
         < 5 * (rate * (1 - rate) / alive.numel()) ** 0.5
@@ -116,9 +114,10 @@ def test_a_classifier_drops_what_its_labels_read():
     pool = build(c.Pool("mean", labels=32, dropout=0.4), 32)
     pool.proj.weight.copy_(torch.eye(32))
     pool.proj.bias.zero_()
-    hidden, flow = torch.randn(200, 3, 32), Flow(torch.arange(3)[None])
+    hidden = torch.randn(200, 3, 32)
+    flow = Flow(torch.arange(3)[None])
     plain = pool.eval()(hidden, flow)
-    torch.testing.assert_close(plain, hidden.mean(1))
+    assert_close(plain, hidden.mean(1))
     dropped(pool.train()(hidden, flow), plain, 0.4)
 
 
@@ -126,10 +125,11 @@ def test_a_classifier_drops_what_its_labels_read():
 def test_lora_drops_what_its_change_reads_and_nothing_of_the_matrix():
     of = Linear(32, 32, bias=False)
     of.weight.zero_()
-    layer, x = lora.LoRALinear(of, 32, 0.5, dropout=0.3), torch.randn(200, 32)
+    layer = lora.LoRALinear(of, 32, 0.5, dropout=0.3)
+    x = torch.randn(200, 32)
     layer.down.copy_(torch.eye(32))
     layer.up.copy_(torch.eye(32))
-    torch.testing.assert_close(layer.eval()(x), x / 2)
+    assert_close(layer.eval()(x), x / 2)
     dropped(layer.train()(x), x / 2, 0.3)
     layer.up.zero_()
     of.weight.copy_(torch.eye(32))
@@ -161,10 +161,12 @@ def test_a_change_is_merged_with_one_rounding():
 
 def test_every_mixture_adds_to_the_losses():
     for name, count in (("mixtral", 2), ("noisy", 2)):
-        model, tape = build_model(DECODERS[name], seed=1), Tape("*.router")
+        model = build_model(DECODERS[name], seed=1)
+        tape = Tape("*.router")
         aux = model(tokens(), tape=tape).aux
-        cfg: Any = DECODERS[name].decoder.pattern[0].feedforward
-        alone, logits = 0.0, [tape[path] for path in tape.records]
+        cfg = DECODERS[name].decoder.pattern[0].feedforward
+        alone = 0.0
+        logits = [tape[path] for path in tape.records]
         assert len(logits) == count
         for router in logits:
             share = router.softmax(-1).flatten(0, 1)
@@ -184,4 +186,5 @@ def test_a_tape_keeps_no_graph_unless_it_is_asked_to(name):
         flags = [
             value.requires_grad for value in tape.records.values() if value.is_floating_point()
         ]
-        assert flags and (all(flags) if graph and name == "llama" else any(flags) == graph)
+        assert flags
+        assert all(flags) if graph and name == "llama" else any(flags) == graph

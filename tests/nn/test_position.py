@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 import torch
 import transformers.models.marian.modeling_marian as marian
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing import assert_close
 
 import tiny
-from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.config import serial
 from glassformer.core.nn import Flow, build, build_model
+from mistakes import mistake
 
-DIM, LENGTH = 16, 40
+DIM = 16
+LENGTH = 40
 HALF = 2**-8  # the most that one rounding to bf16 changes a number by, relative to it
 
 
-def frequencies(position: c.Sinusoidal, dim: int = DIM) -> np.ndarray:
+def frequencies(position, dim=DIM):
     """Vectors that the scheme adds to the embeddings of positions 0 .. LENGTH - 1, through a
     model's own forward pass."""
     body = c.Stack(0, (tiny.block(c.Attention(1, head_dim=8)),), position)
@@ -33,13 +34,13 @@ def frequencies(position: c.Sinusoidal, dim: int = DIM) -> np.ndarray:
         return model(torch.zeros(1, LENGTH, dtype=torch.long)).hidden[0].double().numpy()
 
 
-def paper(pos: int, column: int) -> float:
+def paper(pos, column):
     """Section 3.5, to the letter."""
     angle = pos / 10_000 ** (2 * (column // 2) / DIM)
     return math.cos(angle) if column % 2 else math.sin(angle)
 
 
-def timing_signal(pos: int, column: int) -> float:
+def timing_signal(pos, column):
     """tensor2tensor's get_timing_signal_1d, Marian's SinusoidalPositionEmbeddings, OpenNMT-py's
     SinusoidalConcat."""
     timescales = DIM // 2
@@ -48,7 +49,7 @@ def timing_signal(pos: int, column: int) -> float:
     return math.sin(angle) if column < timescales else math.cos(angle)
 
 
-def from_one(pos: int, column: int) -> float:
+def from_one(pos, column):
     """OpenNMT-tf's SinusoidalPositionEncoder."""
     return timing_signal(pos + 1, column)
 
@@ -84,11 +85,11 @@ def test_a_config_saved_before_is_the_papers():
 
 
 def test_what_the_waves_cannot_be():
-    with pytest.raises(UserError, match="dim 15 is odd; make it even"):
+    with mistake("dim 15 is odd; make it even"):
         frequencies(c.Sinusoidal(endpoint=True), 15)
-    with pytest.raises(UserError, match=r"Sinusoidal\.theta is 0"):
+    with mistake(r"Sinusoidal\.theta is 0"):
         c.Sinusoidal(theta=0)
-    with pytest.raises(UserError, match=r"Sinusoidal\.offset is -1; give 0 or more"):
+    with mistake(r"Sinusoidal\.offset is -1; give 0 or more"):
         c.Sinusoidal(offset=-1)
     assert np.isfinite(frequencies(c.Sinusoidal(endpoint=True), 2)).all()
 
@@ -97,7 +98,7 @@ def test_what_the_waves_cannot_be():
 # ALiBi
 
 
-def speeds(cfg: c.Rotary, head_dim: int) -> tuple[Tensor, float]:
+def speeds(cfg, head_dim):
     """Radians a position of each wave (head_dim / 2), and what sines and cosines are multiplied
     by."""
     rotary = build(cfg, 64, 4, True)
@@ -111,41 +112,49 @@ def test_rotary_angles_are_made_in_fp32_whatever_is_turned(scaling):
     speed, size = speeds(cfg, 16)
     pos = torch.tensor([[3, 257, 4099, 99_991]])
     angle = pos[0, :, None].float().double() * speed.double()
-    flow, rotary = Flow(pos), build(cfg, 64, 4, True)
+    flow = Flow(pos)
+    rotary = build(cfg, 64, 4, True)
     for dtype, rounding in ((torch.bfloat16, HALF), (torch.float32, 2**-24)):
         ones = torch.ones(1, 1, 4, 16, dtype=dtype)
         first, second = rotary.rotate(ones, flow).double()[0, 0].chunk(2, -1)
         # speeds and angles themselves are rounded in fp32
         slack = 8 * rounding + float(angle.max()) * 2**-22
-        torch.testing.assert_close(first, size * (angle.cos() - angle.sin()), rtol=0, atol=slack)
-        torch.testing.assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
+        assert_close(first, size * (angle.cos() - angle.sin()), rtol=0, atol=slack)
+        assert_close(second, size * (angle.cos() + angle.sin()), rtol=0, atol=slack)
 
 
-def test_frequencies_are_made_once_and_never_of_stand_ins() -> None:
+def test_frequencies_are_made_once_and_never_of_stand_ins():
     """A compiler's and a fake mode's tensors are nobody else's; those of inference mode serve a
     training."""
-    rotary, calls = build(c.Rotary(scaling=c.LinearScaling(3.0)), 64, 4, True), []
-    scaling, x, pos = rotary.scaling, torch.randn(1, 4, 5, 16), torch.arange(5)[None]
+    rotary = build(c.Rotary(scaling=c.LinearScaling(3.0)), 64, 4, True)
+    calls = []
+    scaling = rotary.scaling
+    x = torch.randn(1, 4, 5, 16)
+    pos = torch.arange(5)[None]
     rotary.scaling = lambda *args: calls.append(args) or scaling(*args)
     with FakeTensorMode() as fake:
         rotary.table(fake.from_tensor(pos), 16, torch.float32)
     torch.compile(rotary.table, backend="eager", fullgraph=True)(pos, 16, torch.float32)
-    assert len(calls) == 2 and not rotary._frequencies
+    assert len(calls) == 2
+    assert not rotary._frequencies
     with torch.inference_mode():
         expected = rotary.rotate(x, Flow(pos))
     x.requires_grad_()
     output = rotary.rotate(x, Flow(pos))
     output.sum().backward()
-    assert len(calls) == 3 and torch.equal(output, expected) and x.grad is not None
-    meta = rotary.rotate(x.detach().to("meta"), Flow(pos.to("meta")))
-    assert meta.is_meta and len(calls) == 4
-    assert torch.equal(rotary.rotate(x, Flow(pos)), expected) and len(calls) == 4
+    assert len(calls) == 3
+    assert torch.equal(output, expected)
+    assert x.grad is not None
+    assert rotary.rotate(x.detach().to("meta"), Flow(pos.to("meta"))).is_meta
+    assert len(calls) == 4
+    assert torch.equal(rotary.rotate(x, Flow(pos)), expected)
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("fast", [32.0, 8.0, 1.0, 1000.0])
 @pytest.mark.parametrize("slow", [1.0, 0.25, 1e-6])
 @pytest.mark.parametrize(
-    ("theta", "length", "head_dim"), [(1e4, 2048, 64), (1e6, 16, 8), (1e4, 40, 16), (1e4, 4, 4)]
+    "theta, length, head_dim", [(1e4, 2048, 64), (1e6, 16, 8), (1e4, 40, 16), (1e4, 4, 4)]
 )
 def test_yarn_is_transformers(theta, length, head_dim, slow, fast):
     """The first and the last wave of the blend, where they are cut off, and where they are one and
@@ -170,24 +179,22 @@ def test_yarn_is_transformers(theta, length, head_dim, slow, fast):
     expected, size = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
     scaling = c.YarnScaling(4.0, length, fast, slow)
     result, actual = speeds(c.Rotary(theta, scaling=scaling), head_dim)
-    torch.testing.assert_close(result, expected, rtol=1e-6, atol=0)
+    assert_close(result, expected, rtol=1e-6, atol=0)
     assert actual == pytest.approx(size)
 
 
-def test_a_position_past_a_learned_table_is_a_sentence() -> None:
+def test_a_position_past_a_learned_table_is_a_sentence():
     """Positions may be passed, and then no count of tokens tells that the table is too short."""
     model = tiny.model(tiny.DECODERS["gpt2"])
     length = model.config.decoder.position.length
-    tokens, pos = torch.tensor([[1, 2]]), torch.tensor([[length - 2, length - 1]])
+    tokens = torch.tensor([[1, 2]])
+    pos = torch.tensor([[length - 2, length - 1]])
     assert model(tokens, pos=pos).logits.isfinite().all()
-    with pytest.raises(
-        UserError,
-        match=f"position {length} is past the {length} of its table; give 0 to {length - 1}",
-    ):
+    with mistake(f"position {length} is past the {length} of its table; give 0 to {length - 1}"):
         model(tokens, pos=pos + 1)
 
 
-def test_alibi_falls_with_the_distance_on_both_sides() -> None:
+def test_alibi_falls_with_the_distance_on_both_sides():
     pos = torch.tensor([[0, 3, 4]])
     bias = build(c.Alibi(), 64, 2, False).bias(pos, pos)
     distance = torch.tensor([[0, 3, 4], [3, 0, 1], [4, 1, 0]])
@@ -197,14 +204,15 @@ def test_alibi_falls_with_the_distance_on_both_sides() -> None:
 def test_neighbours_turn_as_complex_numbers():
     """Llama's and GPT-J's own code: each pair of neighbours is one complex number times
     e^(i pos theta^(-2 j / D)), in GPT-J of some of the numbers alone."""
-    x, pos = torch.randn(2, 3, 11, 16), torch.randint(0, 500, (2, 11))
+    x = torch.randn(2, 3, 11, 16)
+    pos = torch.randint(0, 500, (2, 11))
     rotary = build(c.Rotary(500.0, fraction=0.5, interleaved=True), 16, 1, True)
     turned, others = rotary.rotate(x, Flow(pos)).split(8, -1)
     assert torch.equal(others, x[..., 8:])
     angle = pos[:, None, :, None].double() * 500.0 ** -(torch.arange(4).double() / 4)
     pairs = torch.view_as_complex(x[..., :8].double().unflatten(-1, (4, 2)))
     spun = torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)).flatten(-2)
-    torch.testing.assert_close(turned, spun.float(), rtol=0, atol=1e-4)
+    assert_close(turned, spun.float(), rtol=0, atol=1e-4)
 
 
 def test_neighbours_are_halves_in_another_order():
@@ -217,9 +225,7 @@ def test_neighbours_are_halves_in_another_order():
     for block in neighbours.decoder.blocks:
         for layer in (block.attn.q, block.attn.k):
             layer.weight.data = layer.weight.view(-1, 8, tiny.DIM)[:, order].flatten(0, 1)
-    torch.testing.assert_close(
-        tiny.logits(neighbours), tiny.logits(tiny.model(cfg)), rtol=0, atol=1e-5
-    )
+    assert_close(tiny.logits(neighbours), tiny.logits(tiny.model(cfg)), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("heads", range(1, 18))
@@ -230,4 +236,4 @@ def test_alibis_slopes_are_blooms(heads):
     expected = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # one token away
     pos = torch.arange(2)[None]
     result = build(c.Alibi(), 64, heads, True).bias(pos, pos)[0, :, 1, 0]
-    torch.testing.assert_close(-result, expected, rtol=1e-6, atol=0)
+    assert_close(-result, expected, rtol=1e-6, atol=0)

@@ -7,10 +7,10 @@ import random
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config
-from glassformer.core.errors import UserError
 from glassformer.core.nn import Tape
 from glassformer.core.nn.model import inference
 from glassformer.core.tokenizer import train
@@ -19,9 +19,10 @@ from glassformer.fast.quantize.calibration import Text, grams
 from glassformer.fast.quantized import QuantizedLayout
 from glassformer.formats.data import tokenise
 from glassformer.formats.data.corpus import open_path
+from mistakes import mistake
 
 
-def sums(name: str, rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+def sums(name, rows):
     model = tiny.model(tiny.ALL[name])
     sides = [
         (row, row if isinstance(model.config, config.EncoderDecoder) else None) for row in rows
@@ -48,11 +49,10 @@ def test_every_matrix_is_met(name):
 
 
 def test_a_sum_is_that_of_what_the_tape_sees():
-    model, rows = (
-        tiny.model(tiny.DECODERS["llama"]),
-        [tiny.tokens(1, 20), tiny.tokens(1, 20, seed=1)],
-    )
-    result, expected = sums("llama", rows), torch.zeros(32, 32)
+    model = tiny.model(tiny.DECODERS["llama"])
+    rows = [tiny.tokens(1, 20), tiny.tokens(1, 20, seed=1)]
+    result = sums("llama", rows)
+    expected = torch.zeros(32, 32)
     for row in rows:
         tape = Tape("decoder.blocks.1.ffn.in")
         with inference(model):
@@ -60,21 +60,21 @@ def test_a_sum_is_that_of_what_the_tape_sees():
         x = tape["decoder.blocks.1.ffn.in"][0]
         expected += x.T @ x
     for name in ("gate", "up"):
-        torch.testing.assert_close(
-            result[f"decoder.blocks.1.ffn.{name}.weight"], expected, rtol=1e-4, atol=1e-3
-        )
+        assert_close(result[f"decoder.blocks.1.ffn.{name}.weight"], expected, rtol=1e-4, atol=1e-3)
 
 
 def test_an_expert_has_its_own_tokens():
     row = tiny.tokens(1, 20)
-    result, tape = sums("mixtral", [row])["decoder.blocks.0.ffn.up"], Tape("decoder.blocks.0.ffn.*")
+    result = sums("mixtral", [row])["decoder.blocks.0.ffn.up"]
+    tape = Tape("decoder.blocks.0.ffn.*")
     model = tiny.model(tiny.DECODERS["mixtral"])
     with inference(model):
         model(row, tape=tape)
-    x, chosen = tape["decoder.blocks.0.ffn.in"][0], tape["decoder.blocks.0.ffn.chosen"][0]
+    x = tape["decoder.blocks.0.ffn.in"][0]
+    chosen = tape["decoder.blocks.0.ffn.chosen"][0]
     for expert in range(4):
         individual = x[(chosen == expert).any(-1)]
-        torch.testing.assert_close(result[expert], individual.T @ individual, rtol=1e-4, atol=1e-3)
+        assert_close(result[expert], individual.T @ individual, rtol=1e-4, atol=1e-3)
 
 
 def test_parts_are_the_whole(monkeypatch):
@@ -82,7 +82,7 @@ def test_parts_are_the_whole(monkeypatch):
     full = sums("llama", rows)
     monkeypatch.setattr(calibration, "MEMORY", 3 * 4 * 32 * 32)
     model = tiny.model(tiny.DECODERS["llama"])
-    outputs: list[str] = []
+    outputs = []
     pieces = list(
         grams(
             model,
@@ -91,7 +91,8 @@ def test_parts_are_the_whole(monkeypatch):
             outputs.append,
         )
     )
-    assert len(pieces) > 3 and outputs[-1] == f"calibrating, reading {len(pieces)} of {len(pieces)}"
+    assert len(pieces) > 3
+    assert outputs[-1] == f"calibrating, reading {len(pieces)} of {len(pieces)}"
     assert all(torch.equal(full[path], value) for piece in pieces for path, value in piece.items())
     assert full.keys() == {path for piece in pieces for path in piece}
 
@@ -99,25 +100,24 @@ def test_parts_are_the_whole(monkeypatch):
 def test_rows_are_spread_and_held_out_apart(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text(" ".join(map(str, range(2000))))
-    source, tokenizer = open_path(path), train("byte", [], specials=[])
+    source = open_path(path)
+    tokenizer = train("byte", [], specials=[])
     cfg = tiny.DECODERS["llama"]
-    with pytest.raises(UserError, match="which this model does not"):
+    with mistake("which this model does not"):
         Text.of(tokenise(source, tokenizer), cfg, 100, 100)
     path.write_text("\x01\x02\x03\x04" * 400)
     text = Text.of(tokenise(open_path(path), tokenizer), cfg, 300, 64)
-    assert (
-        len(text.rows) == 5
-        and len(text.held_out) == 1
-        and text.rows[0][0].shape == (1, 64)
-        and text.rows[0][1] is None
-    )
+    assert len(text.rows) == 5
+    assert len(text.held_out) == 1
+    assert text.rows[0][0].shape == (1, 64)
+    assert text.rows[0][1] is None
     draw = random.Random(0)
     path.write_text("".join(chr(draw.randrange(1, 50)) for _ in range(1600)))
     text = Text.of(tokenise(open_path(path), tokenizer), cfg, 10_000, 10_000)
     assert (len(text.rows), len(text.held_out)) == (20, 5)
     assert not any(torch.equal(row, stored) for row, _ in text.rows for stored, _ in text.held_out)
     path.write_text("\x01\x02\x03\x04" * 70)
-    with pytest.raises(UserError, match="give 320 or more"):
+    with mistake("give 320 or more"):
         Text.of(tokenise(open_path(path), tokenizer), cfg, 300, 64)
 
 
@@ -125,9 +125,9 @@ def test_two_vocabularies_need_pairs(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\x01\x02\x03\x04" * 400)
     tokenizer = train("byte", [], specials=[])
-    with pytest.raises(UserError, match=r"a vocabulary of its own.*--target"):
+    with mistake(r"a vocabulary of its own.*--target"):
         Text.of(tokenise(open_path(path), tokenizer), tiny.ALL["two vocabularies"], 300, 64)
     text = Text.of(tokenise(open_path(path), tokenizer), tiny.ALL["t5"], 300, 64)
     assert all(source is tokens for tokens, source in text.rows)
-    with pytest.raises(UserError, match="4 pairs of texts are too few; give 5"):
+    with mistake("4 pairs of texts are too few; give 5"):
         Text.of_pairs([([1], [2])] * 4, 10, 10)

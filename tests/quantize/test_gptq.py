@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
-from glassformer import UserError
 from glassformer.fast import rounding
 from glassformer.fast.quantize import gptq
 from glassformer.fast.quantize.gptq import calibrated
+from mistakes import mistake
 
 
-def random_layer(inputs: int = 96, rank: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+def random_layer(inputs=96, rank=24):
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(400, rank, generator=draw) @ torch.randn(rank, inputs, generator=draw)
     x = x + 0.1 * torch.randn(400, inputs, generator=draw)
     return torch.randn(40, inputs, generator=draw) * 0.05, x
 
 
-def error(
-    weight: torch.Tensor, rounded: rounding.Rounded, x: torch.Tensor, group: int = 32
-) -> float:
+def error(weight, rounded, x, group=32):
     apart = rounding.decode(*rounded, group, torch.float32) - weight
     return float((x @ apart.T).norm() / (x @ weight.T).norm())
 
@@ -30,8 +29,10 @@ def error(
 def test_outputs_lose_less_than_by_the_nearest_or_a_search(group, inputs):
     weight, x = random_layer(inputs)
     rounded = calibrated(weight, 4, group, x.T @ x)
-    nearest, searched = rounding.nearest(weight, 4, group), rounding.searched(weight, 4, group)
-    assert rounded[0].shape == weight.shape and rounded[1].shape == nearest[1].shape
+    nearest = rounding.nearest(weight, 4, group)
+    searched = rounding.searched(weight, 4, group)
+    assert rounded[0].shape == weight.shape
+    assert rounded[1].shape == nearest[1].shape
     assert error(weight, rounded, x, group) < 0.6 * error(weight, searched, x, group)
     assert error(weight, rounded, x, group) < 0.5 * error(weight, nearest, x, group)
 
@@ -77,9 +78,7 @@ def test_each_scale_is_fitted_to_what_those_before_it_left():
         individual = codes[:, group].float() @ x[:, group].T
         step = (remaining * individual).sum(1) / individual.square().sum(1)
         expected[:, g] = (scales[:, g].float() + step).half()
-    torch.testing.assert_close(
-        gptq._fitted(weight, codes, scales, 32, gram), expected, rtol=2e-3, atol=1e-5
-    )
+    assert_close(gptq._fitted(weight, codes, scales, 32, gram), expected, rtol=2e-3, atol=1e-5)
 
 
 def test_a_round_that_loses_more_is_not_kept(monkeypatch):
@@ -89,7 +88,8 @@ def test_a_round_that_loses_more_is_not_kept(monkeypatch):
         gptq, "_descend", lambda weight, *_: torch.zeros(weight.shape, dtype=torch.int8)
     )
     codes, _ = calibrated(weight, 4, 32, gram)
-    assert bool(codes.any(1).all()) and error(weight, calibrated(weight, 4, 32, gram), x) < 0.2
+    assert bool(codes.any(1).all())
+    assert error(weight, calibrated(weight, 4, 32, gram), x) < 0.2
 
 
 def test_blocks_of_inputs_pass_their_errors_on(monkeypatch):
@@ -103,23 +103,26 @@ def test_blocks_of_inputs_pass_their_errors_on(monkeypatch):
 
 def test_a_stack_is_one_table_after_another_and_an_unmet_expert_is_searched():
     weight, x = random_layer()
-    stack, grams = torch.stack([weight, weight]), torch.stack([x.T @ x, torch.zeros(96, 96)])
+    stack = torch.stack([weight, weight])
+    grams = torch.stack([x.T @ x, torch.zeros(96, 96)])
     codes, scales = calibrated(stack, 4, 32, grams)
     assert torch.equal(codes[0], calibrated(weight, 4, 32, grams[0])[0])
-    assert torch.equal(codes[1], rounding.searched(weight, 4, 32)[0]) and scales.shape == (2, 40, 3)
+    assert torch.equal(codes[1], rounding.searched(weight, 4, 32)[0])
+    assert scales.shape == (2, 40, 3)
 
 
 def test_fewer_texts_than_inputs_are_enough_to_round():
     weight, x = random_layer()
     codes, scales = calibrated(weight, 4, 32, x[:3].T @ x[:3])
-    assert bool(scales.isfinite().all()) and codes.abs().max() <= 8
+    assert bool(scales.isfinite().all())
+    assert codes.abs().max() <= 8
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_sums_that_are_no_numbers_end_with_a_sentence(value):
     gram = torch.eye(32)
     gram[3, 3] = value
-    with pytest.raises(UserError, match="not finite"):
+    with mistake("not finite"):
         calibrated(torch.randn(4, 32, generator=torch.Generator().manual_seed(1)), 4, 32, gram)
-    with pytest.raises(UserError, match="not finite"):
+    with mistake("not finite"):
         gptq._factor(gram, 0.01)

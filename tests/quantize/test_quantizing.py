@@ -12,12 +12,9 @@ import torch
 
 import tiny
 from glassformer import config
-from glassformer.core.errors import UserError
-from glassformer.core.nn import Model
 from glassformer.core.nn.model import inference
 from glassformer.core.nn.replace import replace_parameter
 from glassformer.fast.quantize import (
-    QuantizationReport,
     Text,
     display,
     picture,
@@ -25,17 +22,18 @@ from glassformer.fast.quantize import (
     quantizing,
 )
 from glassformer.fast.quantized import QuantizedLayout, QuantizedWeight, quantize_weights, quantized
+from mistakes import mistake
 
 ROWS = [tiny.tokens(1, 40, seed=i) for i in range(11)]
 TEXT = Text([(row, None) for row in ROWS[:8]], [(row, None) for row in ROWS[8:]])
 
 
-def logits(model: Model, row: torch.Tensor) -> torch.Tensor:
+def logits(model, row):
     with inference(model):
         return model(row).logits[0]
 
 
-def reported(name: str = "llama", bits: int = 4) -> tuple[Model, Model, QuantizationReport]:
+def reported(name="llama", bits=4):
     before = tiny.model(tiny.ALL[name])
     after = copy.deepcopy(before)
     text = TEXT
@@ -46,25 +44,25 @@ def reported(name: str = "llama", bits: int = 4) -> tuple[Model, Model, Quantiza
 
 def test_figures_are_those_of_the_models():
     before, after, report = reported()
-    kl, repeated = 0.0, 0
+    kl = 0.0
+    repeated = 0
     for row, _ in TEXT.held_out:
         p, q = (logits(model, row).log_softmax(-1) for model in (before, after))
         kl += float((p.exp() * (p - q)).sum())
         repeated += int((p.argmax(-1) == q.argmax(-1)).sum())
     effect = report.wholes[-1].effect
-    assert effect is not None and report.measured == 120 and report.calibrated == 320
-    assert effect.kl == pytest.approx(kl / 120, rel=1e-3) and effect.agreement == pytest.approx(
-        repeated / 120
-    )
+    assert effect is not None
+    assert report.measured == 120
+    assert report.calibrated == 320
+    assert effect.kl == pytest.approx(kl / 120, rel=1e-3)
+    assert effect.agreement == pytest.approx(repeated / 120)
     nats = [
         torch.nn.functional.cross_entropy(logits(after, row)[:-1], row[0, 1:])
         for row, _ in TEXT.held_out
     ]
-    assert (
-        effect.perplexity is not None
-        and report.perplexity is not None
-        and effect.change is not None
-    )
+    assert effect.perplexity is not None
+    assert report.perplexity is not None
+    assert effect.change is not None
     assert effect.perplexity == pytest.approx(float(torch.stack(nats).mean().exp()), rel=1e-4)
     nats = [
         torch.nn.functional.cross_entropy(logits(before, row)[:-1], row[0, 1:])
@@ -77,12 +75,11 @@ def test_figures_are_those_of_the_models():
     stored = quantized(after)
     assert {row.name for row in report.rows} == stored.keys()
     for row in report.rows:
-        local, plain = stored[row.name], before.get_parameter(row.name)
-        assert (
-            row.before == plain.nbytes
-            and row.after == local.nbytes
-            and row.bits == local.quantized_data.bits
-        )
+        local = stored[row.name]
+        plain = before.get_parameter(row.name)
+        assert row.before == plain.nbytes
+        assert row.after == local.nbytes
+        assert row.bits == local.quantized_data.bits
         assert row.weight == pytest.approx(
             float((local.decoded() - plain.detach()).norm() / plain.detach().norm()), rel=1e-3
         )
@@ -94,13 +91,16 @@ def test_a_row_is_that_matrix_alone(monkeypatch):
     before, after, report = reported()
     row = report.rows[0]
     replace_parameter(before, row.name, after.get_parameter(row.name))
-    plain, kl = tiny.model(tiny.DECODERS["llama"]), 0.0
+    plain = tiny.model(tiny.DECODERS["llama"])
+    kl = 0.0
     for text, _ in TEXT.held_out[:2]:
         p, q = (logits(model, text).log_softmax(-1) for model in (plain, before))
         kl += float((p.exp() * (p - q)).sum())
-    assert row.effect is not None and row.effect.kl == pytest.approx(kl / 80, rel=1e-3)
+    assert row.effect is not None
+    assert row.effect.kl == pytest.approx(kl / 80, rel=1e-3)
     harms = [row.effect.harm for row in report.rows if row.effect]
-    assert len(harms) == len(report.rows) and harms == sorted(harms, reverse=True)
+    assert len(harms) == len(report.rows)
+    assert harms == sorted(harms, reverse=True)
 
 
 def test_calibrated_is_better_than_searched_and_that_than_nearest():
@@ -110,7 +110,9 @@ def test_calibrated_is_better_than_searched_and_that_than_nearest():
     assert searched.weight < nearest.weight
     outputs = [full.output or 0.0 for full in report.wholes]
     assert 0 < outputs[2] < outputs[1] < outputs[0]
-    assert nearest.effect and calibrated.effect and calibrated.effect.harm < nearest.effect.harm
+    assert nearest.effect
+    assert calibrated.effect
+    assert calibrated.effect.harm < nearest.effect.harm
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "mixtral", "attention-pair", "gpt2"])
@@ -146,7 +148,8 @@ def test_pairs_are_read_on_both_sides_and_their_targets_predicted():
 def test_columns_are_those_that_say_something():
     _, _, report = reported()
     heading, *lines = display.matrices(report, 3)
-    assert heading[-3:] == ("KL", "same top-1", "perplexity change") and len(lines) == 3
+    assert heading[-3:] == ("KL", "same top-1", "perplexity change")
+    assert len(lines) == 3
     assert {head for head, _ in display.legend(report)} == display.LEGEND.keys() - {"vector error"}
     plain = quantize_model(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(4))
     assert display.matrices(plain)[0] == (
@@ -166,23 +169,22 @@ def test_columns_are_those_that_say_something():
 
 
 def test_groups_longer_than_any_row_are_refused():
-    with pytest.raises(UserError, match=r"the longest row here has \d+ numbers; give \d+ or less"):
+    with mistake(r"the longest row here has \d+ numbers; give \d+ or less"):
         quantize_model(tiny.model(tiny.DECODERS["llama"]), QuantizedLayout(8, group=4096))
 
 
 def test_without_a_text_the_codes_are_those_of_load():
-    model, second_model = tiny.model(tiny.DECODERS["llama"]), tiny.model(tiny.DECODERS["llama"])
+    model = tiny.model(tiny.DECODERS["llama"])
+    second_model = tiny.model(tiny.DECODERS["llama"])
     report = quantize_model(model, QuantizedLayout(4))
     quantize_weights(second_model, QuantizedLayout(4))
     assert all(
         torch.equal(weight.quantized_data.codes, quantized(second_model)[path].quantized_data.codes)
         for path, weight in quantized(model).items()
     )
-    assert (
-        report.perplexity is None
-        and report.rows[0].effect is None
-        and report.rows[0].output is None
-    )
+    assert report.perplexity is None
+    assert report.rows[0].effect is None
+    assert report.rows[0].output is None
     errors = [row.weight for row in report.rows]
     assert errors == sorted(errors, reverse=True)
 

@@ -20,7 +20,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import resolve
-from glassformer.runs import launch, run_checkpoints, run_config, run_file
+from glassformer.runs import launch, run_checkpoints, run_file
 from glassformer.runs.defaults import choose
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.toml"))
@@ -45,13 +45,13 @@ WORDS = (
 )
 
 
-def prose(size: int) -> str:
+def prose(size):
     drawn = random.Random(0)
     words = (drawn.choice(WORDS) + drawn.choice(("", "", ",", ".\n")) for _ in range(size // 2))
     return " ".join(words)[:size]
 
 
-def settings(path: Path, **changes: object) -> run_config.Run:
+def settings(path, **changes):
     fields = {"data.train": str(path), **changes}
     return run_file.read_run(None, {**choose(fields)[0], **fields})
 
@@ -64,7 +64,8 @@ def book(tmp_path):
 
 
 def test_a_larger_text_gets_a_larger_model_and_is_read_less_often(tmp_path):
-    path, before = tmp_path / "text.txt", None
+    path = tmp_path / "text.txt"
+    before = None
     for size in (2_000, 20_000, 200_000, 2_000_000, 20_000_000):
         path.write_text(prose(min(size, 200_000)) * max(1, size // 200_000))
         result = settings(path)
@@ -72,16 +73,14 @@ def test_a_larger_text_gets_a_larger_model_and_is_read_less_often(tmp_path):
         now = (recipe.dim * recipe.decoder.depth, result.data.vocab or 257)
         epochs = result.train.steps * result.train.batch * result.train.context / size
         assert before is None or (now >= before[0] and epochs <= before[1] + 1)
-        assert (
-            20 <= result.train.steps <= 6000
-            and result.data.split == "spread"
-            and result.train.early_stop
-        )
+        assert 20 <= result.train.steps <= 6000
+        assert result.data.split == "spread"
+        assert result.train.early_stop
         before = now, epochs
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "name, value",
     [
         ("data.tokenizer", "char"),
         ("data.vocab", "300"),
@@ -104,8 +103,10 @@ def test_a_larger_text_gets_a_larger_model_and_is_read_less_often(tmp_path):
 def test_what_the_user_says_stands(book, name, value):
     changes = {"data.train": str(book), name: value}
     result, why = choose(changes)
-    assert name not in result and name.removeprefix("train.") not in result
-    output, alone = run_file.read_run(None, {**result, **changes}), run_file.read_run(None, changes)
+    assert name not in result
+    assert name.removeprefix("train.") not in result
+    output = run_file.read_run(None, {**result, **changes})
+    alone = run_file.read_run(None, changes)
     for piece in ("data", "train", "model"):
         pieces = name.removeprefix(f"{piece}.").split(".")[0]
         if piece == "model":
@@ -117,7 +118,8 @@ def test_what_the_user_says_stands(book, name, value):
 
 def test_a_recipe_keeps_its_shape(book):
     result = settings(book, recipe="glass/4m")
-    assert result.model == {"recipe": "glass/4m"} and result.train.context is None
+    assert result.model == {"recipe": "glass/4m"}
+    assert result.train.context is None
     assert result.train.steps * result.train.batch * 256 < 40 * 20_000  # not the fixed 1,000 steps
 
 
@@ -130,13 +132,12 @@ def test_what_goes_on_from_a_checkpoint_keeps_all_but_how_often_the_text_is_read
     )
     result = settings(book, **{"from": str(tmp_path / "tiny")})
     alone = run_file.read_run(None, {"from": str(tmp_path / "tiny"), "data.train": str(book)})
-    assert (
-        result.model == alone.model
-        and result.data.tokenizer is None
-        and result.train.optimizer == alone.train.optimizer
-    )
+    assert result.model == alone.model
+    assert result.data.tokenizer is None
+    assert result.train.optimizer == alone.train.optimizer
     # 11 times over, not 1,000 steps
-    assert result.train.batch == alone.train.batch and 20 <= result.train.steps <= 110
+    assert result.train.batch == alone.train.batch
+    assert 20 <= result.train.steps <= 110
 
 
 def test_the_choice_is_a_function_of_the_text(book, tmp_path):
@@ -153,7 +154,7 @@ SIGNS = "".join(map(chr, random.Random(1).choices(range(0x4E00, 0x4E00 + 2000), 
 
 
 @pytest.mark.parametrize(
-    ("kind", "content", "tokenizer"),
+    "kind, content, tokenizer",
     [
         ("one long line without a space", GENES, "byte"),
         ("one long line of words", prose(700_000).replace("\n", " "), "bpe"),
@@ -172,7 +173,8 @@ def test_a_text_too_short_says_what_is_needed(tmp_path, terminal, size):
     (tmp_path / "short.txt").write_text("a" * size)
     notes = terminal.refused(f"train --data.train {tmp_path}/short.txt --out {tmp_path}/out")
     assert f"holds {size} bytes of text and at least 500 are needed" in notes
-    assert notes.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert notes.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("size", [500, 5000])
@@ -187,8 +189,10 @@ def test_a_run_file_means_what_it_says(path, monkeypatch, tmp_path):
     monkeypatch.setattr("glassformer.runs.defaults.choose", None)  # is not called
 
     def stop(plan, *args, chosen, **kwargs):
-        assert plan == run_file.read_run(path) and not chosen
-        assert plan.train.early_stop == 0 and getattr(plan.data, "split", "end") == "end"
+        assert plan == run_file.read_run(path)
+        assert not chosen
+        assert plan.train.early_stop == 0
+        assert getattr(plan.data, "split", "end") == "end"
         raise UserError("So far.")
 
     monkeypatch.setattr("glassformer.runs.launch.run", stop)
@@ -219,7 +223,8 @@ def test_a_run_whose_validation_rises_ends_and_its_best_checkpoint_is_the_one_th
     terminal(line)
     lines = [json.loads(row) for row in (out / "log.jsonl").read_text().splitlines()]
     losses = {row["step"]: row["valid_loss"] for row in lines if "valid_loss" in row}
-    best, last = min(losses, key=losses.__getitem__), lines[-1]["step"]
+    best = min(losses, key=losses.__getitem__)
+    last = lines[-1]["step"]
     assert last == best + 2 * choose.__globals__["PATIENCE"] < 60
     data = json.loads((out / "run.json").read_text())
     assert "train.txt holds 4,000 bytes of text" in data["chosen"]
@@ -248,7 +253,7 @@ def test_what_looks_like_a_border_of_documents_is_told(tmp_path):
     assert 'holds "' not in choose({"data.train": str(path), "data.separator": "<|endoftext|>"})[1]
 
 
-def stopped_run(book: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def stopped_run(book, out, monkeypatch):
     """The words of a run of 6 steps that a signal stopped after the third."""
     words = ["train", "--data.train", str(book), "--out", str(out)]
     more = [
@@ -294,7 +299,8 @@ def test_a_resumed_run_keeps_what_is_not_given_again(book, tmp_path, monkeypatch
         assert f"cannot be resumed with another config: {differs};" in notes
     terminal(f"{line} --resume")
     assert "Trained 6 steps" in terminal.notes
-    assert json.loads((out / "run.json").read_text()) == before and before["chosen"]
+    assert json.loads((out / "run.json").read_text()) == before
+    assert before["chosen"]
     line = f"train --out {out} --resume"
     terminal(f"{line} --steps 8")
     assert "goes on to 8" in terminal.notes
@@ -331,7 +337,7 @@ def test_a_short_run_is_validated_seldom(book):
 def test_the_announced_time_counts_validation(book, tmp_path, monkeypatch):
     """Six steps and six validations of what is held out, a third of a step for each of its
     batches."""
-    outputs: list[float] = []
+    outputs = []
     monkeypatch.setattr(launch, "duration", lambda seconds: outputs.append(seconds) or "")
     monkeypatch.setattr(launch.Live, "__call__", lambda self, step: None)
     for every in ("0", "1"):

@@ -34,7 +34,8 @@ def stderr_of_both(folder, *settings, first=(), patience=60):
         *SETTINGS,
         *settings,
     ]
-    port, started = free_port(), []
+    port = free_port()
+    started = []
     for rank in range(2):
         env = environment(rank, 2, port)
         env.pop("TORCHELASTIC_RUN_ID", None)
@@ -67,7 +68,7 @@ def sentences(written):
 
 
 @pytest.mark.parametrize(
-    ("settings", "mistake"),
+    "settings, mistake",
     [
         # before they look for each other
         (["--parallel.tensor", "3"], "2 processes cannot be divided by tensor 3"),
@@ -81,7 +82,9 @@ def test_a_mistake_of_the_first_is_a_sentence_of_each(folder, settings, mistake)
     (folder / "out").mkdir()
     (folder / "out" / "run.json").write_text(json.dumps({}))
     item, second = (sentences(written) for written in stderr_of_both(folder, *settings))
-    assert len(item) == 1 and mistake in item[0] and second == item
+    assert len(item) == 1
+    assert mistake in item[0]
+    assert second == item
 
 
 def test_a_first_process_that_ends_before_it_listens_is_a_sentence_of_the_other(folder):
@@ -92,8 +95,6 @@ def test_a_first_process_that_ends_before_it_listens_is_a_sentence_of_the_other(
         )
     )
     assert item == ["train.steps is 0; give a number above 0."]
-    assert (
-        len(second) == 1
-        and "did not find each other" in second[0]
-        and "its own message says why" in second[0]
-    )
+    assert len(second) == 1
+    assert "did not find each other" in second[0]
+    assert "its own message says why" in second[0]

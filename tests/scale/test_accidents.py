@@ -29,7 +29,10 @@ SETTINGS = """
 # fmt: on
 
 
-def words(folder: Path, out: str, steps: int, *more: str) -> list[str]:
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def words(folder, out, steps, *more):
     text = folder / "text.txt"
     if not text.exists():
         draw = random.Random(0)
@@ -39,45 +42,47 @@ def words(folder: Path, out: str, steps: int, *more: str) -> list[str]:
     return ["-m", "glassformer", "train", *SETTINGS, *args, *more]
 
 
-def launch(
-    many: int, message: list[str], restarts: int = 0, output: Path | None = None
-) -> subprocess.Popen[str]:
+def launch(many, message, restarts=0, output=None):
     """A launch whose standard error is read at its end, or goes to the file ``output`` where it is
     long."""
     options = ["--nproc-per-node", str(many), "--max-restarts", str(restarts)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    fields = {"env": ONE_THREAD, "text": True}
     if output is None:
-        return subprocess.Popen(
-            [*LAUNCH, *options, *message], env=env, stderr=subprocess.PIPE, text=True
-        )
+        return subprocess.Popen([*LAUNCH, *options, *message], stderr=subprocess.PIPE, **fields)
     with output.open("a") as file:
-        return subprocess.Popen([*LAUNCH, *options, *message], env=env, stderr=file, text=True)
+        return subprocess.Popen([*LAUNCH, *options, *message], stderr=file, **fields)
 
 
-def workers(launched: subprocess.Popen[str]) -> list[int]:
+def run_alone(folder, steps, *more):
+    """A run on one process that nobody disturbs, in the folder ``alone``."""
+    command = [sys.executable, *words(folder, "alone", steps, *more)]
+    subprocess.run(command, env=ONE_THREAD, check=True)
+
+
+def workers(launched):
     result = subprocess.run(
         ["ps", "--ppid", str(launched.pid), "-o", "pid="], capture_output=True, text=True
     )
     return [int(word) for word in result.stdout.split()]
 
 
-def wait_for(path: Path, launched: subprocess.Popen[str]) -> None:
+def wait_for(path, launched):
     while not path.exists():
         assert launched.poll() is None, launched.stderr.read()
         time.sleep(0.1)
 
 
-def sums(out: Path) -> str:
+def sums(out):
     return files.sha256(sorted(out.glob("step-*"))[-1] / "SHA256SUMS")
 
 
-def pause(launched: subprocess.Popen[str], seconds: float) -> None:
+def pause(launched, seconds):
     until = time.monotonic() + seconds
     while launched.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
 
 
-def wait_for_training(launched: subprocess.Popen[str], log: Path) -> None:
+def wait_for_training(launched, log):
     """Until it has logged a step since now."""
     before = log.stat().st_mtime if log.exists() else 0.0
     while launched.poll() is None and (not log.exists() or log.stat().st_mtime == before):
@@ -86,15 +91,14 @@ def wait_for_training(launched: subprocess.Popen[str], log: Path) -> None:
 
 @pytest.mark.timeout(120 * KILLS + 600)
 def test_many_random_kills_of_one_of_all_and_of_the_agent_lose_nothing(tmp_path):
-    steps, draw, killed, kinds = (
-        100 + 6 * KILLS,
-        random.Random(5),
-        0,
-        dict.fromkeys(("one", "all", "agent"), 0),
-    )
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words(tmp_path, "alone", steps)], env=env, check=True)
-    out, output, launched = tmp_path / "killed", tmp_path / "told", None
+    steps = 100 + 6 * KILLS
+    draw = random.Random(5)
+    killed = 0
+    kinds = dict.fromkeys(("one", "all", "agent"), 0)
+    run_alone(tmp_path, steps)
+    out = tmp_path / "killed"
+    output = tmp_path / "told"
+    launched = None
     while True:
         if launched is None:
             exists = (out / "run.json").exists()
@@ -129,11 +133,9 @@ def test_a_signal_to_any_of_them_saves_and_ends_all(tmp_path, whom):
     wait_for(tmp_path / "stopped" / "step-000004", launched)
     os.kill(launched.pid if whom == "agent" else workers(launched)[1], signal.SIGTERM)
     _, message = launched.communicate(timeout=90)
-    assert (
-        launched.returncode != 0
-        and message.count("Stopped by SIGTERM after step") == 1
-        and "--resume" in message
-    )
+    assert launched.returncode != 0
+    assert message.count("Stopped by SIGTERM after step") == 1
+    assert "--resume" in message
 
 
 def test_a_second_launch_into_the_folder_is_refused_in_one_sentence(tmp_path):
@@ -141,9 +143,8 @@ def test_a_second_launch_into_the_folder_is_refused_in_one_sentence(tmp_path):
     wait_for(tmp_path / "out" / "step-000002", first)
     second = launch(2, words(tmp_path, "out", 5000, "--resume"))
     _, message = second.communicate(timeout=120)
-    assert (
-        second.returncode != 0 and message.count("glassformer: Another process is training in") == 1
-    )
+    assert second.returncode != 0
+    assert message.count("glassformer: Another process is training in") == 1
     # torchrun shows a traceback of its own, the training none
     assert "glassformer/cli.py" not in message
     os.kill(first.pid, signal.SIGTERM)
@@ -161,15 +162,14 @@ def test_a_process_that_is_slow_beyond_the_timeout_ends_all(tmp_path):
     finally:
         os.kill(stopped, signal.SIGCONT) if Path(f"/proc/{stopped}").exists() else None
     assert launched.returncode != 0 and time.monotonic() - began < 60, message
-    assert (
-        message.count("was lost or did not answer within 5 s") == 1
-        and "glassformer/cli.py" not in message
-    )
+    assert message.count("was lost or did not answer within 5 s") == 1
+    assert "glassformer/cli.py" not in message
 
 
 def test_a_first_process_that_is_killed_is_a_sentence_of_the_other_without_torchs_frames(tmp_path):
     """It hosts the store where no agent does."""
-    message, port = words(tmp_path, "out", 5000), free_port()
+    message = words(tmp_path, "out", 5000)
+    port = free_port()
     first, second = (
         subprocess.Popen(
             [sys.executable, *message],
@@ -184,7 +184,8 @@ def test_a_first_process_that_is_killed_is_a_sentence_of_the_other_without_torch
     _, written = second.communicate(timeout=90)
     first.communicate()
     assert second.returncode == 2 and len(written.strip().splitlines()) == 1, written
-    assert "was lost or did not answer within 60 s (" in written and ".cc" not in written
+    assert "was lost or did not answer within 60 s (" in written
+    assert ".cc" not in written
 
 
 AXES = {
@@ -201,12 +202,13 @@ AXES = {
 def test_a_killed_process_of_another_axis_loses_nothing(tmp_path, axis):
     """The bytes of a run that nobody disturbed on the same axis; its first step is that of one
     process within 1e-5."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    more, output = [*AXES[axis], f"--parallel.{axis}", "2"], tmp_path / "told"
-    subprocess.run([sys.executable, *words(tmp_path, "alone", 2, *AXES[axis])], env=env, check=True)
+    more = [*AXES[axis], f"--parallel.{axis}", "2"]
+    output = tmp_path / "told"
+    run_alone(tmp_path, 2, *AXES[axis])
     full = launch(2, words(tmp_path, "whole", 60, *more), 0, output)
     assert full.wait(300) == 0, output.read_text()[-5000:]
-    launched, out = launch(2, words(tmp_path, "killed", 60, *more), 10, output), tmp_path / "killed"
+    launched = launch(2, words(tmp_path, "killed", 60, *more), 10, output)
+    out = tmp_path / "killed"
     for turn in range(3):
         wait_for_training(launched, out / "log.jsonl")
         pause(launched, 0.3)
@@ -223,15 +225,16 @@ def test_a_killed_process_of_another_axis_loses_nothing(tmp_path, axis):
 
 
 def test_a_pause_holds_all_of_them_and_changes_no_bit(tmp_path):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words(tmp_path, "alone", 200)], env=env, check=True)
-    out, launched = tmp_path / "held", launch(2, words(tmp_path, "held", 200))
+    run_alone(tmp_path, 200)
+    out = tmp_path / "held"
+    launched = launch(2, words(tmp_path, "held", 200))
     wait_for(out / "step-000004", launched)
     (out / "pause").touch()
     pause(launched, 3)  # the step that was begun is finished
     before = (out / "log.jsonl").read_text()
     pause(launched, 5)
-    assert launched.poll() is None and (out / "log.jsonl").read_text() == before
+    assert launched.poll() is None
+    assert (out / "log.jsonl").read_text() == before
     (out / "pause").unlink()
     _, message = launched.communicate(timeout=300)
     assert launched.returncode == 0 and 0 < before.count("\n") < 200, message
@@ -246,10 +249,14 @@ exec "$@"
 
 def test_processes_that_srun_starts_need_no_torchrun(tmp_path):
     """docs/scale.md describes it; srun itself is not installed, its variables are set."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words(tmp_path, "alone", 20)], env=env, check=True)
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLURM_NTASKS": "2"}
-    message, results = words(tmp_path, "both", 20), []
+    run_alone(tmp_path, 20)
+    env = ONE_THREAD | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "SLURM_NTASKS": "2",
+    }
+    message = words(tmp_path, "both", 20)
+    results = []
     for rank in range(2):
         fields = {
             **env,
@@ -291,55 +298,37 @@ def hosts():
         ip("netns", "del", name)
 
 
-def on_hosts(
-    names: list[str], port: int, message: list[str], output: Path
-) -> list[subprocess.Popen[str]]:
+def on_hosts(names, port, message, output):
     results = []
     for name, address in zip(names, HOSTS, strict=True):
-        options = [
-            "--nnodes",
-            "2",
-            "--nproc-per-node",
-            "1",
-            "--rdzv-backend",
-            "c10d",
-            "--local-addr",
-            address,
-        ]
-        options += ["--rdzv-endpoint", f"{HOSTS[0]}:{port}", "--rdzv-id", "two"]
-        # both have one name, so it cannot tell
-        options += ["--rdzv-conf", f"is_host={address == HOSTS[0]}", *message]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": name}
+        options = (
+            f"--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --local-addr {address}"
+            f" --rdzv-endpoint {HOSTS[0]}:{port} --rdzv-id two"
+            # both have one name, so it cannot tell
+            f" --rdzv-conf is_host={address == HOSTS[0]}"
+        )
+        line = f"ip netns exec {name} {sys.executable} -m torch.distributed.run {options}"
+        env = {**ONE_THREAD, "GLOO_SOCKET_IFNAME": name}
         with output.open("a") as file:
-            words = [
-                "ip",
-                "netns",
-                "exec",
-                name,
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                *options,
-            ]
-            results.append(subprocess.Popen(words, env=env, stderr=file, text=True))
+            command = [*line.split(), *message]
+            results.append(subprocess.Popen(command, env=env, stderr=file, text=True))
     return results
 
 
 def test_two_hosts_of_which_one_is_killed(hosts, tmp_path):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words(tmp_path, "alone", 60)], env=env, check=True)
-    out, output = tmp_path / "both", tmp_path / "told"
+    run_alone(tmp_path, 60)
+    out = tmp_path / "both"
+    output = tmp_path / "told"
     first, second = on_hosts(hosts, 29500, words(tmp_path, "both", 60), output)
     while not (out / "step-000004").exists():
         assert first.poll() is None, output.read_text()
         time.sleep(0.05)
     for pid in (*workers(second), second.pid):
         os.kill(pid, signal.SIGKILL)
-    assert first.wait(120) != 0 and not any(out.glob(".*.part"))
-    assert (
-        "was lost or did not answer" in output.read_text()
-        and "glassformer/cli.py" not in output.read_text()
-    )
+    assert first.wait(120) != 0
+    assert not any(out.glob(".*.part"))
+    assert "was lost or did not answer" in output.read_text()
+    assert "glassformer/cli.py" not in output.read_text()
     for launched in on_hosts(hosts, 29501, words(tmp_path, "both", 60, "--resume"), output):
         assert launched.wait(300) == 0, output.read_text()[-5000:]
     assert sums(out) == sums(tmp_path / "alone")

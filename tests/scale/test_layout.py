@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,9 +29,11 @@ def test_pieces_are_a_multiple_of_the_processes_that_share_rows():
 def test_a_shard_is_a_share_of_everything_and_one_process_receives_nothing():
     result = cost(tiny.DECODERS["llama"], 2)
     alone, four = (Layout(result, Parallel().of(n), 8, muon=True) for n in (1, 4))
-    assert sum(alone.groups) == sum(four.groups) == result.total and len(alone.groups) == 3
+    assert sum(alone.groups) == sum(four.groups) == result.total
+    assert len(alone.groups) == 3
     logits = result.batch * result.context * result.model.embed.vocab * 4
-    assert alone.memory == result.train() + logits and alone.traffic == 0 < four.traffic
+    assert alone.memory == result.train() + logits
+    assert alone.traffic == 0 < four.traffic
     assert four.to_dict()["parameters"] == -(-result.total // 4)
     copies = Layout(result, Parallel(data=1, replicate=4), 8)
     assert copies.traffic == 2 * 2 * result.total * 4  # two rounds, a sum there and back
@@ -63,7 +64,7 @@ def parameter_counts(mesh, names, axis):
 
 
 @pytest.mark.parametrize(
-    ("axis", "names"),
+    "axis, names",
     [
         ("tensor", ["gpt2", "llama", "mixtral", "alibi", "gemma2"]),
         ("expert", ["mixtral"]),
@@ -74,7 +75,8 @@ def test_the_inner_axes_leave_what_the_formula_says(two, axis, names):
     """Of a pipeline the fullest stage counts, and the stages are the whole."""
     answers = two.call(parameter_counts, names=names, axis=axis)
     for name in names:
-        result, counts = cost(tiny.DECODERS[name], 2), [answer[name] for answer in answers]
+        result = cost(tiny.DECODERS[name], 2)
+        counts = [answer[name] for answer in answers]
         layout = Layout(result, Parallel(**{"data": 1, axis: 2}), 4)
         assert max(counts) == layout.local_parameters < result.total
         assert sum(counts) == result.total if axis == "pipeline" else min(counts) == max(counts)
@@ -84,7 +86,8 @@ def test_traffic_of_the_inner_axes():
     """Sums of activations there and back (Megatron-LM: two a block in each pass), tokens to experts
     and back."""
     result = cost(tiny.DECODERS["mixtral"], 2)
-    blocks, stream = result.model.decoder.depth, 2 * result.context * result.model.dim * 4
+    blocks = result.model.decoder.depth
+    stream = 2 * result.context * result.model.dim * 4
     tensor = Layout(result, Parallel(data=1, tensor=2), 3)
     assert tensor.traffic == 3 * 2 * (2 * blocks + 1) * stream
     assert tensor.memory < Layout(result, Parallel(data=1), 3).memory
@@ -114,7 +117,8 @@ def test_traffic_of_a_pipeline(tied):
     the last."""
     model = tiny.DECODERS["llama"]
     result = cost(replace(model, head=replace(model.head, tied=tied)), 2)
-    table, stream = model.embed.vocab * model.dim * 4, 2 * model.context * model.dim * 4
+    table = model.embed.vocab * model.dim * 4
+    stream = 2 * model.context * model.dim * 4
     assert Layout(result, Parallel(data=1, pipeline=2), 4).traffic == 4 * stream + tied * table
     large = cost(find("llama/3-70b"), 1, 256)
     alone, four = (Layout(large, Parallel(data=1, pipeline=stages), 8).memory for stages in (1, 4))
@@ -128,10 +132,10 @@ def test_traffic_of_a_pipeline(tied):
 def test_memory_is_what_processes_take(tmp_path, name):
     """The estimate for 25 M parameters is within a fifth of the memory that benchmarks/scale.py
     measures."""
-    spec: Any = importlib.util.spec_from_file_location(
+    spec = importlib.util.spec_from_file_location(
         "scale", Path(__file__).parents[2] / "benchmarks" / "scale.py"
     )
-    scale: Any = importlib.util.module_from_spec(spec)
+    scale = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(scale)
     pool = Processes(2)
     for answer in pool.call(scale.memory, name=name, folder=str(tmp_path)):

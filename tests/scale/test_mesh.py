@@ -11,21 +11,19 @@ from glassformer.core.errors import UserError
 from glassformer.runs.processes import rank0_logging
 from glassformer.scale.mesh import ALONE, Mesh, share
 from glassformer.scale.parallel import AXES, Parallel
+from mistakes import mistake
 
 
 def test_what_is_left_is_the_data_axis_and_what_does_not_multiply_is_refused():
-    assert (
-        Parallel().of(4).data == 4
-        and Parallel(tensor=2).of(4).data == 2
-        and Parallel(data=1).of(1).rows == 1
-    )
+    assert Parallel().of(4).data == 4
+    assert Parallel(tensor=2).of(4).data == 2
+    assert Parallel(data=1).of(1).rows == 1
     assert Parallel(replicate=2, expert=2).of(8).rows == 8
-    with pytest.raises(UserError, match="4 processes cannot be divided by tensor 3"):
+    with mistake("4 processes cannot be divided by tensor 3"):
         Parallel(tensor=3).of(4)
-    with pytest.raises(
-        UserError,
-        match=r"data 4 x context 2 is for 8, but there is 1 process; "
-        r"start 8",
+    with mistake(
+        r"data 4 x context 2 is for 8, but there is 1 process; "
+        r"start 8"
     ):
         Parallel(data=4, context=2).of(1)
 
@@ -39,7 +37,8 @@ def test_every_rank_has_one_place_and_neighbours_agree():
     for axes in itertools.chain.from_iterable(itertools.permutations(AXES, n) for n in (1, 2)):
         for mesh in meshes:
             near = mesh.neighbours(*axes)
-            assert near[mesh.index(*axes)] == mesh.rank and len(near) == mesh.extent(*axes)
+            assert near[mesh.index(*axes)] == mesh.rank
+            assert len(near) == mesh.extent(*axes)
             assert all(meshes[second].neighbours(*axes) == near for second in near)
 
 
@@ -53,15 +52,16 @@ def test_rows_are_shared_as_torch_cuts_them():
 
 
 def test_alone_every_answer_is_ones_own():
-    assert (
-        ALONE.alone
-        and ALONE.is_first
-        and ALONE.data_parallel_size == 1
-        and ALONE.group("data") is None
-    )
-    assert ALONE.total([2.5]) == [2.5] and ALONE.maximum(3) == 3 and ALONE.first("x") == "x"
-    assert ALONE.gather_json(1) == [1] and torch.equal(*ALONE.gather(torch.ones(2)), torch.ones(2))
-    with pytest.raises(UserError, match="mine"), ALONE.agreeing():
+    assert ALONE.alone
+    assert ALONE.is_first
+    assert ALONE.data_parallel_size == 1
+    assert ALONE.group("data") is None
+    assert ALONE.total([2.5]) == [2.5]
+    assert ALONE.maximum(3) == 3
+    assert ALONE.first("x") == "x"
+    assert ALONE.gather_json(1) == [1]
+    assert torch.equal(*ALONE.gather(torch.ones(2)), torch.ones(2))
+    with mistake("mine"), ALONE.agreeing():
         raise UserError("mine")
 
 
@@ -84,7 +84,9 @@ def received(mesh):
     with mesh.rank0_first():
         turns.append(mesh.rank)
     pair = Mesh(Parallel(data=1, context=2), mesh.rank)
-    assert pair.group("context").size() == 2 and pair.group("data") is None and pair.row == 0
+    assert pair.group("context").size() == 2
+    assert pair.group("data") is None
+    assert pair.row == 0
     return results
 
 
@@ -96,7 +98,7 @@ def test_two_processes_hear_the_same(two):
 def test_what_a_backend_says_of_a_lost_process_is_one_sentence_and_a_bug_is_not():
     mesh = Mesh(Parallel(data=2, timeout=7.0))
     with (
-        pytest.raises(UserError, match=r"lost or did not answer within 7 s .*--resume"),
+        mistake(r"lost or did not answer within 7 s .*--resume"),
         rank0_logging(mesh),
     ):
         raise RuntimeError(

@@ -19,8 +19,10 @@ MIXTURE = (
     'expert = {type = "GatedMLP", hidden = 24, bias = true}, shared = {type = "MLP", hidden = 12}}'
 )
 EXPERTS = {"decoder.pattern.feedforward": MIXTURE}
-TENSOR, EXPERT = {"parallel.tensor": 2}, {"parallel.expert": 2}
-PIPELINE, CONTEXT = {"parallel.pipeline": 2}, {"parallel.context": 2}
+TENSOR = {"parallel.tensor": 2}
+EXPERT = {"parallel.expert": 2}
+PIPELINE = {"parallel.pipeline": 2}
+CONTEXT = {"parallel.context": 2}
 
 RUNS = {
     "tensor, Muon": (TENSOR, {"decoder.dropout": 0.1}),
@@ -52,15 +54,14 @@ def test_the_runs_of_a_box_are_its_numbers_in_the_order_of_the_whole():
             place = place_of(tuple(item.of(full).shape), Mesh(Parallel(data=2), data), item)
             expected = item.of(full).chunk(2)[data]
             numbers = [number for low, count in place.runs() for number in range(low, low + count)]
-            assert (
-                numbers == expected.flatten().tolist()
-                and place.shape == shape
-                and place.size == tuple(expected.shape)
-            )
+            assert numbers == expected.flatten().tolist()
+            assert place.shape == shape
+            assert place.size == tuple(expected.shape)
     assert list(place_of((4, 3), Mesh(Parallel(data=2), 1)).runs()) == [(6, 6)]
     copy = Mesh(Parallel(data=1, expert=2), 1)
-    full, individual = place_of((4, 3), copy), place_of((2, 3), copy, Cut("expert", 0, 2, 4, 4))
-    assert individual.is_written_by(copy) and not full.is_written_by(copy)
+    full = place_of((4, 3), copy)
+    assert place_of((2, 3), copy, Cut("expert", 0, 2, 4, 4)).is_written_by(copy)
+    assert not full.is_written_by(copy)
 
 
 def moved(folder, step, start=0):

@@ -17,14 +17,15 @@ from glassformer.tasks.objectives import Prefix
 from training.test_batches import corpus, equal
 
 
-def batches() -> Batches:
+def batches():
     lengths = np.random.default_rng(2).integers(1, 90, 40).tolist()
     return Batches(corpus(lengths), batch=4, context=16, seed=11)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 5])
 def test_ahead_or_not_the_batches_and_states_are_the_same(depth):
-    plain, ahead = batches(), Prefetched(batches(), depth)
+    plain = batches()
+    ahead = Prefetched(batches(), depth)
     assert ahead.state() == plain.state()
     for _ in range(60):
         assert equal(next(ahead), next(plain))
@@ -33,7 +34,8 @@ def test_ahead_or_not_the_batches_and_states_are_the_same(depth):
 
 
 def test_it_goes_on_from_a_state_in_the_middle():
-    ahead, plain = Prefetched(batches()), batches()
+    ahead = Prefetched(batches())
+    plain = batches()
     for _ in range(9):
         next(ahead), next(plain)
     state = json.loads(json.dumps(ahead.state()))
@@ -47,7 +49,8 @@ def test_it_goes_on_from_a_state_in_the_middle():
 
 
 def test_pieces_are_read_ahead_as_whole_batches_are():
-    ahead, plain = Prefetched(batches()), batches()
+    ahead = Prefetched(batches())
+    plain = batches()
     for _ in range(7):
         (piece,) = ahead.pieces(2, [1])
         assert equal(piece, next(plain).rows(2, 4))
@@ -57,7 +60,8 @@ def test_pieces_are_read_ahead_as_whole_batches_are():
 def test_the_thread_works_while_the_reader_does():
     """With the first batch handed out, ``depth`` more are drawn without being asked for, and not
     one more."""
-    drawn, enough = list[str](), threading.Event()
+    drawn = list[str]()
+    enough = threading.Event()
 
     def draw(source):
         drawn.append(threading.current_thread().name)
@@ -65,14 +69,16 @@ def test_the_thread_works_while_the_reader_does():
             enough.set()
         return next(source)
 
-    ahead = Prefetched(batches(), 2, draw)
+    ahead = Prefetched(batches(), 2, draw)  # whose thread works as long as it is there
     next(ahead)
     assert enough.wait(30)
-    assert len(drawn) == 3 and all(name.startswith("batches") for name in drawn)
+    assert len(drawn) == 3
+    assert all(name.startswith("batches") for name in drawn)
 
 
 def test_an_error_comes_in_its_turn():
-    source, remaining = batches(), iter([True, True, False, False, False])
+    source = batches()
+    remaining = iter([True, True, False, False, False])
 
     def draw(group):
         if not next(remaining):
@@ -86,7 +92,8 @@ def test_an_error_comes_in_its_turn():
 
 
 def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(monkeypatch):
-    group, cpu = batches(), torch.device("cpu")
+    group = batches()
+    cpu = torch.device("cpu")
     assert read_ahead(group, cpu) is group
     assert group.bytes == 4 * len(corpus(np.random.default_rng(2).integers(1, 90, 40).tolist()))
     assert isinstance(read_ahead(group, torch.device("meta")), Prefetched)
@@ -97,16 +104,19 @@ def test_it_is_used_for_a_gpu_and_for_what_the_memory_cannot_hold(monkeypatch):
 
 def test_for_a_gpu_every_part_of_a_batch_is_pinned(monkeypatch):
     """The stub of pinning copies, as pinning does: this machine has no GPU to pin for."""
-    requests: list[tuple[int, ...]] = []
+    requests = []
 
     def pin(item):
         requests.append(tuple(item.shape))
         return item.clone()
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    plain, ahead = batches(), prefetch.read_ahead(batches(), torch.device("cuda"))
+    plain = batches()
+    ahead = prefetch.read_ahead(batches(), torch.device("cuda"))
     for _ in range(3):
-        item, second = next(plain), next(ahead)
-        assert torch.equal(item.tokens, second.tokens) and torch.equal(item.targets, second.targets)
+        item = next(plain)
+        second = next(ahead)
+        assert torch.equal(item.tokens, second.tokens)
+        assert torch.equal(item.targets, second.targets)
     total = sum(isinstance(piece, torch.Tensor) for piece in vars(item).values())
     assert len(requests) >= 3 * total >= 6

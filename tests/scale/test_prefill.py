@@ -28,18 +28,20 @@ READ = [name for name in DECODERS if name not in ("gru", "lstm")]
 def compare(mesh, padded):
     """The largest difference of the prompt's last logits and of those of five tokens after it, for
     each family."""
-    ring, result = Ring(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context")), {}
+    ring = Ring(Mesh(Parallel(data=1, context=mesh.size), mesh.rank).group("context"))
+    result = {}
     for name in READ:
         model = build_model(DECODERS[name], seed=1, dtype=torch.float64).eval()
-        second_tokens, pos = tokens(2, 27), None
+        second_tokens = tokens(2, 27)
+        pos = None
         if padded:
             pos = torch.arange(22).expand(2, -1) - torch.tensor([[0], [6]])
             pos = pos.clamp(min=-1)
-        prompt, engine = second_tokens[:, :22], model.engine
+        prompt = second_tokens[:, :22]
+        engine = model.engine
         logits, cache = prefill(model, prompt, pos, ring, keep=mesh.rank == 0)
-        assert model.engine == engine and all(
-            not module._forward_pre_hooks for module in model.modules()
-        )
+        assert model.engine == engine
+        assert all(not module._forward_pre_hooks for module in model.modules())
         with torch.no_grad():
             alone = Cache(model.config)
             expected = [model(prompt, pos=pos, cache=alone, logits="last").logits[:, -1].float()]
@@ -86,11 +88,13 @@ def generated(mesh):
 
 def test_what_is_generated_and_refused(two):
     for repeated, refused in two.call(generated):
-        assert repeated and "recurrent" in refused[0] and "decoders alone" in refused[1]
+        assert repeated
+        assert "recurrent" in refused[0]
+        assert "decoders alone" in refused[1]
 
 
 @pytest.mark.parametrize(
-    ("more", "code"),
+    "more, code",
     [
         (["that is the question"], 0),
         pytest.param(["to", "--edit", "no"], 2, marks=pytest.mark.slow),
@@ -99,13 +103,12 @@ def test_what_is_generated_and_refused(two):
     ],
 )
 def test_the_command(tmp_path, capsys, more, code):
-    model, chars = (
-        tiny.model(DECODERS["llama"]),
-        tokenizer.train("char", ["to be or not to be, that is the question"]),
-    )
+    model = tiny.model(DECODERS["llama"])
+    chars = tokenizer.train("char", ["to be or not to be, that is the question"])
     store.save(model, tmp_path / "m", chars, layout="glassformer")
     words = ["generate", str(tmp_path / "m"), "--max-new", "5", "--temperature", "0", *more]
-    command, port = [sys.executable, "-m", "glassformer", *words], free_port()
+    command = [sys.executable, "-m", "glassformer", *words]
+    port = free_port()
     process = [
         subprocess.Popen(command, env=environment(rank, 2, port), stdout=-1, stderr=-1, text=True)
         for rank in range(2)

@@ -39,7 +39,7 @@ ODD = c.Decoder(
 MODELS = {**tiny.DECODERS, "odd": ODD}
 
 
-def batches(rows: int, vocab: int, length: int = 16):
+def batches(rows, vocab, length=16):
     draw = torch.Generator().manual_seed(1)
     while True:
         tokens = torch.randint(vocab, (rows, length + 1), generator=draw)
@@ -48,9 +48,7 @@ def batches(rows: int, vocab: int, length: int = 16):
         yield Batch(tokens[:, :-1].contiguous(), targets)
 
 
-def learned(
-    mesh: Mesh, name: str, dtype: str, optimizer: str, steps: int = 3, axes=None, exact: bool = True
-):
+def learned(mesh, name, dtype, optimizer, steps=3, axes=None, exact=True):
     """Digests of weights and moments after some steps, the losses and norms on the way; whole ones
     as lists."""
     torch.set_num_threads(1)
@@ -80,7 +78,7 @@ def full_weight(weight):
     return weight.full_tensor() if hasattr(weight, "full_tensor") else weight
 
 
-def gathered(piece: BoxShare, mesh: Mesh):
+def gathered(piece, mesh):
     zeros = torch.zeros(math.prod(piece.shape))
     for low, count in piece.place.runs():
         zeros[low : low + count] = piece.numbers.reshape(-1)
@@ -102,7 +100,8 @@ def test_owners_have_equal_shares_and_every_matrix_has_one():
     load = [0, 0, 0]
     for stack, owner in zip(alike.stacks, alike.owner, strict=True):
         load[owner] += sum(alike.matrices[i].rows * alike.matrices[i].columns for i in stack)
-    assert len(alike.matrices) == 2 + 4 + 1 and max(load) - min(load) <= 16 * 8
+    assert len(alike.matrices) == 2 + 4 + 1
+    assert max(load) - min(load) <= 16 * 8
     for matrix, boxes in zip(alike.matrices, alike.boxes, strict=True):
         assert sum(map(owners.numbers, boxes)) == matrix.rows * matrix.columns
 
@@ -126,7 +125,7 @@ def test_four_processes_and_copies_of_shards(four, optimizer):
     """Every family of decoders on four shards; two copies of two, and four copies, on some."""
     for name in MODELS:
         alone = learned(ALONE, name, "float32", optimizer)
-        laid: list[dict[str, int]] = [{"data": 4}]
+        laid = [{"data": 4}]
         laid += [{"data": 2, "replicate": 2}, {"data": 1, "replicate": 4}] * (
             name in ("odd", "mixtral")
         )
@@ -152,13 +151,12 @@ def test_copies_of_the_whole_and_plain_collectives(two):
             )
 
 
-def drawn(mesh: Mesh, name: str, axes: dict[str, int]) -> bool:
+def drawn(mesh, name, axes):
     """True where weights drawn one by one into shards on no device are the full model's."""
-    cfg, layout = MODELS[name], Mesh(Parallel(**axes), mesh.rank, mesh.device, mesh.store)
-    expected, model = (
-        dict(build_model(cfg, seed=3).named_parameters()),
-        build_model(cfg, device="meta"),
-    )
+    cfg = MODELS[name]
+    layout = Mesh(Parallel(**axes), mesh.rank, mesh.device, mesh.store)
+    expected = dict(build_model(cfg, seed=3).named_parameters())
+    model = build_model(cfg, device="meta")
     shard.shard(model, layout)
     model.to_empty(device="cpu")
     shard.draw(model, layout, 3)
@@ -188,7 +186,7 @@ def test_only_shards_gathered_for_a_text_stay(two):
         assert result == [False, True, False]
 
 
-def stays(mesh: Mesh) -> list[bool]:
+def stays(mesh):
     """True where a block is complete after a pass: usually, while a text is generated,
     afterwards."""
     model = build_model(MODELS["gpt2"], seed=0).eval()
@@ -196,7 +194,7 @@ def stays(mesh: Mesh) -> list[bool]:
     weight = "decoder.blocks.0.ffn.up.weight"
     results = []
 
-    def gone_through() -> None:
+    def gone_through():
         with torch.no_grad():
             model(torch.zeros(1, 4, dtype=torch.long))
         results.append(not hasattr(model.get_parameter(weight), "to_local"))

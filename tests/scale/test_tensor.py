@@ -32,6 +32,7 @@ from glassformer.scale import tensor
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
 from glassformer.scale.shard import cuts_of, shard
+from mistakes import mistake
 from tiny import ALL, DECODERS, tokens
 
 EVERY = {**FAMILIES, **{name: cfg for name, cfg in ALL.items() if c.recurrent(cfg)}}
@@ -48,7 +49,8 @@ def fits(cfg, pieces):
 def compare(mesh, names, scene, double):
     """Differences of logits and gradients, of the gradients put together again, and of the loss
     with its gradients, for each family."""
-    group, answers = along(mesh, "tensor").group("tensor"), {}
+    group = along(mesh, "tensor").group("tensor")
+    answers = {}
     length = LENGTHS[0]
     draw = torch.Generator().manual_seed(3)
     weigh = torch.randn(2, length, 60, generator=draw, dtype=torch.float64) / length
@@ -106,9 +108,11 @@ ADAPTERS = LoRA(rank=3, dropout=0.1, target_modules=("*.q", "*.v", "*.out", "*.u
 def dropped(mesh, names, adapted):
     """Differences while a tenth of patterns and of the stream are dropped, with or without a change
     beside every layer that is cut, a tenth of whose input is dropped too."""
-    group, answers = along(mesh, "tensor").group("tensor"), {}
+    group = along(mesh, "tensor").group("tensor")
+    answers = {}
     for name in names:
-        cfg, results = EVERY[name], []
+        cfg = EVERY[name]
+        results = []
         cfg = replace(cfg, **{n: replace(stack, dropout=0.1) for n, stack in c.stacks(cfg).items()})
         models = [model.train() for model in twins(cfg)]
         for model in models if adapted else ():
@@ -130,7 +134,7 @@ def dropped(mesh, names, adapted):
 
 
 @pytest.mark.parametrize(
-    ("adapted", "names"),
+    "adapted, names",
     [
         (False, ["gpt2", "llama", "gemma2", "t5", "alibi", "vaswani"]),
         (True, ["gpt2", "llama", "vaswani"]),
@@ -185,7 +189,8 @@ WHOLE = {
 
 def test_every_config_type_is_in_the_table_or_declared_whole():
     kinds = [kind for kinds in WHOLE.values() for kind in kinds]
-    assert len(kinds) == len(set(kinds)) and not set(kinds) & tensor.TABLE.keys()
+    assert len(kinds) == len(set(kinds))
+    assert not set(kinds) & tensor.TABLE.keys()
     assert {kind for kind in makers() if kind.__module__.startswith("glassformer.")} == set(
         kinds
     ) | tensor.TABLE.keys()
@@ -207,7 +212,8 @@ def own_part(mesh, output):
 
 
 def test_a_part_of_ones_own_is_whole_or_says_how_it_is_cut(two):
-    full, cut = (2 * 64 * 32 + 64 + 32) * 1.0, 64 * 32 + 32 + 32
+    full = (2 * 64 * 32 + 64 + 32) * 1.0
+    cut = 64 * 32 + 32 + 32
     for output, size in ((False, full), (True, cut)):
         assert all(
             item[0] == size and max(item[1:]) < 1e-12 for item in two.call(own_part, output=output)
@@ -217,7 +223,8 @@ def test_a_part_of_ones_own_is_whole_or_says_how_it_is_cut(two):
 def with_data(mesh, names):
     """The largest difference of gradients where weights are cut and then sharded (FSDP2), rows
     shared out."""
-    axes, answers = Mesh(Parallel(data=2, tensor=2), mesh.rank), {}
+    axes = Mesh(Parallel(data=2, tensor=2), mesh.rank)
+    answers = {}
     for name in names:
         alone, shared = twins(EVERY[name])
         shard(shared, axes, exact=False)
@@ -238,26 +245,24 @@ def test_data_and_tensor(four):
 
 
 def test_what_does_not_divide_is_refused_in_a_sentence():
-    with pytest.raises(UserError, match="4 heads over 1 of keys and values cannot be cut in"):
+    with mistake("4 heads over 1 of keys and values cannot be cut in"):
         tensor.check(DECODERS["starcoder2"], 2)
-    with pytest.raises(UserError, match="hidden 64 is below"):
+    with mistake("hidden 64 is below"):
         tensor.check(
             replace(
                 DECODERS["nothing"], decoder=c.Stack(1, (tiny.block(c.Attention(128, head_dim=2)),))
             ),
             128,
         )
-    assert (
-        fits(DECODERS["llama"], 2) and not fits(DECODERS["llama"], 4) and fits(DECODERS["gpt2"], 4)
-    )
+    assert fits(DECODERS["llama"], 2)
+    assert not fits(DECODERS["llama"], 4)
+    assert fits(DECODERS["gpt2"], 4)
 
 
 def test_shares_differ_by_one_at_most():
     for size in range(4, 12):
         cuts = [tensor.bounds(size, 4, rank) for rank in range(4)]
-        assert (
-            [low for low, _ in cuts[1:]] == [high for _, high in cuts[:-1]]
-            and cuts[0][0] == 0
-            and cuts[-1][1] == size
-        )
+        assert [low for low, _ in cuts[1:]] == [high for _, high in cuts[:-1]]
+        assert cuts[0][0] == 0
+        assert cuts[-1][1] == size
         assert max(high - low for low, high in cuts) - min(high - low for low, high in cuts) <= 1

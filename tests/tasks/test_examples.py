@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
-from glassformer import UserError
 from glassformer import config as c
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.tokenizer.framing import question
@@ -22,11 +22,12 @@ from glassformer.core.training.causal import Causal
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.runs import run_config
 from glassformer.runs.plan import training_and_validation
-from glassformer.tasks.encoded import Encoded, encode
+from glassformer.tasks.encoded import encode
 from glassformer.tasks.example_batches import ExampleBatches, each_once, in_order, pack
 from glassformer.tasks.example_table import Example, Table
 from glassformer.tasks.examples import read_examples
 from glassformer.tasks.objectives import Classify, Contrast, Seq2Seq
+from mistakes import mistake
 from packed import alone as documents
 
 WORDS = [f"w{number}" for number in range(30)]
@@ -37,7 +38,7 @@ CONTEXT = 24
 # ------------------------------------------------------------------------------------- the files
 
 
-def first(table: Table) -> Example:
+def first(table):
     return table.examples[0]
 
 
@@ -62,7 +63,8 @@ def test_published_files_are_read_whole(files, shared_data):
     for name, count in COUNTS[files].items():
         path = shared_data / files.format(name)
         table = read_examples(str(path), objective, columns=columns)
-        assert len(table) == count and not table.notes
+        assert len(table) == count
+        assert not table.notes
         assert table.labels == (("0", "1") if files.endswith("tsv") else None)
         if files.endswith("jsonl"):
             assert all(item.second == item.references[0] for item in table)
@@ -100,10 +102,12 @@ def test_every_kind_of_file_says_the_same(tmp_path):
     ]
     for table in result:
         assert [(item.first, table.labels[int(item.label)]) for item in table] == rows
-        assert table.labels == ("no", "yes") and table.fingerprint == result[0].fingerprint
+        assert table.labels == ("no", "yes")
+        assert table.fingerprint == result[0].fingerprint
     assert [item.line for item in result[4]] == [2, 3, 4]
     second = read_examples(str(tsv), Classify(), labels=("yes", "no"), before="is: ")
-    assert [item.label for item in second] == [0, 1, 0] and first(second).first == 'is: a "b c'
+    assert [item.label for item in second] == [0, 1, 0]
+    assert first(second).first == 'is: a "b c'
     assert second.fingerprint != result[0].fingerprint
 
 
@@ -127,35 +131,35 @@ def test_pairs_numbers_and_lists(tmp_path):
     assert first(pairs) == Example("x", "y", 1, 1) and pairs.labels == ("9", "10"), (
         "numbers in their own order"
     )
-    assert len(pairs) == 1 and "left out for an empty text: 1" in pairs.notes[0]
+    assert len(pairs) == 1
+    assert "left out for an empty text: 1" in pairs.notes[0]
     (tmp_path / "c.jsonl").write_text('{"source": ["a.", "b."], "target": [["c.", "d."], "e."]}')
     assert first(read_examples(str(tmp_path / "c.jsonl"), Seq2Seq())).references[-1] == "e."
     many = [{"text": f"{n}", "label": n % 3} for n in range(40)]
     (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, many)))
     data = run_config.Examples(train=str(tmp_path / "d.jsonl"), valid=0.25)
     train, valid = training_and_validation(data, Classify())
-    assert (len(train), len(valid)) == (30, 10) and train.labels == valid.labels == ("0", "1", "2")
+    assert (len(train), len(valid)) == (30, 10)
+    assert train.labels == valid.labels == ("0", "1", "2")
     assert sorted(int(item.first) for item in (*train, *valid)) == list(range(40))
     assert training_and_validation(data, Classify()) == (train, valid), "the same ones each time"
     second = replace(train, examples=(replace(train.examples[0], label=9), *train.examples[1:]))
     assert second.fingerprint != train.fingerprint
     assert [item.line for item in valid] == sorted(item.line for item in valid)
     full = replace(data, valid=str(path), labels=("0", "1", "2"), columns={"text": "text"})
-    with pytest.raises(
-        UserError,
-        match=r'a\.tsv has no column "text" for the text \(line 1 '
-        r'holds "a", "b", "-2.5"\)',
+    with mistake(
+        r'a\.tsv has no column "text" for the text \(line 1 '
+        r'holds "a", "b", "-2.5"\)'
     ):
         training_and_validation(full, Classify())
-    with pytest.raises(
-        UserError,
-        match=r"for train --data\.columns\.text NAME, for other commands --columns "
-        r"text=NAME",
+    with mistake(
+        r"for train --data\.columns\.text NAME, for other commands --columns "
+        r"text=NAME"
     ):
         training_and_validation(full, Classify())
 
 
-BAD: dict[str, tuple[bytes, object, str]] = {
+BAD = {
     "a.tsv": (
         b"a\tyes\nb\n",
         Classify(),
@@ -195,7 +199,7 @@ BAD: dict[str, tuple[bytes, object, str]] = {
 def test_bad_files_are_one_sentence(name, tmp_path):
     content, objective, sentence = BAD[name]
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=sentence):
+    with mistake(sentence):
         read_examples(str(tmp_path / name), objective)
 
 
@@ -203,34 +207,33 @@ def test_what_does_not_fit_together_is_one_sentence(tmp_path):
     (tmp_path / "en").write_text("a\nb\nc\n")
     (tmp_path / "de").write_text("a\nb\n")
     sides = {"source": str(tmp_path / "en"), "target": str(tmp_path / "de")}
-    with pytest.raises(
-        UserError,
-        match=r"en has 3 lines, .*de has 2 lines; parallel files need "
-        r"the same number",
+    with mistake(
+        r"en has 3 lines, .*de has 2 lines; parallel files need "
+        r"the same number"
     ):
         read_examples(sides, Seq2Seq())
-    with pytest.raises(UserError, match="source and target, and there is one for source"):
+    with mistake("source and target, and there is one for source"):
         read_examples({"source": sides["source"]}, Seq2Seq())
-    with pytest.raises(UserError, match=r'no part "sorce".*Did you mean "source"'):
+    with mistake(r'no part "sorce".*Did you mean "source"'):
         read_examples({"sorce": "a", "target": "b"}, Seq2Seq())
-    with pytest.raises(UserError, match=r'is not a file.*Did you mean "en"'):
+    with mistake(r'is not a file.*Did you mean "en"'):
         read_examples({"source": str(tmp_path / "enn"), "target": sides["target"]}, Seq2Seq())
     (tmp_path / "a.tsv").write_text("a\tyes\nb\tnon\n")
-    with pytest.raises(UserError, match=r'a.tsv line 2 has the label "non".*Did you mean "no"'):
+    with mistake(r'a.tsv line 2 has the label "non".*Did you mean "no"'):
         read_examples(str(tmp_path / "a.tsv"), Classify(), labels=("yes", "no"))
-    with pytest.raises(UserError, match=r"too few to hold 0.9 of them out"):
+    with mistake(r"too few to hold 0.9 of them out"):
         read_examples(str(tmp_path / "a.tsv"), Classify()).split(0.9)
 
 
 # ------------------------------------------------------------------------------------- the ids
 
 
-def sentences(count: int, longest: int = 9, seed: int = 0) -> list[str]:
+def sentences(count, longest=9, seed=0):
     draw = np.random.default_rng(seed)
     return [" ".join(draw.choice(WORDS, draw.integers(1, longest))) for _ in range(count)]
 
 
-def table(kind: str, count: int = 60) -> Table:
+def table(kind, count=60):
     pairs = list(zip(sentences(count), sentences(count, 7, 1), strict=True))
     if kind == "classify":
         result = tuple(Example(a, b if n % 2 else None, n % 3, n) for n, (a, b) in enumerate(pairs))
@@ -244,7 +247,7 @@ TOKENIZERS = {
     "frame": train_tokenizer("words", WORDS, specials=FRAME),
 }
 VECTORS = replace(tiny.bert(), pool=c.Pool("mean", normalize=True))
-KINDS: dict[str, tuple[str, str, object, c.Model]] = {
+KINDS = {
     "vaswani": ("seq2seq", "words", Seq2Seq(), tiny.vaswani()),
     "t5": ("seq2seq", "words", Seq2Seq(), tiny.t5()),
     "llama": ("seq2seq", "words", Seq2Seq(), tiny.DECODERS["llama"]),
@@ -261,7 +264,7 @@ KINDS: dict[str, tuple[str, str, object, c.Model]] = {
 }
 
 
-def encoded(name: str, count: int = 60, context: int = CONTEXT) -> Encoded:
+def encoded(name, count=60, context=CONTEXT):
     kind, tokenizer, objective, model = KINDS[name]
     return encode(table(kind, count), TOKENIZERS[tokenizer], objective, model, context)
 
@@ -273,17 +276,18 @@ def test_packed_equals_apart(name):
     model = tiny.model(config)
     batch = next(ExampleBatches(encoded(name), 4, CONTEXT))
     pieces = documents(batch)
-    assert len(pieces) > 6 and batch.document_ids.max() >= 1
+    assert len(pieces) > 6
+    assert batch.document_ids.max() >= 1
     if name == "contrast":
         fields = {"document_ids": batch.document_ids, "segments": batch.segments}
         together = model(batch.tokens, pos=batch.pos, **fields).pooled
         alone = torch.cat([model(piece.tokens, segments=piece.segments).pooled for piece in pieces])
-        torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+        assert_close(together, alone, rtol=0, atol=1e-5)
         return
     loss = objective.loss(model, batch)
     losses = [objective.loss(model, replace(piece, pos=None)) for piece in pieces]
     assert loss.count == sum(piece.count for piece in losses) > 6
-    torch.testing.assert_close(loss.sum, sum(piece.sum for piece in losses), rtol=1e-5, atol=1e-4)
+    assert_close(loss.sum, sum(piece.sum for piece in losses), rtol=1e-5, atol=1e-4)
 
 
 def test_what_each_decoder_is_asked():
@@ -298,9 +302,11 @@ def test_what_each_decoder_is_asked():
 def test_what_each_shape_reads():
     table = Table("one", (Example("w0 w1", "w2 w3 w4", None, 1),))
     labelled = Table("both", (replace(table.examples[0], label=2),), ("a", "b", "c"))
-    words, frame = TOKENIZERS["words"], TOKENIZERS["frame"]
+    words = TOKENIZERS["words"]
+    frame = TOKENIZERS["frame"]
     a, b, x, y, z = (words.id(f"w{n}") for n in range(5))
-    start, end = words.bos, words.eos
+    start = words.bos
+    end = words.eos
 
     def read(table, tokenizer, objective, model, context):
         """The one row of a table; None where a batch has no such part."""
@@ -313,11 +319,13 @@ def test_what_each_shape_reads():
     batch = read(table, words, Seq2Seq(), tiny.t5(), 6)
     assert batch["source"] == [a, b, end, 0, 0, 0]
     assert batch["source_pos"] == [0, 1, 2, -1, -1, -1]
-    assert batch["tokens"] == [start, x, y, z, 0, 0] and batch["targets"] == [x, y, z, end, -1, -1]
+    assert batch["tokens"] == [start, x, y, z, 0, 0]
+    assert batch["targets"] == [x, y, z, end, -1, -1]
     assert batch["document_ids"] == [0, 0, 0, 0, -1, -1]
     assert batch["source_document_ids"] == [0, 0, 0, -1, -1, -1]
     batch = read(table, words, Seq2Seq(), tiny.gpt2(), 8)
-    assert batch["tokens"] == [start, a, b, start, x, y, z, 0] and batch["source"] is None
+    assert batch["tokens"] == [start, a, b, start, x, y, z, 0]
+    assert batch["source"] is None
     assert batch["targets"] == [-1, -1, -1, x, y, z, end, -1]
     assert batch["tokens"][:4] == question(words, [a, b]), "what generation gives it to read"
     batch = read(table, frame, Contrast(), VECTORS, 12)
@@ -325,9 +333,11 @@ def test_what_each_shape_reads():
     assert batch["pos"] == [0, 1, 2, 3, 0, 1, 2, 3, 4, -1, -1, -1]
     batch = read(labelled, frame, Classify(), tiny.bert(), 8)
     assert batch["tokens"] == frame.encode_pair("w0 w1", "w2 w3 w4")[0]
-    assert batch["segments"] == [0] * 4 + [1] * 4 and batch["labels"] == 2
+    assert batch["segments"] == [0] * 4 + [1] * 4
+    assert batch["labels"] == 2
     batch = read(labelled, words, Classify(), tiny.gpt2(), 8)
-    assert batch["tokens"] == [start, a, b, end, x, y, z, end] and batch["segments"] is None
+    assert batch["tokens"] == [start, a, b, end, x, y, z, end]
+    assert batch["segments"] is None
 
 
 def test_what_is_too_long_is_cut_or_refused():
@@ -335,14 +345,12 @@ def test_what_is_too_long_is_cut_or_refused():
     words, frame = TOKENIZERS.values()
 
     def tokens(cut, objective, model, context, tokenizer=words):
-        ids = encode(table, tokenizer, objective, model, context, cut)
-        side = ids.sides[-1]
+        side = encode(table, tokenizer, objective, model, context, cut).sides[-1]
         return tokenizer.decode(next(iter(side.columns.values())).tolist())
 
-    with pytest.raises(
-        UserError,
-        match=r"line 3 has a source of 7 tokens, and a row holds "
-        r'5.*truncate = "end"',
+    with mistake(
+        r"line 3 has a source of 7 tokens, and a row holds "
+        r'5.*truncate = "end"'
     ):
         tokens("no", Seq2Seq(), tiny.t5(), 5)
     assert tokens("end", Seq2Seq(), tiny.t5(), 5) == "w0 w1 w2 w3"
@@ -351,34 +359,32 @@ def test_what_is_too_long_is_cut_or_refused():
     assert tokens("start", Seq2Seq(), tiny.gpt2(), 7) == "w3 w4 w5 w6 w7"
     assert tokens("start", Classify(), tiny.bert(), 6, frame) == "w4 w5 w7"
     assert tokens("end", Contrast(), VECTORS, 8, frame) == "w0 w1 w6 w7"
-    with pytest.raises(UserError, match="a row holds 3"):
+    with mistake("a row holds 3"):
         tokens("end", Contrast(), VECTORS, 3, frame)
     for objective, model in (
         (Seq2Seq(), tiny.bert()),
         (Classify(), tiny.t5()),
         (Contrast(), tiny.t5()),
     ):
-        with pytest.raises(UserError, match="does not fit"):
+        with mistake("does not fit"):
             tokens("no", objective, model, 20)
     bare = train_tokenizer("char", ["w0123456789 "], specials=())
     for model in (tiny.t5(), tiny.gpt2()):
-        with pytest.raises(UserError, match="no end-of-text token"):
+        with mistake("no end-of-text token"):
             tokens("no", Seq2Seq(), model, 20, bare)
-    with pytest.raises(
-        UserError, match=r"no token to put between two texts|no token to end a text"
-    ):
+    with mistake(r"no token to put between two texts|no token to end a text"):
         tokens("no", Classify(), tiny.gpt2(), 60, bare)
-    with pytest.raises(UserError, match="no token to put between two texts"):
+    with mistake("no token to put between two texts"):
         tokens("no", Classify(), tiny.bert(), 60, bare)
     table = Table("one.tsv", (Example("w0", None, 0, 3), Example("", None, 0, 4)), ("a",))
-    with pytest.raises(UserError, match=r"one.tsv line 4 has a text without a token"):
+    with mistake(r"one.tsv line 4 has a text without a token"):
         tokens("no", Classify(), tiny.bert(), 60, bare)
 
 
 # ---------------------------------------------------------------------------------- the batches
 
 
-def countable(batch: Batch) -> list[tuple[int, ...]]:
+def countable(batch):
     """Countable form of each example."""
     return [
         tuple(
@@ -399,7 +405,7 @@ def test_every_example_once_an_epoch(name):
     assert len(everything) == 300
     orders = []
     for epoch in range(2):
-        calls: list[tuple[int, ...]] = []
+        calls = []
         while batches.epoch < epoch + 1:
             calls += countable(next(batches))
         assert sorted(calls) == everything
@@ -410,7 +416,7 @@ def test_every_example_once_an_epoch(name):
         assert row == item, "validation keeps the order"
 
 
-def documents_of(result: Encoded) -> list[tuple[int, ...]]:
+def documents_of(result):
     """Each example's ids on both sides, in the order of the table."""
     sides = [next(iter(side.columns.values())) for side in result.sides]
     return [
@@ -426,7 +432,8 @@ def documents_of(result: Encoded) -> list[tuple[int, ...]]:
 def test_resumed_anywhere_the_batches_are_the_same():
     result = encoded("vaswani", 100)
     batches = ExampleBatches(result, 3, CONTEXT, seed=1)
-    states, expected = [], []
+    states = []
+    expected = []
     for _ in range(15):
         states.append(json.loads(json.dumps(batches.state())))
         expected.append(next(batches))
@@ -446,9 +453,9 @@ def test_resumed_anywhere_the_batches_are_the_same():
         ExampleBatches(result, 3, CONTEXT + 1, seed=1),
         ExampleBatches(encoded("vaswani", 99), 3, CONTEXT, seed=1),
     ):
-        with pytest.raises(UserError, match=r"made with another (seed|context|content)"):
+        with mistake(r"made with another (seed|context|content)"):
             second.restore(states[3])
-    with pytest.raises(UserError, match="batch is 0"):
+    with mistake("batch is 0"):
         ExampleBatches(result, 0, CONTEXT)
 
 
@@ -469,9 +476,14 @@ def test_a_side_is_no_wider_than_its_rows():
     long = tuple(Example(" ".join(WORDS), "w1 w2", None, n) for n in range(4))
     ids = encode(Table("long", long), TOKENIZERS["words"], Seq2Seq(), tiny.t5(), 40)
     batch = next(ExampleBatches(ids, 4, 40))
-    assert batch.source.shape == (4, 32) and batch.tokens.shape == batch.document_ids.shape == (
-        4,
-        8,
+    assert batch.source.shape == (4, 32)
+    assert (
+        batch.tokens.shape
+        == batch.document_ids.shape
+        == (
+            4,
+            8,
+        )
     )
 
 
@@ -484,8 +496,7 @@ def test_multi30k_fills_its_rows(shared_data):
     tokenizer = train_tokenizer("words", result.texts())
     ids = encode(result, tokenizer, Seq2Seq(), tiny.t5(), 128)
     assert ExampleBatches(ids, 8, 128).fill > 0.94  # of its 29,000 training pairs 98 %
-    back = next(each_once(ids, 1, 128))
-    pair = documents(back)[0]
+    pair = documents(next(each_once(ids, 1, 128)))[0]
     assert tokenizer.decode(pair.source[0].tolist()) == first(result).first
     assert tokenizer.decode(pair.targets[0].tolist()) == first(result).second
 
@@ -523,13 +534,15 @@ def test_a_word_tokenizer_opens_in_transformers(tmp_path):
     assert tokenizer.encode("a", bos=True, eos=True) == [tokenizer.bos, 0, tokenizer.eos]
     tokenizer.save(tmp_path)
     again = open_tokenizer(tmp_path)
-    assert again.fingerprint == tokenizer.fingerprint and again.pad == tokenizer.pad
+    assert again.fingerprint == tokenizer.fingerprint
+    assert again.pad == tokenizer.pad
     reference = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
     assert reference("b@@ a zzz", add_special_tokens=False)["input_ids"] == tokenizer.encode(
         "b@@ a zzz"
     )
-    assert reference.decode(ids[:2]) == "b@@ a" and reference.pad_token_id == tokenizer.pad
-    with pytest.raises(UserError, match="larger size"):
+    assert reference.decode(ids[:2]) == "b@@ a"
+    assert reference.pad_token_id == tokenizer.pad
+    with mistake("larger size"):
         train_tokenizer("words", ["a"], size=4)
-    with pytest.raises(UserError, match="does not know"):
+    with mistake("does not know"):
         train_tokenizer("words", ["a"], specials=()).encode("b")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
-from glassformer import UserError
 from glassformer import config as c
-from glassformer.core.nn import Model, build_model
+from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.tasks import predictions
 from glassformer.tasks.predictions import classify, embed, fill
+from mistakes import mistake
 
 WORDS = [
     "[PAD]",
@@ -41,12 +41,12 @@ TEXTS = ["the cat sat on the mat .", "a dog ran", "the old man , in the big red 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     """A WordPiece tokenizer of a few words, from BERT's vocab.txt."""
-    folder: Path = tmp_path_factory.mktemp("words")
+    folder = tmp_path_factory.mktemp("words")
     (folder / "vocab.txt").write_text("\n".join(WORDS), encoding="utf-8")
     return open_tokenizer(folder)
 
 
-def encoder(pool: c.Pool | None = None) -> Model:
+def encoder(pool=None):
     shape = replace(tiny.bert(), embed=c.Embed(len(WORDS), segments=2), pool=pool)
     return build_model(shape, seed=1).eval()
 
@@ -66,20 +66,21 @@ def test_a_vector_is_the_same_alone_and_in_a_batch(tokenizer, pool):
     together = embed(model, tokenizer, TEXTS, batch=3)
     assert together.shape == (4, tiny.DIM)
     for text, vector in zip(TEXTS, together, strict=True):
-        torch.testing.assert_close(embed(model, tokenizer, [text])[0], vector, atol=1e-5, rtol=0)
+        assert_close(embed(model, tokenizer, [text])[0], vector, atol=1e-5, rtol=0)
 
 
 def test_a_pass_on_a_cpu_holds_no_more_tokens_than_a_cache(tokenizer, monkeypatch):
     """Groups of at most so many tokens with padding, or of one text; the vectors are in the order
     of the texts."""
-    model, calls = encoder(), []
+    model = encoder()
+    calls = []
     texts = [" ".join(["the cat"] * words) for words in (1, 9, 2, 3, 1, 4)]
     model.register_forward_pre_hook(lambda _, args: calls.append(tuple(args[0].shape)))
     right = embed(model, tokenizer, texts)
     assert calls == [(6, 20)]
     calls.clear()
     monkeypatch.setattr(predictions, "AT_ONCE", 20)
-    torch.testing.assert_close(embed(model, tokenizer, texts), right, rtol=1e-5, atol=1e-6)
+    assert_close(embed(model, tokenizer, texts), right, rtol=1e-5, atol=1e-6)
     assert calls == [(3, 6), (2, 10), (1, 20)]
     calls.clear()
     embed(model, tokenizer, texts, batch=1)
@@ -90,22 +91,19 @@ def test_the_mean_is_the_mean_of_the_hidden_states(tokenizer):
     model = encoder()
     ids, segments = tokenizer.encode_pair(TEXTS[0])
     hidden = model(torch.tensor([ids]), segments=torch.tensor([segments])).hidden[0]
-    torch.testing.assert_close(
-        embed(model, tokenizer, [TEXTS[0]])[0], hidden.mean(0), atol=1e-6, rtol=0
-    )
+    assert_close(embed(model, tokenizer, [TEXTS[0]])[0], hidden.mean(0), atol=1e-6, rtol=0)
     unit = embed(model, tokenizer, TEXTS, unit=True)
-    torch.testing.assert_close(
-        unit, torch.nn.functional.normalize(embed(model, tokenizer, TEXTS), dim=-1)
-    )
+    assert_close(unit, torch.nn.functional.normalize(embed(model, tokenizer, TEXTS), dim=-1))
     most = embed(encoder(c.Pool("max")), tokenizer, [TEXTS[0]])[0]
-    torch.testing.assert_close(most, hidden.max(0).values, atol=1e-6, rtol=0)
+    assert_close(most, hidden.max(0).values, atol=1e-6, rtol=0)
 
 
 def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer):
     """Equals PyTorch's own attention of that query over the text's hidden states, its keys and
     values."""
     model = encoder(c.Pool("attention"))
-    assert model.pool is not None and model.pool.query is not None
+    assert model.pool is not None
+    assert model.pool.query is not None
     with torch.no_grad():
         model.pool.query.weight.mul_(20)
     ids, segments = tokenizer.encode_pair(TEXTS[0])
@@ -115,21 +113,18 @@ def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer):
         0, 0
     ]
     vectors = embed(model, tokenizer, TEXTS[:2])[0]
-    torch.testing.assert_close(vectors, expected, atol=1e-5, rtol=0)
+    assert_close(vectors, expected, atol=1e-5, rtol=0)
     assert (vectors - hidden[0].mean(0)).abs().max() > 0.05, "no plain mean"
 
 
 def test_labels_of_texts_and_pairs(tokenizer):
     model = encoder(c.Pool("first", "tanh", labels=3))
-    actual_logits = classify(model, tokenizer, TEXTS, batch=2)
-    torch.testing.assert_close(actual_logits.sum(1), torch.ones(4))
+    assert_close(classify(model, tokenizer, TEXTS, batch=2).sum(1), torch.ones(4))
     pair = ("the cat sat", "a dog ran")
     ids, segments = tokenizer.encode_pair(*pair)
     with torch.no_grad():
         logits = model(torch.tensor([ids]), segments=torch.tensor([segments])).pooled
-    torch.testing.assert_close(
-        classify(model, tokenizer, [pair])[0], logits.softmax(-1)[0], atol=1e-6, rtol=0
-    )
+    assert_close(classify(model, tokenizer, [pair])[0], logits.softmax(-1)[0], atol=1e-6, rtol=0)
     swapped = classify(model, tokenizer, [(pair[1], pair[0])])[0]
     assert not torch.allclose(swapped, logits.softmax(-1)[0], atol=1e-4)
 
@@ -139,13 +134,11 @@ def test_a_text_longer_than_the_model_reads_is_refused_or_loses_its_end(answer, 
     model = encoder(None if answer is embed else c.Pool("first", "tanh", labels=3))
     room = tiny.CONTEXT - 2
     texts = ["a cat", " ".join(["dog"] * room), " ".join(["dog"] * room) + " ran", "red " * 500]
-    with pytest.raises(
-        UserError, match=r"Text 3 has 65 tokens and the model reads 64; .*--truncate"
-    ):
+    with mistake(r"Text 3 has 65 tokens and the model reads 64; .*--truncate"):
         answer(model, tokenizer, texts)
     result = answer(model, tokenizer, texts, truncate=True)
     assert capsys.readouterr().err == "2 of 4 texts lost their end; the model reads 64 tokens.\n"
-    torch.testing.assert_close(result[1], result[2])
+    assert_close(result[1], result[2])
     answer(model, tokenizer, texts[:2], truncate=True)
     assert capsys.readouterr().err == ""
 
@@ -210,19 +203,19 @@ def test_blanks_together_see_each_other(tokenizer, order):
 def test_bad_input(tokenizer):
     model = encoder()
     decoder = build_model(tiny.gpt2(), seed=1)
-    with pytest.raises(UserError, match="no blank"):
+    with mistake("no blank"):
         fill(model, tokenizer, "the cat")
-    with pytest.raises(UserError, match="top is 0"):
+    with mistake("top is 0"):
         fill(model, tokenizer, "the ___", top=0)
-    with pytest.raises(UserError, match="generate"):
+    with mistake("generate"):
         fill(decoder, tokenizer, "the ___")
-    with pytest.raises(UserError, match="no mask token"):
+    with mistake("no mask token"):
         fill(model, train_tokenizer("char", iter(["the cat ___"])), "the ___")
-    with pytest.raises(UserError, match="no labels"):
+    with mistake("no labels"):
         classify(model, tokenizer, TEXTS)
-    with pytest.raises(UserError, match="empty"):
+    with mistake("empty"):
         embed(model, tokenizer, ["the cat", ""])
-    with pytest.raises(UserError, match="no text"):
+    with mistake("no text"):
         embed(model, tokenizer, [])
-    with pytest.raises(UserError, match="batch is 0"):
+    with mistake("batch is 0"):
         embed(model, tokenizer, TEXTS, batch=0)

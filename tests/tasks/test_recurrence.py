@@ -7,28 +7,27 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config as c
 from glassformer import generation
 from glassformer import sight as inspection
 from glassformer.core.config import serial
-from glassformer.core.errors import UserError
 from glassformer.core.generation import generate
-from glassformer.core.nn import Cache, EncoderDecoder, Tape, build_model
+from glassformer.core.nn import Cache, Tape, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.scale.cost import cost
 from glassformer.sight.layouts import DocumentReader, Documents
+from mistakes import mistake
 from tiny import ALL, tokens
 
 PAIRS = ["cho", "bahdanau", "additive-lstm"]
 CLOSE = {"rtol": 0.0, "atol": 1e-5}
 
 
-def twin(
-    model: object, kind: type[nn.RNNBase], variants: str, inputs: int, width: int
-) -> nn.RNNBase:
+def twin(model, kind, variants, inputs, width):
     """torch's own module with the same weights."""
     body = model.decoder if hasattr(model, "decoder") else model.encoder
     reference = kind(
@@ -58,7 +57,8 @@ def test_equals_torch(cell, variants, engine):
     model.engine = engine
     width = 32 if variants == "one" else 16
     reference = twin(model, nn.GRU if cell == c.GRU() else nn.LSTM, variants, 32, width)
-    rows, pos = tokens(3, 9), torch.arange(9).repeat(3, 1)
+    rows = tokens(3, 9)
+    pos = torch.arange(9).repeat(3, 1)
     lengths = torch.tensor([4, 9, 6])
     pos[pos >= lengths[:, None]] = -1
     weigh = (
@@ -73,23 +73,23 @@ def test_equals_torch(cell, variants, engine):
     )
     right = nn.utils.rnn.pad_packed_sequence(reference(args)[0], True, total_length=9)[0]
     (right * weigh).sum().backward()
-    torch.testing.assert_close(hidden[pos >= 0], right[pos >= 0], **CLOSE)
-    torch.testing.assert_close(grad, model.embed.token.weight.grad, rtol=1e-4, atol=1e-5)
+    assert_close(hidden[pos >= 0], right[pos >= 0], **CLOSE)
+    assert_close(grad, model.embed.token.weight.grad, rtol=1e-4, atol=1e-5)
 
 
-def attention_by_hand(
-    model: EncoderDecoder, inputs: Tensor, source: Tensor
-) -> tuple[Tensor, Tensor]:
+def attention_by_hand(model, inputs, source):
     """Bahdanau et al. 2015, equations 5 and 6 of its appendix, a word at a time and nothing shared
     with the house."""
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     states = model.encode(source).hidden[0]
-    words, C = model.embed.token.weight[inputs[0]], model.config.dim
+    words = model.embed.token.weight[inputs[0]]
+    C = model.config.dim
     joined = torch.cat((states[0], states[-1]))
     h = torch.tanh(
         weights["decoder.cross.whole.weight"] @ joined + weights["decoder.cross.whole.bias"]
     )
-    calls, patterns = [], []
+    calls = []
+    patterns = []
     for x in words:
         scores = []
         for state in states:
@@ -114,13 +114,14 @@ def attention_by_hand(
 
 @torch.no_grad()
 def test_additive_attention_equals_the_paper_word_by_word():
-    config = replace(ALL["bahdanau"], decoder=c.Recurrent(1, cross=c.Additive(24)))
-    model = tiny.model(config)
-    second_tokens, source, tape = tokens(1, 7), tokens(1, 5, seed=3), Tape("*.pattern")
+    model = tiny.model(replace(ALL["bahdanau"], decoder=c.Recurrent(1, cross=c.Additive(24))))
+    second_tokens = tokens(1, 7)
+    source = tokens(1, 5, seed=3)
+    tape = Tape("*.pattern")
     hidden = model(second_tokens, source, tape=tape).hidden
     right, pattern = attention_by_hand(model, second_tokens, source)
-    torch.testing.assert_close(hidden[0], right, **CLOSE)
-    torch.testing.assert_close(tape["decoder.cross.pattern"][0, 0], pattern, **CLOSE)
+    assert_close(hidden[0], right, **CLOSE)
+    assert_close(tape["decoder.cross.pattern"][0, 0], pattern, **CLOSE)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -132,17 +133,18 @@ def test_packed_pairs_equal_pairs_alone(name):
     )
     documents = Documents(texts, sources)
     reader = DocumentReader(tiny.model(ALL[name]), documents, tape=True)
-    packed, alone = reader.read(documents.packed()), reader.read(documents.alone(*range(5)))
-    for values, right in zip(packed, alone, strict=True):
+    packed = reader.read(documents.packed())
+    for values, right in zip(packed, reader.read(documents.alone(*range(5))), strict=True):
         assert values.keys() == right.keys()
         for path, value in values.items():
-            torch.testing.assert_close(value, right[path], **CLOSE)
+            assert_close(value, right[path], **CLOSE)
 
 
 @torch.no_grad()
 def test_an_edited_pattern_changes_the_words_after():
     model = tiny.model(ALL["bahdanau"])
-    second_tokens, source = tokens(2, 6), tokens(2, 5, seed=1)
+    second_tokens = tokens(2, 6)
+    source = tokens(2, 5, seed=1)
 
     def only_the_first(path, pattern):
         assert pattern.shape == (2, 1, 1, 5)
@@ -154,7 +156,7 @@ def test_an_edited_pattern_changes_the_words_after():
     changed = model(second_tokens, source, tape=tape)
     assert torch.equal(tape["decoder.cross.pattern"][..., 0], torch.ones(2, 1, 6))
     first = model.encode(source).hidden[:, :1]
-    torch.testing.assert_close(tape["decoder.cross.write"], first.expand(-1, 6, -1), **CLOSE)
+    assert_close(tape["decoder.cross.write"], first.expand(-1, 6, -1), **CLOSE)
     assert not torch.allclose(changed.logits, model(second_tokens, source).logits, atol=1e-2)
 
 
@@ -175,22 +177,21 @@ def test_search_and_greedy_equal_the_whole_forward_pass(name):
                 torch.tensor([[1, *hypothesis.tokens[:-1]]]), torch.tensor([source])
             ).logits[0]
             right = logits.log_softmax(-1)[range(len(hypothesis.tokens)), hypothesis.tokens]
-            torch.testing.assert_close(
-                torch.tensor(hypothesis.logprobs), right, rtol=0.0, atol=1e-4
-            )
+            assert_close(torch.tensor(hypothesis.logprobs), right, rtol=0.0, atol=1e-4)
 
 
 @torch.no_grad()
 def test_a_row_of_padding_keeps_its_state():
     model = tiny.model(ALL["lstm"])
-    second_tokens, cache = tokens(2, 8), Cache(model.config)
+    second_tokens = tokens(2, 8)
+    cache = Cache(model.config)
     model(second_tokens[:, :4], pos=torch.arange(4).repeat(2, 1), cache=cache)
     half = torch.stack((torch.tensor([4, 5]), torch.tensor([-1, -1])))
     model(second_tokens[:, 4:6], pos=half, cache=cache)
     last = model(second_tokens[:, 6:8], pos=torch.tensor([[6, 7], [4, 5]]), cache=cache).logits
-    torch.testing.assert_close(last[0], model(second_tokens[:1]).logits[0, 6:], **CLOSE)
+    assert_close(last[0], model(second_tokens[:1]).logits[0, 6:], **CLOSE)
     skipped = torch.cat((second_tokens[1:, :4], second_tokens[1:, 6:]), 1)
-    torch.testing.assert_close(last[1], model(skipped).logits[0, 4:], **CLOSE)
+    assert_close(last[1], model(skipped).logits[0, 4:], **CLOSE)
     assert model(second_tokens, pos=torch.full((2, 8), -1), logits="none").hidden.abs().sum() == 0
 
 
@@ -202,24 +203,25 @@ def test_costs_are_counted():
         for name, weight in build_model(config).named_parameters()
         if {"cells", "back", "merge"} & {*name.split(".")}
     )
-    assert price.parameters["recurrence"] == of_cells and price.cache() == 0
+    assert price.parameters["recurrence"] == of_cells
+    assert price.cache() == 0
     wider = replace(config, decoder=replace(config.decoder, cross=c.Additive(48)))
     assert cost(wider, 1, 64).attention_flops - cost(config, 1, 64).attention_flops == 2 * 24 * 64
 
 
 def test_what_does_not_fit_is_refused():
     bounds = (32, 64, c.Embed(50))
-    with pytest.raises(UserError, match=r"decoder\.cross is missing"):
+    with mistake(r"decoder\.cross is missing"):
         c.EncoderDecoder(*bounds, c.Recurrent(), c.Recurrent())
-    with pytest.raises(UserError, match="there is no encoder"):
+    with mistake("there is no encoder"):
         c.Decoder(*bounds, c.Recurrent(cross=c.Summary()))
-    with pytest.raises(UserError, match="halved"):
+    with mistake("halved"):
         c.Encoder(33, 64, c.Embed(50), c.Recurrent(causal=False))
-    with pytest.raises(UserError, match="is causal"):
+    with mistake("is causal"):
         c.Decoder(*bounds, c.Recurrent(causal=False))
-    with pytest.raises(UserError, match="give one of GRU, LSTM"):
+    with mistake("give one of GRU, LSTM"):
         serial.from_dict(c.Recurrent, {"cell": "RNN"})
-    with pytest.raises(UserError, match="prefix"):
+    with mistake("prefix"):
         tiny.model(ALL["gru"])(tokens(1, 4), prefix=torch.ones(1, 4, dtype=torch.bool))
 
 
@@ -228,11 +230,11 @@ def test_attention_is_drawn_by_the_words_it_writes(name):
     tokenizer = train_tokenizer("byte", ["ab"], None, ("<s>", "</s>"))
     config = replace(ALL[name], embed=replace(ALL[name].embed, vocab=tokenizer.size))
     drawn, *remaining = inspection.alignments(tiny.model(config), tokenizer, "abc", source="x<z")
-    assert drawn.path.endswith("cross.pattern") and len(remaining) == (
-        1 if name == "vaswani" else 0
-    )
-    assert drawn.rows == ["a", "b", "c", "</s>"] and drawn.columns[:3] == ["x", "<", "z"]
-    torch.testing.assert_close(drawn.weights.sum(-1), torch.ones(4))
+    assert drawn.path.endswith("cross.pattern")
+    assert len(remaining) == (1 if name == "vaswani" else 0)
+    assert drawn.rows == ["a", "b", "c", "</s>"]
+    assert drawn.columns[:3] == ["x", "<", "z"]
+    assert_close(drawn.weights.sum(-1), torch.ones(4))
     sharp = replace(drawn, weights=torch.eye(4)[:, : len(drawn.columns)])
     assert sharp.text(plain=True).splitlines()[-4:-1] == ["   a ##", "   b   ##", "   c     ##"]
     assert ">&lt;</text>" in inspection.svg([sharp]) and "data:image/png;base64," in inspection.svg(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -41,7 +40,7 @@ VALUES = [
 ]
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     """A small good file of each format."""
     trained = {
         f"{kind}/tokenizer.json": train_tokenizer(kind, STORY, size).to_json().encode()
@@ -57,11 +56,10 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def use(path: Path) -> str:
+def use(path):
     """Open the file and do with it all that is done with a tokenizer."""
     tokenizer = open_tokenizer(path, kind="gpt2" if path.suffix == ".tiktoken" else None)
-    samples = [*NASTY[:20], "a" * 40 + "b", " " * 3000 + "a", STORY[0]]
-    for sample in samples:
+    for sample in [*NASTY[:20], "a" * 40 + "b", " " * 3000 + "a", STORY[0]]:
         try:
             ids = tokenizer.encode(sample, special=True)
         except UserError:
@@ -80,7 +78,7 @@ def use(path: Path) -> str:
 def test_a_damaged_file_is_used_or_refused(turns, tmp_path, monkeypatch):
     pytest.importorskip("sentencepiece")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # its threads do not live on in a fork
-    findings: dict[str, str] = {}
+    findings = {}
     for name, data in files(tmp_path).items():
         chance = random.Random(name)
         path = tmp_path / "damaged" / name

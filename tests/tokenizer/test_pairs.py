@@ -8,9 +8,9 @@ import random
 import pytest
 
 from folders import edit_json
-from glassformer import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
+from mistakes import mistake
 
 WORDS = [
     "the",
@@ -57,12 +57,13 @@ def test_bert_pairs_are_those_of_transformers(shared_data, case):
 def test_t5_closes_each_text_and_has_its_sentinels_in_order(shared_data, name):
     transformers = pytest.importorskip("transformers")
     folder = shared_data / "tok-t5"
-    spec = str(folder / "tokenizer.json")
-    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=spec)
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     actual = open_tokenizer(folder / name)
-    assert actual.sentinels == list(range(32099, 31999, -1)) and actual.mask is None
+    assert actual.sentinels == list(range(32099, 31999, -1))
+    assert actual.mask is None
     assert actual.token(actual.sentinels[0]) == "<extra_id_0>"
-    assert actual.pad == 0 and actual.eos == 1
+    assert actual.pad == 0
+    assert actual.eos == 1
     for texts in (("A cat.", "Two dogs."), ("A cat.",)):
         assert actual.encode_pair(*texts)[0] == reference(*texts)["input_ids"]
     assert actual.encode("A cat.", eos=True) == reference("A cat.")["input_ids"]
@@ -83,16 +84,17 @@ def test_a_mask_survives_a_folder_and_another_name(tmp_path):
     assert special(open_tokenizer(tmp_path)) == special(actual)
     edit_json(tmp_path / "tokenizer_config.json", mask_token="c", sep_token="gone")
     second = open_tokenizer(tmp_path)
-    assert (second.mask, second.sep) == (c, None) and second.hides(c)
+    assert (second.mask, second.sep) == (c, None)
+    assert second.hides(c)
 
 
 def test_what_cannot_be_joined_is_one_sentence():
     plain = train_tokenizer("byte", specials=())
     assert plain.encode_pair("ab") == ([97, 98], [0, 0])
-    with pytest.raises(UserError, match="no token to put between two texts"):
+    with mistake("no token to put between two texts"):
         plain.encode_pair("a", "b")
     ended = train_tokenizer("byte")
     assert ended.encode_pair("a", "b") == ([97, 256, 98, 256], [0, 0, 1, 1])
     assert ended.encode_pair("abc", "bcde", most=5)[0] == [97, 256, 98, 99, 256]
-    with pytest.raises(UserError, match="2 tokens leave no room"):
+    with mistake("2 tokens leave no room"):
         ended.encode_pair("a", "b", most=2)

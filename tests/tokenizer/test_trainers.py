@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from glassformer import UserError
+from glassformer.core.errors import UserError
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.formats.tokenizer_trainers import TRAINED
 from glassformer.sight.tokens.vocabulary_size import sizes
-from tokenizer.test_tokenizer import IDENTITY, sentencepiece_model
+from mistakes import SENTENCES
+from tokenizer.test_tokenizer import IDENTITY, NASTY, sentencepiece_model
 
 STORY = (
     "Once upon a time there was a little glass house.\nIts walls were clear; you could see "
@@ -22,7 +23,7 @@ OTHER = STORY + "\n\n  The  house, 12 walls of glass.\n"
 
 
 @pytest.fixture
-def story(tmp_path: Path) -> Path:
+def story(tmp_path):
     (tmp_path / "story.txt").write_text(STORY * 30, encoding="utf-8")
     return tmp_path / "story.txt"
 
@@ -33,19 +34,23 @@ SIZES = {"bpe": 300, "byte": 257, "char": len(set(STORY)) + 1}
 @pytest.mark.parametrize("kind", TRAINED)
 def test_what_is_trained_is_opened_by_transformers_and_by_us(kind, story, tmp_path, terminal):
     transformers = pytest.importorskip("transformers")
-    out, most = tmp_path / kind, SIZES.get(kind, 90)
+    out = tmp_path / kind
+    most = SIZES.get(kind, 90)
     size = "" if kind in ("char", "byte") else f"--size {most}"
     written = terminal(f"tokens train {story} --kind {kind} {size} --out {out}")
     assert str(out / "tokenizer.json") in written
     actual = open_tokenizer(out)
     reference = transformers.AutoTokenizer.from_pretrained(out)
-    for sample in [STORY, OTHER] if kind != "char" else [STORY]:
+    nasty = NASTY if kind in ("byte", "bpe") else []
+    for sample in [STORY, OTHER, *nasty] if kind != "char" else [STORY]:
         ids = actual.encode(sample)
         assert reference.encode(sample, add_special_tokens=False) == ids
-        if kind in ("bpe", "unigram", "char", "byte"):
+        if kind in ("bpe", "unigram", "char", "byte") and sample not in nasty:
             text = actual.decode([id for id in ids if id != actual.unk])
             assert text.replace(" ", "").startswith("Onceupona")
             assert kind == "unigram" or actual.decode(ids) == sample
+    assert reference.eos_token_id == actual.eos
+    assert len(reference) == actual.size
     assert actual.size == most or (actual.size < most and kind in ("words", "unigram", "wordpiece"))
 
 
@@ -60,7 +65,8 @@ def test_a_unigram_is_sentencepieces(shared_data):
     piece crosses a line."""
     sentencepiece = pytest.importorskip("sentencepiece")
     text = (shared_data / "tinyshakespeare" / "input.txt").read_text()
-    train, stored = text[:200_000], text[200_000:230_000]
+    train = text[:200_000]
+    stored = text[200_000:230_000]
     actual = train_tokenizer("unigram", [train], 700)
     model = sentencepiece_model(
         train.split("\n"),
@@ -87,7 +93,8 @@ def test_nothing_is_learnt_across_or_of_a_special_token(kind, tmp_path, terminal
     line = f"tokens train {tmp_path}/two.txt --kind {kind} --size {size} --out {tmp_path}"
     terminal(f"{line}/a --special <|endoftext|>")
     notes = terminal.notes
-    assert '"<|im_end|>" is in this text 60 times' in notes and "<|endoftext|>" not in notes
+    assert '"<|im_end|>" is in this text 60 times' in notes
+    assert "<|endoftext|>" not in notes
     plain = open_tokenizer(tmp_path / "a")
     learnt = plain.vocabulary().keys() - plain.specials.keys()
     assert "<|endoftext|>" in plain.specials
@@ -113,7 +120,8 @@ def test_letters_of_wordpiece_are_those_of_its_words():
 
 def test_wordpiece_is_like_berts():
     tokenizer = train_tokenizer("wordpiece", [STORY] * 9, 90)
-    assert tokenizer.size == 90 and {"[CLS]", "[SEP]", "[UNK]"} <= tokenizer.specials.keys()
+    assert tokenizer.size == 90
+    assert {"[CLS]", "[SEP]", "[UNK]"} <= tokenizer.specials.keys()
     assert tokenizer.encode_pair("glass")[0][0] == tokenizer.cls
     assert any(name.startswith("##") for name in tokenizer.vocabulary())
     assert tokenizer.unk in tokenizer.encode("🎵")
@@ -129,24 +137,16 @@ def test_the_same_text_gives_the_same_tokenizer(kind):
 def test_a_size_below_the_alphabet_says_what_is_needed(kind, story, tmp_path, terminal):
     out = tmp_path / "none"
     notes = terminal.refused(f"tokens train {story} --kind {kind} --size 12 --out {out}")
-    assert notes.count("\n") == 1 and "give a" in notes and not out.exists()
+    assert notes.count("\n") == 1
+    assert "give a" in notes
+    assert not out.exists()
     least = 257 if kind == "bpe" else int(notes.split("size of ")[1].split()[0])
     assert train_tokenizer(kind, [STORY] * 30, least).size <= least
 
 
 @pytest.mark.parametrize(
-    ("line", "sentence"),
-    [
-        ("train story.txt", "--out DIR"),
-        ("train story.txt --kind unigrm --out x", 'Did you mean "unigram"'),
-        ("train bad.txt --out x", "not UTF-8 text (byte 9)"),
-        ("train blank.txt --kind wordpiece --out x", "no word"),
-        ("sizes few.txt", "too few words"),
-        ("sizes story.txt --out x", "--out is not understood"),
-        ("train story.txt --size 4000000000 --out x", "give 1 to"),
-        ("sizes story.txt --kind char", "There is no kind"),
-        ("train /no/where.txt --out x", "does not exist"),
-    ],
+    "line, sentence",
+    SENTENCES["tokens"].items(),
 )
 def test_slips_are_one_sentence(story, monkeypatch, terminal, line, sentence):
     monkeypatch.chdir(story.parent)
@@ -154,7 +154,8 @@ def test_slips_are_one_sentence(story, monkeypatch, terminal, line, sentence):
     Path("blank.txt").write_text(" \n \n")
     Path("few.txt").write_text("a b")
     notes = terminal.refused(f"tokens {line}")
-    assert sentence in notes and notes.count("\n") == 1
+    assert sentence in notes
+    assert notes.count("\n") == 1
     assert not Path("x").exists()
 
 
@@ -165,7 +166,8 @@ def test_sizes_show_the_trade_off(story, terminal):
     assert [size["entries"] for size in data] == [260, 280, 300]
     assert [size["parameters"] for size in data] == [260 * 64, 280 * 64, 300 * 64]
     falling = [size["tokens_per_word"] for size in data]
-    assert falling == sorted(falling, reverse=True) and falling[0] > falling[-1] > 1
+    assert falling == sorted(falling, reverse=True)
+    assert falling[0] > falling[-1] > 1
 
 
 def test_sizes_are_counted_on_text_that_was_held_out():

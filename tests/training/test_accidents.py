@@ -22,6 +22,7 @@ from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data import tokenise
 from glassformer.runs import hooks, launch, run_checkpoints
 from glassformer.runs.hooks import Save
+from mistakes import mistake
 from runs.test_launch import attend, corpus, settings, start  # noqa: F401  (corpus is a fixture)
 from runs.test_run_checkpoints import new_state
 from tiny import equal_tensors
@@ -32,7 +33,8 @@ def poisoned(tmp_path, bad, steps, every, valid=None):
     """A run of so many steps of which ``bad`` (from 0 on) have a NaN loss; its state."""
     state = new_state()
     state.batches = Poisoned(state.model, bad)
-    save, step = Save(tmp_path, every, 2), None
+    save = Save(tmp_path, every, 2)
+    step = None
     try:
         for step in steps_of(state.model, state.batches, state=state, steps=steps):
             step.valid_loss = (valid or {}).get(step.index)
@@ -64,7 +66,8 @@ def check_saved(folder, state, *numbers):
 def test_a_last_step_that_is_skipped_is_saved_with_the_weights_before_it(tmp_path, valid):
     state = poisoned(tmp_path, {6, 7}, steps=8, every=5, valid=valid)
     assert state.skipped_in_a_row == 2
-    assert pointer(tmp_path, "last") == 8 and (tmp_path / "best").exists() == bool(valid)
+    assert pointer(tmp_path, "last") == 8
+    assert (tmp_path / "best").exists() == bool(valid)
     check_saved(tmp_path, state, 5, 8)
 
 
@@ -89,7 +92,7 @@ def test_a_run_that_is_stuck_says_where_its_weights_are(corpus, tmp_path, monkey
                 raise Stuck("Training stopped.")
 
     monkeypatch.setattr(launch, "train", stuck)
-    with pytest.raises(UserError, match=r"Training stopped. They are in .*step-000004"):
+    with mistake(r"Training stopped. They are in .*step-000004"):
         runs.run(settings(corpus), tmp_path / "run")
 
 
@@ -104,10 +107,13 @@ def test_resume_fixes_stale_pointers_and_forgets_a_best_that_was_removed(tmp_pat
     again = new_state()
     run_checkpoints.restore(run_checkpoints.newest(tmp_path), again)
     run_checkpoints.point(tmp_path, again)
-    assert pointer(tmp_path, "best") == 4 and pointer(tmp_path, "last") == 6
+    assert pointer(tmp_path, "best") == 4
+    assert pointer(tmp_path, "last") == 6
     shutil.rmtree(tmp_path / "step-000004")
     run_checkpoints.point(tmp_path, again)
-    assert not (tmp_path / "best").exists() and again.best == math.inf and again.best_step is None
+    assert not (tmp_path / "best").exists()
+    assert again.best == math.inf
+    assert again.best_step is None
 
 
 @pytest.mark.parametrize("name", ["best", "last"])
@@ -120,7 +126,7 @@ def test_pointers_never_lead_outside_the_folder(tmp_path, name, lead):
     shutil.copy(tmp_path / "elsewhere" / "config.json", tmp_path / "config.json")
     (out / "best").unlink()
     (out / name).write_text(lead + "\n")
-    with pytest.raises(UserError, match=rf'names "{lead}", which is not a folder in'):
+    with mistake(rf'names "{lead}", which is not a folder in'):
         resolve.resolve(str(out))
 
 
@@ -181,7 +187,7 @@ def test_a_folder_that_goes_while_training_ends_it(corpus, tmp_path, leave):  # 
         return ""
 
     going = settings(corpus, sample_every="5", save_every="0", evaluate_every="0")
-    with pytest.raises(UserError, match=r"log.jsonl was moved or removed while training"):
+    with mistake(r"log.jsonl was moved or removed while training"):
         runs.run(going, out, sample=sample)
     assert not list(tmp_path.glob("run/step-*"))
 
@@ -203,21 +209,21 @@ def test_a_token_cache_that_is_cut_while_training_is_one_sentence(tmp_path):
     next(batches)
     (tokens,) = (tmp_path / "cache").rglob("tokens.bin")
     os.truncate(tokens, 100)
-    with pytest.raises(UserError, match=r"tokenised copy of .* was cut while in use"):
+    with mistake(r"tokenised copy of .* was cut while in use"):
         next(batches)
 
 
 def test_a_share_of_one_token_is_found_before_training(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("ab" * 20)
-    with pytest.raises(UserError, match=r"sets aside 1 token to validate on; raise data.valid"):
+    with mistake(r"sets aside 1 token to validate on; raise data.valid"):
         runs.run(settings(path, **{"data.valid": "0.02"}), tmp_path / "run")
     assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_validation_rows_may_not_change_on_resume(corpus, tmp_path):  # noqa: F811
     runs.run(settings(corpus, steps="2"), tmp_path / "run")
-    with pytest.raises(UserError, match=r"train.evaluate_batches is 2 there and 3 here"):
+    with mistake(r"train.evaluate_batches is 2 there and 3 here"):
         runs.run(settings(corpus, steps="2", evaluate_batches="3"), tmp_path / "run", resume=True)
 
 
@@ -235,7 +241,7 @@ def test_memory_that_is_not_there_is_one_sentence(error, monkeypatch, terminal):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"schedule.warmup": "-5"}, r"warmup is -5"),
         ({"schedule": "Cosine", "schedule.floor": "2"}, r"train.schedule.floor is 2"),
@@ -259,9 +265,8 @@ def test_memory_that_is_not_there_is_one_sentence(error, monkeypatch, terminal):
     ],
 )
 def test_settings_that_cannot_be(corpus, tmp_path, changes, message):  # noqa: F811
-    with pytest.raises(UserError, match=message) as caught:
+    with mistake(message):
         runs.run(settings(corpus, **changes), tmp_path / "run")
-    assert "\n" not in str(caught.value)
 
 
 def test_sums_are_read_back_by_sha256sum(tmp_path):

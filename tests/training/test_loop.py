@@ -12,10 +12,10 @@ import sys
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 from glassformer import config
 from glassformer.core.config import run
-from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.training import loss, train
 from glassformer.core.training import optimizer as muon
@@ -28,6 +28,7 @@ from glassformer.fast.training import execution
 from glassformer.fast.training.bf16_replica import Bf16Replica
 from glassformer.fast.training.blockwise import blockwise
 from glassformer.fast.training.execution import ExecutionSettings, choose_execution
+from mistakes import mistake
 from tiny import equal_tensors
 
 PLAIN = ExecutionSettings()
@@ -119,12 +120,13 @@ def test_cross_entropy_in_pieces_equals_torchs(bias, softcap, smoothing, monkeyp
         monkeypatch.setattr(loss, "ONE_SHOT", limit)
         args = (*biases, softcap) if biases else (None, softcap)
         pieces = cross_entropy(hidden, targets, table, *args, smoothing)
-        torch.testing.assert_close(pieces, plain)
-        torch.testing.assert_close(torch.autograd.grad(pieces * 3, values), expected)
+        assert_close(pieces, plain)
+        assert_close(torch.autograd.grad(pieces * 3, values), expected)
 
 
 def test_a_certain_model_has_its_exact_loss_and_a_broken_one_none():
-    table, targets = torch.eye(4), torch.tensor([0, 1, 2])
+    table = torch.eye(4)
+    targets = torch.tensor([0, 1, 2])
     for size in (50.0, 200.0):  # the target's share underflows in fp32
         hidden = torch.tensor([[size, 0, 0, 0], [size, 0, 0, 0], [0, 0, 0, size]])
         assert float(cross_entropy(hidden, targets, table)) == pytest.approx(2 * size)
@@ -133,13 +135,16 @@ def test_a_certain_model_has_its_exact_loss_and_a_broken_one_none():
 
 
 def test_pieces_never_hold_more_logits_than_the_limit(monkeypatch):
-    calls, linear = [], F.linear
+    calls = []
+    linear = F.linear
     monkeypatch.setattr(loss.F, "linear", lambda *args: calls.append(len(args[0])) or linear(*args))
     monkeypatch.setattr(loss, "ONE_SHOT", 500)
-    hidden, table = torch.randn(37, 16, requires_grad=True), torch.randn(50, 16)
+    hidden = torch.randn(37, 16, requires_grad=True)
+    table = torch.randn(50, 16)
     targets = torch.zeros(37, dtype=torch.long)
     cross_entropy(hidden, targets, table).backward()
-    assert calls == [10, 10, 10, 7] and table.grad is None
+    assert calls == [10, 10, 10, 7]
+    assert table.grad is None
     with torch.no_grad():
         assert not cross_entropy(hidden, targets, table).requires_grad
 
@@ -155,44 +160,47 @@ def in_bf16(model, batch, pieces=1):
 
 
 def test_bf16_gives_the_gradients_of_fp32_in_fp32():
-    model, batch = model_of(), next(Random())
+    model = model_of()
+    batch = next(Random())
     sums, result = in_bf16(model, batch)
     right, grads = gradients_of(model, batch)
-    assert sums.count == right.count and sums.loss == pytest.approx(right.loss, rel=0.01)
+    assert sums.count == right.count
+    assert sums.loss == pytest.approx(right.loss, rel=0.01)
     for name, grad in grads.items():
         # and its dtype
-        torch.testing.assert_close(
-            result[name], grad, rtol=0.1, atol=0.03 * float(grad.abs().max())
-        )
+        assert_close(result[name], grad, rtol=0.1, atol=0.03 * float(grad.abs().max()))
 
 
 def test_bf16_gradients_add_up_over_pieces_in_fp32():
-    model, batch = model_of(), next(Random())
+    model = model_of()
+    batch = next(Random())
     _, together = in_bf16(model, batch, 4)
     alone = []
     for piece in split(batch, 4):
         model.zero_grad()
         alone.append(in_bf16(model, piece)[1])
     for name, value in together.items():
-        torch.testing.assert_close(value, sum(grads[name] for grads in alone), rtol=1e-6, atol=1e-7)
+        assert_close(value, sum(grads[name] for grads in alone), rtol=1e-6, atol=1e-7)
 
 
 def test_under_autocast_the_loss_is_bf16s():
-    model, batch = model_of(), next(Random())
+    model = model_of()
+    batch = next(Random())
     plain = Causal().loss(model, batch).sum.item()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert Causal().loss(model, batch).sum.item() == pytest.approx(plain, rel=0.01)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("dtype, most", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("pieces", [2, 3, 4])
 def test_accumulated_gradients_equal_the_full_batchs_whatever_the_padding(dtype, most, pieces):
-    batch, model = next(Random()), model_of().to(dtype)
+    batch = next(Random())
+    model = model_of().to(dtype)
     assert len({int((row >= 0).sum()) for row in batch.targets}) == 4  # ragged
     (sums, right), (in_pieces, result) = (gradients_of(model, batch, n) for n in (1, pieces))
     assert sums.count == in_pieces.count == 36
     assert sums.loss == pytest.approx(in_pieces.loss, rel=1e-6)
-    torch.testing.assert_close(result, right, rtol=most, atol=most)
+    assert_close(result, right, rtol=most, atol=most)
 
 
 def test_a_step_under_accumulation_moves_the_weights_as_a_whole_one():
@@ -201,18 +209,20 @@ def test_a_step_under_accumulation_moves_the_weights_as_a_whole_one():
         model = model_of().double()
         after.append((losses_of(model, steps=3, accumulate=accumulate), weights_of(model)))
     assert after[0][0] == pytest.approx(after[1][0], rel=1e-9)
-    torch.testing.assert_close(after[0][1], after[1][1], rtol=1e-6, atol=1e-8)
+    assert_close(after[0][1], after[1][1], rtol=1e-6, atol=1e-8)
 
 
 def test_split_leaves_out_nothing():
     batch = next(Random(rows=5))
     pieces = split(dataclasses.replace(batch, pos=batch.targets), 3)
-    assert [len(piece.tokens) for piece in pieces] == [2, 2, 1] and pieces[0].document_ids is None
+    assert [len(piece.tokens) for piece in pieces] == [2, 2, 1]
+    assert pieces[0].document_ids is None
     assert torch.equal(torch.cat([piece.pos for piece in pieces]), batch.targets)
 
 
 def test_auxiliary_losses_are_weighed_by_the_targets():
-    model, batch = model_of(), next(Random())
+    model = model_of()
+    batch = next(Random())
     plain = Causal().loss(model, batch)
     model.register_forward_hook(
         lambda module, inputs, output: output.aux.update(balance=torch.tensor(0.5))
@@ -226,7 +236,7 @@ def test_auxiliary_losses_are_weighed_by_the_targets():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "total", "factors"),
+    "schedule, total, factors",
     [
         (run.Cosine(warmup=10, floor=0.1), 110, {1: 0.1, 10: 1.0, 60: 0.55, 110: 0.1}),
         (
@@ -284,13 +294,14 @@ def test_groups_by_path():
         "decoder.blocks.0.attn_norm.weight": (1, 0.0),
         "decoder.last_norm.weight": (1, 0.0),
     }
-    assert result.items() >= expected.items() and set(result) == set(optimizer.parameters)
+    assert result.items() >= expected.items()
+    assert set(result) == set(optimizer.parameters)
 
 
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
-    optimizer = Optimizer(build_model(tiny(tied=False)), run.Muon(lr=0.01))
-    matrix, adamw = optimizer.optimizers
-    assert isinstance(matrix, muon.Muon) and isinstance(adamw, torch.optim.AdamW)
+    matrix, adamw = Optimizer(build_model(tiny(tied=False)), run.Muon(lr=0.01)).optimizers
+    assert isinstance(matrix, muon.Muon)
+    assert isinstance(adamw, torch.optim.AdamW)
     matrices, names = (
         {name for group in each.param_groups for name in group["paths"]} for each in (matrix, adamw)
     )
@@ -298,7 +309,8 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_the_rest():
     assert all(".blocks." in name and "norm" not in name for name in matrices)
     assert {"embed.token.weight", "head.proj.weight", "decoder.last_norm.weight"} <= names
     groups = list(Optimizer(build_model(tiny()), run.AdamW()).groups())
-    assert len(groups) == 2 and all(group["fused"] for group in groups)
+    assert len(groups) == 2
+    assert all(group["fused"] for group in groups)
 
 
 def test_muon_is_torchs(monkeypatch):
@@ -325,11 +337,12 @@ def test_muon_is_torchs(monkeypatch):
             optimizer.state[weight]["momentum_buffer"]
             for optimizer, weight in zip(optimizers, (actual, expected), strict=True)
         )
-        torch.testing.assert_close(*momenta)
+        assert_close(*momenta)
 
 
 def test_adamw_is_torchs_with_the_gradients_of_the_mean():
-    model, reference = model_of().double(), model_of().double()
+    model = model_of().double()
+    reference = model_of().double()
     optimizer = run.AdamW(weight_decay=0.0)
     steps = steps_of(model, steps=4, clip=0.05, schedule=run.Constant(), optimizer=optimizer)
     adamw = torch.optim.AdamW(
@@ -340,9 +353,10 @@ def test_adamw_is_torchs_with_the_gradients_of_the_mean():
         logits = reference(batch.tokens).logits.flatten(0, 1)
         F.cross_entropy(logits, batch.targets.flatten(), ignore_index=-1).backward()
         norm = float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.05))
-        assert step.grad_norm == pytest.approx(norm, rel=1e-6) and norm > 0.05  # the clip bites
+        assert step.grad_norm == pytest.approx(norm, rel=1e-6)
+        assert norm > 0.05  # the clip bites
         adamw.step()
-    torch.testing.assert_close(weights_of(model), weights_of(reference), rtol=1e-6, atol=1e-9)
+    assert_close(weights_of(model), weights_of(reference), rtol=1e-6, atol=1e-9)
 
 
 def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
@@ -350,14 +364,14 @@ def test_on_a_gpu_muon_orthogonalises_many_matrices_at_once():
     instead of 72."""
     draw = torch.Generator().manual_seed(0)
     one_by_one = [torch.randn(24, 40, generator=draw, dtype=torch.bfloat16) for _ in range(7)]
-    together = muon.orthogonal(torch.stack(one_by_one))
-    for matrix, result in zip(one_by_one, together, strict=True):
+    for matrix, result in zip(one_by_one, muon.orthogonal(torch.stack(one_by_one)), strict=True):
         alone = muon.orthogonal(matrix[None])[0]
         # a rounding of bf16
         assert (result.float() - alone.float()).norm() <= 2**-7 * alone.float().norm()
     shapes = [(768, 768)] * 48 + [(3072, 768), (768, 3072)] * 12
     gpu = muon.stack_indices(shapes, muon.stack_numel([torch.empty(1, device="meta")]))
-    assert len(gpu) == 6 and sorted(i for stack in gpu for i in stack) == list(range(72))
+    assert len(gpu) == 6
+    assert sorted(i for stack in gpu for i in stack) == list(range(72))
     assert len(muon.stack_indices(shapes, muon.stack_numel([torch.empty(1)]))) == 72
 
 
@@ -386,7 +400,8 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
         if "feedforward" in case
         else (model, {"rtol": 1e-4, "atol": 1e-6})
     )
-    programs, compile = [], torch.compile
+    programs = []
+    compile = torch.compile
     keep = lambda graph, args: programs.append(graph) or graph.forward  # noqa: E731
     monkeypatch.setattr(
         torch, "compile", lambda piece, **more: compile(piece, backend=keep, **more)
@@ -394,7 +409,8 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
     torch._dynamo.reset()
     view = blockwise(model)
     for number in range(4):
-        batch, place = next(Random()), torch.arange(12).expand(4, -1)
+        batch = next(Random())
+        place = torch.arange(12).expand(4, -1)
         if case.get("packed"):
             size = 4 + number
             batch = dataclasses.replace(batch, pos=place % size, document_ids=place // size)
@@ -403,25 +419,28 @@ def test_blocks_are_compiled_once_for_all_batches(name, monkeypatch):
             model.zero_grad()
             total = loss.backward(runner, batch, Causal(), 0.0).total
             results.append([total, *(p.grad for p in model.parameters())])
-        torch.testing.assert_close(*results, **close)
+        assert_close(*results, **close)
     assert len(programs) == 2
-    with pytest.raises(UserError, match=r"train\.compile is for one process"):
+    with mistake(r"train\.compile is for one process"):
         execution.choose_by_table(tiny(), torch.device("cpu"), run.Train(compile="blocks"))
     torch._dynamo.reset()
 
 
 def test_tf32_is_asked_for_said_and_taken_back(monkeypatch):
-    settings, cpu = run.Train(tf32=True), torch.device("cpu")
+    settings = run.Train(tf32=True)
+    cpu = torch.device("cpu")
     for refuse in (
         lambda: choose_execution(model_of(), next(Random()), Causal(), settings),
         lambda: execution.choose_by_table(tiny(), cpu, settings),
     ):
-        with pytest.raises(UserError, match=r"train\.tf32 is for NVIDIA GPUs"):
+        with mistake(r"train\.tf32 is for NVIDIA GPUs"):
             refuse()
     gpu = torch.device("cuda")
-    assert "TF32" in execution._tf32(settings, gpu) and not execution._tf32(run.Train(), gpu)
+    assert "TF32" in execution._tf32(settings, gpu)
+    assert not execution._tf32(run.Train(), gpu)
     before = torch.get_float32_matmul_precision()
-    calls, backward = [], loss.backward
+    calls = []
+    backward = loss.backward
     note = lambda *args: calls.append(torch.get_float32_matmul_precision()) or backward(*args)  # noqa: E731
     monkeypatch.setattr(loss, "backward", note)
     for options in (ExecutionSettings(), ExecutionSettings(tf32=True)):
@@ -431,7 +450,7 @@ def test_tf32_is_asked_for_said_and_taken_back(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "plan", "least"),
+    "chosen, plan, least",
     [
         (run.AdamW(lr=0.02, weight_decay=0.0), PLAIN, 0.05),
         (run.Muon(lr=0.02, weight_decay=0.0, rest=run.AdamW(lr=0.02)), PLAIN, 0.05),
@@ -441,7 +460,8 @@ def test_tf32_is_asked_for_said_and_taken_back(monkeypatch):
 def test_it_overfits_one_batch(chosen, plan, least):
     model = model_of()
     losses = losses_of(model, Random(repeat=True), plan, steps=150, optimizer=chosen)
-    assert losses[0] > 3.5 and losses[-1] < least
+    assert losses[0] > 3.5
+    assert losses[-1] < least
     assert all(p.dtype is torch.float32 for p in model.parameters())
 
 
@@ -459,7 +479,8 @@ def test_a_step_says_what_happened():
     steps = list(steps_of(steps=3))
     assert [(step.index, step.last) for step in steps] == [(1, False), (2, False), (3, True)]
     assert all(step.tokens == 36 and step.grad_norm > 0 and step.seconds > 0 for step in steps)
-    assert steps[0].lr == run.Muon().lr and steps[2].lr == pytest.approx(run.Muon().lr / 3)
+    assert steps[0].lr == run.Muon().lr
+    assert steps[2].lr == pytest.approx(run.Muon().lr / 3)
     assert steps[-1].state.tokens == 108
 
 
@@ -484,7 +505,8 @@ class Poisoned(Random):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_never_reaches_the_weights(value):
     model = model_of()
-    before, skipped = None, []
+    before = None
+    skipped = []
     for step in steps_of(model, Poisoned(model, {2, 3}, value), steps=6):
         moments = {name: value.clone() for name, value in step.state.optimizer.state().items()}
         after = {**weights_of(model), **moments}
@@ -493,22 +515,25 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(value):
             assert equal_tensors(after, before)
         assert all(torch.isfinite(weight).all() for weight in model.parameters())
         before = after
-    assert skipped == [3, 4] and step.state.skipped_in_a_row == 0
+    assert skipped == [3, 4]
+    assert step.state.skipped_in_a_row == 0
 
 
 def test_an_infinite_gradient_is_skipped_though_the_loss_is_finite():
     model = model_of()
     model.decoder.last_norm.weight.register_hook(lambda grad: grad * math.inf)
     for step in steps_of(model, steps=2):
-        assert math.isfinite(step.loss) and "gradient" in step.skipped
+        assert math.isfinite(step.loss)
+        assert "gradient" in step.skipped
 
 
 def test_several_in_a_row_stop_the_training_with_one_sentence():
-    model, calls = model_of(), []
+    model = model_of()
+    calls = []
     steps = steps_of(model, Poisoned(model, range(4, 99)), steps=99, max_skipped_steps=3)
-    with pytest.raises(UserError, match=r"3 steps in a row.*loss is nan.*optimizer\.lr") as caught:
+    with mistake(r"3 steps in a row.*loss is nan.*optimizer\.lr"):
         calls.extend(step.skipped is not None for step in steps)
-    assert calls == [False] * 4 + [True] * 3 and "\n" not in str(caught.value)
+    assert calls == [False] * 4 + [True] * 3
 
 
 def test_a_batch_without_targets_is_skipped():
@@ -522,14 +547,20 @@ def test_the_plan_leaves_everything_as_it_was():
         return choose_execution(model, next(Random()), Causal(), run.Train(batch=4, **settings))
 
     model = model_of(dropout=0.5).eval()
-    weights, drawn, chosen = weights_of(model), torch.get_rng_state(), plan(steps=10)
-    assert chosen.seconds > 0 and chosen.peak > 1e8
-    assert not chosen.compile and "no torch.compile" in chosen.why
-    assert torch.equal(torch.get_rng_state(), drawn) and not model.training
+    weights = weights_of(model)
+    drawn = torch.get_rng_state()
+    chosen = plan(steps=10)
+    assert chosen.seconds > 0
+    assert chosen.peak > 1e8
+    assert not chosen.compile
+    assert "no torch.compile" in chosen.why
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert not model.training
     assert equal_tensors(weights, weights_of(model))
     assert all(p.grad is None for p in model.parameters())
     asked = plan(dtype="bfloat16", compile="yes")
-    assert asked.dtype == "bfloat16" and asked.compile
+    assert asked.dtype == "bfloat16"
+    assert asked.compile
 
 
 CPUS = {
@@ -552,7 +583,7 @@ def test_the_kind_of_a_machine_is_read_off_its_flags(tmp_path, monkeypatch, kind
 
 
 @pytest.mark.parametrize(
-    ("kind", "width", "dtype"),
+    "kind, width, dtype",
     [
         ("CPU with AMX", 384, "bfloat16"),
         ("CPU with AMX", 380, "float32"),
@@ -585,7 +616,8 @@ def test_the_same_command_on_the_same_kind_of_machine_gives_the_same_bits(monkey
 
 
 def test_a_plan_for_a_big_step_times_a_part_of_it(monkeypatch):
-    run_it, rows = execution.gradients, []
+    run_it = execution.gradients
+    rows = []
     monkeypatch.setattr(
         execution,
         "gradients",
@@ -602,9 +634,11 @@ def test_a_plan_for_a_big_step_times_a_part_of_it(monkeypatch):
     "plan", [PLAIN, ExecutionSettings(dtype="bfloat16")], ids=lambda plan: plan.dtype
 )
 def test_a_state_goes_on_where_it_was(plan):
-    settings, expected = run.Train(steps=6, batch=4), model_of()
+    settings = run.Train(steps=6, batch=4)
+    expected = model_of()
     list(train(expected, Random(), settings=settings, execution=plan))
-    model, batches = model_of(), Random()
+    model = model_of()
+    batches = Random()
     state = State(model, Optimizer(model, settings.optimizer), batches)
     options = {"settings": settings, "state": state, "execution": plan}
     next(step for step in train(model, batches, **options) if step.index == 3)

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from glassformer import config
@@ -17,9 +18,10 @@ from glassformer.core.training.causal import Causal
 from glassformer.core.training.loss import backward, cross_entropy, forward, sums, tokens_in
 
 
-def rows(packed: bool, device: str, source: bool = False) -> Batch:
+def rows(packed, device, source=False):
     """Four rows of 16 tokens; ``packed``: two documents in each."""
-    tokens, place = torch.zeros(4, 16, dtype=torch.long), torch.arange(16).expand(4, 16)
+    tokens = torch.zeros(4, 16, dtype=torch.long)
+    place = torch.arange(16).expand(4, 16)
     side = (place % 8, place // 8) if packed else (None, None)
     sources = (tokens, *side) if source else ()
     return Batch(tokens, tokens.clone(), *side, *sources).to(device)
@@ -40,7 +42,8 @@ def test_a_piece_asks_the_device_nothing(name, packed, asked_nothing):
         batch = rows(packed, "meta", isinstance(shape, config.EncoderDecoder))
         grads = backward(model, batch, Causal(), 0.0)
         unused = {name for name, p in model.named_parameters() if p.grad is None}
-        assert grads.sum.device.type == "meta" and unused <= {"embed.segment.weight"}
+        assert grads.sum.device.type == "meta"
+        assert unused <= {"embed.segment.weight"}
 
 
 @pytest.mark.parametrize(
@@ -49,11 +52,13 @@ def test_a_piece_asks_the_device_nothing(name, packed, asked_nothing):
 def test_what_the_host_counts_is_what_is_there(name):
     """Documents of several lengths and padding, told by the host, give the gradients that they give
     alone."""
-    shape, (tokens, pos, ids) = tiny.ALL[name], packed()
+    shape = tiny.ALL[name]
+    (tokens, pos, ids) = packed()
     pair = isinstance(shape, config.EncoderDecoder)
     source = (tokens.flip(1), *packed(more=1)[1:]) if pair else ()
     batch = Batch(tokens, tokens.where(pos >= 0, -1), pos, ids, *source)
-    model, results = build_model(shape, seed=0).train(), []
+    model = build_model(shape, seed=0).train()
+    results = []
     for args in (batch, dataclasses.replace(batch, host=batch)):
         model.zero_grad()
         done = backward(model, args, Causal(), 0.0)
@@ -61,10 +66,10 @@ def test_what_the_host_counts_is_what_is_there(name):
         results.append(
             [done.sum, *pooled, *(p.grad for p in model.parameters() if p.grad is not None)]
         )
-    torch.testing.assert_close(*results)
+    assert_close(*results)
 
 
-def packed(more: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def packed(more=0):
     """Three rows of 14 tokens: documents of several lengths, padding behind them."""
     pos, ids = torch.full((2, 3, 14), -1)
     for row, lengths in enumerate(([5, 3, 2], [9], [1, 6])):
@@ -81,9 +86,11 @@ def test_what_is_counted_on_the_device_is_told_once():
     batch = rows(True, "cpu")
     batch.targets[0, :5] = -1
     loss = backward(model, batch, Causal(), 0.0)
-    assert isinstance(loss.count, torch.Tensor) and tokens_in(batch) == 64
+    assert isinstance(loss.count, torch.Tensor)
+    assert tokens_in(batch) == 64
     result = sums([loss, loss])
-    assert (result.count, result.tokens) == (118, 118) and result.loss == 2 * float(loss.sum)
+    assert (result.count, result.tokens) == (118, 118)
+    assert result.loss == 2 * float(loss.sum)
     assert result.loss == pytest.approx(loss.sum.item() / int(loss.count) * 118)
 
 
@@ -96,7 +103,8 @@ def test_experts_on_a_gpu_work_on_every_choice(name, padded, monkeypatch):
     def every_row(self, step):
         return self._every_row(self.expert_index.flatten().argsort(stable=True))
 
-    model, results = tiny.model(tiny.DECODERS[name]).double().train(), []
+    model = tiny.model(tiny.DECODERS[name]).double().train()
+    results = []
     tokens = torch.ones(4, 16, dtype=torch.long)  # alike: an expert is over capacity
     pos = torch.arange(16) - torch.tensor([0, 3, 9, 1])[:, None] * padded
     args = {"pos": pos.clamp(min=-1)} if padded else {}
@@ -108,13 +116,14 @@ def test_experts_on_a_gpu_work_on_every_choice(name, padded, monkeypatch):
         present = model(tokens, **args).logits[pos >= 0]
         present.square().mean().backward()
         results.append([present.detach(), *(p.grad for p in model.parameters())])
-    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)
+    assert_close(*results, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_validation_computes_no_gradient(mode, monkeypatch):
     """The loss alone, the same to the bit, although the table requires a gradient."""
-    hidden, table = torch.randn(7, 8), torch.randn(11, 8, requires_grad=True)
+    hidden = torch.randn(7, 8)
+    table = torch.randn(11, 8, requires_grad=True)
     targets = torch.randint(11, (7,))
     expected = cross_entropy(hidden, targets, table)
     monkeypatch.setattr(torch, "mm", None)  # what a gradient is computed by

@@ -10,10 +10,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from glassformer import config
 from glassformer.core.config import run
-from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training import loop, loss, train
@@ -24,6 +24,7 @@ from glassformer.formats import store
 from glassformer.formats.data import find as find_corpus
 from glassformer.formats.data import tokenise
 from glassformer.runs import run_checkpoints
+from mistakes import mistake
 from runs.test_run_checkpoints import go, new_state
 from training.test_loop import Random, steps_of, tiny
 
@@ -60,7 +61,8 @@ def test_each_group_moves_at_its_own_rate():
         ("decoder.blocks.0.ffn.up.weight", 0.0025),
     ):
         assert rates[name] == pytest.approx(rate)
-    assert step.lr == pytest.approx(0.04) and len(step.lrs) == 4
+    assert step.lr == pytest.approx(0.04)
+    assert len(step.lrs) == 4
     assert {name.split()[0] for name in step.lrs} == {"Muon", "AdamW"}
     assert {group["eps"] for group in optimizer.optimizers[1].param_groups} == {1e-5}
 
@@ -72,7 +74,9 @@ def test_muon_leaves_the_biases_of_experts_to_the_rest():
     matrices = {path for group in groups for path in group["paths"]}
     names = {name for name, p in model.named_parameters() if ".ffn." in name and p.ndim == 2}
     stacks = {name for name in names if name.endswith("bias")}
-    assert stacks and not stacks & matrices and any(".ffn." in name for name in matrices)
+    assert stacks
+    assert not stacks & matrices
+    assert any(".ffn." in name for name in matrices)
 
 
 def test_moments_are_taken_up_apart_and_alone():
@@ -88,23 +92,26 @@ def test_moments_are_taken_up_apart_and_alone():
     second.restore(args)
     args[name].fill_(7.0)
     assert torch.equal(second.state()[name], saved[name])  # no alias
-    with pytest.raises(UserError, match=r"this model \[50, 16\]|as \["):
+    with mistake(r"this model \[50, 16\]|as \["):
         second.restore({**saved, name: saved[name][:1]})
 
 
 def test_a_prefix_reaches_the_model():
-    model, batch = build_model(tiny(), seed=1).eval(), next(Random())
+    model = build_model(tiny(), seed=1).eval()
+    batch = next(Random())
     prefix = torch.zeros_like(batch.tokens, dtype=torch.bool)
     prefix[:, :6] = True
     plain, output = (
         forward(model, item).hidden for item in (batch, dataclasses.replace(batch, prefix=prefix))
     )
-    assert not torch.allclose(plain[:, 2], output[:, 2]) and torch.isfinite(output).all()
+    assert not torch.allclose(plain[:, 2], output[:, 2])
+    assert torch.isfinite(output).all()
 
 
 def test_gradients_shared_by_processes_see_every_batch():
     """Nothing is drawn for a choice of number format before them."""
-    batches, seen = iter(range(3)), []
+    batches = iter(range(3))
+    seen = []
     state = loop.State(model := build_model(tiny(), seed=0), Optimizer(model, run.AdamW()), batches)
 
     def gradients(runner, batches, *args):
@@ -124,17 +131,15 @@ def test_a_tables_gradient_over_many_pieces_is_added_up_in_fp32(monkeypatch):
     monkeypatch.setattr(loss, "ONE_SHOT", 4)
     loss.cross_entropy(hidden, targets, table).backward()
     right = torch.tensor([-0.75, 0.25, 0.25, 0.25]) * 512
-    torch.testing.assert_close(table.grad.float(), right[:, None].expand(4, 8), rtol=0.01, atol=0.0)
+    assert_close(table.grad.float(), right[:, None].expand(4, 8), rtol=0.01, atol=0.0)
 
 
 def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
     """One corpus is one long document, the other many short ones: only the second's rows hold
     borders."""
-    texts, pieces, tokenizer = (
-        ("a" * 900, "%".join(["bbbb"] * 200)),
-        [],
-        train_tokenizer("char", ["ab"]),
-    )
+    texts = ("a" * 900, "%".join(["bbbb"] * 200))
+    pieces = []
+    tokenizer = train_tokenizer("char", ["ab"])
     for text in texts:
         path = tmp_path / f"{text[0]}.txt"
         path.write_text(text)
@@ -142,7 +147,8 @@ def test_borders_of_a_second_corpus_stand_in_its_own_rows(tmp_path):
         pieces.append((tokenise(source, tokenizer, cache=tmp_path / "cache"), 1.0))
     batch = next(Batches(pieces, 8, 16))
     of_b = (batch.tokens == tokenizer.encode("b")[0]).any(1)
-    assert of_b.sum() == 4 and torch.equal(batch.document_ids[:, -1] > 0, of_b)
+    assert of_b.sum() == 4
+    assert torch.equal(batch.document_ids[:, -1] > 0, of_b)
 
 
 @pytest.mark.parametrize("schedule", [run.Cosine(warmup=2), run.WarmupStableDecay(warmup=2)])
@@ -172,9 +178,7 @@ def test_weights_of_another_shape_are_refused(tmp_path, monkeypatch):
     store.save(second.model, tmp_path / "other", layout="glassformer")
     shutil.copy(tmp_path / "other" / "model.safetensors", path)
     monkeypatch.setattr(run_checkpoints, "verify", lambda path: None)
-    with pytest.raises(
-        UserError, match=r"another model's weights: the shape of embed.token.weight"
-    ):
+    with mistake(r"another model's weights: the shape of embed.token.weight"):
         run_checkpoints.restore(path, new_state())
 
 
@@ -230,15 +234,13 @@ def test_an_average_is_of_as_many_as_are_asked_for(tmp_path):
     for last, mean in ((1, 6.0), (2, 4.0), (3, 3.0)):
         model, _, _ = run_checkpoints.average(tmp_path, last)
         assert torch.allclose(model.decoder.last_norm.weight, torch.tensor(mean))
-    with pytest.raises(
-        UserError, match=r"keeps 3 checkpoints; give --last 3, or train with --keep 4"
-    ):
+    with mistake(r"keeps 3 checkpoints; give --last 3, or train with --keep 4"):
         run_checkpoints.average(tmp_path, 4)
     weights = tmp_path / "step-000001" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\7")
     run_checkpoints.average(tmp_path, 2)
-    with pytest.raises(UserError, match=r"step-000001.*is damaged: its sha256"):
+    with mistake(r"step-000001.*is damaged: its sha256"):
         run_checkpoints.average(tmp_path, 3)
     shutil.rmtree(tmp_path / "step-000001"), shutil.rmtree(tmp_path / "step-000002")
-    with pytest.raises(UserError, match=r"keeps 1 checkpoint;"):
+    with mistake(r"keeps 1 checkpoint;"):
         run_checkpoints.average(tmp_path, 2)

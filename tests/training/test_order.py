@@ -18,12 +18,12 @@ from glassformer.scale import order
 from training.test_batches import corpus, equal
 
 
-def by_the_book(size: int, keys: list[int], number: int) -> int:
+def by_the_book(size, keys, number):
     """One number through the network, in Python's own integers."""
     a = math.isqrt(size - 1) + 1
     b = -(-size // a)
 
-    def mixed(x: int) -> int:
+    def mixed(x):
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             x = (x ^ x >> shift) * factor % 2**64
         return x ^ x >> 31
@@ -113,4 +113,5 @@ def test_a_long_corpus_is_computed_and_an_old_checkpoint_of_it_goes_on_as_it_beg
     size = started._cursors[0].size
     rows = torch.cat([next(started).targets for _ in range(-(-size // 4))])[:size]
     targets = rows[rows != -1].tolist()
-    assert len(targets) >= 4999 and len(set(targets)) == 4999
+    assert len(targets) >= 4999
+    assert len(set(targets)) == 4999

@@ -7,16 +7,17 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import tiny
 from folders import snapshot
 from glassformer import config, runs
 from glassformer.core.config import objective as objectives
 from glassformer.core.config import run, serial
-from glassformer.core.errors import UserError
 from glassformer.formats import lora, resolve, store
 from glassformer.formats.checkpoint import Checkpoint
 from glassformer.runs import hooks, launch, run_checkpoints, run_config
+from mistakes import mistake
 
 OPTIONS = {"batch": 4, "dtype": "float32", "keep": 3, "tensorboard": False}
 
@@ -70,7 +71,9 @@ TUNES = {
     [name if name == "lora" else pytest.param(name, marks=pytest.mark.slow) for name in TUNES],
 )
 def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monkeypatch, capfd):
-    settings, whole, cut = changed(home, *TUNES[name]), tmp_path / "whole", tmp_path / "cut"
+    settings = changed(home, *TUNES[name])
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     runs.run(settings, whole)
     stderr = capfd.readouterr().err
     assert "weights; the others stay as they are" in stderr
@@ -89,11 +92,12 @@ def test_a_tuned_run_is_resumed_bit_for_bit_and_small(name, home, tmp_path, monk
     assert {**saved, "state.json": b""} == {**again, "state.json": b""}
     assert ("adapter_model.safetensors" in saved) == ("lora" in name)
     size = sum(len(data) for path, data in saved.items() if path.endswith("model.safetensors"))
-    base = resolve.resolve(home / "base")
-    assert size < 0.5 * (base / "model.safetensors").stat().st_size
+    assert size < 0.5 * (resolve.resolve(home / "base") / "model.safetensors").stat().st_size
     model, tokenizer = store.load(whole)
-    assert tokenizer is not None and not lora.adapted(model)
-    before, after = weights_in(home / "base"), weights_in(whole)
+    assert tokenizer is not None
+    assert not lora.adapted(model)
+    before = weights_in(home / "base")
+    after = weights_in(whole)
     moved = {path for path in before if not torch.equal(before[path], after[path])}
     assert name == "frozen, labels" or moved
     assert not any(
@@ -116,9 +120,7 @@ def test_a_merged_model_stands_alone(home, tmp_path, terminal):
 def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
     settings = changed(home, TUNES["frozen"][0], base=tmp_path / "base")
     untrained = dataclasses.replace(settings, model={"recipe": "glass/1m"})
-    with pytest.raises(
-        UserError, match=r"changes a model that was trained; name it, \[model\] from"
-    ):
+    with mistake(r"changes a model that was trained; name it, \[model\] from"):
         runs.run(untrained, tmp_path / "none")
     model, tokenizer = store.load(home / "base")
     store.save(model, tmp_path / "base", tokenizer)
@@ -126,7 +128,7 @@ def test_tuning_needs_a_trained_model_and_the_same_one(home, tmp_path):
     with torch.no_grad():
         model.embed.token.weight.add_(1.0)
     store.save(model, tmp_path / "base", tokenizer)
-    with pytest.raises(UserError, match=r"has other weights than when"):
+    with mistake(r"has other weights than when"):
         runs.run(settings, tmp_path / "run", resume=True)
 
 
@@ -138,9 +140,9 @@ def test_an_average_is_the_mean_of_the_last_checkpoints(home, tmp_path, terminal
     terminal(f"average {home}/base --last 3 --out {tmp_path}/mean")
     pieces = [weights_in(path) for path in run_checkpoints.steps(home / "base")[-3:]]
     for name, weight in weights_in(tmp_path / "mean").items():
-        torch.testing.assert_close(weight, torch.stack([piece[name] for piece in pieces]).mean(0))
+        assert_close(weight, torch.stack([piece[name] for piece in pieces]).mean(0))
     assert store.load(tmp_path / "mean")[1] is not None
-    with pytest.raises(UserError, match=r"--last is 0"):
+    with mistake(r"--last is 0"):
         run_checkpoints.average(home / "base", 0)
 
 
@@ -150,4 +152,5 @@ def test_facts_are_logged(tmp_path, home):
     options = run.Train(steps=2, accumulate=2, evaluate_every=2, **OPTIONS)
     runs.run(run_config.Run(serial.to_dict(shape), data, options), tmp_path)
     line = hooks.read_log(tmp_path / "log.jsonl")[-1]
-    assert np.shape(line["load"]) == (2, 4) and len(line["entropy"]) == 2
+    assert np.shape(line["load"]) == (2, 4)
+    assert len(line["entropy"]) == 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from glassformer.fast.kernels import use
@@ -11,7 +9,7 @@ from glassformer.fast.kernels.library import BUILDS, builds
 
 
 @pytest.fixture(params=[*BUILDS, "torch"])
-def build(request: pytest.FixtureRequest) -> Iterator[str]:
+def build(request):
     """Inside, this build packs and computes."""
     if request.param != "torch" and request.param not in builds():
         pytest.skip(f"{request.param}: not compiled, or not for this processor")

@@ -11,7 +11,8 @@ def test_the_best_build_computes_unless_another_is_asked_for():
     assert path() == (library.builds() or ["torch"])[0]
     assert (path() in reason()) == (path() != "torch")
     with use("torch"):
-        assert path() == "torch" and "asked for" in reason()
+        assert path() == "torch"
+        assert "asked for" in reason()
         for build in library.builds():
             with use(build):
                 assert path() == build
@@ -29,7 +30,9 @@ def test_without_a_library_torch_computes(monkeypatch):
         cached.cache_clear()
     monkeypatch.setattr(library, "NAME", "none.so")
     try:
-        assert path() == "torch" and "torch" not in library.builds() and reason().endswith(".")
+        assert path() == "torch"
+        assert "torch" not in library.builds()
+        assert reason().endswith(".")
     finally:
         for cached in (library.library, library.builds):
             cached.cache_clear()

@@ -10,20 +10,19 @@ import kernel_reference as reference
 from glassformer.fast.kernels import PAGE, Pages, paged_attention
 
 
-def ints(*numbers: int) -> torch.Tensor:
+def ints(*numbers):
     return torch.tensor(numbers, dtype=torch.int32)
 
 
-def filled(
-    lengths: list[int], kv_heads: int, dim: int, dtype: torch.dtype = torch.float32
-) -> tuple[Pages, torch.Tensor, list]:
+def filled(lengths, kv_heads, dim, dtype=torch.float32):
     """Pages in a shuffled order with sequences of these lengths; their table, and the keys and
     values themselves."""
     need = [-(-length // PAGE) for length in lengths]
     order = torch.randperm(sum(need) + 3)
     pages = Pages.empty(len(order), kv_heads, dim, dtype)
     table = torch.zeros(len(lengths), max(need), dtype=torch.int32)
-    outputs, taken = [], 0
+    outputs = []
+    taken = 0
     for row, (length, count) in enumerate(zip(lengths, need, strict=True)):
         table[row, :count] = order[taken : taken + count]
         taken += count
@@ -35,11 +34,11 @@ def filled(
     return pages, table, outputs
 
 
-def slots_of(row: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def slots_of(row, places):
     return row[places // PAGE].long() * PAGE + places % PAGE
 
 
-def torchs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+def torchs(q, k, v, scale):
     """torch's attention of one query to all keys, in the format of the query."""
     k, v = (item.to(q.dtype).transpose(0, 1)[None] for item in (k, v))
     y = F.scaled_dot_product_attention(q[None, :, None], k, v, scale=scale, enable_gqa=True)
@@ -52,11 +51,12 @@ def compiled(build):
         pytest.skip("torch promises no order of its sums, and multiplies what is not seen by zero")
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-6), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("heads,kv_heads", [(4, 4), (8, 2), (6, 1)])
 def test_ragged_rows_are_torchs_attention(build, dtype, bound, heads, kv_heads):
     pages, table, output = filled([1, 32, 33, 700], kv_heads, 24, dtype)
-    rows, observed = ints(0, 1, 2, 3, 3, 3), ints(1, 32, 33, 600, 601, 700)
+    rows = ints(0, 1, 2, 3, 3, 3)
+    observed = ints(1, 32, 33, 600, 601, 700)
     q = torch.randn(6, heads, 24).to(dtype)
     for window in (None, 20):
         y = paged_attention(q, pages, table, rows, observed, 0.3, window=window)
@@ -77,7 +77,8 @@ def test_the_first_key_of_a_chunk_is_not_lost(build, length):
 
 def test_softcap_and_bias(build):
     pages, table, ((k, v),) = filled([50], 2, 16)
-    q, bias = torch.randn(1, 4, 16), torch.randn(4, 8)
+    q = torch.randn(1, 4, 16)
+    bias = torch.randn(4, 8)
     k, v = (item.repeat_interleave(2, 1) for item in (k, v))
     scores = 3 * torch.tanh(torch.einsum("hd,khd->hk", q[0], k) * 0.5 / 3)
     back = (49 - torch.arange(50)).clamp(max=7)
@@ -91,18 +92,22 @@ def test_pages_are_copied_whole_and_hold_even_heads():
     pages.copy(torch.tensor([0, 1]), torch.tensor([3, 4]))
     # what nobody wrote may be no number
     for piece in (pages.keys.view(torch.int16), pages.values.view(torch.int16)):
-        assert torch.equal(piece[0], piece[3]) and torch.equal(piece[1], piece[4])
+        assert torch.equal(piece[0], piece[3])
+        assert torch.equal(piece[1], piece[4])
     with pytest.raises(ValueError, match="even"):
         Pages.empty(1, 2, 7, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_is_the_reference_bit_for_bit_whoever_else_is_there(compiled, dtype):
-    heads, kv_heads, dim = 6, 2, 24
+    heads = 6
+    kv_heads = 2
+    dim = 24
     pages, table, output = filled([1, 45, 600, 1100], kv_heads, dim, dtype)
     observed = ints(1, *range(30, 46), *range(500, 520), 600, 1100)
     rows = ints(0, *[1] * 16, *[2] * 21, 3)
-    q, bias = torch.randn(len(rows), heads, dim).to(dtype), torch.randn(heads, 40)
+    q = torch.randn(len(rows), heads, dim).to(dtype)
+    bias = torch.randn(heads, 40)
     for window, softcap, plus, places in (
         (None, None, None, (0, 9, 16, 29, 38)),
         (50, 5.0, bias, (16, 36, 38)),
@@ -127,7 +132,8 @@ def test_a_token_sees_nothing_of_later_keys(compiled):
     slots = slots_of(table[0], torch.arange(35, 64))
     pages.write(k[35:] * torch.nan, v[35:] * torch.nan, slots)
     after = paged_attention(*args)
-    assert torch.equal(before[:6], after[:6]) and after[6:].isnan().all()
+    assert torch.equal(before[:6], after[:6])
+    assert after[6:].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

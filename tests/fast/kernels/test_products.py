@@ -19,7 +19,7 @@ from glassformer.fast.kernels import (
 PACKS = {"int8": (pack_int8, 127), "int4": (pack_int4, 7)}
 
 
-def drawn(kind: str, n: int, c: int) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(kind, n, c):
     """A weight of whole numbers and its scales."""
     top = PACKS[kind][1]
     weight = torch.randint(-top - 1, top + 1, (n, c), dtype=torch.int8)
@@ -29,10 +29,13 @@ def drawn(kind: str, n: int, c: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_integer_products_are_near_the_truth(build, kind):
     weight, scales = drawn(kind, 70, 200)
-    packed, bias, x = PACKS[kind][0](weight, scales), torch.randn(70), torch.randn(2, 9, 200)
+    packed = PACKS[kind][0](weight, scales)
+    bias = torch.randn(70)
+    x = torch.randn(2, 9, 200)
     truth = x.double() @ packed.matrix().double().T + bias
     y = matmul(x, packed, bias)
-    assert y.shape == (2, 9, 70) and y.dtype == x.dtype
+    assert y.shape == (2, 9, 70)
+    assert y.dtype == x.dtype
     assert (y - truth).norm() < 0.01 * truth.norm(), "activations of 8 bits: about 0.6 %"
 
 
@@ -40,7 +43,8 @@ def test_integer_products_are_near_the_truth(build, kind):
 def test_integer_products_are_the_reference_bit_for_bit(build, kind):
     for m, n, c in ((1, 16, 32), (1, 50, 100), (5, 33, 64), (40, 100, 96), (3, 1, 1)):
         weight, scales = drawn(kind, n, c)
-        packed, bias = PACKS[kind][0](weight, scales), torch.randn(n)
+        packed = PACKS[kind][0](weight, scales)
+        bias = torch.randn(n)
         for x in (torch.randn(m, c), torch.randn(m, c).bfloat16(), torch.zeros(m, c)):
             for plus in (None, bias):
                 expected = reference.integer_product(x, weight, scales, plus).to(x.dtype)
@@ -53,7 +57,8 @@ def test_what_is_no_number_does_not_hide(build):
         x = torch.randn(3, 64)
         x[1, 40] = bad
         y = matmul(x, pack_int8(weight, scales))
-        assert y[1].isnan().all() and y[[0, 2]].isfinite().all()
+        assert y[1].isnan().all()
+        assert y[[0, 2]].isfinite().all()
 
 
 def test_rows_that_are_no_rows_and_rows_of_a_wrong_width(build):
@@ -64,7 +69,9 @@ def test_rows_that_are_no_rows_and_rows_of_a_wrong_width(build):
 
 
 def test_float_products_are_near_the_truth(build):
-    weight, x, bias = torch.randn(70, 201), torch.randn(9, 201), torch.randn(70)
+    weight = torch.randn(70, 201)
+    x = torch.randn(9, 201)
+    bias = torch.randn(70)
     truth = x.double() @ weight.double().T + bias
     assert (matmul(x, pack_fp32(weight), bias) - truth).norm() < 1e-6 * truth.norm()
     truth = x.bfloat16().double() @ weight.bfloat16().double().T + bias
@@ -76,8 +83,9 @@ def test_float_products_are_the_reference_bit_for_bit(build):
     if build == "torch":
         pytest.skip("torch promises no order of its sums")
     for m, n, c in ((1, 16, 32), (1, 50, 101), (25, 33, 64), (2, 100, 600), (3, 1, 1)):
-        weight, x, bias = torch.randn(n, c), torch.randn(m, c), torch.randn(n)
-        for plus in (None, bias):
+        weight = torch.randn(n, c)
+        x = torch.randn(m, c)
+        for plus in (None, torch.randn(n)):
             assert torch.equal(
                 matmul(x, pack_fp32(weight), plus), reference.float_product(x, weight, plus)
             )
@@ -94,12 +102,15 @@ def test_a_rows_bits_are_its_own(build, kind):
     """Alone or with others, wherever it stands among them, by one thread or two."""
     if build == "torch" and kind not in PACKS:
         pytest.skip("torch promises no order of its sums")
-    n, c = 200, 1100  # several blocks of inputs
+    n = 200
+    c = 1100  # several blocks of inputs
     if kind in PACKS:
         packed = PACKS[kind][0](*drawn(kind, n, c))
     else:
         packed = (pack_bf16 if kind == "bf16" else pack_fp32)(torch.randn(n, c))
-    x, bias, threads = torch.randn(512, c), torch.randn(n), torch.get_num_threads()
+    x = torch.randn(512, c)
+    bias = torch.randn(n)
+    threads = torch.get_num_threads()
     if kind == "bf16":
         x = x.bfloat16()
     full = matmul(x, packed, bias)
@@ -118,7 +129,8 @@ def test_a_rows_bits_are_its_own(build, kind):
 
 def test_torchs_path_in_slices_is_the_whole(monkeypatch):
     weight, scales = drawn("int8", 70, 64)
-    bias, x = torch.randn(70), torch.randn(3, 64)
+    bias = torch.randn(70)
+    x = torch.randn(3, 64)
     with use("torch"):
         packed = pack_int8(weight, scales)
         full = matmul(x, packed, bias)

@@ -10,7 +10,7 @@ import torch
 import kernel_reference as reference
 
 
-def nearest(exact: Fraction) -> float:
+def nearest(exact):
     """The fp32 nearest to a fraction, of two equally near ones the even: between its neighbours on
     either side."""
     guess = np.float32(float(exact))
@@ -51,13 +51,17 @@ def test_quantized_rows_are_within_half_a_step():
     x = torch.randn(5, 70) * 10.0 ** torch.randint(-20, 20, (5, 1))
     x[3] = 0
     full, scale = reference.quantize_rows(x)
-    assert full.abs().max() == 127 and torch.equal(full, full.round())
+    assert full.abs().max() == 127
+    assert torch.equal(full, full.round())
     back = (full * scale[..., None]).flatten(1)
     steps = scale.repeat_interleave(32, 1)
-    assert ((back[:, :70] - x).abs() <= 0.5001 * steps[:, :70]).all() and not back[:, 70:].any()
+    assert ((back[:, :70] - x).abs() <= 0.5001 * steps[:, :70]).all()
+    assert not back[:, 70:].any()
 
 
 def test_float_product_is_near_the_truth():
-    x, weight, bias = torch.randn(3, 50), torch.randn(7, 50), torch.randn(7)
+    x = torch.randn(3, 50)
+    weight = torch.randn(7, 50)
+    bias = torch.randn(7)
     truth = x.double() @ weight.double().T + bias
     assert (reference.float_product(x, weight, bias) - truth).abs().max() < 1e-5

@@ -42,7 +42,7 @@ def test_norms_are_torchs_and_the_reference_bit_for_bit(build, centred):
                 assert torch.allclose(y.double(), truth, rtol=bound, atol=bound)
 
 
-def _rms(x: torch.Tensor, gain: torch.Tensor, shift: torch.Tensor | None) -> torch.Tensor:
+def _rms(x, gain, shift):
     y = F.rms_norm(x, x.shape[-1:], gain, 1e-5)
     return y if shift is None else y + shift
 

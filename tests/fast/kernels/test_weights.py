@@ -18,7 +18,8 @@ def test_integers_come_back(build):
             scales = torch.rand(n, -(-c // 32)).half()
             packed = pack(weight, scales)
             again, repeated = packed.integers()
-            assert torch.equal(again, weight) and torch.equal(repeated, scales.float())
+            assert torch.equal(again, weight)
+            assert torch.equal(repeated, scales.float())
             spread = scales.float().repeat_interleave(32, 1)[:, :c]
             assert torch.equal(packed.matrix(), weight.float() * spread)
 
@@ -31,7 +32,8 @@ def test_floats_come_back(build):
 
 
 def test_bits_a_weight(build):
-    weight, scales = torch.zeros(64, 128, dtype=torch.int8), torch.ones(64, 4)
+    weight = torch.zeros(64, 128, dtype=torch.int8)
+    scales = torch.ones(64, 4)
     assert pack_int8(weight, scales).nbytes * 8 == 8.5 * weight.numel()
     assert pack_fp32(weight.float()).nbytes == 4 * weight.numel()
     if build != "torch":  # which leaves a byte to each
@@ -57,7 +59,7 @@ def test_large_matrices_come_back_from_large_pages(build):
     assert build == "torch" or packed.data.data_ptr() % (1 << 21) == 0
 
 
-@pytest.mark.parametrize(("rows", "step"), [(16, 1), (20, 4), (33, 2)])
+@pytest.mark.parametrize("rows, step", [(16, 1), (20, 4), (33, 2)])
 def test_a_panel_holds_sixteen_rows_step_by_step(rows, step):
     matrix = torch.arange(rows * 8).view(rows, 8) + 1
     panels = _paneled(matrix, step)
@@ -66,4 +68,5 @@ def test_a_panel_holds_sixteen_rows_step_by_step(rows, step):
         for column in range(8):
             assert panels[row // 16, column // step, row % 16, column % step] == matrix[row, column]
     full = _unpaneled(panels)
-    assert torch.equal(full[:rows], matrix) and not full[rows:].any()
+    assert torch.equal(full[:rows], matrix)
+    assert not full[rows:].any()

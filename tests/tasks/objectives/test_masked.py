@@ -7,16 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from glassformer import UserError
-from glassformer.core.tokenizer import Tokenizer
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.core.training.batches import Batch
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 from glassformer.tasks.objectives import Masked
+from mistakes import mistake
 from packed import FRAME, LETTERS, check_packed_equals_apart, packed, random
 
 
-def of_letters(tokenizer: Tokenizer, rows: int, length: int) -> torch.Tensor:
+def of_letters(tokenizer, rows, length):
     tokens = torch.randint(
         0, len(LETTERS), (rows, length), generator=torch.Generator().manual_seed(0)
     )
@@ -43,7 +42,8 @@ def test_masking_has_the_shares_of_bert(letters):
     share = float(chosen.sum() / ordinary.sum())
     hidden = float((result.tokens[chosen] == letters.mask).float().mean())
     repeated = float((result.tokens[chosen] == result.targets[chosen]).float().mean())
-    assert abs(share - 0.15) < 0.005 and abs(hidden - 0.8) < 0.01
+    assert abs(share - 0.15) < 0.005
+    assert abs(hidden - 0.8) < 0.01
     assert abs(repeated - (0.1 + 0.1 / len(LETTERS))) < 0.01  # one in so many is replaced by itself
     tokens = result.tokens[chosen & (result.tokens != letters.mask)]
     assert tokens.unique().tolist() == sorted(letters.id(letter) for letter in LETTERS), (
@@ -56,7 +56,8 @@ def test_masking_is_a_function_of_its_generator(letters):
     item, two, second = (
         Masked().prepare(batch, random(seed), letters).tokens for seed in (1, 1, 2)
     )
-    assert torch.equal(item, two) and not torch.equal(item, second)
+    assert torch.equal(item, two)
+    assert not torch.equal(item, second)
     nothing = replace(batch, tokens=torch.full((4, 40), letters.sep))
     assert (Masked().prepare(nothing, random(), letters).targets == -1).all()
     assert (Masked(1e-9).prepare(batch, random(), letters).targets >= 0).sum() == 1, (
@@ -67,7 +68,8 @@ def test_masking_is_a_function_of_its_generator(letters):
 def test_padding_is_never_hidden(letters):
     args = packed(torch.zeros(50, 40, dtype=torch.long), [10, 20])  # ten of padding
     result = Masked(0.9).prepare(args, random(), letters)
-    assert (result.targets[:, 30:] == -1).all() and (result.tokens[:, 30:] == 0).all()
+    assert (result.targets[:, 30:] == -1).all()
+    assert (result.tokens[:, 30:] == 0).all()
     assert (result.targets[:, :30] >= 0).float().mean() > 0.85
 
 
@@ -111,5 +113,5 @@ def test_packed_equals_apart(letters):
 
 def test_a_tokenizer_without_a_mask_is_refused(marked):
     args = packed(torch.zeros(2, 10, dtype=torch.long), [3, 3, 3])
-    with pytest.raises(UserError, match="no mask token"):
+    with mistake("no mask token"):
         Masked().prepare(args, random(), marked)

@@ -245,8 +245,14 @@ def test_what_needs_attention_refuses_it_in_a_sentence(cfg):
         ring.check(cfg)
     with mistake(r"give it a causal stack"):
         build_model(serial.change(vaswani(), {"encoder.pattern": (block(mixer),)}))
-    with mistake("has no keys and values to patch"):
-        patch_grid(build_model(cfg), None, [1, 2, 3], [1, 5, 3], answer=7, wrong=3)
+
+
+def test_patching_its_stream_gives_the_other_answer(model):
+    """It needs no keys and values."""
+    grid = patch_grid(model, None, [1, 2, 3], [1, 5, 3], answer=7, wrong=3)
+    (stream,) = (part for part in grid.parts if part.name == "resid")
+    assert stream.effect[-1][-1] == pytest.approx(1, abs=1e-4)
+    assert stream.effect[0][0] == pytest.approx(0, abs=1e-6)
 
 
 def test_a_type_that_nobody_registered_is_told_what_is_missing(cfg):

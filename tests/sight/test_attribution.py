@@ -27,7 +27,10 @@ from glassformer.formats import lora
 from glassformer.sight import Attribution, attribute, edits, logits_by_depth, look
 from tiny import inputs_of
 
-STORIES = Path(os.environ.get("GLASSFORMER_DATA", "/work/shared/data")) / "stories260K"
+STORIES = (
+    Path(os.environ.get("GLASSFORMER_DATA", Path(__file__).parents[3] / "shared/data"))
+    / "stories260K"
+)
 STACKED = {name: cfg for name, cfg in tiny.ALL.items() if not c.recurrent(cfg).get("decoder")}
 STACKED.pop("reader")
 MODELS = {

@@ -21,7 +21,7 @@ from glassformer.core.nn import Model, build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import attribute, edits, logit_lens, logits_by_depth, look, saliency
 
-DATA = Path(os.environ.get("GLASSFORMER_DATA", "/work/shared/data"))
+DATA = Path(os.environ.get("GLASSFORMER_DATA", Path(__file__).parents[3] / "shared/data"))
 STORIES = DATA / "stories260K"
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     pass
 
 KINDS = {"attn.z": "head", "cross.z": "cross head", "ffn.hidden": "mlp"}
-KINDS |= {"ffn.shared.hidden": "shared expert", "ffn.down_bias": "bias"}
+KINDS |= {"ffn.shared.hidden": "shared expert", "ffn.down_bias": "bias", "attn.write": "mixer"}
 
 
 @dataclass(frozen=True)
@@ -259,10 +259,11 @@ def _writers(run: passes.RecordedPass, place: str) -> list[str]:
     model: Any = run.module
     body = model.config.main_body
     form = re.compile(rf"{body}\.blocks\.\d+\.(.+)|embed\.(token|position|segment|lag\.\d+)")
-    writers = []
-    for name, value in {**run.trace.aliases, **run.trace.values}.items():
+    names, writers = {**run.trace.aliases, **run.trace.values}, []
+    for name, value in names.items():
         match = form.fullmatch(name)
-        if match is not None and (match[2] or match[1] in KINDS):
+        has_heads = name.endswith(".attn.write") and name.replace("write", "z") in names
+        if match is not None and (match[2] or match[1] in KINDS) and not has_heads:
             index = f"head,{place}" if name.endswith(".z") else place
             if match[1] == "ffn.down_bias":
                 index = "expert"
@@ -292,7 +293,7 @@ def _named(cause: Cause, run: passes.RecordedPass, place: str) -> tuple[Any, ...
             kind = "expert"
             index = int(run.trace[f"{path.removesuffix('hidden')}chosen[{places}]"])
             address = f"{path}[{place if place == ':' else first},{others[0]}]"
-        elif kind not in ("mlp", "shared expert"):
+        elif kind not in ("mlp", "shared expert", "mixer"):
             index = int(first)
     return kind, address, block, index
 

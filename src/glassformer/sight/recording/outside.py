@@ -6,7 +6,8 @@ import importlib.util
 import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .module_trace import KEEP, ModuleTrace
 ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 
 WORDS = ("*tokenizer*", "*vocab*", "*.model")  # files of a folder's tokenizer
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
 
 class Outside:
@@ -146,34 +148,52 @@ def from_file(name: str) -> Outside:
 def from_transformers(folder: str, option: str = "--with-transformers") -> Outside:
     """The model in a folder, by the code that ``transformers`` has for it, with the folder's
     tokenizer."""
+    home, reader = Path(folder).expanduser(), None
+    module = module_of(home, option)
+    # without files transformers makes a tokenizer that has no words
+    if any(file for pattern in WORDS for file in home.glob(pattern)):
+        import transformers
+
+        reader = transformers.AutoTokenizer.from_pretrained(home, **LOCAL)
+    return Outside(module.eval(), reader)
+
+
+def module_of(folder: Path, option: str) -> nn.Module:
+    """The module that ``transformers`` makes of a folder; ``option`` is what asks for it."""
     try:
         import transformers
     except ImportError:
         raise UserError(f"{option} needs the library: pip install transformers.") from None
-    path = Path(folder).expanduser() / "config.json"
+    path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} holds no config.json; give the folder of a checkpoint.")
     names = json.loads(path.read_text()).get("architectures") or [""]
-    kind: Callable[..., Any] | None = getattr(transformers, names[0], None) if names[0] else None
+    kind: Any = getattr(transformers, names[0], None) if names[0] else None
     if kind is None:
         raise UserError(
             f'transformers {transformers.__version__} has no architecture "{names[0]}", which '
             f"{path} names."
         )
-    bars: Any = transformers.utils.logging
-    bars.disable_progress_bar()
-    local = {"local_files_only": True, "trust_remote_code": False}
-    load: Any = kind.from_pretrained  # type: ignore[attr-defined]
     try:
-        module = load(path.parent, **local)
+        with _quiet(transformers.utils.logging):
+            module: nn.Module = kind.from_pretrained(folder, **LOCAL)
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"transformers cannot load {folder}: {reason}") from None
-    reader = None
-    # without files transformers makes a tokenizer that has no words
-    if any(file for pattern in WORDS for file in path.parent.glob(pattern)):
-        reader = transformers.AutoTokenizer.from_pretrained(path.parent, **local)
-    return Outside(module.eval(), reader)
+    return module
+
+
+@contextmanager
+def _quiet(log: Any) -> Iterator[None]:
+    """Without transformers' bars and remarks about what it loads."""
+    level = log.get_verbosity()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        log.enable_progress_bar()
 
 
 def _numbers(text: str) -> list[int]:

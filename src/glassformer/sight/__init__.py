@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .neurons import top_activations as top_activations
     from .patching import PatchGrid as PatchGrid
     from .patching import patch_grid as patch_grid
-    from .recording.outside import trace as trace
+    from .recorded import trace as trace
     from .tuned_lens import TunedLens as TunedLens
     from .tuned_lens import fit_tuned_lens as fit_tuned_lens
     from .verification import verify as verify
@@ -44,7 +44,7 @@ _NAMES = {
     "looking": ("describe", "look", "paths", "predictions", "read_tokens", "summarise", "to_dict"),
     "neurons": ("Neuron", "top_activations"),
     "patching": ("PatchGrid", "patch_grid"),
-    "recording.outside": ("trace",),
+    "recorded": ("trace",),
     "tuned_lens": ("fit_tuned_lens", "TunedLens"),
     "verification": ("verify",),
 }

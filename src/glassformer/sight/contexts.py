@@ -20,6 +20,7 @@ from . import passes, streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
 from .figures.shown import Records, Shown
 from .looking import token_ids
+from .recording.outside import readable
 from .streams import TokenLabel
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def word_in_contexts(
 
 def _reads(model: nn.Module, tokenizer: Any) -> Tokenizer:
     if not isinstance(model, Model):
-        return cast("Tokenizer", passes.tokenizer_of(tokenizer))
+        return cast("Tokenizer", readable(tokenizer))
     reads: Tokenizer = tokenizer.for_source if model.config.has_source else tokenizer
     return reads
 

@@ -20,15 +20,16 @@ import torch
 from torch import Tensor, nn
 
 from ..core import config, files, registry
+from ..core.errors import UserError
 from ..core.memory import available_memory
 from ..core.nn import Model, lora
-from ..core.nn.attention import Attention
 from ..core.nn.build import compiled
-from ..core.nn.engines import AttentionInputs, choose
+from ..core.nn.engines import AttentionEngine, AttentionInputs, choose, eager_attention
 from ..core.nn.layers import Linear
 from ..core.nn.model import inference
 from ..core.nn.replace import is_packed, replace_modules
 from .layouts import DocumentReader, Documents, PinnedRouting, Values
+from .recording.outside import module_of
 
 RANK = 4  # of a drawn adapter
 ANSWERS = ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits")
@@ -42,37 +43,29 @@ class NotRun(Exception):
 # ------------------------------------------------------------------------------------------ engines
 
 
-def with_engine(model: Model, name: str) -> Model:
-    """The same model and weights, its attention computed by the engine of that name where it
-    can."""
+def with_engine(model: Model, engine: str | AttentionEngine) -> Model:
+    """The same model and weights, its attention computed by an engine where that can."""
     view = copy.copy(model)
-    view.engine = name
+    view.engine = engine
     return view
 
 
-def engines_of(model: Model, documents: Documents) -> Counter[str]:
-    """Counts of attentions by the engine that computes them while the model reads two tokens."""
-    engine_counts = Counter[str]()
+def engines_of(model: Model, name: str, documents: Documents) -> Counter[str]:
+    """Counts of attentions by the engine that computes them, asked for that of a ``name``, while the
+    model reads two tokens."""
+    counts = Counter[str]()
 
-    def ask(attention: Any, args: tuple[Any, ...]) -> None:
-        x, flow, position = args[:3]
-        mask = attention.cross_mask(flow) if attention.cross else attention.self_mask(flow, None)
-        bias = None if attention.cross else mask.bias(position)
-        scalar, (B, T), S, D = x.new_zeros(()), x.shape[:2], mask.k_pos.shape[1], attention.head_dim
-        q = scalar.expand(B, attention.heads, T, D)
-        k = scalar.expand(B, attention.kv_heads, S, D)
-        inputs = AttentionInputs(q, k, k, mask, bias, attention.scale, attention.softcap)
-        engine_counts[choose(inputs, model.engine).name] += 1
+    def run(attention: AttentionInputs) -> Tensor:
+        position = attention.position
+        bias = None if position is None else attention.mask.bias(position)
+        attention = attention._replace(bias=bias)
+        counts[choose(attention, name).name] += 1
+        return eager_attention(attention)
 
+    view = with_engine(model, AttentionEngine("counted", run, lambda inputs: True, None))
     short = Documents(*([ids[0][:2]] if ids else None for ids in vars(documents).values()))  # type: ignore[arg-type]
-    attentions = [module for module in model.modules() if isinstance(module, Attention)]
-    handles = [attention.register_forward_pre_hook(ask) for attention in attentions]
-    try:
-        DocumentReader(model, short).read(short.alone(0))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return engine_counts
+    DocumentReader(view, short).read(short.alone(0))
+    return counts
 
 
 # ------------------------------------------------------------------------------------------ formats
@@ -232,20 +225,16 @@ class HFModel:
     that they have here."""
 
     def __init__(self, folder: Path, of: Model, documents: Documents) -> None:
-        try:
-            import transformers
-        except ImportError:
-            raise NotRun("transformers is not installed: pip install transformers") from None
-        raw = files.read_json(folder / "config.json")
-        kinds = (getattr(transformers, name, None) for name in raw.get("architectures") or ())
-        kind = next(filter(None, kinds), None)
-        if "glassformer" in raw or kind is None:
+        if "glassformer" in files.read_json(folder / "config.json"):
             raise NotRun("no layout that transformers knows holds this model")
+        try:
+            module = module_of(folder, "This comparison")
+        except UserError as error:
+            raise NotRun(str(error)) from None
         self.of = of
         self.documents = documents
         weight = next(of.parameters())
-        with _quiet(transformers):
-            self.model = kind.from_pretrained(folder, dtype=weight.dtype).to(weight.device).eval()
+        self.model = module.to(weight.device, weight.dtype).eval()
 
     def __call__(self, tape: bool, pinned: PinnedRouting | None = None) -> list[Values]:
         """Each document by itself: logits, and hidden states by the paths that they have here."""
@@ -285,16 +274,3 @@ class HFModel:
         elif logits is not None:
             values["pool.write" if cfg.head is None else "logits"] = logits
         return {path: value[0] for path, value in values.items() if value is not None}
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Without transformers' bars and remarks about what it loads."""
-    was = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(was)
-        transformers.logging.enable_progress_bar()

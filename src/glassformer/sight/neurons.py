@@ -25,6 +25,7 @@ from . import passes, streams, tables
 from .figures.progress import Progress, Report
 from .looking import matching
 from .reading import one_token
+from .recording.outside import readable
 from .streams import visible
 
 if TYPE_CHECKING:
@@ -105,7 +106,6 @@ def top_activations(
     need(limit is None or limit >= 1, f"limit is {limit}; give 1 or more.")
     need(around >= 0, f"around is {around}; give 0 or more.")
     need(bool(neurons), "No neuron is named; give one, such as decoder.blocks.0.ffn.hidden[0].")
-    tokenizer = passes.tokenizer_of(tokenizer)
     native = model if isinstance(model, Model) else None
     shapes = _shapes(model)
     requests = [
@@ -118,7 +118,9 @@ def top_activations(
         "ask for its encoder."
     )
     need(not paired or side == {"encoder"}, sentence)
-    reads = tokenizer.for_source if paired else tokenizer
+    reads = tokenizer.for_source if paired else readable(tokenizer)
+    need(reads is not None, "The texts need a tokenizer of their model; give it.")
+    assert reads is not None
     specials = torch.tensor(sorted(reads.specials.values()), dtype=torch.long)
     tokens_read = 0
     number = 0

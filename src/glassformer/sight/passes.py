@@ -6,7 +6,6 @@ T tokens, V vocabulary, C model dim.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,51 +21,11 @@ from ..core.nn import Model, Tape
 from .labels import display_texts
 from .recording.module_trace import KEEP, ModuleTrace
 from .recording.operations import Operation
+from .recording.outside import Outside, is_pair
 from .recording.rules import MOVES
 from .recording.structure import Structure
 
 OWN_TABLES = re.compile(r"(source_)?embed\.(token|lag\.\d+)")
-
-
-class ForeignTokenizer:
-    """A tokenizer of ``transformers``, called as ours are."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.library = tokenizer
-        self.size = len(tokenizer)
-        self.mask: int | None = tokenizer.mask_token_id
-        self.pad: int | None = tokenizer.pad_token_id
-        ids = tokenizer.all_special_ids
-        self.specials = dict(zip(tokenizer.all_special_tokens, ids, strict=True))
-        self.for_source = self
-
-    def token(self, number: int) -> str:
-        return str(self.library.convert_ids_to_tokens(number))
-
-    def id(self, name: str) -> int | None:
-        number: int | None = self.library.get_vocab().get(name)
-        return number
-
-    def hides(self, number: int) -> bool:
-        return number in self.specials.values()
-
-    def bytes_of(self, number: int) -> bytes:
-        name = self.token(number)
-        text = name.replace("▁", " ") if "▁" in name else self.library.decode([number])
-        return str(text).encode()
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.library(text, add_special_tokens=False)["input_ids"]
-        return ids
-
-    def offsets(self, text: str) -> list[tuple[int, int]]:
-        plain = self.library(text, add_special_tokens=False, return_offsets_mapping=True)
-        return [(int(start), int(end)) for start, end in plain["offset_mapping"]]
-
-
-def tokenizer_of(tokenizer: Any) -> Any:
-    """A tokenizer as the instruments call it; None and ours as they are."""
-    return ForeignTokenizer(tokenizer) if hasattr(tokenizer, "all_special_ids") else tokenizer
 
 
 @dataclass
@@ -159,52 +118,24 @@ def record_foreign(
 ) -> RecordedPass:
     """A pass over a text (or rows of ids), recorded; ``edits`` of a model that is not ours are
     functions by address."""
-    tokenizer = tokenizer_of(tokenizer)
     need(
         not edits or isinstance(edits, Mapping),
         "Edits of a model that is not ours are functions by address: {address: function}.",
     )
-    names = inspect.signature(module.forward).parameters
-    pair = has_source(module)
+    model = Outside(module, tokenizer)
     sentence = "An encoder-decoder reads two texts; give the encoder's as source."
-    need(not pair or source is not None, sentence)
-    need(pair or source is None, "Only an encoder-decoder has a source; leave it out.")
-    first = _inputs(tokenizer, source if pair else text)
-    tokens, source_ids = first["input_ids"], None
-    if pair:
-        source_ids = tokens
-        tokens = _inputs(tokenizer, text, getattr(module, "config", None))["input_ids"]
-        first["decoder_input_ids"] = tokens
-    need(tokens.numel() > 0, "The text is empty; give at least one token.")
-    if "input_ids" in names or any(x.kind == x.VAR_KEYWORD for x in names.values()):
-        fields = {name: x for name, x in first.items() if name in names or name == "input_ids"}
-        trace = ModuleTrace(module, (), fields, keep)
-    else:
-        trace = ModuleTrace(module, (tokens,), {}, keep)
+    need(not model.is_pair or source is not None, sentence)
+    need(model.is_pair or source is None, "Only an encoder-decoder has a source; leave it out.")
+    tokens = model.ids(text, model.is_pair)
+    source_ids = None if source is None else model.ids(source)
+    trace = model.read(tokens, source_ids, keep)
     trace = trace.edit(edits) if edits else trace
-    return RecordedPass(module, tokenizer, tokens, source_ids, trace)
+    return RecordedPass(module, model.tokenizer, tokens, source_ids, trace)
 
 
 def has_source(module: nn.Module) -> bool:
     """True for an encoder-decoder."""
-    if isinstance(module, Model):
-        return module.config.has_source
-    return "decoder_input_ids" in inspect.signature(module.forward).parameters
-
-
-def _inputs(tokenizer: Any, text: Any, decoder: Any = None) -> dict[str, Tensor]:
-    """The arguments of a module for a text: all that its tokenizer makes of it; a decoder's begins with
-    its own token."""
-    if not isinstance(text, str):
-        return {"input_ids": torch.atleast_2d(torch.as_tensor(text))}  # type: ignore[no-untyped-call]
-    need(
-        tokenizer is not None, "A text needs a tokenizer; give one, or give the text as token ids."
-    )
-    if decoder is not None:
-        start = getattr(decoder, "decoder_start_token_id", None)
-        opening = [] if start is None else [start]
-        return {"input_ids": torch.tensor([[*opening, *tokenizer.encode(text)]])}
-    return dict(tokenizer.library(text, return_tensors="pt"))
+    return module.config.has_source if isinstance(module, Model) else is_pair(module)
 
 
 def limit(module: nn.Module) -> float:
@@ -218,7 +149,7 @@ def windows(
     module: nn.Module, tokenizer: Any, texts: Iterable[str], length: int | None = None
 ) -> Iterator[Tensor]:
     """Texts as rows of ids (1, T), in pieces of ``length`` tokens (None: what the module reads)."""
-    most = int(min(limit(module), length or 512))
+    most, model = int(min(limit(module), length or 512)), Outside(module, tokenizer)
     for text in texts:
-        ids = _inputs(tokenizer, text)["input_ids"]
+        ids = model.ids(text)
         yield from torch.split(ids, most, 1) if ids.shape[1] else ()

@@ -8,7 +8,9 @@ from torch import nn
 
 from ..core.nn import Model
 from . import passes, streams
-from .recording.trace import Trace
+from .recording import trace as recording
+from .recording.module_trace import KEEP, ModuleTrace
+from .recording.outside import Outside
 
 
 def record(
@@ -19,5 +21,25 @@ def record(
     if not isinstance(model, Model):
         return passes.record_foreign(model, tokenizer, text, source, edits)
     inputs = streams.prepare(model, tokenizer, text, source, edits)
-    trace = Trace(model, tokenizer, inputs.tokens, inputs.source, inputs.edits)
+    trace = recording.Trace(model, tokenizer, inputs.tokens, inputs.source, inputs.edits)
     return passes.RecordedPass(model, tokenizer, inputs.tokens, inputs.source, trace, inputs.edits)
+
+
+def trace(model: nn.Module, *args: Any, keep: int = KEEP, **kwargs: Any) -> ModuleTrace:
+    """One forward pass in which every number has an address and opens to its arithmetic.
+
+    ``trace(model, tokenizer, text)`` of a model of ours or of ``transformers``;
+    ``trace(module, *args, **kwargs)`` of any other module, called with these arguments. ``keep``
+    bounds the bytes of recorded values. Raises UserError for what cannot be opened.
+    """
+    if isinstance(model, Model):
+        return recording.trace(model, *args, **{**kwargs, "keep": keep})
+    if len(args) == 2 and isinstance(args[1], str) and callable(args[0]):
+        outside, inputs = (
+            Outside(model, args[0]),
+            {**args[0](args[1], return_tensors="pt"), **kwargs},
+        )
+        if outside.is_pair and not any(name.startswith(("decoder_", "labels")) for name in inputs):
+            inputs["decoder_input_ids"] = outside.ids("", True)
+        return ModuleTrace(model, (), inputs, keep, tokenizer=outside.tokenizer)
+    return ModuleTrace(model, args, kwargs, keep)

@@ -192,7 +192,7 @@ class Verification:
             view = counterparts.with_engine(self.model, name)
             note = ""
             if name != "auto":
-                counts = counterparts.engines_of(view, self.documents)
+                counts = counterparts.engines_of(self.model, name, self.documents)
                 if not counts[name]:
                     raise NotRun(NEEDS.get(name, "it can compute no attention of this model"))
                 fallbacks = [f"{n} by {engine}" for engine, n in counts.items() if engine != name]

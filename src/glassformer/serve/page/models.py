@@ -126,12 +126,9 @@ class RecordedModel(Loaded):
         self.module = module
 
     def encode(self, text: Any, source: bool, cut: bool) -> tuple[Any, int]:
-        import torch
-
         need(text is not None, NO_TEXT)
         is_target = self.outside.is_pair and not source
-        is_text = isinstance(text, str)
-        ids = self.outside.ids(text, is_target) if is_text else torch.tensor([text])
+        ids = self.outside.ids(text, is_target)
         truncated = max(0, ids.shape[1] - self.context) if cut else 0
         return ids[:, : self.context] if cut else ids, truncated
 

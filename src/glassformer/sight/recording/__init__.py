@@ -9,7 +9,7 @@ words          equations and sentences
 linearised     a pass made linear around the values that it had
 causes         what a number is the sum of, edges and patches
 module_trace   a pass by address
-outside        models that are not ours, and the verb ``trace``
+outside        models that are not ours
 """
 
 from .causes import Causes, Patches

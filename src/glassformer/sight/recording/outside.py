@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from .module_trace import KEEP, ModuleTrace
 ROLES = ("bos", "eos", "pad", "unk", "cls", "sep", "mask")
 
 WORDS = ("*tokenizer*", "*vocab*", "*.model")  # files of a folder's tokenizer
+LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
 
 class Outside:
@@ -31,13 +34,17 @@ class Outside:
     def __init__(
         self, module: nn.Module, reader: Any = None, encode: Callable[[str], Any] | None = None
     ) -> None:
-        self.module, self.reader, self.encode = module.eval(), reader, encode
-        self.config = getattr(module, "config", None)
-        self.is_pair = _is_pair(module)
+        self.module, self.reader, self.encode = module, reader, encode
+        self.is_pair = is_pair(module)
         self.tokenizer = readable(reader)
 
-    def ids(self, text: str, is_target: bool = False) -> Tensor:
-        """The token ids (1, T) of a text; a target follows the id that a decoder begins with."""
+    def ids(self, text: Any, is_target: bool = False) -> Tensor:
+        """The token ids (B, T) of a text, or of rows of ids; a target that is a text follows the id
+        that a decoder begins with."""
+        if not isinstance(text, str):
+            rows: Tensor = torch.atleast_2d(torch.as_tensor(text))  # type: ignore[no-untyped-call]
+            need(rows.numel() > 0, "The text is empty; give at least one token.")
+            return rows
         if self.encode is not None:
             row = self.encode(text)
             is_row = isinstance(row, Tensor) and row.shape[:-1] == (1,)
@@ -58,7 +65,8 @@ class Outside:
         """A pass over token ids, and over those of a source."""
         if source is not None:
             return self._pass({"input_ids": source, "decoder_input_ids": ids}, keep)
-        return self._pass(ids if self.config is None else {"input_ids": ids}, keep)
+        by_name = "input_ids" in inspect.signature(self.module.forward).parameters
+        return self._pass({"input_ids": ids} if by_name else ids, keep)
 
     def trace(self, text: str, keep: int = KEEP) -> ModuleTrace:
         """A pass over a text; of an encoder-decoder it is the source, and the target is empty."""
@@ -82,19 +90,23 @@ class Outside:
             ) from None
 
 
-def _is_pair(module: nn.Module) -> bool:
-    return bool(getattr(getattr(module, "config", None), "is_encoder_decoder", False))
+def is_pair(module: nn.Module) -> bool:
+    """True for an encoder-decoder."""
+    stated = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    return bool(stated) or "decoder_input_ids" in inspect.signature(module.forward).parameters
 
 
 def _start(module: nn.Module) -> int:
     """The id that a decoder beside an encoder begins with."""
     names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
-    ids = (getattr(module.config, name, None) for name in names)
+    ids = (getattr(getattr(module, "config", None), name, None) for name in names)
     return next((id for id in ids if isinstance(id, int)), 0)
 
 
 def readable(reader: Any) -> Tokenizer | None:
-    """The words of a tokenizer of ``transformers``; None where its form is another one."""
+    """The words of a tokenizer of ``transformers`` or of ours; None where its form is another one."""
+    if isinstance(reader, Tokenizer):
+        return reader
     backend = getattr(reader, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -130,40 +142,58 @@ def from_file(name: str) -> Outside:
         raise UserError(
             f"{name} returns {type(module).__name__}; it must return a torch.nn.Module."
         )
-    return Outside(module, encode=encode)
+    return Outside(module.eval(), encode=encode)
 
 
 def from_transformers(folder: str, option: str = "--with-transformers") -> Outside:
     """The model in a folder, by the code that ``transformers`` has for it, with the folder's
     tokenizer."""
+    home, reader = Path(folder).expanduser(), None
+    module = module_of(home, option)
+    # without files transformers makes a tokenizer that has no words
+    if any(file for pattern in WORDS for file in home.glob(pattern)):
+        import transformers
+
+        reader = transformers.AutoTokenizer.from_pretrained(home, **LOCAL)
+    return Outside(module.eval(), reader)
+
+
+def module_of(folder: Path, option: str) -> nn.Module:
+    """The module that ``transformers`` makes of a folder; ``option`` is what asks for it."""
     try:
         import transformers
     except ImportError:
         raise UserError(f"{option} needs the library: pip install transformers.") from None
-    path = Path(folder).expanduser() / "config.json"
+    path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} holds no config.json; give the folder of a checkpoint.")
     names = json.loads(path.read_text()).get("architectures") or [""]
-    kind: Callable[..., Any] | None = getattr(transformers, names[0], None) if names[0] else None
+    kind: Any = getattr(transformers, names[0], None) if names[0] else None
     if kind is None:
         raise UserError(
             f'transformers {transformers.__version__} has no architecture "{names[0]}", which '
             f"{path} names."
         )
-    bars: Any = transformers.utils.logging
-    bars.disable_progress_bar()
-    local = {"local_files_only": True, "trust_remote_code": False}
-    load: Any = kind.from_pretrained  # type: ignore[attr-defined]
     try:
-        module = load(path.parent, **local)
+        with _quiet(transformers.utils.logging):
+            module: nn.Module = kind.from_pretrained(folder, **LOCAL)
     except (OSError, ValueError, ImportError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"transformers cannot load {folder}: {reason}") from None
-    reader = None
-    # without files transformers makes a tokenizer that has no words
-    if any(file for pattern in WORDS for file in path.parent.glob(pattern)):
-        reader = transformers.AutoTokenizer.from_pretrained(path.parent, **local)
-    return Outside(module, reader)
+    return module
+
+
+@contextmanager
+def _quiet(log: Any) -> Iterator[None]:
+    """Without transformers' bars and remarks about what it loads."""
+    level = log.get_verbosity()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(level)
+        log.enable_progress_bar()
 
 
 def _numbers(text: str) -> list[int]:
@@ -171,27 +201,7 @@ def _numbers(text: str) -> list[int]:
     if not all(number.isdigit() for number in numbers):
         raise UserError(
             f'"{text}" is not a row of token ids such as "5 3 8", which a model without a tokenizer '
-            "reads; a model file may return a function too, which makes the arguments of a text."
+            "reads: a text needs a tokenizer. A model file may also return a function that makes the "
+            "arguments of a text."
         )
     return [int(number) for number in numbers]
-
-
-def trace(model: nn.Module, *args: Any, keep: int = KEEP, **kwargs: Any) -> Any:
-    """One forward pass in which every number has an address and opens to its arithmetic.
-
-    ``trace(model, tokenizer, text)`` of a model of ours or of ``transformers``;
-    ``trace(module, *args, **kwargs)`` of any other module, called with these arguments. ``keep``
-    bounds the bytes of recorded values. Raises UserError for what cannot be opened.
-    """
-    from ...core.nn import Model
-    from . import trace as ours
-
-    if isinstance(model, Model):
-        return ours.trace(model, *args, **{**kwargs, "keep": keep})
-    if len(args) == 2 and isinstance(args[1], str) and callable(args[0]):
-        reader, text = args
-        inputs = {**reader(text, return_tensors="pt"), **kwargs}
-        if _is_pair(model) and not any(name.startswith(("decoder_", "labels")) for name in inputs):
-            inputs["decoder_input_ids"] = torch.tensor([[_start(model)]])
-        return ModuleTrace(model, (), inputs, keep, tokenizer=readable(reader))
-    return ModuleTrace(model, args, kwargs, keep)

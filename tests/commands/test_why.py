@@ -9,6 +9,7 @@ import pytest
 
 from glassformer.cli import main
 from glassformer.sight.recording import outside
+from mistakes import mistake
 
 CODE = """
 import torch
@@ -157,3 +158,47 @@ def test_folders_that_transformers_cannot_read(folder, tmp_path, capsys):
         != 0
     )
     assert "--edit" in capsys.readouterr().err
+
+
+BROKEN = """
+import torch
+from torch import nn
+
+def argument(x): return nn.Linear(2, 2)
+def fails(): raise ValueError("no luck")
+def number(): return nn.Linear(2, 2), 7
+def three(): return nn.Linear(2, 2), len, 3
+def text(): return nn.Linear(2, 2), lambda text: 1 / 0
+"""
+
+
+@pytest.mark.parametrize(
+    "function, sentence",
+    [
+        ("argument", r"The model's file fails: TypeError: .*missing 1 required"),
+        ("fails", r"The model's file fails \(broken.py:6\): ValueError: no luck"),
+        ("number", "returns Linear; it must return a torch.nn.Module, or a module and a function"),
+        ("three", "returns tuple; it must return"),
+        ("text", r"The model's file fails \(broken.py:9\): ZeroDivisionError"),
+    ],
+)
+def test_what_a_file_of_the_users_does_wrong_is_one_sentence(function, sentence, tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text(BROKEN)
+    with mistake(sentence):
+        outside.from_file(f"{path}:{function}").trace("5 3 8")
+
+
+def test_a_file_that_is_no_python(tmp_path):
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    with mistake("The model's file fails.*SyntaxError"):
+        outside.from_file(f"{tmp_path / 'broken.py'}:f")
+
+
+@pytest.mark.parametrize("config", [b"{bad", b'{"architectures": ["LlamaForCausalLM"]}'])
+def test_a_damaged_folder_is_one_sentence(config, tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_bytes(config)
+    (tmp_path / "model.safetensors").write_bytes(b"\x40" * 3000)
+    with mistake(r"config\.json|transformers cannot load"):
+        outside.from_transformers(str(tmp_path))

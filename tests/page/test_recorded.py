@@ -87,7 +87,7 @@ def test_the_run_of_a_pair_says_whose_tokens_are_whose(client):
     [
         ("/api/runs", {"text": "the", "source": "a", "edits": ["mask_token(0)"]}, "own families"),
         ("/api/runs", {"text": "the"}, "two texts"),
-        ("/api/generate", {"text": "the", "source": "a"}, "does not continue"),
+        ("/api/generate", {"text": "the", "source": "a"}, "opened by its own code"),
         ("/api/contexts", {"word": "a", "texts": ["a", "a"]}, "own families"),
     ],
 )

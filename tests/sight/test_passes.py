@@ -21,6 +21,7 @@ from glassformer.sight import (
     predictions,
     saliency,
     top_activations,
+    trace,
     word_in_contexts,
 )
 from glassformer.sight.heads import _texts, measure
@@ -377,3 +378,29 @@ def test_one_clear_sentence() -> None:
         look(model, None, [5, 3], source=[4])
     with pytest.raises(UserError, match='no answer "label"'):
         saliency(model, None, [5, 3], of="label")
+
+
+class Letters:
+    """A tokenizer of letters, as transformers calls one."""
+
+    mask_token = None
+
+    def __call__(self, text, return_tensors=None, **options):
+        ids = [3 + ord(letter) % 20 for letter in text]
+        return {"input_ids": torch.tensor([ids]) if return_tensors else ids}
+
+
+def test_a_source_beside_a_text_is_read_by_the_encoder():
+    model, reader = Case("T5").model, Letters()
+    start = model.config.decoder_start_token_id
+    target = [start, *reader("xyzuvw")["input_ids"]]
+    for words in ("abc", "xyz"):
+        source = reader(words, "pt")["input_ids"]
+        expected = model(input_ids=source, decoder_input_ids=torch.tensor([target])).logits
+        traced = trace(model, reader, "xyzuvw", source=words)
+        torch.testing.assert_close(traced.output.logits, expected, rtol=0, atol=0)
+    # the target is longer than its source
+    result = attribute(model, None, target, source=source[0].tolist())
+    assert result.sum == pytest.approx(result.logit, abs=1e-5)
+    with pytest.raises(UserError, match="reads one text"):
+        trace(Case("Llama").model, reader, "a", source="b")

@@ -44,10 +44,19 @@ def run(
     need(text is not None, 'Give the text that the model reads, as in why MODEL "The cat".')
     assert text is not None
     if model_file is not None or with_transformers:
+        need(not edit, "--edit is for models of Glassformer's families.")
         need(
-            not source and not edit, "--source and --edit are for models of Glassformer's families."
+            not (model_file and with_transformers),
+            "--model-file and --with-transformers each name another model; leave one out.",
         )
-        return _foreign(options.model, text, address, model_file, up, terms)
+        from ..sight.recording import outside
+
+        foreign = (
+            outside.from_transformers(options.model)
+            if model_file is None
+            else outside.from_file(model_file)
+        )
+        return _foreign(foreign.trace(text, source=source), address, up, terms)
     model, tokenizer = options.load_with_tokenizer()
     from ..sight.recording.trace import trace
 
@@ -63,14 +72,8 @@ def run(
     return _steps(list(tape.why(address, up)), up, terms)
 
 
-def _foreign(
-    model: str, text: str, address: str | None, model_file: str | None, up: int, terms: int
-) -> CommandOutput:
-    """A model that is not of our families, by its own code."""
-    from ..sight.recording import outside
-
-    file, folder = outside.from_file, outside.from_transformers
-    tape = (folder(model) if model_file is None else file(model_file)).trace(text)
+def _foreign(tape: Any, address: str | None, up: int, terms: int) -> CommandOutput:
+    """A pass of a model that is not of our families, by its own code."""
     module = type(tape.module)
     code = f"Computed by {module.__module__}.{module.__qualname__}."
     if address is None:

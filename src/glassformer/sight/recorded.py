@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from ..core.errors import need
 from ..core.nn import Model
 from . import passes, streams
 from .recording import trace as recording
@@ -28,18 +29,20 @@ def record(
 def trace(model: nn.Module, *args: Any, keep: int = KEEP, **kwargs: Any) -> ModuleTrace:
     """One forward pass in which every number has an address and opens to its arithmetic.
 
-    ``trace(model, tokenizer, text)`` of a model of ours or of ``transformers``;
+    ``trace(model, tokenizer, text)`` of a model of ours or of ``transformers``; an encoder-decoder
+    takes ``source=`` for its encoder, and ``text`` is then its decoder's;
     ``trace(module, *args, **kwargs)`` of any other module, called with these arguments. ``keep``
     bounds the bytes of recorded values. Raises UserError for what cannot be opened.
     """
     if isinstance(model, Model):
         return recording.trace(model, *args, **{**kwargs, "keep": keep})
     if len(args) == 2 and isinstance(args[1], str) and callable(args[0]):
-        outside, inputs = (
-            Outside(model, args[0]),
-            {**args[0](args[1], return_tensors="pt"), **kwargs},
-        )
+        outside, source = Outside(model, args[0]), kwargs.pop("source", None)
+        need(source is None or outside.is_pair, "This model reads one text; leave out the source.")
+        need(bool((args[1] if source is None else source).strip()), "There is no text; give one.")
+        inputs = {**args[0](args[1] if source is None else source, return_tensors="pt"), **kwargs}
         if outside.is_pair and not any(name.startswith(("decoder_", "labels")) for name in inputs):
-            inputs["decoder_input_ids"] = outside.ids("", True)
+            target = "" if source is None else args[1]
+            inputs["decoder_input_ids"] = outside.ids(target, True)
         return ModuleTrace(model, (), inputs, keep, tokenizer=outside.tokenizer)
     return ModuleTrace(model, args, kwargs, keep)

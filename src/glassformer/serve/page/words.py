@@ -110,6 +110,8 @@ def _generation_input(
         "This model does not continue a text: an encoder reads all of it at once; mask a "
         "word instead."
     )
+    if not card["edits"]:
+        message = "This model was opened by its own code; the page writes with our families alone."
     need(card["generate"], message)
     pair = card["source"]
     need(fields.start is None or pair, "start is a list of ids, for an encoder-decoder.")

@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core import files
 from ...core.errors import UserError, need
 from ...core.tokenizer import Tokenizer, tokenizer_json
 from .module_trace import KEEP, ModuleTrace
@@ -46,7 +48,7 @@ class Outside:
             need(rows.numel() > 0, "The text is empty; give at least one token.")
             return rows
         if self.encode is not None:
-            row = self.encode(text)
+            row = user_code(self.encode, text)
             is_row = isinstance(row, Tensor) and row.shape[:-1] == (1,)
             need(is_row and not row.is_floating_point(), "The model's file gives no row of ids.")
             return torch.as_tensor(row)
@@ -68,10 +70,14 @@ class Outside:
         by_name = "input_ids" in inspect.signature(self.module.forward).parameters
         return self._pass({"input_ids": ids} if by_name else ids, keep)
 
-    def trace(self, text: str, keep: int = KEEP) -> ModuleTrace:
-        """A pass over a text; of an encoder-decoder it is the source, and the target is empty."""
+    def trace(self, text: str, keep: int = KEEP, source: str | None = None) -> ModuleTrace:
+        """A pass over a text; of an encoder-decoder it is the source where no ``source`` stands
+        beside it, and the target is empty."""
+        need(source is None or self.is_pair, "This model reads one text; leave out the source.")
+        if source is not None:
+            return self.read(self.ids(text, True), self.ids(source), keep)
         if self.encode is not None:
-            return self._pass(self.encode(text), keep)
+            return self._pass(user_code(self.encode, text), keep)
         if self.is_pair:
             return self.read(self.ids("", True), self.ids(text), keep)
         return self.read(self.ids(text), keep=keep)
@@ -118,6 +124,20 @@ def readable(reader: Any) -> Tokenizer | None:
         return None
 
 
+def user_code(call: Callable[..., Any], *args: Any) -> Any:
+    """Calls code of the user's own, whose mistakes become a sentence with their line."""
+    try:
+        return call(*args)
+    except UserError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
+        raise UserError(
+            f"The model's file fails{line}: {type(error).__name__}: {error}; mend it."
+        ) from None
+
+
 def from_file(name: str) -> Outside:
     """The model that ``FILE.py:FUNCTION`` makes.
 
@@ -133,14 +153,15 @@ def from_file(name: str) -> Outside:
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None and spec.loader is not None
     code = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(code)
+    user_code(spec.loader.exec_module, code)
     if not callable(make := getattr(code, function, None)):
         raise UserError(f'{path} has no function "{function}".')
-    result = make()
-    module, encode = result if isinstance(result, tuple) else (result, None)
-    if not isinstance(module, nn.Module):
+    result = user_code(make)
+    module, encode = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    if not isinstance(module, nn.Module) or not (encode is None or callable(encode)):
         raise UserError(
-            f"{name} returns {type(module).__name__}; it must return a torch.nn.Module."
+            f"{name} returns {type(module).__name__}; it must return a torch.nn.Module, or a module "
+            "and a function that makes its arguments of a text."
         )
     return Outside(module.eval(), encode=encode)
 
@@ -167,7 +188,7 @@ def module_of(folder: Path, option: str) -> nn.Module:
     path = folder / "config.json"
     if not path.is_file():
         raise UserError(f"{folder} holds no config.json; give the folder of a checkpoint.")
-    names = json.loads(path.read_text()).get("architectures") or [""]
+    names = files.read_json(path).get("architectures") or [""]
     kind: Any = getattr(transformers, names[0], None) if names[0] else None
     if kind is None:
         raise UserError(
@@ -177,7 +198,7 @@ def module_of(folder: Path, option: str) -> nn.Module:
     try:
         with _quiet(transformers.utils.logging):
             module: nn.Module = kind.from_pretrained(folder, **LOCAL)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # safetensors has errors of its own
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"transformers cannot load {folder}: {reason}") from None
     return module
@@ -198,7 +219,7 @@ def _quiet(log: Any) -> Iterator[None]:
 
 def _numbers(text: str) -> list[int]:
     numbers = re.split(r"[\s,]+", text.strip())
-    if not all(number.isdigit() for number in numbers):
+    if not all(number.isdigit() and len(number) < 19 for number in numbers):
         raise UserError(
             f'"{text}" is not a row of token ids such as "5 3 8", which a model without a tokenizer '
             "reads: a text needs a tokenizer. A model file may also return a function that makes the "

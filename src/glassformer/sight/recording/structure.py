@@ -162,10 +162,13 @@ class Structure:
         addresses = []
         for x, write in zip(self.states, self.writes, strict=False):
             fresh = self._from[write] & ~self._from.get(x, 0)
+            # what an encoder's stream has taken up is no head of this one
+            taken = [total for bit, (*_, total) in self._residual.items() if fresh >> bit & 1]
             heads = [
                 attention
                 for attention in self.attentions
-                if fresh >> self._from[attention.mixed].bit_length() - 1 & 1
+                if fresh >> (bit := self._from[attention.mixed].bit_length() - 1) & 1
+                and not any(self._from[total] >> bit & 1 for total in taken)
             ]
             for attention in heads:
                 first = "0,head" if len(attention.mixed.shape) == 4 else "head"

@@ -109,3 +109,18 @@ def test_another_way_for_a_long_text_has_none(monkeypatch):
 
     monkeypatch.setattr(type(norm), "forward", forward)
     assert program(Trace(model, None, ids)) is None
+
+
+def test_sizes_that_follow_the_numbers_have_none(monkeypatch):
+    cfg = tiny.ALL["gpt2"]
+    model, ids = build_model(cfg, seed=1).eval(), torch.arange(9)[None]
+    norm = model.decoder.last_norm
+    before = type(norm).forward
+
+    def forward(self, x):
+        if self is not norm:
+            return before(self, x)
+        return before(self, x) + 0 * x[x > 0].nonzero().float().mean()
+
+    monkeypatch.setattr(type(norm), "forward", forward)
+    assert program(Trace(model, None, ids)) is None

@@ -40,7 +40,7 @@ argsort grouped_mm logsumexp
 FUNCTIONS = frozenset(NAMES.split())
 """The functions that web/src/compute/functions.ts knows; a test holds the two lists together."""
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-LONGEST = 512  # tokens at which the last pass is recorded
+SHORTEST, LONGEST = 12, 512  # tokens at which the last pass is recorded
 
 
 class Mismatch(Exception):
@@ -76,7 +76,7 @@ def program(trace: Any) -> tuple[dict[str, Any], dict[str, Array]] | None:
     model, length = trace.model, trace.tokens.shape[1]
     longest = min(model.config.context, LONGEST)
     is_single = all(x.dtype == torch.float32 for x in model.parameters())
-    if trace.edits or not is_single or not 12 <= max(length, 12) <= longest:
+    if trace.edits or not is_single or longest < max(length, SHORTEST):
         return None
     # twice at first: what a model computes once for all passes is a constant of every later one
     lengths: list[tuple[int, ...]] = [(5,), (5,), (9,), (longest,)]
@@ -193,6 +193,8 @@ class _Writer:
         args, kwargs = torch.utils._pytree.tree_unflatten(leaves, first.spec)
         outputs = list(zip(*(x.outputs for x in row), strict=True))
         for values in outputs:
+            for sides in zip(*(x.shape for x in values), strict=True):
+                self.sizes(sides)  # one that follows the numbers, not the length, has no program
             self._number(values)
         return {
             "name": first.name,
@@ -207,7 +209,7 @@ class _Writer:
         """An argument as JSON has it: ``{"value": n}``, ``{"size": [..]}``, ``{"slice": [..]}`` or itself."""
         first = values[0]
         if isinstance(first, Value):
-            if first not in self.numbers or len({x.key for x in values}) > 1:
+            if first not in self.numbers or len({x.key or x.address for x in values}) > 1:
                 raise Mismatch("another operand")
             return {"value": self.numbers[first]}
         if isinstance(first, slice):

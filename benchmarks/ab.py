@@ -30,11 +30,13 @@ from glassformer import config, nn, training
 try:
     from glassformer.core.config import run
     from glassformer.families import find
+    from glassformer.fast.training.execution import choose_execution
 except ImportError:  # a tree from before core and rooms
     from glassformer.config import run
     from glassformer.recipes import find
+    choose_execution = training.choose_execution
 Cache, build_model, train = nn.Cache, nn.build_model, training.train
-Batch, Causal, choose_execution = training.Batch, training.Causal, training.choose_execution
+Batch, Causal = training.Batch, training.Causal
 torch.set_num_threads(1)
 
 def train_steps(cfg, rows, length, dtype="float32"):

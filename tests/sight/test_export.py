@@ -231,7 +231,11 @@ def test_a_browser_opens_the_file_from_the_disk(chromium, trace, tmp_path):
                 stored += 1
         assert stored or "#attention" not in url  # Inside opens with lengths of rows
     page = chromium.new_page()
-    page.goto(f"{path.as_uri()}#lens")
+    page.goto(f"{path.as_uri()}#lens")  # This file computes its lens
+    page.wait_for_selector("main [data-addr]", timeout=60_000)
+    assert "does not hold" not in page.inner_text("body")
+    still = trace.save(tmp_path / "still.html", computing=0)
+    page.goto(f"{still.as_uri()}#lens")
     message = page.locator("main .note").inner_text()
     assert (
         "This saved file does not hold the lens" in message

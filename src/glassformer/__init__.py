@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from .commands.compare import compare
+    from .commands.convert import convert
+    from .commands.eval import evaluate
+    from .commands.quantize import quantize
     from .core.generation import generate
     from .core.training import train
     from .formats.extend import use
@@ -46,6 +50,8 @@ if TYPE_CHECKING:
         verify,
         word_in_contexts,
     )
+    from .tasks.predictions import classify, embed, fill, tag
+    from .tasks.translation import translate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -54,6 +60,12 @@ __all__ = [
     "UserError",
     "__version__",
     "attribute",
+    "classify",
+    "compare",
+    "convert",
+    "embed",
+    "evaluate",
+    "fill",
     "fit_tuned_lens",
     "generate",
     "head_scores",
@@ -61,12 +73,15 @@ __all__ = [
     "logit_lens",
     "look",
     "patch_grid",
+    "quantize",
     "saliency",
     "save",
+    "tag",
     "top_activations",
     "trace",
     "train",
     "training_log",
+    "translate",
     "use",
     "verify",
     "word_in_contexts",
@@ -92,6 +107,10 @@ _HOME = {
     "head_scores": ".sight",
     "verify": ".sight",
     "use": ".formats.extend",
+    **{name: f".commands.{name}" for name in ("compare", "convert", "quantize")},
+    "evaluate": ".commands.eval",
+    **dict.fromkeys(("classify", "embed", "fill", "tag"), ".tasks.predictions"),
+    "translate": ".tasks.translation",
 }
 _MODULES = {  # on first use, too
     **{

@@ -485,12 +485,15 @@ def test_edits_change_what_is_classified_embedded_and_translated(loud, tmp_path,
         assert not np.allclose(values, plain, atol=1e-3)
 
     rows = [list(row.values())[1:] for row in lines(f"classify {folders['labels']}")]
-    compare(rows, lambda e: predictions.classify(models["labels"], tokenizer, texts, edits=e))
+    compare(
+        rows,
+        lambda e: predictions.classify(models["labels"], tokenizer, texts, edits=e).probabilities,
+    )
     rows = [row["vector"] for row in lines(f"embed {folders['vectors']}")]
     compare(rows, lambda e: predictions.embed(models["vectors"], tokenizer, texts, edits=e))
 
     def best(edits):
-        found = translation.search(
+        found = translation.translate(
             models["pair"], tokenizer, texts, edits=edits, beams=2, max_new=5
         )
         return [hypotheses[0] for hypotheses in found]

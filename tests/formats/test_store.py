@@ -96,7 +96,7 @@ def test_two_vocabularies_are_saved_with_their_tokenizers_and_translate(tmp_path
     best = generation.beam(model, writes, [ids], **options)[0][0]
     options["source_tokenizer"] = source
     assert generation.beam(back, tokenizer, text, **options)[0][0] == best
-    assert translation.search(back, tokenizer, [text], **options)[0][0] == best
+    assert translation.translate(back, tokenizer, [text], **options)[0][0] == best
     (tmp_path / "source").write_text(f"{text}\n")
     (tmp_path / "target").write_text("dogs\n")
     for line in (

@@ -16,7 +16,7 @@ from glassformer.core.generation import beam, generate
 from glassformer.core.generation.beam import _likeliest
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
-from glassformer.tasks.translation import search
+from glassformer.tasks.translation import translate as search
 from mistakes import mistake
 
 

@@ -61,7 +61,7 @@ ANSWERS = {
     "translate": (
         PAIR,
         "encoder.blocks.0.ffn.up.weight",
-        lambda m, t: translation.search(m, t, [CAT]),
+        lambda m, t: translation.translate(m, t, [CAT]),
     ),
     "classify": (LABELS, "pool.proj.weight", lambda m, t: predictions.classify(m, t, [CAT])),
     "embed": (

@@ -63,11 +63,11 @@ def test_a_decoder_embeds_too(server, chat_model):
 
 def test_classify(server, other_models):
     model, tokenizer = opened(other_models["labels"])
-    logits = predictions.classify(model, tokenizer, TEXTS)
+    logits = predictions.classify(model, tokenizer, TEXTS).probabilities
     body = server.json("/classify", model="labels", input=TEXTS)
     near(body, "probs", logits)
     assert [item["label"] for item in body["data"]] == [str(int(row.argmax())) for row in logits]
-    pairs = predictions.classify(model, tokenizer, [(TEXTS[0], TEXTS[1])])
+    pairs = predictions.classify(model, tokenizer, [(TEXTS[0], TEXTS[1])]).probabilities
     two = server.json("/classify", model="labels", input=TEXTS[0], second=TEXTS[1])
     assert two["data"][0]["probs"] == pytest.approx(pairs[0].tolist(), abs=1e-5)
 
@@ -81,7 +81,7 @@ def test_score_by_vectors_and_by_a_model_for_pairs(server, other_models):
     unit = predictions.embed(*opened(other_models["vectors"]), TEXTS, unit=True)
     assert scores(server, "vectors") == pytest.approx((unit @ unit[0]).tolist(), abs=1e-5)
     pairs = [(TEXTS[0], text) for text in TEXTS]
-    logits = predictions.classify(*opened(other_models["pairs"]), pairs)
+    logits = predictions.classify(*opened(other_models["pairs"]), pairs).probabilities
     assert scores(server, "pairs") == pytest.approx(logits.sigmoid()[:, 0].tolist(), abs=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_rerank_as_coheres_client_asks_for_it(server, model):
 def test_tags(server, other_models):
     model, tokenizer = opened(other_models["names"])
     sentences = [TEXTS[0].split(), ["dog"], TEXTS[2].split()]
-    tags = predictions.tag(model, tokenizer, sentences)
+    tags = [row.probabilities for row in predictions.tag(model, tokenizer, sentences)]
     body = server.json(TAG, model="names", input=[TEXTS[0], ["dog"], TEXTS[2]])
     assert [item["words"] for item in body["data"]] == sentences and body["labels"] == [
         "O",
@@ -152,7 +152,7 @@ def test_fill(server, other_models, order):
 
 def test_translate(server, other_models):
     model, tokenizer = opened(other_models["translator"])
-    results = translation.search(model, tokenizer, TEXTS, beams=3, best=2, max_new=8)
+    results = translation.translate(model, tokenizer, TEXTS, beams=3, best=2, max_new=8)
     body = {"model": "translator", "input": TEXTS, "beams": 3, "best": 2, "max_new": 8}
     output = server.json("/v1/translate", body)["data"]
     assert [[item["tokens"] for item in group["best"]] for group in output] == [

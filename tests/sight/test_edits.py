@@ -554,14 +554,17 @@ def test_labels_with_edits():
     )
     model = build_model(base, seed=1).eval()
     edits = [head_off("encoder.blocks.0.attn", 2), scale("pool.write", 2.0)]
-    logits = classify(model, tokenizer, ["abc", "de"], edits=edits)
+    logits = classify(model, tokenizer, ["abc", "de"], edits=edits).probabilities
     ids = tokenizer.encode_pairs(["abc"], most=16)[0][0]
     observed = seen(model, "pool.write", *edits, tokens=ids).softmax(-1)
     torch.testing.assert_close(logits[:1], observed)
     tagger = build_model(
         dataclasses.replace(base, pool=None, token_head=c.TokenHead(3)), seed=1
     ).eval()
-    item, two = (tag(tagger, tokenizer, [["ab", "c"]], edits=group)[0] for group in (edits[:1], ()))
+    item, two = (
+        tag(tagger, tokenizer, [["ab", "c"]], edits=group)[0].probabilities
+        for group in (edits[:1], ())
+    )
     assert not torch.allclose(item, two)
 
 

@@ -323,7 +323,10 @@ def test_packed_padded_and_pieces_are_as_alone(shape, home):
     assert int(batch.document_ids.max()) >= 1
     assert int((batch.pos < 0).sum()) > 0
     # what is told of each word, in padded batches: the packed batches' choices, in the same order
-    tags = predictions.tag(model, tokenizer, [item.words for item in table], batch=7)
+    tags = [
+        labels.probabilities
+        for labels in predictions.tag(model, tokenizer, [item.words for item in table], batch=7)
+    ]
     chosen = torch.cat([loss.predictions for loss in packed])
     assert torch.equal(torch.cat([tag.argmax(1) for tag in tags]), chosen)
     # sentences stay apart when entities are counted, packed or one row each
@@ -494,7 +497,7 @@ def test_a_checkpoint_opens_in_transformers(trained, home):
         }
         starts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])]).tolist()
         assert [marked[start] for start in starts] == [
-            LABELS[best] for best in tags.argmax(1).tolist()
+            label for label in tags.best
         ]
 
 
@@ -527,7 +530,7 @@ def test_from_a_tagger_to_other_labels(tune, trained, tmp_path):
     assert len(repeated) > 20
     assert all(".attn." in name for name in moved)
     assert bool(moved) == isinstance(tune, LoRA)
-    assert predictions.tag(model, tokenizer, [["ann", "saw"]])[0].shape == (2, 2)
+    assert predictions.tag(model, tokenizer, [["ann", "saw"]])[0].probabilities.shape == (2, 2)
     result, _ = Classify().with_heads(model.config, 3)
     assert result.token_head is None
     assert result.pool.labels == 3

@@ -119,13 +119,18 @@ def test_attention_weighs_tokens_by_their_fit_to_one_query(tokenizer):
 
 def test_labels_of_texts_and_pairs(tokenizer):
     model = encoder(c.Pool("first", "tanh", labels=3))
-    assert_close(classify(model, tokenizer, TEXTS, batch=2).sum(1), torch.ones(4))
+    assert_close(classify(model, tokenizer, TEXTS, batch=2).probabilities.sum(1), torch.ones(4))
     pair = ("the cat sat", "a dog ran")
     ids, segments = tokenizer.encode_pair(*pair)
     with torch.no_grad():
         logits = model(torch.tensor([ids]), segments=torch.tensor([segments])).pooled
-    assert_close(classify(model, tokenizer, [pair])[0], logits.softmax(-1)[0], atol=1e-6, rtol=0)
-    swapped = classify(model, tokenizer, [(pair[1], pair[0])])[0]
+    assert_close(
+        classify(model, tokenizer, [pair]).probabilities[0],
+        logits.softmax(-1)[0],
+        atol=1e-6,
+        rtol=0,
+    )
+    swapped = classify(model, tokenizer, [(pair[1], pair[0])]).probabilities[0]
     assert not torch.allclose(swapped, logits.softmax(-1)[0], atol=1e-4)
 
 
@@ -137,6 +142,7 @@ def test_a_text_longer_than_the_model_reads_is_refused_or_loses_its_end(answer, 
     with mistake(r"Text 3 has 65 tokens and the model reads 64; .*--truncate"):
         answer(model, tokenizer, texts)
     result = answer(model, tokenizer, texts, truncate=True)
+    result = getattr(result, "probabilities", result)
     assert capsys.readouterr().err == "2 of 4 texts lost their end; the model reads 64 tokens.\n"
     assert_close(result[1], result[2])
     answer(model, tokenizer, texts[:2], truncate=True)

@@ -232,7 +232,7 @@ def test_a_step_is_not_written_again(tmp_path):
 def test_an_average_is_of_as_many_as_are_asked_for(tmp_path):
     saved(tmp_path, 1, 2, 6)
     for last, mean in ((1, 6.0), (2, 4.0), (3, 3.0)):
-        model, _, _ = run_checkpoints.average(tmp_path, last)
+        model, _ = run_checkpoints.average(tmp_path, last)
         assert torch.allclose(model.decoder.last_norm.weight, torch.tensor(mean))
     with mistake(r"keeps 3 checkpoints; give --last 3, or train with --keep 4"):
         run_checkpoints.average(tmp_path, 4)

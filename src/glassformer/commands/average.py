@@ -22,7 +22,7 @@ def run(folder: Path, *, last: int = 5, out: str, use: Words = ()) -> None:
     from ..runs.run_checkpoints import average
 
     new_folder(out)
-    model, tokenizer, labels = average(folder, last)
+    model, tokenizer = average(folder, last)
     reads = Checkpoint.open(str(folder)).source_tokenizer()
-    store.save(model, Path(out), tokenizer, labels=labels, source_tokenizer=reads)
+    store.save(model, Path(out), tokenizer, source_tokenizer=reads)
     print(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ..core.errors import need
 from .common import CommandOutput, progress_counter
@@ -46,17 +47,16 @@ def run(
             "This model gives each word its label and reads one text; leave --second out.",
         )
         sentences = [sentence.split() for sentence in texts]
-        names = options.labels(model.config.token_head.labels)
-        tagged = predictions.tag(
+        for labels in predictions.tag(
             model, tokenizer, sentences, batch=batch, progress=progress, edits=edit
-        )
-        for words, rows in zip(sentences, tagged, strict=True):
-            labels = [names[best] for best in rows.argmax(1).tolist()]
-            lines = [f"{word}\t{label}" for word, label in zip(words, labels, strict=True)]
-            record = {"tokens": words, "labels": labels, "probabilities": rows.amax(1).tolist()}
+        ):
+            words, best = labels.texts, labels.best
+            lines = [f"{word}\t{label}" for word, label in zip(words, best, strict=True)]
+            sure = labels.probabilities.amax(1).tolist()
+            record = {"tokens": words, "labels": best, "probabilities": sure}
             yield CommandOutput(record, [*lines, ""])
         return
-    probabilities = predictions.classify(
+    labels = predictions.classify(
         model,
         tokenizer,
         list(zip(texts, second, strict=True)) if second else texts,
@@ -65,15 +65,7 @@ def run(
         progress=progress,
         edits=edit,
     )
-    names = options.labels(probabilities.shape[1])
-    for sentence, row in zip(texts, probabilities.tolist(), strict=True):
-        if len(row) == 1:
-            yield CommandOutput(
-                {"text": sentence, "value": row[0]}, [f"{row[0]:10.4f}  {sentence}"]
-            )
-            continue
-        by_name = dict(zip(names, row, strict=True))
-        best = max(by_name, key=by_name.__getitem__)
-        yield CommandOutput(
-            {"text": sentence, **by_name}, [f"{best:12} {by_name[best]:.4f}  {sentence}"]
-        )
+    names = ("value",) if len(labels.names) == 1 else labels.names
+    lines = replace(labels, texts=texts).lines()
+    for sentence, row, line in zip(texts, labels.probabilities.tolist(), lines, strict=True):
+        yield CommandOutput({"text": sentence, **dict(zip(names, row, strict=True))}, [line])

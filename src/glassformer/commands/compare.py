@@ -60,6 +60,85 @@ def run(
     beams K: width of the beam search
     lengths N,...: BLEU by length (10,15,20)
     """
+    from ..runs.report import draw
+
+    try:
+        rows = compare(
+            runs,
+            minutes=minutes,
+            tokens=tokens,
+            vary=vary,
+            seeds=seeds,
+            bag=bag,
+            out=out,
+            test=test,
+            target=target,
+            beams=beams,
+            lengths=lengths,
+            device=options.device,
+            dtype=options.dtype,
+        )
+    except Stopped as stopped:
+        return stopped.code
+    picture = draw(curves(rows), Path(out) / "comparison.png")
+    return CommandOutput(rows, str(rows).split("\n"), ending=picture)
+
+
+class Stopped(SystemExit):
+    """A signal ended the training of a comparison; the same call goes on with it."""
+
+    code: int
+
+
+class Comparison(list[dict[str, Any]]):
+    """The figures of each run. They print as a table, the best validation first."""
+
+    def __str__(self) -> str:
+        return "\n".join(table_lines(self))
+
+
+def compare(
+    runs: Sequence[str],
+    *,
+    minutes: float | None = None,
+    tokens: int | None = None,
+    vary: Sequence[str] = (),
+    seeds: int = 1,
+    bag: bool = False,
+    out: str = "out/compare",
+    test: str | None = None,
+    target: str | None = None,
+    beams: int = 5,
+    lengths: Sequence[int] = (10, 15, 20),
+    device: str | None = None,
+    dtype: str | None = None,
+) -> Comparison:
+    """Trains several models on the same data under one budget, one after the other.
+
+    Args:
+        runs: Run files with the same data and objective.
+        minutes: Train each for about so long, validation not counted.
+        tokens: Train each on so many tokens, in place of ``minutes``.
+        vary: Settings to vary, such as ``"decoder.depth=2,4"``: each run with each value.
+        seeds: Train each so many times, seeds counting on.
+        bag: Add a bag of words (TF-IDF) as a row, where the runs learn labels.
+        out: The folder of the runs. What is finished there is not done again.
+        test: A test set, read by the best checkpoint of each run.
+        target: The file with its right targets, line by line.
+        beams: Width of the beam search on the test set.
+        lengths: Borders, in words, of the groups of sources whose BLEU is shown.
+        device: The device of all runs; None as each run file says.
+        dtype: The dtype of all runs; None as each run file says.
+
+    Returns:
+        A row of figures for each run: validation and test, parameters, tokens, seconds.
+
+    Raises:
+        UserError: The runs differ in data or objective, or ``out`` holds another comparison.
+
+    Example:
+        >>> print(glassformer.compare(["a.toml", "b.toml"], minutes=5))
+    """
     need(
         minutes is None or tokens is None,
         "Give --minutes or --tokens, not both: one budget for all.",
@@ -74,19 +153,16 @@ def run(
         "--target goes with --test; name the file of the sources.",
     )
     from ..runs import compare as training
-    from ..runs.report import draw
 
-    device = {
-        name: value
-        for name, value in (("device", options.device), ("dtype", options.dtype))
-        if value
+    device_options = {
+        name: value for name, value in (("device", device), ("dtype", dtype)) if value
     }
-    arms = training.read_arms(runs, vary, device)
+    arms = training.read_arms(runs, vary, device_options)
     settings = arms[0].settings
     check_test_set(settings, test, target, bag)
     bags = [{"name": BAG, **bag_of_words(settings.data, test)}] if bag else []
     evaluation = None if test is None else test_evaluation(settings, test, target, beams, lengths)
-    request = f"{evaluation} {device}"
+    request = f"{evaluation} {device_options}"
     budget = {
         name: value
         for name, value in (("minutes", minutes), ("tokens", tokens))
@@ -97,19 +173,19 @@ def run(
         arms, Path(out), budget, seeds=seeds, sample=write_sample
     ):
         if signal:
-            return 128 + signal
+            raise Stopped(128 + signal)
         # the test set's figures, unless the run's record has them
         if evaluation is not None and record.get("asked") != request:
-            model = ModelOptions(str(folder), **device)
-            record.update(test=evaluation.measure(model).value, asked=request)
+            model = ModelOptions(str(folder), **device_options)
+            figures = evaluation.measure(*model.load_with_tokenizer(), model.run_objective())
+            record.update(test=figures.value, asked=request)
         row = {"name": folder.name, **training.figures(folder), **record}
         results.setdefault(arm, []).append(row)
-    rows = [
+    rows = (
         runs[0] if len(runs) == 1 else training.over_seeds(name, runs)
         for name, runs in results.items()
-    ] + bags
-    picture = draw(curves(rows), Path(out) / "comparison.png")
-    return CommandOutput(rows, table_lines(rows), ending=picture)
+    )
+    return Comparison([*rows, *bags])
 
 
 def check_test_set(settings: Any, test: str | None, target: str | None, bag: bool) -> None:

@@ -51,28 +51,73 @@ def run(
     tokenizer NAME: the tokenizer to save with it: a name such as gpt2, a file or a folder
     context N: tokens it is to read, in place of its own number
     """
+    target = out or folder
+    if target is None:
+        raise UserError("Say where the model goes: --out FOLDER.")
+    convert(
+        model,
+        target,
+        layout=layout,
+        numbers=numbers,
+        library=from_,
+        config=config,
+        tokenizer=tokenizer,
+        context=context,
+    )
+    print(target)
+
+
+def convert(
+    model: str,
+    out: str,
+    *,
+    layout: Literal["hf", "glassformer", "gguf"] | None = None,
+    numbers: str | None = None,
+    library: Literal["nanogpt", "mingpt", "nanochat", "transformerlens", "hf", "gguf"]
+    | None = None,
+    config: Path | None = None,
+    tokenizer: str | None = None,
+    context: int | None = None,
+) -> None:
+    """Saves a model in another layout, or another library's file as a model.
+
+    Args:
+        model: A folder, a hub name, or with ``library`` a file.
+        out: The folder to write; with ``layout="gguf"`` the file.
+        layout: ``hf`` opens in transformers, ``gguf`` in llama.cpp. None is ``hf`` where that can
+            hold the model.
+        numbers: Of a GGUF file: F32, F16, BF16, Q8_0 or Q4_0.
+        library: The library that saved the file.
+        config: A JSON file with what the weights of such a file do not say.
+        tokenizer: The tokenizer to save with it: a name such as gpt2, a file or a folder.
+        context: Tokens it is to read, in place of its own number.
+
+    Raises:
+        UserError: The layout cannot hold the model, or a file cannot be read or written.
+
+    Example:
+        >>> glassformer.convert("out/mine", "out/mine.gguf", layout="gguf", numbers="Q8_0")
+    """
     from ..fast.quantized import quantized
     from ..formats import gguf, pretrained, store, torch_files
     from ..formats.checkpoint import Checkpoint
 
-    target = out or folder
-    if target is None:
-        raise UserError("Say where the model goes: --out FOLDER.")
-    to_gguf, library = layout == "gguf", None if from_ == "gguf" else from_
+    to_gguf = layout == "gguf"
     need(numbers is None or to_gguf, "--numbers goes with --layout gguf.")
     need(
-        from_ != "gguf" or (model.endswith(".gguf") and Path(model).is_file()),
+        library != "gguf" or (model.endswith(".gguf") and Path(model).is_file()),
         f"{model} is no .gguf file; name one.",
     )
+    library = None if library == "gguf" else library
     need(
         not to_gguf or (library is None and config is None),
         "--layout gguf writes a model that is a folder; convert it first.",
     )
     need(
-        not to_gguf or target.endswith(".gguf"),
-        f"A GGUF model is one file: --out {target}.gguf.",
+        not to_gguf or out.endswith(".gguf"),
+        f"A GGUF model is one file: --out {out}.gguf.",
     )
-    path = new_file(target, model) if to_gguf else new_folder(target)
+    path = new_file(out, model) if to_gguf else new_folder(out)
     need(config is None or library is not None, "--config goes with --from.")
     need(
         context is None or library is None,
@@ -83,9 +128,8 @@ def run(
     if library is not None:
         net = torch_files.load(library, Path(model), config)
         _check_vocabulary(named_tokenizer, tokenizer, net)
-        fitting = named_tokenizer or _default_tokenizer(library, Path(model), net, target)
+        fitting = named_tokenizer or _default_tokenizer(library, Path(model), net, out)
         store.save(net, path, fitting, layout=layout)  # type: ignore[arg-type]  # no GGUF here
-        print(target)
         return
     opened = Checkpoint.open(model, context)
     note_untrained(model)
@@ -111,10 +155,8 @@ def run(
             path,
             fitting,
             layout=folder_layout,
-            labels=opened.labels,
             source_tokenizer=opened.source_tokenizer(),
         )
-    print(target)
 
 
 def _gguf_name(model: str, opened: Any) -> str:

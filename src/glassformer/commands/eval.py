@@ -44,6 +44,36 @@ Names = Annotated[tuple[str, ...], split_names]
 Lengths = Annotated[tuple[int, ...], parse_lengths]
 
 
+class Figures(dict[str, Any]):
+    """Figures of an evaluation by name. They print as a table."""
+
+    def __str__(self) -> str:
+        return "\n".join(figure_lines(self))
+
+
+def evaluate(model: Any, tokenizer: Any, data: str, **settings: Any) -> Figures:
+    """Measures a model by its shape.
+
+    Args:
+        model: Any model with a tokenizer.
+        tokenizer: The tokenizer that came with it.
+        data: A file, a folder or a named corpus. A model that writes targets or gives labels reads
+            examples.
+        settings: What ``glassformer eval`` takes, by the same names: ``target``, ``columns``,
+            ``context``, ``stride``, ``batch``, ``beams``, ``figures``, ``edit`` and others.
+
+    Returns:
+        A text's loss, perplexity and bits per byte; BLEU and chrF of targets; accuracy of labels.
+
+    Raises:
+        UserError: The data cannot be read, or does not fit the model.
+
+    Example:
+        >>> print(glassformer.evaluate(model, tokenizer, "held-out.txt", stride=64))
+    """
+    return Figures(Evaluation(data=data, **settings).measure(model, tokenizer).value)
+
+
 @dataclass
 class Evaluation:
     """A data set and how a model is held against it."""
@@ -70,28 +100,29 @@ class Evaluation:
     lengths: Lengths = ()
     out: Path | None = None
 
-    def measure(self, options: ModelOptions) -> CommandOutput:
-        """Returns the figures that follow from the model's shape."""
+    def measure(
+        self, model: Any, tokenizer: Any, objective: str | None = None, name: str = "This model"
+    ) -> CommandOutput:
+        """Returns the figures that follow from the model's shape; ``objective`` is that of the run
+        it comes from, where that is known."""
         from ..core import config
         from ..tasks import predictions
 
-        model, tokenizer = options.load_with_tokenizer()
         paired = self.target is not None or "source" in (self.columns or ())
         if model.config.has_source:
             return self.score_targets(model, tokenizer)
         if paired and isinstance(model.config, config.Decoder):
-            objective = options.run_objective()
             need(
                 objective in ("Seq2Seq", None),
-                f"{options.model} was trained to continue text ({objective}) and writes no "
+                f"{name} was trained to continue text ({objective}) and writes no "
                 "targets; train with "
                 "--objective Seq2Seq, or leave --target and --columns out to measure its loss.",
             )
             return self.score_targets(model, tokenizer)
         if model.config.pool is not None and model.config.pool.labels:
-            return self.score_labels(model, tokenizer, options)
+            return self.score_labels(model, tokenizer)
         if predictions.tags(model.config):
-            return self.score_tags(model, tokenizer, options)
+            return self.score_tags(model, tokenizer)
         need(
             not self.columns,
             "This model has no labels and writes no targets, so --columns means nothing; leave "
@@ -143,7 +174,7 @@ class Evaluation:
             f"{count_noun(len(examples), 'text')}, {self.beams} beams each, up to {self.max_new} "
             "tokens long."
         )
-        hypotheses = translation.search(
+        hypotheses = translation.translate(
             model,
             tokenizer,
             [example.first for example in examples],
@@ -181,13 +212,13 @@ class Evaluation:
             }
         return figures_output(figures)
 
-    def score_labels(self, model: Any, tokenizer: Any, options: ModelOptions) -> CommandOutput:
+    def score_labels(self, model: Any, tokenizer: Any) -> CommandOutput:
         """Returns the figures of the labels that the model gives, against the right ones."""
         from ..tasks import evaluation, predictions
         from ..tasks.objectives import Classify
 
         count = model.config.pool.labels
-        names = None if count == 1 else options.labels(count)
+        names = None if count == 1 else predictions.label_names(model)
         examples = self.examples(Classify(regression=count == 1), names)
         texts = [
             example.first if example.second is None else (example.first, example.second)
@@ -205,7 +236,7 @@ class Evaluation:
             batch=self.batch_size(),
             progress=progress_counter("texts"),
             edits=self.edit,
-        )
+        ).probabilities
         right = [example.label or 0.0 for example in examples]
         if count == 1:
             figures = evaluation.of_numbers(outputs[:, 0].tolist(), right)
@@ -215,13 +246,13 @@ class Evaluation:
             )
         return figures_output({"texts": len(texts), **figures})
 
-    def score_tags(self, model: Any, tokenizer: Any, options: ModelOptions) -> CommandOutput:
+    def score_tags(self, model: Any, tokenizer: Any) -> CommandOutput:
         """Returns the figures of the labels that the model gives to words, against the right
         ones."""
         from ..tasks import evaluation, predictions
         from ..tasks.objectives import Tag
 
-        names = options.labels(model.config.token_head.labels)
+        names = predictions.label_names(model)
         examples = self.examples(Tag(), names)
         outputs = predictions.tag(
             model,
@@ -231,7 +262,7 @@ class Evaluation:
             progress=progress_counter("sentences"),
             edits=self.edit,
         )
-        chosen = [[names[best] for best in logits.argmax(1).tolist()] for logits in outputs]
+        chosen = [labels.best for labels in outputs]
         right = [[names[tag] for tag in example.tags] for example in examples]
         sizes = {"sentences": len(right), "words": sum(map(len, right))}
         return figures_output({**sizes, **evaluation.of_tags(chosen, right)})
@@ -316,7 +347,8 @@ def run(
     else:
         if out is not None:
             common.new_file(out, evaluation.data, evaluation.target)
-        output = evaluation.measure(options)
+        objective = options.run_objective()
+        output = evaluation.measure(*options.load_with_tokenizer(), objective, options.model)
     # standard output has what the model wrote
     with contextlib.redirect_stdout(sys.stderr if str(out) == "-" else sys.stdout):
         output.show(json)

@@ -115,12 +115,6 @@ class ModelOptions(DeviceOptions):
         objective = settings["train"].get("objective", "Causal") if settings else None
         return objective.get("type", "Causal") if isinstance(objective, dict) else objective
 
-    def labels(self, count: int) -> list[str]:
-        """The labels' names that were saved with the model, or their numbers."""
-        from ..formats.checkpoint import Checkpoint
-
-        return list(Checkpoint.open(self.model).labels) or [str(number) for number in range(count)]
-
 
 def note_untrained(name: str) -> None:
     """Notes of a recipe that its weights are random."""

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core import files
 from ..core.errors import need, note
@@ -17,6 +17,9 @@ from .common import CommandOutput, is_terminal, new_file, new_folder, tables
 from .options import note_untrained
 from .signature import Count, Whole, Words
 from .sources import read_examples
+
+if TYPE_CHECKING:
+    from ..fast.quantize.report import QuantizationReport
 
 EXAMPLES = (
     "glassformer quantize out/mine out/mine-int8 --bits 8",
@@ -62,6 +65,85 @@ def run(
     json: the whole report as JSON
     """
     from ..fast.quantize import picture as draw
+
+    image = None if picture is None else new_file(picture, model, calibrate, target)
+    need(
+        image is None or image.suffix in (".svg", ".png"),
+        f"--picture {picture} is neither .svg nor .png; name one.",
+    )
+    drawn = image is None or importlib.util.find_spec("matplotlib") is not None
+    need(drawn, "--picture needs matplotlib; pip install matplotlib, or leave it out.")
+    report = quantize(
+        model,
+        folder,
+        bits=bits,
+        group=group,
+        head=head,
+        calibrate=calibrate,
+        target=target,
+        tokens=tokens,
+        measure=measure,
+        dtype=dtype,
+    )
+    if image is not None:
+        page = io.BytesIO()
+        draw(report).savefig(page, format=image.suffix[1:])
+        files.write(image, page.getvalue())
+
+    def lines() -> Iterator[str]:
+        yield from report_lines(report, top)
+        yield (
+            f"\n{folder}: {report.before / 1e6:,.2f} MB of {report.dtype} became "
+            f"{report.after / 1e6:,.2f} MB."
+        )
+        if image is not None:
+            yield f"{image}: the harm of each matrix, layer by layer."
+        if calibrate is None:
+            better = ", and 4 bits are rounded for it" if bits == 4 else ""
+            yield (
+                "These are the weights' own errors. --calibrate DATA, a text, adds what becomes "
+                f"of the answers{better}."
+            )
+
+    return CommandOutput(report.to_dict, lines)
+
+
+def quantize(
+    model: str,
+    folder: str,
+    *,
+    bits: int,
+    group: int = 32,
+    head: int = 8,
+    calibrate: str | None = None,
+    target: str | None = None,
+    tokens: int = 16_384,
+    measure: int = 2_048,
+    dtype: str | None = None,
+) -> QuantizationReport:
+    """Rounds a model's weights to 8 or 4 bits, saves it, and measures what that costs.
+
+    Args:
+        model: A folder or a hub name.
+        folder: The folder to write.
+        bits: 8 or 4, of each weight.
+        group: Weights that share a scale, a multiple of 32.
+        head: Bits of embeddings and head: 8, or 16 to leave them.
+        calibrate: A text to round for and to measure on: a file, a folder or a named corpus.
+        target: Of an encoder-decoder, the file with what it is to write for ``calibrate``.
+        tokens: Tokens of the text to round for.
+        measure: Tokens of the text, held out, to measure on.
+        dtype: The dtype of everything else; None is the checkpoint's own.
+
+    Returns:
+        The error of each matrix, and with ``calibrate`` what becomes of the model's answers.
+
+    Raises:
+        UserError: The model is quantized already, or a file cannot be read or written.
+
+    Example:
+        >>> print(glassformer.quantize("out/mine", "out/mine-int8", bits=8))
+    """
     from ..fast.quantize import quantize_model
     from ..fast.quantized import QuantizedLayout, quantized
     from ..formats import store
@@ -72,13 +154,6 @@ def run(
         target is None or calibrate is not None,
         "--target goes with --calibrate, which has its sources.",
     )
-    image = None if picture is None else new_file(picture, model, calibrate, target)
-    need(
-        image is None or image.suffix in (".svg", ".png"),
-        f"--picture {picture} is neither .svg nor .png; name one.",
-    )
-    drawn = image is None or importlib.util.find_spec("matplotlib") is not None
-    need(drawn, "--picture needs matplotlib; pip install matplotlib, or leave it out.")
     out, opened = new_folder(folder), Checkpoint.open(model)
     already = f"{model} is quantised already; give the model that it was made of."
     need(opened.quantization is None, already)
@@ -104,34 +179,14 @@ def run(
     report = quantize_model(net, layout, text, name=model, progress=report_progress)
     report_progress("")
     written = json.dumps(report.to_dict(), indent=1, allow_nan=False) + "\n"
-    store.save(net, out, tokenizer, labels=opened.labels, beside={REPORT: written})
-    if image is not None:
-        page = io.BytesIO()
-        draw(report).savefig(page, format=image.suffix[1:])
-        files.write(image, page.getvalue())
+    store.save(net, out, tokenizer, beside={REPORT: written})
     short = sum(row.shape[-1] < group for row in report.rows)
     if short:
         note(
             f"{short} of {len(report.rows)} matrices have rows shorter than a group of "
             f"{group}: a scale a row."
         )
-
-    def lines() -> Iterator[str]:
-        yield from report_lines(report, top)
-        yield (
-            f"\n{out}: {report.before / 1e6:,.2f} MB of {report.dtype} became "
-            f"{report.after / 1e6:,.2f} MB."
-        )
-        if image is not None:
-            yield f"{image}: the harm of each matrix, layer by layer."
-        if text is None:
-            better = ", and 4 bits are rounded for it" if bits == 4 else ""
-            yield (
-                "These are the weights' own errors. --calibrate DATA, a text, adds what becomes "
-                f"of the answers{better}."
-            )
-
-    return CommandOutput(report.to_dict, lines)
+    return report
 
 
 def _read(

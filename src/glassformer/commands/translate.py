@@ -66,7 +66,7 @@ def run(
             "generate`, or train it with the objective Seq2Seq."
         )
     count = len(sources)
-    outputs = translation.search(
+    outputs = translation.translate(
         model,
         tokenizer,
         sources,

@@ -160,10 +160,12 @@ class Checkpoint:
             files = self._files(mapped)
             size = kind or files.dtype
             names = self._names()
-            return weights.load_model(self.config, *names, files, size, device, layout).eval()
-        model = self._converted(kind, device, mapped)
-        if layout is not None:
-            quantized.quantize_weights(model, layout)
+            model = weights.load_model(self.config, *names, files, size, device, layout).eval()
+        else:
+            model = self._converted(kind, device, mapped)
+            if layout is not None:
+                quantized.quantize_weights(model, layout)
+        model.labels = self.labels
         return model
 
     @property

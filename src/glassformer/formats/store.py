@@ -87,7 +87,7 @@ def save(
     """Write a model (and tokenizer) to a folder: whole or not at all, other files there untouched.
 
     ``layout`` None is "hf" where a published layout holds the model and "glassformer" elsewhere.
-    ``labels`` are the names of what it chooses from. With ``base`` only what trains is written, and
+    ``labels`` are the names of what it chooses from (the model's own). With ``base`` only what trains is written, and
     loading starts from the model of that name. ``source_tokenizer`` (None: the tokenizer's) is for
     a model with a ``source_embed``; ``beside`` are texts of other files that appear with it, by
     name. Raises UserError when "hf" is asked for and no published layout can hold it, or the folder
@@ -115,6 +115,7 @@ def contents_of(
             "This model is on the meta device and has no weights to save; build it on a real one."
         )
     named: dict[str, Any] = {}
+    labels = labels or model.labels
     if labels:
         named["id2label"] = {str(i): name for i, name in enumerate(labels)}
         named["label2id"] = {name: i for i, name in enumerate(labels)}

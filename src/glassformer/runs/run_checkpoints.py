@@ -220,9 +220,9 @@ def tidy(folder: Path) -> None:
             )
 
 
-def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
-    """A model of the mean weights of a run's ``last`` checkpoints, in fp32; the tokenizer and
-    labels of the newest.
+def average(folder: Path, last: int) -> tuple[Any, Any]:
+    """A model of the mean weights of a run's ``last`` checkpoints, in fp32, and the tokenizer of
+    the newest.
 
     Raises UserError where fewer are kept or one is damaged. (Vaswani et al. 2017, section 6.1)
     """
@@ -249,7 +249,7 @@ def average(folder: Path, last: int) -> tuple[Any, Any, tuple[str, ...]]:
             )
             torch._foreach_add_(list(mean.values()), [weights[name] for name in mean])
         torch._foreach_div_(list(mean.values()), last)
-    return model, tokenizer, Checkpoint.open(newest).labels
+    return model, tokenizer
 
 
 def difference(saved: Any, current: Any, path: str = "") -> str | None:

@@ -39,7 +39,7 @@ BLANK = "___"  # stands for the mask token, whatever that is called
 def embed(
     model: Model,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: str | Sequence[str],
     *,
     unit: bool | None = None,
     truncate: bool = False,
@@ -47,13 +47,28 @@ def embed(
     progress: Progress | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> Tensor:
-    """One vector for each text (N, C), as the model's own Pool makes it, or the mean of its last
+    """Computes one vector for each text, as the model's Pool makes it, or the mean of its last
     hidden states.
 
-    ``unit`` scales them to length 1 (None: as the Pool says). Texts longer than the context lose
-    their end where ``truncate`` allows it. ``edits`` (inspection.edits) change what the model
-    computes, here and in ``classify`` and ``tag``. Raises UserError for a text that is too long,
-    and for a model that ends in labels or reads two texts.
+    Args:
+        model: A decoder or an encoder.
+        tokenizer: The tokenizer that came with it.
+        texts: One text or several.
+        unit: Scale each vector to length 1. None does as the model's Pool does.
+        truncate: Cut texts that are longer than the context; they are refused otherwise.
+        batch: Texts in one forward pass.
+        progress: Called with the number of texts done.
+        edits: Changes to what the model computes (``glassformer.sight.edits``).
+
+    Returns:
+        The vectors, (N, C) in fp32 on the CPU.
+
+    Raises:
+        UserError: A text is empty or too long, or the model ends in labels or reads two texts.
+
+    Example:
+        >>> vectors = glassformer.embed(model, tokenizer, ["a cat", "a dog"], unit=True)
+        >>> print(vectors @ vectors.T)  # their cosines
     """
     pool_config = model.config.pool
     if model.config.has_source:
@@ -63,38 +78,92 @@ def embed(
         if pool_config is not None and not pool_config.labels
         else Pool(config.Pool("mean"), model.config.dim)
     )
-    vectors = torch.stack(
-        _map_rows(model, _rows(model, tokenizer, texts, truncate), pool, batch, progress, edits)
-    )
+    rows = _rows(model, tokenizer, [texts] if isinstance(texts, str) else texts, truncate)
+    vectors = torch.stack(_map_rows(model, rows, pool, batch, progress, edits))
     return torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The probability of each label for each of N texts or words. It prints as a table.
+
+    Attributes:
+        texts: What was labelled: texts, pairs of texts, or the words of a sentence.
+        names: The L names of the labels, or their numbers where the model has no names.
+        probabilities: (N, L) in fp32. A model with a single label gives its value instead, (N, 1).
+    """
+
+    texts: Sequence[Text]
+    names: tuple[str, ...]
+    probabilities: Tensor
+
+    @property
+    def best(self) -> list[str]:
+        """The likeliest label of each text."""
+        return [self.names[index] for index in self.probabilities.argmax(1).tolist()]
+
+    def lines(self) -> list[str]:
+        """A line for each text: its likeliest label, how likely that is, and the text."""
+        single = self.probabilities.shape[1] == 1
+        lines = []
+        for text, label, value in zip(
+            self.texts, self.best, self.probabilities.amax(1).tolist(), strict=True
+        ):
+            figure = f"{value:10.4f}" if single else f"{label:12} {value:.4f}"
+            lines.append(f"{figure}  {text if isinstance(text, str) else ' | '.join(text)}")
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def label_names(model: Model) -> tuple[str, ...]:
+    """The names of the labels that a model chooses from, or their numbers."""
+    head: Any = model.config.token_head if tags(model.config) else model.config.pool  # type: ignore[union-attr]
+    return model.labels or tuple(map(str, range(head.labels if head else 0)))
 
 
 def classify(
     model: Model,
     tokenizer: Tokenizer,
-    texts: Sequence[Text],
+    texts: str | Sequence[Text],
     *,
     truncate: bool = False,
     batch: int = 32,
     progress: Progress | None = None,
     edits: Sequence[ModelEdit | str] = (),
-) -> Tensor:
-    """The probability of each label for each text or pair of texts, (N, L); with one label, its
-    value (N, 1).
+) -> Labels:
+    """Gives each text, or pair of texts, the probability of each label.
 
-    ``truncate`` as in ``embed``. Raises UserError for a model that ends in no labels.
+    Args:
+        model: A model trained with the objective Classify.
+        tokenizer: The tokenizer that came with it.
+        texts: One text or several; a pair of texts is a tuple.
+        truncate: Cut texts that are longer than the context; they are refused otherwise.
+        batch: Texts in one forward pass.
+        progress: Called with the number of texts done.
+        edits: Changes to what the model computes (``glassformer.sight.edits``).
+
+    Returns:
+        The labels of the texts, in their order.
+
+    Raises:
+        UserError: A text is empty or too long, or the model has no labels.
+
+    Example:
+        >>> labels = glassformer.classify(model, tokenizer, ["a film to see twice", "dull"])
+        >>> print(labels.best, labels.probabilities)
     """
     pool_config = model.config.pool
     if pool_config is None or not pool_config.labels:
         raise UserError(
             "This model has no labels to choose from; train it with the objective Classify first."
         )
-    logits = torch.stack(
-        _map_rows(
-            model, _rows(model, tokenizer, texts, truncate), model.pool, batch, progress, edits
-        )
-    )
-    return logits if pool_config.labels == 1 else logits.softmax(-1)
+    texts = [texts] if isinstance(texts, str) else texts
+    rows = _rows(model, tokenizer, texts, truncate)
+    logits = torch.stack(_map_rows(model, rows, model.pool, batch, progress, edits))
+    probabilities = logits if pool_config.labels == 1 else logits.softmax(-1)
+    return Labels(texts, label_names(model), probabilities)
 
 
 def tag(
@@ -105,12 +174,26 @@ def tag(
     batch: int = 32,
     progress: Progress | None = None,
     edits: Sequence[ModelEdit | str] = (),
-) -> list[Tensor]:
-    """The probability of each label for each word (words, L) of each sentence, read at the word's
-    first token.
+) -> list[Labels]:
+    """Gives each word of each sentence the probability of each label, read at its first token.
 
-    Raises UserError for a model without labels for tokens, and for a sentence longer than the
-    context.
+    Args:
+        model: A model trained with the objective Tag.
+        tokenizer: The tokenizer that came with it.
+        sentences: Sentences, each a sequence of words.
+        batch: Sentences in one forward pass.
+        progress: Called with the number of sentences done.
+        edits: Changes to what the model computes (``glassformer.sight.edits``).
+
+    Returns:
+        The labels of each sentence's words.
+
+    Raises:
+        UserError: A sentence is empty or too long, or the model has no labels for words.
+
+    Example:
+        >>> (labels,) = glassformer.tag(model, tokenizer, ["Ann saw Rome .".split()])
+        >>> print(labels)
     """
     if not tags(model.config) or model.token_head is None:
         raise UserError(
@@ -122,7 +205,11 @@ def tag(
     )
     rows, firsts = worded(tokenizer, sentences, int(min(model.config.context, model.limit)))
     row_logits = _map_rows(model, rows, model.token_head, batch, progress, edits)
-    return [logits[first].softmax(-1) for logits, first in zip(row_logits, firsts, strict=True)]
+    names = label_names(model)
+    return [
+        Labels(words, names, logits[first].softmax(-1))
+        for words, logits, first in zip(sentences, row_logits, firsts, strict=True)
+    ]
 
 
 def worded(
@@ -256,14 +343,27 @@ def fill(
     top: int = 5,
     order: Order = "apart",
 ) -> list[list[Filled]]:
-    """Fills the blanks of a text, written as the encoder's mask token or as ``___``, the likeliest
-    tokens first.
+    """Fills the blanks of a text, the likeliest tokens first.
 
-    ``apart``: the ``top`` tokens of each blank by itself, all read in one pass; a list for each
-    blank. ``left`` and ``sure``: the ``top`` ways to fill all of them, one after the other, each
-    seeing those before it, from the left or the blank first that the model is surest of; one list.
-    Raises UserError for a text without blanks, a tokenizer without a mask and a model that fills
-    none.
+    Args:
+        model: An encoder with a masked-language head.
+        tokenizer: The tokenizer that came with it.
+        text: The text; a blank is ``___`` or the tokenizer's mask token.
+        top: Ways to fill that are returned.
+        order: ``apart`` fills each blank by itself, all in one pass. ``left`` and ``sure`` fill one
+            after the other, each seeing those before it: from the left, or the blank first that
+            the model is surest of.
+
+    Returns:
+        For ``apart`` a list for each blank, otherwise one list of ways to fill all of them.
+
+    Raises:
+        UserError: The text has no blank or is too long, the tokenizer has no mask token, or the
+            model fills none.
+
+    Example:
+        >>> ((best, *others),) = glassformer.fill(model, tokenizer, "Paris is in ___.")
+        >>> print(best.text, best.probability)
     """
     if not isinstance(model, Encoder) or model.head is None:
         problem = (

@@ -40,10 +40,10 @@ def source_ids(
     return [_source(cfg, reads, ids, cut) for ids in reads.encode_batch(texts)]
 
 
-def search(
+def translate(
     model: Model,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: str | Sequence[str],
     *,
     batch: int = 32,
     progress: Callable[[int], None] | None = None,
@@ -56,13 +56,35 @@ def search(
     source_tokenizer: Tokenizer | None = None,
     edits: Sequence[ModelEdit | str] = (),
 ) -> list[list[Hypothesis]]:
-    """``beam`` for many source texts, ``batch`` at once; the results in the order given.
-    ``progress`` counts them.
+    """Writes the target of each source text by beam search, ``batch`` texts at once.
 
-    A decoder reads a source as one that was trained on Seq2Seq has learned it: closed by sep, or by
-    its start token. A source too long for the model loses its "end" or "start" where ``cut`` says
-    so; "no" refuses it.
+    Args:
+        model: An encoder-decoder, or a decoder trained with the objective Seq2Seq. The decoder reads
+            a source closed by the separator or its start token, as it was trained.
+        tokenizer: The tokenizer that came with it.
+        texts: One source text or several.
+        batch: Texts searched at once.
+        progress: Called with the number of texts done.
+        beams: Continuations followed at once; 1 is greedy.
+        best: Hypotheses returned for each text.
+        length_penalty: 0 favours short targets, 2 long ones.
+        max_new: The most tokens of a target.
+        cut: What a source that is too long loses: its "end", its "start", or "no" to refuse it.
+        start: Ids that a target begins with.
+        source_tokenizer: The tokenizer of the source, where it is not the tokenizer's own.
+        edits: Changes to what the model computes (``glassformer.sight.edits``).
+
+    Returns:
+        For each text its best hypotheses, in the order of the texts.
+
+    Raises:
+        UserError: A text is empty or too long, or the model writes no targets.
+
+    Example:
+        >>> ((best,),) = glassformer.translate(model, tokenizer, "two dogs run on the beach .")
+        >>> print(best.text, best.score)
     """
+    texts = [texts] if isinstance(texts, str) else texts
     need(batch >= 1, f"batch is {batch}; give 1 or more.")
     need(cut in get_args(Cut), f'cut is "{cut}"; give one of {", ".join(get_args(Cut))}.')
     order = sorted(range(len(texts)), key=lambda place: len(texts[place]))

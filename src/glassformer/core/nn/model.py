@@ -141,6 +141,7 @@ class Model(TracedModule):
     """Base class of Encoder, Decoder and EncoderDecoder: embedding, Flow of a pass, head, pool."""
 
     config: configs.Model
+    labels: tuple[str, ...] = ()  # names of what its pool or token head chooses from
 
     def __init__(self, cfg: configs.Model) -> None:
         super().__init__()

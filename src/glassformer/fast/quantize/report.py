@@ -92,6 +92,11 @@ class QuantizationReport:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def __str__(self) -> str:
+        from .display import text
+
+        return text(self)
+
 
 def relative_error(weight: Tensor, rounded: Tensor, gram: Tensor | None = None) -> float:
     """The relative error of a weight, or of its outputs over a text; ``gram`` as in calibration."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from glassformer.formats import store
 
-TARGET = Path(__file__).parents[1] / "src" / "glassformer" / "serve" / "page" / "model"
+TARGET = Path(__file__).parents[1] / "src" / "glassformer" / "models" / "tiny"
 MOST = 2 << 20
 
 

@@ -153,7 +153,7 @@ def watched():
 
 @pytest.fixture(scope="module")
 def model_and_tokenizer():
-    return glassformer.load(str(SRC / "serve" / "page" / "model"))
+    return glassformer.load(str(SRC / "models" / "tiny"))
 
 
 def test_a_decode_step_is_read_in_one_sitting(model_and_tokenizer):
@@ -190,7 +190,7 @@ def test_why_is_read_in_an_afternoon(capsys):
     from glassformer.cli import main
 
     with watched() as walk:
-        assert not main(["why", str(SRC / "serve" / "page" / "model"), "To be", "logits[-1,5]"])
+        assert not main(["why", str(SRC / "models" / "tiny"), "To be", "logits[-1,5]"])
     assert capsys.readouterr().out
     walk.check("why")
 
@@ -203,9 +203,7 @@ def test_a_completion_over_http_is_read_in_an_afternoon():
     from glassformer.serve.registry import EngineLimits, open_models
 
     with watched() as walk:  # before the engine's thread begins, so that it is watched too
-        registry = open_models(
-            [str(SRC / "serve" / "page" / "model")], EngineLimits(64, 2, 4, 1 << 24)
-        )
+        registry = open_models([str(SRC / "models" / "tiny")], EngineLimits(64, 2, 4, 1 << 24))
         app, _ = application(registry, "0", hosts=None, keys=None)
         with testclient.TestClient(app) as client:
             walk.files.clear()

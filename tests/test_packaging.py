@@ -217,7 +217,7 @@ def test_a_wheel_and_an_sdist_hold_what_is_needed(tmp_path):
         assert {
             "glassformer/py.typed",
             "glassformer/run_files/demo.toml",
-            "glassformer/serve/page/model/model.safetensors",
+            "glassformer/models/tiny/model.safetensors",
         } <= names
         static = ROOT / "src" / "glassformer" / "static"
         built = {

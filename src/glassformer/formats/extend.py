@@ -12,10 +12,18 @@ _USED: set[Path] = set()
 
 
 def use(path: str | Path) -> None:
-    """Run a Python file of your own, once: what it registers (``member``, ``builds``) is known.
+    """Runs a Python file of your own, once, so that what it registers is known.
 
-    Only ever a file that a person names, never one that a checkpoint or a run file names. Raises
-    UserError where it cannot be read or fails.
+    Only ever a file that a person names, never one that a checkpoint or a run file names.
+
+    Args:
+        path: The file, which calls ``member`` and ``builds`` (docs/extending.md).
+
+    Raises:
+        UserError: The file cannot be read or fails.
+
+    Example:
+        >>> glassformer.use("mixer.py")
     """
     from importlib.util import module_from_spec, spec_from_file_location
 

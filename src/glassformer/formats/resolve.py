@@ -11,6 +11,7 @@ from .. import families as recipes
 from ..core import config, files
 from ..core.errors import UserError, nearest
 
+MODELS = Path(__file__).parents[1] / "models"  # small ones that the package holds
 GGUF = ".gguf"  # the end of a file's name that llama.cpp opens
 # from the hub
 WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.txt", "*.tiktoken")
@@ -40,8 +41,8 @@ HUB = {
 
 
 def resolve(name: str | Path) -> Path | config.Model:
-    """The folder (or .gguf file) that a path, run folder or hub name leads to, or the config of a
-    recipe."""
+    """The folder (or .gguf file) that a path, run folder, shipped model or hub name leads to, or the
+    config of a recipe."""
     text, path = str(name), Path(name).expanduser()
     if not text:
         raise UserError(
@@ -76,6 +77,8 @@ def resolve(name: str | Path) -> Path | config.Model:
         )
     if is_recipe(text):
         return recipes.find(text)
+    if (MODELS / text / "config.json").is_file():
+        return MODELS / text
     return _download(text)
 
 

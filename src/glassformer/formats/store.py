@@ -44,12 +44,27 @@ def load(
     group: int = 32,
     head: int = 8,
 ) -> tuple[Model, Tokenizer | None]:
-    """The model and tokenizer in a folder or under a hub name, ready to use; or a recipe's model,
-    newly initialised.
+    """Opens a model and its tokenizer, ready to use.
 
-    ``context`` is that of ``Checkpoint.open``, all others those of ``Checkpoint.model``: ``bits=8``
-    or 4 quantises the weights (docs/quantize.md). Raises UserError for everything that is missing,
-    damaged or does not fit together.
+    Args:
+        name: A folder, a run's folder, a name on the Hugging Face hub, a GGUF file, or a recipe
+            such as "glass/1m", whose model is newly initialised.
+        dtype: The dtype of the weights, such as "bfloat16"; None is the files' own.
+        device: Where the model computes; None is the CPU.
+        mapped: Use a large file where it lies. False reads it into memory.
+        context: The tokens it is to read, in place of its own number.
+        bits: 8 or 4 quantizes the weights (docs/quantize.md).
+        group: Weights that share a scale, where ``bits`` is given.
+        head: The bits of embeddings and head, where ``bits`` is given: 8 or 16.
+
+    Returns:
+        The model in evaluation mode, and its tokenizer or None.
+
+    Raises:
+        UserError: Something is missing, damaged or does not fit together.
+
+    Example:
+        >>> model, tokenizer = glassformer.load("out/mine")
     """
     checkpoint = Checkpoint.open(name, context)
     options: dict[str, Any] = {"bits": bits, "group": group, "head": head}
@@ -84,14 +99,24 @@ def save(
     source_tokenizer: Tokenizer | None = None,
     beside: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a model (and tokenizer) to a folder: whole or not at all, other files there untouched.
+    """Writes a model to a folder: whole or not at all, and other files there stay.
 
-    ``layout`` None is "hf" where a published layout holds the model and "glassformer" elsewhere.
-    ``labels`` are the names of what it chooses from (the model's own). With ``base`` only what trains is written, and
-    loading starts from the model of that name. ``source_tokenizer`` (None: the tokenizer's) is for
-    a model with a ``source_embed``; ``beside`` are texts of other files that appear with it, by
-    name. Raises UserError when "hf" is asked for and no published layout can hold it, or the folder
-    cannot be written.
+    Args:
+        model: The model.
+        folder: The folder to write.
+        tokenizer: The tokenizer to write beside it.
+        layout: "hf" opens in transformers, "glassformer" holds every model. None is "hf" where a
+            published layout holds the model.
+        labels: Names of what the model chooses from, in place of its own.
+        base: Write only what trains, as a change of the model of this name.
+        source_tokenizer: The tokenizer of the source, where it is not the tokenizer's own.
+        beside: Texts of other files that appear with it, by name.
+
+    Raises:
+        UserError: No published layout holds the model, or the folder cannot be written.
+
+    Example:
+        >>> glassformer.save(model, "elsewhere", tokenizer)
     """
     named: dict[str, Any] = {"labels": labels, "base": base, "source_tokenizer": source_tokenizer}
     contents = {**contents_of(model, tokenizer, layout, **named), **(beside or {})}

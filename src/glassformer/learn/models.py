@@ -29,7 +29,7 @@ WIDE = c.Init(std=0.15, embed_std=0.3, residual="plain")
 
 def shipped() -> Path:
     """The folder of the small model that comes with the package."""
-    return Path(str(resources.files("glassformer.serve.page"))) / "model"
+    return Path(str(resources.files("glassformer"))) / "models" / "tiny"
 
 
 @functools.lru_cache(maxsize=1)

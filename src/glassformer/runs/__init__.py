@@ -69,14 +69,42 @@ def train(
 ) -> RunResult: ...
 
 
-def train(model: Any, *args: Any, **named: Any) -> Any:
-    """Train a ``model`` on batches, as a generator of steps (``loop.train``); or run a run file in
-    the folder ``out``.
+def train(
+    model: Any,
+    batches: Any = None,
+    objective: Any = None,
+    settings: Any = None,
+    *,
+    state: Any = None,
+    execution: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+) -> Any:
+    """Trains a model on batches as a generator of steps, or a run file in a folder.
 
-    ``train("runs/demo.toml", out="out/demo")`` is ``glassformer train runs/demo.toml --out
-    out/demo``: the first argument is a run file's path or name, or a ``Run``; ``overrides`` are as
-    on the command line, ``{"steps": 500}``. It prints to standard error as the command does, and
-    returns how the run ended.
+    A run file is trained as the command ``glassformer train`` trains it.
+
+    Args:
+        model: A model, or a run file's path, or a ``Run``.
+        batches: The batches that a model is trained on.
+        objective: What the model learns; None is the next token.
+        settings: Steps, optimizer and schedule (``config.run.Train``).
+        state: A state to go on from.
+        execution: Number format and compiling; None computes as the model is.
+        out: The folder of a run file's run.
+        resume: Go on with the run in ``out``.
+        overrides: Settings of a run file to change, such as ``{"steps": 500}``.
+
+    Returns:
+        Of a model the steps as they are made; of a run file how the run ended.
+
+    Raises:
+        UserError: The run file or a setting is wrong, or ``out`` holds another run.
+
+    Example:
+        >>> result = glassformer.train("runs/demo.toml", out="out/demo")
+        >>> print(result.step, result.valid_loss)
     """
     from .run_config import Run
     from .run_file import read_run
@@ -84,16 +112,13 @@ def train(model: Any, *args: Any, **named: Any) -> Any:
     if not isinstance(model, str | Path | Run):
         from ..core.training import train as steps
 
-        return steps(model, *args, **named)
+        return steps(model, batches, objective, settings, state=state, execution=execution)
+    from .launch import run
 
-    def run_file(
-        out: str | Path, resume: bool = False, overrides: Mapping[str, Any] | None = None
-    ) -> RunResult:
-        from .launch import run
-
-        settings = model if isinstance(model, Run) else read_run(model, overrides)
-        overrides_apply = settings is not model or not overrides
-        need(overrides_apply, "A Run is changed with dataclasses.replace; leave overrides out.")
-        return run(settings, Path(out), resume)
-
-    return run_file(*args, **named)
+    need(out is not None, "A run file is trained in a folder; give out.")
+    need(
+        not isinstance(model, Run) or not overrides,
+        "A Run is changed with dataclasses.replace; leave overrides out.",
+    )
+    config = model if isinstance(model, Run) else read_run(model, overrides)
+    return run(config, Path(str(out)), resume)

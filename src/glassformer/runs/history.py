@@ -124,9 +124,19 @@ def _is_number(value: Any) -> bool:
 
 
 def training_log(folder: str | Path) -> TrainingLog:
-    """The log of a run folder (``log.jsonl``, also while it grows); a notebook shows its curves.
+    """Reads the log of a run, also while it grows. A notebook shows its curves.
 
-    Raises UserError where no training has written.
+    Args:
+        folder: The folder of the run.
+
+    Returns:
+        The run's steps and validations.
+
+    Raises:
+        UserError: No training has written there.
+
+    Example:
+        >>> glassformer.training_log("out/mine")
     """
     path = Path(folder).expanduser()
     if files.path_kind(path / "log.jsonl") != "file":

@@ -23,7 +23,7 @@ from glassformer.sight.lens import logit_lens
 from glassformer.sight.recording.program import FUNCTIONS
 from glassformer.sight.recording.trace import Trace
 
-FOLDER = Path(glassformer.__file__).parent / "serve/page/model"
+FOLDER = Path(glassformer.__file__).parent / "models/tiny"
 OWN, OTHER = (
     "The animal didn't cross the street",
     "Once upon a time — a  cat\n\nsaw 23 naïve birds!",

@@ -145,8 +145,7 @@ def beam(
     what has not ended after ``max_new`` tokens counts as it stands. ``length_penalty`` 0 ranks by
     the sum of log-probabilities (which favours short texts), 1 by their mean; above 1 favours long
     ones. ``check`` is called before each token: what it raises ends the search. The other arguments
-    are those of ``generate``. Raises UserError for settings that mean nothing and prompts that
-    cannot be read.
+    and what is raised are those of ``generate``.
     """
     check_beams(beams, best, length_penalty, max_new)
     starts, sources = starts_and_sources(

@@ -91,25 +91,32 @@ def generate(
     edits: Sequence[ModelEdit | str] = (),
     reader: Reader | None = None,
 ) -> Generation:
-    """Continuations of each prompt, token by token, drawn from the model's own distribution.
+    """Continues each prompt token by token, drawn from the model's own distribution.
 
-    ``prompt`` is a text, token ids, or a list of either (one batch, lengths as they come), None the
-    beginning of a text; ``tokenizer`` may be None for ids. Each prompt gets ``samples``
-    continuations of at most ``max_new`` tokens (None: to the end of the context), which end at a
-    token of ``eos`` (None: the tokenizer's; () never), at a ``stop`` string or at the context. With
-    ``slide`` a row whose context is full goes on, and a prompt may be longer: the last half context
-    is read again as if the text began there, so what follows is exactly what the model says after
-    that piece alone, and what lies before it is forgotten; each such reading costs as much as a
-    prompt of that length. ``temperature`` 0 is greedy; Sampling describes the others. With each
-    token come the ``likely`` likeliest ones in its place. The same ``seed`` gives the same tokens,
-    and a prompt gets the same ones alone as in a batch (equal prompts count as samples of one);
-    None draws a seed from torch's generator. ``bos`` as in ``prompt.encode``. An encoder-decoder's
-    encoder reads the prompt, by ``source_tokenizer`` where it has its own, and its decoder begins
-    with ``start`` (an id or several; None: the tokenizer's bos, or its pad). ``edits``
-    (sight/edits) change what the model computes at every token; their positions count prompt
-    and continuation together. A ``reader`` reads the prompts (scale/prefill.py: on several
-    processes). Raises UserError for what cannot be continued, for settings that mean nothing and
-    for an edit of what is not there.
+    Args:
+        model: A decoder, or an encoder-decoder, whose encoder reads the prompt.
+        tokenizer: The tokenizer that came with it; None where prompts are ids.
+        prompt: A text, token ids, or a list of either; None is the beginning of a text.
+        max_new: The most tokens of a continuation; None is to the end of the context.
+        temperature, top_k, top_p, min_p, repetition_penalty: As in ``Sampling``; 0 is greedy.
+        stop: Texts that end a continuation.
+        samples: Continuations of each prompt, which gets the same ones alone as in a batch.
+        seed: The same seed gives the same tokens; None draws one from torch's generator.
+        eos: Tokens that end a continuation; None is the tokenizer's, () none.
+        bos: Whether a text gets the token that opens it, as in ``prompt.encode``.
+        start: What an encoder-decoder's decoder begins with; None is the tokenizer's bos or pad.
+        source_tokenizer: The tokenizer of its encoder, where it has its own.
+        slide: Go on beyond the context: its last half is read again as a text of its own.
+        likely: The likeliest tokens that come with each token.
+        edits: Changes to what the model computes (``sight.edits``), in all tokens.
+        reader: Reads the prompts, on several processes (``scale.prefill``).
+    Returns:
+        The steps as they are made, each with its ``text``; ``.texts`` is all of them at the end.
+    Raises:
+        UserError: A prompt cannot be continued, or a setting means nothing.
+    Example:
+        >>> for step in glassformer.generate(model, tokenizer, "Once", max_new=20, seed=0):
+        ...     print(step.text, end="")
     """
     sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     stops = (stop,) if isinstance(stop, str) else tuple(stop)

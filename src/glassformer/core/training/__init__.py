@@ -1,10 +1,8 @@
 """Training: a generator of steps.
 
-    loop optimizer loss                            one step
-    causal                                         what is learned: the next token
-    batches shards validation                      batches
-
-Names are imported on first use: torch is slow.
+loop optimizer loss                            one step
+causal                                         what is learned: the next token
+batches shards validation                      batches
 """
 
 # ruff: noqa: F401

@@ -69,16 +69,6 @@ def wholes(report: QuantizationReport) -> Lines:
     return _without_empty([heading, *[before] * (report.perplexity is not None), *lines])
 
 
-def text(report: QuantizationReport) -> str:
-    """Both tables as plain text."""
-    return "\n\n".join(map(_columns, (matrices(report), wholes(report))))
-
-
-def _columns(lines: Lines) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-
 def legend(report: QuantizationReport) -> list[tuple[str, str]]:
     """The columns of both tables and what they mean, those alone that are there."""
     heads = {*matrices(report)[0], *wholes(report)[0]}

@@ -93,9 +93,9 @@ class QuantizationReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        from .display import text
-
-        return text(self)
+        rows = (f"{row.name:44} {row.bits} bits  error {row.weight:.4f}" for row in self.rows)
+        megabytes = f"{self.before / 1e6:,.2f} MB became {self.after / 1e6:,.2f} MB"
+        return "\n".join((*rows, megabytes))
 
 
 def relative_error(weight: Tensor, rounded: Tensor, gram: Tensor | None = None) -> float:

@@ -102,16 +102,29 @@ class Stats:
 
 
 class Engine:
-    """Answers requests for one model, which nothing else may train or change meanwhile.
+    """Answers requests for one model in one batch; batching never changes a response.
 
-    ``max_context`` (tokens of prompt and continuation; None: the model's), ``max_sequences``
-    (continuations at once), ``max_queue`` (continuations that may wait; one more raises QueueFull)
-    and ``memory`` (bytes for keys and values; None: half of what is free, at most what all these
-    can need) bound it; ``room`` says what was taken. ``step_tokens`` are read at most in one pass,
-    so that long prompts do not hold up others. ``lookup``: guess tokens that stand earlier in a
-    text; guesses change no answer. Clients have equal shares: one with fewer continuations than
-    another comes first, and takes the other's newest place. A request that fails ends alone. Close
-    it, or use it in a ``with``. Raises UserError where memory does not hold one text.
+    Nothing else may train or change the model meanwhile. Clients have equal shares: one with fewer
+    continuations than another comes first, and takes the other's newest place. A request that fails
+    ends alone. Close the engine, or use it in a ``with``; ``room`` says what memory was taken.
+
+    Args:
+        model: The model that answers.
+        tokenizer: The tokenizer that came with it; None where requests are ids.
+        max_context: The most tokens of prompt and continuation; None is the model's context.
+        max_sequences: Continuations computed at once.
+        max_queue: Continuations that may wait; one more raises QueueFull.
+        memory: Bytes for keys and values; None is half of what is free, at most what all need.
+        step_tokens: The most tokens of one forward pass, so that a long prompt holds up nobody.
+        lookup: Guess tokens that stand earlier in a text; guesses change no answer.
+
+    Raises:
+        UserError: The memory does not hold one text, or a number is out of range.
+
+    Example:
+        >>> request = glassformer.engine.Request(tokenizer.encode("Once upon a time"))
+        >>> with glassformer.Engine(model, tokenizer) as engine:
+        ...     print(engine.submit(request).result().text)
     """
 
     def __init__(

@@ -7,14 +7,13 @@ import re
 import threading
 from collections.abc import Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.errors import UserError, need
 from ...core.files import JsonObject
 from ...formats.checkpoint import Checkpoint, has_tokenizer
-from ...formats.resolve import is_recipe
+from ...formats.resolve import MODELS, is_recipe
 from ...sight.answers import card, module_card
 from ..asgi.limits import LONGEST_NAME
 from ..asgi.replies import CancelCheck, HttpError
@@ -29,7 +28,7 @@ NO_TEXT = 'There is no text; give "text", or "ids".'
 
 def shipped() -> Path:
     """Folder of the small model that the package contains."""
-    return Path(str(resources.files(__package__))) / "model"
+    return MODELS / "tiny"
 
 
 @contextmanager

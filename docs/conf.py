@@ -34,6 +34,7 @@ extensions = [
     "commandline",
     "glossary",
     "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
     "sphinx_copybutton",
 ]
 source_suffix = {".md": "markdown"}

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
-import tiny
 
 import glassformer
+import tiny
 from glassformer.core import config as c
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.tokenizer_files import open as open_tokenizer

@@ -8,6 +8,7 @@ import os
 import random
 import shlex
 import signal
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -192,7 +193,8 @@ def test_a_run_file_means_what_it_says(path, monkeypatch, tmp_path):
         assert plan == run_file.read_run(path)
         assert not chosen
         assert plan.train.early_stop == 0
-        assert getattr(plan.data, "split", "end") == "end"
+        said = tomllib.loads(path.read_text(encoding="utf-8"))["data"]
+        assert getattr(plan.data, "split", "end") == said.get("split", "end")
         raise UserError("So far.")
 
     monkeypatch.setattr("glassformer.runs.launch.run", stop)
@@ -364,3 +366,39 @@ def test_a_border_of_documents_is_told_once(book, tmp_path, terminal):
     options = "--steps 1 --tensorboard false --dim 16 --decoder.depth 1"
     terminal(f"train --data.train {book} --out {tmp_path}/out {options}")
     assert terminal.notes.count("--data.separator") == 1
+
+
+def test_an_exportable_model_opens_in_transformers_and_llama_cpp(tmp_path, capsys):
+    """The logits of transformers are the model's, and the GGUF file is read back."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    book = tmp_path / "book.txt"
+    book.write_text(prose(30_000))
+    run = ["train", "--data.train", str(book), "--exportable", "--steps", "3", "--context", "32"]
+    assert cli.main([*run, "--out", str(tmp_path / "run")]) == 0
+    assert "recipe glass/200k-qwen3" in capsys.readouterr().err
+    model, tokenizer = glassformer.load(tmp_path / "run")
+    ids = torch.tensor([tokenizer.encode("the cat and the dog")])
+    glassformer.convert(str(tmp_path / "run"), str(tmp_path / "hf"), layout="hf")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        torch.testing.assert_close(reference(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
+    out = tmp_path / "m.gguf"
+    glassformer.convert(str(tmp_path / "run"), str(out), layout="gguf", numbers="F32")
+    again, _ = glassformer.load(out)
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--recipe gpt2/124m", "for a glass recipe"),
+        ("--from elsewhere", "for a glass recipe"),
+        (RUNS[0], 'write recipe = "glass/1m-qwen3" there'),
+    ],
+)
+def test_exportable_is_refused_where_it_means_nothing(words, sentence, tmp_path, capsys):
+    line = ["train", *str(words).split(), "--exportable", "--out", str(tmp_path / "run")]
+    assert cli.main(line) == 2
+    assert sentence in capsys.readouterr().err

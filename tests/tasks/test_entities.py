@@ -496,7 +496,7 @@ def test_a_checkpoint_opens_in_transformers(trained, home):
             item["start"]: item["entity"] for item in reference(" ".join(words), ignore_labels=[])
         }
         starts = np.cumsum([0, *(len(word) + 1 for word in words[:-1])]).tolist()
-        assert [marked[start] for start in starts] == [label for label in tags.best]
+        assert [marked[start] for start in starts] == tags.best
 
 
 @pytest.mark.parametrize("tune", [Frozen(), LoRA(rank=2)])

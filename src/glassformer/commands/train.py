@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import UserError
+from ..core.errors import UserError, need
 from .parsing import split_settings
 from .signature import Words
 
@@ -23,6 +23,7 @@ EPILOG = (
     "--from FOLDER, and --train.tune Frozen or LoRA for a part of it; what is learned: "
     "--train.objective Masked."
 )
+QWEN3 = "-qwen3"  # a glass recipe in the shape of Qwen3
 USAGE = "glassformer train [RUN.toml] --out DIR [--resume] [--NAME VALUE ...]"
 
 
@@ -30,6 +31,7 @@ def run(
     *words: str,
     out: str | None = None,
     resume: bool = False,
+    exportable: bool = False,
     settings: bool = False,
     use: Words = (),
 ) -> int | None:
@@ -37,6 +39,7 @@ def run(
 
     out DIR: where checkpoints, log and curves go
     resume: go on from the last checkpoint in DIR
+    exportable: a glass recipe in Qwen3's shape, which transformers and llama.cpp open
     settings: list every setting with its type, default and meaning
     """
     from ..runs import run_file
@@ -54,12 +57,25 @@ def run(
     folder = Path(out)
     # what is not given now stays
     file = named if named is not None or not resume else run_file.saved_run(folder)
+    if exportable:
+        need(
+            file is None,
+            'The run file names its model; write recipe = "glass/1m-qwen3" there, and leave '
+            "--exportable out.",
+        )
+        recipe = str(changes.get("recipe", "glass/"))
+        need(
+            recipe.startswith("glass/") and "from" not in changes,
+            "--exportable is for a glass recipe; leave it out.",
+        )
+        if "recipe" in changes:
+            changes["recipe"] = recipe.removesuffix(QWEN3) + QWEN3
     run_file.read_run(file, changes)  # a slip is told before torch is imported
     from ..runs.defaults import choose
     from ..runs.launch import run
 
     # a run file says all that it means
-    defaults, chosen = choose(changes) if file is None else ({}, "")
+    defaults, chosen = choose(changes, exportable) if file is None else ({}, "")
     run_settings = run_file.read_run(file, {**defaults, **changes})
     use_options = [word for path in use for word in ("--use", path)]
     again = shlex.join(

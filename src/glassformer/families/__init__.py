@@ -202,7 +202,8 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
             listing = ", ".join(f"{path} = {_short(value)}" for path, value, _ in differs[:3])
             hindrance, nearness = f"the nearest, {recipe.name}, cannot say {listing}", distance
     raise UserError(
-        f'No published layout holds this model: {hindrance}; save it with the layout "glassformer".'
+        f"No published layout holds this model: {hindrance}; save it with the layout "
+        '"glassformer", or train one that has a layout with --exportable.'
     )
 
 

@@ -3,6 +3,8 @@ docs/decisions.md)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import GatedMLP
 from ..core.config.init import Init
@@ -27,6 +29,18 @@ def glass(
     init = Init(std=None, embed_std=1.0, head_std=0.0, residual="zero")
     embed = Embed(vocab, previous_token_embeddings=previous_token_embeddings)
     return Decoder(dim, context, embed, stack, Head(tied=False, softcap=15.0), init)
+
+
+def in_qwen3_shape(model: Decoder) -> Decoder:
+    """A glass decoder that Qwen3's layout holds: norms have gains, none stands before the blocks,
+    logits are not capped, and the embedding reads one token."""
+    (block,) = model.decoder.pattern
+    norm = RMSNorm()
+    stack = replace(
+        model.decoder, pattern=(replace(block, norm=norm),), first_norm=None, last_norm=norm
+    )
+    embed = replace(model.embed, previous_token_embeddings=0)
+    return replace(model, embed=embed, decoder=stack, head=Head(tied=False))
 
 
 def glass_pair(
@@ -70,19 +84,23 @@ def glass_encoder(
     )
 
 
+DECODERS = {  # a training run sets the vocabulary to its tokenizer's
+    "1m": glass(128, 4, 4, 256, 256),
+    "200k": glass(64, 4, 4, 128, 256),
+    "4m": glass(192, 6, 6, 256, 4096),
+    "10m": glass(320, 6, 5, 512, 4096),
+    "30m": glass(512, 8, 8, 1024, 8192),
+    "160m": glass(768, 12, 12, 1024, 50_304, previous_token_embeddings=0),
+    "400m": glass(1024, 24, 16, 2048, 50_304, previous_token_embeddings=0),
+    "1b": glass(2048, 18, 16, 2048, 50_304, previous_token_embeddings=0),
+}
 GLASS = Recipe(
     name="glass",
     paper="this library; after Jordan et al. 2024 (modded-nanogpt) and Huang et al. 2025 (n-gram "
     "inputs)",
-    sizes={  # a training run sets the vocabulary to its tokenizer's
-        "1m": glass(128, 4, 4, 256, 256),
-        "200k": glass(64, 4, 4, 128, 256),
-        "4m": glass(192, 6, 6, 256, 4096),
-        "10m": glass(320, 6, 5, 512, 4096),
-        "30m": glass(512, 8, 8, 1024, 8192),
-        "160m": glass(768, 12, 12, 1024, 50_304, previous_token_embeddings=0),
-        "400m": glass(1024, 24, 16, 2048, 50_304, previous_token_embeddings=0),
-        "1b": glass(2048, 18, 16, 2048, 50_304, previous_token_embeddings=0),
+    sizes={
+        **DECODERS,
+        **{f"{size}-qwen3": in_qwen3_shape(model) for size, model in DECODERS.items()},
         "pair-3m": glass_pair(128, 4, 4, 192, 64, 10_000, dropout=0.2),
         "encoder-1m": glass_encoder(128, 4, 4, 128, 256, dropout=0.1),
     },

@@ -113,13 +113,13 @@ def text_statistics(data: run_config.Data) -> TextStatistics:
     )
 
 
-def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def choose(changes: Mapping[str, Any], exportable: bool = False) -> tuple[dict[str, Any], str]:
     """The settings that ``changes``, as the command line gives them, leave open, and one line that
     says which and why.
 
     What ``changes`` name stays: a recipe's shape, a checkpoint's everything but how often a text is
-    read. Nothing is chosen for objectives that do not continue texts. Raises UserError for a text
-    too short to learn from.
+    read. ``exportable`` chooses recipes in Qwen3's shape. Nothing is chosen for objectives that do
+    not continue texts. Raises UserError for a text too short to learn from.
     """
     settings = run_file.read_run(None, changes)
     if not isinstance(settings.data, run_config.Data) or not settings.train.objective.every_token:
@@ -160,7 +160,8 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         )
     context = train_config.context or base.context
     if fresh:
-        defaults |= {"recipe": row.recipe, "decoder.dropout": row.dropout, "batch": row.batch}
+        recipe = f"{row.recipe}-qwen3" if exportable else row.recipe
+        defaults |= {"recipe": recipe, "decoder.dropout": row.dropout, "batch": row.batch}
         defaults["context"] = context = min(
             train_config.context or row.context, 2 ** int(math.log2(max(16.0, tokens / 32)))
         )
@@ -200,6 +201,11 @@ def choose(changes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         if words
         else []
     )
+    if exportable:
+        notes.append(
+            "It has Qwen3's shape, which transformers and llama.cpp open; its loss was up to 0.03 "
+            "nats higher where that was measured (docs/first-hour.md)."
+        )
     if statistics.mark and data.separator is None:
         notes.append(
             f"It holds {statistics.mark}; if that parts its documents, give it as --data.separator."

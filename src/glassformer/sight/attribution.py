@@ -173,16 +173,28 @@ def attribute(
     of: Literal["logit", "label"] | None = None,
     edits: Edits = (),
 ) -> Attribution:
-    """Splits the logit of ``token`` (None: the likeliest) at
-    ``position`` of ``text``.
+    """Splits a logit into what each head, MLP, expert, embedding and bias added to it.
 
-    ``position`` None is an encoder's only mask token, else the last. With ``against`` the
-    difference of the two logits is taken apart. ``of`` "label" asks a classifier: ``token`` and
-    ``against`` are labels' numbers then; None is "label" for a model with labels and no head, else
-    "logit". An encoder-decoder's decoder is asked, beside its ``source``. ``edits``
-    (inspection.edits) change the run; what one did to the stream itself is a part of its own.
-    Raises UserError for a model without the answer or without a residual stream, and for blocks and
-    norms whose arithmetic is not choices here.
+    Args:
+        model: A model of ours or of transformers, or any module that takes ids.
+        tokenizer: The tokenizer that came with it.
+        text: A text, or token ids.
+        source: What an encoder-decoder's encoder reads.
+        token: The token whose logit is split, or a label's number; None is the likeliest.
+        against: Split the difference to the logit of this one.
+        position: The position asked; None is an encoder's only mask token, else the last.
+        of: "logit", or "label" for a classifier; None follows from the model.
+        edits: Changes to the run. What an edit did to the stream itself is a part of its own.
+
+    Returns:
+        The parts, which add up to the logit; printing them shows a table.
+
+    Raises:
+        UserError: The model has no such answer or no residual stream, or its blocks and norms are
+            no sums.
+
+    Example:
+        >>> print(glassformer.attribute(model, tokenizer, "Once upon a"))
     """
     is_ours = isinstance(model, Model)
     if isinstance(model, Model):

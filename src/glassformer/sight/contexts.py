@@ -72,11 +72,24 @@ class Contexts(Shown):
 def word_in_contexts(
     model: nn.Module, tokenizer: Any, word: str, first: str, second: str
 ) -> Contexts:
-    """Cosine similarity of ``word`` in two texts at each depth of the model; where it stands twice,
-    the first place counts.
+    """Compares the vectors of one word in two texts, at each depth of a model.
 
-    An encoder-decoder's encoder reads them. Raises UserError for a word that a text does not have,
-    and for a text that the model cannot read.
+    Args:
+        model: A model of ours or of transformers, or any module that takes ids.
+        tokenizer: The tokenizer that came with it.
+        word: The word; where a text has it twice, the first counts.
+        first: One text, which an encoder-decoder's encoder reads.
+        second: The other text.
+
+    Returns:
+        The cosine similarity at each depth; printing it shows a table.
+
+    Raises:
+        UserError: A text does not have the word, or the model cannot read it.
+
+    Example:
+        >>> texts = "the dog ran", "a big dog sat"
+        >>> print(glassformer.word_in_contexts(model, tokenizer, "dog", *texts))
     """
     texts, reads = [first, second], _reads(model, tokenizer)
     occurrences = [must_have(text, word) for text in texts]

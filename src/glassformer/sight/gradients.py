@@ -139,16 +139,31 @@ def saliency(
     edits: Edits = (),
     progress: Report = True,
 ) -> Saliency:
-    """Saliency for the logit of ``token`` (None: the likeliest) at ``position`` of each token of
-    the text.
+    """Measures what an answer owes to each token of the text, by gradients and integrated gradients.
 
-    ``of`` may be "logprob", or "label": the logit of ``label`` (None: the likeliest) that a
-    classifier gives the text; None is "label" for a model with labels and no head, else "logit".
-    ``position`` None is an encoder's only mask token, else the last. The walk begins at the
-    ``baseline``: the "mean" of the table, "zero", or the "pad" token's vector (an encoder's mask
-    token where there is one), in ``steps`` points of Gauss and Legendre; ``progress`` is a bar on a
-    terminal, or is told (done, of all); ``edits`` (inspection.edits) change the run. Raises
-    UserError for an answer that the model does not give.
+    Args:
+        model: A model of ours or of transformers, or any module that takes ids.
+        tokenizer: The tokenizer that came with it.
+        text: A text, or token ids.
+        source: What an encoder-decoder's encoder reads.
+        token: The token that is answered; None is the likeliest.
+        position: The position asked; None is an encoder's only mask token, else the last.
+        of: "logit", "logprob", or "label" for a classifier; None follows from the model.
+        label: The label's number; None is the likeliest.
+        baseline: Where the walk of integrated gradients begins: the "mean" of the embedding table,
+            "zero", or the "pad" token's vector.
+        steps: Points of the walk, after Gauss and Legendre.
+        edits: Changes to the run.
+        progress: True shows a bar; a function is called with (done, of all).
+
+    Returns:
+        The figures of each token; printing them shows a table.
+
+    Raises:
+        UserError: The model does not give this answer.
+
+    Example:
+        >>> print(glassformer.saliency(model, tokenizer, "Once upon a", steps=4))
     """
     need(steps >= 1, f"steps is {steps}; give 1 or more.")
     need(

@@ -173,12 +173,23 @@ def head_scores(
     length: int = 32,
     seed: int = 0,
 ) -> HeadScores:
-    """Measure every attention head of a model on repeated random tokens; ``tokenizer`` gives what
-    opens a text.
+    """Measures what each attention head does, on repeated random tokens, beside a baseline.
 
-    ``length`` is cut to half the context. An encoder-decoder reads the tokens once in its source
-    and twice in its target. Raises UserError for a model without heads, and for fewer than 2 draws
-    or 4 tokens.
+    Args:
+        model: A model of ours or of transformers, or any module that takes ids.
+        tokenizer: The tokenizer that came with it, which gives what opens a text.
+        draws: Draws of random tokens.
+        length: Tokens that are drawn and repeated, at most half the context.
+        seed: The seed of the draws.
+
+    Returns:
+        The scores of each head (previous token, induction, duplicate, first token), as a table.
+
+    Raises:
+        UserError: The model has no heads, or there are fewer than 2 draws or 4 tokens.
+
+    Example:
+        >>> print(glassformer.head_scores(model, tokenizer, draws=2, length=8))
     """
     length = int(min(length, (passes.limit(model) - 1) // 2))
     need(draws > 1, f"draws is {draws}; a baseline needs 2 or more.")

@@ -200,14 +200,28 @@ def logit_lens(
     tuned: TunedLens | None = None,
     edits: Edits = (),
 ) -> Lens:
-    """Predictions of each depth of ``model`` at the requested positions of ``text`` (None: the last
-    16; "all": every one).
+    """Reads what each depth of a model would say, through its last norm and its head.
 
-    An encoder-decoder's decoder is read, beside its ``source``; of an encoder each token's own
-    place. ``track`` names tokens to follow, by their text, name or id; ``tuned`` puts a fitted
-    translator in front of the head; ``edits`` (inspection.edits) change the run. Only the asked
-    columns are computed. Raises UserError for a model without a head, a position that is not there
-    and a tracked word of several tokens.
+    Args:
+        model: A model of ours or of transformers, or any module that takes ids.
+        tokenizer: The tokenizer that came with it.
+        text: A text, or token ids; of an encoder-decoder what its decoder reads.
+        source: What an encoder-decoder's encoder reads.
+        positions: Positions to read, "all", or None for the last 16.
+        track: Tokens to follow through the depths, by text, name or id.
+        top: The likeliest tokens of each depth.
+        tuned: A fitted translator in front of the head.
+        edits: Changes to the run.
+
+    Returns:
+        The predictions of each depth; printing them shows a table.
+
+    Raises:
+        UserError: The model has no head, a position is not there, or a tracked word is several
+            tokens.
+
+    Example:
+        >>> print(glassformer.logit_lens(model, tokenizer, "Once upon a"))
     """
     need(top >= 1, f"top is {top}; give 1 or more.")
     if tuned is not None:

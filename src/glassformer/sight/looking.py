@@ -40,14 +40,26 @@ def look(
     source: Text | None = None,
     edits: Edits = (),
 ) -> Seen:
-    """The values whose paths match any of ``patterns``, in the order in which the model makes them,
-    detached.
+    """Reads named values inside a model while it reads a text.
 
-    ``text`` is a text, or token ids (length) or (batch, length), for which ``tokenizer`` may be
-    None; an encoder-decoder's encoder reads ``source``. A text gets the bos that generation would
-    give it, an encoder's text also eos. No pattern means every value. ``edits`` (inspection.edits)
-    change the run, and what is seen is the changed one's. Raises UserError for a pattern that
-    matches nothing, for a text that the model cannot read and for an edit of what is not there.
+    Args:
+        model: A model of ours or of transformers, or any module that takes ids.
+        tokenizer: The tokenizer that came with it; None where the text is ids.
+        text: A text, or token ids (length) or (batch, length). A text gets the tokens that generation
+            would put around it.
+        patterns: Names of values with * and ?, such as "*.attn.pattern"; none means every value.
+        source: What an encoder-decoder's encoder reads.
+        edits: Changes to the run; what is seen is the changed run's.
+
+    Returns:
+        The values by name, detached, in the order in which the model computes them.
+
+    Raises:
+        UserError: A pattern matches nothing, or the model cannot read the text.
+
+    Example:
+        >>> for name, value in glassformer.look(model, tokenizer, "Once", "*.resid").items():
+        ...     print(name, tuple(value.shape))
     """
     if not isinstance(model, Model):
         return _foreign(passes.record_foreign(model, tokenizer, text, source, edits), patterns)

@@ -93,14 +93,32 @@ def top_activations(
     lowest: bool = False,
     progress: Report = True,
 ) -> list[Neuron]:
-    """Places in ``texts`` where each of ``neurons`` is greatest (``lowest``: least), read in rows
-    of ``context`` tokens.
+    """Finds where in texts each of some neurons is greatest.
 
-    A neuron is a value's path and its number, ``decoder.blocks.3.ffn.hidden[42]``; in a mixture the
-    expert comes first, ``hidden[2,42]``, and ``router[2]`` is the probability of expert 2.
-    ``around`` tokens are kept on both sides, at most ``limit`` tokens are read (None: all);
-    ``progress`` is a bar on a terminal, or is told (tokens read, the limit or 0). Special tokens
-    are not counted. Raises UserError for a path or number that the model does not have.
+    Args:
+        model: A model of ours or of transformers, or any module that takes ids.
+        tokenizer: The tokenizer that came with it.
+        texts: The texts, read in rows of ``context`` tokens. Special tokens are not counted.
+        neurons: Paths of values with a number, "decoder.blocks.3.ffn.hidden[42]". In a mixture the
+            expert comes first, "hidden[2,42]"; "router[2]" is the probability of expert 2.
+        top: Places that are kept.
+        context: Tokens of a row; None is the model's context.
+        around: Tokens that are kept on both sides.
+        limit: The most tokens that are read.
+        lowest: Find where they are least.
+        progress: True shows a bar; a function is called with (tokens read, the limit or 0).
+
+    Returns:
+        The places of each neuron; printing one shows its texts.
+
+    Raises:
+        UserError: The model has no such path or number.
+
+    Example:
+        >>> (neuron,) = glassformer.top_activations(
+        ...     model, tokenizer, ["Once upon a time"], ["decoder.blocks.0.ffn.hidden[3]"], top=2
+        ... )
+        >>> print(neuron)
     """
     need(top >= 1, f"top is {top}; give 1 or more.")
     need(limit is None or limit >= 1, f"limit is {limit}; give 1 or more.")

@@ -184,17 +184,32 @@ def patch_grid(
     source: Text | tuple[Text, Text] | None = None,
     progress: Report = True,
 ) -> PatchGrid:
-    """Each part of each block patched from the clean run into the corrupted one, at each position
-    by itself.
+    """Patches each part of each block from a clean run into a corrupted one, position by position.
 
-    Measured is the logit of ``answer`` (less that of ``wrong``) at position ``at`` (None: the last;
-    an encoder's mask). ``parts`` are names within a block, such as "resid", "mid", "attn.write",
-    "ffn.write"; "z" and other values of heads ("attn.q") are patched head by head. ``positions``
-    are "each", numbers, or "all" at once. An encoder-decoder's blocks are the decoder's, with
-    ``source`` beside both texts; where source is a pair (clean, corrupted) they are the encoder's.
-    ``progress`` is a bar on a terminal, or is told (done, of all). Raises UserError for texts of
-    unequal numbers of tokens, for texts that do not differ in the answer, for a part that no block
-    has, and for a recurrent model.
+    Args:
+        model: A model of ours or of transformers, or any module that takes ids.
+        tokenizer: The tokenizer that came with it.
+        clean: The text that the model answers.
+        corrupted: A text of as many tokens, with another answer.
+        answer: The token whose logit is measured.
+        wrong: A token whose logit is taken off it.
+        parts: Names within a block, such as "resid", "mid", "attn.write", "ffn.write". "z" and other
+            values of heads are patched head by head.
+        positions: "each", numbers, or "all" at once.
+        at: The position that is measured; None is the last, or an encoder's mask.
+        source: What an encoder-decoder's encoder reads; a pair patches the encoder's blocks.
+        progress: True shows a bar; a function is called with (done, of all).
+
+    Returns:
+        The share of the difference that each patch restores, as a grid.
+
+    Raises:
+        UserError: The texts differ in length or not in the answer, no block has the part, or the
+            model is recurrent.
+
+    Example:
+        >>> texts = "Once upon a time", "Once upon the time"
+        >>> print(glassformer.patch_grid(model, tokenizer, *texts, answer=5, parts="resid"))
     """
     if isinstance(model, Model):
         streams.needs_head(model, "give one that does.")

@@ -27,12 +27,25 @@ def record(
 
 
 def trace(model: nn.Module, *args: Any, keep: int = KEEP, **kwargs: Any) -> ModuleTrace:
-    """One forward pass in which every number has an address and opens to its arithmetic.
+    """Records one forward pass, in which every number has an address and opens to its arithmetic.
 
-    ``trace(model, tokenizer, text)`` of a model of ours or of ``transformers``; an encoder-decoder
-    takes ``source=`` for its encoder, and ``text`` is then its decoder's;
-    ``trace(module, *args, **kwargs)`` of any other module, called with these arguments. ``keep``
-    bounds the bytes of recorded values. Raises UserError for what cannot be opened.
+    Args:
+        model: Any PyTorch module.
+        args: Of a model of ours or of transformers its tokenizer and a text; of any other module
+            what it is called with.
+        keep: The most bytes of recorded values.
+        kwargs: ``source`` for an encoder-decoder's encoder; of other modules what they are called
+            with.
+
+    Returns:
+        The pass: ``.explain(address)``, ``.lines()``, ``.save("pass.html")``. A notebook shows it.
+
+    Raises:
+        UserError: The module cannot be opened.
+
+    Example:
+        >>> pass_ = glassformer.trace(model, tokenizer, "Once upon a")
+        >>> print(pass_.explain("logits[-1,5]"))
     """
     if isinstance(model, Model):
         return recording.trace(model, *args, **{**kwargs, "keep": keep})

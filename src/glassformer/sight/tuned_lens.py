@@ -46,12 +46,25 @@ Report = Callable[[int, float], None]  # steps done, the mean KL of the last
 
 @dataclass(frozen=True, repr=False)
 class TunedLens(Shown):
-    """Translators ``weight`` (D, C, C) and ``bias`` (D, C) of every depth but the last, which is
-    the model itself.
+    """Translators of every depth but the last, which is the model itself.
 
-    ``before`` and ``after`` are the mean KL of each depth in nats, on texts that were not fitted
-    to; ``model`` is the fingerprint of the model, ``data`` what it was fitted on, ``tokens`` how
-    many of them, in so many ``steps``.
+    Attributes:
+        weight: (D, C, C), a matrix for each of D depths.
+        bias: (D, C).
+        depths: The names of the depths.
+        model: The fingerprint of the model that it was fitted to.
+        data: What it was fitted on.
+        steps: Steps of the fit.
+        tokens: Tokens that it was fitted on.
+        before: The mean KL of each depth in nats, on texts held out, without the translators.
+        after: The same with them.
+
+    Example:
+        >>> import torch
+        >>> ids = torch.tensor([tokenizer.encode("Once upon a time there was a dog")])
+        >>> lens = glassformer.fit_tuned_lens(model, [(ids, None)] * 40, steps=2, tokens=16)
+        >>> lens.save("lens.safetensors")
+        >>> print(glassformer.TunedLens.load("lens.safetensors").after)
     """
 
     weight: Tensor
@@ -163,13 +176,28 @@ def fit_tuned_lens(
     rate: float = 3e-3,
     progress: Report | bool = True,
 ) -> TunedLens:
-    """Fit translators to ``model`` by Adam, its rate falling to zero: ``steps`` steps of about
-    ``tokens`` tokens each.
+    """Fits a translator to each depth of a model by Adam, its rate falling to zero.
 
-    ``texts`` are read until there are enough for all steps, and again from the start where they end
-    before; every tenth is held out and measured before and after. ``progress`` is a bar in a
-    terminal or a notebook, or is told (steps done, mean KL). Raises UserError for a model without a
-    head or without a depth before its last, and for too few texts.
+    Args:
+        model: The model.
+        texts: Pairs of token ids (1, T) and an encoder-decoder's source or None. They are read
+            again where they end too soon; every tenth is held out and measured before and after.
+        data: The name of the texts, for the record.
+        steps: Steps of Adam.
+        tokens: Tokens of a step, about.
+        rate: The learning rate.
+        progress: True shows a bar; a function is called with (steps done, mean KL).
+
+    Returns:
+        The translators, for ``logit_lens(tuned=...)``.
+
+    Raises:
+        UserError: The model has no head or no depth before its last, or there are too few texts.
+
+    Example:
+        >>> import torch
+        >>> ids = torch.tensor([tokenizer.encode("Once upon a time there was a dog")])
+        >>> lens = glassformer.fit_tuned_lens(model, [(ids, None)] * 40, steps=2, tokens=16)
     """
     streams.needs_head(model, "there is nothing to tune for.")
     need(

@@ -92,15 +92,26 @@ def verify(
     seed: int = 0,
     compile: bool = False,
 ) -> Iterator[Check]:
-    """Compute a model in every way there is, and yield a Check of each, as it is done.
+    """Computes a model in every way there is, and holds each to the plain pass.
 
-    It reads three texts (by ``tokenizer``, else drawn with ``seed``), each continued greedily by
-    ``new`` tokens where the model can. ``against`` "hf" compares with ``transformers`` too, which
-    reads the model as saved here; a folder in its layout instead is read by both. ``compile`` has
-    torch.compile tried, which takes longer than all the rest on a CPU. The model is not changed.
-    Where all answers are exactly 0, as those of a head that starts at 0 are, nothing can be
-    compared, and that is said. Raises UserError for a model without weights, with NaN among them,
-    or without room for the texts.
+    Args:
+        model: A model of ours; it is not changed.
+        tokenizer: Reads three texts; without it they are drawn.
+        against: "hf" compares with transformers too, which reads the model as saved here. A folder
+            in its layout is read by both.
+        new: Tokens that each text is continued by, where the model can.
+        seed: The seed of what is drawn.
+        compile: Try torch.compile, which takes longer than all the rest on a CPU.
+
+    Yields:
+        A check at a time: what was compared, the largest difference, and its bound.
+
+    Raises:
+        UserError: The model has no weights, NaN among them, or no room for the texts.
+
+    Example:
+        >>> for check in glassformer.verify(model, tokenizer, new=2):
+        ...     print(check)
     """
     need(new > 0, f"There is nothing to compare in {new} tokens; give 1 or more.")
     need(

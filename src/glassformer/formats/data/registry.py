@@ -95,16 +95,8 @@ def find(name_or_path: str | Path, field: str = "text", separator: str | None = 
     """
     corpus = PUBLISHED.get(str(name_or_path))
     if corpus is None or corpus.examples:
-        path, home = Path(name_or_path).expanduser(), files.data_home()
-        exists = files.path_kind(path) is not None
-        if (
-            not exists
-            and path.parent != Path()
-            and home is not None
-            and files.path_kind(home / path) is not None
-        ):
-            path, exists = home / path, True
-        if not exists and path.parent == Path():
+        path = _here_or_home(Path(name_or_path).expanduser())
+        if path.parent == Path() and files.path_kind(path) is None:
             names = [corpus.name for corpus in corpora()]
             close = nearest(str(name_or_path), [*names, *(p.name for p in Path().iterdir())])
             hint = close if "mean" in close else f" Named corpora: {', '.join(names)}."
@@ -122,16 +114,24 @@ def find(name_or_path: str | Path, field: str = "text", separator: str | None = 
     )
 
 
+def _here_or_home(path: Path) -> Path:
+    """The path, or where it is only there and names a folder, the same one under
+    ``GLASSFORMER_DATA``."""
+    home = files.data_home()
+    away = home is not None and path.parent != Path() and files.path_kind(path) is None
+    return home / path if away and home and files.path_kind(home / path) is not None else path
+
+
 def locate(name_or_path: str) -> Path:
-    """The file at a path, or the published file of examples of that name: from GLASSFORMER_DATA,
-    cache or network.
+    """The file at a path, here or under GLASSFORMER_DATA, or the published file of examples of that
+    name: from GLASSFORMER_DATA, cache or network.
 
     Raises UserError where there is neither, and for a published file whose content is another.
     """
     path = Path(name_or_path).expanduser()
     published = PUBLISHED.get(name_or_path.partition("/")[0])
     if path.exists() or published is None or not published.examples:
-        return path
+        return _here_or_home(path)
     file = next((file for file in published.files if file.place == name_or_path), None)
     if file is None:
         raise UserError(f"There is no file {name_or_path}.{nearest(name_or_path, example_files())}")

@@ -162,7 +162,8 @@ def read_config(
 def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
     """The recipe whose published layout holds this config, and its config.json.
 
-    A layout holds a config when reading what it writes gives the config back. Raises UserError that
+    A layout holds a config when reading what it writes gives the config back. Where none has room
+    for its dropout, which only training reads, that alone is left out. Raises UserError that
     names the first thing in the way for a config that no published layout holds.
     """
     # what is in the way of the nearest layout, how much of it
@@ -183,6 +184,7 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
         f'No published layout holds {extra_types}; save the model with the layout "glassformer".',
     )
     model, beside = sentences.write_config(model)
+    undropped = None
     for recipe in all():
         shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
         if recipe.read_config is None or recipe.write_config is None or not shaped:
@@ -194,13 +196,19 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
             hindrance = hindrance if nearness else str(error).rstrip(".")
             continue
         differs = list(differences(serial.to_dict(plain(model)), serial.to_dict(plain(back))))
-        if not differs:
+        if {path.rpartition(".")[2] for path, _, _ in differs} <= {"dropout"}:
             named = {"architectures": [recipe.architectures[0]], "model_type": recipe.model_type}
-            return recipe, {**named, **raw, **beside}
+            holder = recipe, {**named, **raw, **beside}
+            if not differs:
+                return holder
+            undropped = undropped or holder
+            continue
         distance = sum(_values(value) for _, value, _ in differs)
         if not nearness or distance < nearness:
             listing = ", ".join(f"{path} = {_short(value)}" for path, value, _ in differs[:3])
             hindrance, nearness = f"the nearest, {recipe.name}, cannot say {listing}", distance
+    if undropped is not None:
+        return undropped
     raise UserError(
         f"No published layout holds this model: {hindrance}; save it with the layout "
         '"glassformer", or train one that has a layout with --exportable.'

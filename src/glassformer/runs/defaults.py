@@ -138,7 +138,8 @@ def choose(changes: Mapping[str, Any], exportable: bool = False) -> tuple[dict[s
     if isinstance(data.valid, float):
         defaults["data.split"] = "spread"
     wordy = statistics.bytes / statistics.words < MAX_WORD or statistics.distinct > MANY_CHARACTERS
-    kind = data.tokenizer or ("bpe" if data.vocab or (row.vocab and wordy) else "byte")
+    wants_bpe = data.vocab or exportable or (row.vocab and wordy)  # llama.cpp has no byte tokenizer
+    kind = data.tokenizer or ("bpe" if wants_bpe else "byte")
     vocab = data.vocab or row.vocab or SMALL_VOCAB
     if "from" not in user_settings:
         defaults["data.tokenizer"] = kind

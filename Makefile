@@ -6,7 +6,7 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
-PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+PIP = $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS)
 LOCKED = $(PIP) --no-deps --require-hashes
 UV ?= uv
 READY := .venv/.ready
@@ -80,14 +80,18 @@ clean:
 # What compiles comes first, since nothing is built in pip's isolation, where it would take whatever is newest. torch alone
 # has no hash here (constraints.txt says why); all that it needs besides CUDA is there before it.
 define install
+	@echo "1 of 4: what builds the package, a C compiler among it"
 	$(LOCKED) -r requirements/build.txt
+	@echo "2 of 4: the packages of requirements/, by hash"
 	$(LOCKED) --no-build-isolation $(1:%=-r requirements/%.txt)
+	@echo "3 of 4: PyTorch, the largest of all"
 	$(PIP) -c constraints.txt torch
+	@echo "4 of 4: Glassformer; its kernels are compiled, unless they were before"
 	$(PIP) --no-deps --no-build-isolation -e .
 endef
 
 $(READY): .venv/bin/python $(LOCKS)
-	@echo "Installing PyTorch and compiling the kernels into .venv, once: some minutes."
+	@echo "Installing PyTorch and the kernels into .venv, once: some minutes."
 	$(call install,plot)
 	@touch $@
 

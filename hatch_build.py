@@ -3,11 +3,13 @@ hatch_build.py
 
 The compiler is ziglang from PyPI, which needs nothing else, or cc, gcc or clang. Where there is
 none, or none works, the package is built without them, for any platform: it computes with torch's
-operators, as `glassformer doctor` says.
+operators, as `glassformer doctor` says. A library that the same compiler made of the same sources
+is taken as it lies.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import platform
 import shutil
@@ -25,6 +27,7 @@ except ImportError:  # a clone whose environment has no hatchling
 
 FOLDER = Path(__file__).parent / "src" / "glassformer" / "fast" / "kernels"
 LIBRARY = FOLDER / "libkernels.so"
+STAMP = FOLDER / "libkernels.stamp"  # of what the library was compiled from
 VNNI = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mfma -mf16c"
 BUILDS = {
     "avx2": "-mavx2 -mfma -mf16c",
@@ -73,7 +76,10 @@ def build() -> list[str] | None:
         return None
     for compiler in compilers():
         try:
+            if LIBRARY.exists() and STAMP.exists() and STAMP.read_text() == _stamp(compiler):
+                return compiler
             _compile(compiler)
+            STAMP.write_text(_stamp(compiler))
             return compiler
         except (OSError, subprocess.CalledProcessError) as error:
             told = getattr(error, "stderr", "") or str(error)
@@ -82,6 +88,17 @@ def build() -> list[str] | None:
                 file=sys.stderr,
             )
     return None
+
+
+def _stamp(compiler: list[str]) -> str:
+    """The digest of sources, flags, compiler and library. A path in pip's isolation has other
+    folders each time, so the compiler counts by what it prints as its version."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False).stdout
+    digest = hashlib.sha256(version.partition(b"InstalledDir")[0])
+    sources = sorted([*FOLDER.glob("*.[ch]"), Path(__file__)])
+    for path in [*sources, *([LIBRARY] if LIBRARY.exists() else [])]:
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest() + "\n"
 
 
 def _compile(compiler: list[str]) -> None:

@@ -181,6 +181,71 @@ def test_what_make_test_installed_is_pinned_with_hashes():
     assert len(observed) > 150
 
 
+def test_every_pip_line_names_what_exists():
+    """An extra that a message or a page names is one of pyproject.toml; so is a package."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    packages = {
+        canonicalize_name(Requirement(line).name) for lines in extras.values() for line in lines
+    }
+    files = [*ROOT.glob("*.md"), *(path for path in (ROOT / "deploy").iterdir() if path.is_file())]
+    for folder in ("src", "docs", "notebooks", "tests"):
+        files += [
+            path for ext in ("py", "md", "ipynb") for path in (ROOT / folder).rglob(f"*.{ext}")
+        ]
+    found = set()
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        for line in re.findall(r"pip install ((?:[^\n]|\n#)*)", text):
+            for name, extra in re.findall(r"(\S*?)\[([a-z,-]+)\]", line):
+                if name.strip("'\"").partition("/")[0] in ("glassformer", "WHEEL", ".", ""):
+                    assert set(extra.split(",")) <= extras.keys() - {"{extra}"}, (path, line)
+                    found |= set(extra.split(","))
+    assert {"serve", "page", "all"} <= found
+    messages = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    names = {
+        canonicalize_name(name)
+        for line in re.findall(r"pip install ([a-z][\w -]*)[.,;]", messages)
+        for name in line.split()
+    }
+    assert names <= packages | {"ziglang"}, names - packages
+
+
+def test_the_version_is_one():
+    import glassformer
+
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert version == glassformer.__version__
+
+
+def test_kernels_are_compiled_once(tmp_path, monkeypatch):
+    """A second install takes the library that the first one made, until a source changes."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    counts = []
+
+    def compile_(compiler):
+        counts.append(1)
+        module.LIBRARY.write_bytes(b"library")
+
+    monkeypatch.setattr(module, "FOLDER", tmp_path)
+    monkeypatch.setattr(module, "LIBRARY", tmp_path / "libkernels.so")
+    monkeypatch.setattr(module, "STAMP", tmp_path / "libkernels.stamp")
+    monkeypatch.setattr(module, "_compile", compile_)
+    monkeypatch.setattr(module, "compilers", lambda: [[sys.executable]])
+    monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(module.sys, "platform", "linux")
+    (tmp_path / "pool.c").write_text("int x;")
+    assert module.build() == module.build() == [sys.executable] and len(counts) == 1
+    (tmp_path / "pool.c").write_text("int y;")
+    assert module.build() and len(counts) == 2
+    module.LIBRARY.write_bytes(b"another")
+    assert module.build() and len(counts) == 3
+
+
 LACKING = """
 import sys, signal
 sys.modules["fcntl"] = None

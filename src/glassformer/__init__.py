@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from .tasks.predictions import classify, embed, fill, tag
     from .tasks.translation import translate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Engine",
     "TunedLens",

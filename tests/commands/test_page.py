@@ -102,5 +102,5 @@ def test_mistakes_of_the_command_are_sentences(tmp_path, monkeypatch, terminal, 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with mistake(r"pip install 'WHEEL\[page\]'"):
+    with mistake(r"pip install 'glassformer\[page\]'"):
         page.run(DeviceOptions(), port=0)

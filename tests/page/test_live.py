@@ -87,7 +87,7 @@ def test_what_nobody_waits_for_is_not_computed_to_its_end(ask):
 
 def test_without_the_extra_it_says_what_to_install(traced, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    with pytest.raises(UserError, match=r"pip install 'WHEEL\[live\]'"):
+    with pytest.raises(UserError, match=r"pip install 'glassformer\[live\]'"):
         traced.live()
 
 

@@ -76,11 +76,8 @@ def note(text: str) -> None:
 
 
 def install_extra(extra: str) -> str:
-    """Returns the sentence that says how to install an extra, from a wheel or a checkout."""
-    return (
-        f"install the wheel with it, pip install 'WHEEL[{extra}]', or in a checkout pip "
-        f"install -e '.[{extra}]'."
-    )
+    """Returns the command that adds an extra to Glassformer where it is installed."""
+    return f"pip install 'glassformer[{extra}]'."
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

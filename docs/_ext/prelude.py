@@ -172,6 +172,40 @@ def heat(
     return Picture(Heat("", found, list(rows), list(columns), signed=signed), title)
 
 
+class Boxes:
+    """Boxes in a row, an arrow between each two: the way through a model."""
+
+    def __init__(self, boxes: Mapping[str, str]) -> None:
+        self.boxes = boxes
+
+    def drawing(self) -> Boxes:
+        return self
+
+    def svg(self) -> str:
+        drawn, step = [], 150
+        for at, (name, below) in enumerate(self.boxes.items()):
+            x = at * step
+            drawn.append(
+                f'<rect x="{x + 1}" y="1" width="124" height="56" rx="6" fill="none" '
+                f'stroke="currentColor"/><text x="{x + 63}" y="25" font-weight="bold">'
+                f'{escape(name)}</text><text x="{x + 63}" y="44">{escape(below)}</text>'
+            )
+            if at:
+                drawn.append(
+                    f'<path d="M{x - 23} 29h20m-6 -5l6 5l-6 5" fill="none" stroke="currentColor"/>'
+                )
+        width = step * len(self.boxes) - 24
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} 58" font-size="12" '
+            f'text-anchor="middle" fill="currentColor" style="max-width:100%">{"".join(drawn)}</svg>'
+        )
+
+
+def flow(title: str, boxes: Mapping[str, str]) -> Picture:
+    """The parts of a model in a row: name -> what it does."""
+    return Picture(Boxes(boxes), title)
+
+
 def curves(title: str, lines: Mapping[str, Sequence[float]], every: int = 1) -> Picture:
     """Lines over steps: name -> numbers, one for each step (or each ``every`` steps)."""
     drawn = {
@@ -284,6 +318,7 @@ __all__ = [
     "cost",
     "curves",
     "data",
+    "flow",
     "glassformer",
     "heat",
     "held_out",

@@ -4,6 +4,7 @@ docs/decisions.md)."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import GatedMLP
@@ -34,11 +35,10 @@ def glass(
 def in_qwen3_shape(model: Decoder) -> Decoder:
     """A glass decoder that Qwen3's layout holds: norms have gains, none stands before the blocks,
     logits are not capped, and the embedding reads one token."""
-    (block,) = model.decoder.pattern
-    norm = RMSNorm()
-    stack = replace(
-        model.decoder, pattern=(replace(block, norm=norm),), first_norm=None, last_norm=norm
-    )
+    stack: Any = model.decoder
+    (block,), norm = stack.pattern, RMSNorm()
+    pattern = (replace(block, norm=norm),)
+    stack = replace(stack, pattern=pattern, first_norm=None, last_norm=norm)
     embed = replace(model.embed, previous_token_embeddings=0)
     return replace(model, embed=embed, decoder=stack, head=Head(tied=False))
 

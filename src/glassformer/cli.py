@@ -16,7 +16,7 @@ from .core.errors import UserError, note
 # and typing.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from .commands.parsing import Parser
 
@@ -74,6 +74,14 @@ def _run(words: list[str]) -> int:
     if words[:1] in ([], ["-h"], ["--help"]) or words == ["help"]:
         print(overview(), end="")
         return 0
+    if words[0] == "inspect":
+        inspecting = {"inspect": GROUPS["inspect"]}
+        if words[1:2] in ([], ["-h"], ["--help"]):
+            print(overview(inspecting), end="")
+            return 0
+        if words[1] not in GROUPS["inspect"]:
+            raise UserError(f"There is no inspect {words[1]}; see glassformer inspect --help.")
+        words = words[1:]
     if words[0] in ("--version", "version"):
         print(f"glassformer {__version__}")
         return 0
@@ -87,16 +95,16 @@ def _run(words: list[str]) -> int:
     return execute(parser(words[:1]), words)
 
 
-def overview() -> str:
-    """The text of ``glassformer --help``, as wide as the terminal; without argparse, which takes
-    most of its time."""
+def overview(groups: Mapping[str, Mapping[str, str]] = GROUPS) -> str:
+    """The text of ``glassformer --help`` for these groups of verbs, as wide as the terminal; without
+    argparse, which takes most of its time."""
     try:
         width = os.get_terminal_size().columns
     except OSError:  # no terminal
         width = 80
     indent = max(map(len, VERBS)) + 4
     lines = ["usage: glassformer COMMAND ...", "", DESCRIPTION]
-    for title, verbs in GROUPS.items():
+    for title, verbs in groups.items():
         lines += ["", f"{title}:"]
         for verb, sentence in verbs.items():
             line = f"  {verb}".ljust(indent)

@@ -536,3 +536,9 @@ def test_a_grid_of_patches_is_printed(loud, terminal):
     assert "logit difference of x less y at 6" in terminal.notes
     assert "such as 2,3" in terminal.refused(f"{line} --positions 4,x")
     assert "7 and 5 tokens" in terminal.refused(line.replace("the dog", "a dog"))
+
+
+def test_verbs_that_look_inside_stand_under_inspect_too(terminal):
+    assert "lens" in terminal("inspect") and "train:" not in terminal("inspect --help")
+    assert terminal("inspect masks causal") == terminal("masks causal")
+    assert "There is no inspect train" in terminal.refused("inspect train")

@@ -16,13 +16,14 @@ import pytest
 import glassformer
 from glassformer import cli, runs, training
 from glassformer import families as recipes
+from glassformer.commands.parsing import split_settings
 from glassformer.core.config import serial
 from glassformer.core.errors import UserError
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats import resolve
 from glassformer.runs import launch, run_checkpoints, run_file
-from glassformer.runs.defaults import choose
+from glassformer.runs.defaults import choose, objective_settings
 
 RUNS = sorted((Path(__file__).parents[2] / "runs").glob("*.toml"))
 WORDS = (
@@ -402,3 +403,18 @@ def test_exportable_is_refused_where_it_means_nothing(words, sentence, tmp_path,
     line = ["train", *str(words).split(), "--exportable", "--out", str(tmp_path / "run")]
     assert cli.main(line) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "settings"),
+    [
+        ("--objective Tag", {"data.type": "Examples", "recipe": "glass/encoder-1m"}),
+        ("--train.objective Masked", {"recipe": "glass/encoder-1m"}),
+        ("--objective Seq2Seq", {"data.type": "Examples", "recipe": "glass/pair-3m"}),
+        ("--objective Classify --from out/base", {"data.type": "Examples"}),
+        ("--objective Prefix", {}),
+        ("--steps 3", {}),
+    ],
+)
+def test_an_objective_chooses_data_and_recipe(line, settings):
+    assert objective_settings(split_settings(line.split())[1]) == settings

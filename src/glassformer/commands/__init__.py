@@ -20,7 +20,7 @@ GROUPS = {
         "eval": "How well a model predicts a text; how good its translations are; how often its "
         "labels are right.",
     },
-    "look inside": {
+    "inspect": {
         "look": "Any named value inside the model while it reads a text.",
         "why": "One number of a forward pass, opened to its arithmetic: its operands and their "
         "addresses.",
@@ -38,30 +38,26 @@ GROUPS = {
         "verify": "Exactness: cache, padding, engines, formats, saved weights, each beside the "
         "plain pass, with its bound.",
     },
-    "serve": {
+    "serve and convert": {
         "serve": "Models behind the paths of OpenAI's API: completions, chat, embeddings; and a "
         "look inside.",
         "page": "All of it in a browser: type a sentence, look inside; watch a training.",
-    },
-    "convert": {
         "convert": "Save a model in another layout: Hugging Face's or our own; or another library's "
         "file as a model.",
         "quantize": "Weights of 8 or 4 bits, and what that costs: by layer and matrix, in logits, "
         "perplexity and size.",
     },
-    "words and tokens": {
+    "tokens and words": {
         "tokens": "A text as tokens, under several tokenizers side by side; train one; how large it "
         "should be.",
         "words": "Words as numbers: word2vec, bags of words, one word in two contexts.",
     },
-    "learn": {
+    "learn and help": {
         "learn": "Exercises that check themselves: a file with TODOs, a check in seconds, hints, "
         "the solution.",
         "define": "A term of the field: a sentence, the formula, the line of code, a number of a "
         "model.",
         "docs": "The site: the course, how to do each task, the reference; opened offline.",
-    },
-    "this machine": {
         "doctor": "What computes on this machine and why: versions, processor, kernels, threads, "
         "memory.",
         "completion": "What teaches a shell to complete commands, options and settings with the tab "

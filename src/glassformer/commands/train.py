@@ -43,6 +43,7 @@ def run(
     settings: list every setting with its type, default and meaning
     """
     from ..runs import run_file
+    from ..runs.defaults import choose, objective_settings
 
     if settings:
         print_settings()
@@ -70,8 +71,9 @@ def run(
         )
         if "recipe" in changes:
             changes["recipe"] = recipe.removesuffix(QWEN3) + QWEN3
+    if file is None:
+        changes = {**objective_settings(changes), **changes}
     run_file.read_run(file, changes)  # a slip is told before torch is imported
-    from ..runs.defaults import choose
     from ..runs.launch import run
 
     # a run file says all that it means

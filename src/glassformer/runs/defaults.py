@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.config import Encoder, EncoderDecoder, serial
+from ..core.config.objective import Objective
 from ..core.errors import UserError
 from ..formats.data import find as find_corpus
 from ..formats.tokenizer_trainers import written_specials
@@ -30,6 +32,7 @@ MANY_CHARACTERS = 1000
 EVALUATIONS = 20
 # steps between them at least: on a short run they would take longer than the steps
 MIN_INTERVAL = 10
+RECIPES: dict[type, str] = {Encoder: "glass/encoder-1m", EncoderDecoder: "glass/pair-3m"}
 SMALL_VOCAB = 512  # a BPE where bytes would be chosen
 # of these without a better one end the run: validation rises, or the rate has nothing left to give
 PATIENCE = 5
@@ -111,6 +114,18 @@ def text_statistics(data: run_config.Data) -> TextStatistics:
     return TextStatistics(
         ", ".join(data.sources()), size, characters, len(distinct), max(1, words), sample, mark
     )
+
+
+def objective_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The type of the data and the recipe that the objective in ``changes`` asks for."""
+    name = changes.get("objective", changes.get("train.objective"))
+    # only then: the objectives import torch
+    objective = serial.members(Objective).get(str(name), Objective) if name else Objective
+    settings = {"data.type": "Examples"} if objective.example_fields else {}
+    recipe = RECIPES.get(objective.shapes[0])
+    if recipe and not {"recipe", "from", "type"} & changes.keys():
+        settings["recipe"] = recipe
+    return settings
 
 
 def choose(changes: Mapping[str, Any], exportable: bool = False) -> tuple[dict[str, Any], str]:

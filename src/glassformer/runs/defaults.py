@@ -120,7 +120,7 @@ def objective_settings(changes: Mapping[str, Any]) -> dict[str, Any]:
     """The type of the data and the recipe that the objective in ``changes`` asks for."""
     name = changes.get("objective", changes.get("train.objective"))
     # only then: the objectives import torch
-    objective = serial.members(Objective).get(str(name), Objective) if name else Objective
+    objective: Any = serial.members(Objective).get(str(name), Objective) if name else Objective
     settings = {"data.type": "Examples"} if objective.example_fields else {}
     recipe = RECIPES.get(objective.shapes[0])
     if recipe and not {"recipe", "from", "type"} & changes.keys():

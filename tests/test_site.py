@@ -4,6 +4,7 @@ whole of it."""
 from __future__ import annotations
 
 import ast
+import html
 import io
 import re
 from html.parser import HTMLParser
@@ -187,6 +188,63 @@ def test_golden_numbers(page, monkeypatch):
     if "it needs the folder" in text:
         pytest.skip("the data folder is missing")
     assert [number for number in GOLDEN[page] if number not in text] == []
+
+
+ROW = re.compile(
+    r"^\| (?P<number>\d+) \| .* \| \[[^]]+\]\((?P<path>[^)#]+)#?(?P<place>[^)]*)\) "
+    r"\| (?P<look>.*?) \|$",
+    re.MULTILINE,
+)
+ROWS = [row.groupdict() for row in ROW.finditer((DOCS / "claims.md").read_text(encoding="utf-8"))]
+
+
+def test_eighty_examples_are_listed_and_their_places_exist():
+    assert [int(row["number"]) for row in ROWS] == list(range(1, 81))
+    for row in ROWS:
+        text = (DOCS / row["path"]).read_text(encoding="utf-8")
+        titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+        places = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+        assert not row["place"] or row["place"] in places, row
+
+
+@pytest.mark.parametrize("page", sorted({row["path"] for row in ROWS}))
+def test_what_an_example_is_known_by_stands_on_its_page(page, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    import computed
+
+    monkeypatch.setattr(computed, "pages", computed.Pages())
+    text = (DOCS / page).read_text(encoding="utf-8") + computed.computed_text(DOCS / page)
+    plain = " ".join(html.unescape(text).split())
+    looks = [row["look"] for row in ROWS if row["path"] == page]
+    assert [look for look in looks if look.lower() not in plain.lower()] == []
+
+
+def test_recorded_values_stand_in_for_the_data_folder(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    import computed
+
+    monkeypatch.setattr(computed, "pages", computed.Pages(data=False))
+    text = computed.computed_text(DOCS / "learn" / "01-tokens.md")
+    assert [number for number in GOLDEN["01-tokens"] if number not in text] == []
+    assert "Recorded: this" in text
+    assert "not computed" not in text.lower()
+    shapes = (DOCS / "learn" / "06-shapes.md").read_text(encoding="utf-8")
+    cells = re.findall(r"```\{computed\}\n(bert = .*?)\n```", shapes, re.DOTALL)
+    _, value = computed.pages.run("06-shapes", cells[0], "")
+    assert "[MASK]" in value._repr_html_() and "103" in value._repr_html_()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["01-tokens", "06-shapes"])
+def test_recorded_values_are_those_of_today(page, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    import computed
+    from prelude import DATA
+
+    if not (DATA / "tok-bert-cased").exists():
+        pytest.skip("the data folder is missing")
+    again = computed.store(DOCS / "learn" / f"{page}.md")
+    assert again == computed.pages.stored[page], "python docs/_ext/computed.py"
 
 
 PROSE = {

@@ -6,6 +6,10 @@ live traces.
     ```
     {value}`share:.1%`       an expression's value in the middle of a sentence
 
+What needs the data folder stands recorded in docs/cells.json, and takes the place of a cell that
+finds no folder, marked as recorded. A changed cell is recorded anew by
+``python docs/_ext/computed.py``, with the folder at hand.
+
 All cells of a page share one namespace, in which ``glassformer``, ``torch`` and the site's own
 ``prelude`` stand. Its numbers are its own, drawn from the same seed whatever was read before it:
 several processes may read pages.
@@ -17,6 +21,7 @@ import ast
 import contextlib
 import html
 import io
+import json
 import re
 import traceback
 from pathlib import Path
@@ -27,6 +32,9 @@ from docutils.parsers.rst import Directive, directives
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.util.parallel import make_chunks
+
+DOCS = Path(__file__).parents[1]
+CELLS = DOCS / "cells.json"
 
 
 class Note:
@@ -39,12 +47,30 @@ class Note:
         return f'<p class="absent">{html.escape(self.told)}</p>'
 
 
+class Stored:
+    """What a cell gave when the data folder was at hand."""
+
+    def __init__(self, shown: str) -> None:
+        self.shown = shown
+
+    def _repr_html_(self) -> str:
+        mark = (
+            "Recorded: this, and the values in the text that come of it, were computed with the "
+            "data folder, which this build does not have."
+        )
+        return f'{self.shown}<p class="recorded">{mark}</p>'
+
+
 class Pages:
     """The namespaces of the pages that were read, and how their code is run."""
 
-    def __init__(self) -> None:
+    def __init__(self, data: bool = True) -> None:
+        self.data = data  # False: as on a machine without the data folder
         self.spaces: dict[str, dict[str, Any]] = {}
         self.absent: dict[str, str] = {}  # what a page needs and did not find
+        self.missed: dict[str, list[str]] = {}  # the cells of a page that need what is absent
+        text = CELLS.read_text(encoding="utf-8") if CELLS.exists() else "{}"
+        self.stored: dict[str, dict[str, str]] = json.loads(text)
 
     def space(self, page: str) -> dict[str, Any]:
         """What the cells of a page share; begun with the prelude."""
@@ -52,7 +78,10 @@ class Pages:
             import prelude
 
             prelude.seed()
-            self.spaces[page] = {name: getattr(prelude, name) for name in prelude.__all__}
+            space = {name: getattr(prelude, name) for name in prelude.__all__}
+            if not self.data:
+                space |= dict.fromkeys(("data", "pretrained", "tokenizer_of"), prelude.refuse)
+            self.spaces[page] = space
         return self.spaces[page]
 
     def run(self, page: str, code: str, where: str) -> tuple[str, Any]:
@@ -69,17 +98,27 @@ class Pages:
         except Exception as error:
             if type(error).__name__ == "Absent":
                 self.absent[page] = str(error)
-                return "", Note(f"Not computed in this build: it needs {error}.")
-            # it comes of a cell that was not computed
-            if isinstance(error, NameError) and page in self.absent:
-                return "", Note("Not computed in this build.")
-            raise ExtensionError(f"{where} fails:\n{code}\n{traceback.format_exc()}") from error
+            # a missing name comes of a cell that was not computed
+            elif not (isinstance(error, NameError) and page in self.absent):
+                raise ExtensionError(f"{where} fails:\n{code}\n{traceback.format_exc()}") from error
+            self.missed.setdefault(page, []).append(code)
+            shown = self.stored.get(Path(page).stem, {}).get(code)
+            if shown is not None:
+                return "", Stored(shown)
+            return "", Note(f"Not computed in this build: it needs {self.absent[page]}.")
         return printed.getvalue(), value
 
     def value(self, page: str, text: str, where: str) -> str:
         """An expression's value, formatted as an f-string would."""
-        _, said = self.run(page, f"f{'{' + text + '}'!r}", where)
+        _, said = self.run(page, as_code(text), where)
+        if isinstance(said, Stored):
+            return said.shown
         return "(not computed in this build)" if isinstance(said, Note) else str(said)
+
+
+def as_code(text: str) -> str:
+    """What a value in a sentence runs: an f-string."""
+    return f"f{'{' + text + '}'!r}"
 
 
 pages = Pages()
@@ -110,6 +149,31 @@ def computed_text(path: Path) -> str:
             else [printed, "" if value is None else str(value)]
         )
     return "\n".join(filter(None, said))
+
+
+def store(path: Path) -> dict[str, str]:
+    """What the cells of a page give that need the data folder: code -> HTML, or a value's text."""
+    page, bare, full = path.stem, Pages(data=False), Pages()
+    made: dict[str, str] = {}
+    for found in CELL.finditer(path.read_text(encoding="utf-8")):
+        code = as_code(found["value"]) if found["value"] else found["code"] or ""
+        # a training, and what comes of it, needs no folder
+        if found["live"] or "trained(" in code:
+            continue
+        with contextlib.suppress(ExtensionError):
+            bare.run(page, code, page)
+            _, value = full.run(page, code, page)
+            if code in bare.missed.get(page, ()) and value is not None:
+                rich = getattr(value, "_repr_html_", None)
+                made[code] = rich() if rich else str(value)
+    return made
+
+
+def main() -> None:
+    """Store every page of the course."""
+    stored = {path.stem: store(path) for path in sorted((DOCS / "learn").glob("*.md"))}
+    text = json.dumps({page: cells for page, cells in stored.items() if cells}, indent=1)
+    CELLS.write_text(f"{text}\n", encoding="utf-8")
 
 
 def page_of(directive: Directive) -> str:
@@ -201,3 +265,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_role("value", _value)
     app.connect("env-before-read-docs", dealt)
     return {"parallel_read_safe": True}
+
+
+if __name__ == "__main__":
+    main()

@@ -77,9 +77,12 @@ def pretrained(name: str) -> tuple[Any, Any]:
 
 def data(name: str) -> Path:
     """A folder beside the checkout that users download; Absent where it is not here."""
-    if not (DATA / name).exists():
-        raise Absent(f"the folder {name}")
-    return DATA / name
+    return DATA / name if (DATA / name).exists() else refuse(name)
+
+
+def refuse(name: str) -> Any:
+    """What stands for the data folder where there is none."""
+    raise Absent(f"the folder {name}")
 
 
 @cache

@@ -135,6 +135,11 @@ def test_define_prints_it(words, terminal):
     assert "learn start causal-mask" in terminal.notes
 
 
+def test_a_causal_transformer_is_a_decoder(terminal):
+    output = terminal("define 'Causal (decoder-only) transformer'")
+    assert output.startswith("decoder (also causal (decoder-only) transformer")
+
+
 def test_define_as_json_and_as_a_list(terminal):
     data = terminal.json("define MQA")
     assert data["name"] == "multi-query attention"

@@ -127,8 +127,8 @@ def _write(trace: Any) -> tuple[list[Value], dict[str, Any]]:
         if operation in needed:
             needed.update(x.operation for x in operation.inputs)
     operations = [operation for operation in trace.operations if operation in needed]
-    read = [op.value for op in trace.plan] + [x for op in operations for x in op.inputs]
-    leaves = [*dict.fromkeys(x for x in read if x.operation is None)]
+    operands = [op.value for op in trace.plan] + [x for op in operations for x in op.inputs]
+    leaves = [*dict.fromkeys(x for x in operands if x.operation is None)]
     values = (*leaves, *(x for operation in operations for x in operation.outputs))
     numbers = {value: number for number, value in enumerate(values)}
     plan = answers.plan(trace)
@@ -203,12 +203,12 @@ def _tensors(leaves: Sequence[Sequence[Value]]) -> dict[str, Tensor]:
     """The numbers of weights and constants; a constant has to be that of every pass."""
     tensors: dict[str, Tensor] = {}
     for values in zip(*leaves, strict=False):
-        known = [x.tensor.detach() for x in values if x.tensor is not None]
-        same = len(known) == len(values) and all(torch.equal(x, known[0]) for x in known)
-        if values[0].kind == "constant" and not same:
+        numbers = [x.tensor.detach() for x in values if x.tensor is not None]
+        is_fixed = len(numbers) == len(values) and all(torch.equal(x, numbers[0]) for x in numbers)
+        if values[0].kind == "constant" and not is_fixed:
             raise Mismatch(f"{values[0].address} depends on the text")
         if values[0].kind != "input":
-            tensors[values[0].address] = known[0]
+            tensors[values[0].address] = numbers[0]
     return tensors
 
 

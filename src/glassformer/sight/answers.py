@@ -328,6 +328,6 @@ def cell(trace: Any, address: str, terms: int) -> dict[str, Any]:
         **payload,
         "words": summary,
         "next": readers,
-        "weights": explanation.weights,
+        "weights": {},
         "python": f"trace[{name!r}]{row}{rows}",
     }

@@ -8,8 +8,9 @@ gradient times operand are its terms. No function needs a rule of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +18,19 @@ from torch import Tensor
 from ...core import files
 from . import words
 from .operations import FAILURES, Operation, Value
-from .rules import CASTS, CREATED, POINTWISE, Index, cell, full_region, need, origin, read, relative
+from .rules import (
+    CASTS,
+    CREATED,
+    POINTWISE,
+    Index,
+    Region,
+    cell,
+    full_region,
+    need,
+    origin,
+    read,
+    relative,
+)
 
 PAIRED = (
     "linear",
@@ -69,6 +82,9 @@ class Operands:
         return self.gradients * self.numbers
 
 
+Groups: TypeAlias = tuple[Operands, ...]
+
+
 @dataclass(frozen=True)
 class Explanation:
     """One number: the function that gave it, its operands, and what these give when it is done
@@ -92,7 +108,6 @@ class Explanation:
     others: tuple[Operands, ...] = ()
     numbers: dict[str, float] = field(default_factory=dict)
     place: str = ""  # what its sides are: head 4, token 7 "it"
-    weights: dict[str, str] = field(default_factory=dict)  # role -> address
 
     @property
     def edited(self) -> bool:
@@ -110,32 +125,31 @@ class Explanation:
         """Every number that was read, with its address."""
         return [group[at] for group in (*self.factors, *self.others) for at in range(len(group))]
 
+    def _places(self, at: int) -> list[tuple[Operands, int]]:
+        """The factors of the term number ``at``: a group, and the place in it."""
+        if self.factors:
+            return [(group, at if len(group) > 1 else 0) for group in self.factors]
+        group, *later = self.others  # one number a term
+        while at >= len(group):
+            at -= len(group)
+            group, *later = later
+        return [(group, at)]
+
     def term(self, at: int) -> tuple[float, list[Operand]]:
         """The term number ``at`` and its factors."""
-        if self.factors:
-            factors = [group[at if len(group) > 1 else 0] for group in self.factors]
-        else:  # one number a term
-            counts = [len(group) for group in self.others]
-            group = next(i for i in range(len(counts)) if sum(counts[: i + 1]) > at)
-            factors = [self.others[group][at - sum(counts[:group])]]
-        return self.terms[at].item(), factors
+        return self.terms[at].item(), [group[place] for group, place in self._places(at)]
 
     def largest(self) -> str | None:
         """The address of the operand that counts most, a value before a weight; None where the
         arithmetic begins."""
         groups = (*self.factors, *self.others)
-        if not groups:
-            return None
-        if len(self.terms):
-            _, factors = self.term(int(self.terms.abs().argmax()))
-            values = [x for x in factors if x.address.partition("[")[0] not in self._weights()]
-            return (values or factors)[0].address
-        group = max(groups, key=lambda x: (x.value.kind != "weight", x.terms.abs().max().item()))
-        return group[int(group.terms.abs().argmax())].address
-
-    def _weights(self) -> set[str]:
-        groups = (*self.factors, *self.others)
-        return {group.value.address for group in groups if group.value.kind == "weight"}
+        if len(self.terms) and groups:
+            places = self._places(int(self.terms.abs().argmax()))
+        else:
+            groups = tuple(sorted(groups, key=lambda x: -x.terms.abs().max().item()))
+            places = [(group, int(group.terms.abs().argmax())) for group in groups]
+        values = [(group, at) for group, at in places if group.value.kind != "weight"]
+        return next((group[at].address for group, at in values or places), None)
 
     def _adds(self, group: Operands) -> bool:
         """True where the terms and this number, a bias, give the whole."""
@@ -178,24 +192,22 @@ class Explanation:
         rows = [f"{self.address} = {self.value:.9g}   ({self.kind}, {self.dtype})"]
         rows += [f"  {self.place}"] * bool(self.place)
         rows += [f"  {self.sentence}", f"  {self.equation}   {self.source}".rstrip()]
-        order, running = self.order(), 0.0
+        order = self.order()
         order = order if len(order) == most + 1 else order[:most]
-        for at in order:
-            value, factors = self.term(at)
-            running += value
+        for value, factors in map(self.term, order):
             product = " x ".join(f"{x.address} {x.value:.6g}" for x in factors)
             rows.append(f"    {value:+.6g}  = {product}")
-        if len(self.terms) > len(order):
-            remainder = self.terms.sum().item() - running
-            rows.append(f"    {remainder:+.6g}  {len(self.terms) - len(order)} smaller terms")
+        if smaller := len(self.terms) - len(order):
+            remainder = self.terms.sum().item() - sum(self.terms[at].item() for at in order)
+            rows.append(f"    {remainder:+.6g}  {smaller} smaller terms")
         for group in self.others if self.factors or not len(self.terms) else ():
-            first = group[0]
-            many = f"{len(group)} numbers from {first.address} on"
-            number = f"{first.address} {first.value:.6g}"
-            if len(group) == 1 and self._adds(group):
-                rows.append(f"    {group.terms.item():+.6g}  = {number}")
-            else:
-                rows.append(f"    with {number if len(group) == 1 else many}")
+            number = f"{group[0].address} {group[0].value:.6g}"
+            if len(group) > 1:
+                number = f"{len(group)} numbers from {group[0].address} on"
+            adds = len(group) == 1 and self._adds(group)
+            rows.append(
+                f"    {group.terms.item():+.6g}  = {number}" if adds else f"    with {number}"
+            )
         if self.factors or self.others:
             rows.append(
                 f"  again from these, in float64: {self.recomputed:.9g}; difference "
@@ -229,13 +241,12 @@ def explain(value: Value, index: Index) -> Explanation:
             at, name, number, dtype, number, text, "y = x", source, same.terms, (same,)
         )
     operation = value.operation
-    if operation is None or not operation.inputs or operation.name in CREATED:
-        kind = value.kind if operation is None else "created"
-        name = "" if operation is None else operation.name
-        source = "" if operation is None else str(operation.line)
-        text = words.LEAVES[kind].format(name=name)
-        return Explanation(at, kind, number, dtype, number, text, source=source)
-    return Opening(operation, value, index).explanation(at, number, dtype)
+    if operation is not None and operation.inputs and operation.name not in CREATED:
+        return Opening(operation, value, index).explanation(at, number, dtype)
+    if operation is None:
+        return Explanation(at, value.kind, number, dtype, number, words.LEAVES[value.kind])
+    text = words.LEAVES["created"].format(name=operation.name)
+    return Explanation(at, "created", number, dtype, number, text, source=str(operation.line))
 
 
 class Opening:
@@ -256,43 +267,37 @@ class Opening:
         else:
             self._call()
 
+    def _read(self, regions: Sequence[Region]) -> None:
+        """Reads parts of the inputs."""
+        self.starts = [tuple(at.start for at in region) for region in regions]
+        pairs = zip(self.operation.inputs, regions, strict=False)
+        self.tensors = [read(x, region) for x, region in pairs]
+
     def _call(self) -> None:
         """The function itself, on the part of its inputs that the number needs."""
-        inputs = self.operation.inputs
         needed = need(self.operation, self.value, cell(self.index))
-        regions = [
-            full_region(x.shape) if region is None else region
-            for x, region in zip(inputs, needed.inputs, strict=True)
-        ]
-        self.starts = [tuple(at.start for at in region) for region in regions]
-        self.tensors = [read(x, region) for x, region in zip(inputs, regions, strict=True)]
+        pairs = zip(self.operation.inputs, needed.inputs, strict=True)
+        self._read([full_region(x.shape) if region is None else region for x, region in pairs])
         self.at = tuple(place.start for place in relative(cell(self.index), needed.output))
         self.gradients, self.recomputed = self._again()
 
     def _row(self) -> None:
         """A table is read at one row alone, which nothing changes."""
-        ids, table = self.operation.inputs
-        row = int(read(ids, cell(self.index[:-1])))
-        place = (row, self.index[-1])
-        self.starts = [self.index[:-1], place]
-        self.tensors = [read(ids, cell(self.index[:-1])), read(table, cell(place))]
+        ids = cell(self.index[:-1])
+        row = int(read(self.operation.inputs[0], ids))
+        self._read([ids, cell((row, self.index[-1]))])
         self.gradients = [None, torch.ones(1, 1, dtype=torch.float64)]
         self.recomputed = self.tensors[1].item()
 
     def _expert(self) -> None:
         """A product of rows with each one's matrix: the row and a column of its matrix."""
-        x, table = self.operation.inputs[:2]
-        offsets = self.operation.argument(2, "offs")
-        row, column = self.index
-        expert = int((read(offsets) <= row).sum())
-        self.starts = [(row, 0), (expert, 0, column)]
-        self.tensors = [
-            read(x, (slice(row, row + 1), slice(0, x.shape[1]))),
-            read(table, (*cell((expert,)), slice(0, table.shape[1]), *cell((column,)))),
-        ]
-        factors = [tensor.double() for tensor in self.tensors]
-        self.gradients = [factors[1].reshape(1, -1), factors[0].reshape(1, -1, 1)]
-        self.recomputed = (factors[0].reshape(-1) @ factors[1].reshape(-1)).item()
+        row, column = map(slice, self.index, (at + 1 for at in self.index))
+        expert = int((read(self.operation.argument(2, "offs")) <= row.start).sum())
+        width = slice(0, self.operation.inputs[0].shape[1])
+        self._read([(row, width), (slice(expert, expert + 1), width, column)])
+        x, weights = (tensor.double() for tensor in self.tensors)
+        self.gradients = [weights.view_as(x), x.view_as(weights)]
+        self.recomputed = (x.reshape(-1) @ weights.reshape(-1)).item()
 
     def _again(self) -> tuple[list[Tensor | None], float | None]:
         """The gradients of the number by each input, None by one that has none, and the number as
@@ -306,7 +311,6 @@ class Opening:
             (False, count),
             (False, 0),
         ):
-            differentiate = differentiable > 0
             leaves = [
                 x.detach()
                 .to(torch.float64 if exact else x.dtype)
@@ -316,7 +320,7 @@ class Opening:
                 for at, x in enumerate(self.tensors)
             ]
             try:
-                with torch.set_grad_enabled(differentiate):
+                with torch.set_grad_enabled(differentiable > 0):
                     results = self.operation.run(leaves, exact)
                     number = results[self.value.output][self.at]
                     # where a number is a place, what stood there is what it comes from
@@ -326,14 +330,14 @@ class Opening:
                 continue
             self.is_exact = exact
             return gradients, number.item()
-        return [None] * len(self.tensors), None
+        return [None] * count, None
 
     @staticmethod
     def _slopes(number: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
-        inexact = [x for x in leaves if x.requires_grad]
         if not number.requires_grad:
             return [None] * len(leaves)
         real = torch.view_as_real(number).sum() if number.is_complex() else number
+        inexact = [x for x in leaves if x.requires_grad]
         gradients = iter(torch.autograd.grad(real, inexact, allow_unused=True))
         return [next(gradients) if x.requires_grad else None for x in leaves]
 
@@ -363,13 +367,13 @@ class Opening:
         text = words.sentence(name, sum(map(len, (*factors, *others))), facts)
         if name == "softmax" and number == 0 and numbers["exp"] == 0:
             text += " The mask hides this key."
-        if name in POINTWISE and (constants := self._constants()):
+        constants = [float(x) for x in self.operation.leaves if type(x) in (int, float)]
+        if name in POINTWISE and constants:
             text += f" The code's own number is {' and '.join(f'{x:.6g}' for x in constants)}."
         if self.operation.is_written_out:
             text += " PyTorch computes this attention in one step; here it is written out."
-        if self.value.dtype.is_floating_point and not (
-            self.is_exact and self.recomputed is not None
-        ):
+        is_exact = self.is_exact and self.recomputed is not None
+        if self.value.dtype.is_floating_point and not is_exact:
             text += " PyTorch cannot run this function in float64."
         return Explanation(
             address=address,
@@ -386,70 +390,62 @@ class Opening:
             numbers=numbers,
         )
 
-    def _arithmetic(self) -> tuple[Tensor, tuple[Operands, ...], tuple[Operands, ...]]:
+    def _arithmetic(self) -> tuple[Tensor, Groups, Groups]:
         """Terms, their factors, and what else was read."""
-        name, count = self.operation.name, len(self.tensors)
-        none = torch.zeros(0, dtype=torch.float64)
-        if name in PAIRED and self.recomputed is not None:
-            first = 1 if name in ("addmm", "baddbmm") else 0
-            rows = [self._operands(at, everything=True) for at in (first, first + 1)]
-            bias = tuple(self._operands(at) for at in range(count) if at not in (first, first + 1))
-            if len(rows[0]) == len(rows[1]):
-                return rows[0].terms, tuple(rows), tuple(x for x in bias if len(x))
+        name, number = self.operation.name, self.recomputed
+        none, every = torch.zeros(0, dtype=torch.float64), range(len(self.tensors))
+        if name in PAIRED and number is not None:
+            pair = (1, 2) if name in ("addmm", "baddbmm") else (0, 1)
+            first, second = (self._operands(at, everything=True) for at in pair)
+            if len(first) == len(second):
+                bias = tuple(self._operands(at) for at in every if at not in pair)
+                return first.terms, (first, second), bias
         if name in POINTWISE | CASTS:
-            cells = tuple(self._operands(at, everything=True) for at in range(count))
-            if (
-                name in ("add", "sub", "rsub")
-                and len(cells) > 1
-                and all(x.gradients.all() for x in cells)
-            ):
+            cells = tuple(self._operands(at, everything=True) for at in every)
+            is_sum = name in ("add", "sub", "rsub") and len(cells) > 1
+            if is_sum and all(x.gradients.all() for x in cells):
                 return torch.cat([x.terms for x in cells]), (), cells
-            single = self.recomputed is not None and math.isfinite(abs(self.recomputed))
-            inexact = [
-                x for x, slope in zip(cells, self.gradients, strict=True) if slope is not None
-            ]
-            exact = tuple(
-                x for x, slope in zip(cells, self.gradients, strict=True) if slope is None
-            )
-            if single and inexact:
-                return torch.tensor([self.recomputed]), tuple(inexact), exact
+            inexact, exact = self._split(cells)
+            if inexact and number is not None and math.isfinite(abs(number)):
+                return torch.tensor([number]), inexact, exact
             return none, (), cells
-        groups = [self._operands(at) for at in range(count)]
         if name == "softmax":
             row = self._operands(0, everything=True)
             return (row.numbers - row.numbers.max()).softmax(-1), (row,), ()
-        if name in NORMS and self.recomputed is not None:  # its own number, at the row's scale
-            place = torch.tensor([self.index])
-            number = read(self.operation.inputs[0], cell(self.index)).reshape(1).double()
-            itself = Operands(self.operation.inputs[0], place, number, torch.ones_like(number))
-            shifts = [group for group in groups[2:] if len(group)]
-            added = sum(group.terms.sum().item() for group in shifts)
-            return torch.tensor([self.recomputed - added]), (itself,), (*groups[1:], groups[0])
+        groups = tuple(map(self._operands, every))
+        if name in NORMS and number is not None:  # its own number, at the row's scale
+            x, place = self.operation.inputs[0], torch.tensor([self.index])
+            center = read(x, cell(self.index)).reshape(1).double()
+            itself = Operands(x, place, center, torch.ones_like(center))
+            added = sum(group.terms.sum().item() for group in groups[2:])
+            return torch.tensor([number - added]), (itself,), (*groups[1:], groups[0])
         if not any(map(len, groups)):  # no number of them moves the result
-            return none, (), tuple(self._operands(at, everything=True) for at in range(count))
-        inexact = [g for g, slope in zip(groups, self.gradients, strict=True) if slope is not None]
-        inexact = [group for group in inexact if len(group)]
-        exact = tuple(g for g, slope in zip(groups, self.gradients, strict=True) if slope is None)
-        for linear in _subsets(inexact):
+            return none, (), tuple(self._operands(at, everything=True) for at in every)
+        inexact, exact = self._split(groups)
+        inexact = tuple(group for group in inexact if len(group))
+        # a convolution is linear in its input, some sums in the first and what is added to it
+        pairs = [(*inexact[:1], x) for x in inexact[1:]]
+        for linear in (inexact[:1], *pairs, inexact) if inexact else ():
             total = sum(group.terms.sum().item() for group in linear)
-            if self.recomputed is not None and _close(total, self.recomputed):
-                constant = tuple(group for group in inexact if group not in linear)
-                pair = next((group for group in constant if _are_factors(linear[0], group)), None)
-                if pair is not None:
-                    constant = tuple(group for group in inexact if group not in (linear[0], pair))
-                    return linear[0].terms, (linear[0], pair), (*constant, *exact)
-                if len(linear) == 1:
-                    return linear[0].terms, (linear[0],), (*constant, *exact)
-                return (
-                    torch.cat([group.terms for group in linear]),
-                    (),
-                    (*linear, *constant, *exact),
-                )
+            if number is None or not _close(total, number):
+                continue
+            constant = [group for group in inexact if group not in linear]
+            factors = [group for group in constant if _are_factors(linear[0], group)][:1]
+            if factors or len(linear) == 1:
+                factors = [linear[0], *factors]
+                others = (group for group in inexact if group not in factors)
+                return linear[0].terms, tuple(factors), (*others, *exact)
+            terms = torch.cat([group.terms for group in linear])
+            return terms, (), (*linear, *constant, *exact)
         return none, (), (*inexact, *(x for x in exact if not inexact or len(x) == 1))
 
-    def _constants(self) -> list[float]:
-        """The numbers that the line of code itself gives the function."""
-        return [float(x) for x in self.operation.leaves if type(x) in (int, float)]
+    def _split(self, groups: Groups) -> tuple[Groups, Groups]:
+        """Numbers that have gradients, and others."""
+        has_slope = dict(zip(groups, (slope is not None for slope in self.gradients), strict=True))
+        return (
+            tuple(group for group in groups if has_slope[group]),
+            tuple(group for group in groups if not has_slope[group]),
+        )
 
     def _numbers(self, name: str) -> dict[str, float]:
         """Numbers on the way: a mean, a sum of exponentials."""
@@ -471,14 +467,6 @@ class Opening:
 
 def _close(a: float, b: float) -> bool:
     return abs(a - b) <= CLOSE * (abs(a) + abs(b))
-
-
-def _subsets(groups: list[Operands]) -> list[list[Operands]]:
-    """The groups that a number may be linear in: the first, as a convolution in its input; the
-    first with what is added to it; all."""
-    if not groups:
-        return []
-    return [groups[:1], *([groups[0], other] for other in groups[1:]), groups]
 
 
 def _are_factors(first: Operands, second: Operands) -> bool:

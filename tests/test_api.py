@@ -99,7 +99,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", NAMES)
+# a hub of this machine takes what is pushed in formats/test_hub.py
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "push"])
 def test_every_example_runs(name, folder):
     model, tokenizer = model_for(name)
     if "out/mine" in sections(name)["Example"]:

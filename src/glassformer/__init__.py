@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .core.generation import generate
     from .core.training import train
     from .formats.extend import use
+    from .formats.hub import push
     from .formats.store import load, save
     from .runs.history import training_log
     from .serve.engine import Engine
@@ -73,6 +74,7 @@ __all__ = [
     "logit_lens",
     "look",
     "patch_grid",
+    "push",
     "quantize",
     "saliency",
     "save",
@@ -107,6 +109,7 @@ _HOME = {
     "head_scores": ".sight",
     "verify": ".sight",
     "use": ".formats.extend",
+    "push": ".formats.hub",
     **{name: f".commands.{name}" for name in ("compare", "convert", "quantize")},
     "evaluate": ".commands.eval",
     **dict.fromkeys(("classify", "embed", "fill", "tag"), ".tasks.predictions"),

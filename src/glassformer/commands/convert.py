@@ -38,6 +38,7 @@ def run(
     config: Path | None = None,
     tokenizer: str | None = None,
     context: int | None = None,
+    push: str | None = None,
     use: Words = (),
 ) -> None:
     """Saves a model in another layout.
@@ -50,10 +51,21 @@ def run(
     config FILE: with --from: JSON that says what its weights do not
     tokenizer NAME: the tokenizer to save with it: a name such as gpt2, a file or a folder
     context N: tokens it is to read, in place of its own number
+    push NAME: the repository on the Hugging Face hub to save it to, such as me/my-model
     """
+    if push is not None:
+        from ..formats import hub, store
+
+        need(
+            not (out or folder or from_) and layout != "gguf",
+            "--push saves a model that is a folder to the hub; leave --out and --from out.",
+        )
+        net, its_tokenizer = store.load(model, context=context)
+        print(hub.push(net, push, its_tokenizer, layout=layout))
+        return
     target = out or folder
     if target is None:
-        raise UserError("Say where the model goes: --out FOLDER.")
+        raise UserError("Say where the model goes: --out FOLDER, or --push NAME.")
     convert(
         model,
         target,

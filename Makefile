@@ -16,7 +16,7 @@ DEV := .venv/.ready-dev$(BROWSER:%=-%)
 NODE := $(if $(shell command -v npm 2> /dev/null),web/node_modules/.package-lock.json)
 LOCKS := pyproject.toml constraints.txt $(wildcard requirements/*.txt)
 
-.PHONY: demo test test-all test-page docs check format lock bench bench-gpu clean
+.PHONY: demo test test-all test-page docs check format lock bench bench-gpu release clean
 .DELETE_ON_ERROR:
 
 # A demo that was interrupted goes on; one that is complete begins anew.
@@ -69,6 +69,10 @@ bench: $(DEV)
 
 bench-gpu: $(DEV)
 	$(BIN)/python benchmarks/gpu.py $(PEER)
+
+# An sdist and a wheel for this machine in dist/, each checked in a clean environment, and the notes.
+release: $(DEV)
+	$(BIN)/python tools/release.py --pip-args "$(PIP_ARGS)"
 
 clean:
 	rm -rf .venv out

@@ -12,6 +12,7 @@ from huggingface_hub import constants
 
 import glassformer
 import tiny
+from glassformer.cli import main
 from glassformer.formats import hub
 from mistakes import mistake
 

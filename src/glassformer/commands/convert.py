@@ -61,7 +61,7 @@ def run(
             "--push saves a model that is a folder to the hub; leave --out and --from out.",
         )
         net, its_tokenizer = store.load(model, context=context)
-        print(hub.push(net, push, its_tokenizer, layout=layout))
+        print(hub.push(net, push, its_tokenizer, layout=layout))  # type: ignore[arg-type]  # no GGUF
         return
     target = out or folder
     if target is None:

@@ -244,7 +244,9 @@ def prepare(kind: str, folder: Path) -> int:
 
         (result,) = Path(package.__file__).parent.rglob("config_sentence_transformers.json")
         (folder / "model").symlink_to(result.parent)
-        words = " ".join(glassformer.formats.data.find("python-docs").texts())[:400_000].split()
+        from glassformer.formats import data
+
+        words = " ".join(data.find("python-docs").texts())[:400_000].split()
         texts: list[Any] = []
         for _ in range(96):
             at = draw.randrange(len(words) - 100)

@@ -76,7 +76,10 @@ def learn():
     model(given, given, pos=pos, source_pos=pos).logits.sum().backward()
 """
 PAGES = """
-from glassformer.fast.kernels import Pages, paged_attention
+try:
+    from glassformer.fast.kernels import Pages, paged_attention
+except ImportError:  # a tree from before core and rooms
+    from glassformer.nn.kernels import Pages, paged_attention
 
 def attention(heads, kv_heads, dtype, texts, keys, queries):  # of the last tokens of each text
     each = -(-keys // 32)
@@ -89,8 +92,12 @@ def attention(heads, kv_heads, dtype, texts, keys, queries):  # of the last toke
     return torch.randn(texts * queries, heads, 64).to(dtype), pages, tables, rows, lengths, 0.125
 """
 PROMPT = """
-from glassformer.serve.engine import Engine, Request
-from glassformer.core.generation import Sampling
+try:
+    from glassformer.serve.engine import Engine, Request
+    from glassformer.core.generation import Sampling
+except ImportError:
+    from glassformer.engine import Engine, Request
+    from glassformer.generation import Sampling
 model = build_model(find("gpt2/124m"), seed=0).bfloat16().eval()
 engine, draw = Engine(model, lookup=False, max_sequences=2), torch.Generator().manual_seed(0)
 

@@ -60,7 +60,7 @@ def ours_encoder(folder: Path, bits: int | None) -> Callable[[], Any]:
 
     model, tokenizer = glassformer.load(folder / "model", bits=bits)
     texts = json.loads((folder / "texts.json").read_text())
-    return lambda: predictions.embed(model, tokenizer, texts, unit=True).tolist()
+    return lambda: predictions.embed(model, tokenizer, texts, unit=True, truncate=True).tolist()
 
 
 def ours_translation(folder: Path, bits: int | None) -> Callable[[], Any]:
@@ -244,7 +244,9 @@ def prepare(kind: str, folder: Path) -> int:
 
         (result,) = Path(package.__file__).parent.rglob("config_sentence_transformers.json")
         (folder / "model").symlink_to(result.parent)
-        words = " ".join(glassformer.formats.data.find("python-docs").texts())[:400_000].split()
+        from glassformer.formats import data
+
+        words = " ".join(data.find("python-docs").texts())[:400_000].split()
         texts: list[Any] = []
         for _ in range(96):
             at = draw.randrange(len(words) - 100)
@@ -307,7 +309,9 @@ def passes(threads: int, turns: int) -> None:
                 for most in (256, 512, 1024, 2048, 1 << 30):
                     predictions.AT_ONCE = most
                     start = time.perf_counter()
-                    predictions.embed(model, tokenizer, texts, unit=True, batch=BATCH)
+                    predictions.embed(
+                        model, tokenizer, texts, unit=True, batch=BATCH, truncate=True
+                    )
                     result.setdefault(most, []).extend(
                         [count / (time.perf_counter() - start)] * (turn > 0)
                     )

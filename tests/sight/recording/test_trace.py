@@ -45,14 +45,10 @@ def test_a_head_or_a_row_is_that_of_the_whole() -> None:
         item, second = of(name), of(name)
         for op in item.plan:
             if op.quadratic:
-                full = item[op.id]
-                h, t = op.shape[1] - 1, 7
-                torch.testing.assert_close(
-                    second[f"{op.id}[{h},{t},:]"], full[0, h, t], rtol=1e-6, atol=1e-6
-                )
-                torch.testing.assert_close(
-                    second[f"{op.id}[0,:,:]"], full[0, 0], rtol=1e-6, atol=1e-6
-                )
+                full, h = item[op.id], op.shape[1] - 1
+                row, head = second[f"{op.id}[{h},7,:]"], second[f"{op.id}[0,:,:]"]
+                torch.testing.assert_close(row, full[0, h, 7], rtol=1e-6, atol=1e-6)
+                torch.testing.assert_close(head, full[0, 0], rtol=1e-6, atol=1e-6)
 
 
 def test_the_sum_of_a_score_by_hand() -> None:
@@ -78,12 +74,9 @@ def test_the_sum_of_a_score_by_hand() -> None:
 @pytest.mark.parametrize("name", tiny.ALL)
 def test_the_way_back_ends_at_tables_and_weights(name: str) -> None:
     item = of(name)
-    final = next(iter(reversed(item.plan.ops)))
-    steps: list[Explanation] = list(
-        item.why(
-            f"{final}[{','.join('1' if size > 1 else '0' for size in item.plan[final].shape)}]", 400
-        )
-    )
+    *_, final = item.plan
+    places = ",".join("1" if size > 1 else "0" for size in final.shape)
+    steps: list[Explanation] = list(item.why(f"{final.id}[{places}]", 400))
     assert steps[-1].kind in ("input", "weight", "created")
     assert len(steps) < 400
     observed = set[str]()
@@ -139,16 +132,9 @@ def test_edits_are_told() -> None:
 
 def test_edits_by_name_and_a_masked_key() -> None:
     model, tokens = tiny.model(tiny.ALL["llama"]), tiny.tokens(1, 11)
-    cut = trace(
-        model, None, tokens, edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)]
-    )
-    observed = look(
-        model,
-        None,
-        tokens,
-        "logits",
-        edits=[edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)],
-    )
+    changes = [edits.head_off("decoder.blocks.0.attn", 1), edits.mask_token(3)]
+    cut = trace(model, None, tokens, edits=changes)
+    observed = look(model, None, tokens, "logits", edits=changes)
     assert torch.equal(cut["logits"], observed["logits"])
     assert float(cut["decoder.blocks.1.attn.pattern[2,7,3]"]) == 0.0
     assert cut.explain("decoder.blocks.0.attn.z[1,5,3]").value == 0.0

@@ -55,7 +55,7 @@ class ModuleTrace(Caused):
         recorder = Recorder(keep, self.key_edits)
         started = time.perf_counter()
         with recorder.watching(module):
-            for address, tensor in self._inputs():
+            for address, tensor in self._inputs().items():
                 recorder.leaf(tensor, address, "input")
             self.output = self._call(recorder)
         self.seconds = time.perf_counter() - started
@@ -66,8 +66,10 @@ class ModuleTrace(Caused):
         self.operations, self.leaves = recorder.operations, recorder.leaves
         self.kept_bytes, self.kept_all = recorder.kept_bytes, recorder.kept_all
         # where the model's own name is a module's path, the module's result is its projection
-        modules = {_beside(name, recorder.names): value for name, value in recorder.modules.items()}
-        returned = {_beside(name, recorder.names): x for name, x in recorder.returned.items()}
+        modules, returned = (
+            {f"{name}_proj" if name in recorder.names else name: x for name, x in values.items()}
+            for values in (recorder.modules, recorder.returned)
+        )
         self.aliases = {**modules, **outputs, **recorder.names}
         self.values = _addresses(recorder, {**returned, **outputs})
 
@@ -75,16 +77,13 @@ class ModuleTrace(Caused):
         """The pass itself."""
         return self.module(*self.args, **self.kwargs)
 
-    def _inputs(self) -> Iterator[tuple[str, Tensor]]:
+    def _inputs(self) -> dict[str, Tensor]:
         """The tensors that the module is given, by the names of its parameters."""
         try:
             names = inspect.signature(self.module.forward).bind(*self.args, **self.kwargs).arguments
         except TypeError:
             names = {f"input.{at}": x for at, x in enumerate(self.args)} | self.kwargs
-        for name, argument in names.items():
-            for path, leaf in pytree.tree_leaves_with_path(argument):
-                if isinstance(leaf, Tensor):
-                    yield f"{name}{''.join(f'.{_key(key)}' for key in path)}", leaf
+        return named_tensors(names)
 
     def __repr__(self) -> str:
         return (
@@ -152,12 +151,7 @@ class ModuleTrace(Caused):
 
     def addresses(self) -> list[str]:
         """The address of every value, in the order in which they were computed."""
-        return [
-            value.address
-            for operation in self.operations
-            for value in operation.outputs
-            if value.address
-        ]
+        return [x.address for operation in self.operations for x in operation.outputs if x.address]
 
     def lines(self, all: bool = False) -> list[str]:
         """The pass as text, a line for each value; integers and masks where ``all`` is asked."""
@@ -191,14 +185,14 @@ class ModuleTrace(Caused):
     def explain(self, address: str) -> Explanation:
         """The arithmetic of one number."""
         value, index = self.parse(address)
-        if len(index) < len(value.shape) or not all(isinstance(at, int) for at in index):
+        at: Index = tuple(place for place in index if isinstance(place, int))
+        if len(at) < len(value.shape):
             zeros = ",".join("0" for _ in value.shape[value.batch :])
             name = address.partition("[")[0].strip()
             raise UserError(
                 f"{address} is {' x '.join(self.sides(value))} numbers; give one of them, as "
                 f"{name}[{zeros}]."
             )
-        at: Index = tuple(place for place in index if isinstance(place, int))
         return explain(value, at)
 
     def why(self, address: str, up: int = 0) -> Iterator[Explanation]:
@@ -215,10 +209,13 @@ class ModuleTrace(Caused):
     def check(self) -> float:
         """The largest difference between what this pass returned and a pass that nobody watches;
         with edits it is what they change."""
-        with torch.no_grad():
-            plain = self.module(*self.args, **self.kwargs)
-        pairs = zip(fields(plain).values(), self.outputs.values(), strict=True)
+        pairs = zip(fields(self._plain()).values(), self.outputs.values(), strict=True)
         return max(float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel())
+
+    def _plain(self) -> Any:
+        """The module's result where nobody watches."""
+        with torch.no_grad():
+            return self.module(*self.args, **self.kwargs)
 
     # ------------------------------------------------------------------------------------- edits
 
@@ -235,14 +232,9 @@ class ModuleTrace(Caused):
                     f"{name} is given to the pass, not computed in it; change it there."
                 )
             keys[value.key] = _partial(change, index) if index else change
-        return ModuleTrace(
-            self.module,
-            self.args,
-            self.kwargs,
-            self.keep,
-            {**self.key_edits, **keys},
-            self.tokenizer,
-        )
+        edits_of_keys = {**self.key_edits, **keys}
+        call = (self.module, self.args, self.kwargs, self.keep)
+        return ModuleTrace(*call, edits_of_keys, self.tokenizer)
 
     # ----------------------------------------------------------------------------- as a document
 
@@ -357,20 +349,21 @@ def fields(output: Any) -> dict[str, Tensor]:
         output = dict(enumerate(output))
     elif not isinstance(output, Mapping):
         output = vars(output) if hasattr(output, "__dict__") else {}
-    tensors: dict[str, Tensor] = {}
-    for name, field in output.items():
-        for path, leaf in pytree.tree_leaves_with_path(field):
-            if isinstance(leaf, Tensor):
-                tensors[f"{start}{name}{''.join(f'.{_key(key)}' for key in path)}"] = leaf
-    return tensors
+    return named_tensors(output, start)
+
+
+def named_tensors(structure: Mapping[Any, Any], start: str = "") -> dict[str, Tensor]:
+    """The tensors inside of each entry by the path to them."""
+    return {
+        f"{start}{name}{''.join(f'.{_key(key)}' for key in path)}": leaf
+        for name, entry in structure.items()
+        for path, leaf in pytree.tree_leaves_with_path(entry)
+        if isinstance(leaf, Tensor)
+    }
 
 
 def _key(key: Any) -> Any:
     return getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))
-
-
-def _beside(name: str, names: Mapping[str, Value]) -> str:
-    return f"{name}_proj" if name in names else name
 
 
 def _addresses(recorder: Recorder, returned: Mapping[str, Value]) -> dict[str, Value]:
@@ -390,9 +383,9 @@ def _addresses(recorder: Recorder, returned: Mapping[str, Value]) -> dict[str, V
         path, _, name, occurrence = operation.place
         for value in operation.outputs:
             variable = operation.line.variable(value.output, len(operation.outputs))
-            words = [path, variable, name, str(occurrence) if occurrence > 1 else ""]
-            words.append(str(value.output) if value.output and not variable else "")
-            value.address = ".".join(word for word in words if word)
+            output = 0 if variable else value.output
+            words = (path, variable, name, occurrence if occurrence > 1 else 0, output)
+            value.address = ".".join(str(word) for word in words if word)
             while value.address in values:
                 value.address += "'"
             values[value.address] = value
@@ -406,11 +399,8 @@ def _addresses(recorder: Recorder, returned: Mapping[str, Value]) -> dict[str, V
             values[name] = value
             value.address = name
     for name, value in short.items():
-        if value.is_named or recorder.names.get(name, value) is not value:
-            continue
-        if recorder.modules.get(name, value) is not value:  # a layer's result has its path
-            continue
-        if name not in values or values[name] is value:
+        holders = (recorder.names, recorder.modules, values)  # a layer's result has its path
+        if not value.is_named and all(x.get(name, value) is value for x in holders):
             values[name] = value
             value.address = name
     return values

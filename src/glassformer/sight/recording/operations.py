@@ -57,8 +57,7 @@ class Value:
         if operation.name in ("overlay", "edit"):
             return False
         first = operation.inputs[0]
-        shares = first.geometry[0] == self.geometry[0] and first.dtype == self.dtype
-        return shares and self.geometry[0] != 0
+        return first.dtype == self.dtype and first.geometry[0] == self.geometry[0] != 0
 
 
 @dataclass(eq=False)

@@ -74,13 +74,12 @@ class Outside:
         """A pass over a text; of an encoder-decoder it is the source where no ``source`` stands
         beside it, and the target is empty."""
         need(source is None or self.is_pair, "This model reads one text; leave out the source.")
-        if source is not None:
-            return self.read(self.ids(text, True), self.ids(source), keep)
-        if self.encode is not None:
+        if self.encode is not None and source is None:
             return self._pass(user_code(self.encode, text), keep)
-        if self.is_pair:
-            return self.read(self.ids("", True), self.ids(text), keep)
-        return self.read(self.ids(text), keep=keep)
+        if not self.is_pair:
+            return self.read(self.ids(text), keep=keep)
+        target, source = ("", text) if source is None else (text, source)
+        return self.read(self.ids(target, True), self.ids(source), keep)
 
     def _pass(self, inputs: Any, keep: int) -> ModuleTrace:
         inputs = inputs if isinstance(inputs, dict | tuple) else (inputs,)

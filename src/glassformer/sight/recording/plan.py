@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from .operations import Operation, Value
 from .rules import CASTS, MOVES, POINTWISE
-
-if TYPE_CHECKING:
-    from .sides import Sides
+from .sides import Sides
 
 SIDES = {
     "B T C": "token segment position embed in write mid mid_cross resid out state",
@@ -93,15 +91,6 @@ def _inherited(value: Value) -> tuple[str, ...]:
         if x.shape == value.shape:
             return axes_of(x)
     return tuple(axes)
-
-
-class Pass(Protocol):
-    """A recorded pass, as a plan reads it."""
-
-    operations: list[Operation]
-    leaves: list[Value]
-    aliases: dict[str, Value]
-    outputs: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -189,7 +178,7 @@ class Plan:
     """Operations by address, in the order in which they were computed, of all that depends on the
     tokens."""
 
-    def __init__(self, trace: Pass) -> None:
+    def __init__(self, trace: Any) -> None:
         self.trace, self.aliases = trace, trace.aliases
         self.weights = {x.address: x.address for x in trace.leaves if x.kind == "weight"}
         self.sides: Sides | None = None
@@ -202,8 +191,6 @@ class Plan:
                 if value.is_named
             }
         else:  # a module without names of ours
-            from .sides import Sides
-
             outputs = [trace.aliases[name] for name in trace.outputs]
             self.sides = Sides(trace.operations, trace.leaves, outputs)
             visible, named = dict.fromkeys(_computed(self.sides, outputs)), {}
@@ -269,10 +256,10 @@ class Plan:
         word = last_word(value) if value.is_named else operation.line.variable(0, 1)
         if self.sides is not None:
             word = "logits" if value is self.sides.head else ""
-        kind = KINDS.get((operation.name, word)) or KINDS.get((operation.name, ""))
+        plain = KINDS.get((operation.name, ""), operation.name)
+        kind, inputs = KINDS.get((operation.name, word), plain), (*_sources(operation, visible),)
         if value.address in ("pool.write", "token_head.write"):
             kind = "classify"
-        kind, inputs = kind or operation.name, tuple(_sources(operation, visible))
         line, module = str(operation.line), operation.place[0] if self.sides else ""
         return Op(value, value.address, kind, inputs, axes, weights, line, module, across)
 
@@ -283,7 +270,7 @@ def of_source(name: str, axis: str) -> bool:
     return across or (axis in ("T", "S") and name.startswith(("encoder.", "source")))
 
 
-def _visible(trace: Pass) -> dict[Value, None]:
+def _visible(trace: Any) -> dict[Value, None]:
     """Values with a name, and sums, products and norms that depend on the tokens."""
     inputs = [x for x in trace.leaves if x.kind == "input"]
     reached, visible = set(inputs), dict.fromkeys(inputs)
@@ -314,12 +301,12 @@ def _computed(sides: Sides, outputs: list[Value]) -> Iterator[Value]:
 def _sources(operation: Operation, visible: Mapping[Value, None]) -> dict[str, None]:
     """The visible values that an operation reads, others walked through."""
     sources: dict[str, None] = {}
-    stack, seen = [*reversed(operation.inputs)], set[Value]()
+    stack, walked = [*reversed(operation.inputs)], set[Value]()
     while stack:
         x = stack.pop()
         if x in visible:
             sources[x.address] = None
-        elif x.operation is not None and x not in seen:
-            seen.add(x)
+        elif x.operation is not None and x not in walked:
+            walked.add(x)
             stack += reversed(x.operation.inputs)
     return sources

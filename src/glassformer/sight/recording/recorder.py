@@ -130,12 +130,10 @@ class Recorder(TorchFunctionMode):
         """Copies what the pass has written into weights, buffers and inputs, which a later pass may
         write again."""
         leaves = {leaf.geometry[0] for leaf in self.leaves}
-        results = [value for operation in self.operations for value in operation.outputs]
-        written = {
-            x.geometry[0] for x in results if x.operation and x.operation.written is not None
-        }
-        for value in results:
-            if value.tensor is not None and value.geometry[0] in leaves & written:
+        writes = (operation for operation in self.operations if operation.written is not None)
+        written = leaves & {x.geometry[0] for operation in writes for x in operation.outputs}
+        for value in (x for operation in self.operations for x in operation.outputs):
+            if value.tensor is not None and value.geometry[0] in written:
                 value.tensor = value.tensor.clone()
 
     def _enter(self, path: str, module: nn.Module, args: Any) -> None:
@@ -149,12 +147,10 @@ class Recorder(TorchFunctionMode):
         if threading.get_ident() != self._thread:
             return
         path, _, start = self._stack.pop()
-        first = next(iter(tensors_of(result)), None)
-        if first is not None:
+        for first in tensors_of(result)[:1]:
             self.modules[path] = value = self.value(first)
-            if (
-                value.operation in self.operations[start:]
-            ):  # else it only hands on what it was given
+            # else it only hands on what it was given
+            if value.operation in self.operations[start:]:
                 self.returned[path] = value
 
     @property
@@ -193,9 +189,7 @@ class Recorder(TorchFunctionMode):
         """Records ``function(*args, **kw)`` as the steps that gave ``result``: they run on tensors
         without numbers, which are computed when asked for."""
         line = calling_line()
-        values = {id(x): self.value(x) for x in tensors_of((args, kw))}
-        with self.paused():
-            empty = {id(x): self._empty(values[id(x)]) for x in tensors_of((args, kw))}
+        empty = {id(x): self._empty(self.value(x)) for x in tensors_of((args, kw))}
         args, kw = pytree.tree_map(lambda x: empty.get(id(x), x), (args, kw))
         self.is_written_out = True
         value = self.value(function(*args, **kw))
@@ -210,16 +204,15 @@ class Recorder(TorchFunctionMode):
 
     def imagine(self, name: str, function: Callable[..., Tensor], *values: Value) -> None:
         """Names what ``function`` gives of values: no part of the pass, computed when asked for."""
-        with self.paused():
-            empty = [self._empty(value) for value in values]
-        self.name(name, function(*empty))
+        self.name(name, function(*map(self._empty, values)))
         operation = self.names[name].operation
         assert operation is not None
         operation.line = Line()
 
     def _empty(self, value: Value) -> Tensor:
         """A tensor without numbers that stands for a value."""
-        tensor = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        with self.paused():
+            tensor = torch.empty(value.shape, dtype=value.dtype, device="meta")
         self._live[id(tensor)] = (weakref.ref(tensor), value)
         return tensor
 
@@ -247,13 +240,10 @@ class Recorder(TorchFunctionMode):
 
     def _sharers(self, tensor: Tensor) -> list[tuple[Tensor, Value]]:
         """The other live tensors that share memory with ``tensor``."""
-        storage, sharers = self.value(tensor).geometry[0], []
-        for key in dict.fromkeys(self._sharing[storage]):
-            ref, value = self._live[key]
-            alias = ref()
-            if alias is not None and alias is not tensor and value.geometry[0] == storage:
-                sharers.append((alias, value))
-        return sharers
+        storage = self.value(tensor).geometry[0]
+        live = (self._live[key] for key in dict.fromkeys(self._sharing[storage]))
+        sharers = [(ref(), value) for ref, value in live if value.geometry[0] == storage]
+        return [(x, value) for x, value in sharers if x is not None and x is not tensor]
 
     def _keep(self, value: Value) -> None:
         """Keeps a result, and drops the largest ones where all are more than the bound."""
@@ -333,14 +323,11 @@ class Recorder(TorchFunctionMode):
         sharers = self._sharers(target)
         self.value(target)
         self._copy_kept(target)
-        if kwargs.get("out") is target:  # its numbers before are not read
-            unwritten = {name: x for name, x in kwargs.items() if name != "out"}
-            operation = self._operation(function, args, unwritten)
-            operation.written = NEW
-        else:
-            operation = self._operation(function, args, kwargs)
-            inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            operation.written = next(at for at, x in enumerate(inputs) if x is target)
+        is_out = kwargs.get("out") is target  # its numbers before are not read
+        operands = {name: x for name, x in kwargs.items() if name != "out" or not is_out}
+        operation = self._operation(function, args, operands)
+        places = [at for at, x in enumerate(tensors_of((args, operands))) if x is target]
+        operation.written = NEW if is_out else places[0]
         result = function(*args, **kwargs)
         edited = self._result(operation, target)
         if edited is not target:
@@ -350,27 +337,29 @@ class Recorder(TorchFunctionMode):
         new = self.value(target)
         for alias, value in sharers:
             call = partial(overlay, value.geometry, new.geometry)
-            self._result(self._step(call, "overlay", (value, new), operation.line), alias)
+            overlaid = self._operation(call, (value, new), step=("overlay", operation.line))
+            self._result(overlaid, alias)
         return result
 
-    def _operation(self, function: Any, args: Any, kwargs: Any, count: int = 1) -> Operation:
-        self._check_random(name := function_name(function), args, kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+    def _operation(
+        self,
+        function: Any,
+        args: Any,
+        kwargs: Any = None,
+        count: int = 1,
+        step: tuple[str, Line] | None = None,
+    ) -> Operation:
+        """Records a call; a ``step`` of the recorder's own has a name and the line that it
+        follows."""
+        name, line = step or (function_name(function), calling_line())
+        if step is None:
+            self._check_random(name, args, kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs or {}))
         leaves = [self.value(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        line = calling_line()
         at = (self.path, line.variable(0, count), name)
         self._occurrences[at] += 1
         operation = Operation(function, name, leaves, spec, line, (*at, self._occurrences[at]))
         operation.is_written_out = self.is_written_out
-        self.operations.append(operation)
-        return operation
-
-    def _step(self, call: Any, name: str, inputs: tuple[Value, ...], line: Line) -> Operation:
-        """An operation of the recorder's own: no function of PyTorch that the module called."""
-        leaves, spec = pytree.tree_flatten((inputs, {}))
-        at = (self.path, line.variable(0, 1), name)
-        self._occurrences[at] += 1
-        operation = Operation(call, name, leaves, spec, line, (*at, self._occurrences[at]))
         self.operations.append(operation)
         return operation
 
@@ -395,10 +384,10 @@ class Recorder(TorchFunctionMode):
         self._register(tensor, value)
         if tensor.device.type == "meta":  # its shape is all there is
             value.tensor = None
-        elif tensor.layout == torch.strided:
+            return tensor
+        if tensor.layout == torch.strided:
             self._keep(value)
-        is_empty = tensor.device.type == "meta"
-        return tensor if is_empty else self._changed(tensor, value)
+        return self._changed(tensor, value)
 
     def _changed(self, tensor: Tensor, value: Value) -> Tensor:
         """A result after its edit, where it has one."""
@@ -423,7 +412,7 @@ class Recorder(TorchFunctionMode):
                 "keep the shape."
             )
         line = Line() if value.operation is None else value.operation.line
-        return self._result(self._step(edit, "edit", (value,), line), after)
+        return self._result(self._operation(edit, (value,), step=("edit", line)), after)
 
 
 MULTI_HEAD = types.FunctionType(

@@ -121,27 +121,19 @@ def _linear(operation: Operation, region: Region) -> Need | None:
     x, weight, *bias = operation.inputs
     if len(weight.shape) != 2:
         return None
-    row = (*region[:-1], slice(0, x.shape[-1]))
-    return Need(
-        [row, (region[-1], slice(0, weight.shape[1])), *[(region[-1],) for _ in bias]], region
-    )
+    column, width = region[-1], slice(0, x.shape[-1])
+    return Need([(*region[:-1], width), (column, width), *[(column,) for _ in bias]], region)
 
 
 def _matmul(operation: Operation, region: Region) -> Need | None:
-    first, second = (value.shape for value in operation.inputs[:2])
-    batch = list(region)
+    """The rows of one and the columns of the other; of ``addmm`` after what it is added to."""
+    *added, first, second = (value.shape for value in operation.inputs[:3])
+    batch, width = list(region), slice(0, first[-1])
     column = () if len(second) == 1 else (batch.pop(),)
     row = () if len(first) == 1 else (batch.pop(),)
-    a = (*_broadcast(first[:-2], tuple(batch)), *row, slice(0, first[-1]))
-    b = (*_broadcast(second[:-2], tuple(batch)), slice(0, first[-1]), *column)
-    return Need([a, b], region)
-
-
-def _addmm(operation: Operation, region: Region) -> Need | None:
-    bias, first, second = (value.shape for value in operation.inputs)
-    *batch, row, column = region
-    a, b = (*batch, row, slice(0, first[-1])), (*batch, slice(0, second[-2]), column)
-    return Need([_broadcast(bias, region), a, b], region)
+    a = (*_broadcast(first[:-2], tuple(batch)), *row, width)
+    b = (*_broadcast(second[:-2], tuple(batch)), width, *column)
+    return Need([*(_broadcast(shape, region) for shape in added), a, b], region)
 
 
 def _along(operation: Operation, region: Region) -> Need | None:
@@ -179,8 +171,8 @@ RULES: dict[str, Callable[[Operation, Region], Need | None]] = {
     "mv": _matmul,
     "dot": _matmul,
     "batch_norm": _channel,
-    "addmm": _addmm,
-    "baddbmm": _addmm,
+    "addmm": _matmul,
+    "baddbmm": _matmul,
     "softmax": _along,
     "log_softmax": _along,
     "layer_norm": _norm,
@@ -200,11 +192,9 @@ def read(value: Value, region: Region | None = None) -> Tensor:
         return read(operation.inputs[0], region)
     if value.tensor is not None:
         tensor = value.tensor.detach()
-    elif region is None or math.prod(value.shape) <= WHOLE:
+    elif operation is None or region is None or math.prod(value.shape) <= WHOLE:
         tensor = _again(value)
     else:
-        operation = value.operation
-        assert operation is not None, "a value without an operation is kept"
         needed = need(operation, value, region)
         tensors = [read(x, at) for x, at in zip(operation.inputs, needed.inputs, strict=True)]
         with torch.no_grad():

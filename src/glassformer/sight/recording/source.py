@@ -39,11 +39,6 @@ class Line:
             return self.variables[0]
         return self.variables[output] if count == len(self.variables) else ""
 
-    @property
-    def text(self) -> str:
-        """The line as it stands in the file."""
-        return linecache.getline(self.file, self.number).strip()
-
 
 def calling_line() -> Line:
     """The innermost line of code under way that is neither PyTorch's nor the recorder's; of a module

@@ -163,35 +163,37 @@ class Structure:
         for x, write in zip(self.states, self.writes, strict=False):
             fresh = self._from[write] & ~self._from.get(x, 0)
             # what an encoder's stream has taken up is no head of this one
-            taken = [total for bit, (*_, total) in self._residual.items() if fresh >> bit & 1]
-            heads = [
-                attention
-                for attention in self.attentions
-                if fresh >> (bit := self._from[attention.mixed].bit_length() - 1) & 1
-                and not any(self._from[total] >> bit & 1 for total in taken)
+            taken = [self._from[y] for bit, (*_, y) in self._residual.items() if fresh >> bit & 1]
+            mixed = [
+                value
+                for value in (attention.mixed for attention in self.attentions)
+                if self._has(fresh, value) and not any(self._has(y, value) for y in taken)
             ]
-            for attention in heads:
-                first = "0,head" if len(attention.mixed.shape) == 4 else "head"
-                addresses.append(f"{attention.mixed.address}[{first},{place}]")
-            if not heads:
+            for value in mixed:
+                first = "0,head" if len(value.shape) == 4 else "head"
+                addresses.append(f"{value.address}[{first},{place}]")
+            if not mixed:
                 row = f"0,{place}" if len(write.shape) == 3 else place
                 addresses.append(f"{write.address}[{row}]")
         return addresses
 
+    def _has(self, origins: int, value: Value) -> bool:
+        """True where a value of the pass is among those of a set of bits."""
+        return bool(origins >> self._from[value].bit_length() - 1 & 1)
+
     def _head(self) -> list[Operation]:
         """The functions between the last state and the answer."""
         last, needed = self.states[-1], self._from[self.answer]
-        start = self._from[last].bit_length() - 1
         return [
             operation
             for operation in self.trace.operations
-            if any(self._from[x] >> start & 1 for x in operation.outputs)
-            and any(needed >> self._from[x].bit_length() - 1 & 1 for x in operation.outputs)
+            if any(self._has(self._from[x], last) for x in operation.outputs)
+            and any(self._has(needed, x) for x in operation.outputs)
             and last not in operation.outputs
         ]
 
     def decode(self, state: Tensor) -> Tensor:
-        """The answer (B, T, V) as the model's bit_of_x head reads it from a state (B, T, C)."""
+        """The answer (B, T, V) as the model's head reads it from a state (B, T, C)."""
         values = {self.states[-1]: state}
         with torch.no_grad():
             for operation in self._head():

@@ -160,12 +160,9 @@ class Trace(ModuleTrace):
             for path in attentions:
                 projections = [recorder.modules.get(f"{path}.{name}") for name in "qkv"]
                 present = [value for value in projections if value is not None]
-                if (
-                    len(present) == 3
-                    and not attentions[path].cross
-                    and f"{path}.qkv" not in recorder.names
-                ):
-                    recorder.imagine(f"{path}.qkv", lambda *x: torch.cat(x, -1), *present)
+                is_apart = len(present) == 3 and not attentions[path].cross
+                if is_apart and (name := f"{path}.qkv") not in recorder.names:
+                    recorder.imagine(name, lambda *x: torch.cat(x, -1), *present)
             if "logits" in recorder.names:
                 recorder.imagine("probs", partial(torch.softmax, dim=-1), recorder.names["logits"])
         return output
@@ -233,16 +230,15 @@ class Trace(ModuleTrace):
             raise UserError(f'{name} has no words along {axis}; give a number, not "{word}".')
         ids, reader = self.side(name, axis)[0].tolist(), self.reads(name, axis)
         labels, named = display_texts(reader, ids), pieces(reader, ids)
-        positions = [
-            at for at, label in enumerate(labels) if word in (label, label.strip("·"), named[at])
-        ]
+        forms = zip(labels, (label.strip("·") for label in labels), named, strict=True)
+        positions = [at for at, words in enumerate(forms) if word in words]
         if len(positions) == 1:
             return str(positions[0])
-        available = ", ".join(f"{at} {piece}" for at, piece in enumerate(labels[:40]))
         if positions:
             raise UserError(
                 f'"{word}" stands at {" and ".join(map(str, positions))}; give one of these numbers.'
             )
+        available = ", ".join(f"{at} {piece}" for at, piece in enumerate(labels[:40]))
         raise UserError(f'No token of the text is "{word}"; give a number. There are: {available}.')
 
     def example(self) -> str:
@@ -290,15 +286,9 @@ class Trace(ModuleTrace):
         """Facts about the model: its kind, sizes, and what can be asked of it."""
         return answers.card(self.model.config)
 
-    def check(self) -> float:
-        """The largest difference between this trace's last logits and those of a pass that nobody
-        watches."""
+    def _plain(self) -> Any:
         with inference(self.model):
-            tape = Tape(edits=self.edits) if self.edits else None
-            plain = self.model(*self.args, tape=tape)
-        name = "logits" if "logits" in self.outputs and plain.logits.shape[1] else "hidden"
-        traced = self.outputs[name][:, -1]
-        return float((getattr(plain, name)[:, -1] - traced).abs().max())
+            return self.model(*self.args, tape=Tape(edits=self.edits) if self.edits else None)
 
     def lines(self, all: bool = False) -> list[str]:
         """The plan as text: a line for each operation, in order."""

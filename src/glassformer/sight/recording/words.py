@@ -6,9 +6,7 @@ from typing import Any
 
 EQUATIONS = {
     "linear": "sum_i x_i W[o,i] (+ b_o)",
-    "matmul": "sum_i a[r,i] b[i,c]",
-    "bmm": "sum_i a[r,i] b[i,c]",
-    "mm": "sum_i a[r,i] b[i,c]",
+    **dict.fromkeys(("matmul", "bmm", "mm"), "sum_i a[r,i] b[i,c]"),
     "mv": "sum_i a[r,i] b_i",
     "dot": "sum_i a_i b_i",
     "addmm": "b_c + sum_i x_i W[i,c]",
@@ -17,10 +15,10 @@ EQUATIONS = {
     "grouped_mm": "sum_i x_i W_e[i,c]",
     "softmax": "e^(x_j - max) / sum_i e^(x_i - max)",
     "log_softmax": "x_j - log sum_i e^x_i",
-    "layer_norm": "(x - mean) / sqrt(var + eps) * gain + shift",
+    **dict.fromkeys(
+        ("layer_norm", "batch_norm", "group_norm"), "(x - mean) / sqrt(var + eps) * gain + shift"
+    ),
     "rms_norm": "x / sqrt(mean(x^2) + eps) * gain",
-    "batch_norm": "(x - mean) / sqrt(var + eps) * gain + shift",
-    "group_norm": "(x - mean) / sqrt(var + eps) * gain + shift",
     "cross_entropy": "log sum_i e^x_i - x_target",
     "logsumexp": "log sum_i e^x_i",
     "index_add": "x + sum_i y_i",
@@ -63,19 +61,12 @@ EQUATIONS = {
     "einsum": "sum_i a_i b_i",
 }
 
+PRODUCTS = ["linear", "matmul", "bmm", "mm", "mv", "dot", "addmm", "baddbmm", "einsum"]
+WINDOWS = ["conv1d", "conv2d", "conv_transpose2d"]
 SENTENCES = {
-    "linear": "{terms} products are added up.",
-    "matmul": "{terms} products are added up.",
-    "bmm": "{terms} products are added up.",
-    "mm": "{terms} products are added up.",
-    "mv": "{terms} products are added up.",
-    "dot": "{terms} products are added up.",
-    "addmm": "{terms} products are added up.",
-    "baddbmm": "{terms} products are added up.",
+    **dict.fromkeys(PRODUCTS, "{terms} products are added up."),
     "grouped_mm": "{terms} products with the matrix of the row's expert are added up.",
-    "conv1d": "{count} numbers: products of the window and the filter, added up.",
-    "conv2d": "{count} numbers: products of the window and the filter, added up.",
-    "einsum": "{terms} products are added up.",
+    **dict.fromkeys(WINDOWS, "{count} numbers: products of the window and the filter, added up."),
     "embedding": "Row {row} of the table {table}; nothing is computed.",
     "softmax": "e^(x - {max:.6g}) = {exp:.6g}, divided by the sum of all {terms}, {sum:.6g}.",
     "layer_norm": "The row's mean {mean:.6g} is taken away, the rest divided by its deviation {deviation:.6g}.",
@@ -86,7 +77,6 @@ SENTENCES = {
     "cross_entropy": "The logarithm of the sum of e^x less x of the target, the mean of all places.",
     "index_add": "Numbers that go to this place are added up.",
     "scatter_add": "Numbers that go to this place are added up.",
-    "conv_transpose2d": "{count} numbers: products of the window and the filter, added up.",
     "gru_cell": "A step of a gated unit, from {count} numbers: its input, its state before, its weights.",
     "lstm_cell": "A step of a memory cell, from {count} numbers: its input, its state before, its weights.",
     "lstm": "All steps of a memory in one function, from {count} numbers.",

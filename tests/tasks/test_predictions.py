@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import glassformer
 import tiny
 from glassformer import config as c
 from glassformer.core.nn import build_model
@@ -225,3 +226,19 @@ def test_bad_input(tokenizer):
         embed(model, tokenizer, [])
     with mistake("batch is 0"):
         embed(model, tokenizer, TEXTS, batch=0)
+
+
+def test_a_blank_takes_the_space_before_it_where_words_hold_theirs():
+    """Of a byte-level BPE a word has its space in it: " cat" is one token, as in RoBERTa's files."""
+    words = train_tokenizer("bpe", [" the cat sat on the mat" * 20], 300, [*WORDS[:5]])
+    ids = words.encode("the [MASK] sat", special=True)
+    assert ids == [*words.encode("the"), words.mask, *words.encode(" sat")]
+    shape = replace(tiny.bert(), embed=c.Embed(words.size, segments=2))
+    (filled,) = fill(build_model(shape, seed=1).eval(), words, "the ___ sat", top=3)
+    assert [way.text for way in filled] == [f"the {way.words[0]} sat" for way in filled]
+
+
+def test_the_encoder_of_the_package_fills_a_blank():
+    model, tokenizer = glassformer.load("tiny-encoder", dtype="float32")
+    ((best, *_),) = glassformer.fill(model, tokenizer, "There was a little ___ named Lily.")
+    assert best.words == ["girl"] and best.probability > 0.8

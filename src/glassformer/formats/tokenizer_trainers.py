@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import UserError, nearest, need
 from ..core.tokenizer import Tokenizer
 from ..core.tokenizer.library import library_errors, load, reason
-from ..core.tokenizer.tokenizer_json import Spec, make_spec
+from ..core.tokenizer.tokenizer_json import USUAL, Spec, make_spec
 from ..core.tokenizer.vocabulary import byte_alphabet, bytes_by_letter
 from . import sentencepiece, wordpiece
 from .byte_level import RankEncoding, byte_level, split
@@ -121,7 +121,10 @@ def _bpe(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:
     names = dict.fromkeys([*alphabet, *model["vocab"]])  # a byte's id is its value
     vocabulary = {name: id for id, name in enumerate(names)}
     kind = RankEncoding(None, {name: len(vocabulary) + at for at, name in enumerate(specials)})
-    return byte_level(vocabulary, model["merges"], kind)
+    spec = byte_level(vocabulary, model["merges"], kind)
+    for token in spec["added_tokens"]:  # a word has its space in it, so a hidden word takes it too
+        token["lstrip"] = token["content"] in USUAL["mask"]
+    return spec
 
 
 def _wordpiece(texts: Iterator[str], size: int | None, specials: list[str]) -> Spec:

@@ -47,7 +47,8 @@ def look(
         tokenizer: The tokenizer that came with it; None where the text is ids.
         text: A text, or token ids (length) or (batch, length). A text gets the tokens that generation
             would put around it.
-        patterns: Names of values with * and ?, such as "*.attn.pattern"; none means every value.
+        patterns: Names of values with ``*`` and ``?``, such as ``"*.attn.pattern"``; none means
+            every value.
         source: What an encoder-decoder's encoder reads.
         edits: Changes to the run; what is seen is the changed run's.
 

@@ -18,7 +18,9 @@ from sphinx.errors import SphinxError
 
 from site_page import DOCS, built
 
-MOST = 10_000_000  # bytes of the site
+MOST = (
+    15_000_000  # bytes of the site; each of five frames holds a model that computes, 0.9 to 2.2 MB
+)
 
 
 def test_what_a_page_can_do(site_page):

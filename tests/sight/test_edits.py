@@ -41,6 +41,7 @@ from glassformer.sight.looking import token_ids
 from glassformer.sight.reading import Reading, build_hooks
 from glassformer.tasks.evaluation import likelihoods, score
 from glassformer.tasks.predictions import classify, tag
+from mistakes import mistake
 
 MODELS = {name: tiny.model(cfg) for name, cfg in tiny.ALL.items()}
 ATTENTION = "decoder.blocks.0.attn"
@@ -732,3 +733,20 @@ def test_routers_are_seen_as_edited():
     p = torch.tensor(row).softmax(0)[1:3]
     assert (observed[f"{piece}.chosen"] == torch.tensor([1, 2])).all()
     torch.testing.assert_close(observed[f"{piece}.weight"], (p / p.sum()).expand(2, 10, -1))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("head_off(3, 0)", "path is 3; give str"),
+        ("attn_off([1])", r"path is \[1\]; give str"),
+        ("mask_token('x')", "position is 'x'; give int"),
+        ("set_value('*.resid', 0, 1e38)", r"positions is 1e\+38; give Positions"),
+        ("set_attention('*.attn', 0, 0.5, [1.0])", "query is 0.5; give Positions"),
+        ("swap_token(0, [1])", r"token is \[1\]; give int | str"),
+        ("patch(5, {})", "path is 5; give str"),
+    ],
+)
+def test_a_literal_of_another_type_is_a_sentence(text, sentence):
+    with mistake(sentence):
+        parse(text)

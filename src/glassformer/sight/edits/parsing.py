@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+from typing import Any
 
-from ...core.errors import UserError, nearest
+from ...core.errors import UserError, nearest, need
 from .base import Edit
 from .parts import attn_off, expert_off, head_off, mlp_off, set_attention
 from .tokens import mask_token, swap_token
@@ -29,6 +30,17 @@ EDITS: dict[str, type[Edit]] = {
     )
 }
 """Every edit by its name."""
+NONE = type(None)
+TYPES: dict[str, Any] = {
+    "str": str,
+    "int": int,
+    "float": (int, float),
+    "int | None": (int, NONE),
+    "int | str": (int, str),
+    "Mapping[int, float] | Sequence[float]": (dict, list, tuple),
+    "Positions": (int, str, list, tuple, NONE),
+}
+"""What a literal must be, by the annotation of the argument that it is given for."""
 
 
 def parse(text: str) -> Edit:
@@ -51,9 +63,16 @@ def parse(text: str) -> Edit:
         raise UserError(
             f"{text!r} holds more than texts, numbers, lists and tables; {example}."
         ) from None
+    signature = inspect.signature(EDITS[name])
     try:
-        inspect.signature(EDITS[name]).bind(*args, **named)
+        arguments = signature.bind(*args, **named).arguments
     except TypeError as error:
-        takes = ", ".join(str(parameter) for parameter in inspect.signature(EDITS[name]).parameters)
+        takes = ", ".join(signature.parameters)
         raise UserError(f"{text!r} does not fit ({error}); {name} takes {takes}.") from None
+    for argument, value in arguments.items():
+        kind = str(signature.parameters[argument].annotation)
+        need(
+            isinstance(value, TYPES.get(kind, object)),
+            f"{text!r} does not fit: {argument} is {value!r}; give {kind}.",
+        )
     return EDITS[name](*args, **named)

@@ -30,18 +30,21 @@ OPENED = """address => {
     operands: here.querySelectorAll('button.num.link').length,
   };
 }"""
-PLACES = {  # the cards that are opened, the linear layer and its name in the code, the attention
+PLACES = {  # a block, the cards that are opened, the linear layer and its name, the attention
     "Llama": (
+        "layer 1",
         ("model.layers.1.self_attn",),
         ("q_proj", "query_states.linear"),
         "attentions",
     ),
     "Bert": (
+        "E1",
         ("bert.encoder.layer.1.attention", "bert.encoder.layer.1.attention.self"),
         ("query", "query_layer.linear"),
         "attentions",
     ),
     "T5": (
+        "layer 1",
         ("decoder.block.1.layer.1", "decoder.block.1.layer.1.EncDecAttention"),
         ("q", "query_states.linear"),
         "cross_attentions",
@@ -66,7 +69,7 @@ def link(folders, serving):
 
 def truth(folder: Any, name: str) -> tuple[Any, Any]:
     """What one layer and one attention give, by a pass that this library has no part in."""
-    path, (layer, _), attentions = PLACES[name][0][-1], *PLACES[name][1:]
+    _, (*_, path), (layer, _), attentions = PLACES[name]
     kind = getattr(transformers, recorded_models.CLASSES[name])
     model = kind.from_pretrained(folder, attn_implementation="eager").eval()
     reader = transformers.AutoTokenizer.from_pretrained(folder)
@@ -109,10 +112,10 @@ def opened(tab: Any, address: str, x: float, y: float) -> dict[str, str]:
 @pytest.mark.parametrize("name", PLACES)
 def test_a_clicked_cell_is_torchs_number(name, folders, link, new_tab):
     tab = new_tab
-    modules, (_, variable), _ = PLACES[name]
+    block, modules, (_, variable), _ = PLACES[name]
     linear, pattern = truth(folders[name], name)
     tab.goto(f"{link}#inside?{urlencode({'m': name, 't': TEXT, 's': SOURCE})}")
-    tab.get_by_role("button", name=re.compile("^(layer |E)1$")).last.click()
+    tab.locator("main").get_by_role("button", name=block, exact=True).click()
     for module in modules:
         card(tab, module).click()
     crumb = tab.get_by_role("button", name=modules[-1].split(".1.", 1)[1], exact=True)

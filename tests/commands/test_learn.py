@@ -63,8 +63,10 @@ def test_the_real_command_over_a_class(tmp_path):
     for learner, code in (("ada", exercise.solution), ("bob", exercise.starter)):
         (tmp_path / learner).mkdir()
         (tmp_path / learner / "work.py").write_text(f"# exercise: causal-mask\n{code}")
-    done = command(tmp_path, "check --all . --json")
+    done = command(tmp_path, "check --all . --json --grades out/class.csv --gradebook canvas")
     assert done.returncode == 0, done.stderr
+    grades = (tmp_path / "out" / "class.csv").read_text().splitlines()
+    assert grades[2:] == ["ada,,,ada,,10", "bob,,,bob,,0"]
     results = {(row["learner"], row["state"], row["file"]) for row in json.loads(done.stdout)}
     assert results == {("ada", "passed", "ada/work.py"), ("bob", "todo", "bob/work.py")}
     assert not list(tmp_path.rglob(progress.FILE))
@@ -77,6 +79,29 @@ def test_a_class_as_a_table(tmp_path, terminal):
     assert "ada      causal-mask  stopped  line 2" in output
     assert "refused" in output
     assert "2 learners, 2 files, 0 passed." in terminal.notes
+
+
+def test_lab_sheets_and_their_solutions(tmp_path, terminal):
+    (tmp_path / "names.txt").write_text("Ada\n\n  Alan Turing \nAda\n")
+    words = f"learn sheets {tmp_path / 'names.txt'} --seed 7 --problems loss,norms --out {tmp_path}"
+    assert terminal(words).split() == [str(tmp_path / n) for n in ("sheets.html", "solutions.html")]
+    assert "2 students" in terminal.notes
+    sheets = (tmp_path / "sheets.html").read_text()
+    assert "Alan Turing" in sheets and sheets != (tmp_path / "solutions.html").read_text()
+    terminal(words)
+    assert sheets == (tmp_path / "sheets.html").read_text()
+    (tmp_path / "names.txt").write_text("\n")
+    terminal(words, code=2)
+    assert "names no student" in terminal.notes
+
+
+def test_grades_are_of_a_class(tmp_path, terminal):
+    (tmp_path / "ada.py").write_text("# exercise: causal-mask\n")
+    terminal(f"learn check {tmp_path}/ada.py --grades {tmp_path}/a.csv", code=2)
+    assert "give --all CLASS too" in terminal.notes
+    terminal(f"learn check --all {tmp_path} --grades {tmp_path}/a.csv --gradebook moodle", code=2)
+    assert "csv, canvas, nbgrader" in terminal.notes
+    assert not (tmp_path / "a.csv").exists()
 
 
 def test_a_broken_file_through_the_real_command(tmp_path):

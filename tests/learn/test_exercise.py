@@ -72,7 +72,7 @@ def test_what_a_file_says(tmp_path):
         ("# %% check", "", "no line '# %% check'"),
         ("    # END\n\n\ndef g", "\n\ndef g", "has 2 TODO and 1 END"),
         ("def check", "def chek", "no function check"),
-        ("3.5", '"three"', "ROAD and SECONDS are numbers"),
+        ("3.5", '"three"', "ROAD, SECONDS and POINTS are numbers"),
         ("3.5", "3 + 1 + x", "line 4: ROAD is computed"),
         ("def f(x):", "def f(x)", "line 9 is not Python"),
     ],

@@ -8,21 +8,24 @@ from typing import Any
 
 from ..core.errors import UserError, need, note
 from .common import CommandOutput, count_noun, progress_counter, tables
+from .options import read_file
 
 EXAMPLES = (
     "glassformer learn",
     "glassformer learn start causal-mask",
     "glassformer learn check causal_mask.py",
     "glassformer learn hint causal-mask",
-    "glassformer learn check --all CLASS --json",
+    "glassformer learn check --all CLASS --grades grades.csv --gradebook canvas",
     "glassformer learn solution causal-mask",
+    "glassformer learn sheets STUDENTS.txt --seed 7 --out lab1",
 )
 USAGE = """glassformer learn [--out FOLDER] [--exercises FOLDER] [--json]
        glassformer learn start NAME [--out FOLDER] [--notebook]
        glassformer learn check [FILE|NAME] [--seed S] [--seconds T] [--json]
-       glassformer learn check --all CLASS [--json]
+       glassformer learn check --all CLASS [--grades FILE [--gradebook LAYOUT]] [--json]
        glassformer learn hint NAME [--all-hints]
-       glassformer learn solution NAME"""
+       glassformer learn solution NAME
+       glassformer learn sheets STUDENTS [--problems NAMES] [--seed S] [--out FOLDER]"""
 EPILOG = (
     "A check runs your code in processes of their own, with limits of time and memory; it "
     "is no sandbox."
@@ -91,6 +94,8 @@ def check(
     file: str | None = None,
     *,
     all_: Path | None = None,
+    grades: Path | None = None,
+    gradebook: str = "csv",
     seed: int | None = None,
     seconds: float | None = None,
 ) -> CommandOutput:
@@ -98,6 +103,8 @@ def check(
 
     file FILE: your file, or the name of its exercise; the one that was changed last
     all_ CLASS: a folder of many learners' files
+    grades FILE: with --all, the class's points as comma-separated values
+    gradebook LAYOUT: who reads --grades: csv (a column for each exercise), canvas or nbgrader
     seed S: draw the inputs of an earlier check again
     seconds T: stop the code after so many of the processor (20)
     """
@@ -114,7 +121,8 @@ def check(
     )
     if all_:
         need(file is None, "Give a FILE or --all CLASS, not both.")
-        return _check_class(all_, options.exercises, seconds)
+        return _check_class(all_, options.exercises, seconds, grades, gradebook)
+    need(grades is None, "--grades is for a class; give --all CLASS too.")
     path = _started_file(options.out, Path(file)) if file else _latest_file(options.out)
     with Checker(options.exercises) as checker:
         verdict = checker.check(path, seed, seconds)
@@ -205,25 +213,71 @@ def _latest_file(folder: Path) -> Path:
     )
 
 
-def _check_class(folder: Path, exercises: Path | None, seconds: float | None) -> CommandOutput:
+def _check_class(
+    folder: Path,
+    exercises: Path | None,
+    seconds: float | None,
+    grades: Path | None,
+    gradebook: str,
+) -> CommandOutput:
     """Checks each learner's files; a row for each."""
+    from ..core import files
     from ..learn.checking import Checker, class_folder
+    from ..learn.exercise import catalogue
+    from ..learn.grades import LAYOUTS, grades_file, learner_points
 
+    need(
+        gradebook in LAYOUTS,
+        f"--gradebook is {gradebook!r}; give {', '.join(LAYOUTS)}.",
+    )
     reports, rows, count = [], [], progress_counter("files checked")
+    verdicts = []
     with Checker(exercises) as checker:
         for learner, verdict in class_folder(folder, checker, seconds):
+            verdicts.append((learner, verdict))
             reports.append({"learner": learner, **verdict.to_dict()})
             count(len(reports))
             message = f"{verdict.where}: {verdict.message}".removeprefix(": ")
             rows.append((learner, verdict.exercise, verdict.state, message[:100]))
+    if grades:
+        handed_in = {verdict.exercise for _, verdict in verdicts}
+        points = {e.name: e.points for e in catalogue(exercises) if e.name in handed_in}
+        files.write(grades, grades_file(learner_points(verdicts, points), points, gradebook))
     passed = sum(row[2] == "passed" for row in rows)
     learners = count_noun(len({row[0] for row in rows}), "learner")
     heading = ("learner", "exercise", "state", "what")
     return CommandOutput(
         reports,
         tables.lines(rows, heading, (0, 1, 2, 3)),
-        ending=f"{learners}, {count_noun(len(rows), 'file')}, {passed} passed.",
+        ending=f"{learners}, {count_noun(len(rows), 'file')}, {passed} passed."
+        + (f" Points are in {grades}." if grades else ""),
     )
 
 
-TASKS = {"start": start, "check": check, "hint": hint, "solution": solution}
+def sheets(
+    students: Path, options: LearnOptions, *, problems: str = "", seed: int = 1
+) -> CommandOutput:
+    """Writes lab sheets to print, drawn for each student, and the solutions for staff.
+
+    students STUDENTS: a text file, a student's name on each line
+    problems NAMES: the problems, separated by commas; all of them
+    seed S: draws other numbers; the same seed and name give the same sheet
+    """
+    from ..core import files
+    from ..learn.sheets import PROBLEMS, print_sheets
+
+    lines = read_file(str(students)).splitlines()
+    names = list(dict.fromkeys(name for line in lines if (name := line.strip())))
+    need(bool(names), f"{students} names no student; write a name on each line.")
+    requested = [name for part in problems.split(",") if (name := part.strip())] or list(PROBLEMS)
+    paths = {
+        options.out / "sheets.html": print_sheets(requested, names, seed, solved=False),
+        options.out / "solutions.html": print_sheets(requested, names, seed, solved=True),
+    }
+    for path, page in paths.items():
+        files.write(path, page)
+    ending = f"{count_noun(len(names), 'student')}; open a file in a browser and print it."
+    return CommandOutput({"files": list(map(str, paths))}, map(str, paths), ending=ending)
+
+
+TASKS = {"start": start, "check": check, "hint": hint, "solution": solution, "sheets": sheets}

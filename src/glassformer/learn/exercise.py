@@ -5,6 +5,7 @@
     ROAD = 4.2               page of the road, and place on it
     HINTS = ("...", "...")   from vague to plain
     SECONDS = 20             of the processor that a check may take (20 where it says nothing)
+    POINTS = 10              in a gradebook (10 where it says nothing)
 
     # %% yours               the learner's file, solved; between "# TODO" and "# END" stands what the learner writes
     # %% check               def check(learner, report): raises where the learner is wrong (report.py)
@@ -55,6 +56,7 @@ class Exercise:
     seconds: float  # of the processor that a check may take
     solution: str
     path: Path
+    points: float  # in a gradebook
 
     @property
     def page(self) -> str:
@@ -121,27 +123,28 @@ def read_exercise(path: Path) -> Exercise:
         any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body),
         f"{path} is no exercise: it has no function check(learner, report); {FORMAT}.",
     )
-    constants: dict[str, Any] = {"ROAD": 0, "HINTS": (), "SECONDS": 20}
+    constants: dict[str, Any] = {"ROAD": 0, "HINTS": (), "SECONDS": 20, "POINTS": 10}
     constants |= _constants(tree, path)
     try:
-        road, seconds = float(constants["ROAD"]), float(constants["SECONDS"])
+        road, seconds, points = (float(constants[name]) for name in ("ROAD", "SECONDS", "POINTS"))
         hints = tuple(map(str, constants["HINTS"]))
     except (TypeError, ValueError):
         raise UserError(
-            f"{path}: ROAD and SECONDS are numbers, HINTS texts in brackets; {FORMAT}."
+            f"{path}: ROAD, SECONDS and POINTS are numbers, HINTS texts in brackets; {FORMAT}."
         ) from None
     name = path.stem.replace("_", "-")
-    return Exercise(
-        name, docstring[0].rstrip("."), docstring[2].strip(), road, hints, seconds, solution, path
-    )
+    title, task = docstring[0].rstrip("."), docstring[2].strip()
+    return Exercise(name, title, task, road, hints, seconds, solution, path, points)
 
 
 def _constants(tree: ast.Module, path: Path) -> dict[str, Any]:
-    """The values of ROAD, HINTS and SECONDS where they are set, read without running the file."""
+    """The values of ROAD, HINTS, SECONDS and POINTS where they are set, read without running the file."""
     constants: dict[str, Any] = {}
     for node in tree.body:
         match node:
-            case ast.Assign(targets=[ast.Name("ROAD" | "HINTS" | "SECONDS" as name)], value=value):
+            case ast.Assign(
+                targets=[ast.Name("ROAD" | "HINTS" | "SECONDS" | "POINTS" as name)], value=value
+            ):
                 try:
                     constants[name] = ast.literal_eval(value)
                 except ValueError:

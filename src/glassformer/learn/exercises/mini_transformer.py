@@ -22,6 +22,7 @@ from glassformer.learn.report import CheckReport
 
 ROAD = 8.1
 SECONDS = 40
+POINTS = 20
 HINTS = (
     "torch.nn.TransformerEncoderLayer takes src_mask, True where a query may NOT look: the upper "
     "triangle.",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -37,6 +38,7 @@ BUILDS = {
 KERNELS = ("int8", "int4", "bf16", "fp32", "paged", "stack")
 FLAGS = "-O3 -std=gnu11 -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -Wall"
 GLIBC = "2.17"  # the oldest Linux that a wheel compiled by zig runs on
+PURE = "GLASSFORMER_PURE_WHEEL"  # set: a wheel without kernels, for any platform
 TAG = f"py3-none-manylinux_{GLIBC.replace('.', '_')}_x86_64"
 
 
@@ -49,7 +51,7 @@ class Kernels(BuildHookInterface):  # type: ignore[misc]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile before the wheel is put together; an editable one finds the library in
         ``src``."""
-        if self.target_name != "wheel":
+        if self.target_name != "wheel" or os.environ.get(PURE):
             return
         used = build()
         if used is None:

@@ -42,6 +42,8 @@ def test_wide_beams_find_the_best_of_all_continuations():
     pairs = beam(model, None, prompt, beams=36, best=36, max_new=2)[0]
     # none twice
     assert {tuple(h.tokens) for h in pairs} == set(itertools.product(range(6), repeat=2))
+    singles = beam(model, None, prompt, beams=8, best=8, max_new=1)[0]
+    assert sorted(h.tokens for h in singles) == [[token] for token in range(6)]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "vaswani", "glass"])
@@ -69,6 +71,18 @@ def test_a_prompt_finds_the_same_in_a_batch_as_alone(name):
         assert [h.score for h in result] == sorted(
             (sum(h.logprobs) / len(h.tokens) for h in result), reverse=True
         )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "starcoder2", "gemma2", "glass"])
+def test_a_long_prompt_beside_it_leaves_a_short_one_the_whole_context(name):
+    new_model = model(name)
+    end = new_model.config.context - 3
+    prompts = [[4, 8], [*range(1, 7)] * 10 + [3] * (end - 60), [6, 5, 4] * 7]
+    settings = {"beams": 3, "best": 3, "max_new": 20, "eos": (), "start": 0}
+    for prompt, result in zip(prompts, beam(new_model, None, prompts, **settings), strict=True):
+        alone = beam(new_model, None, [prompt], **settings)[0]
+        assert [h.tokens for h in alone] == [h.tokens for h in result]
+        assert len(alone[0].tokens) == min(20, end + 4 - len(prompt))
 
 
 def test_equal_to_transformers(tmp_path):

@@ -69,7 +69,7 @@ KEYS2 = decoders.keys(
 _EPS3 = decoders.eps("rms_norm_eps", 1e-6, f"{ATTN}.qk_norm.eps")
 _BIAS3 = Key.flag("attention_bias", f"{ATTN}.bias", False)
 KEYS3 = decoders.keys(_BIAS3, context=32_768, kv_heads=32, head_dim=128, eps=_EPS3)
-KEYS3MOE = decoders.keys(_BIAS3, context=32_768, kv_heads=4, head_dim=128, eps=_EPS3)
+KEYS3MOE = decoders.keys(_BIAS3, context=32_768, kv_heads=4, eps=_EPS3)
 
 
 def read_config2(raw: ConfigReader) -> Model:

@@ -71,6 +71,7 @@ class BeamState:
     """The search for one prompt's continuations: beams under way, and hypotheses."""
 
     width: int  # beams under way at once
+    max_tokens: int
     eos_ids: frozenset[int]
     length_penalty: float
     hypotheses: list[Hypothesis] = field(default_factory=list)
@@ -83,7 +84,10 @@ class BeamState:
         self.hypotheses.append(Hypothesis(beam.tokens, beam.logprobs, score, finish))
 
     def grow(self, candidates: Sequence[Candidate]) -> list[int]:
-        """Take the best ``candidates`` (best first) as the next beams; their parents, or none."""
+        """Take the best ``candidates`` (best first) as the next beams; their parents, or none.
+
+        After the last token what has not ended counts as it stands.
+        """
         width = self.width
         grown: list[Beam] = []
         parents = []
@@ -103,6 +107,10 @@ class BeamState:
                 self.add(child, "eos")
         self.beams = grown
         if len(self.hypotheses) >= width or not grown:
+            return []
+        if len(grown[0].tokens) == self.max_tokens:
+            for beam in grown:
+                self.add(beam, "length")
             return []
         # a vocabulary smaller than the beams: the last one again, out of the race
         missing = width - len(grown)
@@ -152,13 +160,13 @@ def beam(
         prompt, tokenizer, source_tokenizer, model.config, bos, start
     )
     eos_ids = end_tokens(eos, tokenizer)
-    room = min(max_new, model.config.context - max(map(len, starts)) + 1)
-    states = [BeamState(beams, eos_ids, length_penalty) for _ in starts]
+    rooms = [min(max_new, model.config.context - len(ids) + 1) for ids in starts]
+    states = [BeamState(beams, room, eos_ids, length_penalty) for room in rooms]
     tape, rows, sources = edited(edits, model, starts, sources, tokenizer)
     vocab_size = None if tokenizer is None else tokenizer.size
     session = Session(model, tape, search=True)
     try:
-        _search(session, states, rows or starts, sources, room, vocab_size, check)
+        _search(session, states, rows or starts, sources, vocab_size, check)
     finally:
         session.close()
     return [state.best(best, tokenizer) for state in states]
@@ -180,17 +188,16 @@ def _search(
     states: list[BeamState],
     starts: Sequence[Sequence[int]],
     sources: Sequence[Sequence[int]] | None,
-    room: int,
     vocab_size: int | None,
     check: Callable[[], None],
 ) -> None:
     """Fill each state's ``hypotheses``; only the first ``vocab_size`` ids are written."""
-    width = states[0].width
+    width, room = states[0].width, max(state.max_tokens for state in states)
     logits = session.prefill(starts, sources, width)
     for index in range(room):
         check()
         must_be_finite(session.model, logits)
-        parents = advance(states, logits, vocab_size, last=index + 1 == room)
+        parents = advance(states, logits, vocab_size)
         going = [place for place in range(len(states)) if parents[place]]
         if not going:
             return
@@ -203,24 +210,13 @@ def _search(
         logits = session.decode(torch.tensor(tokens, device=logits.device))
 
 
-def advance(
-    states: Sequence[BeamState], logits: Tensor, vocab_size: int | None, last: bool
-) -> list[list[int]]:
-    """Grow each search by a token of logits (P * K, V); the parents of its new beams, or none.
-
-    After the ``last`` token what has not ended counts as it stands.
-    """
+def advance(states: Sequence[BeamState], logits: Tensor, vocab_size: int | None) -> list[list[int]]:
+    """Grow each search by a token of logits (P * K, V); the parents of its new beams, or none."""
     totals = [[beam.total for beam in state.beams] for state in states]
     candidates = best_candidates(
         logits[:, :vocab_size], torch.tensor(totals, device=logits.device), 2 * states[0].width
     )
-    parents = []
-    for state, best in zip(states, candidates, strict=True):
-        grown = state.grow(best)
-        for beam in state.beams if last and grown else ():
-            state.add(beam, "length")
-        parents.append([] if last else grown)
-    return parents
+    return [state.grow(best) for state, best in zip(states, candidates, strict=True)]
 
 
 def best_candidates(logits: Tensor, totals: Tensor, count: int) -> list[list[Candidate]]:

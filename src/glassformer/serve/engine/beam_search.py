@@ -33,7 +33,8 @@ class BeamSearch:
         self.handle = handle
         self.tokenizer = tokenizer
         self.steps = 0
-        self.state = BeamState(request.beams, self.sequences[0].eos, request.length_penalty)
+        first = self.sequences[0]
+        self.state = BeamState(request.beams, first.max_tokens, first.eos, request.length_penalty)
         self.logits: dict[int, Tensor] = {}
 
     @property
@@ -47,8 +48,7 @@ class BeamSearch:
         logits = torch.stack(rows if self.steps else rows * len(self.sequences))
         self.steps += 1
         self.logits.clear()
-        last = self.steps == self.sequences[0].max_tokens
-        (parents,) = advance([self.state], logits, vocab_size, last)
+        (parents,) = advance([self.state], logits, vocab_size)
         return (parents, [beam.tokens[-1] for beam in self.state.beams]) if parents else None
 
     def finish(self) -> list[Event]:

@@ -3,6 +3,7 @@ sentinels."""
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -29,6 +30,67 @@ WORDS = [
     "looked",
     "unbelievable",
 ]
+
+
+TEXTS = ("Two dogs run.", "  H\u00e9llo   w\u00f6rld\n!", "\u9ce5 \u65e5\u672c", "x")
+FRAME = ["<s>", "<pad>", "</s>", "<unk>"]
+
+
+def roberta(transformers, shared_data):
+    raw = json.loads((shared_data / "tok-gpt2" / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = [token for token in raw["model"]["vocab"] if token != "<|endoftext|>"]
+    ids = {token: id for id, token in enumerate([*FRAME, *vocab, "<mask>"])}
+    merges = [tuple(m.split()) if isinstance(m, str) else tuple(m) for m in raw["model"]["merges"]]
+    return transformers.RobertaTokenizer(vocab=ids, merges=merges)
+
+
+def pieces(shared_data):
+    library = pytest.importorskip("sentencepiece")
+    path = str(shared_data / "tok-t5" / "spiece.model")
+    model = library.SentencePieceProcessor(model_file=path)
+    return [(model.id_to_piece(i), model.get_score(i)) for i in range(3, len(model))]
+
+
+@pytest.mark.parametrize("kind", ["Roberta", "Roberta of two files", "XLMRoberta", "Camembert"])
+def test_pairs_of_roberta_s_kin_are_those_of_transformers(shared_data, kind, tmp_path):
+    """Ids, segments and the mask; and what is written opens there with the same ids."""
+    transformers = pytest.importorskip("transformers")
+    if kind.startswith("Roberta"):
+        reference = roberta(transformers, shared_data)
+    else:
+        frame = [*FRAME, "<unk>NOTUSED"] if kind == "Camembert" else FRAME
+        entries = [(text, 0.0) for text in frame] + pieces(shared_data)
+        entries += [("<mask>", 0.0)] if kind == "XLMRoberta" else []
+        reference = getattr(transformers, f"{kind}Tokenizer")(vocab=entries)
+    reference.save_pretrained(tmp_path / "theirs")
+    if kind.endswith("files"):
+        put_apart(tmp_path / "theirs")
+        reference = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    actual = open_tokenizer(tmp_path / "theirs")
+    actual.save(tmp_path)
+    back = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert (actual.pad, actual.mask) == (reference.pad_token_id, reference.mask_token_id)
+    for text in TEXTS:
+        for texts in ((text,), (text, TEXTS[0])):
+            ids = reference(*texts)["input_ids"]
+            given = texts if len(texts) > 1 else text
+            assert actual.encode_pair(given) == (ids, [0] * len(ids))
+            assert back(*texts)["input_ids"] == ids
+    blank = "A <mask> dog"
+    assert actual.encode_pair(blank, special=True)[0] == reference(blank)["input_ids"]
+
+
+def put_apart(folder):
+    """The same as vocab.json and merges.txt beside a config.json, as the first folders were."""
+    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in model["merges"])
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps({"model_type": "roberta"}))
+    mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False}
+    (folder / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask}))
 
 
 @pytest.mark.parametrize("case", ["cased", "uncased"])

@@ -16,6 +16,7 @@ from ..core.errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT
 from .differences import differences
+from .distilbert import DISTILBERT
 from .electra import ELECTRA
 from .gemma import GEMMA, GEMMA2
 from .glass import GLASS
@@ -31,6 +32,7 @@ from .qwen import QWEN2, QWEN3, QWEN3MOE
 from .recipe import ConfigReader as ConfigReader
 from .recipe import Held
 from .recipe import Recipe as Recipe
+from .roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from .starcoder2 import STARCODER2
 from .t5 import T5
 from .vaswani import VASWANI
@@ -49,7 +51,8 @@ DECODERS = (
     GEMMA,
     GEMMA2,
 )
-RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, ELECTRA, T5, VASWANI)}
+ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA)
+RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, T5, VASWANI)}
 
 
 def add(recipe: Recipe) -> None:

@@ -7,7 +7,6 @@ What the model says depends on its ends: words under masks (``head``), next sent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,22 @@ from ..core.config.feedforward import MLP
 from ..core.config.init import Init
 from ..core.config.model import Attention, Block, Encoder, Model, Stack, stacks
 from ..core.config.norm import LayerNorm
-from ..core.config.pool import Pool, TokenHead
+from ..core.config.pool import Pool
 from ..core.config.position import Learned
+from .encoders import (
+    ANSWERS,
+    CHOICE,
+    LABELS,
+    MASKED,
+    TOKENS,
+    architectures,
+    head_of,
+    read_heads,
+    tags,
+    trunk,
+    weight_and_bias,
+    write_heads,
+)
 from .keys import (
     ACTIVATIONS,
     MOST_BLOCKS,
@@ -33,15 +46,8 @@ from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 
 CASED, UNCASED = 28_996, 30_522  # tokens
-PRETRAINING, MASKED, CLASSIFIER = (
-    "BertForPreTraining",
-    "BertForMaskedLM",
-    "BertForSequenceClassification",
-)
-NEXT_SENTENCE, BARE = "BertForNextSentencePrediction", "BertModel"
-TOKENS, ANSWERS = "BertForTokenClassification", "BertForQuestionAnswering"
+PRETRAINING, NEXT_SENTENCE = "PreTraining", "NextSentencePrediction"
 BLOCK = "encoder.pattern"
-POOLED = (PRETRAINING, CLASSIFIER, NEXT_SENTENCE)
 
 
 def bert(dim: int, depth: int, heads: int, vocab: int = UNCASED) -> Encoder:
@@ -68,19 +74,18 @@ def read_config(raw: ConfigReader) -> Model:
 
     ``hidden_dropout_prob`` is the stack's one dropout.
     """
-    trunk = read_trunk(raw)
-    kind = raw.architecture(BARE)
-    head = None
-    if kind in (PRETRAINING, MASKED) or (kind == BARE and raw.holds("cls.predictions.bias")):
-        act, norm = (
-            ACTIVATIONS[raw.value("hidden_act", "gelu")],
-            stacks(trunk)["encoder"].first_norm,
-        )
-        head = Head(raw.flag("tie_word_embeddings", True), bias=True, transform=act, norm=norm)
-    pool, labels = read_pool(raw, kind, trunk.encoder.dropout), None
-    if kind in (TOKENS, ANSWERS):
-        labels = read_token_head(raw, kind == ANSWERS, trunk.encoder.dropout)
-    return replace(trunk, head=head, pool=pool, token_head=labels)
+    trunk, head = read_trunk(raw), head_of(raw)
+    act = ACTIVATIONS[raw.value("hidden_act", "gelu")]
+    words = Head(
+        raw.flag("tie_word_embeddings", True),
+        bias=True,
+        transform=act,
+        norm=stacks(trunk)["encoder"].first_norm,
+    )
+    model = read_heads(raw, trunk, words, "tanh")
+    if head == PRETRAINING or (not head and raw.holds("cls.predictions.bias")):
+        model = replace(model, head=words)
+    return model if head in (LABELS, CHOICE) else replace(model, pool=read_pool(raw, head))
 
 
 KEYS = (
@@ -110,63 +115,26 @@ def read_trunk(raw: ConfigReader) -> Encoder:
     return read_keys(raw, replace(bert(128, 2, 2), head=None, pool=None), KEYS)
 
 
-def read_labels(raw: ConfigReader) -> int:
-    """Number of labels to choose from."""
-    named = raw.inside("id2label")
-    return int(raw.integer("num_labels", 2) if named is None else len(named.table))
-
-
-def read_token_head(raw: ConfigReader, span: bool, dropout: float) -> TokenHead:
-    """Labels for each token, or where an answer starts and ends."""
-    if span:
-        raw.must(
-            read_labels(raw) == 2,
-            "id2label",
-            "a table of 2, where an answer starts and where it ends",
-        )
-        return TokenHead(2, span=True)
-    return TokenHead(read_labels(raw), dropout=raw.number("classifier_dropout", dropout, most=0.99))
-
-
-def read_pool(raw: ConfigReader, kind: str, dropout: float) -> Pool | None:
+def read_pool(raw: ConfigReader, head: str) -> Pool | None:
     """Pool of the first token's vector, None where the model has none."""
-    if kind == CLASSIFIER:
-        return Pool(
-            "first", "tanh", read_labels(raw), raw.number("classifier_dropout", dropout, most=0.99)
-        )
-    if kind in POOLED or raw.holds("cls.seq_relationship.weight"):
+    if head in (PRETRAINING, NEXT_SENTENCE) or raw.holds("cls.seq_relationship.weight"):
         return Pool("first", "tanh", labels=2)
-    has_pooler = (
-        raw.weights is None
-        or raw.holds("pooler.dense.weight")
-        or raw.holds("bert.pooler.dense.weight")
-    )
-    return (
-        Pool("first", "tanh")
-        if kind == BARE and has_pooler and raw.flag("add_pooling_layer", True)
-        else None
-    )
+    return None if head else read_pooler(raw, "bert.")
+
+
+def read_pooler(raw: ConfigReader, prefix: str) -> Pool | None:
+    """The pooler of a bare model, None where its files lack one."""
+    names = ("pooler.dense.weight", f"{prefix}pooler.dense.weight")
+    held = raw.weights is None or any(raw.holds(name) for name in names)
+    return Pool("first", "tanh") if held and raw.flag("add_pooling_layer", True) else None
 
 
 def write_config(model: Encoder) -> dict[str, Any]:
     """Our config as a BERT config.json, as far as that can say it."""
-    raw, pool = write_trunk(model), model.pool
-    if model.token_head is not None:
-        return {
-            "architectures": [ANSWERS if model.token_head.span else TOKENS],
-            **raw,
-            **write_labels(model),
-        }
-    if model.head is not None:
-        kind = MASKED if pool is None else PRETRAINING
-        return {"architectures": [kind], **raw, "tie_word_embeddings": model.head.tied}
-    if pool is None or not pool.labels:
-        return {
-            "architectures": [BARE],
-            **raw,
-            **({"add_pooling_layer": False} if pool is None else {}),
-        }
-    return {"architectures": [CLASSIFIER], **raw, **write_labels(model)}
+    raw = {**write_heads(model, "Bert"), **write_trunk(model)}
+    if model.head is not None and model.pool is not None:
+        raw["architectures"] = ["BertForPreTraining"]
+    return raw
 
 
 def write_trunk(model: Encoder) -> dict[str, Any]:
@@ -174,55 +142,12 @@ def write_trunk(model: Encoder) -> dict[str, Any]:
     return write_keys(model, KEYS)
 
 
-def write_labels(model: Encoder) -> dict[str, Any]:
-    """Settings of the labels, of the text or of each token, and of the dropout before them."""
-    head = model.token_head or model.pool
-    assert head is not None
-    labels = {str(i): f"LABEL_{i}" for i in range(head.labels)}
-    return {"classifier_dropout": head.dropout, "id2label": labels}
-
-
-_LAYER = {
-    "attention.self.query": "attn.q",
-    "attention.self.key": "attn.k",
-    "attention.self.value": "attn.v",
-    "attention.output.dense": "attn.out",
-    "attention.output.LayerNorm": "attn_norm",
-    "intermediate.dense": "ffn.up",
-    "output.dense": "ffn.down",
-    "output.LayerNorm": "ffn_norm",
-}
 _POOLER, _NEXT, _WORDS = "bert.pooler.dense", "cls.seq_relationship", "cls.predictions"
 _PARTS = {
     _POOLER: "pool.transform",
     f"{_WORDS}.transform.dense": "head.transform",
     f"{_WORDS}.transform.LayerNorm": "head.norm",
 }
-
-
-def weight_and_bias(*names: str) -> tuple[str, ...]:
-    """The weight and the bias of each."""
-    return tuple(f"{name}.{suffix}" for name in names for suffix in ("weight", "bias"))
-
-
-def tags(head: TokenHead) -> str:
-    """Name of the layer that gives tokens their labels."""
-    return "qa_outputs" if head.span else "classifier"
-
-
-def trunk(name: str) -> Iterator[NameRule]:
-    """The rules of what BERT and its kin share, all below ``name``."""
-    for file_name, param_name in (
-        ("word", "embed.token"),
-        ("position", "encoder.position"),
-        ("token_type", "embed.segment"),
-    ):
-        yield NameRule(f"{name}.embeddings.{file_name}_embeddings.weight", f"{param_name}.weight")
-    layers = {
-        f"{name}.encoder.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
-        for file_name, param_name in _LAYER.items()
-    }
-    yield from rules({f"{name}.embeddings.LayerNorm": "encoder.first_norm", **layers})
 
 
 def table(model: Encoder) -> Table:
@@ -281,11 +206,13 @@ BERT = Recipe(
         "minilm-l6": sentences(6),
         "minilm-l12": replace(sentences(12), context=128),
     },
-    architectures=(PRETRAINING, MASKED, CLASSIFIER, NEXT_SENTENCE, TOKENS, ANSWERS, BARE),
+    architectures=architectures(
+        "Bert", PRETRAINING, MASKED, LABELS, NEXT_SENTENCE, CHOICE, TOKENS, ANSWERS
+    ),
     model_type="bert",
     tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
     read_config=read_config,
     write_config=write_config,
     weights=table,
-    bare=(BARE,),
+    bare=("BertModel",),
 )

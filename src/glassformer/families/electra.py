@@ -6,14 +6,28 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..core.config import Encoder, Model, TokenHead, embed_dim
-from .bert import bert, read_token_head, read_trunk, tags, trunk, write_labels, write_trunk
+from ..core.config import Encoder, Head, Model, TokenHead, embed_dim
+from ..core.config.pool import Pool
+from .bert import bert, read_trunk, write_trunk
+from .encoders import (
+    ANSWERS,
+    CHOICE,
+    LABELS,
+    TOKENS,
+    architectures,
+    head_of,
+    read_heads,
+    tags,
+    trunk,
+    weight_and_bias,
+    write_heads,
+)
 from .keys import ACTIVATIONS
 from .names import Table, rules
 from .recipe import ConfigReader, Recipe
 
-DISCRIMINATOR, BARE = "ElectraForPreTraining", "ElectraModel"
-TOKENS, ANSWERS = "ElectraForTokenClassification", "ElectraForQuestionAnswering"
+DISCRIMINATOR = "PreTraining"
+SUMMARY = "sequence_summary.summary"
 
 
 def electra(dim: int, depth: int, heads: int, embed: int | None = None) -> Encoder:
@@ -33,23 +47,32 @@ def read_config(raw: ConfigReader) -> Model:
     model = read_trunk(raw)
     width = raw.integer("embedding_size", 128)
     model = replace(model, embed=replace(model.embed, dim=None if width == model.dim else width))
-    kind = raw.architecture(BARE)
-    if kind == BARE:
-        return model
-    if kind == DISCRIMINATOR:
+    head = head_of(raw)
+    if head == DISCRIMINATOR:
         return replace(model, token_head=TokenHead(1, ACTIVATIONS[raw.value("hidden_act", "gelu")]))
-    return replace(model, token_head=read_token_head(raw, kind == ANSWERS, model.encoder.dropout))
+    # its labels have this activation whatever the blocks have; a choice says its own
+    return (
+        replace(model, pool=read_choice(raw))
+        if head == CHOICE
+        else read_heads(raw, model, Head(), "gelu")
+    )
+
+
+def read_choice(raw: ConfigReader) -> Pool:
+    """The score of a choice, from the first token's vector."""
+    raw.only("summary_type", "first", "a choice is scored by its first token")
+    raw.only("summary_use_proj", True, "a choice is scored behind a layer")
+    act = raw.choice("summary_activation", ACTIVATIONS, "gelu")
+    return Pool("first", act, 1, raw.number("summary_last_dropout", 0.1, most=0.99))
 
 
 def write_config(model: Encoder) -> dict[str, Any]:
     """Our config as an ELECTRA config.json, as far as that can say it."""
     raw = {**write_trunk(model), "embedding_size": embed_dim(model)}
     head = model.token_head
-    if head is None:
-        return {"architectures": [BARE], **raw}
-    if head.transform is not None:
-        return {"architectures": [DISCRIMINATOR], **raw}
-    return {"architectures": [ANSWERS if head.span else TOKENS], **raw, **write_labels(model)}
+    if head is not None and head.transform is not None:
+        return {"architectures": [f"ElectraFor{DISCRIMINATOR}"], **raw}
+    return {**write_heads(model, "Electra"), **raw}
 
 
 def table(model: Encoder) -> Table:
@@ -60,10 +83,21 @@ def table(model: Encoder) -> Table:
         end_layers["discriminator_predictions.dense_prediction"] = "token_head.proj"
     elif head is not None:
         end_layers[tags(head)] = "token_head.proj"
+    elif model.pool is not None:
+        end_layers |= {"classifier.dense": "pool.transform", "classifier.out_proj": "pool.proj"}
     return Table(
         (*trunk("electra"), *rules(end_layers)),
         ("electra.embeddings.position_ids",),
         prefix="electra.",
+        renamed=tuple(
+            zip(
+                weight_and_bias(SUMMARY, "classifier"),
+                weight_and_bias("classifier.dense", "classifier.out_proj"),
+                strict=True,
+            )
+        )
+        if model.pool is not None
+        else (),
     )
 
 
@@ -76,11 +110,11 @@ ELECTRA = Recipe(
         "base": electra(768, 12, 12),
         "large": electra(1024, 24, 16),
     },
-    architectures=(DISCRIMINATOR, TOKENS, ANSWERS, BARE),
+    architectures=architectures("Electra", DISCRIMINATOR, LABELS, CHOICE, TOKENS, ANSWERS),
     model_type="electra",
     tokenizer="vocab.txt beside the published weights (WordPiece, uncased)",
     read_config=read_config,
     write_config=write_config,
     weights=table,
-    bare=(BARE,),
+    bare=("ElectraModel",),
 )

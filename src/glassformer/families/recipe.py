@@ -31,7 +31,8 @@ class Recipe:
 
     ``layout`` gives the config whose parameters the published files hold, where that is not the
     model's own (a GPT-2 without biases is published with biases of zero). ``bare`` are the
-    architectures whose files leave the table's prefix away. A recipe without ``read_config`` and
+    architectures whose files leave the table's prefix away. ``fixed`` are words of the config.json
+    that a tokenizer does not change, though they name a token (RoBERTa's padding). A recipe without ``read_config`` and
     ``write_config`` has no published layout.
     """
 
@@ -46,6 +47,7 @@ class Recipe:
     weights: Table | Callable[[Any], Table] = Table(())
     layout: Callable[[config.Model], config.Model] = lambda model: model
     bare: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
 
     def table(self, model: config.Model) -> Table:
         """The names of this model's weights."""

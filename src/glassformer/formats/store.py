@@ -225,6 +225,7 @@ def _published(
     # as generation begins
     if model.config.has_source and tokenizer is not None:
         ids["decoder_start_token_id"] = target_start(tokenizer)
+    ids = {name: id for name, id in ids.items() if name not in recipe.fixed}
     raw = {**raw, **ids} if tokenizer is not None else {**ids, **raw}
     raw["torch_dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")
     beside = raw.pop(sentences.KEY, None)

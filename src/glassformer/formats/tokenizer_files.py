@@ -33,6 +33,8 @@ KINDS = (*byte_level.KINDS, *CASES, "t5")
 CLASSES = {"Qwen2Tokenizer": "qwen", "T5Tokenizer": "t5"}
 """The classes of `transformers` whose files mean something else than what they say alone, and what
 that is."""
+ROBERTA = ("roberta", "bart", "led", "longformer")
+"""The types of models whose vocab.json and merges.txt are framed as RoBERTa's."""
 PLAIN = """
 PreTrainedTokenizer PythonBackend TokenizersBackend SentencePieceBackend GPT2Tokenizer RobertaTokenizer BartTokenizer
 LEDTokenizer LongformerTokenizer CodeGenTokenizer BertTokenizer DistilBertTokenizer ElectraTokenizer
@@ -108,7 +110,8 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
         for settings in (config, _settings(vocab.with_name("special_tokens_map.json"))):
             named |= {name for name in _roles(settings).values() if name}
         text = _text(_content(merges), str(merges))
-        return byte_level.read_vocabulary(ids, text, file_kind, named, config, vocab), {}
+        spec = byte_level.read_vocabulary(ids, text, file_kind, named, config, vocab)
+        return _roberta(spec, config, vocab) if _model(config, vocab) in ROBERTA else spec, {}
     if is_json:
         raise UserError(
             f'{source} is JSON with no "model" and so is not a tokenizer.json; choose another file.'
@@ -133,6 +136,32 @@ def _read(path: Path, kind: str | None, config: dict[str, Any]) -> tuple[Spec, R
         f"{source} is not a tokenizer of a known format; give a tokenizer.json or "
         "another published file."
     )
+
+
+def _model(config: dict[str, Any], path: Path) -> str:
+    """The type of model that a folder's tokenizer is for, as its class or its config names it."""
+    beside = _settings(path.with_name("config.json"))
+    classes = (page.get("tokenizer_class") for page in (config, beside))
+    named = next((name for name in classes if name), beside.get("model_type"))
+    return str(named).removesuffix("Fast").removesuffix("Tokenizer").lower()
+
+
+def _roberta(spec: Spec, config: dict[str, Any], path: Path) -> Spec:
+    """The specification with RoBERTa's frame, whose pairs are closed twice in the middle, and with
+    its mask, which may take the spaces before it."""
+    roles = {"bos": "<s>", "eos": "</s>"} | {k: v for k, v in _roles(config).items() if v}
+    ids = ids_of(spec)
+    if not {roles["bos"], roles["eos"]} <= ids.keys():
+        return spec
+    frame = {"cls": [roles["bos"], ids[roles["bos"]]], "sep": [roles["eos"], ids[roles["eos"]]]}
+    usual = {"trim_offsets": True, "add_prefix_space": False}
+    spec["post_processor"] = {"type": "RobertaProcessing", **frame, **usual}
+    pages = (_settings(path.with_name("special_tokens_map.json")), config)
+    masks = [page["mask_token"] for page in pages if isinstance(page.get("mask_token"), dict)]
+    greedy = [mask.get("content") for mask in masks if mask.get("lstrip") is True]
+    for token in spec["added_tokens"]:
+        token["lstrip"] |= token["content"] in greedy
+    return spec
 
 
 def _kind(

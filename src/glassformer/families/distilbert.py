@@ -1,0 +1,150 @@
+"""DistilBERT: BERT's blocks without segments and without a pooler, half as many of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..core.config.embed_head import Embed, Head
+from ..core.config.model import Encoder, Model, stacks
+from .bert import CASED, UNCASED, bert
+from .encoders import (
+    ANSWERS,
+    CHOICE,
+    LABELS,
+    MASKED,
+    TOKENS,
+    architectures,
+    embeddings,
+    head_name,
+    head_of,
+    read_heads,
+    read_label_pool,
+    read_token_head,
+    tags,
+    weight_and_bias,
+    write_heads,
+    write_labels,
+)
+from .keys import (
+    ACTIVATIONS,
+    MOST_BLOCKS,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_POSITIONS,
+    MOST_TOKENS,
+    Key,
+    read_keys,
+    write_keys,
+)
+from .names import Table, rules
+from .recipe import ConfigReader, Recipe
+
+BLOCK = "encoder.pattern"
+# what each head calls the dropout before its labels, and transformers' default
+DROPOUTS = {
+    LABELS: ("seq_classif_dropout", 0.2),
+    CHOICE: ("seq_classif_dropout", 0.2),
+    ANSWERS: ("qa_dropout", 0.1),
+    TOKENS: ("dropout", 0.1),
+}
+KEYS = (
+    Key.integer("dim", "dim", 768),
+    Key.integer("n_layers", "encoder.depth", 6, most=MOST_BLOCKS),
+    Key.integer("n_heads", f"{BLOCK}.attention.heads", 12, most=MOST_HEADS),
+    Key.integer("hidden_dim", f"{BLOCK}.feedforward.hidden", 3072, most=MOST_HIDDEN),
+    Key.integer(
+        "max_position_embeddings", "context encoder.position.length", 512, most=MOST_POSITIONS
+    ),
+    Key.integer("vocab_size", "embed.vocab", UNCASED, most=MOST_TOKENS),
+    Key.activation("activation", f"{BLOCK}.feedforward.act", "gelu"),
+    Key.number("dropout attention_dropout", "encoder.dropout", 0.1, most=0.99),
+    Key.std("initializer_range"),
+    # how the table of positions starts; the files hold it either way
+    Key("", "", lambda raw: raw.flag("sinusoidal_pos_embds", False)),
+)
+
+
+def distilbert(depth: int = 6, vocab: int = UNCASED) -> Encoder:
+    """The shape of DistilBERT as pretrained, for words under masks; 512 positions."""
+    return replace(bert(768, depth, 12), embed=Embed(vocab), pool=None)
+
+
+def read_config(raw: ConfigReader) -> Model:
+    """A DistilBERT config.json as our config: the architecture says which head there is."""
+    model = read_keys(raw, replace(distilbert(), head=None), KEYS)
+    act, head = ACTIVATIONS[raw.value("activation", "gelu")], head_of(raw)
+    words = Head(bias=True, transform=act, norm=stacks(model)["encoder"].first_norm)
+    if head not in DROPOUTS:
+        return read_heads(raw, model, words, act)
+    name, default = DROPOUTS[head]
+    dropout = raw.number(name, default, most=0.99)
+    if head in (LABELS, CHOICE):
+        return replace(model, pool=read_label_pool(raw, head, "relu", dropout))
+    return replace(model, token_head=read_token_head(raw, head, dropout))
+
+
+def write_config(model: Encoder) -> dict[str, Any]:
+    """Our config as a DistilBERT config.json, as far as that can say it."""
+    raw, head = write_keys(model, KEYS), head_name(model)
+    if head not in DROPOUTS:
+        return {**write_heads(model, "DistilBert"), **raw}
+    labels = write_labels(model, DROPOUTS[head][0])
+    # of tokens, the dropout before labels is the blocks'
+    return {"architectures": [f"DistilBertFor{head}"], **labels, **raw}
+
+
+_LAYER = {
+    "attention.q_lin": "attn.q",
+    "attention.k_lin": "attn.k",
+    "attention.v_lin": "attn.v",
+    "attention.out_lin": "attn.out",
+    "sa_layer_norm": "attn_norm",
+    "ffn.lin1": "ffn.up",
+    "ffn.lin2": "ffn.down",
+    "output_layer_norm": "ffn_norm",
+}
+WORDS = {"vocab_transform": "head.transform", "vocab_layer_norm": "head.norm"}
+PROJ, TABLE = "vocab_projector", "distilbert.embeddings.word_embeddings.weight"
+
+
+def table(model: Encoder) -> Table:
+    """The names of the weights; how the layer of labels is called depends on the head."""
+    labels = {"pre_classifier": "pool.transform", "classifier": "pool.proj"}
+    if model.token_head is not None:
+        labels = {tags(model.token_head): "token_head.proj"}
+    layers = {
+        f"distilbert.transformer.layer.{{i}}.{file_name}": f"encoder.blocks.{{i}}.{param_name}"
+        for file_name, param_name in _LAYER.items()
+    }
+    all_rules = (
+        *embeddings("distilbert"),
+        *rules({**layers, **WORDS, PROJ: "head.proj", **labels}),
+    )
+    unused = weight_and_bias(*WORDS, PROJ, "pre_classifier", "classifier")
+    tied = model.head is not None and model.head.tied
+    copies = ((f"{PROJ}.weight", TABLE),) if tied else ()
+    return Table(
+        all_rules,
+        (*unused, "distilbert.embeddings.position_ids"),
+        copies,
+        prefix="distilbert.",
+    )
+
+
+DISTILBERT = Recipe(
+    name="distilbert",
+    paper="Sanh et al. 2019, DistilBERT, a distilled version of BERT (arXiv 1910.01108)",
+    sizes={
+        "base": distilbert(),
+        "base-cased": distilbert(vocab=CASED),
+        "multilingual": distilbert(vocab=119_547),
+    },
+    architectures=architectures("DistilBert", MASKED, LABELS, CHOICE, TOKENS, ANSWERS),
+    model_type="distilbert",
+    tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
+    read_config=read_config,
+    write_config=write_config,
+    weights=table,
+    bare=("DistilBertModel",),
+)

@@ -1,0 +1,188 @@
+"""RoBERTa and its kin in other languages: BERT's blocks whose positions begin at row 2 of their
+table.
+
+The row of position 0 is one more than the id of padding. CamemBERT and XLM-RoBERTa have the same
+config and the same names, so that both are written as RoBERTa.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..core.config.embed_head import Embed, Head
+from ..core.config.model import Encoder, Model, stacks
+from ..core.config.norm import LayerNorm
+from ..core.config.pool import Pool
+from ..core.config.position import Learned
+from .bert import KEYS as BERT_KEYS
+from .bert import bert, read_pooler
+from .encoders import (
+    ANSWERS,
+    CHOICE,
+    LABELS,
+    MASKED,
+    TOKENS,
+    architectures,
+    head_of,
+    read_heads,
+    tags,
+    trunk,
+    weight_and_bias,
+    write_heads,
+)
+from .keys import MOST_POSITIONS, MOST_TOKENS, Key, read_keys, write_keys
+from .names import NameRule, Table, rules
+from .recipe import ConfigReader, Recipe
+
+HEADS = (MASKED, LABELS, CHOICE, TOKENS, ANSWERS)
+WORDS, LABEL, POOLER = "lm_head", "classifier", "roberta.pooler.dense"
+
+
+def roberta(dim: int, depth: int, heads: int, vocab: int = 50_265) -> Encoder:
+    """The shape of RoBERTa as pretrained, for words under masks; 512 positions, one segment."""
+    model, norm = bert(dim, depth, heads), LayerNorm(1e-5)
+    stack = stacks(model)["encoder"]
+    blocks = tuple(replace(block, norm=norm) for block in stack.pattern)
+    position = Learned(512, start=2)
+    stack = replace(stack, pattern=blocks, position=position, first_norm=norm)
+    words = Head(bias=True, transform="gelu", norm=norm)
+    return replace(model, embed=Embed(vocab, segments=1), encoder=stack, head=words, pool=None)
+
+
+def bge_m3() -> Encoder:
+    """The shape of BGE M3, a sentence encoder: the first of at most 8,192 tokens, scaled to length
+    1."""
+    model = roberta(1024, 24, 16, 250_002)
+    stack = replace(stacks(model)["encoder"], position=Learned(8192, start=2))
+    pool = Pool("first", normalize=True)
+    return replace(model, context=8192, encoder=stack, head=None, pool=pool)
+
+
+def read_start(raw: ConfigReader) -> int:
+    """The row of position 0, one after that of padding."""
+    padding = raw.table.get("pad_token_id", 1)
+    fits = type(padding) is int and 0 <= padding < MOST_TOKENS
+    raw.must(fits, "pad_token_id", "the id of padding, after which positions begin")
+    return int(padding) + 1
+
+
+def read_length(raw: ConfigReader) -> int:
+    """The number of positions, less the rows of the table that stand before the first."""
+    rows, start = raw.integer("max_position_embeddings", 512, MOST_POSITIONS), read_start(raw)
+    raw.must(rows > start, "max_position_embeddings", f"more than {start}, where positions begin")
+    return int(rows - start)
+
+
+KEYS = (
+    *(key for key in BERT_KEYS if key.names != "max_position_embeddings"),
+    Key("", "context", read_length),
+    Key("pad_token_id", "encoder.position.start", read_start, lambda start: start - 1),
+    Key("", "encoder.position.length", read_length),
+)
+
+
+def read_config(raw: ConfigReader) -> Model:
+    """A RoBERTa config.json as our config: the architecture says which head there is."""
+    start = replace(roberta(128, 2, 2), head=None)
+    trunk = read_keys(raw, start, KEYS)
+    norm = stacks(trunk)["encoder"].first_norm
+    # transformers' head has this activation whatever the blocks have
+    model = read_heads(raw, trunk, Head(bias=True, transform="gelu", norm=norm), "tanh")
+    return model if head_of(raw) else replace(model, pool=read_pooler(raw, "roberta."))
+
+
+def write_config(model: Encoder) -> dict[str, Any]:
+    """Our config as a RoBERTa config.json, as far as that can say it."""
+    raw, position = write_keys(model, KEYS), stacks(model)["encoder"].position
+    rows = position.length + position.start if isinstance(position, Learned) else None
+    return {**write_heads(model, "Roberta"), **raw, "max_position_embeddings": rows}
+
+
+def table(model: Encoder) -> Table:
+    """The names of the weights; how those of labels are called depends on the head."""
+    labels = model.pool is not None and model.pool.labels > 0
+    layers = {
+        f"{LABEL}.dense" if labels else POOLER: "pool.transform",
+        f"{LABEL}.out_proj": "pool.proj",
+        f"{WORDS}.dense": "head.transform",
+        f"{WORDS}.layer_norm": "head.norm",
+    }
+    if model.token_head is not None:
+        layers = {tags(model.token_head): "token_head.proj"}
+    bias, copy = f"{WORDS}.bias", f"{WORDS}.decoder.bias"
+    tied = model.head is not None and model.head.tied
+    if model.head is not None and not tied:
+        bias, copy = copy, bias
+    words = f"{WORDS}.decoder.weight"
+    all_rules = (
+        *trunk("roberta"),
+        *rules(layers),
+        NameRule(words, "head.proj.weight"),
+        NameRule(bias, "head.proj.bias"),
+    )
+    unused = (
+        *weight_and_bias(POOLER, f"{WORDS}.dense", f"{WORDS}.layer_norm", f"{WORDS}.decoder"),
+        f"{WORDS}.bias",
+        "roberta.embeddings.position_ids",
+    )
+    copies = ((words, "roberta.embeddings.word_embeddings.weight"), (copy, bias))
+    # of choices, whose layers have the names of a pooler and of BERT's labels
+    choice = zip(
+        weight_and_bias(POOLER, LABEL),
+        weight_and_bias(f"{LABEL}.dense", f"{LABEL}.out_proj"),
+        strict=True,
+    )
+    return Table(
+        all_rules,
+        unused,
+        copies if tied else (),
+        prefix="roberta.",
+        renamed=tuple(choice) if labels else (),
+    )
+
+
+def recipe(name: str, family: str, paper: str, tokenizer: str, **sizes: Encoder) -> Recipe:
+    """The recipe of a family with RoBERTa's config and names, its sizes with - for _."""
+    return Recipe(
+        name=name,
+        paper=paper,
+        sizes={size.replace("_", "-"): model for size, model in sizes.items()},
+        architectures=architectures(family, *HEADS),
+        model_type=name,
+        tokenizer=tokenizer,
+        read_config=read_config,
+        write_config=write_config,
+        weights=table,
+        bare=(f"{family}Model",),
+        fixed=("pad_token_id",),
+    )
+
+
+ROBERTA = recipe(
+    "roberta",
+    "Roberta",
+    "Liu et al. 2019, RoBERTa: A Robustly Optimized BERT Pretraining Approach (arXiv 1907.11692)",
+    "FacebookAI/roberta-base (byte-level BPE)",
+    base=roberta(768, 12, 12),
+    large=roberta(1024, 24, 16),
+    distil=roberta(768, 6, 12),
+)
+CAMEMBERT = recipe(
+    "camembert",
+    "Camembert",
+    "Martin et al. 2019, CamemBERT: a Tasty French Language Model (arXiv 1911.03894)",
+    "almanach/camembert-base (SentencePiece)",
+    base=roberta(768, 12, 12, 32_005),
+    large=roberta(1024, 24, 16, 32_005),
+)
+XLM_ROBERTA = recipe(
+    "xlm-roberta",
+    "XLMRoberta",
+    "Conneau et al. 2019, Unsupervised Cross-lingual Representation Learning at Scale (arXiv "
+    "1911.02116); Chen et al. 2024, BGE M3",
+    "FacebookAI/xlm-roberta-base (SentencePiece)",
+    base=roberta(768, 12, 12, 250_002),
+    large=roberta(1024, 24, 16, 250_002),
+    bge_m3=bge_m3(),
+)

@@ -17,6 +17,7 @@ import tiny
 from glassformer import config as c
 from glassformer.core.config import serial
 from glassformer.core.nn import Flow, build, build_model
+from glassformer.scale.cost import cost
 from mistakes import mistake
 
 DIM = 16
@@ -192,6 +193,23 @@ def test_a_position_past_a_learned_table_is_a_sentence():
     assert model(tokens, pos=pos).logits.isfinite().all()
     with mistake(f"position {length} is past the {length} of its table; give 0 to {length - 1}"):
         model(tokens, pos=pos + 1)
+
+
+def test_a_learned_table_may_begin_at_a_later_row():
+    """Two rows stand before that of position 0, and no position reads them."""
+    plain = tiny.model(tiny.DECODERS["gpt2"])
+    table = replace(plain.config.decoder.position, start=2)
+    cfg = replace(plain.config, decoder=replace(plain.config.decoder, position=table))
+    model = build_model(cfg)
+    weights = plain.state_dict()
+    rows = weights["decoder.position.weight"]
+    weights["decoder.position.weight"] = torch.cat((torch.full_like(rows[:2], torch.nan), rows))
+    model.load_state_dict(weights)
+    tokens = torch.arange(table.length)[None] % 11
+    assert torch.equal(model(tokens).logits, plain(tokens).logits)
+    assert cost(cfg).total == cost(plain.config).total + 2 * cfg.dim
+    with mistake(f"position {table.length} is past the {table.length} of its table"):
+        model(tokens[:, :1], pos=torch.tensor([[table.length]]))
 
 
 def test_alibi_falls_with_the_distance_on_both_sides():

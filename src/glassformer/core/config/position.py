@@ -48,12 +48,13 @@ class Sinusoidal:
 
 @frozen
 class Learned:
-    """A trained table of ``length`` vectors added to the embeddings (GPT-2, BERT)."""
+    """A trained table added to the embeddings (GPT-2, BERT): the row is position + ``start``."""
 
     length: PositiveInt  # positions in the table
+    start: NonNegativeInt = 0  # rows before that of position 0 (RoBERTa: 2)
 
     def shapes(self, width: int, heads: int, causal: bool) -> Shapes:
-        return table(self.length, width)
+        return table(self.start + self.length, width)
 
     @property
     def limit(self) -> int:

@@ -46,13 +46,15 @@ class Learned(Position):
 
     def __init__(self, cfg: config.Learned, dim: int, heads: int, causal: bool) -> None:
         super().__init__(cfg, dim, heads, causal)
-        self.weight = nn.Parameter(torch.empty(cfg.length, dim))
+        self.weight = nn.Parameter(torch.empty(cfg.start + cfg.length, dim))
 
     def embed(self, x: Tensor, flow: Flow) -> Tensor:
+        row = flow.pos.clamp(min=0)
+        row = row + self.cfg.start if self.cfg.start else row
         try:
-            vectors = nn.functional.embedding(flow.pos.clamp(min=0), self.weight)
+            vectors = nn.functional.embedding(row, self.weight)
         except IndexError:  # of a CPU: a GPU is not waited for
-            last, length = int(flow.pos.max()), len(self.weight)
+            last, length = int(flow.pos.max()), self.cfg.length
             raise UserError(
                 f"position {last} is past the {length} of its table; give 0 to {length - 1}."
             ) from None
@@ -74,14 +76,10 @@ class RelativeBias(Position):
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Half the buckets count exactly, the others grow logarithmically up to ``distance``."""
+        buckets = self.buckets if self.causal else self.buckets // 2
         if self.causal:
-            buckets, first, behind = (
-                self.buckets,
-                torch.zeros_like(distance),
-                (-distance).clamp(min=0),
-            )
+            first, behind = torch.zeros_like(distance), (-distance).clamp(min=0)
         else:  # one half for keys behind, one for keys ahead
-            buckets = self.buckets // 2
             first, behind = (distance > 0).long() * buckets, distance.abs()
         exact = buckets // 2
         ratio = (behind.float() / exact).clamp(min=1).log() / math.log(self.distance / exact)

@@ -191,6 +191,24 @@ DECODERS = {
         block(norm=c.LayerNorm(), place="parallel"),
         position=c.Rotary(fraction=0.5, interleaved=True),
     ),
+    "gpt_neox": decoder(
+        block(c.Attention(4, bias=True), norm=c.LayerNorm(), place="parallel_norms"),
+        position=c.Rotary(fraction=0.25),
+    ),
+    "granite": decoder(
+        block(residual_scale=0.4),
+        block(residual_scale=0.4, place="parallel"),
+        block(residual_scale=0.4, place="post"),
+    ),
+    "olmo2": decoder(
+        block(c.Attention(4, 2, qk_norm=c.RMSNorm(), qk_norm_whole=True), place="output")
+    ),
+    "smollm3": decoder(
+        block(c.Attention(4, 2, mask=c.Window(6)), position=c.Rotary(100.0)),
+        block(position=c.NoPosition()),
+        block(),
+        depth=3,
+    ),
     "pooled": replace(decoder(LLAMA), pool=c.Pool("attention", labels=2)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }

@@ -15,15 +15,21 @@ from ..core.config.model import long_scalings
 from ..core.errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT
+from .bloom import BLOOM
 from .differences import differences
 from .distilbert import DISTILBERT
 from .electra import ELECTRA
 from .gemma import GEMMA, GEMMA2
 from .glass import GLASS
 from .gpt2 import GPT2
+from .gpt_bigcode import GPT_BIGCODE
+from .gpt_neo import GPT_NEO
+from .gptj import CODEGEN, GPTJ
 from .keys import spelled_out
 from .llama import LLAMA
+from .mistral import MISTRAL
 from .mixtral import MIXTRAL
+from .mpt import MPT
 from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
@@ -33,6 +39,7 @@ from .recipe import ConfigReader as ConfigReader
 from .recipe import Held
 from .recipe import Recipe as Recipe
 from .roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from .stablelm import STABLELM
 from .starcoder2 import STARCODER2
 from .t5 import T5
 from .vaswani import VASWANI
@@ -42,6 +49,7 @@ DECODERS = (
     LLAMA,
     MIXTRAL,
     NANOMOE,
+    MISTRAL,
     QWEN2,
     QWEN3,
     QWEN3MOE,
@@ -50,6 +58,13 @@ DECODERS = (
     STARCODER2,
     GEMMA,
     GEMMA2,
+    GPT_NEO,
+    GPTJ,
+    CODEGEN,
+    GPT_BIGCODE,
+    BLOOM,
+    MPT,
+    STABLELM,
 )
 ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, T5, VASWANI)}
@@ -162,12 +177,13 @@ def read_config(
         raise UserError(text if text.startswith(source) else f"{source}: {text}") from None
 
 
-def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
+def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[str, Any]]:
     """The recipe whose published layout holds this config, and its config.json.
 
-    A layout holds a config when reading what it writes gives the config back. Where none has room
-    for its dropout, which only training reads, that alone is left out. Raises UserError that
-    names the first thing in the way for a config that no published layout holds.
+    The layout of ``family`` is tried first, for several hold a Llama with a window. A layout holds
+    a config when reading what it writes gives the config back. Where none has room for its dropout,
+    which only training reads, that alone is left out. Raises UserError that names the first thing
+    in the way for a config that no published layout holds.
     """
     # what is in the way of the nearest layout, how much of it
     hindrance, nearness = "none is of its shape", 0
@@ -188,7 +204,7 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
     )
     model, beside = sentences.write_config(model)
     undropped = None
-    for recipe in all():
+    for recipe in sorted(all(), key=lambda recipe: recipe.name != family):
         shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
         if recipe.read_config is None or recipe.write_config is None or not shaped:
             continue
@@ -209,7 +225,8 @@ def write_config(model: config.Model) -> tuple[Recipe, dict[str, Any]]:
         distance = sum(_values(value) for _, value, _ in differs)
         if not nearness or distance < nearness:
             listing = ", ".join(f"{path} = {_short(value)}" for path, value, _ in differs[:3])
-            hindrance, nearness = f"the nearest, {recipe.name}, cannot say {listing}", distance
+            hindrance = f"the nearest, {recipe.name}, cannot say {listing}"
+            nearness = 1 if recipe.name == family else distance
     if undropped is not None:
         return undropped
     raise UserError(

@@ -84,11 +84,13 @@ def grouped(default: int | None) -> Key:
     return Key("num_key_value_heads", f"{ATTN}.kv_heads", parse)
 
 
-def window() -> Key:
-    """One sliding window for every block, or none."""
+def window(default: int | None = None) -> Key:
+    """One sliding window for every block, or none; ``default`` where the file does not say."""
 
     def parse(raw: ConfigReader) -> MaskRule:
-        size = raw.integer("sliding_window", None, most=MOST_POSITIONS)
+        size = raw.integer(
+            "sliding_window", unsaid(raw, "sliding_window", default), most=MOST_POSITIONS
+        )
         return Full() if size is None else Window(size)
 
     return Key(
@@ -104,6 +106,7 @@ def keys(
     context: int,
     kv_heads: int | None = None,
     head_dim: int | None = None,
+    wide: bool = True,
     tied: bool = False,
     mlp: str = FFN,
     act: str = "silu",
@@ -116,7 +119,8 @@ def keys(
     """The words that decoders share, and ``more`` of the family's; numbers are its own where a file
     says nothing.
 
-    ``mlp``: where the network of a feed-forward is. ``dropouts``: what the family calls them, first
+    ``wide``: whether a file may say how wide a head is. ``mlp``: where the network of a feed-forward
+    is. ``dropouts``: what the family calls them, first
     the one that is the stack's here; none: the file must not ask for any.
     """
     none = Key.only("attention_dropout", 0.0, "dropout here is one number for the whole stack")
@@ -125,7 +129,11 @@ def keys(
         Key.integer("num_hidden_layers", "decoder.depth", most=MOST_BLOCKS),
         Key.integer("num_attention_heads", f"{ATTN}.heads", most=MOST_HEADS),
         grouped(kv_heads),
-        Key.integer("head_dim", f"{ATTN}.head_dim", head_dim, most=MOST_HEADS),
+        *(
+            (Key.integer("head_dim", f"{ATTN}.head_dim", head_dim, most=MOST_HEADS),)
+            if wide
+            else ()
+        ),
         Key.integer("intermediate_size", f"{mlp}.hidden", most=MOST_HIDDEN),
         Key.integer("max_position_embeddings", "context", context, most=MOST_POSITIONS),
         Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),

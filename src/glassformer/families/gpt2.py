@@ -3,6 +3,8 @@ GELU."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.config import (
@@ -18,8 +20,18 @@ from ..core.config import (
     Stack,
     serial,
 )
-from .decoders import ATTN, BLOCK, FFN
-from .keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS, Key, read_keys, write_keys
+from ..core.errors import need
+from .decoders import ATTN, BLOCK, FFN, first_block
+from .keys import (
+    MOST_BLOCKS,
+    MOST_HEADS,
+    MOST_HIDDEN,
+    MOST_POSITIONS,
+    MOST_TOKENS,
+    Key,
+    read_keys,
+    write_keys,
+)
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
 
@@ -38,33 +50,71 @@ def gpt2(
     return Decoder(dim, 1024, Embed(vocab), stack)
 
 
+def keys(
+    *more: Key,
+    dim: str = "n_embd",
+    depth: str = "n_layer",
+    heads: str = "n_head",
+    hidden: str = "n_inner",
+    positions: str = "n_positions",
+    context: int = 1024,
+    table: bool = True,
+    act: str = "gelu_new",
+    tied: bool = True,
+    dropouts: str = "resid_pdrop attn_pdrop embd_pdrop",
+    dropout: float = 0.0,
+    eps_places: str = f"{BLOCK}.norm.eps decoder.last_norm.eps",
+) -> tuple[Key, ...]:
+    """The words that decoders before Llama share, each with its name in the family's files, and
+    ``more`` of the family's.
+
+    ``table``: whether positions are learned. ``dropouts``: the stack's comes first here. A name
+    that is empty is a number that the files do not have: a feed-forward is then four times as wide,
+    and the context is ``context``.
+    """
+
+    def inner(raw: ConfigReader) -> Any:
+        width = 4 * raw.integer(dim)
+        return raw.integer(hidden, width, most=MOST_HIDDEN) if hidden else width
+
+    def length(raw: ConfigReader) -> Any:
+        return raw.integer(positions, raw.integer("n_ctx", context, most=MOST_POSITIONS))
+
+    activation = (Key.activation("activation_function", f"{FFN}.act", act),) if act else ()
+    return (
+        Key.integer(dim, "dim"),
+        Key.integer(depth, "decoder.depth", most=MOST_BLOCKS),
+        Key.integer(heads, f"{ATTN}.heads", most=MOST_HEADS),
+        Key(hidden, f"{FFN}.hidden", inner),
+        Key(positions, "context decoder.position.length" if table else "context", length),
+        Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
+        *activation,
+        Key.number("layer_norm_epsilon", eps_places, 1e-5, most=1.0),
+        Key.flag("tie_word_embeddings", "head.tied", tied),
+        Key.std("initializer_range"),
+        Key.number(dropouts, "decoder.dropout", dropout, most=0.99),
+        *more,
+    )
+
+
+def fixed_act(model: Model, act: Activation, layout: str) -> None:
+    """Refuse another activation than that of a layout which has no word for it."""
+    feedforward = first_block(model).feedforward
+    fits = getattr(feedforward, "act", None) == act
+    need(fits, f'The {layout} layout has no other activation than "{act}".')
+
+
+SCALED = Key.only(
+    "scale_attn_weights", True, "attention here always divides by the root of the head's width"
+)
+ALONE = Key.only("add_cross_attention", False, "a decoder alone has nothing to look across at")
 _BIASES = f"{ATTN}.bias {FFN}.bias {BLOCK}.norm.bias decoder.last_norm.bias"
-KEYS = (
-    Key.only(
-        "scale_attn_weights", True, "attention here always divides by the root of the head's width"
-    ),
+KEYS = keys(
+    SCALED,
+    ALONE,
     Key.only("scale_attn_by_inverse_layer_idx", False, "no attention here scales by its layer"),
-    Key.only("add_cross_attention", False, "a decoder alone has nothing to look across at"),
-    Key.integer("n_embd", "dim"),
-    Key.integer("n_layer", "decoder.depth", most=MOST_BLOCKS),
-    Key.integer("n_head", f"{ATTN}.heads", most=MOST_HEADS),
-    Key(
-        "n_inner",
-        f"{FFN}.hidden",
-        lambda raw: raw.integer("n_inner", 4 * raw.integer("n_embd"), most=MOST_HIDDEN),
-    ),
-    Key(
-        "n_positions",
-        "context decoder.position.length",
-        lambda raw: raw.integer("n_positions", raw.integer("n_ctx", 1024)),
-    ),
-    Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
-    Key.activation("activation_function", f"{FFN}.act", "gelu_new"),
-    Key.number("layer_norm_epsilon", f"{BLOCK}.norm.eps decoder.last_norm.eps", 1e-5, most=1.0),
-    Key.flag("tie_word_embeddings", "head.tied", True),
-    Key.std("initializer_range"),
-    Key.number("resid_pdrop attn_pdrop embd_pdrop", "decoder.dropout", 0.1, most=0.99),
     Key.flag("bias", _BIASES, True),  # nanoGPT's word
+    dropout=0.1,
 )
 
 
@@ -84,32 +134,70 @@ def layout(model: Model) -> Model:
     return serial.change(model, dict.fromkeys(_BIASES.split(), True))
 
 
-_OURS, _THEIRS = "decoder.blocks.{i}", "transformer.h.{i}"
-# (in, out) in their files
-_MATRICES = {"attn.c_proj": "attn.out", "mlp.c_fc": "ffn.up", "mlp.c_proj": "ffn.down"}
+OURS, THEIRS = "decoder.blocks.{i}", "transformer.h.{i}"
+NORMS = {"attn_norm": "ln_1", "ffn_norm": "ln_2"}
+# (in, out) in GPT-2's files
+LAYERS = {**NORMS, "attn.out": "attn.c_proj", "ffn.up": "mlp.c_fc", "ffn.down": "mlp.c_proj"}
 
-RULES = (
-    NameRule("transformer.wte.weight", "embed.token.weight"),
-    NameRule("transformer.wpe.weight", "decoder.position.weight"),
-    *(
-        NameRule(
-            f"{_THEIRS}.attn.c_attn.{end}",
-            tuple(f"{_OURS}.attn.{x}.{end}" for x in "qkv"),
-            transpose=end == "weight",
+
+def fused(
+    file_name: str,
+    params: Sequence[str] = ("q", "k", "v"),
+    layer: str = THEIRS,
+    transpose: bool = False,
+    axes: str = "",
+    heads: int = 1,
+) -> tuple[NameRule, NameRule]:
+    """The rules of a layer that computes queries, keys and values together."""
+    weights, biases = (
+        tuple(f"{OURS}.attn.{name}.{end}" for name in params) for end in ("weight", "bias")
+    )
+    vector = axes.replace(" c", "")  # a bias has no columns
+    return (
+        NameRule(f"{layer}.{file_name}.weight", weights, transpose, axes=axes, heads=heads),
+        NameRule(f"{layer}.{file_name}.bias", biases, axes=vector, heads=heads),
+    )
+
+
+def table(
+    layer_names: Mapping[str, str],
+    *more: NameRule,
+    layer: str = THEIRS,
+    transpose: bool = False,
+    token: str = "wte",
+    first_norm: str = "",
+    last_norm: str = "ln_f",
+) -> Table:
+    """The table of a decoder in GPT-2's names: ``layer_names`` maps the names in our blocks to the
+    file's, each a weight and perhaps a bias.
+
+    ``transpose``: matrices of the blocks are (inputs, outputs).
+    """
+    layers = [
+        rules(
+            {f"{layer}.{file_name}": f"{OURS}.{param_name}"},
+            transpose=transpose and param_name not in NORMS,
         )
-        for end in ("weight", "bias")
-    ),
-    *rules(
-        {
-            f"{_THEIRS}.{file_name}": f"{_OURS}.{param_name}"
-            for file_name, param_name in _MATRICES.items()
-        },
-        transpose=True,
-    ),
-    *rules({f"{_THEIRS}.ln_1": f"{_OURS}.attn_norm", f"{_THEIRS}.ln_2": f"{_OURS}.ffn_norm"}),
-    *rules({"transformer.ln_f": "decoder.last_norm"}),
-    NameRule("lm_head.weight", "head.proj.weight"),
-)
+        for param_name, file_name in layer_names.items()
+    ]
+    ends = {
+        f"transformer.{token}": "embed.token",
+        "transformer.wpe": "decoder.position",
+        f"transformer.{first_norm}": "decoder.first_norm",
+        f"transformer.{last_norm}": "decoder.last_norm",
+        "lm_head": "head.proj",
+    }
+    return Table(
+        (*more, *itertools.chain(*layers), *rules(ends)),
+        # the causal mask, kept as if it were a weight
+        ignore=tuple(f"{layer}.attn.{name}" for name in MASKS),
+        copies=(("lm_head.weight", f"transformer.{token}.weight"),),
+        prefix="transformer.",
+    )
+
+
+MASKS = ("bias", "masked_bias", "causal_mask", "attention.bias", "attention.masked_bias")
+TABLE = table(LAYERS, *fused("attn.c_attn", transpose=True), transpose=True)
 
 GPT2 = Recipe(
     name="gpt2",
@@ -127,12 +215,6 @@ GPT2 = Recipe(
     tokenizer="openai-community/gpt2",
     read_config=read_config,
     write_config=write_config,
-    weights=Table(
-        RULES,
-        # the causal mask, kept as if it were a weight
-        ignore=(f"{_THEIRS}.attn.bias", f"{_THEIRS}.attn.masked_bias"),
-        copies=(("lm_head.weight", "transformer.wte.weight"),),
-        prefix="transformer.",
-    ),
+    weights=TABLE,
     layout=layout,
 )

@@ -67,6 +67,14 @@ def supports_stack(stack: Stack, dtype: torch.dtype) -> bool:
     blocks: list[Any] = [*stack.blocks]
     if not all(type(block) is Block and type(block.attn) is Attention for block in blocks):
         return False
+    if any(
+        block.place not in c.PLACES
+        or block.residual_scale != 1
+        or block.position is not None
+        or block.attn.whole_norm
+        for block in blocks
+    ):
+        return False
     across = [block.cross for block in blocks if block.cross is not None]
     attns, ffns = (
         [block.attn for block in blocks],

@@ -82,12 +82,12 @@ class Naming:
                 yield AdapterMatrix(name, tuple(layers), link.rule.transpose)
 
 
-def _namings(model: config.Model) -> Iterator[Naming]:
+def _namings(model: config.Model, family: str) -> Iterator[Naming]:
     """The ways in which files may name the weights: as published, where a layout holds the model;
     then as we do."""
     shapes = weights.shapes(model)
     with contextlib.suppress(UserError):
-        recipe, raw = recipes.write_config(model)
+        recipe, raw = recipes.write_config(model, family)
         table, published = recipe.table(model), weights.shapes(recipe.layout(model))
         bare = raw["architectures"][0] in recipe.bare
         for prefix in dict.fromkeys([table.prefix if bare else "", table.prefix]):
@@ -106,7 +106,7 @@ def contents(model: Model, base: str) -> Contents:
     if not layers:
         return tensorfiles.contents(tensorfiles.plain(state), limit=WHOLE)
     halves = {f"{path}.{half}" for path in layers for half in ("down", "up")}
-    for naming in _namings(model.config):
+    for naming in _namings(model.config, model.family):
         matrices = {path: matrix for matrix in naming.matrices() for path, _ in matrix.layers}
         complete = [link for link in naming.links if state.keys() >= set(link.param_names)]
         saved = halves.union(*(link.param_names for link in complete))
@@ -198,7 +198,7 @@ def attach(model: Model, folder: Path) -> None:
     changed = {name.removesuffix(end) for name in names for end in (DOWN, UP) if name.endswith(end)}
     wholes = names - {name + end for name in changed for end in (DOWN, UP)}
     unknown: list[list[str]] = []
-    for naming in _namings(model.config):
+    for naming in _namings(model.config, model.family):
         matrices = {matrix.name: matrix for matrix in naming.matrices()}
         known_names = {name for link in naming.links for name in naming.files(link)}
         unknown.append(sorted((changed - matrices.keys()) | (wholes - known_names)))

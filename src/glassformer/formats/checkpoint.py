@@ -166,6 +166,7 @@ class Checkpoint:
             if layout is not None:
                 quantized.quantize_weights(model, layout)
         model.labels = self.labels
+        model.family = self.recipe.name if self.recipe else ""
         return model
 
     @property

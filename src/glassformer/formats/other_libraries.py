@@ -50,7 +50,7 @@ HEADS |= {"gopher-44m": 16, "gpt-mini": 6, "gpt-micro": 4, "gpt-nano": 3}  # of 
 LAYER = r"transformer\.h\.(\d+)\."
 # GPT-2's names; their matrices are (out, in), as nn.Linear has them.
 GPT = Table(
-    tuple(replace(rule, transpose=False) for rule in gpt2.RULES),
+    tuple(replace(rule, transpose=False) for rule in gpt2.TABLE.rules),
     ignore=("transformer.h.{i}.attn.bias",),  # the causal mask
     copies=(("lm_head.weight", "transformer.wte.weight"),),
 )

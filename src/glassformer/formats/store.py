@@ -216,7 +216,7 @@ def _published(
     """The files of the published layout; None where there is no such layout and none was asked
     for."""
     try:
-        recipe, raw = recipes.write_config(model.config)
+        recipe, raw = recipes.write_config(model.config, model.family)
     except UserError:
         if layout is None:
             return None

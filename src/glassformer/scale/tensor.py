@@ -56,6 +56,10 @@ class SplitRule:
 
 def _heads(cfg: config.Attention, size: int) -> None:
     kv = cfg.kv_heads or cfg.heads
+    need(
+        not cfg.qk_norm_whole,
+        "A norm of all heads at once takes parallel.tensor = 1; leave it out.",
+    )
     fits = cfg.heads % size == 0 and kv % size == 0
     heads = f"{cfg.heads} heads over {kv} of keys and values"
     need(

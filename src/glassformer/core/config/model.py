@@ -19,7 +19,7 @@ from .init import Init
 from .mask import Full, MaskRule
 from .norm import Norm, RMSNorm
 from .pool import Pool, TokenHead
-from .position import NoPosition, Position
+from .position import NoPosition, Position, Rotary
 from .recurrence import Recurrent
 from .scaling import LongRopeScaling
 from .serial import PositiveFloat, PositiveInt, Share, frozen
@@ -27,7 +27,7 @@ from .shapes import Shapes, indexed, join, linear, shapes_of
 
 MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang
 MOST_PARTS = 100_000  # blocks times experts; the largest published model has some 15,000
-Place: TypeAlias = Literal["pre", "post", "sandwich", "parallel"]
+Place: TypeAlias = Literal["pre", "post", "sandwich", "output", "parallel", "parallel_norms"]
 
 
 @frozen
@@ -44,13 +44,11 @@ class Attention:
     # c bounds scores: c * tanh(scores / c) (Gemma 2); none: no bound
     softcap: PositiveFloat | None = None
     mask: MaskRule = Full()  # which keys a query may attend to
+    qk_norm_whole: bool = False  # its qk_norm is of all heads at once (OLMo 2)
 
     def __post_init__(self) -> None:
-        need(
-            self.heads <= MOST_HEADS,
-            f"Attention.heads is {self.heads}; give at most {MOST_HEADS:,}.",
-        )
-        kv = self.kv_heads
+        heads, kv = self.heads, self.kv_heads
+        need(heads <= MOST_HEADS, f"Attention.heads is {heads}; give at most {MOST_HEADS:,}.")
         if kv is not None:
             need(kv <= self.heads, f"Attention.kv_heads is {kv}; give 1 to heads ({self.heads}).")
             need(
@@ -67,8 +65,10 @@ class Attention:
         size = self.width(dim)
         q, kv = self.heads * size, (self.kv_heads or self.heads) * size
         out = linear(q, dim, self.bias if self.out_bias is None else self.out_bias)
-        norm, keys = shapes_of(self.qk_norm, size), linear(dim, kv, self.bias)
-        return join(q=linear(dim, q, self.bias), k=keys, v=keys, out=out, q_norm=norm, k_norm=norm)
+        sizes = (q, kv) if self.qk_norm_whole else (size, size)
+        q_norm, k_norm = (shapes_of(self.qk_norm, n) for n in sizes)
+        queries, keys = linear(dim, q, self.bias), linear(dim, kv, self.bias)
+        return join(q=queries, k=keys, v=keys, out=out, q_norm=q_norm, k_norm=k_norm)
 
 
 # The token mixers of a block: attention, and the types that ``member(Mixer)`` adds.
@@ -80,32 +80,31 @@ class Block:
     """Attention or another mixer, (cross-attention,) feed-forward (none where ``feedforward`` is None).
 
     ``place`` says where the norms stand: ``pre`` x + f(norm(x)); ``post`` norm(x + f(x));
-    ``sandwich`` x + norm(f(norm(x))); ``parallel`` x + attention(norm(x)) + ffn(norm(x)), one norm
-    for both. ``norm`` None is none.
+    ``output`` x + norm(f(x)); ``sandwich`` x + norm(f(norm(x))); ``parallel`` x +
+    attention(norm(x)) + ffn(norm(x)), one norm for both, ``parallel_norms`` one for each. ``norm``
+    None is none. ``position`` turns queries and keys of this block alone.
     """
 
     attention: Mixer  # over the stack's own tokens
     feedforward: FeedForward | None  # the layer that works on each token alone; none: no such layer
     norm: Norm | None = RMSNorm()  # the type of all its norms; none: no norms
-    # where norms stand: before, after or around sublayers; parallel: one before both
+    # where norms stand: before, after or around sublayers; parallel: before both, side by side
     place: Place = "pre"
     cross: Attention | None = None  # attention to an encoder's output
+    residual_scale: PositiveFloat = 1.0  # what is added to the stream is multiplied by it (Granite)
+    position: NoPosition | Rotary | None = None  # in place of the stack's; none: the stack's
 
     def __post_init__(self) -> None:
         need(
-            not (self.place == "parallel" and self.cross),
-            'Block.place "parallel" has no cross-attention; use "pre", "post" or "sandwich".',
+            not (self.place.startswith("parallel") and self.cross),
+            f'Block.place "{self.place}" has no cross-attention; use "pre", "post" or "sandwich".',
         )
-        has_sublayer = self.feedforward is not None or self.place != "parallel"
-        need(
-            has_sublayer,
-            'Block.place "parallel" needs a feedforward beside the attention; use "pre".',
-        )
+        has_sublayer = self.feedforward is not None or not self.place.startswith("parallel")
+        beside = f'Block.place "{self.place}" needs a feedforward beside the attention'
+        need(has_sublayer, f'{beside}; use "pre".')
         placed = self.norm is not None or self.place in ("pre", "parallel")
-        need(
-            placed,
-            f'Block.place "{self.place}" says where norms stand and Block.norm is none; use "pre".',
-        )
+        stand = f'Block.place "{self.place}" says where norms stand and Block.norm is none'
+        need(placed, f'{stand}; use "pre".')
         need(
             self.cross is None or type(self.cross) is Attention,
             f"Block.cross is a {type(self.cross).__name__}; only Attention reads an encoder's output.",
@@ -114,6 +113,8 @@ class Block:
             self.cross is None or self.cross.mask == Full(),
             "Block.cross.mask has no meaning; leave it full.",
         )
+        short = getattr(self.position, "limit", None) is None
+        need(short, "Block.position has a LongRopeScaling; give that to the stack's position.")
 
     @property
     def sublayers(self) -> dict[str, Attention | FeedForward]:
@@ -295,13 +296,10 @@ def long_scalings(model: Model) -> dict[str, LongRopeScaling]:
 
 def longer_hint(model: Model) -> str:
     """A sentence for a text that is too long for a model which could be one for longer texts."""
-    if any(
-        not scaling.use_long and scaling.factor > 1 for scaling in long_scalings(model).values()
-    ):
-        return (
-            " For longer texts: glassformer convert MODEL FOLDER --context N --layout glassformer."
-        )
-    return ""
+    scalings = long_scalings(model).values()
+    longer = any(not scaling.use_long and scaling.factor > 1 for scaling in scalings)
+    hint = " For longer texts: glassformer convert MODEL FOLDER --context N --layout glassformer."
+    return hint if longer else ""
 
 
 def shapes(model: Model) -> Shapes:
@@ -316,11 +314,8 @@ def shapes(model: Model) -> Shapes:
     dim = model.dim
     inside = {}
     for name, body in bodies(model).items():
-        inside[name] = (
-            shapes_of(body, dim, embed_dim(model, name))
-            if isinstance(body, Stack)
-            else shapes_of(body, dim)
-        )
+        width = [embed_dim(model, name)] if isinstance(body, Stack) else []
+        inside[name] = shapes_of(body, dim, *width)
     return join(
         embed=shapes_of(model.embed, embed_dim(model)),
         source_embed=shapes_of(getattr(model, "source_embed", None), embed_dim(model, "encoder")),
@@ -366,8 +361,11 @@ def _check(model: Model) -> None:
                         f"{path}: {attention.heads} heads do not divide dim {model.dim}; "
                         "change one or set head_dim.",
                     )
-        if hasattr(body.position, "check"):
-            body.position.check(name, body.pattern, model.dim, taken, model.context)
+        schemes = [(body.position, body.pattern)]
+        schemes += [(block.position, (block,)) for block in body.pattern if block.position]
+        for position, pattern in schemes:
+            if hasattr(position, "check"):
+                position.check(name, pattern, model.dim, taken, model.context)
 
 
 def _check_cross(path: str, cross: Any, crosses: bool, hint: str) -> None:

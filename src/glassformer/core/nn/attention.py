@@ -44,8 +44,10 @@ class Attention(TracedModule):
         self.k = linear(dim, kv_width, cfg.bias)
         self.v = linear(dim, kv_width, cfg.bias)
         self.out = linear(width, dim, cfg.bias if cfg.out_bias is None else cfg.out_bias)
-        self.q_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
-        self.k_norm = build(cfg.qk_norm, self.head_dim) if cfg.qk_norm else None
+        self.whole_norm = cfg.qk_norm_whole
+        sizes = (width, kv_width) if self.whole_norm else (self.head_dim, self.head_dim)
+        self.q_norm = build(cfg.qk_norm, sizes[0]) if cfg.qk_norm else None
+        self.k_norm = build(cfg.qk_norm, sizes[1]) if cfg.qk_norm else None
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kv: Any = None) -> Tensor:
         """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: its cache."""
@@ -114,7 +116,9 @@ class Attention(TracedModule):
         return attend(inputs, flow.engine)
 
     def split(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
-        """(B, T, heads * D) -> (B, heads, T, D), each head's vectors normed; a shard's heads."""
+        """(B, T, heads * D) -> (B, heads, T, D), vectors of each head or all normed; a shard's heads."""
+        if norm is not None and self.whole_norm:
+            x, norm = norm(x), None
         x = x.view(*x.shape[:2], x.shape[2] // self.head_dim, self.head_dim)
         return (x if norm is None else norm(x)).transpose(1, 2)
 

@@ -42,7 +42,10 @@ class Block(TracedModule):
 
     def __init__(self, cfg: configs.Block, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
-        self.place = cfg.place
+        self.place, self.residual_scale, position = cfg.place, cfg.residual_scale, cfg.position
+        self.position: Position | None = (
+            None if position is None else build(position, dim, 1, causal)
+        )
         self.attn_norm = norm(cfg.norm, dim)
         self.attn = build(cfg.attention, dim, causal, dropout)
         if cfg.cross is not None:
@@ -51,12 +54,8 @@ class Block(TracedModule):
         if cfg.feedforward is not None and cfg.place != "parallel":
             self.ffn_norm = norm(cfg.norm, dim)
         self.ffn: Any = build(cfg.feedforward, dim) if cfg.feedforward is not None else None
-        if cfg.place == "sandwich":
-            self.attn_post_norm = norm(cfg.norm, dim)
-            if cfg.feedforward is not None:
-                self.ffn_post_norm = norm(cfg.norm, dim)
-            if cfg.cross is not None:
-                self.cross_post_norm = norm(cfg.norm, dim)
+        for name in cfg.sublayers if cfg.place == "sandwich" else ():
+            setattr(self, f"{name}_post_norm", norm(cfg.norm, dim))
         self.drop = dropout_module(dropout)
 
     def forward(
@@ -68,9 +67,12 @@ class Block(TracedModule):
     ) -> Tensor:
         """The residual stream x (B, T, C) -> the same with what the sublayers add to it."""
         kv, cross_kv = layer_cache or (None, None)
-        if self.place == "parallel":
+        position = self.position or position
+        if self.place.startswith("parallel"):
             h = self.attn_norm(x)
-            x = x + self.drop(self.attn(h, flow, position, kv)) + self.drop(self.ffn(h, flow))
+            h_ffn = h if self.place == "parallel" else self.ffn_norm(x)
+            write = self.drop(self.attn(h, flow, position, kv))
+            x = x + self.scaled(write) + self.scaled(self.drop(self.ffn(h_ffn, flow)))
         else:
             x = self.residual(x, "attn", flow, position, kv)
             if self.cross is not None:
@@ -85,11 +87,14 @@ class Block(TracedModule):
         """x (B, T, C) plus the output of the sublayer ``name``; ``place`` says what is h."""
         sublayer, norm = getattr(self, name), getattr(self, f"{name}_norm")
         if self.place == "post":
-            return norm(x + self.drop(sublayer(x, *args)))  # type: ignore[no-any-return]
-        write = sublayer(norm(x), *args)
+            return norm(x + self.scaled(self.drop(sublayer(x, *args))))  # type: ignore[no-any-return]
+        write = norm(sublayer(x, *args)) if self.place == "output" else sublayer(norm(x), *args)
         if self.place == "sandwich":
             write = getattr(self, f"{name}_post_norm")(write)
-        return x + self.drop(write)  # type: ignore[no-any-return]
+        return x + self.scaled(self.drop(write))
+
+    def scaled(self, write: Tensor) -> Tensor:
+        return write if self.residual_scale == 1.0 else write * self.residual_scale
 
 
 @builds(configs.Stack)
@@ -142,6 +147,7 @@ class Model(TracedModule):
 
     config: configs.Model
     labels: tuple[str, ...] = ()  # names of what its pool or token head chooses from
+    family: str = ""  # the published one that its files were of
 
     def __init__(self, cfg: configs.Model) -> None:
         super().__init__()
@@ -227,11 +233,8 @@ class Model(TracedModule):
 def body(cfg: configs.Model, name: str) -> Any:
     """The encoder or decoder of a model; a stack is told the width of its embeddings."""
     body_config = configs.bodies(cfg)[name]
-    return build(
-        body_config,
-        cfg.dim,
-        *([configs.embed_dim(cfg, name)] if isinstance(body_config, configs.Stack) else []),
-    )
+    is_stack = isinstance(body_config, configs.Stack)
+    return build(body_config, cfg.dim, *[configs.embed_dim(cfg, name)] * is_stack)
 
 
 @builds(configs.Decoder)

@@ -75,7 +75,7 @@ class Rotary(Position):
     def cos_sin(self, dim: int, dtype: torch.dtype, flow: Flow) -> tuple[Tensor, Tensor]:
         """The ``table`` at a pass's positions for heads of ``dim``, made once for all layers."""
         turned = int(dim * self.fraction)
-        key = (self, turned, dtype)
+        key = (self.cfg, turned, dtype)
         make = partial(self.table, turned=turned, dtype=dtype)
         table: tuple[Tensor, Tensor] = flow.cached(key, lambda: flow.at_positions(key, make, dim=2))
         return table

@@ -1,0 +1,228 @@
+"""Decoders that are pages alone (bloom, codegen, gpt_bigcode, gpt_neo, gptj, mistral, mpt, stablelm)
+against transformers: logits, padded rows, cached greedy text, weights both ways, and each word of
+their configs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
+from folders import edit_json
+from glassformer import families as recipes
+from glassformer.core.nn import Cache
+from glassformer.formats import store
+from mistakes import mistake
+from tiny import equal_tensors
+
+TABLES = json.loads(Path(__file__).with_name("more_decoders.json").read_text(encoding="utf-8"))
+CASES = [
+    pytest.param(family, changes, id=f"{family} {name}")
+    for family, table in TABLES.items()
+    for name, changes in table["cases"].items()
+]
+FIRST = [(family, next(iter(table["cases"].values()))) for family, table in TABLES.items()]
+# words that change neither logits nor parameters here, in every family
+EVERYWHERE = {"use_cache", "pad_token_id", "bos_token_id", "eos_token_id"}
+
+
+def reference_of(family, **changes):
+    torch.manual_seed(0)
+    special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    kind = getattr(transformers, f"{family}Config")
+    settings = kind(**special | TABLES[family]["sizes"] | changes)
+    return shaken(getattr(transformers, f"{family}ForCausalLM")(settings))
+
+
+def tokens(rows=3, length=48):
+    return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def difference(a, b, ids):
+    return float((a(ids).logits - b(ids).logits).abs().max())
+
+
+@pytest.mark.parametrize("family, changes", CASES)
+def test_both_ways(family, changes, tmp_path):
+    """Logits and files, theirs loaded here and ours loaded there, bit for bit."""
+    reference = reference_of(family, **changes)
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
+    assert difference(model, reference, tokens()) <= TOLERANCE
+    store.save(model, tmp_path / "ours", layout="hf")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert type(again) is type(reference)
+    assert difference(again, reference, tokens()) <= TOLERANCE
+    assert equal_tensors(files(tmp_path / "theirs"), files(tmp_path / "ours"))
+    assert equal_tensors(reference.state_dict(), again.state_dict())
+
+
+@pytest.mark.parametrize("family, changes", CASES)
+@torch.no_grad()
+def test_padded_rows_and_cached_text(family, changes, tmp_path):
+    """Rows padded at the left, and 20 greedy tokens after them with a cache."""
+    reference = reference_of(family, **changes)
+    reference.save_pretrained(tmp_path)
+    model, _ = store.load(tmp_path)
+    ids, mask = tokens(length=21), torch.ones(3, 21, dtype=torch.long)
+    for row, pad in enumerate((0, 5, 11)):
+        mask[row, :pad] = 0
+    pos = (mask.cumsum(1) - 1).masked_fill(mask == 0, -1)
+    cache = Cache(model.config)
+    logits = model(ids, pos=pos, cache=cache).logits
+    theirs = (
+        reference(ids, attention_mask=mask, position_ids=pos.clamp(min=0)).logits
+        if (family not in ("Bloom", "Mpt"))
+        else reference(ids, attention_mask=mask).logits
+    )
+    assert_close(logits[mask == 1], theirs[mask == 1], rtol=0.0, atol=TOLERANCE)
+    text, last = [], pos[:, -1:]
+    for _ in range(20):
+        chosen = logits[:, -1].argmax(-1, keepdim=True)
+        text.append(chosen)
+        last = last + 1
+        logits = model(chosen, pos=last, cache=cache).logits
+    whole = reference.generate(
+        ids, attention_mask=mask, do_sample=False, max_new_tokens=20, pad_token_id=0
+    )
+    assert torch.equal(torch.cat(text, 1), whole[:, ids.shape[1] :])
+
+
+@pytest.mark.parametrize("family, changes", FIRST)
+def test_logits_are_of_a_size_that_tells(family, changes):
+    with torch.no_grad():
+        assert reference_of(family, **changes)(tokens()).logits.std() > 0.5
+
+
+@pytest.mark.parametrize("family, changes", FIRST)
+def test_a_setting_is_not_ignored(family, changes, tmp_path):
+    """The same weights read with another setting are another model."""
+    reference = reference_of(family, **changes)
+    reference.save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", **TABLES[family]["telling"])
+    assert difference(store.load(tmp_path)[0], reference, tokens()) > 100 * TOLERANCE
+
+
+class Words(dict):
+    """A table that knows which of its words were asked for."""
+
+    def __init__(self, table, asked):
+        self.asked = asked
+        super().__init__(
+            (name, Words(value, asked) if isinstance(value, dict) else value)
+            for name, value in table.items()
+        )
+
+    def get(self, name, default=None):
+        self.asked.add(name)
+        return super().get(name, default)
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_every_word_of_the_config_is_read(family):
+    """Each field of the config class is read or refused, but for those that change nothing."""
+    kind = getattr(transformers, f"{family}Config")
+    settings = kind(**TABLES[family]["sizes"])
+    asked = set()
+    raw = Words(json.loads(json.dumps(settings.to_dict())), asked)
+    recipes.read_config(raw)
+    fields = set(kind.__annotations__)
+    for nested in kind.sub_configs.values():
+        fields |= set(nested.__annotations__)
+    fields -= {"model_type", "keys_to_ignore_at_inference", "attribute_map", "sub_configs"}
+    fields -= {name for name in fields if name.startswith("base_")}
+    silent = EVERYWHERE | set(TABLES[family]["silent"])
+    assert fields - asked <= silent, fields - asked - silent
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_defaults_are_those_of_transformers(family):
+    """A config.json that says only the sizes means what transformers takes it to mean."""
+    kind = getattr(transformers, f"{family}Config")
+    unsaid = ("window_size", "sliding_window", "rotary_dim", "attn_config")
+    sizes = {k: v for k, v in TABLES[family]["sizes"].items() if k not in unsaid}
+    if family in ("GPTJ", "CodeGen"):  # 64 dimensions turn
+        sizes |= {"n_embd": 256}
+    full = json.loads(json.dumps(kind(**sizes).to_dict()))
+    name = {"model_type": kind.model_type}
+    bare, reference = (recipes.read_config({**words, **name})[1] for words in (sizes, full))
+    assert recipes.plain(bare) == recipes.plain(reference)
+
+
+@pytest.mark.parametrize(
+    "name, changes, text",
+    [
+        (name, changes, text)
+        for name, rows in {
+            "mistral/7b-v0.1": [({"layer_types": ["full_attention"]}, '"layer_types" is')],
+            "gpt_neo/125m": [
+                ({"attention_types": [[["global", "local"], 5]]}, '"attention_types" is'),
+                ({"attention_types": [[["global", "sparse"], 6]]}, '"attention_types" is'),
+                ({"window_size": 0}, '"window_size" is 0'),
+            ],
+            "gptj/6b": [
+                ({"rotary_dim": None}, '"rotary_dim" is null'),
+                ({"rotary_dim": 300}, '"rotary_dim" is 300'),
+                ({"rotary_dim": 7}, "Rotary turns 7"),
+            ],
+            "codegen/350m": [({"n_head": 2, "rotary_dim": 32}, '"n_head" is 2')],
+            "gpt_bigcode/santacoder": [
+                ({"scale_attn_weights": False}, '"scale_attn_weights" is false'),
+                ({"add_cross_attention": True}, '"add_cross_attention" is true'),
+                ({"attention_softmax_in_fp32": False}, "precision of fp32"),
+            ],
+            "bloom/560m": [
+                ({"apply_residual_connection_post_layernorm": True}, "post_layernorm"),
+            ],
+            "mpt/7b": [
+                ({"no_bias": False}, '"no_bias" is false'),
+                ({"expansion_ratio": 2}, '"expansion_ratio" is 2'),
+                ({"logit_scale": 0.5}, '"logit_scale" is 0.5'),
+                ({"attn_config": {"clip_qkv": 6}}, 'attn_config: "clip_qkv" is 6'),
+                ({"attn_config": {"alibi": False}}, '"alibi" is false'),
+                ({"attn_config": {"qk_ln": True}}, '"qk_ln" is true'),
+                ({"attn_config": {"prefix_lm": True}}, '"prefix_lm" is true'),
+                ({"attn_config": {"attn_type": "multiquery_attention"}}, '"attn_type" is'),
+            ],
+            "stablelm/2-1.6b": [({"qk_layernorm": True}, '"qk_layernorm" is true')],
+        }.items()
+        for changes, text in rows
+    ],
+)
+def test_what_no_module_does_is_refused(name, changes, text):
+    recipe = recipes.RECIPES[name.partition("/")[0]]
+    raw = recipe.write_config(recipes.find(name)) | {"model_type": recipe.model_type}
+    with mistake(text):
+        recipes.read_config({**raw, **changes}, "folder/config.json")
+
+
+def test_a_model_is_saved_as_the_family_that_it_was_loaded_from(tmp_path):
+    """A Mistral without a window has the config of a Llama, and one with a window that of a Phi-3."""
+    for changes in ({}, {"sliding_window": None}):
+        reference = reference_of("Mistral", **changes)
+        reference.save_pretrained(tmp_path / "theirs")
+        model, _ = store.load(tmp_path / "theirs")
+        store.save(model, tmp_path / "ours")
+        assert json.loads((tmp_path / "ours/config.json").read_text())["model_type"] == "mistral"
+    model.family = ""
+    store.save(model, tmp_path / "plain")
+    assert json.loads((tmp_path / "plain/config.json").read_text())["model_type"] == "llama"
+
+
+def test_first_bloom_files(tmp_path):
+    """The hub's BLOOM: names without "transformer.", the width called n_embed, texts of 2,048."""
+    reference = reference_of("Bloom")
+    reference.save_pretrained(tmp_path)
+    from safetensors.torch import save_file
+
+    state = {name.removeprefix("transformer."): tensor for name, tensor in files(tmp_path).items()}
+    save_file(state, tmp_path / "model.safetensors")
+    edit_json(tmp_path / "config.json", hidden_size=None, n_embed=32, seq_length=2048)
+    model, _ = store.load(tmp_path)
+    assert model.config.context == 2048
+    assert difference(model, reference, tokens()) <= TOLERANCE

@@ -3,6 +3,7 @@ that do not touch, names for runs."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from urllib.parse import urlencode
 
 from apart import SENTENCE
@@ -13,7 +14,8 @@ LABELS = """() => {
   window.labels = [];
   CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
     const m = this.getTransform(), wide = this.measureText(text).width;
-    if (this.font.startsWith("11px") && this.textAlign !== "right") window.labels.push([m.b === 0, m.e / m.a + x, wide, text]);
+    const label = [m.b === 0, m.e / m.a + x, wide, text];
+    if (this.font.startsWith("11px") && this.textAlign !== "right") window.labels.push(label);
     return plain.call(this, text, x, y);
   };
 }"""
@@ -60,7 +62,7 @@ def test_labels_of_a_matrix_do_not_touch(site, tab):
     tab.wait_for_function("() => window.labels.filter(one => one[3] === '[MASK]').length >= 12")
     assert tab.locator(".text .token").count() == 15
     flat = tab.evaluate("() => window.labels.filter(one => one[0]).map(one => one.slice(1, 3))")
-    for (x, wide), (after, next_wide) in zip(flat, flat[1:], strict=False):
+    for (x, wide), (after, next_wide) in pairwise(flat):
         assert after <= x or x + wide / 2 <= after - next_wide / 2
 
 

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-HA27J7G5.js";import"./chunk-ZIIFE2C7.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-YIGU3YQA.js";import"./chunk-NAAKEW4T.js";import"./chunk-6S3N7SW2.js";export{c as Heads,b as Train,a as joined};

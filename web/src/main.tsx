@@ -3,6 +3,7 @@ import { render } from "preact";
 import "./style.css";
 import { Ahead, example, json, prebaked, type Example } from "./core/example";
 import { AFTER_MS, explain, failure, models, run, stand, submit, values } from "./core/run";
+import { FIRST, fillIn } from "./core/openings";
 import { arrived, edits, ids, mirror, model, notice, prompt, source, view } from "./core/state";
 import { canonical, connect, HttpTransport, transport, use } from "./core/transport";
 import type { ModelCard } from "./core/types";
@@ -10,8 +11,6 @@ import { Frame } from "./frame/Frame";
 import { listen } from "./frame/keys";
 import { install } from "./kernel/probe";
 import { fetchAll, fetchScreen, screens } from "./views";
-
-const FIRST = "The animal didn't cross the street because it was too tired"; // the example's text
 
 async function begin() {
   install();
@@ -60,7 +59,7 @@ function settle(list: ModelCard[], had = "", screen = screens[0].name) {
   }
   notice.value = said.join(" ");
   if (!card) failure.value = "There is no model here. Start the page with one: glassformer page MODEL.";
-  if (!prompt.value && !ids.value && !(card?.abilities.source && source.value)) prompt.value = FIRST;
+  fillIn(!!card?.abilities.source);
   if (card?.abilities.source && !source.value) source.value = prompt.value;
 }
 

@@ -60,3 +60,15 @@ const SIDE: Record<string, string> = {
 export function sideName(axis: string): string {
   return SIDE[axis] ?? axis;
 }
+
+const models = new Map<string, string>(); // by run
+
+/** Remember which model a run is of. */
+export function nameRun({ run, model, edits = [] }: { run: string; model: string; edits?: readonly string[] }): void {
+  models.set(run, edits.length ? `${model}, edited` : model);
+}
+
+/** An address as a reader sees it: a model's name in the place of its run's number. */
+export function named(address: string): string {
+  return address.replace(/[\w-]+/g, (word) => models.get(word) ?? word);
+}

@@ -1,7 +1,7 @@
 // The run on the page: what the model read, its plan, and every value of it that was asked for.
 import { batch, computed, signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
-import { at, stackOf } from "./address";
+import { at, nameRun, stackOf } from "./address";
 import { read } from "./safetensors";
 import * as state from "./state";
 import { Refused, transport } from "./transport";
@@ -76,6 +76,7 @@ export async function submit(): Promise<void> {
       before?.done();
       state.model.value = model;
       run.value = made;
+      nameRun(made);
       const length = made.tokens.length;
       if (state.query.value !== null && state.query.value >= length) state.query.value = null;
       if (state.key.value !== null && state.key.value >= Math.max(length, made.source_tokens?.length ?? 0)) state.key.value = null;
@@ -104,7 +105,7 @@ async function check(made: Run): Promise<void> {
 
 /** Another run beside the one on the page, for a "what if": the same text with other edits. */
 export function sibling(edits: readonly string[], text?: string): Promise<Run> {
-  return transport.post<Run>("api/runs", request(edits, text));
+  return transport.post<Run>("api/runs", request(edits, text)).then((made) => (nameRun(made), made));
 }
 
 // ------------------------------------------------------------------------------------- values

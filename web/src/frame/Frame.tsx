@@ -5,6 +5,7 @@ import { at, inEncoder } from "../core/address";
 import { count, number, size } from "../core/format";
 import { busy, card, checked, failure, layers, models, ops as known, run, sourceTokens, submit, tokens, useLoaded, values } from "../core/run";
 import { prebaked } from "../core/example";
+import { fillIn } from "../core/openings";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
 import type { Run } from "../core/types";
@@ -83,10 +84,11 @@ function choose(name: string) {
   state.layer.value = state.head.value = state.query.value = state.key.value = null;
   run.value = null; // no screen shows one model's numbers under another's name
   const pair = card.value?.abilities.source;
+  fillIn(!!pair);
   if (pair && !state.source.value) {
     state.source.value = state.prompt.value; // the target begins empty
     state.prompt.value = "";
-  } else if (!pair && !state.prompt.value) state.prompt.value = state.source.value;
+  }
   void submit();
 }
 

@@ -1,4 +1,5 @@
 // The one way to show a number in words: it has an address, and a test reads both.
+import { named } from "../core/address";
 import { number, percent, signed } from "../core/format";
 
 interface Props {
@@ -11,7 +12,7 @@ interface Props {
 
 export function Num({ addr, v, digits = 5, as = "number", open }: Props) {
   const shown = as === "percent" && v !== null ? percent(v) : as === "signed" ? signed(v, digits) : number(v, digits);
-  const told = { "data-addr": addr, "data-v": v === null ? "" : String(v), title: `${addr} = ${v}` };
+  const told = { "data-addr": addr, "data-v": v === null ? "" : String(v), title: `${named(addr)} = ${v}` };
   if (open)
     return (
       <button class="num link" {...told} onClick={() => open(addr)}>

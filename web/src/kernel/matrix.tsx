@@ -99,6 +99,7 @@ export function paint(
   return out;
 }
 
+const LABELS = "11px system-ui, sans-serif";
 let ids = 0;
 
 export function Matrix(props: MatrixProps) {
@@ -121,13 +122,18 @@ export function Matrix(props: MatrixProps) {
   const left = compact || !props.rowLabels ? 0 : 10 + 7 * longest(props.rowLabels);
   const inner = Math.max(1, width - left);
   const square = props.rowLabels !== undefined && props.colLabels !== undefined;
-  const sx0 = square ? Math.min(inner / cols, 44) : inner / cols;
   const most = props.height ?? 420;
-  const sy0 = square ? Math.min(sx0, Math.max(most / rows, 1)) : Math.max(Math.min(16, most / rows), most / rows > 1 ? 2 : most / rows);
-  const sx1 = square ? Math.min(sx0, sy0 * 2.4) : sx0;
-  const turned = square && sx1 < 34;
+  const sides = (room: number) => {
+    const sx = square ? Math.min(room / cols, 44) : room / cols;
+    const sy = square ? Math.min(sx, Math.max(most / rows, 1)) : Math.max(Math.min(16, most / rows), most / rows > 1 ? 2 : most / rows);
+    return [square ? Math.min(sx, sy * 2.4) : sx, sy];
+  };
+  const wordsWide = useMemo(() => (square && !compact ? props.colLabels!.map((one) => lengthOf(clip(one))) : []), [props.colLabels, square, compact]);
+  const upright = sides(inner)[0], turned = square && (upright < 34 || wordsWide.some((one, at) => at > 0 && (one + wordsWide[at - 1]) / 2 + 4 > upright));
+  const right = turned ? Math.ceil((wordsWide.at(-1) ?? 0) / 2) : 0; // a turned word leans out over the last column
+  const [sx1, sy0] = sides(Math.max(1, inner - right));
   const top = compact || !props.colLabels || sx1 < 11 ? 0 : turned ? 12 + 5.5 * longest(props.colLabels) : 18;
-  const wide = Math.min(inner, sx1 * cols), tall = sy0 * rows;
+  const wide = Math.min(inner - right, sx1 * cols), tall = sy0 * rows;
 
   useEffect(() => {
     const observer = new ResizeObserver(([one]) => setWidth(Math.floor(one.contentRect.width)));
@@ -147,7 +153,7 @@ export function Matrix(props: MatrixProps) {
     if (!canvas || width <= 0) return;
     counters.repaints += 1;
     const ratio = devicePixelRatio || 1, { zoom, x: vx, y: vy } = view.current;
-    canvas.width = Math.round((left + wide) * ratio);
+    canvas.width = Math.round((left + wide + right) * ratio);
     canvas.height = Math.round((top + tall) * ratio);
     const g = canvas.getContext("2d")!;
     g.scale(ratio, ratio);
@@ -179,7 +185,7 @@ export function Matrix(props: MatrixProps) {
     }
     g.restore();
     g.fillStyle = text;
-    g.font = "11px system-ui, sans-serif";
+    g.font = LABELS;
     if (left && ch >= 10) {
       g.textAlign = "right";
       g.textBaseline = "middle";
@@ -206,14 +212,14 @@ export function Matrix(props: MatrixProps) {
     if (!canvas || width <= 0) return;
     counters.overlays += 1;
     const ratio = devicePixelRatio || 1, { zoom, x: vx, y: vy } = view.current, cw = sx1 * zoom, ch = sy0 * zoom;
-    const w = Math.round((left + wide) * ratio), h = Math.round((top + tall) * ratio);
+    const w = Math.round((left + wide + right) * ratio), h = Math.round((top + tall) * ratio);
     if (canvas.width !== w || canvas.height !== h) {
       canvas.width = w;
       canvas.height = h;
     }
     const g = canvas.getContext("2d")!;
     g.setTransform(ratio, 0, 0, ratio, 0, 0);
-    g.clearRect(0, 0, left + wide, top + tall);
+    g.clearRect(0, 0, left + wide + right, top + tall);
     const accent = getComputedStyle(canvas).getPropertyValue("--accent").trim() || "#d55e00";
     const row = pointer.current?.[0] ?? p.hoverRow?.value ?? null, col = pointer.current?.[1] ?? p.hoverCol?.value ?? null;
     g.strokeStyle = accent;
@@ -340,7 +346,7 @@ export function Matrix(props: MatrixProps) {
     <div class={`matrix ${compact ? "compact" : ""}`} ref={frame}>
       <div
         class="sheet" ref={grid} role="grid" tabIndex={0} aria-label={props.label} aria-rowcount={rows} aria-colcount={cols} aria-activedescendant={id}
-        style={{ width: `${left + wide}px`, height: `${top + tall}px` }}
+        style={{ width: `${left + wide + right}px`, height: `${top + tall}px` }}
         onKeyDown={keys} onFocus={() => (overlay(), tell(at.current))} onBlur={overlay}
         onPointerMove={move}
         onPointerDown={(event) => (drag.current = { x: event.clientX, y: event.clientY, from: view.current, moved: false })}
@@ -367,8 +373,8 @@ export function Matrix(props: MatrixProps) {
           zoomAt(event.deltaY < 0 ? 1.25 : 0.8, event.clientX - box.left, event.clientY - box.top);
         }}
       >
-        <canvas ref={base} aria-hidden="true" style={{ width: `${left + wide}px`, height: `${top + tall}px` }} />
-        <canvas ref={over} class="over" aria-hidden="true" style={{ width: `${left + wide}px`, height: `${top + tall}px` }} />
+        <canvas ref={base} aria-hidden="true" style={{ width: `${left + wide + right}px`, height: `${top + tall}px` }} />
+        <canvas ref={over} class="over" aria-hidden="true" style={{ width: `${left + wide + right}px`, height: `${top + tall}px` }} />
         <div role="row" class="hidden">
           <div role="gridcell" id={id}>
             <span ref={said} />
@@ -454,6 +460,14 @@ function Table(props: MatrixProps & { at: [number, number]; value: (v: number) =
       </table>
     </div>
   );
+}
+
+const ruler = document.createElement("canvas").getContext("2d")!;
+
+/** How wide a label is, in CSS pixels. */
+function lengthOf(text: string): number {
+  ruler.font = LABELS;
+  return ruler.measureText(text).width;
 }
 
 function clip(text: string | undefined): string {

@@ -44,13 +44,15 @@ const LINEAR: Record<string, string> = {
   lora_up: "The second of two thin matrices of the low-rank change (LoRA), scaled.",
 };
 
+const LEAVES: Record<string, string> = { tokens: "Token numbers", source: "Source token numbers", "pos.keys": "Positions of the keys", "pos.queries": "Positions of the queries" };
+
 const TEXTS: Record<string, Text> = {
-  leaf: {
-    title: "Input",
+  leaf: (_, address) => ({
+    title: LEAVES[address] ?? (/^pos\b|position/.test(address) ? "Positions" : /mask|allowed/.test(address) ? "Who may look at whom" : "Input"),
     plain: "What the model is given: the number of each token in the vocabulary, or its position in the text. Here the arithmetic begins.",
     maths: math(words("given")),
     code: "tokens = tokenizer.encode(text)",
-  },
+  }),
   lookup: {
     title: "Look up",
     plain: "Takes one row of a learned table for each token. The row is the token's (or its position's) vector; nothing is computed.",

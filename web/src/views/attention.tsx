@@ -22,7 +22,7 @@ const GROUPS = { encoder: "Encoder self", decoder: "Decoder self", cross: "Cross
 type Group = keyof typeof GROUPS;
 type View = "matrix" | "text" | "lines";
 type Scores = Map<string, Record<string, number | null>>; // by head, then by score
-const ORDERS: Record<string, string> = { layer: "layer", first: "weight on the first token", previous: "weight on the token before", entropy: "entropy, least first" };
+const ORDERS: Record<string, string> = { layer: "layer", pair: "weight at the locked pair", first: "weight on the first token", previous: "weight on the token before", entropy: "entropy, least first" };
 // Of the model, on random tokens that come twice (sight/heads.py), so that words play no part.
 const MEASURED: Record<string, string> = { "m.induction": "induction: what came after this token the first time", "m.previous": "the token before", "m.next": "the token after", "m.duplicate": "this token the first time", "m.first": "the first token", "m.entropy": "entropy, least first", "m.norm": "size of what is moved" };
 const LABELS = ["induction", "previous", "next", "duplicate", "first"];
@@ -68,10 +68,11 @@ export function Attention() {
   const made = run.value!;
   const found = patterns(made);
   const names = [...found.keys()];
-  const name = group.value && found.has(group.value) ? group.value : found.has("decoder") ? "decoder" : names[0];
+  const name = group.value && found.has(group.value) ? group.value : found.has("cross") ? "cross" : found.has("decoder") ? "decoder" : names[0];
   const list = found.get(name)!;
   const op = list[Math.max(0, list.findIndex((one) => one.layer === state.layer.value))];
   const head = Math.min(heads(op) - 1, Math.max(0, state.head.value ?? 0));
+  const pair = usePair(made, list);
   return (
     <div class="stack attention">
       {names.length > 1 && (
@@ -82,9 +83,12 @@ export function Attention() {
         </div>
       )}
       <div class="halves">
+        <div class="stack">
         <section class="card" aria-label="all heads">
-          <Atlas key={name} made={made} list={list} op={op} head={head} />
+          <Atlas key={name} made={made} list={list} op={op} head={head} pair={pair.data} />
         </section>
+        <Find op={op} head={head} pair={pair.data} error={pair.error} />
+        </div>
         <div class="stack">
           <section class="card" aria-label="one head">
             <Head made={made} op={op} head={head} />
@@ -155,19 +159,19 @@ async function scored(made: Run, list: Op[]): Promise<Scores> {
 const measurable = () => transport.live && !!card.value?.abilities.edits;
 const measured = (model: string) => transport.json<Heads>(`api/heads/${encodeURIComponent(model)}`).then((told) => new Map(told.heads.map((one) => [`${one.path}.pattern[${one.head}]`, one])));
 
-function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: number }) {
+function Atlas({ made, list, op, head, pair }: { made: Run; list: Op[]; op: Op; head: number; pair: Pair | null }) {
   const { done, error } = useThumbs(made, list, () => weights(made, op, head));
   const frame = useRef<HTMLDivElement>(null), base = useRef<HTMLCanvasElement>(null), over = useRef<HTMLCanvasElement>(null);
   const [width, setWidth] = useState(0);
   const hovered = useSignal<Thumb | null>(null);
   const long = Math.max(...list.map((one) => Math.max(...one.shape.slice(-2)))) > WHOLE;
   const cross = groupOf(list[0]) === "cross";
-  const own = order.value in MEASURED, sorted = !own && (long || cross) ? "layer" : order.value, least = sorted.endsWith("entropy");
-  const onText = useLoaded(() => (own || sorted === "layer" ? null : scored(made, list)), [made.run, list[0].id, own || sorted === "layer"]);
+  const own = order.value in MEASURED, sorted = order.value === "pair" ? (pair ? "pair" : "layer") : !own && (long || cross) ? "layer" : order.value, least = sorted.endsWith("entropy");
+  const onText = useLoaded(() => (own || sorted === "layer" || sorted === "pair" ? null : scored(made, list)), [made.run, list[0].id, own || sorted === "layer" || sorted === "pair"]);
   const wanted = own || !!only.value;
   const ofModel = useLoaded(() => (wanted ? measured(made.model) : null), [made.digest, wanted]);
   const marks = ofModel.data;
-  const scores = useMemo((): Scores | null => (own ? marks && new Map([...marks].map(([at, one]) => [at, Object.fromEntries(Object.entries(one.scores).map(([name, v]) => [`m.${name}`, v]))])) : onText.data), [own, marks, onText.data]);
+  const scores = useMemo((): Scores | null => (sorted === "pair" ? new Map(pair!.ranked.map((one) => [cellAt(one.op, one.head), { pair: one.weight }])) : own ? marks && new Map([...marks].map(([at, one]) => [at, Object.fromEntries(Object.entries(one.scores).map(([name, v]) => [`m.${name}`, v]))])) : onText.data), [own, marks, onText.data, sorted, pair]);
   const most = Math.max(...list.map(heads));
   const together = sorted === "layer" ? shared(list[0]) : 1;
   useEffect(() => {
@@ -197,6 +201,8 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
   const wide = x(most - 1) + cell + 3, tall = y(rows);
   const at = (px: number, py: number) => places.find((one) => px >= x(one.col) && px < x(one.col) + cell && py >= y(one.row) && py < y(one.row) + cell) ?? null;
   const thumbOf = (one: { op: Op; head: number }) => done.get(one.op.id)?.[one.head];
+
+  const atPair = useMemo(() => new Map((pair?.ranked ?? []).map((one) => [cellAt(one.op, one.head), one.weight])), [pair]);
 
   function draw() {
     const canvas = base.current;
@@ -231,6 +237,11 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
         g.drawImage(bitmap(thumb.data, wide, high, table, "u8", () => paint(thumb.data, thumb.rows, thumb.cols, wide, high, table, 0, 255)), x(one.col), y(one.row), cell, cell);
       }
       g.strokeRect(x(one.col) - 0.5, y(one.row) - 0.5, cell + 1, cell + 1);
+      const weight = atPair.get(cellAt(one.op, one.head));
+      if (weight) {
+        g.fillStyle = style.getPropertyValue("--accent");
+        g.fillRect(x(one.col), y(one.row) + cell - 4, cell * weight, 4);
+      }
     }
     mark();
   }
@@ -256,7 +267,7 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
   useEffect(() => effect(() => {
     sequential.value;
     draw();
-  }), [done, width, places, cell, op.id, head]);
+  }), [done, width, places, cell, op.id, head, atPair]);
   useEffect(() => effect(() => {
     hovered.value;
     mark();
@@ -297,7 +308,7 @@ function Atlas({ made, list, op, head }: { made: Run; list: Op[]; op: Op; head: 
         <h2>All heads <span class="soft">{list.length} layers × {most}</span></h2>
         <label>sort by{" "}
           <select class="sorts" value={sorted} onChange={(event) => (order.value = event.currentTarget.value)}>
-            <optgroup label="on this text">{Object.entries(ORDERS).map(([key, said]) => <option key={key} value={key} disabled={key !== "layer" && (long || cross)}>{said}{key !== "layer" && long ? ` (up to ${WHOLE} tokens)` : ""}</option>)}</optgroup>
+            <optgroup label="on this text">{Object.entries(ORDERS).map(([key, said]) => <option key={key} value={key} disabled={key === "pair" ? !pair : key !== "layer" && (long || cross)}>{said}{key !== "layer" && key !== "pair" && long ? ` (up to ${WHOLE} tokens)` : ""}</option>)}</optgroup>
             {measurable() && <optgroup label="on random tokens that come twice">{Object.entries(MEASURED).map(([key, said]) => <option key={key} value={key}>{said}</option>)}</optgroup>}
           </select>
         </label>
@@ -359,6 +370,67 @@ function Hovered({ of, scores, by }: { of: { value: Thumb | null }; scores: Scor
   if (!one) return <span class="said" />;
   const score = by === "layer" ? undefined : scores?.get(cellAt(one.op, one.head))?.[by];
   return <span class="said">layer {one.op.layer}, head {one.head}{score !== undefined && score !== null && `: ${number(score, 3)}`}</span>;
+}
+
+// -------------------------------------------------------------------------------------- find the head
+
+/** The locked query and key, and every head of a group by its weight there, the largest first. */
+interface Pair {
+  query: number;
+  key: number;
+  ranked: { op: Op; head: number; weight: number }[];
+}
+
+function usePair(made: Run, list: Op[]) {
+  const query = state.query.value, key = state.key.value, locked = query !== null && key !== null && query < list[0].shape.at(-2)! && key < list[0].shape.at(-1)!;
+  const rank = async (): Promise<Pair & { of: string }> => {
+    const each = await Promise.all(list.map((op) => values(made.run, cellAt(op, ":", query!, key!))));
+    const ranked = list.flatMap((op, nth) => Array.from({ length: heads(op) }, (_, head) => ({ op, head, weight: each[nth].data[head] })));
+    return { query: query!, key: key!, ranked: ranked.sort((a, b) => b.weight - a.weight), of: made.run + list[0].id };
+  };
+  const loaded = useLoaded(() => (locked ? rank() : null), [made.run, list[0].id, query, key]);
+  const data = loaded.data, fits = locked && data?.query === query && data.key === key && data.of === made.run + list[0].id;
+  return { data: fits ? data : null, error: locked ? loaded.error : "" };
+}
+
+const FOUND = 12; // heads in the list at first
+const CHOICES = 200; // tokens up to which both sides are lists to choose from
+
+/** Which head looks from here to there: all heads by their weight at a pair of tokens. */
+function Find({ op, head, pair, error }: { op: Op; head: number; pair: Pair | null; error: string }) {
+  const all = useSignal(false), [T, S] = op.shape.slice(-2), from = words(along(op, "T"), T), to = words(along(op, "S"), S);
+  const choose = (name: string, signal: typeof state.query, list: readonly string[]) => (
+    <label>{name}{" "}
+      <select aria-label={`${name} token`} value={signal.value ?? ""} onChange={(event) => (signal.value = event.currentTarget.value === "" ? null : Number(event.currentTarget.value))}>
+        <option value="">…</option>{list.map((word, at) => <option key={at} value={at}>{at}: {word}</option>)}
+      </select>
+    </label>
+  );
+  return (
+    <section class="card" aria-label="find the head">
+      <h2>Find the head</h2>
+      <div class="row">
+        {Math.max(T, S) <= CHOICES && <>{choose("from", state.query, from)}{choose("to", state.key, to)}</>}
+        {pair && <button aria-pressed={order.value === "pair"} onClick={() => (order.value = order.value === "pair" ? "layer" : "pair")}>sort the pictures</button>}
+      </div>
+      {error && <p class="failure" role="alert">{error}</p>}
+      {!pair && !error && <p class="soft">Choose two tokens, or click a cell of the matrix: then every head is listed by its weight from the one to the other.</p>}
+      {pair && !(pair.ranked[0]?.weight > 0) && <p class="soft">No head looks from “{from[pair.query]}” at “{to[pair.key]}”: each weight there is 0.</p>}
+      {pair && pair.ranked[0]?.weight > 0 && (
+        <ol class="ranked" aria-label={`heads by their weight from ${from[pair.query]} to ${to[pair.key]}`}>
+          {pair.ranked.slice(0, all.value ? undefined : FOUND).map((one) => (
+            <li key={cellAt(one.op, one.head)}>
+              <button class="quiet" aria-pressed={one.op === op && one.head === head} onClick={() => ((state.layer.value = one.op.layer), (state.head.value = one.head))}>
+                layer {one.op.layer}, head {one.head}: <Num addr={cellAt(one.op, one.head, pair.query, pair.key)} v={one.weight} digits={2} />
+              </button>
+              <i style={{ width: `${100 * one.weight}%` }} />
+            </li>
+          ))}
+        </ol>
+      )}
+      {pair && pair.ranked.length > FOUND && pair.ranked[0].weight > 0 && <button class="quiet" onClick={() => (all.value = !all.value)}>{all.value ? `the first ${FOUND}` : `all ${pair.ranked.length} heads`}</button>}
+    </section>
+  );
 }
 
 // ------------------------------------------------------------------------------------------- one head

@@ -1,6 +1,6 @@
 // The same text read by two models, or by two checkpoints of one: answers, surprise at each token, heads, states.
 import { useMemo, useState } from "preact/hooks";
-import { at as place, isAttention, short } from "../core/address";
+import { at as place, isAttention, nameRun, short } from "../core/address";
 import { readable, visible } from "../core/format";
 import { aligned, label, pieces, type Stretch } from "../core/pieces";
 import { logits, models, run, thumbs, useLoaded, values } from "../core/run";
@@ -25,7 +25,9 @@ export function Compare() {
     const pair = models.value?.find((one) => one.name === second.split("@")[0])?.abilities.source, read = made.source_tokens ? state.source.value : state.prompt.value;
     // Two that read a source have the same one; beside one that does not, the source is what the other reads.
     const body = pair ? { model: second, source: read, text: made.source_tokens ? state.prompt.value : "" } : { model: second, text: read };
-    return { first: made.run, run: await transport.post<Run>("api/runs", body) };
+    const theirs = await transport.post<Run>("api/runs", body);
+    nameRun(theirs);
+    return { first: made.run, run: theirs };
   }, [made.run, second]);
   const b = loaded.data?.first === made.run && loaded.data.run.model === second ? loaded.data.run : null;
   return (

@@ -1,5 +1,5 @@
 // The walk of one forward pass, at four depths: the whole map, a block, an operation, a cell. Cards come from the plan, by kind.
-import { signal, useSignal, type Signal } from "@preact/signals";
+import { computed, signal, useSignal, type Signal } from "@preact/signals";
 import { Fragment } from "preact";
 import { useEffect, useMemo } from "preact/hooks";
 import { at as part, inEncoder, parse, short, sideName, sides, stackOf, tail } from "../core/address";
@@ -18,8 +18,29 @@ import { diverging, sequential } from "../kernel/palette";
 import { scaleOf, slice } from "../kernel/slice";
 import { Formula } from "../text/Formula";
 import { textOf } from "../text/kinds";
+import { flowOf, type Item, type Part } from "../core/flow";
 import { back, CellCard, open } from "./cell";
+import { Flow } from "./flow";
 import { Sandbox } from "./sandbox";
+
+/** The plan as boxes and arrows, and the box that is open. */
+const drawing = computed(() => (run.value ? flowOf(run.value) : { columns: [], cross: [] }));
+const box = state.param("pt", "", String);
+
+function opened(): { item: Item; part: Part } | null {
+  for (const item of box.value ? drawing.value.columns.flat() : [])
+    for (const part of item.parts) if (part.key === box.value && item.layer === state.layer.value) return { item, part };
+  return null;
+}
+
+function enter(item: Item, part: Part | null) {
+  go(null);
+  folded.value = "";
+  if (item.stack) chosenStack.value = item.stack;
+  state.layer.value = item.layer;
+  box.value = part?.key ?? "";
+  if (part?.ops.length === 1) go(part.ops[0]);
+}
 
 const choices = signal<Record<string, number>>({});
 const text = (op: Op) => textOf(op.kind, op.params, op.id);
@@ -39,6 +60,7 @@ function chosen(op: Op) {
 }
 
 function go(op: Op | null) {
+  if (op && !opened()?.part.ops.includes(op)) box.value = "";
   state.cell.value = "";
   state.op.value = op?.id ?? "";
   if (op && op.layer !== null) {
@@ -59,6 +81,7 @@ function up() {
   if (state.cell.value) back();
   else if (state.op.value) state.op.value = "";
   else if (folded.value) folded.value = "";
+  else if (opened()) box.value = "";
   else state.layer.value = null;
 }
 
@@ -81,7 +104,7 @@ export function Inside() {
     <>
       <Crumbs op={op} />
       <div class="columns">
-        <div class="stack">{op ? <OpView op={op} /> : within().length ? <Cards ops={within()} base={folded.value} /> : state.layer.value !== null && layers.value.length ? <BlockView /> : <MapView />}</div>
+        <div class="stack">{op ? <OpView op={op} /> : within().length ? <Cards ops={within()} base={folded.value} /> : opened() ? <Cards ops={opened()!.part.ops} base={opened()!.part.ops.some((one) => one.module) ? shared(opened()!.part.ops) : ""} /> : state.layer.value !== null && layers.value.length ? <BlockView /> : <MapView />}</div>
         <aside class="card" aria-label="inspector">{state.cell.value || !op ? <CellCard /> : <Explained op={op} />}<Sandbox kind={op?.kind ?? ""} /></aside>
       </div>
     </>
@@ -92,8 +115,9 @@ function Crumbs({ op }: { op: Op | undefined }) {
   const block = state.layer.value;
   return (
     <nav class="crumbs" aria-label="where you are">
-      <button onClick={() => ((state.layer.value = null), (folded.value = ""), go(null))}>map</button>
-      {block !== null && <><span aria-hidden="true">▸</span><button onClick={() => ((folded.value = ""), go(null))}>{inEncoder(chosenStack.value) ? "encoder " : ""}layer {block}</button></>}
+      <button onClick={() => ((state.layer.value = null), (folded.value = box.value = ""), go(null))}>map</button>
+      {block !== null && <><span aria-hidden="true">▸</span><button onClick={() => ((folded.value = box.value = ""), go(null))}>{inEncoder(chosenStack.value) ? "encoder " : ""}layer {block}</button></>}
+      {opened() && <><span aria-hidden="true">▸</span><button onClick={() => ((folded.value = ""), go(null))}>{opened()!.part.title}</button></>}
       {within().length > 0 && <><span aria-hidden="true">▸</span><button onClick={() => go(null)}>{tail(folded.value)}</button></>}
       {op && <><span aria-hidden="true">▸</span><button aria-current="true" onClick={() => (state.cell.value = "")}>{op.layer === null ? op.id : tail(op.id)}</button></>}
       {state.cell.value && <><span aria-hidden="true">▸</span><code>[{parse(state.cell.value).index?.join(",")}]</code></>}
@@ -116,7 +140,9 @@ function MapView() {
   const told = loaded.data?.run === made.run && loaded.data.place === place ? loaded.data : null;
   return (
     <>
-      <p class="note">From the token numbers at the top to the probabilities at the bottom; bars: the length of what each part wrote to token {place}. Open a layer, or any card.</p>
+      <p class="note">From the tokens at the top to the answer at the bottom; wider: more numbers for each token, by their logarithm; in brackets the most inside. Open any box.</p>
+      <Flow drawing={drawing.value} open={enter} />
+      <p class="note">Step by step; bars: the length of what each part wrote to token {place}. Open a layer, or any card.</p>
       {told && <Answered told={told} />}
       <Cards ops={before} />
       {stacks.map((stack, at) => (
@@ -213,7 +239,15 @@ function BlockView() {
   const found = layers.value.find((one) => one.layer === state.layer.value && one.stack === chosenStack.value) ?? layers.value.find((one) => one.layer === state.layer.value);
   if (!found) return <p class="note">This model has no layer {state.layer.value}.</p>;
   const base = /^.*?\.\d+(?=\.|$)/.exec(found.ops.find((one) => one.module)?.module ?? "")?.[0];
-  return <Cards ops={found.ops} base={base} />;
+  const item = base ? null : drawing.value.columns.flat().find((one) => one.stack === found.stack && one.layer === found.layer);
+  if (!item || item.parts.length < 2) return <Cards ops={found.ops} base={base} />;
+  const parts = new Set(item.parts.flatMap((one) => one.ops)), rest = found.ops.filter((one) => !parts.has(one));
+  return (
+    <>
+      {item.parts.map((one) => <section key={one.key} class="stack" aria-label={one.title}><h2>{one.title}</h2><Cards ops={one.ops} /></section>)}
+      {rest.length > 0 && <section class="stack" aria-label="the residual stream"><h2>The residual stream</h2><Cards ops={rest} /></section>}
+    </>
+  );
 }
 
 const MANY = 120; // cards at once
@@ -227,6 +261,7 @@ function Cards({ ops, base = "" }: { ops: readonly Op[]; base?: string }) {
         const op = group[group.length - 1], path = group.length > 1 ? shared(group) : "";
         return (
           <button key={op.id} class={`op ${group.some((one) => one.id === state.op.value) ? "now" : ""}`} onClick={() => (path ? unfold(path) : go(op))} title={path ? `${path}: ${group.length} operations` : `${op.id}: ${text(op).plain}`}>
+            {at > 0 && group[0].in.includes(all[at - 1][all[at - 1].length - 1].id) && <i class="reads" aria-hidden="true" title="reads the card before">→</i>}
             <b>{at + 1} {path ? inside(path, base) : title(op)}</b>
             <small>{path ? `${group.length} operations ▸` : op.layer === null ? op.id : tail(op.id)}</small>
             <small>{sides(op).filter(({ axis }) => axis !== "row").map((one) => one.size).join("×")}</small>

@@ -24,14 +24,14 @@ const PRESETS: [string, string][] = [
 const text = state.param("tt", SHOW_TOKENS, (one) => one);
 const chosen = state.param<string[]>("tn", [], (one) => (one ? one.split(",") : []), (list) => (list ?? []).join(","));
 
-type Read = Cut & { refused?: string };
+type Read = Cut & { text: string; refused?: string }; // what was read
 
 /** A text under one tokenizer; what cannot be is said in its own panel. */
 async function cut(name: string, whole: string): Promise<Read> {
   try {
-    return (await transport.post<Cut[]>("api/tokenize", { text: whole, tokenizers: [name] }))[0];
+    return { ...(await transport.post<Cut[]>("api/tokenize", { text: whole, tokenizers: [name] }))[0], text: whole };
   } catch (error) {
-    return { name, vocab: 0, algorithm: "", tokens: [], refused: (error as Error).message };
+    return { name, vocab: 0, algorithm: "", tokens: [], text: whole, refused: (error as Error).message };
   }
 }
 
@@ -41,7 +41,7 @@ export function Tokens() {
   const asked = chosen.value.length ? chosen.value : (models.value ?? []).slice(0, 3).map((one) => one.name);
   const loaded = useLoaded(() => (asked.length && text.value ? Promise.all(asked.map((name) => cut(name, text.value))) : null), [text.value, asked.join()]);
   const all = loaded.data ?? [];
-  const counts = all.filter((one) => one.tokens.length).map((one) => one.tokens.length);
+  const counts = all.filter((one) => one.tokens.length && one.text === text.value).map((one) => one.tokens.length);
   const spread = counts.length > 1 ? Math.max(...counts) / Math.min(...counts) - 1 : null;
   const edges = useMemo(() => all.map((one) => new Set(one.tokens.filter((token) => token.end).map((token) => token.start!))), [all]);
   return (
@@ -79,18 +79,20 @@ export function Tokens() {
 
 function Panel({ read, ids, raw, others }: { read: Read; ids: boolean; raw: boolean; others: Set<number>[] }) {
   const made = useMemo(() => pieces(read.tokens), [read]), [at, pick] = useState<number | null>(null);
-  const characters = Array.from(text.value).length, unknown = read.tokens.filter((one) => one.unk).length;
+  const characters = Array.from(read.text).length, late = read.text !== text.value, unknown = read.tokens.filter((one) => one.unk).length;
   return (
-    <section class="card" aria-label={`tokenizer ${read.name}`}>
+    <section class={`card ${late ? "late" : ""}`} aria-label={`tokenizer ${read.name}`} aria-busy={late}>
       <h2 class="mono">{read.name}</h2>
       <div class="facts">
         <span>{read.algorithm}</span>
         {read.vocab > 0 && <span>vocabulary <Num addr={`tokenizer.${read.name}.vocab`} v={read.vocab} /></span>}
+        {late ? <span>reads the new text …</span> : <>
         {!read.refused && <span><Num addr={`tokenize.${read.name}.tokens`} v={read.tokens.length} /> tokens</span>}
         {read.tokens.length > 0 && <span><Num addr={`tokenize.${read.name}.characters_per_token`} v={characters / read.tokens.length} digits={3} /> characters each</span>}
         {unknown > 0 && <span class="lost">{unknown} unknown: text is lost</span>}
         {read.round_trip === false && unknown === 0 && <span class="lost">decoding does not give the same text back</span>}
         {read.round_trip && <span>✓ decodes to the same text</span>}
+        </>}
       </div>
       {read.refused && <p class="failure">{read.refused}</p>}
       <div class="pieces" role="group" aria-label={`tokens of ${read.name}`} onKeyDown={arrows}>
@@ -105,7 +107,7 @@ function Panel({ read, ids, raw, others }: { read: Read; ids: boolean; raw: bool
           );
         })}
       </div>
-      {at !== null && at < read.tokens.length && transport.live && <Steps name={read.name} at={at} />}
+      {at !== null && at < read.tokens.length && transport.live && <Steps name={read.name} at={at} whole={read.text} />}
       {made.length > MOST && <p class="soft">the first {MOST} of {made.length}</p>}
     </section>
   );
@@ -120,8 +122,7 @@ function arrows(event: KeyboardEvent) {
 }
 
 /** How the word that a token stands in came to its pieces. */
-function Steps({ name, at }: { name: string; at: number }) {
-  const whole = text.value;
+function Steps({ name, at, whole }: { name: string; at: number; whole: string }) {
   const loaded = useLoaded(() => transport.post<Told>("api/tokenize/steps", { tokenizer: name, text: whole, at }).then((told) => told, (problem) => ({ refused: (problem as Error).message })), [name, at, whole]);
   const told = loaded.data;
   if (!told) return <p class="soft">…</p>;

@@ -1,6 +1,7 @@
 // A training as it runs: curves from its log, what it wrote, and one sentence read by each of its checkpoints.
 import { effect, type Signal, useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { nameRun } from "../core/address";
 import { count, number, percent, readable, visible } from "../core/format";
 import { failure, logits, models, submit, thumbs, useLoaded } from "../core/run";
 import * as state from "../core/state";
@@ -202,7 +203,7 @@ function Probe({ one }: { one: Training }) {
   const text = useSignal("");
   const last = one.checkpoints.at(-1)?.step ?? -1;
   const [asked, setAsked] = useState("");
-  const loaded = useLoaded(() => (last >= 0 ? transport.json<Probed>(`api/train/${encodeURIComponent(one.name)}/probe?text=${encodeURIComponent(asked)}`) : null), [one.name, last, asked]);
+  const loaded = useLoaded(() => (last >= 0 ? transport.json<Probed>(`api/train/${encodeURIComponent(one.name)}/probe?text=${encodeURIComponent(asked)}`).then((probed) => (probed.steps.forEach(nameRun), probed)) : null), [one.name, last, asked]);
   const [at, setAt] = useState(-1);
   const told = loaded.data, step = told?.steps.at(at < 0 ? -1 : Math.min(at, told.steps.length - 1));
   return (

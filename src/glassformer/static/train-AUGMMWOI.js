@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-QS6LJZRV.js";import"./chunk-NYEF6AG5.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-PAXDFWBP.js";import"./chunk-GZRKT3SN.js";import"./chunk-WIESL7RQ.js";export{c as Heads,b as Train,a as joined};

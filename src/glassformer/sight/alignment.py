@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..core.errors import need
+from ..core.files import JsonObject
 from ..core.nn import Model
 from .figures.charts import Heat
 from .figures.drawing import together
@@ -34,7 +35,7 @@ class Alignment:
     columns: list[str]
     weights: Tensor
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return {**vars(self), "weights": self.weights.tolist()}
 
     def text(self, plain: bool = False) -> str:

@@ -25,6 +25,7 @@ import torch
 
 from ..core import files
 from ..core.errors import UserError, need
+from ..core.files import JsonObject
 from . import answers, wire
 from .figures.charts import TableFigure
 from .figures.shown import BOX, document
@@ -109,7 +110,7 @@ def container(
         "labels": [],
     }
     query = {"model": name, "text": text} | ({} if source is None else {"source": source})
-    beside: dict[str, Any] = {
+    beside: JsonObject = {
         "GET api/models": [card],
         f"POST api/runs {canonical(query)}": run_record,
         f"GET api/runs/{id}": run_record,
@@ -146,7 +147,7 @@ def container(
         note += (" and the" if note else "The") + " numbers have 11 bits (f16)"
     run_record["cut"] = f"{note}; “glassformer page” has them all." if note else None
     run_record["saved"] = {"as": kind, "left_out": missing}
-    explained: dict[str, Any] = {}
+    explained: JsonObject = {}
     for address, terms in chain(product(cells, (ASKED,)), product(_pinned(trace), (TERMS,))):
         if len(explained) >= CELLS:
             break

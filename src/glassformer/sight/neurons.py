@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError, need
+from ..core.files import JsonObject
 from ..core.nn import Model, Tape
 from . import passes, streams, tables
 from .figures.progress import Progress, Report
@@ -66,7 +67,7 @@ class Neuron:
     mean: float
     above_zero: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return {**vars(self), "hits": [vars(hit) for hit in self.hits]}
 
     def table(self) -> list[str]:

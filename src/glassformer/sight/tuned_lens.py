@@ -27,6 +27,7 @@ from torch.nn import functional as F
 
 from ..core.config import serial
 from ..core.errors import UserError, need
+from ..core.files import JsonObject
 from ..core.nn import Model, lora
 from ..core.nn.model import inference
 from . import streams
@@ -100,7 +101,7 @@ class TunedLens(Shown):
         )
         return f"{fitted}; mean KL of the depths on texts held out {first:.4f} -> {last:.4f} nats."
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """All but the translators, as JSON holds it."""
         return {name: x for name, x in vars(self).items() if name not in ("weight", "bias")}
 

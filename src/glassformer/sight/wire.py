@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.errors import UserError, need
+from ..core.files import JsonObject
 
 Array = npt.NDArray[Any]
 KINDS = {"f32": 4, "f16": 2, "u8": 1}
@@ -165,7 +166,7 @@ def packed(tensors: dict[str, Array], metadata: dict[str, str]) -> bytes:
 
     Equal values give equal bytes, which the library's writer does not promise of what is ``told``.
     """
-    header: dict[str, Any] = {"__metadata__": metadata}
+    header: JsonObject = {"__metadata__": metadata}
     chunks = []
     at = 0
     for name, array in sorted(tensors.items(), key=lambda item: -item[1].itemsize):

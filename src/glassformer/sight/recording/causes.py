@@ -16,12 +16,12 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.errors import need
+from ...core.files import JsonObject
 from ..figures.charts import Chart, Prose, TableFigure
 from ..figures.shown import Records, Shown
 from .linearised import Linearised, Rank, inner, numbers, wide
@@ -104,7 +104,7 @@ class Causes(Shown):
         ]
         return TableFigure.of("", ("address", "kind", "adds"), [*rows, *totals], (0, 1), "+.4f")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         causes = [vars(cause) for cause in self.causes]
         plain = {name: x for name, x in vars(self).items() if name != "gradients"}
         return {**plain, "causes": causes, "difference": self.difference}

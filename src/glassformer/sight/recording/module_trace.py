@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...core.errors import UserError
+from ...core.files import JsonObject
 from .. import answers, export, tables
 from .causes import Caused
 from .opening import Explanation, explain
@@ -163,7 +164,7 @@ class ModuleTrace(Caused):
                     rows.append((value.address, operation.name, shape, str(operation.line)))
         return tables.lines(rows, ("address", "function", "shape", "code"), left_columns=range(4))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The pass as JSON holds it: every operation with its operands, in order."""
         plan = [
             {
@@ -273,7 +274,7 @@ class ModuleTrace(Caused):
         value = self.value(name)
         return value.shape, self.plan.axes(value)
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> JsonObject:
         """Facts about the model: its kind, sizes, and what can be asked of it."""
         return answers.module_card(
             self.module,
@@ -282,7 +283,7 @@ class ModuleTrace(Caused):
             attention=any(op.is_attention for op in self.plan),
         )
 
-    def program(self, most: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def program(self, most: int) -> tuple[JsonObject, JsonObject] | None:
         """A program that computes any text in a browser, and its weights, where these may fit in
         ``most`` bytes; None where the module has none."""
         return None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.files import JsonObject
 from .operations import Operation, Value
 from .rules import CASTS, MOVES, POINTWISE
 from .sides import Sides
@@ -139,11 +140,11 @@ class Op:
         return self.kind == "softmax" and self.axes[-3:] == ("H", "T", "S")
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> JsonObject:
         """Plain arguments of the function."""
         operation = self.value.operation
         numbers = [x for x in operation.leaves if isinstance(x, int | float)] if operation else []
-        params: dict[str, Any] = {"arguments": ", ".join(map(str, numbers))}
+        params: JsonObject = {"arguments": ", ".join(map(str, numbers))}
         if numbers and self.kind in ARGUMENTS:
             params[ARGUMENTS[self.kind]] = numbers[0]
         if operation and self.kind == "norm":
@@ -157,7 +158,7 @@ class Op:
         first = (0,) if self.axes[:1] == ("row",) else ()
         return f"{self.id}[{','.join(map(str, (*first, *places)))}]"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The plan as JSON holds it."""
         return {
             "id": self.id,
@@ -240,7 +241,7 @@ class Plan:
                 names.setdefault(value.address, []).append(name)
         return names
 
-    def to_dict(self) -> list[dict[str, Any]]:
+    def to_dict(self) -> list[JsonObject]:
         return [op.to_dict() for op in self]
 
     def _op(self, value: Value, visible: Mapping[Value, None], axes: tuple[str, ...]) -> Op:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.files import JsonObject
 from ...core.nn import Model, Tape
 from ...core.nn.attention import Attention
 from ...core.nn.engines import AttentionEngine, AttentionInputs, attend, eager_attention
@@ -282,7 +283,7 @@ class Trace(ModuleTrace):
 
     # ---------------------------------------------------------------------------- as a document
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> JsonObject:
         """Facts about the model: its kind, sizes, and what can be asked of it."""
         return answers.card(self.model.config)
 
@@ -299,9 +300,9 @@ class Trace(ModuleTrace):
             rows.append((op.id, op.kind, sides, ", ".join(op.inputs), op.source))
         return tables.lines(rows, ("address", "kind", "sides", "of", "code"), left_columns=range(5))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The run as JSON holds it: tokens, plan, what was kept."""
-        record: dict[str, Any] = {"tokens": self._tokens(self.tokens, self.tokenizer)}
+        record: JsonObject = {"tokens": self._tokens(self.tokens, self.tokenizer)}
         if self.source is not None:
             reader = self.tokenizer and self.tokenizer.for_source
             record["source"] = self._tokens(self.source, reader)
@@ -309,11 +310,11 @@ class Trace(ModuleTrace):
         return {**record, "plan": self.plan.to_dict(), "kept": memory, "ms": 1000 * self.seconds}
 
     @staticmethod
-    def _tokens(tokens: Tensor, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    def _tokens(tokens: Tensor, tokenizer: Tokenizer | None) -> JsonObject:
         ids = tokens[0].tolist()
         return {"ids": ids, "pieces": None if tokenizer is None else pieces(tokenizer, ids)}
 
-    def program(self, most: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def program(self, most: int) -> tuple[JsonObject, JsonObject] | None:
         # half precision, base64
         fits = 1.5 * sum(x.numel() for x in self.model.parameters()) < most
         return program(self) if fits else None

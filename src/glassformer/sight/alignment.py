@@ -98,9 +98,7 @@ def alignments(
     written = [*recorded.words[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
     drawn = []
     for path, value in pictures.items():
-        across = ".cross." in path
-        of_source = across or path.startswith("encoder.")
-        words = (recorded.source if of_source else None) or recorded.words
+        across, (_, words) = ".cross." in path, recorded.sides(path)
         weights = value[0].float()
         weights = weights.mean(0) if head is None else weights[head]
         drawn.append(Alignment(path, written if across else words, words, weights))

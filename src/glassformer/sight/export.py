@@ -127,8 +127,7 @@ def container(
     facts = {"answers": beside, "start": {"model": name, **query}, "run": id}
     if program is not None:
         written, weights = program
-        records = {key: dumped(record) for key, record in {**facts, "program": written}.items()}
-        packed = gzip.compress(wire.packed(weights, records), 9, mtime=0)
+        packed = _gzipped(weights, {**facts, "program": written})
         fits = len(packed) <= computing
         return packed if fits else container(trace, most, cells, name, text)
     sizes = {op.id: math.prod(op.shape) for op in trace.plan}
@@ -154,8 +153,7 @@ def container(
         answer = answers.cell(trace, address, terms)
         explained.setdefault(answer["address"], answer)
     while True:
-        records = {key: dumped(record) for key, record in ({**facts, "cells": explained}).items()}
-        packed = gzip.compress(wire.packed(tensors, records), 9, mtime=0)
+        packed = _gzipped(tensors, {**facts, "cells": explained})
         if len(packed) <= most:
             return packed
         need(
@@ -166,6 +164,11 @@ def container(
             explained = dict(list(explained.items())[: len(explained) // 2])
         else:
             tensors.popitem()
+
+
+def _gzipped(tensors: dict[str, wire.Array], records: JsonObject) -> bytes:
+    metadata = {key: dumped(record) for key, record in records.items()}
+    return gzip.compress(wire.packed(tensors, metadata), 9, mtime=0)
 
 
 def _decoded(tokenizer: Any, ids: list[int]) -> str:

@@ -31,7 +31,7 @@ from ..core.files import JsonObject
 from ..core.nn import Model, lora
 from ..core.nn.model import inference
 from . import streams
-from .figures.charts import Chart, Curves, Prose, TableFigure
+from .figures.charts import Chart, Curves, Prose
 from .figures.progress import Progress
 from .figures.shown import Records, Shown
 
@@ -112,15 +112,9 @@ class TunedLens(Shown):
     def charts(self) -> Iterator[Chart]:
         """KL to the model's answer by depth, before the fit (the logit lens) and after."""
         yield Prose([self.origin()])
-        steps = list(range(len(self.depths)))
-        lines = {"before": (steps, self.before), "after": (steps, self.after)}
-        yield Curves(
-            "mean KL(own || depth) in nats on texts held out, by depth",
-            lines,
-            "depth",
-            ("before", "after"),
-        )
-        yield TableFigure.of("", *self.records())
+        title = "mean KL(own || depth) in nats on texts held out, by depth"
+        yield Curves.by_depth(title, {"before": self.before, "after": self.after})
+        yield self._table()
 
     def records(self) -> Records:
         """A row for each depth."""

@@ -24,7 +24,6 @@ from ..core.files import JsonObject
 
 Array = npt.NDArray[Any]
 KINDS = {"f32": 4, "f16": 2, "u8": 1}
-MAPS = ("lin", "sqrt")
 DTYPES = {"f4": "F32", "f2": "F16", "u1": "U8", "i4": "I32"}
 MOST_CELLS = 1 << 27  # of a value that is made whole, to be pooled
 

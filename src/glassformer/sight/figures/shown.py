@@ -71,7 +71,7 @@ class Shown(ABC):
 
     def _table(self, *_: Any) -> TableFigure:
         """The numbers for a terminal, rounded; what a result is asked for may choose among them."""
-        raise NotImplementedError
+        return TableFigure("", *self.records())
 
     def table(self, *choice: int) -> list[str]:
         """The numbers as lines for a terminal."""

@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from ...core.files import JsonObject
 from .. import answers, export, tables
 from .causes import Caused
 from .opening import Explanation, explain
-from .operations import Edit, Key, Value
+from .operations import Edit, Key, Slices, Value
 from .plan import Plan
 from .recorder import Recorder
 from .rules import Index, read
@@ -107,7 +107,7 @@ class ModuleTrace(Caused):
             f'Nothing has the address "{name}".{meant}{nearby} trace.lines() lists them all.'
         )
 
-    def parse(self, address: str) -> tuple[Value, tuple[int | slice, ...]]:
+    def parse(self, address: str) -> tuple[Value, Slices]:
         """An address as a value and an index, of as many dimensions as are given."""
         match = re.fullmatch(r"\s*([^\[\]\s]+)\s*(?:\[(.*)\])?\s*", address)
         if match is None:
@@ -220,7 +220,7 @@ class ModuleTrace(Caused):
 
     # ------------------------------------------------------------------------------------- edits
 
-    def edit(self, edits: Mapping[str, Callable[[Tensor], Tensor]]) -> ModuleTrace:
+    def edit(self, edits: Mapping[str, Edit]) -> ModuleTrace:
         """The pass again with values changed: ``{address: function of the value}``.
 
         An address with an index changes that part alone.
@@ -304,7 +304,7 @@ class ModuleTrace(Caused):
         return export.frame(self)
 
 
-def _partial(change: Callable[[Tensor], Tensor], index: tuple[int | slice, ...]) -> Edit:
+def _partial(change: Edit, index: Slices) -> Edit:
     def edit(value: Tensor) -> Tensor:
         value[index] = change(value[index])
         return value

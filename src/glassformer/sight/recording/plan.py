@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.files import JsonObject
+from ..axes import along_source
 from .operations import Operation, Value
 from .rules import CASTS, MOVES, POINTWISE
 from .sides import Sides
@@ -247,7 +248,7 @@ class Plan:
     def _op(self, value: Value, visible: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
         across = () if self.sides is None else self.sides.across(value)
         if self.sides is None and self.has_source:
-            across = tuple(axis for axis in axes if of_source(value.address, axis))
+            across = tuple(axis for axis in axes if along_source(value.address, axis))
         operation = value.operation
         if operation is None:
             return Op(value, value.address, "leaf", (), axes, {}, "", "", across)
@@ -263,12 +264,6 @@ class Plan:
             kind = "classify"
         line, module = str(operation.line), operation.place[0] if self.sides else ""
         return Op(value, value.address, kind, inputs, axes, weights, line, module, across)
-
-
-def of_source(name: str, axis: str) -> bool:
-    """True where the tokens of the source run along a side of a value of ours."""
-    across = axis == "S" and ".cross." in name
-    return across or (axis in ("T", "S") and name.startswith(("encoder.", "source")))
 
 
 def _visible(trace: Any) -> dict[Value, None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,17 +25,16 @@ from ...core.nn.finite import must_be_finite
 from ...core.nn.hooks import Edit
 from ...core.nn.model import inference
 from .. import answers, tables
-from ..looking import Text, inputs
+from ..axes import along_source
 from ..streams import display_texts, pieces, word_id
 from .module_trace import KEEP, ModuleTrace
 from .opening import Explanation
 from .operations import Value
-from .plan import Plan, axes_of, of_source
+from .plan import Plan, axes_of
 from .program import program
 from .recorder import Recorder
 
 if TYPE_CHECKING:
-    from ...core.nn.edited import ModelEdit
     from ...core.tokenizer.tokenizer import Tokenizer
 
 SIDES = {
@@ -50,30 +49,6 @@ SIDES = {
     "F": "neuron",
 }
 INSIDE = ("scores", "pattern")  # of attention: only an edit makes the model compute them
-
-
-def trace(
-    model: Model,
-    tokenizer: Tokenizer | None,
-    text: Text,
-    source: Text | None = None,
-    edits: Sequence[ModelEdit | str] = (),
-    keep: int = KEEP,
-) -> Trace:
-    """One pass over ``text`` (or one row of token ids), everything addressable; nothing of it needs
-    gradients.
-
-    ``source`` is what an encoder-decoder's encoder reads, ``edits`` are of
-    ``glassformer.sight.edits``; ``keep`` bounds the bytes of recorded values. Raises UserError
-    for a text that the model cannot read.
-    """
-    tokens, source_ids, changes = inputs(model, tokenizer, text, source, edits)
-    for ids in (tokens, source_ids):
-        if ids is not None and len(ids) != 1:
-            raise UserError(
-                f"A trace is of one text and these are {len(ids)} rows; give one of them."
-            )
-    return Trace(model, tokenizer, tokens, source_ids, changes, keep)
 
 
 class NamingTape(Tape):
@@ -274,11 +249,11 @@ class Trace(ModuleTrace):
 
     def side(self, name: str, axis: str) -> Tensor:
         """The token ids (1, length) along a side of tokens of a value."""
-        return self.source if self.source is not None and of_source(name, axis) else self.tokens
+        return self.source if self.source is not None and along_source(name, axis) else self.tokens
 
     def reads(self, name: str, axis: str) -> Tokenizer | None:
         """The tokenizer of the tokens along a side of a value."""
-        across = self.source is not None and of_source(name, axis)
+        across = self.source is not None and along_source(name, axis)
         return self.tokenizer and (self.tokenizer.for_source if across else self.tokenizer)
 
     # ---------------------------------------------------------------------------- as a document

@@ -132,7 +132,7 @@ def run(
         progress=is_terminal() or report,
     )
     fitted.save(path)
-    losses = TableFigure.of("", ("depth", "KL before", "KL after"), fitted.records()[1])
+    losses = TableFigure("", ("depth", "KL before", "KL after"), fitted.records()[1])
     note("KL(own || depth) in nats, the mean of the tokens of texts held out.")
     note(f"{path} holds the tuned lens, {fitted.origin()}")
     return CommandOutput(fitted.to_dict, losses.lines())

@@ -58,7 +58,7 @@ def run(
         )
         return _foreign(foreign.trace(text, source=source), address, up, terms)
     model, tokenizer = options.load_with_tokenizer()
-    from ..sight.recording.trace import trace
+    from ..sight.recorded import trace
 
     tape = trace(model, tokenizer, text, source, edit)
     if address is None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..core import config
+from ..core.files import JsonObject
 from .layouts import Values
 
 Status: TypeAlias = Literal["pass", "FAIL", "not run"]
@@ -71,7 +72,7 @@ class Check:
     note: str = ""
     seconds: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return asdict(self)
 
     @staticmethod

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..core.errors import need
+from ..core.files import JsonObject
 from ..core.nn import Model
 from .figures.charts import Heat
 from .figures.drawing import together
@@ -34,7 +35,7 @@ class Alignment:
     columns: list[str]
     weights: Tensor
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return {**vars(self), "weights": self.weights.tolist()}
 
     def text(self, plain: bool = False) -> str:
@@ -97,9 +98,7 @@ def alignments(
     written = [*recorded.words[1:], "" if tokenizer.eos is None else tokenizer.token(tokenizer.eos)]
     drawn = []
     for path, value in pictures.items():
-        across = ".cross." in path
-        of_source = across or path.startswith("encoder.")
-        words = (recorded.source if of_source else None) or recorded.words
+        across, (_, words) = ".cross." in path, recorded.sides(path)
         weights = value[0].float()
         weights = weights.mean(0) if head is None else weights[head]
         drawn.append(Alignment(path, written if across else words, words, weights))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import config
 from ..core.config.model import shapes
+from ..core.files import JsonObject
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -92,7 +93,7 @@ ABILITIES = (
 CONTEXT = 4096  # tokens that a model is given which does not say how many it reads
 
 
-def card(cfg: config.Model) -> dict[str, Any]:
+def card(cfg: config.Model) -> JsonObject:
     """Facts about a model that need no weights: its kind, sizes, and what can be asked
     of it."""
     nodes = list(_walk(cfg))
@@ -128,7 +129,7 @@ def card(cfg: config.Model) -> dict[str, Any]:
     return {"kind": kind, **sizes, "abilities": can}
 
 
-def module_card(module: Any, tokenizer: Tokenizer | None, **abilities: bool) -> dict[str, Any]:
+def module_card(module: Any, tokenizer: Tokenizer | None, **abilities: bool) -> JsonObject:
     """The same of a module that is not ours; what is not among ``abilities`` cannot be asked."""
     cfg = getattr(module, "config", None)
     generates = getattr(module, "can_generate", bool)()
@@ -160,7 +161,7 @@ def tokens(
     tokenizer: Tokenizer | None,
     ids: Sequence[int],
     spans: Mapping[int, tuple[int, int]] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Each token's id, bytes (base64: it may be a part of a character), span in characters, whether
     special or unknown.
 
@@ -228,7 +229,7 @@ def words(op: Any) -> str:
     return WORDS.get(str(op.id).rpartition(".")[2], KIND_WORDS.get(str(op.kind), str(op.kind)))
 
 
-def plan(trace: Any) -> list[dict[str, Any]]:
+def plan(trace: Any) -> list[JsonObject]:
     """The operations as JSON holds them, each with its words, its other names and whether it grows
     with the square."""
     return [
@@ -242,13 +243,13 @@ def plan(trace: Any) -> list[dict[str, Any]]:
     ]
 
 
-def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -> dict[str, Any]:
+def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -> JsonObject:
     """Description of a pass for the page; ``places`` are where its tokens stand in the text, before
     edits."""
     ids = trace.tokens[0].tolist()
     model_card = trace.card()
     dtypes = (str(parameter.dtype) for parameter in trace.module.parameters())
-    payload: dict[str, Any] = {
+    payload: JsonObject = {
         "task": {"encoder": "masked", "encoder-decoder": "seq2seq"}.get(
             model_card["kind"], "causal"
         ),
@@ -277,7 +278,7 @@ def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -
 
 def experts(
     trace: Any, pass_lock: Callable[[], AbstractContextManager[Any]] = nullcontext
-) -> dict[str, Any]:
+) -> JsonObject:
     """Each mixture's experts with their loads, and each token's choice with its weight; ``held``
     while one is read."""
     layers = []
@@ -307,7 +308,7 @@ def experts(
     }
 
 
-def cell(trace: Any, address: str, terms: int) -> dict[str, Any]:
+def cell(trace: Any, address: str, terms: int) -> JsonObject:
     """One number's arithmetic; ``next`` are the operations that read it, ``python`` the line that
     gives it."""
     explanation = trace.explain(address)

@@ -12,7 +12,8 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from functools import partial
+from typing import Any, Literal, cast
 
 import numpy as np
 from torch import nn
@@ -27,9 +28,6 @@ from .reading import as_edit_list
 from .recorded import record
 from .recording.causes import Cause
 from .streams import TokenLabel, answer_kind, fp64
-
-if TYPE_CHECKING:
-    pass
 
 KINDS = {"attn.z": "head", "cross.z": "cross head", "ffn.hidden": "mlp"}
 KINDS |= {"ffn.shared.hidden": "shared expert", "ffn.down_bias": "bias", "attn.write": "mixer"}
@@ -130,22 +128,20 @@ class Attribution(Shown):
     def block_table(self) -> list[str]:
         """A line for each block, the sums of its parts by kind."""
         kinds, rows = self._blocks()
-        return TableFigure.of("", ("", *kinds), rows, form="+.4f").lines()
+        return TableFigure("", ("", *kinds), rows, form="+.4f").lines()
 
     def _table(self, top: int = 20) -> TableFigure:
         """The parts that added or took most, rounded to four places; then the sum beside the
         logit."""
-        ordered = sorted(self.parts, key=lambda part: -abs(part.value))
-        rows = [(_label(part), part.address, part.value) for part in ordered[:top]]
-        if remainder := [part.value for part in ordered[top:]]:
-            rows.append((f"{len(remainder):,} more", "", math.fsum(remainder)))
         run_name = "the edited run's own" if self.edits else "the model's own"
-        totals = [
+        return TableFigure.of_sum(
+            ("part", "address", "added"),
+            [(_label(part), part.address, part.value) for part in self.parts],
+            top,
             ("sum", f"of {len(self.parts):,} parts", self.sum),
             ("logit", run_name, self.logit),
             ("difference", "", f"{self.difference:.1e}"),
-        ]
-        return TableFigure.of("", ("part", "address", "added"), [*rows, *totals], (0, 1), "+.4f")
+        )
 
 
 def _added(
@@ -217,11 +213,9 @@ def attribute(
     of_labels = scores.ndim == 1
     place = None if of_labels else streams.place(position, run.tokens, run.tokenizer)
     logits = scores if place is None else scores[place]
-    choices = logits.shape[-1], run.tokenizer, logits
-    chosen, piece = streams.choice(*choices, token, of_labels)
-    rival, rival_piece = (
-        (None, None) if against is None else streams.choice(*choices, against, of_labels)
-    )
+    choose = partial(streams.choice, logits.shape[-1], run.tokenizer, logits, of_labels=of_labels)
+    chosen, piece = choose(token)
+    rival, rival_piece = (None, None) if against is None else choose(against)
     need(
         rival != chosen,
         f"The two {'labels' if of_labels else 'tokens'} are the same one, and their difference is "

@@ -55,9 +55,8 @@ class Contexts(Shown):
     def charts(self) -> Iterator[Chart]:
         """The texts; the cosines as curves over depth, and as a table."""
         yield Prose([*self.texts, *self.notes])
-        steps = list(range(len(self.depths)))
-        lines = {"the word": (steps, self.cosine), "other words": (steps, self.others)}
-        yield Curves(f"cosine by depth (0: {self.depths[0]})", lines, "depth", tuple(lines))
+        lines = {"the word": self.cosine, "other words": self.others}
+        yield Curves.by_depth(f"cosine by depth (0: {self.depths[0]})", lines)
         yield self._table()
 
     def records(self) -> Records:
@@ -66,7 +65,7 @@ class Contexts(Shown):
         return ("depth", "cosine", "others"), rows
 
     def _table(self) -> TableFigure:
-        return TableFigure.of("", ("depth", "the word", "other words"), self.records()[1])
+        return TableFigure("", ("depth", "the word", "other words"), self.records()[1])
 
 
 def word_in_contexts(

@@ -25,6 +25,7 @@ import torch
 
 from ..core import files
 from ..core.errors import UserError, need
+from ..core.files import JsonObject
 from . import answers, wire
 from .figures.charts import TableFigure
 from .figures.shown import BOX, document
@@ -109,7 +110,7 @@ def container(
         "labels": [],
     }
     query = {"model": name, "text": text} | ({} if source is None else {"source": source})
-    beside: dict[str, Any] = {
+    beside: JsonObject = {
         "GET api/models": [card],
         f"POST api/runs {canonical(query)}": run_record,
         f"GET api/runs/{id}": run_record,
@@ -126,8 +127,7 @@ def container(
     facts = {"answers": beside, "start": {"model": name, **query}, "run": id}
     if program is not None:
         written, weights = program
-        records = {key: dumped(record) for key, record in {**facts, "program": written}.items()}
-        packed = gzip.compress(wire.packed(weights, records), 9, mtime=0)
+        packed = _gzipped(weights, {**facts, "program": written})
         fits = len(packed) <= computing
         return packed if fits else container(trace, most, cells, name, text)
     sizes = {op.id: math.prod(op.shape) for op in trace.plan}
@@ -146,15 +146,14 @@ def container(
         note += (" and the" if note else "The") + " numbers have 11 bits (f16)"
     run_record["cut"] = f"{note}; “glassformer page” has them all." if note else None
     run_record["saved"] = {"as": kind, "left_out": missing}
-    explained: dict[str, Any] = {}
+    explained: JsonObject = {}
     for address, terms in chain(product(cells, (ASKED,)), product(_pinned(trace), (TERMS,))):
         if len(explained) >= CELLS:
             break
         answer = answers.cell(trace, address, terms)
         explained.setdefault(answer["address"], answer)
     while True:
-        records = {key: dumped(record) for key, record in ({**facts, "cells": explained}).items()}
-        packed = gzip.compress(wire.packed(tensors, records), 9, mtime=0)
+        packed = _gzipped(tensors, {**facts, "cells": explained})
         if len(packed) <= most:
             return packed
         need(
@@ -165,6 +164,11 @@ def container(
             explained = dict(list(explained.items())[: len(explained) // 2])
         else:
             tensors.popitem()
+
+
+def _gzipped(tensors: dict[str, wire.Array], records: JsonObject) -> bytes:
+    metadata = {key: dumped(record) for key, record in records.items()}
+    return gzip.compress(wire.packed(tensors, metadata), 9, mtime=0)
 
 
 def _decoded(tokenizer: Any, ids: list[int]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -32,9 +32,6 @@ from .recorded import record
 from .recording.module_trace import fields
 from .recording.rules import read as numbers_of
 from .streams import TokenLabel
-
-if TYPE_CHECKING:
-    pass
 
 Baseline = Literal["mean", "zero", "pad"]
 Of = Literal["logit", "logprob", "label"]
@@ -121,7 +118,7 @@ class Saliency(Shown):
                 numbers = f"{share.norm:.4f}", share.product, share.integrated
                 rows.append((place, share.piece.display, *numbers, bar))
         heading = ("at", "token", "gradient norm", "gradient x input", "integrated", "")
-        return TableFigure.of("", heading, rows, (0, 1, 5), "+.4f")
+        return TableFigure("", heading, rows, (0, 1, 5), "+.4f")
 
 
 def saliency(

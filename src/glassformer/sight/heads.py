@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,9 +39,6 @@ from . import passes
 from .figures.charts import Chart, Folded, Heat, TableFigure
 from .figures.shown import Records, Shown
 from .recorded import record
-
-if TYPE_CHECKING:
-    pass
 
 LABELLED = ("previous", "next", "induction", "duplicate", "first")
 SCORES = (*LABELLED, "entropy", "norm", "first_norm")
@@ -102,11 +99,7 @@ class HeadScores(Shown):
 
     def charts(self) -> Iterator[Chart]:
         """A map of attentions and heads for each score that is a share; the table, folded."""
-        clear = [
-            (f"{entry.path} head {entry.head}", ", ".join(entry.labels))
-            for entry in self.heads
-            if entry.labels
-        ]
+        clear = [(f"{x.path} head {x.head}", ", ".join(x.labels)) for x in self.heads if x.labels]
         yield TableFigure("above the baseline", ("", "score"), clear, (0, 1))
         paths = list(dict.fromkeys(entry.path for entry in self.heads))[::-1]
         numbers = sorted({entry.head for entry in self.heads})
@@ -119,7 +112,7 @@ class HeadScores(Shown):
             words = [list(map(_short, row)) for row in scores]
             span = (0.0, 1.0) if name not in ("entropy", "norm") else None
             yield Heat(name, np.array(scores, dtype=float), paths, named, words, span=span)
-        table = TableFigure.of("", *self.records())
+        table = TableFigure("", *self.records())
         yield Folded("every score beside its baseline", [table])
 
     def records(self) -> Records:
@@ -191,26 +184,23 @@ def head_scores(
     Example:
         >>> print(glassformer.head_scores(model, tokenizer, draws=2, length=8))
     """
-    length = int(min(length, (passes.limit(model) - 1) // 2))
+    length = min(length, (passes.limit(model) - 1) // 2)
     need(draws > 1, f"draws is {draws}; a baseline needs 2 or more.")
     need(length > 3, f"length is {length}; give 4 tokens or more, and a model whose context has 9.")
     generator = torch.Generator().manual_seed(seed)
     draws_by_path: dict[str, list[Measured]] = {}
     for _ in range(draws):
         for path, measured in _attentions(model, tokenizer, length, generator):
-            draws_by_path.setdefault(path, []).append(measure(*measured))
+            draws_by_path.setdefault(path, []).append(measured)
     heads = [head for path, measured in draws_by_path.items() for head in _heads(path, measured)]
     return HeadScores(heads, draws, length, seed)
 
 
-Patterns: TypeAlias = Iterator[tuple[str, tuple[Tensor, int, str, Tensor | None, bool]]]
-"""The path of each attention, and what ``measure`` reads of it."""
-
-
 def _attentions(
     module: nn.Module, tokenizer: Any, length: int, generator: torch.Generator
-) -> Patterns:
-    """The attentions of a model that reads one draw: wherever a softmax multiplies values."""
+) -> Iterator[tuple[str, Measured]]:
+    """Scores of a model that reads one draw, by the path of each attention: wherever a softmax
+    multiplies values."""
     two, shared = passes.has_source(module), True
     first_run = record(module, None, [0], [0] if two else None)
     tables = [operation.inputs[1].shape[0] for _, operation in first_run.lookups().values()]
@@ -246,7 +236,7 @@ def _attentions(
         kind = "causal" if causal else "both"
         if two and (queries, keys) != (2 * length + 1, 2 * length + 1):
             kind = "source" if queries == keys else "across"
-        yield attention.path, (pattern, length, kind, attention.sizes(), shared)
+        yield attention.path, measure(pattern, length, kind, attention.sizes(), shared)
 
 
 def _texts(
@@ -316,32 +306,34 @@ def _measure(
     repeated, shuffled = pattern
     scores: dict[str, Tensor] = {}
     baselines: dict[str, Tensor] = {}
-    place = torch.arange(pattern.shape[2], device=pattern.device)
     T = pattern.shape[2]
-    if kind != "across":
-        reach = max(2, T // 4)  # the same queries for every distance
-        queries = place[reach + 1 :] if kind == "causal" else place[reach + 1 : T - reach]
-        for name, step in (("previous", 1), ("next", -1))[: 1 if kind == "causal" else 2]:
-            shares = [
-                _on(repeated, queries, queries - step * distance) for distance in range(reach)
-            ]
-            scores[name], baselines[name] = shares[1], torch.stack(shares[:1] + shares[2:])
+    place = torch.arange(T, device=pattern.device)
+    reach = max(2, T // 4)  # the same queries for every distance
+    near = place[reach + 1 : T if kind == "causal" else T - reach]
     second = place[length + 1 :]
-    targets: dict[str, tuple[Tensor, Tensor]] = {}  # queries and their keys
-    if kind in ("causal", "both"):
-        targets["duplicate"] = second, second - length
-    if kind == "causal":
-        targets["induction"] = second, second - length + 1
-    if kind == "across" and shared:
-        targets["duplicate"] = second, second - length
-        targets["induction"] = second[:-1], second[:-1] - length + 1
-    for name, (chosen, keys) in targets.items():
-        scores[name], baselines[name] = _on(repeated, chosen, keys), _on(shuffled, chosen, keys)
+    copied = kind in ("causal", "both") or (kind == "across" and shared)
+    distances: dict[str, tuple[Tensor, int]] = {}  # queries, and how far before them a key is
+    if kind != "across":
+        distances["previous"] = near, 1
+    if kind in ("both", "source"):
+        distances["next"] = near, -1
+    if copied:
+        distances["duplicate"] = second, length
+    if copied and kind != "both":
+        distances["induction"] = second[: -1 if kind == "across" else None], length - 1
+    for name, (queries, distance) in distances.items():
+        scores[name] = _on(repeated, queries, queries - distance)
+        if queries is near:
+            steps = [distance * other for other in range(reach) if other != 1]
+            rivals = [_on(repeated, queries, queries - step) for step in steps]
+        else:
+            rivals = [_on(shuffled, queries, queries - distance)]
+        baselines[name] = torch.stack(rivals)
     half = T // 2
     # (H, keys) that all of them may see
     on_each = repeated[:, half:, : half if kind != "across" else None].mean(1)
     scores["first"], baselines["first"] = on_each[:, 0], on_each[:, 1:].T
-    return scores, {name: x.reshape(-1, x.shape[-1]) for name, x in baselines.items()}
+    return scores, baselines
 
 
 def _on(pattern: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
@@ -380,7 +372,7 @@ def _heads(path: str, measured: Sequence[Measured]) -> list[HeadReport]:
         above = {name: float(means[name][head]) - baseline[name] for name in baselines}
         labels = [
             name
-            for name in sorted(above, key=lambda name: -above[name])
+            for name in sorted(above, key=above.__getitem__, reverse=True)
             if above[name] > DEVIATIONS * deviation[name] and means[name][head] > first.even[name]
         ]
         heads.append(HeadReport(path, head, scores, baseline, deviation, first.even, tuple(labels)))

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..core.nn import Cache, EncoderDecoder, Model, Tape
+from ..core.nn import Cache, Model, Tape
 from ..core.nn.model import inference
+from .axes import across, headed, of_source
 
 Values: TypeAlias = dict[str, Tensor]
 """One document's values by their path on a tape, in the order in which they are made: logits (T,
 V), .."""
 
 SPARE = 3  # columns of padding even beside the longest row
-BY_HEAD = ("q", "k", "v", "z", "scores", "pattern")  # (B, H, T, ..)
 
 
 class DocumentSpan(NamedTuple):
@@ -271,7 +271,7 @@ class DocumentReader:
 
         def hold(path: str, x: Tensor) -> Tensor:
             x = x.clone()
-            for span in sources.spans if sources and self._of_source(path) else spans:
+            for span in sources.spans if sources and of_source(self.model, path) else spans:
                 place = span.row, span.columns(x.device)
                 expected = pinned.values[span.document][path].to(x.device)
                 replacement = expected[span.start : span.end]
@@ -286,13 +286,6 @@ class DocumentReader:
         edits = {f"*.ffn.{name}": hold for name in ("router", "weight", "chosen")}
         return Tape(*["*"] * self.tape, edits=edits)
 
-    def _of_source(self, path: str) -> bool:
-        """True of what an encoder-decoder makes of the source's tokens."""
-        encoded = path.startswith(("encoder.", "source_embed.")) and isinstance(
-            self.model, EncoderDecoder
-        )
-        return encoded or path.endswith((".cross.k", ".cross.v"))
-
     def _cut(
         self,
         path: str,
@@ -305,9 +298,9 @@ class DocumentReader:
         """Cells of one document in a batch's value; it is the ``number``-th of the batch."""
         if path.startswith("pool."):
             return value[number]
-        tokens = source if source is not None and self._of_source(path) else span
+        tokens = source if source is not None and of_source(self.model, path) else span
         leaf = path.rpartition(".")[2]
-        axis = int(_by_head(leaf, value.ndim))
+        axis = int(headed(path, value.ndim))
         columns = tokens.columns(self.device)
         cells = value[min(span.row, len(value) - 1)].index_select(axis, columns)
         if leaf in ("scores", "pattern"):
@@ -318,11 +311,6 @@ class DocumentReader:
             if int(keys.max()) < cells.shape[-1]:  # else a ring: see _joined
                 cells = cells.index_select(-1, keys)
         return cells
-
-
-def _by_head(leaf: str, dimensions: int) -> bool:
-    """True if the token axis of a batch's value follows its head axis."""
-    return leaf in BY_HEAD and dimensions == 4
 
 
 def _joined(passes: Sequence[list[Values]], cache: Cache) -> list[Values]:
@@ -343,8 +331,7 @@ def _joined(passes: Sequence[list[Values]], cache: Cache) -> list[Values]:
                 fill = float("-inf") if leaf == "scores" else 0.0
                 width = pieces[-1].shape[-1]
                 pieces = [F.pad(x, (0, width - x.shape[-1]), value=fill) for x in pieces]
-            axis = int(_by_head(leaf, pieces[0].ndim + 1))
-            across = path.endswith((".cross.k", ".cross.v"))
-            values[path] = pieces[0] if across else torch.cat(pieces, axis)
+            axis = int(headed(path, pieces[0].ndim + 1))
+            values[path] = pieces[0] if across(path) else torch.cat(pieces, axis)
         joined.append(values)
     return joined

@@ -95,17 +95,16 @@ class Lens(Shown):
                 columns=whole.columns[window],
                 words=[row[window] for row in whole.words or ()],
             )
-        steps = list(range(len(self.depths)))
         last = f"at {whole.columns[-1]}, by depth (0: {self.depths[0]})"
         if self.tracked:
             lines = {
-                token.piece.display: (steps, [row[-1] for row in token.probability])
+                token.piece.display: [row[-1] for row in token.probability]
                 for token in self.tracked
             }
-            yield Curves(f"probability {last}", lines, "depth", tuple(lines))
+            yield Curves.by_depth(f"probability {last}", lines)
         nats = {"KL to the answer": self.kl, "entropy": self.entropy}
-        lines = {name: (steps, [row[-1] for row in rows]) for name, rows in nats.items()}
-        yield Curves(f"nats {last}", lines, "depth")
+        lines = {name: [row[-1] for row in rows] for name, rows in nats.items()}
+        yield replace(Curves.by_depth(f"nats {last}", lines), dots=())
 
     def _map(self) -> Heat:
         chance = np.array(self.probability)[::-1, :, 0]

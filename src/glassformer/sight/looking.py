@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..core import config
 from ..core.errors import UserError, must_be_known, need
+from ..core.files import JsonObject
 from ..core.nn import Model, Tape
 from ..core.nn.finite import must_be_finite
 from ..core.nn.hooks import Edit
@@ -137,7 +138,7 @@ def predictions(
     count: int,
     source: Text | None = None,
     edits: Edits = (),
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """For each token that a decoder reads its id, piece and log-probability (None for the first),
     and what is next.
 
@@ -165,11 +166,11 @@ def predictions(
 
 def _steps(
     logits: Tensor, ids: Sequence[int], tokenizer: Tokenizer, count: int
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     logprobs = logits.float().log_softmax(-1)
     likely = logprobs[:, : tokenizer.size].topk(min(count, tokenizer.size))
 
-    def named(token: int, logprob: float | None) -> dict[str, Any]:
+    def named(token: int, logprob: float | None) -> JsonObject:
         return {"token": token, "piece": tokenizer.token(token), "logprob": logprob}
 
     steps = []
@@ -185,7 +186,7 @@ def read_tokens(
     text: Text,
     source: Text | None = None,
     edits: Edits = (),
-) -> dict[str, Any]:
+) -> JsonObject:
     """The ids that the model reads, with the piece that each stands for; of a source too."""
     rows = token_ids(model, tokenizer, text, second=source is not None).tolist()
     sources = None if source is None else token_ids(model, tokenizer, source).tolist()
@@ -222,7 +223,7 @@ def listing(names: Sequence[str]) -> list[str]:
     return lines
 
 
-def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[dict[str, Any]]:
+def summarise(values: Mapping[str, Tensor], first: int = 4) -> list[JsonObject]:
     """One entry per value, as JSON holds it: path, shape, dtype, mean, std, min, max, and its first
     numbers.
 
@@ -243,7 +244,7 @@ def describe(values: Mapping[str, Tensor], first: int = 4) -> list[str]:
     return tables.lines(rows, heading, left_columns=(0, len(heading) - 1))
 
 
-def to_dict(values: Mapping[str, Tensor]) -> dict[str, Any]:
+def to_dict(values: Mapping[str, Tensor]) -> JsonObject:
     """Every number, as JSON holds it: None for one that is not finite, such as a masked score."""
     return {
         path: {"shape": list(value.shape), "dtype": _name(value), "values": _plain(value.tolist())}
@@ -261,7 +262,7 @@ def _name(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def _numbers(value: Tensor, first: int) -> dict[str, Any]:
+def _numbers(value: Tensor, first: int) -> JsonObject:
     flat = value.detach().double().flatten().cpu()
     finite = flat[flat.isfinite()]
     stats: dict[str, float | None] = dict.fromkeys(STATISTICS)

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import UserError, need
+from ..core.files import JsonObject
 from ..core.nn import Model, Tape
 from . import passes, streams, tables
 from .figures.progress import Progress, Report
 from .looking import matching
-from .reading import one_token
+from .reading import Shapes, one_token
 from .recording.outside import readable
 from .streams import visible
 
@@ -66,7 +67,7 @@ class Neuron:
     mean: float
     above_zero: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return {**vars(self), "hits": [vars(hit) for hit in self.hits]}
 
     def table(self) -> list[str]:
@@ -185,7 +186,7 @@ class _Neuron:
     above: int = 0
 
     @classmethod
-    def of(cls, shapes: dict[str, tuple[int, ...]], name: str, top: int, sign: float) -> _Neuron:
+    def of(cls, shapes: Shapes, name: str, top: int, sign: float) -> _Neuron:
         """The neuron of that name; UserError where there is none."""
         form = FORM.fullmatch(name.replace(" ", ""))
         if form is None:
@@ -278,7 +279,7 @@ class _Columns(Tape):
             self.records[path] = x.detach()
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+def _shapes(model: nn.Module) -> Shapes:
     """Shape of each value for one token: (F), or (E, F) within a mixture's experts of native."""
     if not isinstance(model, Model):
         trace = passes.record_foreign(model, None, [0]).trace
@@ -288,7 +289,7 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
             if x.dtype.is_floating_point and x.operation and math.prod(x.shape[:-1]) == 1
         }
     values = one_token(model)
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: Shapes = {}
     for path, value in values.items():
         router = values.get(f"{path.rpartition('.')[0]}.router")
         if value.ndim == 3 and value.is_floating_point() and path != "logits":

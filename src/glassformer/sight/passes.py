@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ..core.errors import need
 from ..core.nn import Model, Tape
 from .labels import display_texts
-from .recording.module_trace import KEEP, ModuleTrace
+from .recording.module_trace import ModuleTrace
 from .recording.operations import Operation
 from .recording.outside import Outside, is_pair
 from .recording.rules import MOVES
@@ -114,7 +114,6 @@ def record_foreign(
     text: Any,
     source: Any = None,
     edits: Any = (),
-    keep: int = KEEP,
 ) -> RecordedPass:
     """A pass over a text (or rows of ids), recorded; ``edits`` of a model that is not ours are
     functions by address."""
@@ -128,7 +127,7 @@ def record_foreign(
     need(model.is_pair or source is None, "Only an encoder-decoder has a source; leave it out.")
     tokens = model.ids(text, model.is_pair)
     source_ids = None if source is None else model.ids(source)
-    trace = model.read(tokens, source_ids, keep)
+    trace = model.read(tokens, source_ids)
     trace = trace.edit(edits) if edits else trace
     return RecordedPass(module, model.tokenizer, tokens, source_ids, trace)
 
@@ -138,10 +137,10 @@ def has_source(module: nn.Module) -> bool:
     return module.config.has_source if isinstance(module, Model) else is_pair(module)
 
 
-def limit(module: nn.Module) -> float:
+def limit(module: nn.Module) -> int:
     """The most tokens that a module reads; of one that does not say it nobody knows."""
     if isinstance(module, Model):
-        return min(module.config.context, module.limit)
+        return int(min(module.config.context, module.limit))
     return getattr(getattr(module, "config", None), "max_position_embeddings", None) or 1 << 20
 
 
@@ -149,7 +148,7 @@ def windows(
     module: nn.Module, tokenizer: Any, texts: Iterable[str], length: int | None = None
 ) -> Iterator[Tensor]:
     """Texts as rows of ids (1, T), in pieces of ``length`` tokens (None: what the module reads)."""
-    most, model = int(min(limit(module), length or 512)), Outside(module, tokenizer)
+    most, model = min(limit(module), length or 512), Outside(module, tokenizer)
     for text in texts:
         ids = model.ids(text)
         yield from torch.split(ids, most, 1) if ids.shape[1] else ()

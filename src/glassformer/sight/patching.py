@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -28,18 +27,18 @@ from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
 from ..core.nn.replace import replace_modules
 from . import passes, streams
+from .axes import HEADED
 from .figures.charts import Chart, Heat, Prose, TableFigure
 from .figures.drawing import Array
 from .figures.progress import Progress, Report
 from .figures.shown import Records, Shown
 from .looking import Text
-from .reading import one_token
+from .reading import shapes_of
 from .recorded import record
+from .recording.causes import constantly
 from .recording.rules import read
 
 PARTS = ("resid", "attn.write", "ffn.write")
-OF_HEADS = ("q", "k", "v", "z", "scores", "pattern")
-"""Values of an attention, which are patched head by head."""
 TOKENS = 1024  # computed at once: rows times their tokens
 ONLY_HERE = ("resid", "mid", "mid_cross", "write", "z", "hidden", "pre", "gate", "up")
 """Values that attention of their own block does not read: in the last block they act at their own
@@ -149,7 +148,7 @@ class PatchGrid(Shown):
             column = f"{position}:{token}" if self.positions else "all"
             rows.append((f"{effect:.3f}", value, name, column))
         heading = ("effect", self.metric, "patched", "at")
-        return TableFigure.of("", heading, rows, (2, 3))
+        return TableFigure("", heading, rows, (2, 3))
 
     def text(self, width: int | None = None) -> str:
         """For a terminal: effects to two decimals, the last layer first, as many columns side by
@@ -353,7 +352,7 @@ class _Runs:
         for cell in cells:
             batched = "0," * (len(self.corrupted.trace.value(cell.path).shape) > 2)
             places = (":" if isinstance(at, slice) else str(at) for at in cell.at())
-            replacement = partial(_put, self.numbers(self.clean, cell))
+            replacement = constantly(self.numbers(self.clean, cell))
             trace = self.corrupted.trace.edit(
                 {f"{cell.path}[{batched}{','.join(places)}]": replacement}
             )
@@ -371,10 +370,10 @@ class _OwnRuns(_Runs):
         self.depth = getattr(model.config, self.side).depth
 
     def name(self, component: str) -> str:
-        return f"attn.{component}" if component in OF_HEADS else component
+        return f"attn.{component}" if component in HEADED else component
 
     def rows(self, component: str) -> list[Cell]:
-        shapes = {path: tuple(value.shape) for path, value in one_token(self.model).items()}
+        shapes = shapes_of(self.model)
         start = f"{self.side}.blocks."
         paths = [f"{start}{layer}.{component}" for layer in range(self.depth)]
         if not shapes.keys() & set(paths) or component in (
@@ -436,7 +435,3 @@ class _OwnRuns(_Runs):
         logits = output.logits[:, 0, self.ids].float()
         answers: list[float] = (logits[:, 0] - logits[:, 1:].sum(-1)).tolist()
         return answers
-
-
-def _put(value: Tensor, _: Tensor) -> Tensor:
-    return value

@@ -11,6 +11,7 @@ from ..core.errors import UserError
 from ..core.nn import Cache, Model
 from ..core.tokenizer.framing import document_start, target_start
 from ..core.tokenizer.tokenizer import Tokenizer
+from . import passes
 from .layouts import DocumentReader, Documents
 
 # tokens of the longer texts: enough for every way to read, few enough for all of them in a minute
@@ -42,7 +43,7 @@ def draw(
     device = next(model.parameters()).device
     causal = cfg.main_body == "decoder"
     grows = causal and cfg.head is not None
-    limit = int(min(cfg.context, model.limit))
+    limit = passes.limit(model)
     ahead = max(1, Cache(cfg).prefix_length) if causal else 1
     longest = min(limit, max(LENGTH, ahead + 2 * new))
     lengths = [max(ahead + 1, round(share * longest)) for share in SHARES]

@@ -21,6 +21,7 @@ from ..core.nn.hooks import Edit, Place, PlacedEdit
 from ..core.nn.model import inference
 
 Hook: TypeAlias = Callable[[str, Tensor, Place], Tensor]
+Shapes: TypeAlias = dict[str, tuple[int, ...]]  # of values for a single token, by their path
 Ids: TypeAlias = list[list[int]]  # a row for each text
 # of a model that is not ours: functions by address
 Edits: TypeAlias = Sequence[ModelEdit | str] | Mapping[str, Callable[[Tensor], Tensor]]
@@ -43,9 +44,9 @@ class Reading:
     shared: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Shapes:
         """Every path of the model with the shape of its value for a single token."""
-        return {path: tuple(value.shape) for path, value in one_token(self.model).items()}
+        return shapes_of(self.model)
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -175,3 +176,8 @@ def one_token(model: Model) -> dict[str, Tensor]:
             tape=tape,
         )
     return tape.records
+
+
+def shapes_of(model: Model) -> Shapes:
+    """The shape of every value for a single token by its path."""
+    return {path: tuple(value.shape) for path, value in one_token(model).items()}

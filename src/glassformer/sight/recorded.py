@@ -9,20 +9,25 @@ from torch import nn
 from ..core.errors import need
 from ..core.nn import Model
 from . import passes, streams
-from .recording import trace as recording
 from .recording.module_trace import KEEP, ModuleTrace
 from .recording.outside import Outside
+from .recording.trace import Trace
 
 
 def record(
-    model: nn.Module, tokenizer: Any, text: Any, source: Any = None, edits: Any = ()
+    model: nn.Module,
+    tokenizer: Any,
+    text: Any,
+    source: Any = None,
+    edits: Any = (),
+    keep: int = KEEP,
 ) -> passes.RecordedPass:
     """A pass over a text (or a row of ids), recorded; ``edits`` of a model that is not ours are
     functions by address."""
     if not isinstance(model, Model):
         return passes.record_foreign(model, tokenizer, text, source, edits)
     inputs = streams.prepare(model, tokenizer, text, source, edits)
-    trace = recording.Trace(model, tokenizer, inputs.tokens, inputs.source, inputs.edits)
+    trace = Trace(model, tokenizer, inputs.tokens, inputs.source, inputs.edits, keep)
     return passes.RecordedPass(model, tokenizer, inputs.tokens, inputs.source, trace, inputs.edits)
 
 
@@ -48,7 +53,7 @@ def trace(model: nn.Module, *args: Any, keep: int = KEEP, **kwargs: Any) -> Modu
         >>> print(pass_.explain("logits[-1,5]"))
     """
     if isinstance(model, Model):
-        return recording.trace(model, *args, **{**kwargs, "keep": keep})
+        return record(model, *args, **{**kwargs, "keep": keep}).trace
     if len(args) == 2 and isinstance(args[1], str) and callable(args[0]):
         outside, source = Outside(model, args[0]), kwargs.pop("source", None)
         need(source is None or outside.is_pair, "This model reads one text; leave out the source.")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.files import JsonObject
 from ..core.nn import Model, Tape
 from ..core.nn.experts import MoE
 
@@ -27,7 +28,7 @@ class Routes:
     pair: Tensor
     times: Tensor
 
-    def top_tokens(self, limit: int = TOP_TOKENS) -> list[dict[str, Any]]:
+    def top_tokens(self, limit: int = TOP_TOKENS) -> list[JsonObject]:
         """For each expert its "share" of all choices, and its most over-represented "tokens", at
         most ``limit``.
 
@@ -43,7 +44,7 @@ class Routes:
         load = times.new_zeros(self.experts).index_add(0, expert, times) / times.sum()
         chose = times.new_zeros(int(token.max()) + 1).index_add(0, token, times)[token]
         beyond = times - chose * load[expert]
-        experts: list[dict[str, Any]] = []
+        experts: list[JsonObject] = []
         for index in range(self.experts):
             rows = ((expert == index) & (beyond > 0)).nonzero().flatten()
             rows = rows[beyond[rows].argsort(descending=True, stable=True)][:limit]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.errors import need
 from . import wire
+from .axes import along_source
 from .figures.charts import Chart, Folded, Heat, TableFigure
 from .figures.drawing import Array
 from .figures.shown import Records, Shown
@@ -67,49 +68,49 @@ class Seen(dict[str, Tensor], Shown):
     def charts(self) -> Iterator[Chart]:
         """Mean pattern of each attention's heads, and folded each head; of other values their
         numbers as colours."""
-        plain_values = []
-        for path, value in self.items():
-            if not _square(path, value):
-                plain_values.append(path)
-                continue
-            heads = value[0].detach().float().cpu().numpy()
-            rows, columns = self._sides(path, *heads.shape[1:])
-            span = (0.0, 1.0) if _name(path) == "pattern" else None
-            title = f"{path}, the mean of {len(heads)} heads" if len(heads) > 1 else path
-            average = torch.from_numpy(heads).mean(0).numpy()
-            mean = Heat(title, average, rows, columns, span=span, signed=span is None)
-            yield mean
-            if len(heads) > 1:
-                head_charts = [
-                    replace(mean, title=f"{path}[{number}]", values=head)
-                    for number, head in enumerate(heads)
-                ]
-                yield Folded(f"{path}: each of {len(heads)} heads", head_charts)
-        for path in plain_values:
-            yield from self._other(path)
+        attentions = {path for path, value in self.items() if _square(path, value)}
+        for path in sorted(self, key=lambda path: path not in attentions):
+            value = self[path].detach().float().cpu()
+            value = value[0] if value.ndim > 1 else value
+            if path in attentions:
+                yield from self._heads(path, value)
+            else:
+                yield self._other(path, value)
 
-    def _other(self, path: str) -> Iterator[Chart]:
-        value = self[path].detach().float().cpu()
-        value = value[0] if value.ndim > 1 else value
+    def _heads(self, path: str, patterns: Tensor) -> Iterator[Chart]:
+        """The mean of the heads' ``patterns`` (H, T, S), and each of them."""
+        rows, columns = self._sides(path, *patterns.shape[1:])
+        span = (0.0, 1.0) if _name(path) == "pattern" else None
+        mean = Heat(path, patterns.mean(0).numpy(), rows, columns, span=span, signed=span is None)
+        if (count := len(patterns)) == 1:
+            yield mean
+            return
+        yield replace(mean, title=f"{path}, the mean of {count} heads")
+        heads = enumerate(patterns.numpy())
+        charts = [replace(mean, title=f"{path}[{number}]", values=head) for number, head in heads]
+        yield Folded(f"{path}: each of {count} heads", charts)
+
+    def _other(self, path: str, value: Tensor) -> Chart:
         if value.ndim < 2 or not value.numel():
             numbers = " ".join(f"{x:.4g}" for x in value.flatten()[:16].tolist())
-            yield TableFigure(path, ("value",), [(numbers,)])
-            return
+            return TableFigure(path, ("value",), [(numbers,)])
         flat = value.movedim(-2, 0).flatten(1).numpy()  # a row for each token
         pooled = wire.pooled(flat, (64, ACROSS))
         shape = "x".join(map(str, flat.shape))
         of = f", of each tile of {shape} what is furthest from 0"
         title = path if pooled.shape == flat.shape else path + of
         rows, _ = self._sides(path, len(pooled), 0)
-        yield Heat(title, pooled, rows, [*map(str, range(pooled.shape[1]))], signed=True)
+        return Heat(title, pooled, rows, [*map(str, range(pooled.shape[1]))], signed=True)
+
+    def sides(self, path: str) -> list[list[str]]:
+        """The words of the tokens and of the keys of a value."""
+        sources = [self.source if along_source(path, axis) else None for axis in "TS"]
+        return [words or self.words for words in sources]
 
     def _sides(self, path: str, queries: int, keys: int) -> tuple[list[str], list[str]]:
         """The words of both sides of a value, or numbers where they do not fit."""
-        query_words = (
-            self.source if path.startswith("encoder.") and self.source is not None else self.words
-        )
-        key_words = self.source if ".cross." in path and self.source is not None else query_words
-        return _fit(query_words, queries), _fit(key_words or [], keys)
+        query_words, key_words = self.sides(path)
+        return _fit(query_words, queries), _fit(key_words, keys)
 
     def records(self) -> Records:
         """A row for each number: of attentions head, query and key, of other values their index."""

@@ -25,6 +25,7 @@ from ..core.nn.hooks import Edit
 from ..core.nn.model import inference
 from ..core.tokenizer.framing import decoder_start
 from ..core.tokenizer.framing import source as framed_source
+from . import passes
 from .labels import TokenLabel as TokenLabel
 from .labels import display_texts as display_texts
 from .labels import pieces as pieces
@@ -96,7 +97,7 @@ def prepare(
     text = blanks_masked(model, tokenizer, text)
     inputs_read = Read(*inputs(model, tokenizer, text, source, edits))
     for ids in inputs_read.inputs:
-        need(len(ids) == 1, f"There are {len(ids)} texts; give one at a time.")
+        need(len(ids) == 1, f"There are {len(ids)} texts; give one text at a time.")
     return inputs_read
 
 
@@ -166,7 +167,7 @@ def windows(
     Each begins and ends as the model reads a text, an encoder-decoder's encoder its source. Raises
     UserError for a length without room.
     """
-    limit = int(min(model.config.context, model.limit))
+    limit = passes.limit(model)
     tokenizer, before, after = text_frame(model.config, tokenizer)
     inside = min(limit, length or limit) - len(before) - len(after)
     need(
@@ -189,7 +190,7 @@ def pairs(
 
     What is longer than the context loses its end.
     """
-    limit = int(min(model.config.context, model.limit))
+    limit = passes.limit(model)
     device = next(model.parameters()).device
     reads = tokenizer.for_source
     for source, target in texts:

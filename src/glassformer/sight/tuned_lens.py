@@ -27,10 +27,11 @@ from torch.nn import functional as F
 
 from ..core.config import serial
 from ..core.errors import UserError, need
+from ..core.files import JsonObject
 from ..core.nn import Model, lora
 from ..core.nn.model import inference
 from . import streams
-from .figures.charts import Chart, Curves, Prose, TableFigure
+from .figures.charts import Chart, Curves, Prose
 from .figures.progress import Progress
 from .figures.shown import Records, Shown
 
@@ -100,7 +101,7 @@ class TunedLens(Shown):
         )
         return f"{fitted}; mean KL of the depths on texts held out {first:.4f} -> {last:.4f} nats."
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """All but the translators, as JSON holds it."""
         return {name: x for name, x in vars(self).items() if name not in ("weight", "bias")}
 
@@ -111,15 +112,9 @@ class TunedLens(Shown):
     def charts(self) -> Iterator[Chart]:
         """KL to the model's answer by depth, before the fit (the logit lens) and after."""
         yield Prose([self.origin()])
-        steps = list(range(len(self.depths)))
-        lines = {"before": (steps, self.before), "after": (steps, self.after)}
-        yield Curves(
-            "mean KL(own || depth) in nats on texts held out, by depth",
-            lines,
-            "depth",
-            ("before", "after"),
-        )
-        yield TableFigure.of("", *self.records())
+        title = "mean KL(own || depth) in nats on texts held out, by depth"
+        yield Curves.by_depth(title, {"before": self.before, "after": self.after})
+        yield self._table()
 
     def records(self) -> Records:
         """A row for each depth."""

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core.errors import UserError, need
+from ..core.files import JsonObject
 
 Array = npt.NDArray[Any]
 KINDS = {"f32": 4, "f16": 2, "u8": 1}
-MAPS = ("lin", "sqrt")
 DTYPES = {"f4": "F32", "f2": "F16", "u1": "U8", "i4": "I32"}
 MOST_CELLS = 1 << 27  # of a value that is made whole, to be pooled
 
@@ -165,7 +165,7 @@ def packed(tensors: dict[str, Array], metadata: dict[str, str]) -> bytes:
 
     Equal values give equal bytes, which the library's writer does not promise of what is ``told``.
     """
-    header: dict[str, Any] = {"__metadata__": metadata}
+    header: JsonObject = {"__metadata__": metadata}
     chunks = []
     at = 0
     for name, array in sorted(tensors.items(), key=lambda item: -item[1].itemsize):

@@ -14,7 +14,8 @@ from glassformer.core.nn import Model, Tape
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import edits, look
 from glassformer.sight.recording import Explanation
-from glassformer.sight.recording.trace import Trace, trace
+from glassformer.sight.recorded import trace
+from glassformer.sight.recording.trace import Trace
 
 
 def of(name: str, length: int = 11, **kwargs: object) -> Trace:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...core.errors import need
 from ...core.nn.hooks import Place
+from ..axes import HEADED, across, headed, of_source
 from ..looking import matching
 from ..reading import Hook, Reading
 
@@ -26,8 +27,6 @@ Plain: TypeAlias = tuple[int, ...] | str | None  # as edits hold them
 # (path, value, place, which cells are meant; None: all) -> what the cells become
 Change: TypeAlias = Callable[[str, Tensor, Place, Tensor | None], Tensor]
 
-HEADED = ("q", "k", "v", "z", "scores", "pattern")
-"""Values with an axis of heads, (B, H, T, ..); all others are (B, T, ..)."""
 KEYED = (".scores", ".pattern")
 """Ends of paths of values whose last axis are keys, as many as there are tokens."""
 STRETCH = re.compile(r"(-?\d+)?:(-?\d+)?")
@@ -120,11 +119,6 @@ def modules_with(reading: Reading, path: str, leaf: str, kind: str, beside: str 
     return matching(path.removesuffix(suffix), modules, kind)
 
 
-def headed(path: str, sides: int) -> bool:
-    """True if a value of so many axes has an axis of heads."""
-    return sides == 4 and path.rpartition(".")[2] in HEADED
-
-
 def position_axis(path: str, sides: int) -> int:
     """Which axis counts tokens; UserError for what a Pool says of a whole document."""
     need(
@@ -132,17 +126,6 @@ def position_axis(path: str, sides: int) -> int:
         f"{path} has no positions: it is of the whole text; leave positions out.",
     )
     return 2 if headed(path, sides) else 1
-
-
-def across(path: str) -> bool:
-    """True if a value of the decoder has an axis of source tokens."""
-    return path.endswith((".cross.k", ".cross.v"))
-
-
-def of_source(reading: Reading, path: str) -> bool:
-    """True if a value has an axis of the tokens that an encoder-decoder's encoder reads."""
-    encoded = path.startswith(("encoder.", "source_embed."))
-    return reading.is_encoder_decoder and (encoded or across(path))
 
 
 def positions_of(path: str, x: Tensor, place: Place) -> Tensor:
@@ -245,7 +228,7 @@ def chooser(
         )
     inside = None
     if positions is not None:
-        inside = _inside(reading, positions, of_source(reading, path))
+        inside = _inside(reading, positions, of_source(reading.model, path))
         position_axis(path, len(shape))
     if () in (places, positions):
         return None

@@ -12,8 +12,9 @@ from torch import Tensor
 from ...core import config
 from ...core.errors import UserError, need
 from ...core.nn.hooks import Place
+from ..axes import of_source
 from ..reading import Hook, Last, Reading
-from .base import Change, Edit, Positions, counted, lengths, modules_with, of_source, plain
+from .base import Change, Edit, Positions, counted, lengths, modules_with, plain
 
 
 def _zeros(path: str, x: Tensor, place: Place, chosen: Tensor | None) -> Tensor:
@@ -45,7 +46,7 @@ class head_off(Edit):
     def change(self, reading: Reading, path: str) -> Change:
         if self.fill == "zero":
             return _zeros
-        sizes = None if of_source(reading, path) else lengths(reading, False)
+        sizes = None if of_source(reading.model, path) else lengths(reading, False)
         return _Mean(self.head, sizes)
 
 
@@ -157,7 +158,7 @@ class set_attention(Edit):
             "weights are numbers of at least 0, one for each key from 0 on, or {position: "
             "weight}; give such.",
         )
-        source = of_source(reading, path) or path.endswith(".cross.pattern")
+        source = of_source(reading.model, path) or path.endswith(".cross.pattern")
         table = {counted(reading, key, source): float(x) for key, x in weights.items()}
 
         def change(path: str, x: Tensor, place: Place, chosen: Tensor | None) -> Tensor:

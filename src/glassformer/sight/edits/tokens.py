@@ -13,9 +13,10 @@ from torch import Tensor
 from ...core import config
 from ...core.errors import UserError, need
 from ...core.nn.hooks import Place
+from ..axes import of_source
 from ..reading import Hook, Reading
 from ..streams import word_id
-from .base import Edit, counted, of_source
+from .base import Edit, counted
 
 Side = Literal["text", "source"]
 
@@ -54,7 +55,7 @@ class mask_token(Edit):
         for path in reading.shapes:
             module, _, leaf = path.rpartition(".")
             across = module.endswith(".cross")
-            if leaf == "scores" and source == (across or of_source(reading, path)):
+            if leaf == "scores" and source == (across or of_source(reading.model, path)):
                 cut = _Cut(position, across)
                 hooks |= {path: cut.scores, f"{module}.pattern": cut.pattern}
             elif module == ("source_embed.lag" if source else "embed.lag"):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core.errors import UserError, need
 from ...core.nn.hooks import Place
+from ..axes import of_source
 from ..looking import look
 from ..reading import Reading
 from .base import (
@@ -27,7 +28,6 @@ from .base import (
     along,
     counted,
     lengths,
-    of_source,
     plain,
     position_axis,
     positions_of,
@@ -193,7 +193,7 @@ class patch(Edit):
     def _columns(self, reading: Reading, path: str, size: int) -> Tensor:
         """Which of the other run's columns stands for each position, -1 for none (the last position
         + 1,); UserError where they do not correspond."""
-        source = of_source(reading, path)
+        source = of_source(reading.model, path)
         positions: Plain = self.positions  # type: ignore[assignment]
         columns = [counted(reading, at, source) for at in positions or () if isinstance(at, int)]
         donors: Any = self.from_positions

@@ -193,29 +193,32 @@ class Heat:
 
 @dataclass(frozen=True)
 class TableFigure:
-    """Cells of text; the columns numbered in ``left`` begin at the left, the others end at the
-    right."""
+    """Cells of text, numbers to four places; the columns numbered in ``left`` begin at the left, the
+    others end at the right."""
 
     title: str
     heading: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Iterable[Sequence[Any]]
     left: Sequence[int] = (0,)
+    form: str = ".4f"
 
     @classmethod
-    def of(
-        cls,
-        title: str,
-        heading: Sequence[str],
-        rows: Iterable[Sequence[Any]],
-        left: Sequence[int] = (0,),
-        form: str = ".4f",
+    def of_sum(
+        cls, heading: Sequence[str], terms: Iterable[Sequence[Any]], most: int, *totals: Any
     ) -> TableFigure:
-        """Rows of a result, numbers to four places."""
-        cells = [
-            [f"{x:{form}}" if isinstance(x, float) else "" if x is None else str(x) for x in row]
-            for row in rows
-        ]
-        return cls(title, heading, cells, left)
+        """The ``most`` largest terms of a sum, which are the last cells of their rows, all others in
+        one row, and the ``totals`` below them."""
+        ordered = sorted(terms, key=lambda row: -abs(row[-1]))
+        rows = ordered[:most]
+        if smaller := [row[-1] for row in ordered[most:]]:
+            rows.append((f"{len(smaller):,} more", "", math.fsum(smaller)))
+        return cls("", heading, [*rows, *totals], (0, 1), "+.4f")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", [list(map(self._cell, row)) for row in self.rows])
+
+    def _cell(self, x: Any) -> str:
+        return f"{x:{self.form}}" if isinstance(x, float) else "" if x is None else str(x)
 
     def lines(self) -> list[str]:
         """For a terminal."""
@@ -238,6 +241,12 @@ class Curves:
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]
     x: str = "step"
     dots: Sequence[str] = ()
+
+    @classmethod
+    def by_depth(cls, title: str, lines: Mapping[str, Sequence[float]]) -> Curves:
+        """Lines with a number and a dot for each depth of a model."""
+        points = {name: (range(len(line)), line) for name, line in lines.items()}
+        return cls(title, points, "depth", tuple(lines))
 
     def html(self) -> str:
         return self.drawing().img()

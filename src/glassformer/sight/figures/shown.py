@@ -23,6 +23,7 @@ import numpy as np
 
 from ...core import files
 from ...core.errors import UserError
+from ...core.files import JsonObject
 from .charts import BESIDE, Chart, Heat, TableFigure, drawings
 from .drawing import Array, Drawing, together
 
@@ -70,13 +71,13 @@ class Shown(ABC):
 
     def _table(self, *_: Any) -> TableFigure:
         """The numbers for a terminal, rounded; what a result is asked for may choose among them."""
-        raise NotImplementedError
+        return TableFigure("", *self.records())
 
     def table(self, *choice: int) -> list[str]:
         """The numbers as lines for a terminal."""
         return self._table(*choice).lines()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Every field, as JSON holds it."""
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 

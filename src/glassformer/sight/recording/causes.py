@@ -14,18 +14,18 @@ import itertools
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.errors import need
+from ...core.files import JsonObject
 from ..figures.charts import Chart, Prose, TableFigure
 from ..figures.shown import Records, Shown
 from .linearised import Linearised, Rank, inner, numbers, wide
-from .operations import Operation, Value
+from .operations import Edit, Operation, Slices, Value
 from .rules import origin
 
 Index = tuple[int | slice | Tensor, ...]
@@ -93,18 +93,16 @@ class Causes(Shown):
         return ("address", "kind", "value"), rows
 
     def _table(self, most: int = 20) -> TableFigure:
-        ordered = sorted(self.causes, key=lambda cause: -abs(cause.value))
-        rows = [(cause.address, cause.kind, cause.value) for cause in ordered[:most]]
-        if smaller := [cause.value for cause in ordered[most:]]:
-            rows.append((f"{len(smaller):,} more", "", math.fsum(smaller)))
-        totals = [
+        return TableFigure.of_sum(
+            ("address", "kind", "adds"),
+            self.records()[1],
+            most,
             ("sum", "", self.sum),
             (self.target, "the model's own", self.value),
             ("difference", "", f"{self.difference:.1e}"),
-        ]
-        return TableFigure.of("", ("address", "kind", "adds"), [*rows, *totals], (0, 1), "+.4f")
+        )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         causes = [vars(cause) for cause in self.causes]
         plain = {name: x for name, x in vars(self).items() if name != "gradients"}
         return {**plain, "causes": causes, "difference": self.difference}
@@ -280,7 +278,7 @@ class Patches(Shown):
 
     def _table(self, most: int = 20) -> TableFigure:
         ordered = sorted(self.records()[1], key=lambda row: -abs(row[2]))
-        return TableFigure.of("", ("patched", "gradient", "exact"), ordered[:most], form="+.4f")
+        return TableFigure("", ("patched", "gradient", "exact"), ordered[:most], form="+.4f")
 
     def _sentence(self) -> str:
         return f"Correlation of their ranks: {self.correlation:.3f} of {len(self.patches)} patches."
@@ -310,7 +308,7 @@ class Caused(ABC):
         """The value at an address without an index."""
 
     @abstractmethod
-    def parse(self, address: str) -> tuple[Value, tuple[int | slice, ...]]:
+    def parse(self, address: str) -> tuple[Value, Slices]:
         """An address as a value and an index."""
 
     @abstractmethod
@@ -318,7 +316,7 @@ class Caused(ABC):
         """The numbers at an address."""
 
     @abstractmethod
-    def edit(self, edits: Mapping[str, Callable[[Tensor], Tensor]]) -> Caused:
+    def edit(self, edits: Mapping[str, Edit]) -> Caused:
         """The pass again with values changed."""
 
     def sizes(self, value: Value) -> tuple[int, ...]:
@@ -379,7 +377,7 @@ class Caused(ABC):
         for address in addresses:
             change = wide(self._same(another, address)) - wide(self[address])
             slope = carried.slopes.get(address)
-            exact = number(self.edit({address: _put(another[address])})) - before
+            exact = number(self.edit({address: constantly(another[address])})) - before
             patches.append(Patch(address, 0.0 if slope is None else inner(slope, change), exact))
         name = target if against is None else f"{target} - {against}"
         return Patches(name, before, number(another), patches, _rank_correlation(patches))
@@ -395,9 +393,9 @@ class Caused(ABC):
         """Change of ``target`` where ``reader`` alone reads what ``writer`` has in another pass;
         values ``still`` stay as they are between the two."""
         between = [address for address in self.choose(still) if address not in (writer, reader)]
-        edits = {address: _put(self[address]) for address in between}
-        middle = self.edit({**edits, writer: _put(self._same(another, writer))})
-        return float(self.edit({reader: _put(middle[reader])})[target]) - float(self[target])
+        edits = {address: constantly(self[address]) for address in between}
+        middle = self.edit({**edits, writer: constantly(self._same(another, writer))})
+        return float(self.edit({reader: constantly(middle[reader])})[target]) - float(self[target])
 
     def choose(self, patterns: str | Sequence[str]) -> list[str]:
         """The addresses that patterns name.
@@ -445,5 +443,6 @@ class Caused(ABC):
         return another[address]
 
 
-def _put(value: Tensor) -> Callable[[Tensor], Tensor]:
+def constantly(value: Tensor) -> Edit:
+    """An edit that puts a value in the place of any other."""
     return lambda _: value

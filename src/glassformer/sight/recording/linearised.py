@@ -21,25 +21,20 @@ import torch
 from torch import Tensor
 
 from .operations import FAILURES, Operation, Value
-from .rules import CASTS, CREATED, MOVES, POINTWISE, moving, read
+from .rules import CASTS, CREATED, MOVES, POINTWISE, moving, read, split_names
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-FIXED = _names(
+FIXED = split_names(
     """softmax sigmoid rsqrt sqrt reciprocal rdiv exp exp2 expm1 log log1p log2 softplus logsigmoid
 hardsigmoid sin cos norm vector_norm linalg_vector_norm var std var_mean logsumexp sign rpow floor
 ceil round trunc eq ne lt le gt ge and or xor not isnan isinf isfinite"""
 )
 """Their results are fixed."""
-SUMS = _names(
+SUMS = split_names(
     """add sub rsub neg sum mean cumsum index_add scatter_add masked_fill where dropout zero fill
 edit"""
 )
 """Linear in all their inputs."""
-PLAIN = _names("clamp clamp_min clamp_max clip dropout abs")
+PLAIN = split_names("clamp clamp_min clamp_max clip dropout abs")
 """Functions with a gate that are no activations: what they give stays what it was."""
 TERMS = {"linear": (2, "bias"), "addmm": (0, "input"), "baddbmm": (0, "input")}
 TERMS |= dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d"), (2, "bias"))
@@ -99,7 +94,10 @@ def _layer_norm(
 ) -> Tensor:
     dims = tuple(range(-len(shape), 0))
     scale = (x.detach().var(dims, correction=0, keepdim=True) + eps).rsqrt()
-    y = (x - x.mean(dims, keepdim=True)) * scale
+    return _affine((x - x.mean(dims, keepdim=True)) * scale, weight, bias)
+
+
+def _affine(y: Tensor, weight: Any, bias: Any = None) -> Tensor:
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
 
@@ -108,8 +106,7 @@ def _rms_norm(x: Tensor, shape: Sequence[int], weight: Any = None, eps: Any = No
     dims = tuple(range(-len(shape), 0))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     scale = (x.detach().square().mean(dims, keepdim=True) + eps).rsqrt()
-    y: Tensor = x * scale
-    return y if weight is None else y * weight
+    return _affine(x * scale, weight)
 
 
 def _group_norm(
@@ -117,8 +114,7 @@ def _group_norm(
 ) -> Tensor:
     grouped = x.reshape(len(x), groups, -1, *x.shape[2:])
     y = _layer_norm(grouped, grouped.shape[2:], eps=eps).flatten(1, 2).movedim(1, -1)
-    y = y if weight is None else y * weight
-    return (y if bias is None else y + bias).movedim(-1, 1)
+    return _affine(y, weight, bias).movedim(-1, 1)
 
 
 def _normalize(
@@ -144,7 +140,7 @@ def _grouped_mm(x: Tensor, weight: Tensor, offs: Any = None, bias: Any = None, *
     y = x @ weight if offs is None else x.new_zeros(len(x), weight.shape[-1])
     for group, (start, end) in enumerate(zip(starts, stops, strict=False)):
         y[start:end] = x[start:end] @ weight[group]
-    return y if bias is None else y + bias
+    return _affine(y, None, bias)
 
 
 TWINS: dict[str, Callable[..., Tensor]] = {

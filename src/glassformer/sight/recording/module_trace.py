@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...core.errors import UserError
+from ...core.files import JsonObject
 from .. import answers, export, tables
 from .causes import Caused
 from .opening import Explanation, explain
-from .operations import Edit, Key, Value
+from .operations import Edit, Key, Slices, Value
 from .plan import Plan
 from .recorder import Recorder
 from .rules import Index, read
@@ -106,7 +107,7 @@ class ModuleTrace(Caused):
             f'Nothing has the address "{name}".{meant}{nearby} trace.lines() lists them all.'
         )
 
-    def parse(self, address: str) -> tuple[Value, tuple[int | slice, ...]]:
+    def parse(self, address: str) -> tuple[Value, Slices]:
         """An address as a value and an index, of as many dimensions as are given."""
         match = re.fullmatch(r"\s*([^\[\]\s]+)\s*(?:\[(.*)\])?\s*", address)
         if match is None:
@@ -163,7 +164,7 @@ class ModuleTrace(Caused):
                     rows.append((value.address, operation.name, shape, str(operation.line)))
         return tables.lines(rows, ("address", "function", "shape", "code"), left_columns=range(4))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The pass as JSON holds it: every operation with its operands, in order."""
         plan = [
             {
@@ -219,7 +220,7 @@ class ModuleTrace(Caused):
 
     # ------------------------------------------------------------------------------------- edits
 
-    def edit(self, edits: Mapping[str, Callable[[Tensor], Tensor]]) -> ModuleTrace:
+    def edit(self, edits: Mapping[str, Edit]) -> ModuleTrace:
         """The pass again with values changed: ``{address: function of the value}``.
 
         An address with an index changes that part alone.
@@ -273,7 +274,7 @@ class ModuleTrace(Caused):
         value = self.value(name)
         return value.shape, self.plan.axes(value)
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> JsonObject:
         """Facts about the model: its kind, sizes, and what can be asked of it."""
         return answers.module_card(
             self.module,
@@ -282,7 +283,7 @@ class ModuleTrace(Caused):
             attention=any(op.is_attention for op in self.plan),
         )
 
-    def program(self, most: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def program(self, most: int) -> tuple[JsonObject, JsonObject] | None:
         """A program that computes any text in a browser, and its weights, where these may fit in
         ``most`` bytes; None where the module has none."""
         return None
@@ -303,7 +304,7 @@ class ModuleTrace(Caused):
         return export.frame(self)
 
 
-def _partial(change: Callable[[Tensor], Tensor], index: tuple[int | slice, ...]) -> Edit:
+def _partial(change: Edit, index: Slices) -> Edit:
     def edit(value: Tensor) -> Tensor:
         value[index] = change(value[index])
         return value

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...core import files
+from ...core.files import JsonObject
 from . import words
 from .operations import FAILURES, Operation, Value
 from .rules import (
@@ -55,7 +56,7 @@ class Operand:
     address: str
     value: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return {"address": self.address, "value": files.json_number(self.value)}
 
 
@@ -161,7 +162,7 @@ class Explanation:
         """The terms by size, the largest first."""
         return self.terms.abs().argsort(descending=True).tolist()
 
-    def to_dict(self, most: int | None = None) -> dict[str, Any]:
+    def to_dict(self, most: int | None = None) -> JsonObject:
         """JSON form; of the terms at most the ``most`` largest, with how many there are."""
         order = self.order()[:most] if most is not None else list(range(len(self.terms)))
         terms = [(at, *self.term(at)) for at in order]

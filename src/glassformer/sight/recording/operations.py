@@ -15,6 +15,7 @@ from .source import Line
 # module path, variable, function, occurrence, number of the result
 Key: TypeAlias = tuple[str, str, str, int, int]
 Edit: TypeAlias = Callable[[Tensor], Tensor]
+Slices: TypeAlias = tuple[int | slice, ...]  # an index of a value
 # a function that PyTorch cannot run again, or not in float64
 FAILURES = (RuntimeError, TypeError, IndexError, NotImplementedError)
 NEW = -1  # what a function overwrites with ``out=`` is none of its inputs

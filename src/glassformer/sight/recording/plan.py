@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.files import JsonObject
+from ..axes import along_source
 from .operations import Operation, Value
 from .rules import CASTS, MOVES, POINTWISE
 from .sides import Sides
@@ -139,11 +141,11 @@ class Op:
         return self.kind == "softmax" and self.axes[-3:] == ("H", "T", "S")
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> JsonObject:
         """Plain arguments of the function."""
         operation = self.value.operation
         numbers = [x for x in operation.leaves if isinstance(x, int | float)] if operation else []
-        params: dict[str, Any] = {"arguments": ", ".join(map(str, numbers))}
+        params: JsonObject = {"arguments": ", ".join(map(str, numbers))}
         if numbers and self.kind in ARGUMENTS:
             params[ARGUMENTS[self.kind]] = numbers[0]
         if operation and self.kind == "norm":
@@ -157,7 +159,7 @@ class Op:
         first = (0,) if self.axes[:1] == ("row",) else ()
         return f"{self.id}[{','.join(map(str, (*first, *places)))}]"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The plan as JSON holds it."""
         return {
             "id": self.id,
@@ -240,13 +242,13 @@ class Plan:
                 names.setdefault(value.address, []).append(name)
         return names
 
-    def to_dict(self) -> list[dict[str, Any]]:
+    def to_dict(self) -> list[JsonObject]:
         return [op.to_dict() for op in self]
 
     def _op(self, value: Value, visible: Mapping[Value, None], axes: tuple[str, ...]) -> Op:
         across = () if self.sides is None else self.sides.across(value)
         if self.sides is None and self.has_source:
-            across = tuple(axis for axis in axes if of_source(value.address, axis))
+            across = tuple(axis for axis in axes if along_source(value.address, axis))
         operation = value.operation
         if operation is None:
             return Op(value, value.address, "leaf", (), axes, {}, "", "", across)
@@ -262,12 +264,6 @@ class Plan:
             kind = "classify"
         line, module = str(operation.line), operation.place[0] if self.sides else ""
         return Op(value, value.address, kind, inputs, axes, weights, line, module, across)
-
-
-def of_source(name: str, axis: str) -> bool:
-    """True where the tokens of the source run along a side of a value of ours."""
-    across = axis == "S" and ".cross." in name
-    return across or (axis in ("T", "S") and name.startswith(("encoder.", "source")))
 
 
 def _visible(trace: Any) -> dict[Value, None]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core import config
 from ...core.errors import UserError
+from ...core.files import JsonObject
 from ...core.tokenizer import tokenizer_json
 from .. import answers
 from ..looking import text_frame
@@ -65,7 +66,7 @@ class Sizes:
         return [int(x) for x in fitted.tolist()]
 
 
-def program(trace: Any) -> tuple[dict[str, Any], dict[str, Array]] | None:
+def program(trace: Any) -> tuple[JsonObject, dict[str, Array]] | None:
     """The model of a pass in single precision as a program, and its weights by their addresses; None
     where it has none.
 
@@ -120,7 +121,7 @@ def _narrow(tensor: Tensor) -> Array:
     return (half if exact else tensor).contiguous().numpy()
 
 
-def _write(trace: Any) -> tuple[list[Value], dict[str, Any]]:
+def _write(trace: Any) -> tuple[list[Value], JsonObject]:
     """The leaves of one pass, and the pass as JSON holds it."""
     needed = {op.value.operation for op in trace.plan}
     for operation in reversed(trace.operations):
@@ -141,7 +142,7 @@ def _write(trace: Any) -> tuple[list[Value], dict[str, Any]]:
     }
 
 
-def _operation(operation: Operation, numbers: Mapping[Value, int]) -> dict[str, Any]:
+def _operation(operation: Operation, numbers: Mapping[Value, int]) -> JsonObject:
     if operation.name not in FUNCTIONS or operation.written == NEW:
         raise Mismatch(f"{operation.name} has no twin in a browser")
     leaves = [_argument(leaf, numbers) for leaf in operation.leaves]
@@ -219,7 +220,7 @@ def _type(value: Value) -> str:
     return "bool" if value.dtype == torch.bool else "int"
 
 
-def _tokenizer(cfg: config.Model, tokenizer: Tokenizer) -> dict[str, Any] | None:
+def _tokenizer(cfg: config.Model, tokenizer: Tokenizer) -> JsonObject | None:
     """A byte-level BPE as a browser reads it; None for every other."""
     spec = json.loads(tokenizer.to_json())
     bpe, patterns = spec["model"], []

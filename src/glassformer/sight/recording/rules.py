@@ -23,11 +23,11 @@ Region: TypeAlias = tuple[slice, ...]
 Index: TypeAlias = tuple[int, ...]
 
 
-def _names(text: str) -> frozenset[str]:
+def split_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-POINTWISE = _names(
+POINTWISE = split_names(
     """add sub rsub mul div rdiv neg pow rpow exp expm1 exp2 log log1p log2 sqrt rsqrt square
 reciprocal abs sign sin cos tan tanh sigmoid erf relu relu6 gelu silu mish selu elu celu
 leaky_relu softplus softsign hardswish hardsigmoid hardtanh logsigmoid threshold clamp clamp_min
@@ -36,12 +36,12 @@ floor_divide remainder fmod eq ne lt le gt ge and or xor not logical_and logical
 logical_xor isnan isinf isfinite nan_to_num dropout edit sinh cosh atan atan2 bitwise_and
 bitwise_or bitwise_not bitwise_xor zero fill"""
 )
-CASTS = _names(
+CASTS = split_names(
     """to float double half bfloat16 type type_as int long bool contiguous clone detach data alias
 identity cpu cuda"""
 )
 """One number gives one number, rounded perhaps."""
-MOVES = _names(
+MOVES = split_names(
     """view reshape transpose permute t T mT H flatten unflatten unsqueeze squeeze expand expand_as
 view_as reshape_as repeat repeat_interleave tile cat concat concatenate stack hstack vstack
 getitem setitem narrow select index_select take_along_dim gather chunk split unbind tensor_split
@@ -51,7 +51,7 @@ as_strided meshgrid broadcast_tensors atleast_1d atleast_2d"""
 )
 """Each number of the result is one of an input, or a constant."""
 SHAPED = {"view", "reshape"}  # of the same shape: nothing at all
-CREATED = _names(
+CREATED = split_names(
     """empty zeros ones full tensor arange linspace empty_like zeros_like ones_like full_like new_empty
 new_zeros new_ones new_full new_tensor eye scalar_tensor"""
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.files import JsonObject
 from ...core.nn import Model, Tape
 from ...core.nn.attention import Attention
 from ...core.nn.engines import AttentionEngine, AttentionInputs, attend, eager_attention
@@ -24,17 +25,16 @@ from ...core.nn.finite import must_be_finite
 from ...core.nn.hooks import Edit
 from ...core.nn.model import inference
 from .. import answers, tables
-from ..looking import Text, inputs
+from ..axes import along_source
 from ..streams import display_texts, pieces, word_id
 from .module_trace import KEEP, ModuleTrace
 from .opening import Explanation
 from .operations import Value
-from .plan import Plan, axes_of, of_source
+from .plan import Plan, axes_of
 from .program import program
 from .recorder import Recorder
 
 if TYPE_CHECKING:
-    from ...core.nn.edited import ModelEdit
     from ...core.tokenizer.tokenizer import Tokenizer
 
 SIDES = {
@@ -49,30 +49,6 @@ SIDES = {
     "F": "neuron",
 }
 INSIDE = ("scores", "pattern")  # of attention: only an edit makes the model compute them
-
-
-def trace(
-    model: Model,
-    tokenizer: Tokenizer | None,
-    text: Text,
-    source: Text | None = None,
-    edits: Sequence[ModelEdit | str] = (),
-    keep: int = KEEP,
-) -> Trace:
-    """One pass over ``text`` (or one row of token ids), everything addressable; nothing of it needs
-    gradients.
-
-    ``source`` is what an encoder-decoder's encoder reads, ``edits`` are of
-    ``glassformer.sight.edits``; ``keep`` bounds the bytes of recorded values. Raises UserError
-    for a text that the model cannot read.
-    """
-    tokens, source_ids, changes = inputs(model, tokenizer, text, source, edits)
-    for ids in (tokens, source_ids):
-        if ids is not None and len(ids) != 1:
-            raise UserError(
-                f"A trace is of one text and these are {len(ids)} rows; give one of them."
-            )
-    return Trace(model, tokenizer, tokens, source_ids, changes, keep)
 
 
 class NamingTape(Tape):
@@ -273,16 +249,16 @@ class Trace(ModuleTrace):
 
     def side(self, name: str, axis: str) -> Tensor:
         """The token ids (1, length) along a side of tokens of a value."""
-        return self.source if self.source is not None and of_source(name, axis) else self.tokens
+        return self.source if self.source is not None and along_source(name, axis) else self.tokens
 
     def reads(self, name: str, axis: str) -> Tokenizer | None:
         """The tokenizer of the tokens along a side of a value."""
-        across = self.source is not None and of_source(name, axis)
+        across = self.source is not None and along_source(name, axis)
         return self.tokenizer and (self.tokenizer.for_source if across else self.tokenizer)
 
     # ---------------------------------------------------------------------------- as a document
 
-    def card(self) -> dict[str, Any]:
+    def card(self) -> JsonObject:
         """Facts about the model: its kind, sizes, and what can be asked of it."""
         return answers.card(self.model.config)
 
@@ -299,9 +275,9 @@ class Trace(ModuleTrace):
             rows.append((op.id, op.kind, sides, ", ".join(op.inputs), op.source))
         return tables.lines(rows, ("address", "kind", "sides", "of", "code"), left_columns=range(5))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """The run as JSON holds it: tokens, plan, what was kept."""
-        record: dict[str, Any] = {"tokens": self._tokens(self.tokens, self.tokenizer)}
+        record: JsonObject = {"tokens": self._tokens(self.tokens, self.tokenizer)}
         if self.source is not None:
             reader = self.tokenizer and self.tokenizer.for_source
             record["source"] = self._tokens(self.source, reader)
@@ -309,11 +285,11 @@ class Trace(ModuleTrace):
         return {**record, "plan": self.plan.to_dict(), "kept": memory, "ms": 1000 * self.seconds}
 
     @staticmethod
-    def _tokens(tokens: Tensor, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    def _tokens(tokens: Tensor, tokenizer: Tokenizer | None) -> JsonObject:
         ids = tokens[0].tolist()
         return {"ids": ids, "pieces": None if tokenizer is None else pieces(tokenizer, ids)}
 
-    def program(self, most: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def program(self, most: int) -> tuple[JsonObject, JsonObject] | None:
         # half precision, base64
         fits = 1.5 * sum(x.numel() for x in self.model.parameters()) < most
         return program(self) if fits else None

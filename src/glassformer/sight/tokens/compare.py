@@ -4,9 +4,9 @@ spaces, digits, ..."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from ...core.errors import UserError, need
+from ...core.files import JsonObject
 from ...core.tokenizer.decoders import BYTE_TOKEN
 from ...core.tokenizer.tokenizer import Tokenizer
 from ..labels import visible
@@ -99,7 +99,7 @@ class Sheet:
             len(self.tokens),
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return {**asdict(self), "characters_per_token": round(self.characters_per_token, 4)}
 
 

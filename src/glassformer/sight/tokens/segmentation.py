@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ...core.errors import UserError
+from ...core.files import JsonObject
 from ...core.tokenizer import library
 from ...core.tokenizer.tokenizer import Tokenizer
 from ...core.tokenizer.tokenizer_json import ids_of
@@ -72,7 +73,7 @@ class WordTrace:
     ids: tuple[int, ...]
     whole: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return asdict(self)
 
 
@@ -101,7 +102,7 @@ class Tracer:
         self.tokenizer = tokenizer
         self.rivals = rivals
         spec = tokenizer._plain_spec
-        self.model: dict[str, Any] = spec["model"]
+        self.model: JsonObject = spec["model"]
         self.algorithm: str = self.model["type"]
         self.ids = ids_of({"model": self.model})
         self.ranks_only: bool = self.model.get("ignore_merges", False)

@@ -40,6 +40,9 @@ TOPICS = {
     "learn": {"hostile"},
     "kernels": {"bounds"},
     "browser": {
+        "faults",
+        "find",
+        "flow",
         "heap",
         "looks",
         "live",

@@ -2,12 +2,13 @@
 table.
 
 The row of position 0 is one more than the id of padding. CamemBERT and XLM-RoBERTa have the same
-config and the same names, so that both are written as RoBERTa.
+config and the same names, so that a model of which nothing else is known is written as RoBERTa.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..core.config.embed_head import Embed, Head
@@ -92,11 +93,11 @@ def read_config(raw: ConfigReader) -> Model:
     return model if head_of(raw) else replace(model, pool=read_pooler(raw, "roberta."))
 
 
-def write_config(model: Encoder) -> dict[str, Any]:
-    """Our config as a RoBERTa config.json, as far as that can say it."""
+def write_config(model: Encoder, family: str) -> dict[str, Any]:
+    """Our config as a config.json of RoBERTa or its kin, as far as that can say it."""
     raw, position = write_keys(model, KEYS), stacks(model)["encoder"].position
     rows = position.length + position.start if isinstance(position, Learned) else None
-    return {**write_heads(model, "Roberta"), **raw, "max_position_embeddings": rows}
+    return {**write_heads(model, family), **raw, "max_position_embeddings": rows}
 
 
 def table(model: Encoder) -> Table:
@@ -152,7 +153,7 @@ def recipe(name: str, family: str, paper: str, tokenizer: str, **sizes: Encoder)
         model_type=name,
         tokenizer=tokenizer,
         read_config=read_config,
-        write_config=write_config,
+        write_config=partial(write_config, family=family),
         weights=table,
         bare=(f"{family}Model",),
         fixed=("pad_token_id",),

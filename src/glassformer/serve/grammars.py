@@ -170,11 +170,22 @@ class _Vocabulary:
             for id in range(tokenizer.size)
         ]
         self.tokenizer = tokenizer
+        self.ids = {token: id for id, token in enumerate(self.tokens) if token}
+        self.longest = max(map(len, self.ids))
 
     def __call__(self, text: Any) -> list[int]:
-        plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        """Ids whose bytes are exactly the text's, as far as the vocabulary has them."""
+        left = text.encode() if isinstance(text, str) else text
         # nothing is put in front, as SentencePiece would
-        return self.tokenizer.encode_continuation(plain)[0]
+        ids = self.tokenizer.encode_continuation(left.decode("utf-8", "replace"))[0]
+        if b"".join(self.tokens[id] for id in ids) == left:
+            return ids
+        ids = []  # of a tokenizer that drops spaces or normalizes: the longest token each time
+        sizes = range(self.longest, 0, -1)
+        while size := next((size for size in sizes if left[:size] in self.ids), 0):
+            ids.append(self.ids[left[:size]])
+            left = left[size:]
+        return ids
 
 
 @lru_cache(maxsize=8)

@@ -13,8 +13,8 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import Model, Tape
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.sight import edits, look
-from glassformer.sight.recording import Explanation
 from glassformer.sight.recorded import trace
+from glassformer.sight.recording import Explanation
 from glassformer.sight.recording.trace import Trace
 
 

@@ -271,7 +271,7 @@ def run(trace: Any, places: Mapping[int, tuple[int, int]], source: str | None) -
     if trace.source is not None:
         source_ids = trace.source[0].tolist()
         payload["streams"].insert(0, {"name": "encoder", "length": len(source_ids)})
-        reads = trace.tokenizer and trace.tokenizer.for_source
+        reads = trace.source_tokenizer
         payload["source_tokens"] = tokens(reads, source_ids, spans(reads, source_ids, source))
     return payload
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..core.errors import UserError, need
 from ..core.nn import Model, Tape
-from . import passes, streams
+from . import answers, passes, streams
 from .figures.charts import Chart, Curves, Prose, TableFigure
 from .figures.shown import Records, Shown
 from .looking import token_ids
@@ -136,17 +136,15 @@ def _reads(model: nn.Module, tokenizer: Any) -> Tokenizer:
     return reads
 
 
-def _places(tokenizer: Tokenizer, ids: list[int], place: Place) -> tuple[range, list[int]]:
+def _places(tokenizer: Tokenizer, ids: list[int], place: Place) -> tuple[list[int], list[int]]:
     """Which of a row's ``ids`` are the text's own, and which of them the word is; UserError where
     none is."""
     text, start, end = place
-    encoding = tokenizer.encode(text)
-    before = next(at for at in range(len(ids)) if ids[at : at + len(encoding)] == encoding)
-    offsets = tokenizer.offsets(text)
-    inside = [before + at for at, (low, high) in enumerate(offsets) if low < end and high > start]
+    characters = answers.spans(tokenizer, ids, text)
+    inside = [at for at, (low, high) in characters.items() if low < end and high > start]
     word = text[start:end]
     need(bool(inside), f'No token of "{text}" stands for "{word}"; this tokenizer leaves it out.')
-    return range(before, before + len(encoding)), inside
+    return list(characters), inside
 
 
 def must_have(text: str, word: str) -> list[tuple[int, int]]:

@@ -192,8 +192,8 @@ def shortened(model: Model) -> tuple[Model, int]:
     count = 0
     for name, stack in config.stacks(model.config).items():
         blocks: Any = model.get_submodule(f"{name}.blocks")
-        swaps[blocks] = blocks[: len(stack.pattern) + 1]
-        count += len(blocks[: len(stack.pattern) + 1])
+        swaps[blocks] = first = blocks[: len(stack.pattern) + 1]
+        count += len(first)
     return replace_modules(model, swaps), count
 
 

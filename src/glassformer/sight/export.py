@@ -80,8 +80,9 @@ def container(
     """
     ids = trace.tokens[0].tolist()
     text = _decoded(trace.tokenizer, ids) if text is None else text
-    reads = trace.tokenizer and trace.tokenizer.for_source
-    source = None if trace.source is None else _decoded(reads, trace.source[0].tolist())
+    source = None
+    if trace.source is not None:
+        source = _decoded(trace.source_tokenizer, trace.source[0].tolist())
     run_record = answers.run(trace, answers.spans(trace.tokenizer, ids, text), source)
     id = run_id(trace)
     name = name or str(run_record["kind"])
@@ -346,8 +347,7 @@ def summary(trace: Any) -> str:
         heads = torch.from_numpy(wire.TracePart(trace, name).to_array((64, 64)))
         texts = [display_texts(tokenizer, ids)]
         if trace.source is not None:
-            reads = tokenizer and tokenizer.for_source
-            texts.append(display_texts(reads, trace.source[0].tolist()))
+            texts.append(display_texts(trace.source_tokenizer, trace.source[0].tolist()))
         lines.append(next(Seen({name: heads[None]}, *texts).charts()).html())
     text = "" if tokenizer is None else f": {html.escape(tokenizer.decode(ids[:64]))}"
     inside = f'<div style="{BOX}">{"".join(lines)}</div>'

@@ -229,8 +229,7 @@ class _Answer:
         self.position = streams.place(position, run.tokens, run.tokenizer)
         self.chosen = 0
         self.answers = self.row(run.trace.output)[0]  # (V), or labels
-        reads = run.tokenizer
-        self.tokenizers = {"embed": reads, "source_embed": reads and reads.for_source}
+        self.tokenizers = {"embed": run.tokenizer, "source_embed": run.trace.source_tokenizer}
         sides = {"embed": run.tokens, "source_embed": run.source}
         self.ids = {side: ids for side, ids in sides.items() if ids is not None}
         lookups = run.lookups()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..core.files import JsonObject
+
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
 
@@ -45,6 +47,11 @@ def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[TokenLabel]:
         else TokenLabel(f"#{number}")
         for number in ids
     ]
+
+
+def token_record(tokenizer: Tokenizer | None, ids: Sequence[int]) -> JsonObject:
+    """Tokens as JSON holds them: ``pieces`` is None without a tokenizer."""
+    return {"ids": ids, "pieces": None if tokenizer is None else pieces(tokenizer, ids)}
 
 
 def display_texts(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -99,11 +100,11 @@ class Documents:
         length."""
         layout = []
         for number in numbers:
-            passes: list[TokenTable] = []
-            start = 0
-            for size in chunks(len(self.tokens[number])):
-                passes.append(TokenTable(size, [DocumentSpan(number, 0, 0, start, start + size)]))
-                start += size
+            borders = accumulate(chunks(len(self.tokens[number])), initial=0)
+            passes = [
+                TokenTable(end - start, [DocumentSpan(number, 0, 0, start, end)])
+                for start, end in pairwise(borders)
+            ]
             layout.append(DocumentBatch(passes, self._source((number,), rows), cached=True))
         return layout
 

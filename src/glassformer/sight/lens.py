@@ -333,7 +333,7 @@ def logits_by_depth(
     tokens: Tensor,
     source: Tensor | None = None,
     *,
-    positions: Sequence[int] | None = None,
+    positions: str | Sequence[int] = "all",
     tuned: TunedLens | None = None,
 ) -> dict[str, Tensor]:
     """The lens's logits (P, V) by the path of each depth, for one text (1, T); the last are the
@@ -344,11 +344,7 @@ def logits_by_depth(
     """
     streams.needs_head(model, "there is nothing to read its states with.")
     hidden = streams.states(model, streams.Read(tokens, source, {}))
-    columns = (
-        list(range(tokens.shape[1]))
-        if positions is None
-        else streams.places(positions, tokens.shape[1])
-    )
+    columns = streams.places(positions, tokens.shape[1])
     with inference(model):
         final, *earlier = _logits(model, hidden, columns, tuned)
     return dict(zip(hidden.by_path, [*earlier, final], strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,7 +22,7 @@ from ..core.nn.hooks import Edit
 from ..core.nn.model import inference
 from ..core.tokenizer.framing import document_start, target_start
 from . import passes, tables
-from .labels import display_texts, pieces
+from .labels import display_texts, token_record
 from .reading import Edits as Edits
 from .reading import Reading, apply, as_edit_list, one_token
 from .seen import Seen
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 STATISTICS = ("mean", "std", "min", "max")
 Text: TypeAlias = str | Sequence[int] | Tensor
+BLANK = "___"  # an encoder's mask token, as `fill` takes it
 
 
 def look(
@@ -131,6 +133,57 @@ def inputs(
     return apply(edits, model, tokens, source_ids, tokenizer) if edits else (tokens, source_ids, {})
 
 
+@dataclass(frozen=True)
+class Read:
+    """Inputs of a model: ids (1, T) and an encoder-decoder's source, and what a tape is to
+    change."""
+
+    tokens: Tensor
+    source: Tensor | None
+    edits: Mapping[str, Edit]
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        return (self.tokens,) if self.source is None else (self.tokens, self.source)
+
+    def run(self, model: Model, tape: Tape) -> Any:
+        """The output of one pass without logits; UserError where it is NaN."""
+        with inference(model):
+            output = model(*self.inputs, tape=tape, logits="none")
+            must_be_finite(model, output.hidden)
+        return output
+
+
+def prepare(
+    model: Model,
+    tokenizer: Tokenizer | None,
+    text: Text,
+    source: Text | None = None,
+    edits: Edits = (),
+) -> Read:
+    """The text as the model reads it; in an encoder's text ``___`` is its mask token.
+
+    Raises UserError for what the model cannot read, for several texts at once, for a source that is
+    missing or that nobody reads, and for an edit of what is not there.
+    """
+    text = blanks_masked(model, tokenizer, text)
+    inputs_read = Read(*inputs(model, tokenizer, text, source, edits))
+    for ids in inputs_read.inputs:
+        need(len(ids) == 1, f"There are {len(ids)} texts; give one text at a time.")
+    return inputs_read
+
+
+def blanks_masked(model: Model, tokenizer: Tokenizer | None, text: Text) -> Text:
+    """The ids of an encoder's text with ``___`` or mask tokens in it; anything else as it is."""
+    encoder = model.config.main_body == "encoder"
+    if encoder and isinstance(text, str) and tokenizer and tokenizer.mask is not None:
+        mark = tokenizer.token(tokenizer.mask)
+        text = text.replace(BLANK, mark)
+        if mark in text:
+            return tokenizer.encode_pair(text, special=True)[0]
+    return text
+
+
 def predictions(
     model: nn.Module,
     tokenizer: Any,
@@ -193,14 +246,10 @@ def read_tokens(
     reading = Reading(model, rows, sources, tokenizer)
     for edit in as_edit_list(edits):
         edit.read(reading)
-
-    record = {"ids": rows[0], "pieces": pieces(tokenizer, rows[0])}
-    if sources is None:
-        return record
-    return {
-        **record,
-        "source": {"ids": sources[0], "pieces": pieces(tokenizer.for_source, sources[0])},
-    }
+    record = token_record(tokenizer, rows[0])
+    if sources is not None:
+        record["source"] = token_record(tokenizer.for_source, sources[0])
+    return record
 
 
 def paths(model: Model) -> list[str]:
@@ -210,15 +259,14 @@ def paths(model: Model) -> list[str]:
 
 def listing(names: Sequence[str]) -> list[str]:
     """Paths in short, one entry per place: ``decoder.blocks.*.ffn.{in,pre,hidden,write}``."""
-    leaves: dict[str, list[str]] = {}
+    leaves: dict[str, dict[str, None]] = {}
     for path in names:
         above, _, leaf = re.sub(r"\.\d+\.", ".*.", path).rpartition(".")
-        names_of_leaf = leaves.setdefault(above, [])
-        if leaf not in names_of_leaf:
-            names_of_leaf.append(leaf)
+        leaves.setdefault(above, {})[leaf] = None
     lines = []
     for above, group in leaves.items():
-        line = group[0] if len(group) == 1 else f"{{{','.join(group)}}}"
+        line = ",".join(group)
+        line = line if len(group) == 1 else f"{{{line}}}"
         lines.append(f"{above}.{line}" if above else line)
     return lines
 

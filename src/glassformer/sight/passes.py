@@ -89,8 +89,7 @@ class RecordedPass:
     def source_words(self) -> list[str] | None:
         if self.source is None:
             return None
-        reads = self.tokenizer and self.tokenizer.for_source
-        return display_texts(reads, self.source[0].tolist())
+        return display_texts(self.trace.source_tokenizer, self.source[0].tolist())
 
 
 class _OtherRows(TorchFunctionMode):

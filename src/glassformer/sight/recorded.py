@@ -8,7 +8,7 @@ from torch import nn
 
 from ..core.errors import need
 from ..core.nn import Model
-from . import passes, streams
+from . import looking, passes
 from .recording.module_trace import KEEP, ModuleTrace
 from .recording.outside import Outside
 from .recording.trace import Trace
@@ -26,7 +26,7 @@ def record(
     functions by address."""
     if not isinstance(model, Model):
         return passes.record_foreign(model, tokenizer, text, source, edits)
-    inputs = streams.prepare(model, tokenizer, text, source, edits)
+    inputs = looking.prepare(model, tokenizer, text, source, edits)
     trace = Trace(model, tokenizer, inputs.tokens, inputs.source, inputs.edits, keep)
     return passes.RecordedPass(model, tokenizer, inputs.tokens, inputs.source, trace, inputs.edits)
 

@@ -7,7 +7,7 @@ T tokens, C model dim.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,6 @@ from ..core import config
 from ..core.errors import UserError, must_be_known, need
 from ..core.nn import Model, Tape
 from ..core.nn.finite import must_be_finite
-from ..core.nn.hooks import Edit
 from ..core.nn.model import inference
 from ..core.tokenizer.framing import decoder_start
 from ..core.tokenizer.framing import source as framed_source
@@ -30,12 +29,13 @@ from .labels import TokenLabel as TokenLabel
 from .labels import display_texts as display_texts
 from .labels import pieces as pieces
 from .labels import visible as visible
-from .looking import Edits, Text, inputs, text_frame
+from .looking import Read as Read
+from .looking import blanks_masked as blanks_masked
+from .looking import prepare as prepare
+from .looking import text_frame
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
-
-BLANK = "___"  # an encoder's mask token, as `fill` takes it
 
 
 @dataclass(frozen=True)
@@ -59,57 +59,6 @@ class States:
 def is_recurrent(model: Model) -> bool:
     """True for a recurrent body, which has states but no residual stream."""
     return model.config.main_body in config.recurrent(model.config)
-
-
-@dataclass(frozen=True)
-class Read:
-    """Inputs of a model: ids (1, T) and an encoder-decoder's source, and what a tape is to
-    change."""
-
-    tokens: Tensor
-    source: Tensor | None
-    edits: Mapping[str, Edit]
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        return (self.tokens,) if self.source is None else (self.tokens, self.source)
-
-    def run(self, model: Model, tape: Tape) -> Any:
-        """The output of one pass without logits; UserError where it is NaN."""
-        with inference(model):
-            output = model(*self.inputs, tape=tape, logits="none")
-            must_be_finite(model, output.hidden)
-        return output
-
-
-def prepare(
-    model: Model,
-    tokenizer: Tokenizer | None,
-    text: Text,
-    source: Text | None = None,
-    edits: Edits = (),
-) -> Read:
-    """The text as the model reads it; in an encoder's text ``___`` is its mask token.
-
-    Raises UserError for what the model cannot read, for several texts at once, for a source that is
-    missing or that nobody reads, and for an edit of what is not there.
-    """
-    text = blanks_masked(model, tokenizer, text)
-    inputs_read = Read(*inputs(model, tokenizer, text, source, edits))
-    for ids in inputs_read.inputs:
-        need(len(ids) == 1, f"There are {len(ids)} texts; give one text at a time.")
-    return inputs_read
-
-
-def blanks_masked(model: Model, tokenizer: Tokenizer | None, text: Text) -> Text:
-    """The ids of an encoder's text with ``___`` or mask tokens in it; anything else as it is."""
-    encoder = model.config.main_body == "encoder"
-    if encoder and isinstance(text, str) and tokenizer and tokenizer.mask is not None:
-        mark = tokenizer.token(tokenizer.mask)
-        text = text.replace(BLANK, mark)
-        if mark in text:
-            return tokenizer.encode_pair(text, special=True)[0]
-    return text
 
 
 def states(model: Model, inputs: Read) -> States:
@@ -199,16 +148,14 @@ def pairs(
         yield torch.tensor([opened], device=device), torch.tensor([source_ids], device=device)
 
 
-def places(
-    positions: str | Sequence[int] | None, length: int, most: int | None = None
-) -> list[int]:
+def places(positions: str | Sequence[int] | None, length: int, most: int = 0) -> list[int]:
     """Positions in a text of so many tokens: a list, or as ``"0,3-5,-1"`` or ``"all"``; None is the
     last ``most``.
 
     Negative ones count from the end. Raises UserError for one that the text does not have.
     """
     if positions is None:
-        return list(range(length if most is None else max(0, length - most), length))
+        return list(range(max(0, length - most), length))
     if isinstance(positions, str):
         if positions.strip() == "all":
             return list(range(length))
@@ -235,15 +182,13 @@ def _span(span: str, length: int) -> list[int]:
     first = int(form[1])
     if form[2] is None:
         return [first]
-    bounds = [number + length if number < 0 else number for number in (first, int(form[2]))]
+    low, high = (number + length if number < 0 else number for number in (first, int(form[2])))
+    need(low <= high, f'"{span}" ends before it begins; give the smaller position first.')
     need(
-        bounds[0] <= bounds[1], f'"{span}" ends before it begins; give the smaller position first.'
-    )
-    need(
-        bounds[0] >= 0 and bounds[1] < length,
+        low >= 0 and high < length,
         f"Positions {span} are not all in the text; it has 0 to {length - 1}.",
     )
-    return list(range(bounds[0], bounds[1] + 1))
+    return list(range(low, high + 1))
 
 
 def place(position: int | None, tokens: Tensor, tokenizer: Tokenizer | None) -> int:

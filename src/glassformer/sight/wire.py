@@ -40,17 +40,18 @@ class TracePart:
         if not index:
             index = (0,) * (value.batch or axes[:1] == ("row",))
         self.index: list[int | slice] = [*index, *[slice(None)] * (len(shape) - len(index))]
-        sliced_axes = [at for at, place in enumerate(self.index) if isinstance(place, slice)]
-        self.axes = [axes[at] for at in sliced_axes]
-        self.shape = [len(range(*self.index[at].indices(shape[at]))) for at in sliced_axes]  # type: ignore[union-attr]
+        ranges = {
+            at: range(*place.indices(shape[at]))
+            for at, place in enumerate(self.index)
+            if isinstance(place, slice)
+        }
+        self.axes = [axes[at] for at in ranges]
+        self.shape = [len(places) for places in ranges.values()]
         need(0 not in self.shape, f"{address} is empty; give a range with something in it.")
         op = trace.plan.get(self.name)
-        heads = [at for at in sliced_axes if op is not None and op.quadratic and axes[at] == "H"]
-        # made a head at a time
-        self.head = heads[0] if heads and sliced_axes[0] == heads[0] else None
-        self.heads = None
-        if self.head is not None and isinstance(by_head := self.index[self.head], slice):
-            self.heads = range(*by_head.indices(shape[self.head]))
+        is_by_head = op is not None and op.quadratic and self.axes[:1] == ["H"]
+        # the number of the axis, and its heads, where it is made a head at a time
+        self.heads = next(iter(ranges.items())) if is_by_head else None
 
     @property
     def cells(self) -> int:
@@ -59,32 +60,20 @@ class TracePart:
     def to_array(self, pool: tuple[int, ...] | None = None) -> Array:
         """Its numbers as float32, the last sides pooled to ``pool``; head by head what grows with T
         x S."""
-        if self.heads is None or self.head is None:
-            is_materialised = self.cells <= MOST_CELLS
+        if self.heads is None:
             need(
-                is_materialised,
+                self.cells <= MOST_CELLS,
                 f"{self.name} takes {self.cells * 4 >> 20:,} MiB whole; ask for some rows of it.",
             )
-            return self._pooled(self._at(self.index), pool)
-        rows = []
-        for head in self.heads:
-            index = [*self.index]
-            index[self.head] = head
-            rows.append(self._pooled(self._at(index), pool))
-        return np.stack(rows)
+            return self._pooled(self.index, pool)
+        axis, heads = self.heads
+        before, after = self.index[:axis], self.index[axis + 1 :]
+        return np.stack([self._pooled([*before, head, *after], pool) for head in heads])
 
-    def _at(self, index: list[int | slice]) -> Array:
-        value = (
-            self.trace[f"{self.name}[{','.join(map(_written, index))}]"]
-            if index
-            else self.trace[self.name]
-        )
+    def _pooled(self, index: list[int | slice], pool: tuple[int, ...] | None) -> Array:
+        value = self.trace[f"{self.name}[{','.join(map(_written, index))}]"]
         array: Array = value.detach().float().cpu().numpy()
-        return array
-
-    @staticmethod
-    def _pooled(values: Array, pool: tuple[int, ...] | None) -> Array:
-        return values if pool is None else pooled(values, pool)
+        return array if pool is None else pooled(array, pool)
 
 
 def _written(place: int | slice) -> str:

@@ -260,6 +260,11 @@ class ModuleTrace(Caused):
         leaf = self.plan.sides.source if self.plan.sides else None
         return self._ids(leaf) if leaf else None
 
+    @property
+    def source_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of an encoder-decoder's source."""
+        return self.tokenizer and self.tokenizer.for_source
+
     @staticmethod
     def _ids(leaf: Value | None) -> Tensor:
         return torch.zeros(1, 0).long() if leaf is None else read(leaf).reshape(1, -1)

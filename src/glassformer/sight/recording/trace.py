@@ -26,6 +26,7 @@ from ...core.nn.hooks import Edit
 from ...core.nn.model import inference
 from .. import answers, tables
 from ..axes import along_source
+from ..labels import token_record
 from ..streams import display_texts, pieces, word_id
 from .module_trace import KEEP, ModuleTrace
 from .opening import Explanation
@@ -204,7 +205,7 @@ class Trace(ModuleTrace):
             return str(word_id(self.model, self.tokenizer, word))
         if axis not in ("T", "S") or self.tokenizer is None:
             raise UserError(f'{name} has no words along {axis}; give a number, not "{word}".')
-        ids, reader = self.side(name, axis)[0].tolist(), self.reads(name, axis)
+        ids, reader = self.side(name, axis)
         labels, named = display_texts(reader, ids), pieces(reader, ids)
         forms = zip(labels, (label.strip("·") for label in labels), named, strict=True)
         positions = [at for at, words in enumerate(forms) if word in words]
@@ -237,24 +238,19 @@ class Trace(ModuleTrace):
             places.append(f"{SIDES.get(axis, 'dimension')} {place}{word}")
         return replace(explanation, place=", ".join(places) if value.operation else "")
 
-    # ----------------------------------------------------------------------------------- tokens
-
     def token(self, name: str, axis: str, place: int) -> str | None:
         """The token at a place of a side of ``name``, as it reads; None where the side has no
         tokens."""
         if self.tokenizer is None or axis not in ("T", "S", "V"):
             return None
-        id = place if axis == "V" else int(self.side(name, axis)[0, place])
-        return display_texts(self.reads(name, axis), [id])[0]
+        ids, reader = self.side(name, axis)
+        return display_texts(reader, [place if axis == "V" else ids[place]])[0]
 
-    def side(self, name: str, axis: str) -> Tensor:
-        """The token ids (1, length) along a side of tokens of a value."""
-        return self.source if self.source is not None and along_source(name, axis) else self.tokens
-
-    def reads(self, name: str, axis: str) -> Tokenizer | None:
-        """The tokenizer of the tokens along a side of a value."""
-        across = self.source is not None and along_source(name, axis)
-        return self.tokenizer and (self.tokenizer.for_source if across else self.tokenizer)
+    def side(self, name: str, axis: str) -> tuple[list[int], Tokenizer | None]:
+        """The token ids along a side of a value, and their tokenizer."""
+        if self.source is not None and along_source(name, axis):
+            return self.source[0].tolist(), self.source_tokenizer
+        return self.tokens[0].tolist(), self.tokenizer
 
     # ---------------------------------------------------------------------------- as a document
 
@@ -277,17 +273,11 @@ class Trace(ModuleTrace):
 
     def to_dict(self) -> JsonObject:
         """The run as JSON holds it: tokens, plan, what was kept."""
-        record: JsonObject = {"tokens": self._tokens(self.tokens, self.tokenizer)}
+        record = {"tokens": token_record(self.tokenizer, self.tokens[0].tolist())}
         if self.source is not None:
-            reader = self.tokenizer and self.tokenizer.for_source
-            record["source"] = self._tokens(self.source, reader)
+            record["source"] = token_record(self.source_tokenizer, self.source[0].tolist())
         memory = {"tier": self.tier, "bytes": self.kept_bytes}
         return {**record, "plan": self.plan.to_dict(), "kept": memory, "ms": 1000 * self.seconds}
-
-    @staticmethod
-    def _tokens(tokens: Tensor, tokenizer: Tokenizer | None) -> JsonObject:
-        ids = tokens[0].tolist()
-        return {"ids": ids, "pieces": None if tokenizer is None else pieces(tokenizer, ids)}
 
     def program(self, most: int) -> tuple[JsonObject, JsonObject] | None:
         # half precision, base64

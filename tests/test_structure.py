@@ -72,7 +72,7 @@ TOPICS = {
     "nn": {"decode", "eval_mode", "names", "parts"},
     "page": {"example", "recorded", "texts"},
     "scale": {"accidents", "laws"},
-    "families": {"outside", "parity_decoders", "parity_encoders", "recipes"},
+    "families": {"outside", "parity_decoders", "parity_encoders", "recipes", "sentence_folders"},
     "serve": {"bad_input", "chat", "checks", "clients", "deploy", "errors", "process"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs", "trainers"},
     "tasks": {"objectives"},

@@ -61,6 +61,7 @@ def vectors_of(folder, texts=TEXTS, **options):
         ("BertModel", "max", False),
         ("DistilBertModel", "mean", True),
         ("ElectraModel", "lasttoken", True),
+        ("NomicBertModel", "mean", True),
         ("RobertaForMaskedLM", "cls", False),  # as BGE and many others lie there
     ],
 )

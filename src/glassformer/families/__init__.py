@@ -27,6 +27,7 @@ from .mixtral import MIXTRAL
 from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
+from .nomic_bert import NOMIC_BERT
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
 from .recipe import ConfigReader as ConfigReader
@@ -51,7 +52,7 @@ DECODERS = (
     GEMMA,
     GEMMA2,
 )
-ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA)
+ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, T5, VASWANI)}
 
 

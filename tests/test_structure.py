@@ -81,6 +81,7 @@ TOPICS = {
         "parity_encoders",
         "parity_more_decoders",
         "recipes",
+        "sentence_folders",
     },
     "serve": {"bad_input", "chat", "checks", "clients", "deploy", "errors", "process"},
     "tokenizer": {"bad", "cuts", "fuzz", "hostile", "other_ids", "pairs", "trainers"},

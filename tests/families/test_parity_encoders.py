@@ -49,7 +49,7 @@ def equal_ends(actual, reference, side):
     cfg = actual.config
     inputs = {"input_ids": ids, "attention_mask": present.long()}
     inputs |= {"token_type_ids": segments} if cfg.embed.segments else {}
-    if cfg.encoder.position.start:  # theirs counts what is not padding
+    if getattr(cfg.encoder.position, "start", 0):  # theirs counts what is not padding
         pad = reference.config.pad_token_id
         ids = ids.masked_fill(ids == pad, pad + 1).masked_fill(~present, pad)
         inputs["input_ids"] = ids
@@ -164,6 +164,7 @@ PUBLISHED = {
     "camembert/large": ("CamembertForMaskedLM", 24, 1024, 16, 32_005, 336_695_557),
     "xlm-roberta/base": ("XLMRobertaForMaskedLM", 12, 768, 12, 250_002, 278_295_186),
     "xlm-roberta/large": ("XLMRobertaForMaskedLM", 24, 1024, 16, 250_002, 560_142_482),
+    "nomic-bert/base": ("NomicBertForMaskedLM", 12, 768, 12, 30_528, 137_354_304),
     "xlm-roberta/bge-m3": ("XLMRobertaModel", 24, 1024, 16, 250_002, 566_705_152),
 }
 
@@ -174,6 +175,7 @@ def test_published_sizes_of_encoders(name):
     kind, depth, dim, heads, vocab, total = PUBLISHED[name]
     sizes = {"hidden_size": dim, "num_hidden_layers": depth, "num_attention_heads": heads}
     rest = {"vocab_size": vocab, "intermediate_size": 4 * dim, "type_vocab_size": 1}
+    rest |= {"type_vocab_size": 2} if kind.startswith("Nomic") else {}
     sizes |= {**rest, "max_position_embeddings": 514}
     if kind.startswith("DistilBert"):
         sizes = {DISTILBERT.get(key, key): n for key, n in sizes.items()}
@@ -384,6 +386,31 @@ def test_the_hub_s_first_bert(tmp_path):
     # its pooler is kept
     new = Checkpoint.open(tmp_path).model_as(expected).new
     assert new == ("pool.proj.weight", "pool.proj.bias")
+
+
+def test_a_nomic_bert_in_gpt2_s_words(tmp_path):
+    """As the hub has its first files; a bare one may hold a pooler."""
+    reference = bert("NomicBertModel", rope_parameters={"rope_type": "default", "rope_theta": 70.0})
+    reference.save_pretrained(tmp_path)
+    older = {
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_inner": 52,
+        "n_positions": 40,
+        "rotary_emb_base": 70,
+        "activation_function": "swiglu",
+        "vocab_size": 61,
+        "type_vocab_size": 2,
+        "layer_norm_epsilon": 1e-12,
+        "architectures": ["NomicBertModel"],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    model, _ = store.load(tmp_path)
+    equal_ends(model, reference, "right")
+    reference = shaken(transformers.NomicBertModel(reference.config, add_pooling_layer=True))
+    reference.save_pretrained(tmp_path)
+    equal_ends(store.load(tmp_path)[0], reference, "right")
 
 
 def test_a_bert_without_its_pooler(tmp_path):

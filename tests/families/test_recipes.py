@@ -45,6 +45,8 @@ def test_every_size_survives_json_and_its_own_layout(name):
         "bert/minilm-l6",
         "electra/small",
         "distilbert/base",
+        "nomic-bert/base",
+        "nomic-bert/embed-v1.5",
         "roberta/base",
         "camembert/base",
         "xlm-roberta/base",

@@ -23,6 +23,7 @@ def run(
     prompts: Prompts = (),
     batch: Count = 32,
     out: str | None = None,
+    prompt_name: str | None = None,
     truncate: bool = False,
     edit: Edits = (),
 ) -> Iterator[CommandOutput]:
@@ -31,6 +32,7 @@ def run(
     text TEXT: one or several; - is standard input, one text
     out FILE: save the vectors as "vectors" (texts, width) in a .safetensors file; - is standard
         output
+    prompt_name NAME: the model's prompt of this name stands before each text, such as query
     json: the vectors as JSON, a text a line
     """
     import torch
@@ -42,6 +44,7 @@ def run(
     vectors = predictions.embed(
         *options.load_with_tokenizer(),
         texts,
+        prompt_name=prompt_name,
         truncate=truncate,
         batch=batch,
         progress=progress_counter("texts"),

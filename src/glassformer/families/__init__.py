@@ -33,6 +33,7 @@ from .mpt import MPT
 from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
+from .nomic_bert import NOMIC_BERT
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
 from .recipe import ConfigReader as ConfigReader
@@ -66,7 +67,7 @@ DECODERS = (
     MPT,
     STABLELM,
 )
-ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA)
+ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, T5, VASWANI)}
 
 

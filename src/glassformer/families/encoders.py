@@ -16,8 +16,6 @@ from .recipe import ConfigReader
 
 MASKED, LABELS, CHOICE = "MaskedLM", "SequenceClassification", "MultipleChoice"
 TOKENS, ANSWERS = "TokenClassification", "QuestionAnswering"
-MULTI = "multi_label_classification"
-PROBLEMS = (None, "single_label_classification", MULTI, "regression")
 
 
 def architectures(family: str, *heads: str) -> tuple[str, ...]:

@@ -3,16 +3,17 @@ out.
 
 modules.json                 which steps follow the encoder: pooling, and perhaps scaling to length 1
 1_Pooling/config.json        which vector stands for the sentence
+config_sentence_transformers.json    prompts by name, the activation of a cross-encoder's score
 sentence_bert_config.json    how many tokens are read at most (version 6: the tokenizer_config.json says so)
 
 What these files say travels in the raw config.json under one key of our own,
-``sentence_transformers``.
+``sentence_vectors``. A cross-encoder has an encoder alone, and ends in labels.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,9 @@ from ..core import config, files
 from ..core.errors import UserError, need
 from .recipe import ConfigReader
 
-KEY = "sentence_transformers"
+KEY = "sentence_vectors"
+PAGE = "config_sentence_transformers.json"
+SCORE = "score_activation"  # our key of a cross-encoder's
 MODULES = "modules.json"
 POOLING = "1_Pooling/config.json"
 LENGTH = "sentence_bert_config.json"
@@ -33,6 +36,13 @@ MODES: dict[str, Literal["first", "last", "mean", "max"]] = {
     "mean": "mean",
     "max": "max",
     "lasttoken": "last",
+}
+# whether a text may have several labels
+PROBLEMS = {
+    "none": False,
+    "regression": False,
+    "single_label_classification": False,
+    "multi_label_classification": True,
 }
 FLAGS = {  # how versions before 6 said it, each true or false
     "pooling_mode_cls_token": "cls",
@@ -52,6 +62,9 @@ def open_beside(folder: Path) -> dict[str, Any]:
         [step for step in modules if isinstance(step, dict)] if isinstance(modules, list) else []
     )
     steps = [str(step.get("type")).rpartition(".")[2] for step in listed]
+    page = _page(folder)
+    if steps == ["Transformer"] and page.get("model_type") == "CrossEncoder":
+        return {SCORE: page.get("activation_fn")}
     if steps not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
             f"{folder / MODULES} asks for {', '.join(steps)[:80] or 'nothing'}, but only "
@@ -59,14 +72,19 @@ def open_beside(folder: Path) -> dict[str, Any]:
             f"perhaps Normalize are built here; use a model without more."
         )
     named = str(listed[1].get("path"))
-    page = files.inside(folder, named, "config.json")
-    if page is None:
+    path = files.inside(folder, named, "config.json")
+    if path is None:
         raise UserError(
             f"{folder / MODULES} names {json.dumps(named)[:80]}, outside this folder; use "
             "weights from a source "
             "you trust."
         )
-    pooling = files.read_json(page, FIX)
+    pooling = files.read_json(path, FIX)
+    if pooling.get("include_prompt") is False and open_prompts(folder):
+        raise UserError(
+            f"{path} leaves the prompt out of the vector, which is not built here; use a model "
+            "whose vector is of all tokens."
+        )
     modes = [str(pooling.get("pooling_mode"))] if "pooling_mode" in pooling else []
     modes += [
         FLAGS.get(key, key)
@@ -83,6 +101,10 @@ def open_beside(folder: Path) -> dict[str, Any]:
         files.read_json(path, FIX) if path.is_file() else {}
         for path in (folder / LENGTH, folder / TOKENIZER)
     ]
+    if pages[0].get("do_lower_case") is True:
+        raise UserError(
+            f"{folder / LENGTH} asks for small letters before the tokenizer; let the tokenizer do it."
+        )
     length = pages[0].get("max_seq_length") or pages[1].get("model_max_length")
     has_length = type(length) is int and length <= LONGEST
     return {
@@ -94,11 +116,75 @@ def open_beside(folder: Path) -> dict[str, Any]:
     }
 
 
+def _page(folder: Path) -> dict[str, Any]:
+    return files.read_json(folder / PAGE, FIX) if (folder / PAGE).is_file() else {}
+
+
+def open_prompts(folder: Path) -> tuple[tuple[str, str], ...]:
+    """The prompts of a sentence encoder's folder, names and texts; empty where there are none."""
+    page = _page(folder) if (folder / MODULES).is_file() else {}
+    default = page.get("default_prompt_name")
+    return read_prompts(page.get("prompts") or {}, default, str(folder / PAGE))
+
+
+def read_prompts(table: Any, default: Any, source: str) -> tuple[tuple[str, str], ...]:
+    """Names and texts of prompts, the ``default`` under the empty name too.
+
+    Raises UserError for what is no table of texts, and for a default that is not in it.
+    """
+    fits = isinstance(table, dict) and all(isinstance(text, str) for text in table.values())
+    need(fits, f'{source}: "prompts" must be a table of names and texts; {FIX}.')
+    need(
+        default is None or default in table,
+        f'{source}: "default_prompt_name" is not the name of a prompt; {FIX}.',
+    )
+    named = {name: text for name, text in table.items() if name}
+    first = table.get("" if default is None else default, "")
+    return tuple({**named, **({"": first} if first else {})}.items())
+
+
+def read_score(raw: ConfigReader, model: config.Model) -> config.Model:
+    """The model whose labels have the activation that a classifier's or cross-encoder's files name.
+
+    ``problem_type``: several labels at once have a probability each. A cross-encoder's score goes
+    through a sigmoid only where its files say so by name.
+    """
+    pool, head = model.pool, getattr(model, "token_head", None)
+    page = raw.inside("sentence_transformers")
+    act = raw.value(SCORE, None) or (page and page.value("activation_fn", None))
+    act = act or raw.value("sbert_ce_default_activation_function", None)
+    named = str(act or "Identity").rpartition(".")[2]
+    several = raw.choice("problem_type", PROBLEMS, "none")
+    if pool is None or not pool.labels:
+        need(
+            not (several and head is not None),
+            f'{raw.source}: "problem_type" is for labels of a text, and here each token has its own.',
+        )
+        return model
+    allowed = ("Identity", "Sigmoid") if pool.labels == 1 else ("Identity", "Sigmoid", "Softmax")
+    need(
+        named in allowed,
+        f"{raw.source}: the score goes through {named[:60]}, which is not built here; use a model "
+        f"with one of {', '.join(allowed)}.",
+    )
+    return replace(model, pool=replace(pool, sigmoid=several or named == "Sigmoid"))
+
+
+def write_score(model: config.Model) -> dict[str, Any]:
+    """The words that say of labels that each has a probability of its own."""
+    pool = model.pool
+    if pool is None or not pool.labels or not pool.sigmoid:
+        return {}
+    if pool.labels == 1:
+        return {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}}
+    return {"problem_type": "multi_label_classification"}
+
+
 def read_config(raw: ConfigReader, model: config.Model) -> config.Model:
     """The model as a sentence encoder, where the files beside its config.json make it one."""
     settings = raw.inside(KEY)
     if settings is None:
-        return model
+        return read_score(raw, model)
     if not isinstance(model, config.Encoder):
         raise UserError(
             f"{raw.source}: {MODULES} makes sentence vectors of a decoder, and here "
@@ -117,7 +203,10 @@ def write_config(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
     pool = model.pool
     plain = pool is not None and not pool.labels and pool.transform is None
     if pool is None or not plain or not isinstance(model, config.Encoder) or model.head is not None:
-        return model, {}
+        score = write_score(model)
+        return (
+            replace(model, pool=replace(pool, sigmoid=False)) if pool and score else model
+        ), score
     position = config.stacks(model)["encoder"].position
     context = position.length if isinstance(position, config.Learned) else model.context
     mode = next((key for key, of in MODES.items() if of == pool.mode), None)
@@ -129,7 +218,9 @@ def write_config(model: config.Model) -> tuple[config.Model, dict[str, Any]]:
     return replace(model, pool=None, context=context), {KEY: settings}
 
 
-def files_of(settings: Mapping[str, Any], dim: int) -> dict[str, str]:
+def files_of(
+    settings: Mapping[str, Any], dim: int, prompts: Sequence[tuple[str, str]] = ()
+) -> dict[str, str]:
     """The files that say so to sentence-transformers, by name."""
     steps = [
         ("", "Transformer"),
@@ -146,4 +237,9 @@ def files_of(settings: Mapping[str, Any], dim: int) -> dict[str, str]:
     }
     length = {"max_seq_length": settings["max_seq_length"], "do_lower_case": False}
     tables: dict[str, Any] = {MODULES: modules, POOLING: pooling, LENGTH: length}
+    if prompts:
+        texts = dict(prompts)
+        first = texts.pop("", None)
+        default = next((name for name, text in texts.items() if text == first), None)
+        tables[PAGE] = {"prompts": texts, "default_prompt_name": default}
     return {name: json.dumps(table, indent=2) + "\n" for name, table in tables.items()}

@@ -76,7 +76,8 @@ class Checkpoint:
 
     ``recipe``: whose names the files use (None: our own). ``base``: the name of the model that the
     folder holds only a change of. ``labels``: the names of what the model chooses from, in the
-    order of its outputs; empty where none were given. ``headers``: where the tensors lie, if that
+    order of its outputs; empty where none were given. ``prompts``: the texts before what it embeds,
+    by name; the empty name's is the default. ``headers``: where the tensors lie, if that
     is known already. ``quantization``: what config.json says of weights of few bits, None where
     there are none.
     """
@@ -87,6 +88,7 @@ class Checkpoint:
     recipe: Recipe | None = None
     base: str | None = None
     labels: tuple[str, ...] = ()
+    prompts: tuple[tuple[str, str], ...] = ()
     headers: Headers | None = None
     quantization: Any = None
 
@@ -165,7 +167,7 @@ class Checkpoint:
             model = self._converted(kind, device, mapped)
             if layout is not None:
                 quantized.quantize_weights(model, layout)
-        model.labels = self.labels
+        model.labels, model.prompts = self.labels, self.prompts
         model.family = self.recipe.name if self.recipe else ""
         return model
 
@@ -405,7 +407,8 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
         recipe, model = recipes.read_config(
             {**raw, **sentences.open_beside(folder)}, str(path), headers
         )
-        return Checkpoint(name, folder, model, recipe, base, labels, headers)
+        prompts = sentences.open_prompts(folder)
+        return Checkpoint(name, folder, model, recipe, base, labels, prompts, headers)
     if raw["glassformer"] != FORMAT:
         version = json.dumps(raw["glassformer"])[:20]
         raise UserError(
@@ -413,9 +416,10 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
         )
     try:
         model = serial.from_dict(ModelConfig, raw.get("model"))
-        return Checkpoint(
-            name, folder, model, None, base, labels, quantization=raw.get("quantization")
-        )
+        named = raw.get("prompts")
+        prompts = sentences.read_prompts(named, None, str(path)) if named else ()
+        codes = raw.get("quantization")
+        return Checkpoint(name, folder, model, None, base, labels, prompts, quantization=codes)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 

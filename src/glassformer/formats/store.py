@@ -25,6 +25,7 @@ from ..fast.quantized import QuantizedWeight
 from . import adapters, lora, weights
 from . import quantized_weights as quantized
 from .checkpoint import FORMAT, SOURCE, Checkpoint
+from .tokenizer_forms import settings
 
 if TYPE_CHECKING:
     from ..core.tokenizer import Tokenizer
@@ -163,6 +164,7 @@ def contents_of(
     if contents is None:
         book = {"glassformer": FORMAT, "model": serial.to_dict(model.config)}
         book |= {**_token_ids(tokenizer), **named}
+        book |= {"prompts": dict(model.prompts)} if model.prompts else {}
         if state is None:
             book["base"] = base
             contents = adapters.contents(model, str(base))
@@ -231,10 +233,12 @@ def _published(
     beside = raw.pop(sentences.KEY, None)
     table, published = recipe.names(model.config)
     bare = raw["architectures"][0] in recipe.bare
+    paired = model.config.embed.segments > 1
     pieces = weights.pieces(table, state, weights.shapes(published), bare)
     return {
         **tensorfiles.contents(pieces),
-        **(sentences.files_of(beside, model.config.dim) if beside else {}),
+        **(sentences.files_of(beside, model.config.dim, model.prompts) if beside else {}),
+        **({"tokenizer_config.json": settings(tokenizer, True)} if tokenizer and paired else {}),
         "config.json": _json({**raw, **named}),
     }
 
@@ -276,17 +280,17 @@ def _commit(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> No
 
 
 def _write(folder: Path, contents: Contents, tokenizer: Tokenizer | None) -> None:
+    if tokenizer is not None:
+        tokenizer.save(folder)
     for name, content in contents.items():
         (folder / name).parent.mkdir(exist_ok=True)
         files.write(folder / name, content)
-    if tokenizer is not None:
-        tokenizer.save(folder)
 
 
 def _weight_files(folder: Path) -> list[Path]:
     """The model that stands in a folder: a single file or an index and its shards, and what makes
     vectors of it."""
-    names: Iterable[str] = [SINGLE, INDEX, sentences.MODULES, SOURCE]
+    names: Iterable[str] = [SINGLE, INDEX, sentences.MODULES, sentences.PAGE, SOURCE]
     if (folder / INDEX).is_file():
         with contextlib.suppress(UserError):  # an index that says nothing names no shards
             names = [*names, *set(read_index(folder).values())]

@@ -209,13 +209,17 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
             "special_tokens": {bos: {"id": bos, "ids": [tokenizer.bos], "tokens": [bos]}},
         }
         spec = {**spec, "post_processor": processor}
-    settings = {
+    files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
+    files.write(folder / "tokenizer_config.json", settings(tokenizer))
+
+
+def settings(tokenizer: Tokenizer, segments: bool = False) -> str:
+    """The text of a tokenizer_config.json; with ``segments`` its tokenizer gives those of a pair."""
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    table = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         **{f"{role}_token": name for role, name in tokenizer.roles.items()},
+        **({"model_input_names": names} if segments else {}),
     }
-    files.write(folder / "tokenizer.json", json.dumps(spec, ensure_ascii=False))
-    files.write(
-        folder / "tokenizer_config.json",
-        json.dumps(settings, indent=1, ensure_ascii=False) + "\n",
-    )
+    return json.dumps(table, indent=1, ensure_ascii=False) + "\n"

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from typing_extensions import TypedDict
 
 from ..core.files import JsonObject
+from ..tasks.pool import probabilities
 from ..tasks.predictions import worded
 from .asgi.limits import MOST_TEXTS, MOST_TOKENS
 from .asgi.replies import HttpError, refuse
@@ -197,7 +198,7 @@ async def embed(context: Context, body: EmbeddingRequest) -> Any:
     size = body.dimensions or served.config.dim
     message = f"dimensions is {size}; the model's vectors have {width}."
     refuse(size > width, message, "dimensions")
-    vectors, usage = await _outputs(context, body.input, "vector")
+    vectors, usage = await _vectors(context, body.input)
     if body.dimensions is not None:
         vectors = F.normalize(vectors[:, :size], dim=-1)
     encode = _base64 if body.encoding_format == "base64" else Tensor.tolist
@@ -250,9 +251,11 @@ async def classify(context: Context, body: ClassifyRequest) -> Any:
         message = "Give as many texts in second as in input."
         refuse(len(second) != len(first), message, "second")
         texts = [*zip(first, second, strict=True)]
+    pool = served.config.pool
+    assert pool is not None  # it is able to classify
     logits, usage = await _outputs(context, texts, "labels")
     data = list[Class]()
-    for index, row in enumerate(logits if logits.shape[1] == 1 else logits.softmax(-1)):
+    for index, row in enumerate(probabilities(logits, pool)):
         best = served.labels[int(row.argmax())]
         data.append({"index": index, "label": best, "probs": row.tolist(), "num_classes": len(row)})
     return list_answer(context, data, labels=served.labels, usage=usage)
@@ -293,10 +296,17 @@ async def _scores(
         return [1 / (1 + math.exp(-logit)) for logit in logits[:, 0].clamp(-60, 60).tolist()], usage
     context.require("embeddings", "score pairs")
     row_of = {text: row for row, text in enumerate(dict.fromkeys([*first, *second]))}
-    vectors, usage = await _outputs(context, [*row_of], "vector")  # each is read once
+    vectors, usage = await _vectors(context, [*row_of])  # each is read once
     unit = F.normalize(vectors.double(), dim=-1)
     pairs = zip(first, second, strict=True)
     return [float(unit[row_of[a]] @ unit[row_of[b]]) for a, b in pairs], usage
+
+
+async def _vectors(context: Context, texts: Sequence[Text]) -> tuple[Tensor, TokenUsage]:
+    """The vectors of texts behind the model's default prompt, where it has one."""
+    before = context.served.prompt
+    prompted = [before + text if isinstance(text, str) else text for text in texts]
+    return await _outputs(context, prompted, "vector")
 
 
 async def _outputs(
@@ -317,7 +327,7 @@ async def _outputs(
 
 async def _encode(context: Context, rows: Rows, output: Encoded) -> list[Tensor]:
     """Submits token ids with segment ids to the engine and returns the outputs."""
-    segmented = bool(context.served.config.embed.segments)
+    segmented = context.served.config.embed.segments > 1
     client = context.client
     requests = [
         Encode(ids, kinds if segmented else None, output, client=client) for ids, kinds in rows

@@ -29,7 +29,7 @@ from ..formats import chat_template
 from ..formats.chat_template import ChatTemplate
 from ..formats.checkpoint import Checkpoint
 from ..formats.resolve import GGUF, is_recipe
-from ..tasks.predictions import tags
+from ..tasks.predictions import prompt, tags
 from .asgi.limits import LONGEST_NAME, MOST_CHARACTERS, MOST_TEXTS
 from .asgi.replies import (
     HttpError,
@@ -119,6 +119,7 @@ class ServedModel(InMemoryEntry):
         label_head: Any = cfg.token_head if tagged else cfg.pool
         count = label_head.labels if label_head else 0
         self.labels = list(checkpoint.labels) or list(map(str, range(count)))
+        self.prompt = prompt(checkpoint.prompts)  # before each text that is embedded
 
     def check_lengths(self, texts: Sequence[object], param: str) -> None:
         """Raises HttpError 400 for texts that cannot fit, by their characters alone."""

@@ -102,7 +102,7 @@ async def fill(context: Context, body: FillRequest) -> Any:
     filling = await to_thread.run_sync(
         Filling, served.tokenizer, body.input, served.context, body.top, body.order
     )
-    segments = filling.segments if served.config.embed.segments else None
+    segments = filling.segments if served.config.embed.segments > 1 else None
     while rows := filling.rows:
         requests = [Encode(row, segments, "logits", filling.blanks, context.client) for row in rows]
         filling.update(torch.stack(await context.outputs(requests)))

@@ -38,7 +38,7 @@ class Framing:
         apart."""
         ids, segments = self.tokenizer.framed(texts)
         columns = {"tokens": ids, "pos": [*range(len(ids))]}
-        return columns | ({"segments": segments} if self.model.embed.segments else {})
+        return columns | ({"segments": segments} if self.model.embed.segments > 1 else {})
 
     def around(self, texts: int) -> int:
         """Number of special tokens around so many texts."""

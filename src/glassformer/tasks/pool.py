@@ -36,6 +36,13 @@ class LabelHead(TracedModule):
         return x if self.proj is None else self.proj(self.drop(x))
 
 
+def probabilities(logits: Tensor, cfg: config.Pool) -> Tensor:
+    """Logits (..., L) -> the probability of each label; a single label's value stays as it is."""
+    if cfg.sigmoid:
+        return logits.sigmoid()
+    return logits if cfg.labels == 1 else logits.softmax(-1)
+
+
 @builds(config.Pool)
 class Pool(LabelHead):
     """Hidden states to a vector a document, or its labels' logits: one or a mean, (transform),

@@ -22,7 +22,7 @@ from ..core.nn.edited import ModelEdit, edited
 from ..core.nn.finite import must_be_finite
 from ..core.nn.model import inference
 from .example_table import encode_words
-from .pool import Pool
+from .pool import Pool, probabilities
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer
@@ -42,6 +42,7 @@ def embed(
     texts: str | Sequence[str],
     *,
     unit: bool | None = None,
+    prompt_name: str | None = None,
     truncate: bool = False,
     batch: int = 32,
     progress: Progress | None = None,
@@ -55,6 +56,8 @@ def embed(
         tokenizer: The tokenizer that came with it.
         texts: One text or several.
         unit: Scale each vector to length 1. None does as the model's Pool does.
+        prompt_name: The name of a prompt of the model's that stands before each text, such as
+            "query". None is its default prompt, where it has one.
         truncate: Cut texts that are longer than the context; they are refused otherwise.
         batch: Texts in one forward pass.
         progress: Called with the number of texts done.
@@ -64,7 +67,7 @@ def embed(
         The vectors, (N, C) in fp32 on the CPU.
 
     Raises:
-        UserError: A text is empty or too long, or the model ends in labels or reads two texts.
+        UserError: A text is empty or too long, the model reads two texts, or it has no such prompt.
 
     Example:
         >>> vectors = glassformer.embed(model, tokenizer, ["a cat", "a dog"], unit=True)
@@ -78,9 +81,26 @@ def embed(
         if pool_config is not None and not pool_config.labels
         else Pool(config.Pool("mean"), model.config.dim)
     )
-    rows = _rows(model, tokenizer, [texts] if isinstance(texts, str) else texts, truncate)
+    texts = [texts] if isinstance(texts, str) else texts
+    need(all(texts), "A text is empty; give some text.")
+    before = prompt(model.prompts, prompt_name)
+    rows = _rows(model, tokenizer, [before + text for text in texts], truncate)
     vectors = torch.stack(_map_rows(model, rows, pool, batch, progress, edits))
     return torch.nn.functional.normalize(vectors, dim=-1) if unit else vectors
+
+
+def prompt(prompts: Sequence[tuple[str, str]], name: str | None = None) -> str:
+    """The text of a prompt by its name; without a name the default, which may be no text.
+
+    Raises UserError for a name that is not there.
+    """
+    texts = dict(prompts)
+    names = ", ".join(name for name in texts if name) or "none"
+    need(
+        name is None or (name in texts and name != ""),
+        f'The model has no prompt "{name}"; its prompts: {names}.',
+    )
+    return texts.get(name or "", "")
 
 
 @dataclass(frozen=True)
@@ -162,8 +182,7 @@ def classify(
     texts = [texts] if isinstance(texts, str) else texts
     rows = _rows(model, tokenizer, texts, truncate)
     logits = torch.stack(_map_rows(model, rows, model.pool, batch, progress, edits))
-    probabilities = logits if pool_config.labels == 1 else logits.softmax(-1)
-    return Labels(texts, label_names(model), probabilities)
+    return Labels(texts, label_names(model), probabilities(logits, pool_config))
 
 
 def tag(
@@ -294,7 +313,7 @@ def _map_rows(
         with inference(model):
             extras = (
                 {"segments": segments}
-                if isinstance(model, Encoder) and model.config.embed.segments
+                if isinstance(model, Encoder) and model.config.embed.segments > 1
                 else {}
             )
             hidden = model(tokens, pos=pos, tape=tape, logits="none", **extras).hidden
@@ -468,7 +487,7 @@ def _logits(model: Model, filling: Filling) -> Tensor:
     """Logits of the rows at the blanks (B, P, V)."""
     rows, device = filling.rows, next(model.parameters()).device
     extras = {}
-    if model.config.embed.segments:
+    if model.config.embed.segments > 1:
         extras["segments"] = torch.tensor([filling.segments] * len(rows), device=device)
     with inference(model):
         logits: Tensor = model(torch.tensor(rows, device=device), **extras).logits

@@ -24,6 +24,7 @@ class Pool:
     labels: NonNegativeInt = 0  # logits to end in; 0 ends in the vector
     dropout: Share = 0.0  # share of the vector dropped before the labels
     normalize: bool = False  # scale the vector to length 1 (sentence encoders)
+    sigmoid: bool = False  # labels do not exclude each other: each has a probability of its own
 
     def shapes(self, dim: int) -> Shapes:
         """The query of ``attention``, the transform and the labels' layer."""

@@ -148,6 +148,7 @@ class Model(TracedModule):
     config: configs.Model
     labels: tuple[str, ...] = ()  # names of what its pool or token head chooses from
     family: str = ""  # the published one that its files were of
+    prompts: tuple[tuple[str, str], ...] = ()  # names and texts before what it embeds; "": default
 
     def __init__(self, cfg: configs.Model) -> None:
         super().__init__()

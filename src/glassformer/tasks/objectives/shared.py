@@ -92,7 +92,10 @@ def with_pool(objective: Objective, model: Model, labels: int) -> tuple[Model, l
         return replace(
             config,
             pool=replace(
-                config.pool, labels=labels, normalize=config.pool.normalize and not labels
+                config.pool,
+                labels=labels,
+                normalize=config.pool.normalize and not labels,
+                sigmoid=False,
             ),
         ), notes
     labelled = (

@@ -16,14 +16,19 @@ from ..core.errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT
 from .bloom import BLOOM
+from .cohere2 import COHERE2
 from .differences import differences
 from .electra import ELECTRA
+from .falcon import FALCON
 from .gemma import GEMMA, GEMMA2
+from .gemma3 import GEMMA3
 from .glass import GLASS
 from .gpt2 import GPT2
 from .gpt_bigcode import GPT_BIGCODE
 from .gpt_neo import GPT_NEO
+from .gpt_neox import GPT_NEOX
 from .gptj import CODEGEN, GPTJ
+from .granite import GRANITE
 from .keys import spelled_out
 from .llama import LLAMA
 from .mistral import MISTRAL
@@ -32,11 +37,14 @@ from .mpt import MPT
 from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
+from .olmo2 import OLMO2
+from .opt import OPT
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
 from .recipe import ConfigReader as ConfigReader
 from .recipe import Held
 from .recipe import Recipe as Recipe
+from .smollm3 import SMOLLM3
 from .stablelm import STABLELM
 from .starcoder2 import STARCODER2
 from .t5 import T5
@@ -63,6 +71,14 @@ DECODERS = (
     BLOOM,
     MPT,
     STABLELM,
+    OPT,
+    GPT_NEOX,
+    FALCON,
+    GRANITE,
+    OLMO2,
+    SMOLLM3,
+    GEMMA3,
+    COHERE2,
 )
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, BERT, ELECTRA, T5, VASWANI)}
 

@@ -106,7 +106,6 @@ def keys(
     context: int,
     kv_heads: int | None = None,
     head_dim: int | None = None,
-    wide: bool = True,
     tied: bool = False,
     mlp: str = FFN,
     act: str = "silu",
@@ -119,8 +118,7 @@ def keys(
     """The words that decoders share, and ``more`` of the family's; numbers are its own where a file
     says nothing.
 
-    ``wide``: whether a file may say how wide a head is. ``mlp``: where the network of a feed-forward
-    is. ``dropouts``: what the family calls them, first
+    ``mlp``: where the network of a feed-forward is. ``dropouts``: what the family calls them, first
     the one that is the stack's here; none: the file must not ask for any.
     """
     none = Key.only("attention_dropout", 0.0, "dropout here is one number for the whole stack")
@@ -129,11 +127,7 @@ def keys(
         Key.integer("num_hidden_layers", "decoder.depth", most=MOST_BLOCKS),
         Key.integer("num_attention_heads", f"{ATTN}.heads", most=MOST_HEADS),
         grouped(kv_heads),
-        *(
-            (Key.integer("head_dim", f"{ATTN}.head_dim", head_dim, most=MOST_HEADS),)
-            if wide
-            else ()
-        ),
+        Key.integer("head_dim", f"{ATTN}.head_dim", head_dim, most=MOST_HEADS),
         Key.integer("intermediate_size", f"{mlp}.hidden", most=MOST_HIDDEN),
         Key.integer("max_position_embeddings", "context", context, most=MOST_POSITIONS),
         Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
@@ -145,6 +139,11 @@ def keys(
         eps,
         *more,
     )
+
+
+def without(keys: Sequence[Key], names: str) -> tuple[Key, ...]:
+    """The words but for those that a family's files do not have."""
+    return tuple(key for key in keys if key.names not in names.split())
 
 
 def config_reader(model: Decoder, keys: Sequence[Key]) -> Callable[[ConfigReader], Model]:

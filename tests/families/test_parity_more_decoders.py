@@ -1,4 +1,4 @@
-"""Decoders (bloom, cohere2, codegen, falcon, gemma3, gpt_bigcode, gpt_neo, gpt_neox, gptj, granite, mistral, mpt,
+"""Decoders (bloom, cohere2, codegen, exaone4, falcon, gemma3, gpt_bigcode, gpt_neo, gpt_neox, gptj, granite, mistral, mpt,
 olmo2, opt, smollm3, stablelm)
 against transformers: logits, padded rows, cached greedy text, weights both ways, and each word of
 their configs."""
@@ -202,6 +202,10 @@ def test_defaults_are_those_of_transformers(family):
                 ({"num_ln_in_parallel_attn": 2}, '"num_ln_in_parallel_attn" is 2'),
                 ({"num_kv_heads": 8}, '"num_kv_heads" is 8'),
             ],
+            "olmo3/7b": [
+                ({"rope_parameters": None, "rope_theta": 1e4}, "every OLMo 3 has that of 500,000"),
+            ],
+            "olmoe/1b-7b": [({"clip_qkv": 8.0}, '"clip_qkv" is 8.0')],
             "granite/3.0-2b": [({"logits_scaling": 0}, '"logits_scaling" is 0')],
             "smollm3/3b": [
                 ({"use_sliding_window": True}, '"use_sliding_window" is true'),
@@ -210,7 +214,7 @@ def test_defaults_are_those_of_transformers(family):
             "gemma3/270m": [
                 ({"use_bidirectional_attention": True}, '"use_bidirectional_attention" is true'),
                 ({"attn_logit_softcapping": 50.0}, "no Gemma 3 caps its scores"),
-                ({"rope_parameters": {"rope_type": "default"}}, "no table for full_attention"),
+                ({"rope_parameters": {"rope_type": "default"}}, "no table for sliding_attention"),
             ],
             "stablelm/2-1.6b": [({"qk_layernorm": True}, '"qk_layernorm" is true')],
         }.items()

@@ -19,6 +19,7 @@ from .bloom import BLOOM
 from .cohere2 import COHERE2
 from .differences import differences
 from .electra import ELECTRA
+from .exaone4 import EXAONE4
 from .falcon import FALCON
 from .gemma import GEMMA, GEMMA2
 from .gemma3 import GEMMA3
@@ -37,7 +38,7 @@ from .mpt import MPT
 from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
-from .olmo2 import OLMO2
+from .olmo2 import OLMO2, OLMO3, OLMOE
 from .opt import OPT
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
@@ -76,6 +77,9 @@ DECODERS = (
     FALCON,
     GRANITE,
     OLMO2,
+    OLMO3,
+    OLMOE,
+    EXAONE4,
     SMOLLM3,
     GEMMA3,
     COHERE2,

@@ -25,7 +25,7 @@ from ..core.config.scaling import (
     RopeScaling,
     YarnScaling,
 )
-from ..core.errors import UserError
+from ..core.errors import UserError, need
 from .keys import (
     ACTIVATIONS,
     MOST_BLOCKS,
@@ -240,6 +240,42 @@ def read_rotary(
     if kind in LONGROPE:
         return Rotary(theta, fraction_value, read_long(raw, rope))
     return Rotary(theta, fraction_value, None if kind == "default" else read_scaling(rope, kind))
+
+
+def read_schemes(raw: ConfigReader, local: float, theta: float) -> tuple[Rotary, Rotary]:
+    """The schemes of blocks with a window and of the others, from the two tables of
+    ``rope_parameters``; ``local`` and ``theta`` where they do not say."""
+    tables = raw.inside("rope_parameters")
+    assert tables is not None
+    names = {"sliding_attention": local, "full_attention": theta}
+    need(
+        any(name in tables.table for name in names),
+        f"{tables.source} has no table for {' or '.join(names)}; add one.",
+    )
+    windowed, others = (
+        read_rotary(ConfigReader({"rope_parameters": tables.value(name, {})}, raw.source), default)
+        for name, default in names.items()
+    )
+    return windowed, others
+
+
+def with_local(model: Decoder, blocks: Sequence[Block], local: Rotary) -> list[Block]:
+    """The blocks, those with a window turned by ``local`` where the stack turns otherwise."""
+    position = None if local == stack(model).position else local
+    return [
+        replace(block, position=position) if isinstance(block.attention.mask, Window) else block
+        for block in blocks
+    ]
+
+
+def local_scheme(model: Model) -> Rotary | None:
+    """The scheme of blocks with a window, None where no block has one."""
+    schemes = (
+        block.position or stack(model).position
+        for block in stack(model).pattern
+        if isinstance(block.attention.mask, Window)
+    )
+    return next((scheme for scheme in schemes if isinstance(scheme, Rotary)), None)
 
 
 def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:

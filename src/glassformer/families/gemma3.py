@@ -18,7 +18,6 @@ from ..core.config import (
     Stack,
     Window,
 )
-from ..core.errors import need
 from . import decoders, gemma
 from .decoders import ATTN
 from .keys import MOST_POSITIONS, Key, read_keys
@@ -39,24 +38,11 @@ def gemma3(dim: int, depth: int, kv_heads: int, hidden: int) -> Decoder:
 
 
 def _positions(raw: ConfigReader) -> tuple[Rotary, Rotary]:
-    """The schemes of blocks with a window and of the others, in the words of transformers 4 or
-    5."""
-    tables = raw.inside("rope_parameters")
-    if tables is None:
-        local = raw.number("rope_local_base_freq", LOCAL, least=1.0)
-        return Rotary(local), decoders.read_rotary(raw, GLOBAL)
-    local_table, table = tables.inside("sliding_attention"), tables.inside("full_attention")
-    need(
-        local_table is not None or table is not None,
-        f"{tables.source} has no table for full_attention or sliding_attention; add one.",
-    )
-    schemes = [
-        decoders.read_rotary(
-            ConfigReader({"rope_parameters": part.table if part else {}}, raw.source), theta
-        )
-        for part, theta in ((local_table, LOCAL), (table, GLOBAL))
-    ]
-    return schemes[0], schemes[1]
+    """The schemes of blocks with a window and of the others."""
+    if raw.inside("rope_parameters") is not None:
+        return decoders.read_schemes(raw, LOCAL, GLOBAL)
+    local = raw.number("rope_local_base_freq", LOCAL, least=1.0)
+    return Rotary(local), decoders.read_rotary(raw, GLOBAL)
 
 
 KEYS = decoders.keys(
@@ -88,22 +74,14 @@ def read_config(raw: ConfigReader) -> Model:
     )
     every = raw.integer("sliding_window_pattern", 6)
     slides = [(i + 1) % every != 0 for i in range(model.decoder.depth)]
-    local = _positions(raw)[0]
     blocks = decoders.with_masks(model, decoders.read_windows(raw, size, slides))
-    return decoders.with_blocks(
-        model,
-        [
-            replace(block, position=local) if isinstance(block.attention.mask, Window) else block
-            for block in blocks
-        ],
-    )
+    return decoders.with_blocks(model, decoders.with_local(model, blocks, _positions(raw)[0]))
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Gemma 3 config.json, as far as that can say it."""
     decoders.even_heads(model, "gemma3")
-    schemes = [block.position for block in decoders.stack(model).pattern]
-    local = next((scheme for scheme in schemes if isinstance(scheme, Rotary)), Rotary(LOCAL))
+    local = decoders.local_scheme(model) or Rotary(LOCAL)
     return {
         **decoders.write(model, KEYS),
         "rope_local_base_freq": local.theta,

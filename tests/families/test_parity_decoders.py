@@ -156,10 +156,11 @@ def shrunk(name):
         pattern.append(replace(block, attention=attention, feedforward=think))
     position = cfg.decoder.position
     if isinstance(position, config.Learned):
-        position = config.Learned(64)
+        position = replace(position, length=64)
     elif getattr(position, "fraction", 1.0) < 1:
         position = replace(position, fraction=0.5)
-    stack = replace(cfg.decoder, depth=4, pattern=tuple(pattern), position=position)
+    depth = 4 if 4 % len(pattern) == 0 else len(pattern)
+    stack = replace(cfg.decoder, depth=depth, pattern=tuple(pattern), position=position)
     embed = replace(cfg.embed, vocab=VOCAB, scale=32**0.5 if cfg.embed.scale > 1 else 1.0)
     return replace(cfg, dim=32, context=64, decoder=stack, embed=embed)
 

@@ -1,6 +1,6 @@
-"""Decoders that are pages alone (bloom, codegen, gpt_bigcode, gpt_neo, gptj, mistral, mpt, stablelm)
-against transformers: logits, padded rows, cached greedy text, weights both ways, and each word of
-their configs."""
+"""Decoders (bloom, cohere2, codegen, exaone4, falcon, gemma3, gpt_bigcode, gpt_neo, gpt_neox, gptj,
+granite, mistral, mpt, olmo2, opt, smollm3, stablelm) against transformers: logits, padded rows,
+cached greedy text, weights both ways, and each word of their configs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
 from glassformer import families as recipes
 from glassformer.core.nn import Cache
+from glassformer.families import ConfigReader
 from glassformer.formats import store
 from mistakes import mistake
 from tiny import equal_tensors
@@ -30,10 +31,14 @@ FIRST = [(family, next(iter(table["cases"].values()))) for family, table in TABL
 EVERYWHERE = {"use_cache", "pad_token_id", "bos_token_id", "eos_token_id"}
 
 
+def settings_of(family):
+    return getattr(transformers, f"{family}{'Text' * (family == 'Gemma3')}Config")
+
+
 def reference_of(family, **changes):
     torch.manual_seed(0)
     special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    kind = getattr(transformers, f"{family}Config")
+    kind = settings_of(family)
     settings = kind(**special | TABLES[family]["sizes"] | changes)
     return shaken(getattr(transformers, f"{family}ForCausalLM")(settings))
 
@@ -108,33 +113,28 @@ def test_a_setting_is_not_ignored(family, changes, tmp_path):
     assert difference(store.load(tmp_path)[0], reference, tokens()) > 100 * TOLERANCE
 
 
-class Words(dict):
-    """A table that knows which of its words were asked for."""
-
-    def __init__(self, table, asked):
-        self.asked = asked
-        super().__init__(
-            (name, Words(value, asked) if isinstance(value, dict) else value)
-            for name, value in table.items()
-        )
-
-    def get(self, name, default=None):
-        self.asked.add(name)
-        return super().get(name, default)
-
-
 @pytest.mark.parametrize("family", TABLES)
-def test_every_word_of_the_config_is_read(family):
+def test_every_word_of_the_config_is_read(family, monkeypatch):
     """Each field of the config class is read or refused, but for those that change nothing."""
-    kind = getattr(transformers, f"{family}Config")
-    settings = kind(**TABLES[family]["sizes"])
-    asked = set()
-    raw = Words(json.loads(json.dumps(settings.to_dict())), asked)
-    recipes.read_config(raw)
+    kind = settings_of(family)
+    asked, value = set(), ConfigReader.value
+
+    def recorded(self, key, *default):
+        asked.add(key)
+        return value(self, key, *default)
+
+    monkeypatch.setattr(ConfigReader, "value", recorded)
+    recipes.read_config(json.loads(json.dumps(kind(**TABLES[family]["sizes"]).to_dict())))
     fields = set(kind.__annotations__)
     for nested in kind.sub_configs.values():
         fields |= set(nested.__annotations__)
-    fields -= {"model_type", "keys_to_ignore_at_inference", "attribute_map", "sub_configs"}
+    fields -= {
+        "model_type",
+        "keys_to_ignore_at_inference",
+        "attribute_map",
+        "sub_configs",
+        "default_theta",
+    }
     fields -= {name for name in fields if name.startswith("base_")}
     silent = EVERYWHERE | set(TABLES[family]["silent"])
     assert fields - asked <= silent, fields - asked - silent
@@ -143,7 +143,7 @@ def test_every_word_of_the_config_is_read(family):
 @pytest.mark.parametrize("family", TABLES)
 def test_defaults_are_those_of_transformers(family):
     """A config.json that says only the sizes means what transformers takes it to mean."""
-    kind = getattr(transformers, f"{family}Config")
+    kind = settings_of(family)
     unsaid = ("window_size", "sliding_window", "rotary_dim", "attn_config")
     sizes = {k: v for k, v in TABLES[family]["sizes"].items() if k not in unsaid}
     if family in ("GPTJ", "CodeGen"):  # 64 dimensions turn
@@ -188,6 +188,32 @@ def test_defaults_are_those_of_transformers(family):
                 ({"attn_config": {"qk_ln": True}}, '"qk_ln" is true'),
                 ({"attn_config": {"prefix_lm": True}}, '"prefix_lm" is true'),
                 ({"attn_config": {"attn_type": "multiquery_attention"}}, '"attn_type" is'),
+            ],
+            "opt/125m": [
+                ({"word_embed_proj_dim": 512}, '"word_embed_proj_dim" is 512'),
+                ({"layerdrop": 0.1}, '"layerdrop" is 0.1'),
+                ({"layer_norm_elementwise_affine": False}, "a weight and a bias"),
+            ],
+            "gpt_neox/pythia-70m": [({"rotary_pct": 0.3}, "Rotary turns 19")],
+            "falcon/7b": [
+                ({"new_decoder_architecture": True}, '"new_decoder_architecture" is true'),
+                ({"alibi": True}, '"alibi" is true'),
+                ({"num_ln_in_parallel_attn": 2}, '"num_ln_in_parallel_attn" is 2'),
+                ({"num_kv_heads": 8}, '"num_kv_heads" is 8'),
+            ],
+            "olmo3/7b": [
+                ({"rope_parameters": None, "rope_theta": 1e4}, "every OLMo 3 has that of 500,000"),
+            ],
+            "olmoe/1b-7b": [({"clip_qkv": 8.0}, '"clip_qkv" is 8.0')],
+            "granite/3.0-2b": [({"logits_scaling": 0}, '"logits_scaling" is 0')],
+            "smollm3/3b": [
+                ({"use_sliding_window": True}, '"use_sliding_window" is true'),
+                ({"no_rope_layers": [1, 0]}, '"no_rope_layers" is'),
+            ],
+            "gemma3/270m": [
+                ({"use_bidirectional_attention": True}, '"use_bidirectional_attention" is true'),
+                ({"attn_logit_softcapping": 50.0}, "no Gemma 3 caps its scores"),
+                ({"rope_parameters": {"rope_type": "default"}}, "no table for sliding_attention"),
             ],
             "stablelm/2-1.6b": [({"qk_layernorm": True}, '"qk_layernorm" is true')],
         }.items()

@@ -24,8 +24,13 @@ OTHERS = {
     "mixed",
     "gru",
     "lstm",
+    "gpt_neox",
+    "granite",
+    "olmo2",
+    "smollm3",
 }
-"""Experts, rules that are no window, recurrent cells: computed by their modules."""
+"""Experts, rules that are no window, recurrent cells, places of norms, multipliers and positions of
+a block that the kernels do not know: computed by their modules."""
 FUSED = [name for name in tiny.DECODERS if name not in OTHERS]
 PAIRS = ["vaswani", "t5", "two vocabularies"]
 

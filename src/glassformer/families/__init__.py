@@ -16,15 +16,21 @@ from ..core.errors import UserError, nearest, need
 from . import sentences
 from .bert import BERT
 from .bloom import BLOOM
+from .cohere2 import COHERE2
 from .differences import differences
 from .distilbert import DISTILBERT
 from .electra import ELECTRA
+from .exaone4 import EXAONE4
+from .falcon import FALCON
 from .gemma import GEMMA, GEMMA2
+from .gemma3 import GEMMA3
 from .glass import GLASS
 from .gpt2 import GPT2
 from .gpt_bigcode import GPT_BIGCODE
 from .gpt_neo import GPT_NEO
+from .gpt_neox import GPT_NEOX
 from .gptj import CODEGEN, GPTJ
+from .granite import GRANITE
 from .keys import spelled_out
 from .llama import LLAMA
 from .mistral import MISTRAL
@@ -34,12 +40,15 @@ from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
 from .nomic_bert import NOMIC_BERT
+from .olmo2 import OLMO2, OLMO3, OLMOE
+from .opt import OPT
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
 from .recipe import ConfigReader as ConfigReader
 from .recipe import Held
 from .recipe import Recipe as Recipe
 from .roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
+from .smollm3 import SMOLLM3
 from .stablelm import STABLELM
 from .starcoder2 import STARCODER2
 from .t5 import T5
@@ -66,6 +75,17 @@ DECODERS = (
     BLOOM,
     MPT,
     STABLELM,
+    OPT,
+    GPT_NEOX,
+    FALCON,
+    GRANITE,
+    OLMO2,
+    OLMO3,
+    OLMOE,
+    EXAONE4,
+    SMOLLM3,
+    GEMMA3,
+    COHERE2,
 )
 ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, T5, VASWANI)}

@@ -25,7 +25,7 @@ from ..core.config.scaling import (
     RopeScaling,
     YarnScaling,
 )
-from ..core.errors import UserError
+from ..core.errors import UserError, need
 from .keys import (
     ACTIVATIONS,
     MOST_BLOCKS,
@@ -106,7 +106,6 @@ def keys(
     context: int,
     kv_heads: int | None = None,
     head_dim: int | None = None,
-    wide: bool = True,
     tied: bool = False,
     mlp: str = FFN,
     act: str = "silu",
@@ -119,8 +118,7 @@ def keys(
     """The words that decoders share, and ``more`` of the family's; numbers are its own where a file
     says nothing.
 
-    ``wide``: whether a file may say how wide a head is. ``mlp``: where the network of a feed-forward
-    is. ``dropouts``: what the family calls them, first
+    ``mlp``: where the network of a feed-forward is. ``dropouts``: what the family calls them, first
     the one that is the stack's here; none: the file must not ask for any.
     """
     none = Key.only("attention_dropout", 0.0, "dropout here is one number for the whole stack")
@@ -129,11 +127,7 @@ def keys(
         Key.integer("num_hidden_layers", "decoder.depth", most=MOST_BLOCKS),
         Key.integer("num_attention_heads", f"{ATTN}.heads", most=MOST_HEADS),
         grouped(kv_heads),
-        *(
-            (Key.integer("head_dim", f"{ATTN}.head_dim", head_dim, most=MOST_HEADS),)
-            if wide
-            else ()
-        ),
+        Key.integer("head_dim", f"{ATTN}.head_dim", head_dim, most=MOST_HEADS),
         Key.integer("intermediate_size", f"{mlp}.hidden", most=MOST_HIDDEN),
         Key.integer("max_position_embeddings", "context", context, most=MOST_POSITIONS),
         Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
@@ -145,6 +139,11 @@ def keys(
         eps,
         *more,
     )
+
+
+def without(keys: Sequence[Key], names: str) -> tuple[Key, ...]:
+    """The words but for those that a family's files do not have."""
+    return tuple(key for key in keys if key.names not in names.split())
 
 
 def config_reader(model: Decoder, keys: Sequence[Key]) -> Callable[[ConfigReader], Model]:
@@ -241,6 +240,42 @@ def read_rotary(
     if kind in LONGROPE:
         return Rotary(theta, fraction_value, read_long(raw, rope))
     return Rotary(theta, fraction_value, None if kind == "default" else read_scaling(rope, kind))
+
+
+def read_schemes(raw: ConfigReader, local: float, theta: float) -> tuple[Rotary, Rotary]:
+    """The schemes of blocks with a window and of the others, from the two tables of
+    ``rope_parameters``; ``local`` and ``theta`` where they do not say."""
+    tables = raw.inside("rope_parameters")
+    assert tables is not None
+    names = {"sliding_attention": local, "full_attention": theta}
+    need(
+        any(name in tables.table for name in names),
+        f"{tables.source} has no table for {' or '.join(names)}; add one.",
+    )
+    windowed, others = (
+        read_rotary(ConfigReader({"rope_parameters": tables.value(name, {})}, raw.source), default)
+        for name, default in names.items()
+    )
+    return windowed, others
+
+
+def with_local(model: Decoder, blocks: Sequence[Block], local: Rotary) -> list[Block]:
+    """The blocks, those with a window turned by ``local`` where the stack turns otherwise."""
+    position = None if local == stack(model).position else local
+    return [
+        replace(block, position=position) if isinstance(block.attention.mask, Window) else block
+        for block in blocks
+    ]
+
+
+def local_scheme(model: Model) -> Rotary | None:
+    """The scheme of blocks with a window, None where no block has one."""
+    schemes = (
+        block.position or stack(model).position
+        for block in stack(model).pattern
+        if isinstance(block.attention.mask, Window)
+    )
+    return next((scheme for scheme in schemes if isinstance(scheme, Rotary)), None)
 
 
 def read_long(raw: ConfigReader, rope: ConfigReader) -> LongRopeScaling:

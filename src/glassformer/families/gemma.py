@@ -81,14 +81,15 @@ def _cap(name: str, place: str, default: float) -> Key:
     return Key(name, place, lambda raw: raw.number(name, decoders.unsaid(raw, name, default)))
 
 
+QUERY_SCALE = Key(
+    "query_pre_attn_scalar",
+    f"{ATTN}.scale",
+    lambda raw: raw.number("query_pre_attn_scalar", 256.0, least=1e-6) ** -0.5,
+    lambda scale: round(scale**-2),
+)
 KEYS2 = decoders.keys(
     *SHARED,
-    Key(
-        "query_pre_attn_scalar",
-        f"{ATTN}.scale",
-        lambda raw: raw.number("query_pre_attn_scalar", 256.0, least=1e-6) ** -0.5,
-        lambda scale: round(scale**-2),
-    ),
+    QUERY_SCALE,
     _cap("attn_logit_softcapping", f"{ATTN}.softcap", 50.0),
     _cap("final_logit_softcapping", "head.softcap", 30.0),
     context=8192,
@@ -137,6 +138,14 @@ GEMMA = Recipe(
     weights=decoders.table({**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}),
 )
 
+LAYERS2 = {
+    **decoders.ATTENTION,
+    **decoders.GATED,
+    "attn_norm": "input_layernorm",
+    "attn_post_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_post_norm": "post_feedforward_layernorm",
+}
 GEMMA2 = Recipe(
     name="gemma2",
     paper="Gemma Team 2024, Gemma 2: Improving Open Language Models at a Practical Size (arXiv "
@@ -151,14 +160,5 @@ GEMMA2 = Recipe(
     tokenizer="google/gemma-2-2b",
     read_config=read_config2,
     write_config=write_config2,
-    weights=decoders.table(
-        {
-            **decoders.ATTENTION,
-            **decoders.GATED,
-            "attn_norm": "input_layernorm",
-            "attn_post_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
-            "ffn_post_norm": "post_feedforward_layernorm",
-        }
-    ),
+    weights=decoders.table(LAYERS2),
 )

@@ -167,6 +167,8 @@ def table(
     token: str = "wte",
     first_norm: str = "",
     last_norm: str = "ln_f",
+    prefix: str = "transformer.",
+    head: str = "lm_head",
 ) -> Table:
     """The table of a decoder in GPT-2's names: ``layer_names`` maps the names in our blocks to the
     file's, each a weight and perhaps a bias.
@@ -181,22 +183,26 @@ def table(
         for param_name, file_name in layer_names.items()
     ]
     ends = {
-        f"transformer.{token}": "embed.token",
-        "transformer.wpe": "decoder.position",
-        f"transformer.{first_norm}": "decoder.first_norm",
-        f"transformer.{last_norm}": "decoder.last_norm",
-        "lm_head": "head.proj",
+        f"{prefix}{token}": "embed.token",
+        f"{prefix}wpe": "decoder.position",
+        f"{prefix}{first_norm}": "decoder.first_norm",
+        f"{prefix}{last_norm}": "decoder.last_norm",
+        head: "head.proj",
     }
     return Table(
         (*more, *itertools.chain(*layers), *rules(ends)),
         # the causal mask, kept as if it were a weight
-        ignore=tuple(f"{layer}.attn.{name}" for name in MASKS),
-        copies=(("lm_head.weight", f"transformer.{token}.weight"),),
-        prefix="transformer.",
+        ignore=tuple(f"{layer}.{name}" for name in MASKS),
+        copies=((f"{head}.weight", f"{prefix}{token}.weight"),),
+        prefix=prefix,
     )
 
 
-MASKS = ("bias", "masked_bias", "causal_mask", "attention.bias", "attention.masked_bias")
+MASKS = (
+    *(f"attn.{name}" for name in ("bias", "masked_bias", "causal_mask")),
+    *(f"attn.attention.{name}" for name in ("bias", "masked_bias")),
+    *(f"attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
+)
 TABLE = table(LAYERS, *fused("attn.c_attn", transpose=True), transpose=True)
 
 GPT2 = Recipe(

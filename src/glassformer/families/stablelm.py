@@ -26,21 +26,23 @@ def stablelm(dim: int, depth: int, hidden: int, vocab: int, bias: bool = False) 
     return Decoder(dim, 4096, Embed(vocab), stack, Head(tied=False), decoders.INIT)
 
 
-KEYS = decoders.keys(
-    Key.only("qk_layernorm", False, "a norm of queries here has one gain for all heads"),
-    Key.flag("use_qkv_bias", f"{ATTN}.bias", False),
-    Key(
-        "use_parallel_residual",
-        f"{BLOCK}.place",
-        lambda raw: "parallel" if raw.flag("use_parallel_residual", False) else "pre",
-        lambda place: place == "parallel",
+KEYS = decoders.without(
+    decoders.keys(
+        Key.only("qk_layernorm", False, "a norm of queries here has one gain for all heads"),
+        Key.flag("use_qkv_bias", f"{ATTN}.bias", False),
+        Key(
+            "use_parallel_residual",
+            f"{BLOCK}.place",
+            lambda raw: "parallel" if raw.flag("use_parallel_residual", False) else "pre",
+            lambda place: place == "parallel",
+        ),
+        context=4096,
+        kv_heads=32,
+        eps=decoders.eps("layer_norm_eps", 1e-5),
+        rotary=decoders.part_rotary(0.25),
+        dropouts="hidden_dropout attention_dropout",
     ),
-    context=4096,
-    kv_heads=32,
-    wide=False,
-    eps=decoders.eps("layer_norm_eps", 1e-5),
-    rotary=decoders.part_rotary(0.25),
-    dropouts="hidden_dropout attention_dropout",
+    "head_dim",
 )
 read_config = decoders.config_reader(stablelm(2560, 32, 6912, 50_304), KEYS)
 write_config = decoders.writer(KEYS)

@@ -43,9 +43,7 @@ class Block(TracedModule):
     def __init__(self, cfg: configs.Block, dim: int, causal: bool, dropout: float) -> None:
         super().__init__()
         self.place, self.residual_scale, position = cfg.place, cfg.residual_scale, cfg.position
-        self.position: Position | None = (
-            None if position is None else build(position, dim, 1, causal)
-        )
+        self.position: Any = build(position, dim, 1, causal) if position else None
         self.attn_norm = norm(cfg.norm, dim)
         self.attn = build(cfg.attention, dim, causal, dropout)
         if cfg.cross is not None:

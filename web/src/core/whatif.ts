@@ -69,9 +69,12 @@ export async function wordsOf(ids: readonly number[], model = state.model.value)
   return ids.map((id) => (known[id] ? shown(known[id]) : `#${id}`));
 }
 
+/** Scores of labels; a text's vector that is only scaled has the same name in the plan, but no weights. */
+export const isLabels = (op: Op) => op.kind === "classify" && Object.keys(op.w).length > 0;
+
 /** The vector that a text ends in, where the model ends in one. */
 export function vectorOf(made: Run): Op | undefined {
-  return [...made.plan].reverse().find((op) => op.id.startsWith("pool.") && op.axes[0] === "N" && op.shape.length === 2 && op.id !== "pool.total");
+  return [...made.plan].reverse().find((op) => op.id.startsWith("pool.") && op.axes[0] === "N" && op.shape.length === 2 && op.id !== "pool.total" && !isLabels(op));
 }
 
 export function cosine(a: ArrayLike<number>, b: ArrayLike<number>): number {

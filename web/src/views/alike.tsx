@@ -1,4 +1,5 @@
 // A model without words answers with a vector: how far an edit turns it, and how near it is to a second text's.
+import { useSignal } from "@preact/signals";
 import { cosine, vectorOf } from "../core/whatif";
 import { request, useLoaded, values } from "../core/run";
 import * as state from "../core/state";
@@ -19,7 +20,7 @@ function other(made: Run): Promise<Run> | null {
 
 /** The vector without and with an edit; the same run twice where nothing is edited. */
 export function Alike({ before, after, keep }: { before: Run; after: Run; keep?: () => void }) {
-  const edited = before.run !== after.run;
+  const typed = useSignal(second.value), edited = before.run !== after.run;
   const turned = useLoaded(async () => ({ of: before.run + after.run, v: cosine(await vector(before), await vector(after)) }), [before.run, after.run]);
   const near = useLoaded(() => {
     const run = other(before);
@@ -35,7 +36,10 @@ export function Alike({ before, after, keep }: { before: Run; after: Run; keep?:
   return (
     <div class="stack">
       {edited && told && <p class="moved">With the edit the text's vector has the cosine {shown(before.run, after.run, told.v)} to what it was <span class="soft">(1: it did not turn)</span></p>}
-      <label class="row">a second text <input style={{ flex: 1 }} aria-label="a second text" placeholder="how alike are the two?" value={second.value} onChange={(event) => (second.value = event.currentTarget.value)} /></label>
+      <form class="row" onSubmit={(event) => (event.preventDefault(), (second.value = typed.value))}>
+        <label class="row" style={{ flex: 1 }}>a second text <input style={{ flex: 1 }} aria-label="a second text" placeholder="how alike are the two?" value={typed.value} onInput={(event) => (typed.value = event.currentTarget.value)} /></label>
+        <button>compare</button>
+      </form>
       {(turned.error || near.error) && <p class="failure" role="alert">{turned.error || near.error}</p>}
       {alike && <p>Cosine of the two texts: {shown(before.run, alike.run, alike.now)}{edited && <> → {shown(after.run, alike.run, alike.then)} with the edit</>}</p>}
       {keep && <div class="row"><button class="quiet" onClick={keep}>keep it on the page</button></div>}

@@ -8,7 +8,7 @@ import { sample, type Chosen } from "../core/sampler";
 import { bytes } from "../core/safetensors";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
-import { vectorOf } from "../core/whatif";
+import { isLabels, vectorOf } from "../core/whatif";
 import type { Beam, Generated, Run, Settings } from "../core/types";
 import { actions } from "../frame/keys";
 import { Num } from "../kernel/Num";
@@ -540,7 +540,7 @@ function Vector({ made }: { made: Run }) {
 }
 
 function Labels() {
-  const made = run.value!, op = made.plan.find((one) => one.kind === "classify");
+  const made = run.value!, op = made.plan.find(isLabels);
   const loaded = useLoaded(() => (op ? values(made.run, op.id) : null), [made.run, op?.id]);
   if (!op || !loaded.data) return null;
   const scores = Array.from(loaded.data.data), most = Math.max(...scores.map(Math.abs), 1e-9);

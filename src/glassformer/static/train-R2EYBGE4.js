@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-IF6IUPEU.js";import"./chunk-2VE2GWI4.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-IXBIJUVQ.js";import"./chunk-47QRLYGI.js";import"./chunk-IOZCSJ7E.js";export{c as Heads,b as Train,a as joined};

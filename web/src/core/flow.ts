@@ -3,6 +3,7 @@
 import { textOf } from "../text/kinds";
 import { inEncoder, isAttention, stackOf } from "./address";
 import type { Op, Run } from "./types";
+import { isLabels } from "./whatif";
 
 /** A box: operations that belong together. */
 export interface Part {
@@ -76,7 +77,7 @@ export function flowOf(run: Run): Flow {
       return;
     }
     const scores = op.axes.includes("V") || op.kind === "lm_head" || op.id === "logits" || op.id.startsWith("head.");
-    const name = op.id === "probs" ? "answer" : op.kind === "leaf" ? "tokens" : op.kind === "classify" ? "labels" : op.id.startsWith("pool.") ? "pool" : scores ? "head" : entered.has(column) ? `after ${first}` : "embedding";
+    const name = op.id === "probs" ? "answer" : op.kind === "leaf" ? "tokens" : isLabels(op) ? "labels" : op.id.startsWith("pool.") ? "pool" : scores ? "head" : entered.has(column) ? `after ${first}` : "embedding";
     put(op, `${column ? "target" : "source"} ${name}`, name, "", null);
   });
   const made = [...items].map(([key, { stack, layer, column, ops }]): Item => {

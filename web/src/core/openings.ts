@@ -2,7 +2,7 @@
 import { batch } from "@preact/signals";
 import { ids, prompt, source } from "./state";
 
-export const FIRST = "The animal didn't cross the street because it was too tired"; // the example's text
+export const FIRST = "Farewell, my noble lord; farewell, my noble"; // the example's text
 export const PAIR = { source: "A man rides a bicycle down the street .", target: "Ein Mann fährt mit" };
 
 /** Fill what is empty for a model that reads a source, or for one that does not; what the reader wrote stays. */

@@ -1,7 +1,7 @@
 // The answer of a run at one place as probabilities, and how an edit moves it.
 import { headOf, logits, run, sibling, vocabulary } from "./run";
 import * as state from "./state";
-import type { Run } from "./types";
+import type { Op, Run } from "./types";
 import { visible } from "./format";
 import { softmax } from "./arithmetic";
 
@@ -67,4 +67,22 @@ export const shown = (piece: Uint8Array): string => visible(decoder.decode(piece
 export async function wordsOf(ids: readonly number[], model = state.model.value): Promise<string[]> {
   const known = await vocabulary(model);
   return ids.map((id) => (known[id] ? shown(known[id]) : `#${id}`));
+}
+
+/** Scores of labels; a text's vector that is only scaled has the same name in the plan, but no weights. */
+export const isLabels = (op: Op) => op.kind === "classify" && Object.keys(op.w).length > 0;
+
+/** The vector that a text ends in, where the model ends in one. */
+export function vectorOf(made: Run): Op | undefined {
+  return [...made.plan].reverse().find((op) => op.id.startsWith("pool.") && op.axes[0] === "N" && op.shape.length === 2 && op.id !== "pool.total" && !isLabels(op));
+}
+
+export function cosine(a: ArrayLike<number>, b: ArrayLike<number>): number {
+  let ab = 0, aa = 0, bb = 0;
+  for (let i = 0; i < a.length; i++) {
+    ab += a[i] * b[i];
+    aa += a[i] ** 2;
+    bb += b[i] ** 2;
+  }
+  return ab / Math.sqrt(aa * bb);
 }

@@ -13,6 +13,7 @@ import { Strip } from "../kernel/strip";
 import { screens } from "../views";
 import type { Screen } from "../views/screen";
 import { help, KEYS } from "./keys";
+import { Tour, TourButton } from "./Tour";
 
 export function Frame() {
   const screen = screens.find((one) => one.name === state.view.value) ?? screens[0];
@@ -33,6 +34,7 @@ export function Frame() {
       </div>
       <Footer />
       {help.value && <Help />}
+      <Tour />
       <p class="hidden" role="status" aria-live="polite">{state.announcement.value}</p>
     </>
   );
@@ -60,6 +62,7 @@ function Header({ screen }: { screen: Screen }) {
         })}
       </nav>
       <div class="tools">
+        {screen.alone ? null : <TourButton />}
         <div class="switch" role="group" aria-label="depth of the explanations">
           {depths.map((one) => (
             <button key={one} aria-pressed={state.depth.value === one} onClick={() => (state.depth.value = one)}>{one[0].toUpperCase() + one.slice(1)}</button>

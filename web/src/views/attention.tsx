@@ -4,11 +4,11 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { at as cellAt, isAttention, short } from "../core/address";
 import { number } from "../core/format";
 import { label, type Piece } from "../core/pieces";
-import { along, card, ops, run, submit, thumbs, useLoaded, values } from "../core/run";
+import { along, card, ops, run, sibling, submit, thumbs, useLoaded, values } from "../core/run";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
 import type { Heads, Measured, Op, Run } from "../core/types";
-import { type Answer, answerPlace, hasWords, moved, telling, wordsOf } from "../core/whatif";
+import { type Answer, answerPlace, hasWords, moved, telling, vectorOf, wordsOf } from "../core/whatif";
 import { bitmap } from "../kernel/bitmap";
 import { Legend, Matrix, paint } from "../kernel/matrix";
 import { Num } from "../kernel/Num";
@@ -16,6 +16,7 @@ import { counters, probed } from "../kernel/probe";
 import { css as colour, sequential } from "../kernel/palette";
 import { TakeAway } from "../kernel/TakeAway";
 import "./attention.css";
+import { Alike } from "./alike";
 import { Moved } from "./moved";
 
 const GROUPS = { encoder: "Encoder self", decoder: "Decoder self", cross: "Cross" } as const;
@@ -620,13 +621,16 @@ function Lines({ data, rows, cols, rowWords, colWords, top, address }: { data: A
 // -------------------------------------------------------------------------------------------- what if
 
 function WhatIf({ made, op, head }: { made: Run; op: Op; head: number }) {
+  const [turned, setTurned] = useState<{ edit: string; after: Run } | null>(null);
   const [change, setChange] = useState<{ edit: string; answers: [Answer, Answer]; words: Map<number, string> } | null>(null);
   const [error, setError] = useState(""), [waiting, setWaiting] = useState("");
   useEffect(() => {
     setChange(null);
+    setTurned(null);
     setError("");
   }, [made.run]);
-  if (!hasWords(made) || !card.value?.abilities.edits) return null;
+  const inWords = hasWords(made);
+  if (!(inWords || vectorOf(made)) || !card.value?.abilities.edits) return null;
   const keys = along(op, "S");
   const key = state.key.value ?? state.query.value;
   const ofSource = !!made.source_tokens && groupOf(op) !== "decoder";
@@ -643,12 +647,14 @@ function WhatIf({ made, op, head }: { made: Run; op: Op; head: number }) {
     setWaiting(edit);
     setError("");
     try {
+      if (!inWords) return setTurned({ edit, after: await sibling([...state.edits.value, edit]) });
       const answers = await moved(edit);
       const ids = telling(answers);
       const said = await wordsOf(ids);
       setChange({ edit, answers, words: new Map(ids.map((id, at) => [id, said[at]])) });
     } catch (problem) {
       setChange(null);
+      setTurned(null);
       setError((problem as Error).message);
     } finally {
       setWaiting("");
@@ -659,11 +665,11 @@ function WhatIf({ made, op, head }: { made: Run; op: Op; head: number }) {
       <h2>What if</h2>
       <div class="row">
         {choices.map(([edit, said]) => (
-          <button key={edit} aria-pressed={change?.edit === edit} disabled={!!waiting} onClick={() => void ask(edit)}>{waiting === edit ? "…" : said}</button>
+          <button key={edit} aria-pressed={(change ?? turned)?.edit === edit} disabled={!!waiting} onClick={() => void ask(edit)}>{waiting === edit ? "…" : said}</button>
         ))}
       </div>
       {error && <p class="failure" role="alert">{error}</p>}
-      {change ? <Moved {...change} keep={() => ((state.edits.value = [...state.edits.value, change.edit]), void submit())} /> : <p class="soft">The answer at position {answerPlace(made)} as it is, and without that. Lock a token to hide it.</p>}
+      {turned ? <><Alike before={made} after={turned.after} keep={() => ((state.edits.value = [...state.edits.value, turned.edit]), void submit())} /><code>{turned.edit}</code></> : !inWords ? <><p class="soft">The text's vector as it is, and without that. Lock a token to hide it.</p><Alike before={made} after={made} /></> : change ? <Moved {...change} keep={() => ((state.edits.value = [...state.edits.value, change.edit]), void submit())} /> : <p class="soft">The answer at position {answerPlace(made)} as it is, and without that. Lock a token to hide it.</p>}
     </section>
   );
 }

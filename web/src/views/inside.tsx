@@ -9,7 +9,7 @@ import { along, card, layers, logits, ops, run, sibling, useLoaded, values } fro
 import * as state from "../core/state";
 import { transport } from "../core/transport";
 import type { Attribution, Op, Run } from "../core/types";
-import { highest, wordsOf } from "../core/whatif";
+import { highest, isLabels, wordsOf } from "../core/whatif";
 import { chosenStack } from "../frame/Frame";
 import { actions } from "../frame/keys";
 import { extent, ends, Matrix, paint } from "../kernel/matrix";
@@ -43,7 +43,7 @@ function enter(item: Item, part: Part | null) {
 }
 
 const choices = signal<Record<string, number>>({});
-const text = (op: Op) => textOf(op.kind, op.params, op.id);
+const text = (op: Op) => (op.kind === "classify" && !isLabels(op) ? { ...textOf("generic"), title: "The text's vector" } : textOf(op.kind, op.params, op.id));
 const title = (op: Op) => text(op).title;
 
 /** Where a leading side stands: heads are the page's selection, other sides are this screen's own. */

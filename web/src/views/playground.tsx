@@ -3,15 +3,17 @@ import { batch, computed, effect, signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import { number, percent, size, visible } from "../core/format";
 import { luck } from "../core/luck";
-import { answerCell, card, headOf, logits, request, run, submit, tokens, useLoaded, values, vocabulary } from "../core/run";
+import { answerCell, card, headOf, logits, request, run, sibling, submit, tokens, useLoaded, values, vocabulary } from "../core/run";
 import { sample, type Chosen } from "../core/sampler";
 import { bytes } from "../core/safetensors";
 import * as state from "../core/state";
 import { transport } from "../core/transport";
-import type { Beam, Generated, Settings } from "../core/types";
+import { isLabels, vectorOf } from "../core/whatif";
+import type { Beam, Generated, Run, Settings } from "../core/types";
 import { actions } from "../frame/keys";
 import { Num } from "../kernel/Num";
 import { css, ink, sequential } from "../kernel/palette";
+import { Alike } from "./alike";
 import { open } from "./cell";
 
 const real = (text: string) => (text !== "" && Number.isFinite(Number(text)) ? Number(text) : null);
@@ -199,10 +201,11 @@ export function Playground() {
         {abilities?.generate && <Output chosen={chosen} words={words.data} place={place} />}
         {abilities?.fill && <Fill place={place} words={words.data} />}
         {abilities?.pool && <Labels />}
+        {headless && vectorOf(made) && <Vector made={made} />}
         {!headless && !abilities?.fill && <Stages chosen={chosen} u={u} words={words.data} />}
         {abilities?.generate && <Branches />}
       </div>
-      {headless ? <p class="note">This model has no head over tokens: it gives a vector.</p> : <Next chosen={chosen} place={place} words={words.data} error={row.error} loading={row.loading} />}
+      {headless ? <p class="note">This model has no head over tokens: it gives a vector. Attention switches heads off and hides tokens, and shows how far the vector turns.</p> : <Next chosen={chosen} place={place} words={words.data} error={row.error} loading={row.loading} />}
     </div>
   );
 }
@@ -524,8 +527,20 @@ function Fill({ place, words }: { place: number; words: readonly Uint8Array[] | 
   );
 }
 
+/** The text's vector beside a second text's, and beside what it was without the edits. */
+function Vector({ made }: { made: Run }) {
+  const plain = useLoaded(async () => ({ of: made.run, run: state.edits.value.length ? await sibling([]) : made }), [made.run]);
+  if (plain.error) return <p class="failure" role="alert">{plain.error}</p>;
+  return (
+    <section class="card" aria-label="the text's vector">
+      <h2>The text's vector <span class="soft">{vectorOf(made)!.shape.at(-1)} numbers</span></h2>
+      {plain.data?.of === made.run && <Alike before={plain.data.run} after={made} />}
+    </section>
+  );
+}
+
 function Labels() {
-  const made = run.value!, op = made.plan.find((one) => one.kind === "classify");
+  const made = run.value!, op = made.plan.find(isLabels);
   const loaded = useLoaded(() => (op ? values(made.run, op.id) : null), [made.run, op?.id]);
   if (!op || !loaded.data) return null;
   const scores = Array.from(loaded.data.data), most = Math.max(...scores.map(Math.abs), 1e-9);

@@ -1,1 +1,0 @@
-import{a,b,c}from"./chunk-I76F5F7C.js";import"./chunk-7Y3JWLRW.js";import"./chunk-GXIBCCJR.js";import"./chunk-SD7XATIC.js";import"./chunk-IXBIJUVQ.js";import"./chunk-WPLLUPNA.js";import"./chunk-IOZCSJ7E.js";export{c as Heads,b as Train,a as joined};

@@ -40,6 +40,8 @@ TOPICS = {
     "learn": {"hostile"},
     "kernels": {"bounds"},
     "browser": {
+        "tour",
+        "vectors",
         "faults",
         "find",
         "flow",

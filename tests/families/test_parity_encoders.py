@@ -118,9 +118,6 @@ def test_bert_both_ways(name, tmp_path):
     kind, changes = TABLES["bert"][name]
     head = kind.replace("NextSentencePrediction", "SequenceClassification")
     head = head.replace("MultipleChoice", "SequenceClassification")  # the score of each choice
-    head = head.replace("Camembert", "Roberta").replace(
-        "XLM", ""
-    )  # whose config and names they have
     saved = "" if head == kind else head
     # the untied bias that transformers writes twice and reads once is written once
     untied = not changes.get("tie_word_embeddings", True)

@@ -67,6 +67,26 @@ def test_product_is_the_linear_layer(dtype, rows, bias):
         assert fast(x[:0]).shape == (0, *x.shape[1:-1], 80)
 
 
+def test_a_row_in_fp16_has_its_bits_alone_and_beside_others():
+    torch.manual_seed(0)
+    model = decoder().half()
+    assert not prepack(model).packed  # PyTorch's copies are of fp32 and bf16
+    view = prepack(model, exact=True)
+    assert view.complete
+    wide = 2 * sum(weight.nbytes for packed in view.packed for weight in packed.group.weights)
+    assert wide == sum(packed.group.nbytes for packed in view.packed)
+    layers = [layer for layer in view.model.modules() if isinstance(layer, PrepackedLinear)]
+    alone = [layer for layer in layers if len(layer.packed.rows) == 1]
+    assert alone
+    for layer in alone:
+        x = torch.randn(67, layer.weight.shape[1]).half()
+        with torch.no_grad():
+            y, bias = layer(x), 0 if layer.bias is None else layer.bias.float()
+            assert torch.equal(y, torch.cat([layer(row[None]) for row in x]))
+        expected = x.float() @ layer.weight.detach().float().T + bias
+        assert_close(y.float(), expected, atol=1e-3, rtol=1e-3)
+
+
 def same(a, b, *inputs):
     with torch.no_grad():
         assert_close(a(*inputs).logits, b(*inputs).logits, atol=1e-5, rtol=1e-5)

@@ -318,8 +318,7 @@ def test_a_large_form_ends_alone_or_is_kept(kind, source, fails):
     from glassformer.serve.engine import Engine, Request
     from glassformer.serve.page.models import shipped
 
-    # in fp16, a processor with products of fp16 rounds them by the batch (docs/serve.md)
-    model, tokenizer = load(shipped(), dtype="float32")
+    model, tokenizer = load(shipped())
     assert tokenizer is not None
     make = grammars.guide_factory(tokenizer, model.config.embed.vocab, kind, source)
     request = Request(tokenizer.encode("Romeo"), max_new=40, seed=2)

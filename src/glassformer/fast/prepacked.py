@@ -55,8 +55,8 @@ class PackedGroup:
 
     @property
     def nbytes(self) -> int:
-        """The size of the matrices, and of their copy."""
-        return sum(weight.nbytes for weight in self.weights)
+        """The size of the copy of the matrices; that of fp16 is in fp32."""
+        return sum(weight.nbytes << (weight.dtype == torch.float16) for weight in self.weights)
 
     def state(self) -> State:
         """Address and version counter of each tensor; some fused optimizers do not count."""
@@ -197,7 +197,10 @@ def prepack(model: M, room: int | None = None, exact: bool = False) -> View[M]:
     the sum of their bits.
     """
     with _lock:
-        cached, groups = _copies.setdefault(model, {}).setdefault(exact, {}), dict(packable(model))
+        cached, groups = (
+            _copies.setdefault(model, {}).setdefault(exact, {}),
+            dict(packable(model, exact)),
+        )
         for paths, packed in list(cached.items()):
             group = groups.get(paths)
             if group is not None and (packed.state, packed.checksum) == (
@@ -228,9 +231,13 @@ def unpack(model: nn.Module) -> None:
 on_training(unpack)
 
 
-def packable(model: nn.Module) -> Iterator[tuple[Paths, PackedGroup]]:
+def packable(model: nn.Module, exact: bool = False) -> Iterator[tuple[Paths, PackedGroup]]:
     """The layers that multiply, on a processor whose kernels gain by copies; joined ones
-    together."""
+    together.
+
+    Those in fp16 are there for ``exact`` copies alone: PyTorch's products of fp16 round a row by
+    the batch it is in, where the processor multiplies fp16 itself.
+    """
     if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     # in shards: a copy would hold all of it
@@ -241,6 +248,8 @@ def packable(model: nn.Module) -> Iterator[tuple[Paths, PackedGroup]]:
         if torch.ops.mkldnn._is_mkldnn_bf16_supported()
         else {torch.float32}
     )
+    if exact:
+        kinds.add(torch.float16)
     modules = {module: path for path, module in model.named_modules()}
     joined = [
         tuple(getattr(module, name) for name in getattr(module, "fused_projections", ()))

@@ -90,9 +90,10 @@ def test_lab_sheets_and_their_solutions(tmp_path, terminal):
     assert "Alan Turing" in sheets and sheets != (tmp_path / "solutions.html").read_text()
     terminal(words)
     assert sheets == (tmp_path / "sheets.html").read_text()
-    (tmp_path / "names.txt").write_text("\n")
-    terminal(words, code=2)
-    assert "names no student" in terminal.notes
+    for text, problem in (("\n", "names.txt is empty"), (" \n\n", "names no student")):
+        (tmp_path / "names.txt").write_text(text)
+        terminal(words, code=2)
+        assert problem in terminal.notes
 
 
 def test_grades_are_of_a_class(tmp_path, terminal):

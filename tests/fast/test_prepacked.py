@@ -18,13 +18,8 @@ from glassformer import generate
 from glassformer.core.nn import build_model
 from glassformer.core.nn.layers import Linear, fused_linear
 from glassformer.core.nn.replace import replace_modules
-from glassformer.fast.prepacked import (
-    PrepackedLinear,
-    PrepackedProjection,
-    packable,
-    prepack,
-    unpack,
-)
+from glassformer.fast.packed_layers import PrepackedLinear, PrepackedProjection
+from glassformer.fast.prepacked import packable, prepack, unpack
 from glassformer.formats import lora
 from tiny import ALL, DECODERS, VOCAB
 

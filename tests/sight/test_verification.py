@@ -19,7 +19,7 @@ from glassformer.core.errors import UserError
 from glassformer.core.nn import attention, cache, hooks, layers
 from glassformer.core.nn.cross_attention import CrossAttention
 from glassformer.core.nn.engines import ENGINES
-from glassformer.fast import prepacked
+from glassformer.fast import packed_layers
 from glassformer.fast.quantized import QuantizedLayout, quantize_weights
 from glassformer.formats import lora, store
 from glassformer.sight import counterparts, layouts, probes
@@ -85,7 +85,7 @@ def test_the_continuation_is_the_plain_pass_own_and_greedy():
 # ------------------------------------------------------------------------------------------ planted
 # faults
 
-ATTENTION, PACKED = attention.Attention, prepacked.PackedWeight
+ATTENTION, PACKED = attention.Attention, packed_layers.PackedWeight
 
 
 def forgetful(self: Any, k: Any, v: Any, was: Any = cache.KV.extend) -> Any:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from .common import CommandOutput, count_noun, tables
-from .options import Separator, file_or_input
-from .sources import find_corpus
+from .options import Separator
+from .sources import file_or_input, find_corpus
 
 EXAMPLES = ("glassformer data", "glassformer data python-docs")
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .common import CommandOutput, count_noun, progress_counter
-from .options import Edits, ModelOptions, Prompts, Texts
+from .options import Edits, ModelOptions, Texts
 from .signature import Count
+from .sources import Prompts
 
 EXAMPLES = (
     'glassformer embed out/encoder "a cat" "a dog" "a train"',

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 from ..core.errors import need, note
 from . import common
 from .common import CommandOutput, count_noun, progress_counter, tables
-from .options import Columns, Edits, ModelOptions, Separator, file_or_input
+from .options import Columns, Edits, ModelOptions, Separator
 from .signature import Count, Whole
-from .sources import find_corpus, read_examples
+from .sources import file_or_input, find_corpus, read_examples
 
 EXAMPLES = (
     "glassformer eval out/mine --data held-out.txt",

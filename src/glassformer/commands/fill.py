@@ -7,8 +7,9 @@ from typing import Literal
 
 from ..core.errors import need
 from .common import CommandOutput
-from .options import ModelOptions, Prompts, Texts
+from .options import ModelOptions, Texts
 from .signature import Count
+from .sources import Prompts
 
 EXAMPLES = ('glassformer fill out/encoder "The capital of France is ___."',)
 

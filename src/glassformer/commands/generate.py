@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import mute, need, note
 from ..sight.labels import display_texts, pieces
 from .common import count_noun, new_file, print_json, progress_counter
-from .options import Edits, ModelOptions, Texts, read_prompts
+from .options import Edits, ModelOptions, Texts
 from .signature import Count, Whole, Words
+from .sources import read_prompts
 
 if TYPE_CHECKING:
     from ..core.generation.session import Reader

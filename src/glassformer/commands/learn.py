@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.errors import UserError, need, note
 from .common import CommandOutput, count_noun, progress_counter, tables
-from .options import read_file
+from .sources import read_prompts
 
 EXAMPLES = (
     "glassformer learn",
@@ -266,8 +266,8 @@ def sheets(
     from ..core import files
     from ..learn.sheets import PROBLEMS, print_sheets
 
-    lines = read_file(str(students)).splitlines()
-    names = list(dict.fromkeys(name for line in lines if (name := line.strip())))
+    lines = map(str.strip, read_prompts(str(students)))
+    names = list(dict.fromkeys(filter(None, lines)))
     need(bool(names), f"{students} names no student; write a name on each line.")
     requested = [name for part in problems.split(",") if (name := part.strip())] or list(PROBLEMS)
     paths = {

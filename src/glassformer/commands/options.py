@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..core import files
 from ..core.errors import UserError, need, note
 from .signature import Words
 
@@ -151,45 +149,6 @@ def read_texts(texts: Sequence[str]) -> list[str]:
     return [read_text(text) for text in texts]
 
 
-def read_prompts(source: str) -> list[str]:
-    """Returns the texts of a file, or of standard input for ``-``."""
-    name, content = (
-        ("Standard input", standard_input()) if source == "-" else (source, read_file(source))
-    )
-    lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n")]
-    need(lines != [""], f"{name} is empty; give a text a line.")
-    if source.endswith((".jsonl", ".ndjson")) or lines[0].startswith('{"'):
-        lines = [
-            _text_from_json(line, f"{name}, line {n}")
-            for n, line in enumerate(lines, 1)
-            if line.strip()
-        ]
-    return lines
-
-
-def read_file(name: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        hint = files.nearest_path(Path(name))
-        raise UserError(
-            f"{name} cannot be read ({error.strerror}); check the path.{hint}"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name} is not UTF-8 text (byte {error.start}); convert it.") from None
-
-
-def _text_from_json(line: str, place: str) -> str:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        raise UserError(f"{place} is not valid JSON; fix that line.") from None
-    text = value.get("text", value.get("prompt")) if isinstance(value, dict) else value
-    if not isinstance(text, str):
-        raise UserError(f'{place} has no "text" or "prompt"; give {{"text": "..."}}.')
-    return text
-
-
 def standard_input() -> str:
     """Reads all of standard input; UserError where it is not text."""
     need(sys.stdin is not None, "There is no standard input; give a text or a file.")
@@ -207,22 +166,6 @@ def standard_input() -> str:
     return text
 
 
-def file_or_input(name: str) -> str:
-    """A file's name; for ``-`` that of one that holds standard input for as long as the program
-    runs."""
-    if name != "-":
-        return name
-    import atexit
-    import shutil
-    import tempfile
-
-    text, folder = standard_input(), Path(tempfile.mkdtemp(prefix="glassformer-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / ("standard-input.jsonl" if text.startswith("{") else "standard-input.txt")
-    path.write_text(text, encoding="utf-8")
-    return str(path)
-
-
 def parse_columns(text: str) -> dict[str, str]:
     """Parses ``--columns``, ``text=0,label=1``, into a dictionary."""
     pairs = [field.partition("=") for field in text.split(",") if text]
@@ -238,7 +181,6 @@ def unescape(text: str) -> str:
 
 Text = Annotated[str, read_text]
 Texts = Annotated[Words, read_texts]
-Prompts = Annotated[tuple[str, ...], read_prompts]
 Edits = Annotated[Sequence[Any], parse_edits]
 Separator = Annotated[str, unescape]
 Columns = Annotated[dict[str, str], parse_columns]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UserError, need, note
 from .common import CommandOutput, tables
-from .options import read_file, standard_input
+from .options import standard_input
 from .signature import Words
+from .sources import read_file
 from .vocabularies import sizes, train
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from ..core.errors import UserError, need, note
 from ..sight.labels import pieces
 from .common import CommandOutput, progress_counter
-from .options import Edits, ModelOptions, Prompts, Texts
+from .options import Edits, ModelOptions, Texts
 from .signature import Count
+from .sources import Prompts
 
 if TYPE_CHECKING:
     from ..core.tokenizer.tokenizer import Tokenizer

@@ -11,8 +11,9 @@ from typing import Any
 from ..core.errors import UserError, need, note
 from . import common
 from .common import CommandOutput, count_noun, tables
-from .options import Columns, ModelOptions, Separator, file_or_input
+from .options import Columns, ModelOptions, Separator
 from .signature import Words
+from .sources import file_or_input
 
 EXAMPLES = (
     "glassformer words train corpus.txt --out vectors.bin",

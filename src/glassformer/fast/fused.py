@@ -34,8 +34,8 @@ from . import kernels
 from .kernels import stack as c
 from .kernels.library import has
 from .kernels.products import FLOATS
+from .packed_layers import PrepackedLinear
 from .paged import PagedCache
-from .prepacked import PrepackedLinear
 from .quantized import QuantizedWeight
 
 M = TypeVar("M", bound=nn.Module)

@@ -238,4 +238,4 @@ def test_a_model_whose_steps_follow_the_text_is_saved_as_numbers(name, opened, t
     tab = opened(
         Trace(model, None, ids, ids if cfg.has_source else None).save(tmp_path / "it.html")
     )
-    assert tab.locator("button.primary").first.is_disabled()
+    assert tab.get_by_role("button", name="Run ⏎", exact=True).is_disabled()

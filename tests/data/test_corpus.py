@@ -19,6 +19,7 @@ from glassformer.core.config.objective import Contrast
 from glassformer.formats.data import corpus, tokenising
 from glassformer.formats.data.corpus import PIECE, Source
 from glassformer.formats.data.registry import find
+from glassformer.formats.data.splits import split_corpus, spread_corpus
 from glassformer.formats.data.tokenising import tokenise
 from glassformer.formats.tokenizer_forms import from_json
 from glassformer.tasks import records
@@ -249,21 +250,23 @@ def test_progress_reaches_the_end(tmp_path):
 def test_split_of_one_document_is_nanogpts(tmp_path):
     text = "aüb漢c\n" * 50_000
     shards = shards_of(find(write(tmp_path / "a.txt", text)), tmp_path, Bytes(eos=None))
-    train, valid = shards.split(0.1)
+    train, valid = split_corpus(shards, 0.1)
     data = text.encode()
     assert len(train) == int(len(data) * 0.9)
     assert bytes(train.tokens.tolist()) + bytes(valid.tokens.tolist()) == data
     assert train.bytes + valid.bytes == len(data)
     assert 0 <= train.bytes - len(train) < 3  # a character cut in two is counted where it begins
-    again, remaining = valid.split(0.5)
+    again, remaining = split_corpus(valid, 0.5)
     assert again.bytes + remaining.bytes == valid.bytes
     assert again.starts.tolist() == [0, len(again)]
-    opened, _ = shards_of(
-        find(write(tmp_path / "c.txt", "a" * 999)), tmp_path, Bytes(bos=257, eos=None)
-    ).split(0.1)
+    source = find(write(tmp_path / "c.txt", "a" * 999))
+    opened, _ = split_corpus(shards_of(source, tmp_path, Bytes(bos=257, eos=None)), 0.1)
     assert (len(opened), opened.bytes) == (900, 899)  # the bos is not a text
     short = shards_of(find(write(tmp_path / "b.txt", "0123456789")), tmp_path, Bytes(eos=None))
-    assert [len(side) for side in short.split(0.9)] == [1, 9]  # 1 - 0.9 is a little less than 0.1
+    assert [len(side) for side in split_corpus(short, 0.9)] == [
+        1,
+        9,
+    ]  # 1 - 0.9 is a little less than 0.1
 
 
 def test_split_inside_a_document_counts_bytes_by_its_tokens(tmp_path, shared_data):
@@ -272,7 +275,7 @@ def test_split_inside_a_document_counts_bytes_by_its_tokens(tmp_path, shared_dat
     shards = tokenise(
         find(shared_data / "tinyshakespeare" / "input.txt"), gpt2, cache=tmp_path / "cache"
     )
-    train, valid = shards.split(0.1)
+    train, valid = split_corpus(shards, 0.1)
     assert train.bytes == len(gpt2.decode(train.tokens.tolist()).encode())
     assert train.bytes + valid.bytes == shards.bytes == 1115394
 
@@ -280,7 +283,7 @@ def test_split_inside_a_document_counts_bytes_by_its_tokens(tmp_path, shared_dat
 def test_split_of_many_documents_is_at_a_border(tmp_path):
     texts = [f"document {number} " * (number % 7 + 1) for number in range(300)]
     shards = shards_of(find(jsonl(tmp_path / "a.jsonl", texts)), tmp_path)
-    train, valid = shards.split(0.1)
+    train, valid = split_corpus(shards, 0.1)
     assert train.documents + valid.documents == 300
     assert abs(len(valid) / len(shards) - 0.1) < 0.01
     assert valid.starts[0] == 0
@@ -292,14 +295,14 @@ def test_split_of_many_documents_is_at_a_border(tmp_path):
 
 def test_split_of_two_long_documents_goes_through_the_second(tmp_path):
     shards = shards_of(find(jsonl(tmp_path / "a.jsonl", ["a" * 500, "b" * 500])), tmp_path)
-    train, valid = shards.split(0.1)
+    train, valid = split_corpus(shards, 0.1)
     assert train.documents == 2
     assert (valid.documents, valid.bytes) == (1, 100)
     near = shards_of(find(jsonl(tmp_path / "b.jsonl", ["a" * 880, "b" * 120])), tmp_path)
     # the border before the place is the nearer one
-    assert [side.bytes for side in near.split(0.1)] == [880, 120]
+    assert [side.bytes for side in split_corpus(near, 0.1)] == [880, 120]
     with mistake("share"):
-        shards.split(1.5)
+        split_corpus(shards, 1.5)
 
 
 def test_a_spread_split_holds_out_some_of_every_kind(tmp_path):
@@ -307,19 +310,19 @@ def test_a_spread_split_holds_out_some_of_every_kind(tmp_path):
     once."""
     kinds = "".join(letter * 1000 for letter in "abcdefghij")
     shards = shards_of(find(write(tmp_path / "a.txt", kinds)), tmp_path)
-    pieces = shards.spread(0.1, 10)
+    pieces = spread_corpus(shards, 0.1, 10)
     remaining = b"".join(bytes(valid.tokens[:100].tolist()) for _, valid in pieces)
     assert remaining.decode() == "".join(letter * 100 for letter in "abcdefghij")
     joined = np.concatenate([np.asarray(side.tokens) for piece in pieces for side in piece])
     assert np.array_equal(joined, shards.tokens)
     assert sum(side.bytes for piece in pieces for side in piece) == len(kinds)
-    assert [len(side.tokens) for side in shards.spread(0.1, 1)[0]] == [
-        len(side.tokens) for side in shards.split(0.1)
+    assert [len(side.tokens) for side in spread_corpus(shards, 0.1, 1)[0]] == [
+        len(side.tokens) for side in split_corpus(shards, 0.1)
     ]
     shuffled = shards_of(
         find(jsonl(tmp_path / "a.jsonl", [f"document {n} " * 5 for n in range(300)])), tmp_path
     )
-    for train, valid in shuffled.spread(0.1, 10):
+    for train, valid in spread_corpus(shuffled, 0.1, 10):
         # whole documents
         assert valid.starts[0] == train.starts[0] == 0
         assert valid.bytes % 5 == train.bytes % 5 == 0

@@ -13,7 +13,7 @@ from glassformer import config as c
 from glassformer.core.nn import build_model
 from glassformer.core.tokenizer import train as train_tokenizer
 from glassformer.formats.data import find as find_corpus
-from glassformer.formats.data import tokenise
+from glassformer.formats.data import split_corpus, tokenise
 from glassformer.tasks.evaluation import score
 from mistakes import mistake
 
@@ -136,7 +136,7 @@ def test_without_an_opening_the_first_token_is_context(corpus):
 def test_a_split_document_begins_in_its_middle(tmp_path, byte):
     path = tmp_path / "one.txt"
     path.write_text("abcdefghij" * 20)
-    train, valid = tokenise(find_corpus(path), byte).split(0.25)
+    train, valid = split_corpus(tokenise(find_corpus(path), byte), 0.25)
     model = decoder(byte.size)
     ids = valid.tokens.tolist()
     # less the first and the closing token

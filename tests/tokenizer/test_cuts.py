@@ -9,7 +9,7 @@ import regex
 
 from glassformer.formats import byte_level
 from glassformer.formats.data import find as find_corpus
-from glassformer.formats.data import text_streams, tokenise
+from glassformer.formats.data import split_corpus, text_streams, tokenise
 from glassformer.formats.tokenizer_files import open as open_tokenizer
 
 
@@ -50,7 +50,7 @@ def test_pieces_have_the_ids_of_the_whole(shared_data, name, tmp_path):
     opening = [tokenizer.bos] if tokenizer.bos not in (None, tokenizer.eos) else []
     assert shards.tokens.tolist() == [*opening, *tokenizer.encode(full), tokenizer.eos]
     for share in (0.3, 0.6):
-        early, late = shards.split(share)
+        early, late = split_corpus(shards, share)
         assert early.bytes + late.bytes == shards.bytes == len(full.encode())
         decoded = tokenizer.decode(early.tokens.tolist())
         if tokenizer.decode(tokenizer.encode("a\nb")) == "a\nb":

@@ -17,6 +17,7 @@ from glassformer.core.training.loss import split
 from glassformer.core.training.shards import Shards
 from glassformer.core.training.validation import every_token_once
 from glassformer.formats.data.corpus import Source
+from glassformer.formats.data.splits import split_corpus
 from glassformer.formats.data.tokenising import TokenizedCorpus
 from glassformer.runs.prepared import Prepared
 from glassformer.scale.prefetch import next_pieces
@@ -201,7 +202,7 @@ def test_evaluation_counts_each_token_once_in_order(length, stride):
 
 
 def test_evaluation_of_a_split_counts_its_own_tokens():
-    _, valid = corpus([60] * 30).split(0.1)
+    _, valid = split_corpus(corpus([60] * 30), 0.1)
     total = sum(int((batch.targets != -1).sum()) for batch in every_token_once(valid, 4, 32))
     assert total == len(valid) - 1 == 179
 

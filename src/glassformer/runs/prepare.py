@@ -21,7 +21,7 @@ from ..core.training.batches import Batch, Batches
 from ..core.training.validation import every_token_once
 from ..formats import lora, resolve
 from ..formats.checkpoint import Checkpoint
-from ..formats.data import Shards, shards_under, tokenise
+from ..formats.data import Shards, shards_under, split_corpus, spread_corpus, tokenise
 from ..formats.data import find as find_corpus
 from ..scale.mesh import ALONE, Mesh
 from ..tasks.encoded import encode
@@ -172,9 +172,9 @@ def _running_text(plan: RunPlan, mesh: Mesh) -> RunData:
             # in pieces long enough for some rows each
             count = max(1, min(MAX_PIECES, len(shards) // (PIECE_ROWS * context)))
             pieces = (
-                [shards.split(data.valid)]
+                [split_corpus(shards, data.valid)]
                 if data.split == "end"
-                else shards.spread(data.valid, count)
+                else spread_corpus(shards, data.valid, count)
             )
             held_out += [valid_shards for _, valid_shards in pieces]
             size = sum(len(train_shards) for train_shards, _ in pieces)

@@ -9,13 +9,12 @@ shards.json  what the three must be; written with them in one rename
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..errors import UserError, need
+from ..errors import UserError
 from ..tokenizer.framing import document_start
 
 Array = np.ndarray[Any, Any]
@@ -76,49 +75,6 @@ class Shards:
         size: int = self.corpus.bytes_before(end) - self.corpus.bytes_before(self.first)
         return size
 
-    def split(self, valid: float = 0.1) -> tuple[Shards, Shards]:
-        """(train, valid): the last ``valid`` share of the tokens, as nanoGPT splits.
-
-        Parts at the document border next to that place, or inside a document when no border is
-        near. Raises UserError when one side would be empty.
-        """
-        need(
-            0 < valid < 1,
-            f"The validation share is {valid}; give one between 0 and 1, such as 0.1.",
-        )
-        # 0.9 of a length is not to lose a token to rounding
-        cut = int(len(self) * (1 - valid) + 1e-6)
-        cut = self._border(cut, 0.5 * min(valid, 1 - valid) * len(self))
-        need(
-            0 < cut < len(self),
-            f"{self.name} is too short to set {valid:.0%} of it aside; give more text.",
-        )
-        return self._stretch(0, cut), self._stretch(cut, len(self))
-
-    def spread(self, valid: float, count: int) -> list[tuple[Shards, Shards]]:
-        """``split`` of each of ``count`` stretches: what is held out is like all of the text.
-
-        A stretch begins at the document border next to its place, where one is near.
-        """
-        size = len(self) // count
-        cuts = [
-            0,
-            *(self._border(size * number, size // 4) for number in range(1, count)),
-            len(self),
-        ]
-        return [self._stretch(a, b).split(valid) for a, b in itertools.pairwise(cuts)]
-
-    def _border(self, place: int, near: float) -> int:
-        """The document border next to ``place`` if it is at most ``near`` away, else the place."""
-        at = int(np.searchsorted(self.borders, self.first + place))
-        close = [
-            0,
-            *(int(border) - self.first for border in self.borders[max(at - 1, 0) : at + 1]),
-            len(self),
-        ]
-        border = min(close, key=lambda start: abs(start - place))
-        return border if abs(border - place) <= near else place
-
     def check(self) -> None:
         """UserError where a file behind this was cut: reading it would end the process (SIGBUS)."""
         if any(mapped.size() < len(mapped) for mapped in self.corpus.maps):
@@ -127,5 +83,6 @@ class Shards:
                 "made anew."
             )
 
-    def _stretch(self, start: int, end: int) -> Shards:
+    def stretch(self, start: int, end: int) -> Shards:
+        """The tokens from ``start`` to before ``end``."""
         return Shards(self.tokens[start:end], self.first + start, self.corpus)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ...core.training.shards import Shards
     from .corpus import Source
     from .registry import corpora, find
+    from .splits import split_corpus, spread_corpus
     from .tokenising import shards_under, tokenise
 
 _HOME = {
@@ -18,8 +19,19 @@ _HOME = {
     "Source": ".corpus",
     "corpora": ".registry",
     "find": ".registry",
+    "split_corpus": ".splits",
+    "spread_corpus": ".splits",
     "tokenise": ".tokenising",
     "shards_under": ".tokenising",
 }
-__all__ = ["Shards", "Source", "corpora", "find", "shards_under", "tokenise"]
+__all__ = [
+    "Shards",
+    "Source",
+    "corpora",
+    "find",
+    "shards_under",
+    "split_corpus",
+    "spread_corpus",
+    "tokenise",
+]
 __getattr__, __dir__ = lazily(__name__, _HOME)

@@ -14,6 +14,7 @@ from ..core.config import serial
 from ..core.config.model import long_scalings
 from ..core.errors import UserError, nearest, need
 from . import sentences
+from .bart import BART, M2M_100, MBART, PEGASUS
 from .bert import BERT
 from .bloom import BLOOM
 from .cohere2 import COHERE2
@@ -36,6 +37,7 @@ from .llama import LLAMA
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
 from .mpt import MPT
+from .mt5 import MT5
 from .names import NameRule as NameRule
 from .names import Table as Table
 from .nanomoe import NANOMOE
@@ -88,7 +90,8 @@ DECODERS = (
     COHERE2,
 )
 ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT)
-RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, T5, VASWANI)}
+PAIRS = (T5, MT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
+RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
 
 
 def add(recipe: Recipe) -> None:
@@ -235,6 +238,8 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
         except UserError as error:
             hindrance = hindrance if nearness else str(error).rstrip(".")
             continue
+        if not getattr(model, "start", True):  # a file may state what the tokenizer says
+            back = replace(back, start=())
         differs = list(differences(serial.to_dict(plain(model)), serial.to_dict(plain(back))))
         if {path.rpartition(".")[2] for path, _, _ in differs} <= {"dropout"}:
             named = {"architectures": [recipe.architectures[0]], "model_type": recipe.model_type}

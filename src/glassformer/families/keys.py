@@ -116,6 +116,28 @@ def _at(node: Any, place: str) -> Any:
     return node
 
 
+def read_start(raw: ConfigReader, default: int | None) -> tuple[int, ...]:
+    """What a target begins with: ``default`` where the file does not say, () for the tokenizer's.
+
+    After it comes what transformers forces as the first token: a translation's language.
+    """
+    first = raw.table.get("decoder_start_token_id", default)
+    forced = raw.value("forced_bos_token_id", None)
+    for key, id in (("decoder_start_token_id", first), ("forced_bos_token_id", forced)):
+        fits = id is None or (type(id) is int and 0 <= id < raw.integer("vocab_size"))
+        raw.must(fits, key, "the id of a token")
+    raw.must(first is not None or forced is None, "forced_bos_token_id", "after a first token")
+    return () if first is None else (first,) if forced is None else (first, forced)
+
+
+def write_start(model: Any) -> dict[str, Any]:
+    """Words of a config.json for what a target begins with."""
+    first, *forced = model.start or (None,)
+    if len(forced) > 1:
+        raise UserError(f"A published layout begins a target with two tokens, not {model.start}.")
+    return {"decoder_start_token_id": first, **{"forced_bos_token_id": id for id in forced}}
+
+
 # ---------------------------------------------------------------- what means the same is written
 # equally
 

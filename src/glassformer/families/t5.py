@@ -34,7 +34,9 @@ from .keys import (
     MOST_TOKENS,
     Key,
     read_keys,
+    read_start,
     write_keys,
+    write_start,
 )
 from .names import NameRule, Table
 from .recipe import ConfigReader, Recipe
@@ -115,12 +117,6 @@ def read_config(raw: ConfigReader) -> Model:
     Whether the head is tied is read from the weights where they are known: transformers 5 writes
     ``tie_word_embeddings`` true whatever the model, and keeps the scaling under a word of its own.
     """
-    start, pad = raw.value("decoder_start_token_id", None), raw.value("pad_token_id", 0)
-    raw.must(
-        start in (None, pad, raw.value("bos_token_id", pad)),
-        "decoder_start_token_id",
-        "the id of pad or bos",
-    )
     gated, act = raw.choice("feed_forward_proj", PROJECTIONS, "relu")
     mlp = (GatedMLP if gated else MLP)(1, act)
     model = read_keys(raw, build(64, 1, Attention(1, head_dim=64, scale=1.0), mlp, Head()), KEYS)
@@ -134,8 +130,9 @@ def read_config(raw: ConfigReader) -> Model:
     head = Head(
         tied=tied, scale=model.dim**-0.5 if raw.flag("scale_decoder_outputs", stated) else 1.0
     )
-    model = replace(model, decoder=replace(stacks(model)["decoder"], depth=depth), head=head)
-    return alone(model) if raw.architecture(WHOLE) == ENCODER else model
+    decoder = replace(stacks(model)["decoder"], depth=depth)
+    model = replace(model, decoder=decoder, head=head, start=read_start(raw, None))
+    return alone(model) if raw.architecture(WHOLE).endswith(ENCODER) else model
 
 
 def write_config(model: Model) -> dict[str, Any]:
@@ -158,6 +155,7 @@ def write_config(model: Model) -> dict[str, Any]:
         "eos_token_id": 1,
         "decoder_start_token_id": 0,
     }
+    raw |= write_start(model) if getattr(model, "start", ()) else {}
     if model.head is None:
         return raw
     return {

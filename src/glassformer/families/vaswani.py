@@ -30,7 +30,9 @@ from .keys import (
     MOST_TOKENS,
     Key,
     read_keys,
+    read_start,
     write_keys,
+    write_start,
 )
 from .names import NameRule, Table, rules
 from .recipe import ConfigReader, Recipe
@@ -48,25 +50,12 @@ def vaswani(
     return EncoderDecoder(dim, 1024, Embed(vocab, scale=dim**0.5), encoder, decoder, Head(), init)
 
 
-KEYS = (
-    Key.only("share_encoder_decoder_embeddings", True, "both sides share one table here"),
-    Key.only("tie_word_embeddings", True, "the head shares that table too"),
-    Key.only("normalize_before", False, "norms come after here"),
-    Key.only("normalize_embedding", False, "embeddings are not normed here"),
-    Key.only("add_final_layer_norm", False, "the stacks end without a norm here"),
-    Key.only("static_position_embeddings", True, "positions are sines here"),
+BOTH_SIDES = (
     Key.integer("d_model", "dim"),
     Key.integer("vocab_size", "embed.vocab", most=MOST_TOKENS),
     Key.integer("max_position_embeddings", "context", 1024, most=MOST_POSITIONS),
-    Key(
-        "scale_embedding",
-        "embed.scale",
-        lambda raw: raw.integer("d_model") ** 0.5 if raw.flag("scale_embedding", False) else 1.0,
-        lambda scale: scale != 1.0,
-    ),
     Key.number("dropout attention_dropout", "encoder.dropout decoder.dropout", 0.1, most=0.99),
     Key.std("init_std"),
-    Key.flag("head_bias", "head.bias", True),  # a word of our own
     Key.integer("encoder_layers", "encoder.depth", 12, most=MOST_BLOCKS),
     Key.integer("decoder_layers", "decoder.depth", 12, most=MOST_BLOCKS),
     Key.integer("encoder_attention_heads", "encoder.pattern.attention.heads", 16, most=MOST_HEADS),
@@ -78,32 +67,56 @@ KEYS = (
     ),
     Key.integer("encoder_ffn_dim", "encoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
     Key.integer("decoder_ffn_dim", "decoder.pattern.feedforward.hidden", 4096, most=MOST_HIDDEN),
-    Key.activation(
-        "activation_function",
-        "encoder.pattern.feedforward.act decoder.pattern.feedforward.act",
-        "gelu",
-    ),
+)
+
+
+def scale_key(default: bool) -> Key:
+    """Whether embeddings are multiplied by sqrt(dim); ``default`` where the file says nothing."""
+
+    def read(raw: ConfigReader) -> float:
+        dim: float = raw.integer("d_model")
+        return dim**0.5 if raw.flag("scale_embedding", default) else 1.0
+
+    return Key("scale_embedding", "embed.scale", read, lambda scale: scale != 1.0)
+
+
+def act_key(default: str) -> Key:
+    """The activation of both sides; ``default`` where the file says nothing."""
+    places = "encoder.pattern.feedforward.act decoder.pattern.feedforward.act"
+    return Key.activation("activation_function", places, default)
+
+
+KEYS = (
+    Key.only("share_encoder_decoder_embeddings", True, "both sides share one table here"),
+    Key.only("tie_word_embeddings", True, "the head shares that table too"),
+    Key.only("normalize_before", False, "norms come after here"),
+    Key.only("normalize_embedding", False, "embeddings are not normed here"),
+    Key.only("add_final_layer_norm", False, "the stacks end without a norm here"),
+    Key.only("static_position_embeddings", True, "positions are sines here"),
+    *BOTH_SIDES,
+    scale_key(False),
+    act_key("gelu"),
+    Key.flag("head_bias", "head.bias", True),  # a word of our own
 )
 
 
 def read_config(raw: ConfigReader) -> Model:
     """A Marian config.json as our config; ``dropout`` is the stacks' one dropout."""
-    start, pad = raw.value("decoder_start_token_id", None), raw.value("pad_token_id", None)
-    valid = pad is None or start in (None, pad, raw.value("bos_token_id", pad))
-    raw.must(valid, "decoder_start_token_id", "the id of pad or bos")
     raw.only(
         "decoder_vocab_size",
         raw.integer("vocab_size", most=MOST_TOKENS),
         "both sides share one vocabulary here",
     )
     sines = {f"{side}.position.halves": True for side in ("encoder", "decoder")}
-    return read_keys(raw, serial.change(vaswani(64, 1, 1, 1, 1, 0.1), sines), KEYS)
+    model = read_keys(raw, serial.change(vaswani(64, 1, 1, 1, 1, 0.1), sines), KEYS)
+    return replace(model, start=read_start(raw, None))
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Marian config.json, as far as that can say it."""
     raw = {
         **write_keys(model, KEYS),
+        **write_start(model),
         "tie_word_embeddings": True,
         "share_encoder_decoder_embeddings": True,
     }
@@ -126,8 +139,27 @@ def _rules(stack: str) -> tuple[NameRule, ...]:
     )
 
 
+SIDES = ("encoder", "decoder")
 _SHARED = "model.shared.weight"
 _TWINS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+
+
+def pair_table(*layers: NameRule, sines: bool = True, prefix: str = "") -> Table:
+    """The names of Marian's weights and those of its kin, ``layers`` what the family has besides."""
+    return Table(
+        (
+            NameRule(_SHARED, "embed.token.weight"),
+            *_rules("encoder"),
+            *_rules("decoder"),
+            *layers,
+            NameRule("final_logits_bias", "head.proj.bias", unsqueeze=True),
+        ),
+        ignore=tuple(f"model.{side}.embed_positions.weight" for side in SIDES) if sines else (),
+        copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
+        prefix=prefix,
+        renamed=tuple((name, _SHARED) for name in _TWINS),
+    )
+
 
 VASWANI = Recipe(
     name="vaswani",
@@ -144,17 +176,6 @@ VASWANI = Recipe(
     tokenizer="train your own, one for both languages",
     read_config=read_config,
     write_config=write_config,
-    weights=Table(
-        (
-            NameRule(_SHARED, "embed.token.weight"),
-            *_rules("encoder"),
-            *_rules("decoder"),
-            NameRule("final_logits_bias", "head.proj.bias", unsqueeze=True),
-        ),
-        # the sines
-        ignore=("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"),
-        copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
-        renamed=tuple((name, _SHARED) for name in _TWINS),
-    ),
+    weights=pair_table(),
     layout=layout,
 )

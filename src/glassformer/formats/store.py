@@ -226,7 +226,7 @@ def _published(
     ids: dict[str, Any] = _token_ids(tokenizer, spell_out=True)
     # as generation begins
     if model.config.has_source and tokenizer is not None:
-        ids["decoder_start_token_id"] = target_start(tokenizer)
+        ids["decoder_start_token_id"] = next(iter(target_start(tokenizer, model.config)), None)
     ids = {name: id for name, id in ids.items() if name not in recipe.fixed}
     raw = {**raw, **ids} if tokenizer is not None else {**ids, **raw}
     raw["torch_dtype"] = str(next(iter(state.values())).dtype).removeprefix("torch.")

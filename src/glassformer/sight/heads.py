@@ -213,8 +213,9 @@ def _attentions(
             "pattern.",
         )
         shared = not two or getattr(module.config, "source_embed", None) is None
-        opening_token = target_start if two else document_start
-        opening = None if tokenizer is None else opening_token(tokenizer)
+        opening = None if two or tokenizer is None else document_start(tokenizer)
+        if two and tokenizer is not None:
+            opening = next(iter(target_start(tokenizer, module.config)), None)
     texts, sources = _texts(min(tables), opening, length, generator)
     device = next(module.parameters()).device
     runs = [

@@ -373,8 +373,8 @@ def text_frame(
     first: int | None
     last: int | None = None
     if second:
-        first = target_start(tokenizer)
-    elif cfg.has_source:
+        return tokenizer, target_start(tokenizer, cfg), []
+    if cfg.has_source:
         tokenizer = tokenizer.for_source
         first = None
         last = tokenizer.eos

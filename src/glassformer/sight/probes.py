@@ -58,7 +58,7 @@ def draw(
     def rows(
         vocab: int, lengths: list[int], tokenizer_of_side: Tokenizer | None, second: bool
     ) -> list[Tensor]:
-        written = _written(tokenizer_of_side, vocab, lengths, second)
+        written = _written(tokenizer_of_side, vocab, lengths, cfg if second else None)
         drawn = [torch.randint(0, vocab, (length,), generator=draws) for length in lengths]
         return [row.to(device) for row in written or drawn]
 
@@ -75,13 +75,14 @@ def draw(
 
 
 def _written(
-    tokenizer: Tokenizer | None, vocab: int, lengths: list[int], second: bool
+    tokenizer: Tokenizer | None, vocab: int, lengths: list[int], pair: config.Model | None
 ) -> list[Tensor] | None:
     """TEXTS in tokens, repeated and cut to these lengths; None where the tokenizer cannot write
     them."""
     if tokenizer is None:
         return None
-    opening = target_start(tokenizer) if second else document_start(tokenizer)
+    bos = document_start(tokenizer)
+    opening = target_start(tokenizer, pair) if pair else [] if bos is None else [bos]
     rows = []
     for text, length in zip(TEXTS, lengths, strict=True):
         try:
@@ -90,7 +91,7 @@ def _written(
             return None
         if not ids or max(ids) >= vocab:
             return None
-        ids_of_row = ([] if opening is None else [opening]) + ids * (1 + length // len(ids))
+        ids_of_row = opening + ids * (1 + length // len(ids))
         rows.append(torch.tensor(ids_of_row[:length]))
     return rows
 

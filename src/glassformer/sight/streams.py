@@ -143,7 +143,7 @@ def pairs(
     device = next(model.parameters()).device
     reads = tokenizer.for_source
     for source, target in texts:
-        opened = [decoder_start(tokenizer), *tokenizer.encode(target)][:limit]
+        opened = [*decoder_start(tokenizer, model.config), *tokenizer.encode(target)][:limit]
         source_ids = framed_source(reads, reads.encode(source)[: limit - 1])
         yield torch.tensor([opened], device=device), torch.tensor([source_ids], device=device)
 

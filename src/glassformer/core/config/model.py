@@ -22,7 +22,7 @@ from .pool import Pool, TokenHead
 from .position import NoPosition, Position, Rotary
 from .recurrence import Recurrent
 from .scaling import LongRopeScaling
-from .serial import PositiveFloat, PositiveInt, Share, frozen
+from .serial import NonNegativeInt, PositiveFloat, PositiveInt, Share, frozen
 from .shapes import Shapes, indexed, join, linear, shapes_of
 
 MOST_HEADS = 1 << 14  # far beyond what anybody trains; more would only hang
@@ -246,6 +246,8 @@ class EncoderDecoder:
     pool: Pool | None = None  # one vector for a whole sequence
     # the source's own vocabulary and embeddings; none: both sides' are one
     source_embed: Embed | None = None
+    # tokens that a target begins with (BART: </s> <s>); none: the tokenizer's bos or pad
+    start: tuple[NonNegativeInt, ...] = ()
     main_body = "decoder"
     has_source = True
 
@@ -254,6 +256,8 @@ class EncoderDecoder:
         need(
             self.decoder.causal, "An EncoderDecoder's decoder is causal; set decoder.causal = true."
         )
+        known = all(id < self.embed.vocab for id in self.start) and len(self.start) <= self.context
+        need(known, f"EncoderDecoder.start is {list(self.start)}; give ids of the vocabulary.")
 
 
 Model: TypeAlias = Decoder | Encoder | EncoderDecoder

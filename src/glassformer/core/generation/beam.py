@@ -74,13 +74,14 @@ class BeamState:
     max_tokens: int
     eos_ids: frozenset[int]
     length_penalty: float
+    forced: int = 0  # tokens of a target's start that count as written: all but the first
     hypotheses: list[Hypothesis] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.beams = [Beam(0.0), *[Beam()] * (self.width - 1)]
 
     def add(self, beam: Beam, finish: Finish) -> None:
-        score = sum(beam.logprobs) / len(beam.tokens) ** self.length_penalty
+        score = sum(beam.logprobs) / (self.forced + len(beam.tokens)) ** self.length_penalty
         self.hypotheses.append(Hypothesis(beam.tokens, beam.logprobs, score, finish))
 
     def grow(self, candidates: Sequence[Candidate]) -> list[int]:
@@ -161,7 +162,8 @@ def beam(
     )
     eos_ids = end_tokens(eos, tokenizer)
     rooms = [min(max_new, model.config.context - len(ids) + 1) for ids in starts]
-    states = [BeamState(beams, room, eos_ids, length_penalty) for room in rooms]
+    forced = len(starts[0]) - 1 if sources else 0
+    states = [BeamState(beams, room, eos_ids, length_penalty, forced) for room in rooms]
     tape, rows, sources = edited(edits, model, starts, sources, tokenizer)
     vocab_size = None if tokenizer is None else tokenizer.size
     session = Session(model, tape, search=True)

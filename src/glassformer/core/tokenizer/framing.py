@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..config import Model
 from ..errors import UserError
 from .tokenizer import Tokenizer
 
@@ -24,15 +25,16 @@ def text_start(tokenizer: Tokenizer) -> int | None:
     return tokenizer.eos if tokenizer.bos is None else tokenizer.bos
 
 
-def target_start(tokenizer: Tokenizer) -> int | None:
-    """The token from which a decoder beside an encoder begins: ``bos``, or ``pad`` (T5)."""
-    return tokenizer.pad if tokenizer.bos is None else tokenizer.bos
+def target_start(tokenizer: Tokenizer, model: Model | None = None) -> list[int]:
+    """What a decoder beside an encoder begins with: the config's ``start``, else bos or pad (T5)."""
+    first = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
+    return [*getattr(model, "start", ())] or ([] if first is None else [first])
 
 
-def decoder_start(tokenizer: Tokenizer) -> int:
+def decoder_start(tokenizer: Tokenizer, model: Model | None = None) -> list[int]:
     """``target_start``; UserError where there is none."""
-    start = target_start(tokenizer)
-    if start is None:
+    start = target_start(tokenizer, model)
+    if not start:
         raise UserError(
             "This tokenizer has no bos and no pad token to begin a target with; use one that has."
         )
@@ -56,5 +58,5 @@ def source(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 def question(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """Ids that a decoder alone reads first: (bos) source, then sep or the target's first token."""
     bos = document_start(tokenizer)
-    parted = decoder_start(tokenizer) if tokenizer.sep is None else tokenizer.sep
-    return [*([] if bos is None else [bos]), *ids, parted]
+    parted = decoder_start(tokenizer) if tokenizer.sep is None else [tokenizer.sep]
+    return [*([] if bos is None else [bos]), *ids, *parted]

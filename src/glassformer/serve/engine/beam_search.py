@@ -34,7 +34,10 @@ class BeamSearch:
         self.tokenizer = tokenizer
         self.steps = 0
         first = self.sequences[0]
-        self.state = BeamState(request.beams, first.max_tokens, first.eos, request.length_penalty)
+        forced = len(request.tokens) - 1 if request.source else 0
+        self.state = BeamState(
+            request.beams, first.max_tokens, first.eos, request.length_penalty, forced
+        )
         self.logits: dict[int, Tensor] = {}
 
     @property

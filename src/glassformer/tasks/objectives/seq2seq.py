@@ -43,10 +43,12 @@ class Seq2Seq(SomeTokens):
         def pair(example: Example, first: list[int], target: list[int] | None) -> list[Item]:
             assert target is not None
             (first,) = fit(example, [first], 1, "source")
-            (target,) = fit(example, [target], 1, "target")
+            start = decoder_start(tokenizer, framing.model)
+            (target,) = fit(example, [target], len(start), "target")
             source_ids = source(framing.source_tokenizer or tokenizer, first)
-            tokens, pos = [decoder_start(tokenizer), *target], [*range(len(target) + 1)]
-            written = {"tokens": tokens, "targets": [*target, eos], "pos": pos}
+            tokens, unlearned = [*start, *target], [-1] * (len(start) - 1)
+            pos = [*range(len(tokens))]
+            written = {"tokens": tokens, "targets": [*unlearned, *target, eos], "pos": pos}
             return [written, {"source": source_ids, "source_pos": [*range(len(source_ids))]}]
 
         def one_text(example: Example, first: list[int], target: list[int] | None) -> list[Item]:

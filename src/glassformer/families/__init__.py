@@ -32,6 +32,7 @@ from .gpt_neox import GPT_NEOX
 from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE
 from .keys import spelled_out
+from .lfm2 import LFM2
 from .llama import LLAMA
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
@@ -86,6 +87,7 @@ DECODERS = (
     SMOLLM3,
     GEMMA3,
     COHERE2,
+    LFM2,
 )
 ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, T5, VASWANI)}
@@ -226,7 +228,10 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
     model, beside = sentences.write_config(model)
     undropped = None
     for recipe in sorted(all(), key=lambda recipe: recipe.name != family):
-        shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
+        shaped = any(
+            isinstance(model, type(size)) and _mixers(model) <= _mixers(size)
+            for size in recipe.sizes.values()
+        )
         if recipe.read_config is None or recipe.write_config is None or not shaped:
             continue
         try:
@@ -254,6 +259,12 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
         f"No published layout holds this model: {hindrance}; save it with the layout "
         '"glassformer", or train one that has a layout with --exportable.'
     )
+
+
+def _mixers(model: config.Model) -> set[type]:
+    """The types of its token mixers beside attention."""
+    blocks = [block for stack in config.stacks(model).values() for block in stack.pattern]
+    return {type(block.attention) for block in blocks} - {config.Attention}
 
 
 def plain(model: config.Model) -> config.Model:

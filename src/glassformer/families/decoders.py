@@ -16,7 +16,7 @@ from ..core.config import serial
 from ..core.config.feedforward import Activation
 from ..core.config.init import Init
 from ..core.config.mask import Full, MaskRule, Window
-from ..core.config.model import Block, Decoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, Decoder, Model, Stack, stacks
 from ..core.config.position import Rotary
 from ..core.config.scaling import (
     LinearScaling,
@@ -354,6 +354,15 @@ def stack(model: Model) -> Stack:
 def first_block(model: Model) -> Block:
     """The first block, for what all blocks have in common."""
     return stack(model).pattern[0]
+
+
+def with_attention_first(model: Model, layout: str) -> Model:
+    """The model with its first block that attends alone, for what such blocks have in common."""
+    blocks = [
+        block for block in stack(model).pattern if isinstance(block.attention, Attention)
+    ]
+    need(bool(blocks), f"The {layout} layout needs a block with attention.")
+    return replace(model, decoder=replace(stack(model), pattern=tuple(blocks[:1])))
 
 
 SCALING_TYPES = {

@@ -9,6 +9,7 @@ import torch
 from glassformer import config as c
 from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
+from glassformer.families.mixers import Mamba2, ShortConv
 
 VOCAB = 50
 DIM = 32
@@ -209,6 +210,10 @@ DECODERS = {
         block(),
         depth=3,
     ),
+    "lfm2": decoder(
+        block(ShortConv()), block(c.Attention(4, 2, qk_norm=c.RMSNorm())), position=c.Rotary()
+    ),
+    "mamba2": decoder(c.Block(Mamba2(6, 16, 8, 2), None)),
     "pooled": replace(decoder(LLAMA), pool=c.Pool("attention", labels=2)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }

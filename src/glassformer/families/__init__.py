@@ -34,6 +34,7 @@ from .granite import GRANITE
 from .keys import spelled_out
 from .lfm2 import LFM2
 from .llama import LLAMA
+from .mamba2 import MAMBA2
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
 from .mpt import MPT
@@ -88,6 +89,7 @@ DECODERS = (
     GEMMA3,
     COHERE2,
     LFM2,
+    MAMBA2,
 )
 ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, T5, VASWANI)}

@@ -129,6 +129,7 @@ _MODULES = {  # on first use, too
 
 registry.MODULES.update(
     nn=[
+        "families.mixers.delta",
         "families.mixers.short_conv",
         "families.mixers.ssm",
         "fast.quantized",

@@ -46,6 +46,7 @@ from .olmo2 import OLMO2, OLMO3, OLMOE
 from .opt import OPT
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
+from .qwen3_next import QWEN3_NEXT
 from .recipe import ConfigReader as ConfigReader
 from .recipe import Held
 from .recipe import Recipe as Recipe
@@ -90,6 +91,7 @@ DECODERS = (
     COHERE2,
     LFM2,
     MAMBA2,
+    QWEN3_NEXT,
 )
 ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, T5, VASWANI)}

@@ -129,6 +129,7 @@ _MODULES = {  # on first use, too
 
 registry.MODULES.update(
     nn=[
+        "families.gated_expert_module",
         "families.mixers.delta",
         "families.mixers.short_conv",
         "families.mixers.ssm",

@@ -30,8 +30,9 @@ KINDS = ("conv", "full_attention")
 
 def lfm2(dim: int, heads: int, hidden: int, attends: Sequence[int], depth: int = 16) -> Decoder:
     """The shape of LFM2: 8 key-value heads, 65,536 tokens, 128,000 positions."""
-    conv = Block(ShortConv(), GatedMLP(hidden), NORM)
-    full = replace(conv, attention=Attention(heads, 8, qk_norm=NORM))
+    mixer: Any = ShortConv()
+    full = Block(Attention(heads, 8, qk_norm=NORM), GatedMLP(hidden), NORM)
+    conv = replace(full, attention=mixer)
     blocks = tuple(full if i in attends else conv for i in range(depth))
     stack = Stack(depth, blocks, Rotary(1e6), last_norm=NORM)
     return Decoder(dim, 128_000, Embed(65_536), stack, Head(), decoders.INIT)
@@ -70,12 +71,10 @@ def read_config(raw: ConfigReader) -> Model:
     """An LFM2 config.json as our config."""
     model = read_keys(raw, lfm2(2560, 32, 8192, (0,), 1), KEYS)
     full, depth = decoders.first_block(model), model.decoder.depth
-    conv = ShortConv(raw.integer("conv_L_cache", 3, most=64), raw.flag("conv_bias", False))
+    conv: Any = ShortConv(raw.integer("conv_L_cache", 3, most=64), raw.flag("conv_bias", False))
     attends = raw.value("full_attn_idxs", list(range(depth)))
     raw.must(isinstance(attends, list), "full_attn_idxs", "a list of blocks' numbers")
-    kinds = raw.value("layer_types", [KINDS[i in attends] for i in range(depth)])
-    fits = isinstance(kinds, list) and len(kinds) == depth and all(kind in KINDS for kind in kinds)
-    raw.must(fits, "layer_types", f'a list of {depth} times "conv" or "full_attention"')
+    kinds = decoders.read_kinds(raw, KINDS, [i in attends for i in range(depth)])
     short = replace(full, attention=conv)
     return decoders.with_blocks(model, [short if kind == "conv" else full for kind in kinds])
 

@@ -18,7 +18,8 @@ CONTEXT = 1 << 20  # no file tells one: a state reads any length
 
 def mamba2(dim: int, depth: int) -> Decoder:
     """The shape of Mamba-2: heads of 64 over twice the width, 50,288 tokens, a tied head."""
-    block = Block(Mamba2(2 * dim // 64), None, RMSNorm(1e-5))
+    mixer: Any = Mamba2(2 * dim // 64)
+    block = Block(mixer, None, RMSNorm(1e-5))
     stack = Stack(depth, (block,), NoPosition(), last_norm=RMSNorm(1e-5))
     return Decoder(dim, CONTEXT, Embed(50_288), stack, Head(), decoders.INIT)
 
@@ -45,7 +46,11 @@ def read_config(raw: ConfigReader) -> Model:
     """A Mamba-2 config.json as our config."""
     model = read_keys(raw, mamba2(768, 1), KEYS)
     free = [[0.0, end] for end in (float("inf"), {"__float__": "Infinity"})]
-    raw.must(raw.value("time_step_limit", free[0]) in free, "time_step_limit", "[0.0, Infinity]: steps here have no bounds")
+    raw.must(
+        raw.value("time_step_limit", free[0]) in free,
+        "time_step_limit",
+        "[0.0, Infinity]",
+    )
     expand = raw.integer("expand", 2, most=64)
     mixer = decoders.first_block(model).attention
     assert isinstance(mixer, Mamba2)

@@ -114,7 +114,9 @@ def _chunk(
     if beta is not None and held is not None:
         write = beta[..., None]
         overlap = (write * (k @ k.mT) * kept).tril(-1)
-        v = torch.linalg.solve_triangular(overlap, write * (v - held), upper=False, unitriangular=True)
+        v = torch.linalg.solve_triangular(
+            overlap, write * (v - held), upper=False, unitriangular=True
+        )
     output = entered * (q @ state) + ((q @ k.mT) * kept) @ v
     last = kept[..., -1, :, None] * k
     return output, entered[..., -1:, :] * state + last.mT @ v
@@ -123,3 +125,8 @@ def _chunk(
 def states_of(state: MixerState | None) -> tuple[Tensor | None, ...]:
     """The tensors of a cache, or none."""
     return state.tensors if state is not None and state.tensors else (None, None)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(.., heads * D) -> (.., heads, D)."""
+    return x.view(*x.shape[:-1], heads, -1)

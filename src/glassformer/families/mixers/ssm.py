@@ -15,7 +15,7 @@ from ...core.nn.flow import Flow, TracedModule
 from ...core.nn.layers import linear
 from ...core.nn.position import Position
 from . import Mamba2
-from .scan import CausalConv, scan, states_of
+from .scan import CausalConv, scan, split_heads, states_of
 
 
 class GatedNorm(nn.Module):
@@ -27,7 +27,8 @@ class GatedNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        wide = (x * F.silu(gate.to(x.dtype))).unflatten(-1, (self.groups, -1))
+        wide = x * F.silu(gate.to(x.dtype))
+        wide = wide.view(*wide.shape[:-1], self.groups, -1)
         return self.weight * F.rms_norm(wide, wide.shape[-1:], None, self.eps).flatten(-2)
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
@@ -58,17 +59,14 @@ class Mamba2Module(TracedModule):
         """x (B, T, C) -> what is added to the residual stream (B, T, C)."""
         cfg, wide = self.cfg, torch.promote_types(x.dtype, torch.float32)
         projected = self.in_proj(flow.look(self, "in", x))
-        gate, mixed, dt = projected.split((cfg.inner, cfg.channels, cfg.state_heads), -1)
+        gate, mixed, dt = torch.split(projected, [cfg.inner, cfg.channels, cfg.state_heads], -1)
         before, hidden = states_of(state)
         mixed, last = self.conv(mixed, flow, before)
-        values, keys, queries = (
-            F.silu(mixed)
-            .to(wide)
-            .split((cfg.inner, cfg.groups * cfg.state, cfg.groups * cfg.state), -1)
-        )
-        values = values.unflatten(-1, (cfg.state_heads, -1)).transpose(1, 2)
+        sizes = [cfg.inner, cfg.groups * cfg.state, cfg.groups * cfg.state]
+        values, keys, queries = torch.split(F.silu(mixed).to(wide), sizes, -1)
+        values = split_heads(values, cfg.state_heads).transpose(1, 2)
         keys, queries = (
-            part.unflatten(-1, (cfg.groups, -1))
+            split_heads(part, cfg.groups)
             .transpose(1, 2)
             .repeat_interleave(cfg.state_heads // cfg.groups, 1)
             for part in (keys, queries)

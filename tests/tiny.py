@@ -9,6 +9,8 @@ import torch
 from glassformer import config as c
 from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
+from glassformer.families.gated_expert import GatedExpert
+from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
 
 VOCAB = 50
 DIM = 32
@@ -209,6 +211,18 @@ DECODERS = {
         block(),
         depth=3,
     ),
+    "lfm2": decoder(
+        block(ShortConv()), block(c.Attention(4, 2, qk_norm=c.RMSNorm())), position=c.Rotary()
+    ),
+    "mamba2": decoder(c.Block(Mamba2(6, 16, 8, 2), None)),
+    "qwen3_next": decoder(
+        block(GatedDelta(2, 4, 8, 8)),
+        block(
+            GatedAttention(4, 2, 16, qk_norm=c.RMSNorm(offset=1.0)),
+            c.MoE(4, 2, c.GatedMLP(16), shared=GatedExpert(24)),
+        ),
+        position=c.Rotary(fraction=0.5),
+    ),
     "pooled": replace(decoder(LLAMA), pool=c.Pool("attention", labels=2)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),
 }
@@ -234,6 +248,7 @@ OTHERS = {
     "onward": c.Encoder(DIM, CONTEXT, c.Embed(VOCAB), ONWARD, c.Head(), WIDE),
 }
 ALL = {**DECODERS, **OTHERS}
+STATES = {"lfm2", "mamba2", "qwen3_next"}  # decoders whose mixers keep a state beside attention
 RECURRENT = {"gru", "lstm", "cho", "bahdanau", "additive-lstm"}  # decoders that keep a state
 
 

@@ -128,7 +128,17 @@ _MODULES = {  # on first use, too
 
 
 registry.MODULES.update(
-    nn=["fast.quantized", "formats.lora", "formats.rope_scaling", "tasks.pool", "tasks.recurrence"],
+    nn=[
+        "families.gated_expert_module",
+        "families.mixers.delta",
+        "families.mixers.short_conv",
+        "families.mixers.ssm",
+        "fast.quantized",
+        "formats.lora",
+        "formats.rope_scaling",
+        "tasks.pool",
+        "tasks.recurrence",
+    ],
     engines=["fast.attention_engines"],
     acceleration=["fast.acceleration"],
     execution=["fast.training.execution"],

@@ -26,9 +26,9 @@ TWO = set(tiny.OTHERS)
 # of log-probabilities, where torch's products decide: they sum in another order for other row
 # counts
 BOUND = 2e-5
-TORCH = {"strided", "fixed", "prefix", "mixed"} | tiny.RECURRENT
+TORCH = {"strided", "fixed", "prefix", "mixed"} | tiny.RECURRENT | tiny.STATES
 """Families in which they do even with compiled kernels: rules that are no window, recurrent
-cells."""
+cells, mixers that keep a state."""
 
 THREADS = TORCH | TWO
 """Those in which they do where the number of threads is another: torch attends in encoders."""

@@ -28,7 +28,7 @@ OTHERS = {
     "granite",
     "olmo2",
     "smollm3",
-}
+} | tiny.STATES
 """Experts, rules that are no window, recurrent cells, places of norms, multipliers and positions of
 a block that the kernels do not know: computed by their modules."""
 FUSED = [name for name in tiny.DECODERS if name not in OTHERS]

@@ -33,7 +33,9 @@ from .gpt_neox import GPT_NEOX
 from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE
 from .keys import spelled_out
+from .lfm2 import LFM2
 from .llama import LLAMA
+from .mamba2 import MAMBA2
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
 from .mpt import MPT
@@ -46,6 +48,7 @@ from .olmo2 import OLMO2, OLMO3, OLMOE
 from .opt import OPT
 from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN3MOE
+from .qwen3_next import QWEN3_NEXT
 from .recipe import ConfigReader as ConfigReader
 from .recipe import Held
 from .recipe import Recipe as Recipe
@@ -88,6 +91,9 @@ DECODERS = (
     SMOLLM3,
     GEMMA3,
     COHERE2,
+    LFM2,
+    MAMBA2,
+    QWEN3_NEXT,
 )
 ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT)
 PAIRS = (T5, MT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
@@ -229,7 +235,10 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
     model, beside = sentences.write_config(model)
     undropped = None
     for recipe in sorted(all(), key=lambda recipe: recipe.name != family):
-        shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
+        shaped = any(
+            isinstance(model, type(size)) and _mixers(model) <= _mixers(size)
+            for size in recipe.sizes.values()
+        )
         if recipe.read_config is None or recipe.write_config is None or not shaped:
             continue
         try:
@@ -259,6 +268,12 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
         f"No published layout holds this model: {hindrance}; save it with the layout "
         '"glassformer", or train one that has a layout with --exportable.'
     )
+
+
+def _mixers(model: config.Model) -> set[type]:
+    """The types of its token mixers beside attention."""
+    blocks = [block for stack in config.stacks(model).values() for block in stack.pattern]
+    return {type(block.attention) for block in blocks} - {config.Attention}
 
 
 def plain(model: config.Model) -> config.Model:

@@ -16,7 +16,7 @@ from ..core.config import serial
 from ..core.config.feedforward import Activation
 from ..core.config.init import Init
 from ..core.config.mask import Full, MaskRule, Window
-from ..core.config.model import Block, Decoder, Model, Stack, stacks
+from ..core.config.model import Attention, Block, Decoder, Model, Stack, stacks
 from ..core.config.position import Rotary
 from ..core.config.scaling import (
     LinearScaling,
@@ -195,6 +195,15 @@ def read_windows(raw: ConfigReader, size: int | None, slides: Sequence[bool]) ->
     return [Window(size) if slide and size is not None else Full() for slide in slides]
 
 
+def read_kinds(raw: ConfigReader, kinds: Sequence[str], second: Sequence[bool]) -> list[str]:
+    """``layer_types`` of two kinds; where the file does not say, from ``second``."""
+    listed = raw.value("layer_types", [kinds[is_second] for is_second in second])
+    fits = isinstance(listed, list) and len(listed) == len(second)
+    fits = fits and all(kind in kinds for kind in listed)
+    raw.must(fits, "layer_types", f"a list of {len(second)} times {' or '.join(kinds)}")
+    return list(listed)
+
+
 def with_masks(model: Decoder, mask_rules: Sequence[MaskRule]) -> list[Block]:
     """The model's first block once for each rule, with that rule."""
     block = first_block(model)
@@ -354,6 +363,13 @@ def stack(model: Model) -> Stack:
 def first_block(model: Model) -> Block:
     """The first block, for what all blocks have in common."""
     return stack(model).pattern[0]
+
+
+def with_attention_first(model: Any, layout: str) -> Any:
+    """The model with its first block that attends alone, for what such blocks have in common."""
+    blocks = [block for block in stack(model).pattern if isinstance(block.attention, Attention)]
+    need(bool(blocks), f"The {layout} layout needs a block with attention.")
+    return replace(model, decoder=replace(stack(model), pattern=tuple(blocks[:1])))
 
 
 SCALING_TYPES = {

@@ -152,7 +152,9 @@ def spelled_out(model: config.Model) -> config.Model:
 
 
 def _spelled_stack(stack: config.Stack, dim: int) -> config.Stack:
-    def spelled(attention: config.Attention) -> config.Attention:
+    def spelled(attention: Any) -> Any:
+        if not isinstance(attention, config.Attention):
+            return attention
         width = attention.width(dim)
         return replace(
             attention,

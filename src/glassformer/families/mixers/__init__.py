@@ -1,0 +1,165 @@
+"""Token mixers whose state has one size at any length: what can be set of each. No torch here.
+
+ShortConv     gates around a convolution over a few tokens (LFM2)
+Mamba2        a state that decays by what each token says (Dao & Gu 2024)
+GatedDelta    such a state that replaces what it holds of a key (Yang et al. 2024)
+
+Their modules are in files beside this one; ``config.Mixer`` is the slot.
+"""
+
+from __future__ import annotations
+
+from ...core.config.model import Attention, Mixer
+from ...core.config.serial import AtLeastTwo, PositiveFloat, PositiveInt, member
+from ...core.config.shapes import Shapes, join, linear
+from ...core.errors import need
+
+
+def conv(channels: int, kernel: int, bias: bool) -> Shapes:
+    """A convolution of each channel over the last ``kernel`` tokens."""
+    return join(weight=(channels, 1, kernel), bias=(channels,) if bias else ())
+
+
+@member(Mixer)
+class ShortConv:
+    """out(c * convolution(b * x)), where b, c and x are projections of a token (LFM2, Liquid AI
+    2025)."""
+
+    kernel: AtLeastTwo = 3  # tokens that a convolution covers
+    bias: bool = False  # of the projections and the convolution
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        return join(
+            in_proj=linear(dim, 3 * dim, self.bias),
+            conv=conv(dim, self.kernel, self.bias),
+            out_proj=linear(dim, dim, self.bias),
+        )
+
+    def state_size(self, dim: int) -> int:
+        """Numbers that a cache keeps of a text."""
+        return (self.kernel - 1) * dim
+
+    def flops(self, dim: int, context: int) -> int:
+        """FLOPs a token beside those of its matrices: both gates."""
+        return 2 * dim
+
+    def saved_activations(self, dim: int) -> int:
+        return 6 * dim
+
+
+@member(Mixer)
+class Mamba2:
+    """A state (head_dim, state) a head, which decays and takes a token in by as much as it says."""
+
+    state_heads: PositiveInt  # heads, each with a state
+    head_dim: PositiveInt = 64  # values that a head takes of a token
+    state: PositiveInt = 128  # numbers that a state keeps of each value
+    groups: PositiveInt = 1  # of heads that share what is written and read
+    kernel: AtLeastTwo = 4  # tokens that the convolution covers
+    bias: bool = False  # of the projections
+    conv_bias: bool = True  # of the convolution
+    eps: PositiveFloat = 1e-5  # of the gated norm
+
+    def __post_init__(self) -> None:
+        need(
+            self.state_heads % self.groups == 0,
+            f"Mamba2.groups {self.groups} does not divide state_heads {self.state_heads}; give a "
+            "divisor.",
+        )
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.state_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers a token that the convolution mixes: values, and what each group writes and
+        reads."""
+        return self.inner + 2 * self.groups * self.state
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        heads = (self.state_heads,)
+        return join(
+            A_log=heads,
+            D=heads,
+            dt_bias=heads,
+            in_proj=linear(dim, self.inner + self.channels + self.state_heads, self.bias),
+            conv=conv(self.channels, self.kernel, self.conv_bias),
+            norm=join(weight=(self.inner,)),
+            out_proj=linear(self.inner, dim, self.bias),
+        )
+
+    def state_size(self, dim: int) -> int:
+        """Numbers that a cache keeps of a text."""
+        return self.inner * self.state + (self.kernel - 1) * self.channels
+
+    def flops(self, dim: int, context: int) -> int:
+        """FLOPs a token beside those of its matrices: a state decays, takes in and is read."""
+        return 6 * self.inner * self.state
+
+    def saved_activations(self, dim: int) -> int:
+        return 4 * self.inner + 3 * self.channels
+
+
+@member(Mixer)
+class GatedDelta:
+    """A state (key_dim, value_dim) a value head, which decays and learns by the delta rule (Yang et
+    al. 2024, Gated Delta Networks)."""
+
+    key_heads: PositiveInt  # heads of queries and keys
+    value_heads: PositiveInt  # heads of values, each with a state; a multiple of key_heads
+    key_dim: PositiveInt = 128  # width of a query and a key
+    value_dim: PositiveInt = 128  # width of a value
+    kernel: AtLeastTwo = 4  # tokens that the convolution covers
+    eps: PositiveFloat = 1e-6  # of the gated norm
+
+    def __post_init__(self) -> None:
+        need(
+            self.value_heads % self.key_heads == 0,
+            f"GatedDelta.value_heads {self.value_heads} is not a multiple of key_heads "
+            f"{self.key_heads}; change one.",
+        )
+
+    @property
+    def inner(self) -> int:
+        """Width of all values together."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers a token that the convolution mixes: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.inner
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        heads = (self.value_heads,)
+        return join(
+            A_log=heads,
+            dt_bias=heads,
+            in_proj=linear(dim, self.channels + self.inner, False),
+            rates=linear(dim, 2 * self.value_heads, False),
+            conv=conv(self.channels, self.kernel, False),
+            norm=join(weight=(self.value_dim,)),
+            out_proj=linear(self.inner, dim, False),
+        )
+
+    def state_size(self, dim: int) -> int:
+        """Numbers that a cache keeps of a text."""
+        return self.inner * self.key_dim + (self.kernel - 1) * self.channels
+
+    def flops(self, dim: int, context: int) -> int:
+        """FLOPs a token beside those of its matrices: a state decays, answers, learns and is read."""
+        return 8 * self.inner * self.key_dim
+
+    def saved_activations(self, dim: int) -> int:
+        return 4 * self.inner + 3 * self.channels
+
+
+@member(Mixer)
+class GatedAttention(Attention):
+    """Attention whose output each token gates, number by number (Qiu et al. 2025)."""
+
+    def shapes(self, dim: int, *place: object) -> Shapes:
+        """Attention's, and the gate's projection."""
+        gate = linear(dim, self.heads * self.width(dim), self.bias)
+        return Attention.shapes(self, dim) | join(gate=gate)

@@ -1,0 +1,132 @@
+"""What mixers with a state share: a convolution over the last tokens, and a state that decays.
+
+B batch, T tokens, C channels, H heads. ``flow.pos`` (B or 1, T) counts from 0 in each document, -1 is
+padding: a document begins with an empty state, and padding changes none.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...core.nn.cache import MixerState
+from ...core.nn.flow import Flow
+
+CHUNK = 64  # tokens that are computed side by side
+
+
+class CausalConv(nn.Module):
+    """Each channel's weighted sum over the last K tokens of its document."""
+
+    def __init__(self, channels: int, kernel: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, kernel))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+
+    def forward(self, x: Tensor, flow: Flow, before: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x (B, T, C), after the tokens ``before`` (B, K-1, C) -> the sums, and the last K-1."""
+        rows, columns, channels = x.shape
+        taps = self.weight.shape[-1]
+        if before is None:
+            before = x.new_zeros(rows, taps - 1, channels)
+        pos = flow.pos.expand(rows, columns)
+        order = None
+        if not flow.contiguous:  # padding first, then what a cache holds, then tokens
+            is_token = torch.cat((pos.new_ones(rows, taps - 1), (pos >= 0).to(pos.dtype)), 1)
+            order = is_token.argsort(dim=1, stable=True)
+            pos = torch.cat((pos.new_full((rows, taps - 1), taps), pos), 1).gather(1, order)
+            pos = pos[:, taps - 1 :]
+        x = torch.cat((before, x), 1)
+        if order is not None:
+            x = x.gather(1, order[..., None].expand_as(x))
+        total = x[:, taps - 1 :] * self.weight[:, 0, -1]
+        for back in range(1, taps):
+            earlier = x[:, taps - 1 - back : taps - 1 - back + columns]
+            earlier = torch.where((pos >= back)[..., None], earlier, 0.0)
+            total = total + earlier * self.weight[:, 0, -1 - back]
+        if self.bias is not None:
+            total = total + self.bias
+        last = x[:, columns:]
+        if order is not None:  # back to the places where tokens stood
+            places = order.argsort(dim=1)[:, taps - 1 :] - (taps - 1)
+            places = places.clamp(min=0)[..., None]
+            total = total.gather(1, places.expand(rows, columns, channels))
+        return total, last
+
+
+def scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    flow: Flow,
+    state: Tensor | None,
+    beta: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What q reads of a state that takes in k and v token by token, and the last state.
+
+    S = exp(decay) S + k v^T, and the output is q^T S; with ``beta`` the delta rule, which writes
+    beta (v - what S already answers to k) in place of v. q, k (B, H, T, N), v (B, H, T, P), decay
+    and beta (B, H, T), state (B, H, N, P); tokens of a chunk are computed side by side.
+    """
+    rows, heads, columns, size = k.shape
+    if state is None:
+        state = v.new_zeros(rows, heads, size, v.shape[-1])
+    pos = flow.pos.expand(rows, columns)
+    is_token = (pos >= 0)[:, None]
+    decay = torch.where(is_token, decay, 0.0)
+    k = torch.where(is_token[..., None], k, 0.0)
+    outputs = []
+    for first in range(0, columns, CHUNK):
+        piece = slice(first, first + CHUNK)
+        document = (pos[:, piece] == 0).cumsum(1)[:, None]  # (B, 1, L)
+        output, state = _chunk(
+            q[:, :, piece],
+            k[:, :, piece],
+            v[:, :, piece],
+            decay[:, :, piece],
+            document,
+            state,
+            None if beta is None else beta[:, :, piece],
+        )
+        outputs.append(output)
+    return torch.cat(outputs, 2), state
+
+
+def _chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    document: Tensor,
+    state: Tensor,
+    beta: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """``scan`` of one chunk; ``document`` (B, 1, L) counts those that begin in it."""
+    length = decay.shape[-1]
+    # what is left at row t of what was written at column s: exp of the decays between
+    steps = decay[..., None].expand(*decay.shape, length).tril(-1).cumsum(-2)
+    between = (document[..., None] == document[..., None, :]).tril()
+    kept = torch.where(between, steps, -torch.inf).exp()
+    # of what the state held before the chunk
+    entered = torch.where(document == 0, decay.cumsum(-1), -torch.inf).exp()[..., None]
+    held = entered * (k @ state) if beta is not None else None
+    if beta is not None and held is not None:
+        write = beta[..., None]
+        overlap = (write * (k @ k.mT) * kept).tril(-1)
+        v = torch.linalg.solve_triangular(
+            overlap, write * (v - held), upper=False, unitriangular=True
+        )
+    output = entered * (q @ state) + ((q @ k.mT) * kept) @ v
+    last = kept[..., -1, :, None] * k
+    return output, entered[..., -1:, :] * state + last.mT @ v
+
+
+def states_of(state: MixerState | None) -> tuple[Tensor | None, ...]:
+    """The tensors of a cache, or none."""
+    return state.tensors if state is not None and state.tensors else (None, None)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(.., heads * D) -> (.., heads, D)."""
+    return x.view(*x.shape[:-1], heads, -1)

@@ -128,7 +128,15 @@ _MODULES = {  # on first use, too
 
 
 registry.MODULES.update(
-    nn=["fast.quantized", "formats.lora", "formats.rope_scaling", "tasks.pool", "tasks.recurrence"],
+    nn=[
+        "families.modules.latent",
+        "families.modules.routed",
+        "fast.quantized",
+        "formats.lora",
+        "formats.rope_scaling",
+        "tasks.pool",
+        "tasks.recurrence",
+    ],
     engines=["fast.attention_engines"],
     acceleration=["fast.acceleration"],
     execution=["fast.training.execution"],

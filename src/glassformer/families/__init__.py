@@ -17,6 +17,7 @@ from . import sentences
 from .bert import BERT
 from .bloom import BLOOM
 from .cohere2 import COHERE2
+from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from .differences import differences
 from .distilbert import DISTILBERT
 from .electra import ELECTRA
@@ -25,6 +26,7 @@ from .falcon import FALCON
 from .gemma import GEMMA, GEMMA2
 from .gemma3 import GEMMA3
 from .glass import GLASS
+from .glm4_moe import GLM4_MOE
 from .gpt2 import GPT2
 from .gpt_bigcode import GPT_BIGCODE
 from .gpt_neo import GPT_NEO
@@ -33,6 +35,7 @@ from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE
 from .keys import spelled_out
 from .llama import LLAMA
+from .minimax_m2 import MINIMAX_M2
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
 from .mpt import MPT
@@ -86,6 +89,10 @@ DECODERS = (
     SMOLLM3,
     GEMMA3,
     COHERE2,
+    GLM4_MOE,
+    MINIMAX_M2,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
 )
 ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, T5, VASWANI)}
@@ -218,14 +225,16 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
             "save it with the layout "
             '"glassformer".'
         )
-    extra_types = ", ".join(sorted(serial.added_types(model)))
+    added = serial.added_types(model)
+    layouts = [recipe for recipe in all() if added <= recipe.added_types]
     need(
-        not extra_types,
-        f'No published layout holds {extra_types}; save the model with the layout "glassformer".',
+        bool(layouts),
+        f'No published layout holds {", ".join(sorted(added))}; save the model with the layout '
+        '"glassformer".',
     )
     model, beside = sentences.write_config(model)
     undropped = None
-    for recipe in sorted(all(), key=lambda recipe: recipe.name != family):
+    for recipe in sorted(layouts, key=lambda recipe: recipe.name != family):
         shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
         if recipe.read_config is None or recipe.write_config is None or not shaped:
             continue

@@ -160,7 +160,7 @@ class Cost:
     def cache_per_token(self, dtype: str = "bf16") -> int:
         """Bytes of keys and values that one more token adds, before any window is full."""
         return int(
-            sum(self._kv_width(a) for _, a, crosses in _attention_layers(self.model, cached=True))
+            sum(a.kv_width(self.model.dim) for _, a, crosses in _attention_layers(self.model, cached=True))
             * BYTES[dtype]
         )
 
@@ -175,7 +175,7 @@ class Cost:
         numbers = 0
         for _, attention, _ in _attention_layers(self.model, cached=True):
             length = min(attention.mask.lookback or self.context, self.context)
-            numbers += length * self._kv_width(attention)
+            numbers += length * attention.kv_width(self.model.dim)
         for stack, mixer in _other_mixers(self.model):
             if stack.causal and hasattr(mixer, "state_size"):
                 numbers += mixer.state_size(self.model.dim)

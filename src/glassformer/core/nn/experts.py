@@ -66,10 +66,7 @@ class MoE(TracedModule):
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         x = flow.look(self, "in", x)
         logits = flow.look(self, "router", self.route(x))  # (B, T, E)
-        router_probs = logits.softmax(-1)
-        weight, chosen = router_probs.topk(self.cfg.top_k, dim=-1)  # (B, T, K)
-        if self.cfg.normalize:
-            weight = weight / weight.sum(-1, keepdim=True)
+        weight, chosen = self.choose(logits)  # (B, T, K)
         weight, chosen = flow.look(self, "weight", weight), flow.look(self, "chosen", chosen)
         learning = self.training or torch.is_grad_enabled()
         alone = chosen.shape[:2] == (1, 1) and flow.contiguous and not learning
@@ -96,6 +93,11 @@ class MoE(TracedModule):
                 size = F.softplus(F.linear(wide, self.noise.matrix().to(wide.dtype)))
                 logits = logits + torch.randn_like(logits) * size
         return logits
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, T, E) -> the weights and the numbers of each token's experts (B, T, K)."""
+        weight, chosen = logits.softmax(-1).topk(self.cfg.top_k, dim=-1)
+        return weight / weight.sum(-1, keepdim=True) if self.cfg.normalize else weight, chosen
 
     def dispatch(self, weight: Tensor, chosen: Tensor, flow: Flow) -> Dispatch:
         """Assigns each choice to an expert: padding to none, in training up to its capacity."""

@@ -48,7 +48,7 @@ class LatentAttention(config.Attention):
         """The width of a head's queries and keys."""
         return self.content_dim + self.rope_dim
 
-    def kv_width(self, dim: int) -> int:
+    def kept_width(self, dim: int) -> int:
         """Numbers that a cache keeps of a token."""
         return self.kv_rank + self.rope_dim
 

@@ -60,10 +60,6 @@ class Attention:
         """The width of one head."""
         return self.head_dim or dim // self.heads
 
-    def kv_width(self, dim: int) -> int:
-        """Numbers that a cache keeps of a token."""
-        return 2 * (self.kv_heads or self.heads) * self.width(dim)
-
     def shapes(self, dim: int, *place: Any) -> Shapes:
         """Queries, keys, values and what goes out, and a norm for heads of queries and keys."""
         size = self.width(dim)

@@ -10,7 +10,9 @@ from glassformer import config as c
 from glassformer.core.nn import build_model
 from glassformer.core.nn.model import inference
 from glassformer.families.gated_expert import GatedExpert
+from glassformer.families.latent import LatentAttention
 from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
+from glassformer.families.routed import RoutedMoE
 
 VOCAB = 50
 DIM = 32
@@ -99,6 +101,7 @@ def gpt2():
 
 YARN = c.Rotary(1e6, scaling=c.YarnScaling(4.0, 16))
 LLAMA = block(c.Attention(4, kv_heads=2), c.GatedMLP(64))
+LATENT = {"content_dim": 6, "rope_dim": 4, "value_dim": 8}
 DECODERS = {
     "gpt2": gpt2(),
     "llama": decoder(
@@ -222,6 +225,22 @@ DECODERS = {
             c.MoE(4, 2, c.GatedMLP(16), shared=GatedExpert(24)),
         ),
         position=c.Rotary(fraction=0.5),
+    ),
+    "deepseek_v3": decoder(
+        block(LatentAttention(4, kv_rank=12, q_rank=10, **LATENT)),
+        block(
+            LatentAttention(4, kv_rank=12, **LATENT, mask=c.Window(7)),
+            RoutedMoE(
+                6, 2, c.GatedMLP(16), shared=c.GatedMLP(24), groups=3, top_groups=2, scale=2.5
+            ),
+        ),
+        position=c.Rotary(interleaved=True),
+    ),
+    "deepseek_v2": decoder(
+        block(
+            LatentAttention(4, kv_rank=12, **LATENT),
+            RoutedMoE(4, 2, c.GatedMLP(16), score="softmax", correction=False, normalize=False),
+        ),
     ),
     "pooled": replace(decoder(LLAMA), pool=c.Pool("attention", labels=2)),
     "nothing": decoder(block(feedforward=c.MLP(64, "relu2")), position=c.NoPosition()),

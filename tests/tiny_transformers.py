@@ -48,7 +48,8 @@ def build(name):
     config = getattr(transformers, config_name)(**sizes)
     model = getattr(transformers, model_name)(config).eval()
     generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
+    corrections = [b for name, b in model.named_buffers() if name.endswith("score_correction_bias")]
+    for parameter in [*model.parameters(), *corrections]:
         if parameter.dim():
             parameter.data.add_(0.05 * torch.randn(parameter.shape, generator=generator))
     return model

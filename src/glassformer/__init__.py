@@ -133,6 +133,8 @@ registry.MODULES.update(
         "families.mixers.delta",
         "families.mixers.short_conv",
         "families.mixers.ssm",
+        "families.modules.latent",
+        "families.modules.routed",
         "fast.quantized",
         "formats.lora",
         "formats.rope_scaling",

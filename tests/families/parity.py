@@ -21,6 +21,9 @@ def shaken(model, seed=0):
         for weight in model.parameters():
             if weight.requires_grad:
                 weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
+        for name, buffer in model.named_buffers():  # a router's, which no gradient moves
+            if name.endswith("score_correction_bias"):
+                buffer.add_(torch.randn(buffer.shape, generator=generator) * 0.3)
     return model.eval()
 
 

@@ -1,6 +1,9 @@
-"""Decoders (bloom, cohere2, codegen, exaone4, falcon, gemma3, gpt_bigcode, gpt_neo, gpt_neox, gptj,
-granite, mistral, mpt, olmo2, opt, smollm3, stablelm) against transformers: logits, padded rows,
-cached greedy text, weights both ways, and each word of their configs."""
+"""Decoders against transformers: logits, padded rows, cached greedy text, weights both ways, and each
+word of their configs.
+
+bloom, cohere2, codegen, deepseek, exaone4, falcon, gemma3, glm4_moe, gpt_bigcode, gpt_neo,
+gpt_neox, gptj, granite, minimax_m2, mistral, mpt, olmo2, opt, smollm3, stablelm.
+"""
 
 from __future__ import annotations
 
@@ -205,6 +208,26 @@ def test_defaults_are_those_of_transformers(family):
                 ({"rope_parameters": None, "rope_theta": 1e4}, "every OLMo 3 has that of 500,000"),
             ],
             "olmoe/1b-7b": [({"clip_qkv": 8.0}, '"clip_qkv" is 8.0')],
+            "glm4_moe/4.5-air": [({"n_shared_experts": 0}, '"n_shared_experts" is 0')],
+            "minimax_m2/230b-a10b": [
+                ({"shared_intermediate_size": 8}, "no expert is shared"),
+                ({"router_jitter_noise": 0.1}, '"router_jitter_noise" is 0.1'),
+            ],
+            "deepseek_v2/lite": [
+                ({"norm_topk_prob": True}, '"norm_topk_prob" is true'),
+                ({"topk_method": "noaux_tc"}, '"topk_method" is "noaux_tc"'),
+                ({"num_key_value_heads": 2}, "LatentAttention makes a key for each head"),
+            ],
+            "deepseek_v3/671b": [
+                ({"scoring_func": "softmax"}, '"scoring_func" is "softmax"'),
+                ({"n_group": 7}, "RoutedMoE.groups 7 does not divide experts 256"),
+                ({"topk_group": 9}, "RoutedMoE.top_groups is 9"),
+                ({"n_group": 64, "topk_group": 1}, "RoutedMoE.top_k is 8 and 1 groups of 4"),
+                ({"n_group": 256, "topk_group": 8}, "RoutedMoE.group_best is 2"),
+                ({"v_head_dim": 193}, "LatentAttention.value_dim is 193"),
+                ({"qk_rope_head_dim": 63}, "LatentAttention.rope_dim is 63"),
+                ({"first_k_dense_replace": -1}, '"first_k_dense_replace" is -1'),
+            ],
             "granite/3.0-2b": [({"logits_scaling": 0}, '"logits_scaling" is 0')],
             "smollm3/3b": [
                 ({"use_sliding_window": True}, '"use_sliding_window" is true'),

@@ -18,6 +18,7 @@ from .bart import BART, M2M_100, MBART, PEGASUS
 from .bert import BERT
 from .bloom import BLOOM
 from .cohere2 import COHERE2
+from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from .differences import differences
 from .distilbert import DISTILBERT
 from .electra import ELECTRA
@@ -26,6 +27,7 @@ from .falcon import FALCON
 from .gemma import GEMMA, GEMMA2
 from .gemma3 import GEMMA3
 from .glass import GLASS
+from .glm4_moe import GLM4_MOE
 from .gpt2 import GPT2
 from .gpt_bigcode import GPT_BIGCODE
 from .gpt_neo import GPT_NEO
@@ -36,6 +38,7 @@ from .keys import spelled_out
 from .lfm2 import LFM2
 from .llama import LLAMA
 from .mamba2 import MAMBA2
+from .minimax_m2 import MINIMAX_M2
 from .mistral import MISTRAL
 from .mixtral import MIXTRAL
 from .mpt import MPT
@@ -94,6 +97,10 @@ DECODERS = (
     LFM2,
     MAMBA2,
     QWEN3_NEXT,
+    GLM4_MOE,
+    MINIMAX_M2,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
 )
 ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT)
 PAIRS = (T5, MT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
@@ -227,18 +234,17 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
             "save it with the layout "
             '"glassformer".'
         )
-    extra_types = ", ".join(sorted(serial.added_types(model)))
+    added = serial.added_types(model)
+    layouts = [recipe for recipe in all() if added <= recipe.added_types]
     need(
-        not extra_types,
-        f'No published layout holds {extra_types}; save the model with the layout "glassformer".',
+        bool(layouts),
+        f"No published layout holds {', '.join(sorted(added))}; save the model with the layout "
+        '"glassformer".',
     )
     model, beside = sentences.write_config(model)
     undropped = None
-    for recipe in sorted(all(), key=lambda recipe: recipe.name != family):
-        shaped = any(
-            isinstance(model, type(size)) and _mixers(model) <= _mixers(size)
-            for size in recipe.sizes.values()
-        )
+    for recipe in sorted(layouts, key=lambda recipe: recipe.name != family):
+        shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
         if recipe.read_config is None or recipe.write_config is None or not shaped:
             continue
         try:
@@ -268,12 +274,6 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
         f"No published layout holds this model: {hindrance}; save it with the layout "
         '"glassformer", or train one that has a layout with --exportable.'
     )
-
-
-def _mixers(model: config.Model) -> set[type]:
-    """The types of its token mixers beside attention."""
-    blocks = [block for stack in config.stacks(model).values() for block in stack.pattern]
-    return {type(block.attention) for block in blocks} - {config.Attention}
 
 
 def plain(model: config.Model) -> config.Model:

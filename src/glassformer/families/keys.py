@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..core import config
 from ..core.config import serial
-from ..core.errors import UserError
+from ..core.errors import UserError, need
 from .recipe import MISSING, ConfigReader, tile
 
 M = TypeVar("M", bound=config.Model)
@@ -132,10 +132,12 @@ def read_start(raw: ConfigReader, default: int | None) -> tuple[int, ...]:
 
 def write_start(model: Any) -> dict[str, Any]:
     """Words of a config.json for what a target begins with."""
-    first, *forced = model.start or (None,)
-    if len(forced) > 1:
-        raise UserError(f"A published layout begins a target with two tokens, not {model.start}.")
-    return {"decoder_start_token_id": first, **{"forced_bos_token_id": id for id in forced}}
+    need(
+        len(model.start) <= 2,
+        f"A published layout begins a target with two tokens, not {model.start}.",
+    )
+    words = ("decoder_start_token_id", "forced_bos_token_id")
+    return {words[0]: None} | dict(zip(words, model.start, strict=False))
 
 
 # ---------------------------------------------------------------- what means the same is written

@@ -22,7 +22,9 @@ def mt5(dim: int, depth: int, heads: int, hidden: int) -> EncoderDecoder:
 def read_config(raw: ConfigReader) -> Model:
     """An mT5 config.json as our config: T5's words, without a scale of the head."""
     stated = {name: value for name, value in raw.table.items() if value is not None}
-    return t5.read_config(replace(raw, table={**DEFAULTS, **stated, "scale_decoder_outputs": False}))
+    return t5.read_config(
+        replace(raw, table={**DEFAULTS, **stated, "scale_decoder_outputs": False})
+    )
 
 
 def write_config(model: Model) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class Cost:
     def cache_per_token(self, dtype: str = "bf16") -> int:
         """Bytes of keys and values that one more token adds, before any window is full."""
         return int(
-            sum(self._kv_width(a) for _, a, crosses in _attention_layers(self.model, cached=True))
+            sum(self._kept(a) for _, a, crosses in _attention_layers(self.model, cached=True))
             * BYTES[dtype]
         )
 
@@ -175,7 +175,7 @@ class Cost:
         numbers = 0
         for _, attention, _ in _attention_layers(self.model, cached=True):
             length = min(attention.mask.lookback or self.context, self.context)
-            numbers += length * self._kv_width(attention)
+            numbers += length * self._kept(attention)
         for stack, mixer in _other_mixers(self.model):
             if stack.causal and hasattr(mixer, "state_size"):
                 numbers += mixer.state_size(self.model.dim)
@@ -183,6 +183,12 @@ class Cost:
 
     def _kv_width(self, attention: config.Attention) -> int:
         return 2 * (attention.kv_heads or attention.heads) * attention.width(self.model.dim)
+
+    def _kept(self, attention: Any) -> int:
+        """Numbers of a token that an attention's cache keeps."""
+        if hasattr(attention, "kept_width"):
+            return int(attention.kept_width(self.model.dim))
+        return self._kv_width(attention)
 
     def activations(self, dtype: str = "fp32") -> int:
         """An estimate of what the forward pass keeps for the backward pass, logits aside, in

@@ -308,8 +308,8 @@ def longer_hint(model: Model) -> str:
 
 def shapes(model: Model) -> Shapes:
     """Name and shape of each parameter, in the module's order; UserError for too many to count."""
-    blocks = [(stack.depth, block) for stack in stacks(model).values() for block in stack.pattern]
-    layers = sum(depth * getattr(block.feedforward, "networks", 1) for depth, block in blocks)
+    blocks = [stack.block(i) for stack in stacks(model).values() for i in range(stack.depth)]
+    layers = sum(getattr(block.feedforward, "networks", 1) for block in blocks)
     if layers > MOST_PARTS:
         raise UserError(
             f"The config describes {layers:,} blocks and experts; fix its depth or "

@@ -66,10 +66,7 @@ class MoE(TracedModule):
     def forward(self, x: Tensor, flow: Flow) -> Tensor:
         x = flow.look(self, "in", x)
         logits = flow.look(self, "router", self.route(x))  # (B, T, E)
-        router_probs = logits.softmax(-1)
-        weight, chosen = router_probs.topk(self.cfg.top_k, dim=-1)  # (B, T, K)
-        if self.cfg.normalize:
-            weight = weight / weight.sum(-1, keepdim=True)
+        weight, chosen = self.choose(logits)  # (B, T, K)
         weight, chosen = flow.look(self, "weight", weight), flow.look(self, "chosen", chosen)
         learning = self.training or torch.is_grad_enabled()
         alone = chosen.shape[:2] == (1, 1) and flow.contiguous and not learning
@@ -96,6 +93,11 @@ class MoE(TracedModule):
                 size = F.softplus(F.linear(wide, self.noise.matrix().to(wide.dtype)))
                 logits = logits + torch.randn_like(logits) * size
         return logits
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, T, E) -> the weights and the numbers of each token's experts (B, T, K)."""
+        weight, chosen = logits.softmax(-1).topk(self.cfg.top_k, dim=-1)
+        return weight / weight.sum(-1, keepdim=True) if self.cfg.normalize else weight, chosen
 
     def dispatch(self, weight: Tensor, chosen: Tensor, flow: Flow) -> Dispatch:
         """Assigns each choice to an expert: padding to none, in training up to its capacity."""
@@ -179,13 +181,11 @@ class MoE(TracedModule):
         outputs = outputs * weight[:, None]
         return outputs.new_zeros(tokens.shape).index_add(0, token, outputs).to(x.dtype).view_as(x)
 
-    def expert_forward(self, rows: Tensor, expert_counts: Tensor, look: Look) -> Tensor:
-        """Output (P, C) of each expert for its rows: the first expert_counts[0] are expert 0's."""
-        gate = (
-            None if self.gate is None else grouped(rows, self.gate, self.gate_bias, expert_counts)
-        )
-        hidden = self.activation(grouped(rows, self.up, self.up_bias, expert_counts), gate, look)
-        return grouped(hidden, self.down, self.down_bias, expert_counts)
+    def expert_forward(self, rows: Tensor, counts: Tensor, look: Look) -> Tensor:
+        """Output (P, C) of each expert for its rows: the first counts[0] are expert 0's."""
+        gate = None if self.gate is None else grouped(rows, self.gate, self.gate_bias, counts)
+        hidden = self.activation(grouped(rows, self.up, self.up_bias, counts), gate, look)
+        return grouped(hidden, self.down, self.down_bias, counts)
 
     def look_at(
         self, name: str, rows: Tensor, order: Tensor, real: Tensor | None, x: Tensor, flow: Flow

@@ -1,0 +1,1 @@
+"""Modules of the mechanisms that only some families have; their configs need no torch."""

@@ -1,0 +1,104 @@
+"""Multi-head latent attention: keys and values of all heads come from one small vector a token.
+
+    x (B, T, C) --q_down, norm, q_up--> q (B, H, T, N + R), its last R turned
+      |
+      +--kv_down--> latent (B, 1, T, L), normed     --kv_up--> keys (B, H, S, N), values (B, H, S, V)
+      |             turned key (B, 1, T, R)         --------> the keys' last R, one for all heads
+                    |
+                    +-- the cache keeps these two
+
+B batch, T queries, S keys, H heads, L the latent vector's width, N, R and V the dimensions of a head
+that do not turn, that turn, and of its values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...core.nn.attention import Attention
+from ...core.nn.build import build, builds
+from ...core.nn.cache import KV
+from ...core.nn.flow import Flow, TracedModule
+from ...core.nn.layers import linear
+from ...core.nn.position import Position
+from ..latent import LatentAttention
+
+
+@builds(LatentAttention)
+class LatentAttentionModule(Attention):
+    """Attention to keys and values that a pass makes of what the cache keeps."""
+
+    fused_projections = ()
+    whole_norm = False
+
+    def __init__(self, cfg: LatentAttention, dim: int, causal: bool, dropout: float) -> None:
+        TracedModule.__init__(self)
+        self.cfg, self.heads, self.kv_heads = cfg, cfg.heads, cfg.heads
+        self.head_dim = cfg.width(dim)
+        self.scale = self.head_dim**-0.5 if cfg.scale is None else cfg.scale
+        self.softcap, self.mask, self.causal, self.dropout = cfg.softcap, cfg.mask, causal, dropout
+        self.prefix_length = cfg.mask.prefix_length
+        self.head_shard: Any = None
+        width, rank = self.heads * self.head_dim, cfg.q_rank
+        if rank is None:
+            self.q = linear(dim, width, False)
+        else:
+            self.q_down = linear(dim, rank, cfg.bias)
+            self.q_norm = build(cfg.latent_norm, rank)
+            self.q_up = linear(rank, width, False)
+        self.kv_down = linear(dim, cfg.kv_rank + cfg.rope_dim, cfg.bias)
+        self.kv_norm = build(cfg.latent_norm, cfg.kv_rank)
+        self.kv_up = linear(cfg.kv_rank, self.heads * (cfg.content_dim + cfg.value_dim), False)
+        out_bias = cfg.bias if cfg.out_bias is None else cfg.out_bias
+        self.out = linear(self.heads * cfg.value_dim, dim, out_bias)
+
+    def forward(self, x: Tensor, flow: Flow, position: Position, kv: Any = None) -> Tensor:
+        """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: its cache."""
+        x = flow.look(self, "in", x)
+        z = flow.look(self, "z", self.mix(x, flow, position, kv))  # (B, H, T, V)
+        return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
+
+    def mix(self, x: Tensor, flow: Flow, position: Position, kv: KV | None) -> Tensor:
+        """x (B, T, C) -> the mixture of values that each head makes for each token (B, H, T, V)."""
+        q = self.queries(x, flow, position)
+        latent, turned = self.latents(x, flow, position)
+        if kv is not None:
+            latent, turned = kv.extend(latent, turned)
+        k, v = self.keys_values(latent, turned, flow, new=x.shape[1])
+        # engines take values as wide as keys
+        wide = F.pad(v, (0, self.head_dim - v.shape[-1]))
+        z = self.attend(flow, q, k, wide, self.self_mask(flow, kv), position)
+        return z[..., : v.shape[-1]]
+
+    def queries(self, x: Tensor, flow: Flow, position: Position) -> Tensor:
+        """x (B, T, C) -> queries (B, H, T, N + R), the last R of each turned by position."""
+        flat = self.q(x) if self.cfg.q_rank is None else self.q_up(self.q_norm(self.q_down(x)))
+        content, turns = self.split(flat).split((self.cfg.content_dim, self.cfg.rope_dim), -1)
+        return flow.look(self, "q", torch.cat((content, position.rotate(turns, flow)), -1))
+
+    def latents(self, x: Tensor, flow: Flow, position: Position) -> tuple[Tensor, Tensor]:
+        """x (B, T, C) -> what a cache keeps: latent vectors (B, 1, T, L), turned keys (B, 1, T, R)."""
+        latent, turns = self.kv_down(x)[:, None].split((self.cfg.kv_rank, self.cfg.rope_dim), -1)
+        return self.kv_norm(latent), position.rotate(turns, flow)
+
+    def keys_values(
+        self, latent: Tensor, turned: Tensor, flow: Flow, new: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keys (B, H, S, N + R) and values (B, H, S, V) of latent vectors (B, 1, S, L).
+
+        A tape sees those of a pass whose tokens are all ``new``.
+        """
+        content, v = (
+            self.kv_up(latent[:, 0])
+            .unflatten(-1, (self.heads, -1))
+            .transpose(1, 2)
+            .split((self.cfg.content_dim, self.cfg.value_dim), -1)
+        )
+        k = torch.cat((content, turned.expand(-1, self.heads, -1, -1)), -1)
+        if k.shape[2] == new:
+            k, v = flow.look(self, "k", k), flow.look(self, "v", v)
+        return k, v

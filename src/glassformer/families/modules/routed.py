@@ -1,0 +1,49 @@
+"""The router of DeepSeek-V3 and its kin: scores, a correction that only chooses, groups of experts.
+
+logits (B, T, E) --sigmoid--> scores --+ correction, best groups, top k--> chosen (B, T, K)
+                                |                                           |
+                                +--- gathered, normed, scaled <-------------+--> weight (B, T, K)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...core.nn.build import builds
+from ...core.nn.experts import MoE
+from ..routed import RoutedMoE
+
+
+@builds(RoutedMoE)
+class RoutedMoEModule(MoE):
+    """A mixture of experts with the choice of a ``RoutedMoE``."""
+
+    cfg: RoutedMoE
+    biases = (*MoE.biases, "correction")
+
+    def __init__(self, cfg: RoutedMoE, dim: int) -> None:
+        super().__init__(cfg, dim)
+        self.correction = nn.Parameter(torch.empty(cfg.experts)) if cfg.correction else None
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, T, E) -> the weights and the numbers of each token's experts (B, T, K)."""
+        cfg = self.cfg
+        scores = logits.sigmoid() if cfg.score == "sigmoid" else logits.softmax(-1)
+        ranks = scores if self.correction is None else scores + self.correction.detach()
+        if cfg.top_groups < cfg.groups:
+            ranks = self.best_groups(ranks)
+        chosen = ranks.topk(cfg.top_k, dim=-1).indices
+        weight = scores.gather(-1, chosen)
+        if cfg.normalize:
+            # sigmoids may all be 0
+            weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
+        return weight * cfg.scale if cfg.scale != 1.0 else weight, chosen
+
+    def best_groups(self, ranks: Tensor) -> Tensor:
+        """The ranks (B, T, E) of experts in each token's best groups, -inf for all others."""
+        groups = ranks.unflatten(-1, (self.cfg.groups, -1))
+        best = groups.topk(self.cfg.group_best, dim=-1).values.sum(-1)  # (B, T, groups)
+        chosen = best.topk(self.cfg.top_groups, dim=-1).indices
+        out = torch.ones_like(best, dtype=torch.bool).scatter(-1, chosen, False)
+        return groups.masked_fill(out[..., None], float("-inf")).flatten(-2)

@@ -19,7 +19,7 @@ import torch
 from glassformer import config
 from glassformer.commands import compare
 from glassformer.core.config import run, serial
-from glassformer.core.files import lock
+from glassformer.runs.signals import lock
 from glassformer.fast.training import execution
 from glassformer.fast.training.allocator import keep_freed_memory, peak_memory, reset_peak_memory
 from glassformer.runs import compare as training

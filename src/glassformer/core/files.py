@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from .errors import UserError, need
+from .errors import UserError
 
 # Every command imports this file: what few of its functions need is imported by them.
 

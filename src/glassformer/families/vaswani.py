@@ -126,6 +126,21 @@ def _rules(stack: str) -> tuple[NameRule, ...]:
     )
 
 
+def are_sines(table: Any) -> bool:
+    """True where a table (position, width) holds the sines of its positions, then their cosines."""
+    import torch
+
+    if table.ndim != 2 or not table.is_floating_point():
+        return False
+    count, width = table.shape
+    waves = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = torch.arange(count, dtype=torch.float64)[:, None] * waves
+    expected = torch.cat((angle.sin(), angle.cos()), -1)[:, :width]
+    error = (table.double() - expected).abs().amax()
+    return bool(error <= 1e-4 + torch.finfo(table.dtype).eps)
+
+
+_POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 _SHARED = "model.shared.weight"
 _TWINS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 
@@ -151,8 +166,8 @@ VASWANI = Recipe(
             *_rules("decoder"),
             NameRule("final_logits_bias", "head.proj.bias", unsqueeze=True),
         ),
-        # the sines
-        ignore=("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"),
+        ignore=_POSITIONS,
+        constants=tuple((name, are_sines) for name in _POSITIONS),
         copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
         renamed=tuple((name, _SHARED) for name in _TWINS),
     ),

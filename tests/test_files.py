@@ -6,7 +6,11 @@ import os
 
 import pytest
 
+import tiny
 from glassformer.core import files
+from glassformer.core.checkpoints.headers import INDEX
+from glassformer.formats import store
+from glassformer.runs import run_file
 from mistakes import mistake
 
 
@@ -40,6 +44,39 @@ def test_what_holds_no_json_object_is_refused_by_name_with_what_to_do(tmp_path, 
 def test_a_folder_is_not_read_as_json(tmp_path):
     with mistake("cannot be read"):
         files.read_json(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "make, why",
+    [
+        (lambda path: path.symlink_to("/dev/zero"), "not a file"),
+        (os.mkfifo, "not a file"),
+        (
+            lambda path: path.touch() or os.truncate(path, files.LARGEST + 1),
+            "more than 268,435,456",
+        ),
+    ],
+)
+def test_devices_pipes_and_endless_files_are_refused_and_nobody_waits(tmp_path, make, why):
+    make(tmp_path / "config.json")
+    with mistake(f"config.json cannot be read .*{why}.*; download it again.$"):
+        files.read_json(tmp_path / "config.json", "download it again")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "run.json", INDEX])
+def test_a_pipe_in_a_model_folder_is_named(tmp_path, name):
+    model = tiny.model(tiny.gpt2())
+    store.save(model, tmp_path / "model")
+    if name == INDEX:
+        (tmp_path / "model" / "model.safetensors").unlink()
+    path = tmp_path / "model" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    if name == "run.json":
+        assert run_file.saved_run(tmp_path / "model") is None
+        return
+    with mistake(f"{name} cannot be read .it is not a file"):
+        store.load(tmp_path / "model")
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077, 0o002])

@@ -255,7 +255,7 @@ glassformer.cli.parser(glassformer.cli.VERBS)
 import glassformer.runs.launch, glassformer.core.generation, glassformer.tasks.evaluation, glassformer.commands.compare
 from pathlib import Path
 try:
-    with glassformer.runs.launch.files.lock(Path(sys.argv[1]), "training"):
+    with glassformer.runs.launch.lock(Path(sys.argv[1]), "training"):
         pass
 except glassformer.UserError as error:
     print(error)

@@ -67,6 +67,12 @@ def test_nothing_new_and_everything_new(folder):
             r"has nothing for "
             r"encoder.blocks.2.attn_norm.weight",
         ),
+        (
+            {"encoder": replace(BERT.encoder, depth=1)},
+            r"has weights that the config has no place for \(encoder.blocks.1.attn_norm.weight,"
+            r" encoder.blocks.1.attn_norm.bias and 14 more\); change only the head or pool",
+        ),
+        ({"embed": replace(BERT.embed, segments=0)}, r"no place for \(embed.segment.weight\)"),
     ],
 )
 def test_a_trunk_that_differs_is_one_sentence(folder, change, text):

@@ -22,6 +22,7 @@ from glassformer.core.checkpoints import tensors as tensorfiles
 from glassformer.core.nn import build_model
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
+from glassformer.runs.signals import lock
 from mistakes import SENTENCES
 from tiny import DECODERS
 
@@ -397,16 +398,16 @@ def full(path):
 
 def test_two_processes_in_one_folder(refused):
     message = "Another process is training in model; wait for it to end or choose another folder"
-    with files.lock(Path("model"), "training"):
+    with lock(Path("model"), "training"):
         refused(message, "train run.toml --out model --resume")
 
 
 def test_a_folder_made_for_nothing_is_gone_and_others_stay(tmp_path):
-    with files.lock(tmp_path / "new", "training"):
+    with lock(tmp_path / "new", "training"):
         assert (tmp_path / "new" / ".lock").exists()
     assert not (tmp_path / "new").exists()
     (tmp_path / "there").mkdir()
-    with files.lock(tmp_path / "there", "training"):
+    with lock(tmp_path / "there", "training"):
         pass
     assert (tmp_path / "there").exists()
 

@@ -19,7 +19,6 @@ import torch
 from glassformer import config
 from glassformer.commands import compare
 from glassformer.core.config import run, serial
-from glassformer.core.files import lock
 from glassformer.fast.training import execution
 from glassformer.fast.training.allocator import keep_freed_memory, peak_memory, reset_peak_memory
 from glassformer.runs import compare as training
@@ -27,6 +26,7 @@ from glassformer.runs import run_config, run_file
 from glassformer.runs.hooks import read_log
 from glassformer.runs.launch import RunResult
 from glassformer.runs.plan import plan_run
+from glassformer.runs.signals import lock
 from glassformer.tasks.objectives import Classify
 from mistakes import SENTENCES
 from terminal import Terminal

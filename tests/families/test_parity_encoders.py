@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
 from glassformer import config
 from glassformer import families as recipes
+from glassformer.core.checkpoints.headers import SINGLE
 from glassformer.core.nn import build_model
 from glassformer.formats import store
 from glassformer.formats.checkpoint import Checkpoint
@@ -334,6 +335,25 @@ def test_a_marian_beside_its_two_vocabularies(tmp_path):
     model, tokenizer = store.load(tmp_path)
     assert tokenizer is None
     equal_pairs(model, reference)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_marian_with_other_positions_than_sines_is_refused(dtype, tmp_path):
+    reference = marian()
+    reference.save_pretrained(tmp_path)
+    table = reference.model.encoder.embed_positions.weight.detach().to(dtype)
+    weights = {key: weight.to(dtype) for key, weight in load_file(tmp_path / SINGLE).items()}
+    for side in ("encoder", "decoder"):
+        name = f"model.{side}.embed_positions.weight"
+        for change in (lambda x: x.flip(0), lambda x: x.roll(1, 1), lambda x: 0 * x):
+            save_file({**weights, name: change(table).contiguous()}, tmp_path / SINGLE)
+            with mistake(f"{name} holds other numbers than the model computes in its place"):
+                store.load(tmp_path)
+        save_file({**weights, name: table}, tmp_path / SINGLE)
+        assert store.load(tmp_path)[0].config.context == 40
+        weights.pop(name, None)
+    save_file(weights, tmp_path / SINGLE)
+    assert store.load(tmp_path)[0].config.context == 40
 
 
 def test_our_2017_model_is_theirs_with_sines_first(tmp_path):

@@ -365,6 +365,39 @@ def test_settings_that_are_missing_or_not_done(kind, message, match, tmp_path):
         torchfiles.load(kind, file_of(line), page)
 
 
+@pytest.mark.parametrize(
+    "word, value, match",
+    [
+        (
+            "n_layer",
+            L - 1,
+            f"has n_layer {L - 1}, and the weights have {L}: transformer.h.{L - 1}.",
+        ),
+        ("n_layer", L + 1, f"has n_layer {L + 1}, and the weights have {L};"),
+        ("n_embd", C + 4, "n_embd"),
+        ("vocab_size", V + 1, "vocab_size"),
+        ("block_size", N - 1, "block_size"),
+    ],
+)
+def test_settings_that_contradict_the_weights_are_refused(word, value, match, tmp_path):
+    file = file_of(written("nanogpt", tmp_path)[0])
+    stored = torch.load(file, weights_only=True)
+    stored["model_args"][word] = value
+    torch.save(stored, file)
+    with mistake(match):
+        torchfiles.load("nanogpt", file)
+
+
+def test_settings_of_a_nanogpt_are_its_models_and_not_those_of_its_last_run(tmp_path):
+    """One that goes on from a checkpoint has its model_args; "config" says what the command did."""
+    file = file_of(written("nanogpt", tmp_path)[0])
+    stored = torch.load(file, weights_only=True)
+    expected = torchfiles.load("nanogpt", file).config
+    stored["config"] |= {"n_head": 1, "dropout": 0.5, "n_layer": L + 3}
+    torch.save(stored, file)
+    assert torchfiles.load("nanogpt", file).config == expected
+
+
 # --------------------------------------------------------------------------------- nothing is run
 
 

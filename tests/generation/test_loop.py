@@ -248,6 +248,7 @@ class Digits:
 
     size = VOCAB
     unk = None
+    ends = ()
     pad: int | None = None
     bos: int | None = 1
     eos: int | None = 0
@@ -434,6 +435,62 @@ def test_greedy_is_transformers(kind, penalty, tmp_path):
             logits = reference(full).logits[0, len(ids) - 1 : -1]
         expected = logits.log_softmax(-1).gather(-1, full[0, len(ids) :, None])[:, 0]
         assert_close(torch.tensor(logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_a_folder_says_what_ends_a_text_as_in_transformers(tmp_path):
+    """The ids of generation_config.json, else of config.json, else the tokenizer's; they stay when
+    the model is saved."""
+    torch.manual_seed(2)
+    kind = transformers.LlamaForCausalLM
+    reference = kind(REFERENCES[kind]).eval()
+    reference.save_pretrained(tmp_path)
+    drawn = greedy(glassformer.load(tmp_path)[0], PROMPTS, 25).tokens
+    tokenizer = glassformer.tokenizer.train("char", ["".join(map(chr, range(97, 97 + VOCAB - 1)))])
+    for stated, beside in (
+        ([drawn[0][4], drawn[3][7]], drawn[0][1]),
+        (drawn[1][5], None),
+        (None, [drawn[0][3], drawn[2][6]]),
+    ):
+        reference.config.eos_token_id = beside
+        reference.generation_config = transformers.GenerationConfig(eos_token_id=stated)
+        reference.save_pretrained(tmp_path)
+        if stated is None:
+            (tmp_path / "generation_config.json").unlink()
+        tokenizer.save(tmp_path)
+        again = kind.from_pretrained(tmp_path)
+        places = [tmp_path]
+        for layout in ("hf", "glassformer"):
+            model, opened = glassformer.load(tmp_path)
+            glassformer.save(model, tmp_path / layout, opened, layout)
+            places.append(tmp_path / layout)
+        for place in places:
+            model, opened = glassformer.load(place)
+            for ids in PROMPTS:
+                query = torch.tensor([ids])
+                full = again.generate(
+                    query,
+                    attention_mask=torch.ones_like(query),
+                    max_new_tokens=25,
+                    do_sample=False,
+                    pad_token_id=0,
+                )
+                assert ids + greedy(model, ids, 25, tokenizer=opened).tokens[0] == full[0].tolist()
+        assert kind.from_pretrained(tmp_path / "hf").generation_config.eos_token_id == (
+            stated or beside
+        )
+
+
+def test_ids_that_end_a_text_stay_beside_what_generation_config_says(tmp_path):
+    tokenizer = glassformer.tokenizer.train("byte")
+    model = build_model(KINDS["rotary"])
+    page = tmp_path / "generation_config.json"
+    page.write_text('{"eos_token_id": [3, 4], "temperature": 0.6}')
+    glassformer.save(model, tmp_path, tokenizer)
+    assert json.loads(page.read_text()) == {"eos_token_id": tokenizer.eos, "temperature": 0.6}
+    for wrong in ('"a"', "[1, null]", "true", "{}"):
+        page.write_text(f'{{"eos_token_id": {wrong}}}')
+        with mistake("generation_config.json is not an id nor a list"):
+            glassformer.load(tmp_path)
 
 
 # ------------------------------------------------------------------------- a real trained model

@@ -13,6 +13,7 @@ from glassformer.formats.data import corpus, tokenising
 from glassformer.runs import launch
 from glassformer.runs.processes import in_pieces
 from glassformer.runs.run_checkpoints import read_json
+from glassformer.runs.signals import lock
 from glassformer.scale import shares
 from glassformer.scale.mesh import Mesh
 from glassformer.scale.parallel import Parallel
@@ -148,7 +149,7 @@ def refused(mesh, folder, out):
     """Messages for a folder that another training holds, for a mistake of the second process alone,
     for settings that do not fit."""
     fields = {"mesh": mesh, "folder": folder, "kind": "dropout"}
-    with files.lock(Path(out), "training") if mesh.is_first else files.temporary(Path(folder), "x"):
+    with lock(Path(out), "training") if mesh.is_first else files.temporary(Path(folder), "x"):
         mesh.gather_json(0)
         results = [ran(out=out, **fields)]
     add = shares._add

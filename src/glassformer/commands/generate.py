@@ -100,8 +100,21 @@ def run(
 
         sampling = generation.Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         only_next = next is not None
+        unread = {
+            "samples": samples != 1,
+            "max-new": max_new not in (1, 256),
+            "temperature": temperature not in (0, 1),
+            "top-k": top_k,
+            "top-p": top_p,
+            "min-p": min_p,
+            "repetition-penalty": repetition_penalty != 1,
+            "stop": stop,
+            "logprobs": logprobs,
+        }
         samples_each = 1 if only_next else samples
-        generation.check_settings(sampling, max_new, samples_each, stop)
+        generation.check_settings(sampling, max_new, samples, stop)
+        for option in (name for name, value in unread.items() if only_next and value):
+            need(False, f"--next shows the model's own probabilities; leave out --{option}.")
         texts: list[str | None] = [*prompt, *(read_prompts(prompts) if prompts else ())] or [None]
         if out is not None:
             options.device = options.for_engine()

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from .errors import UserError, need
+from .errors import UserError
 
 # Every command imports this file: what few of its functions need is imported by them.
 
 JsonObject = dict[str, Any]
+LARGEST = 1 << 28  # bytes of a file that is read whole; tokenizers and indexes have some millions
 
 
 def cache_home() -> Path:
@@ -70,6 +71,25 @@ def nearest_path(path: Path) -> str:
     return f' Did you mean "{path.parent / close[0]}"?' if close else ""
 
 
+def open_regular(path: Path, most: int | None = None) -> IO[bytes]:
+    """A file open to read; OSError for a pipe or a device, and for more than ``most`` bytes."""
+    # a pipe without a writer is opened at once, too
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    status = os.fstat(handle)
+    regular = stat.S_ISREG(status.st_mode)
+    if regular and (most is None or status.st_size <= most):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    reason = f"it has more than {most:,} bytes" if regular else "it is not a file"
+    raise OSError(errno.EINVAL, reason, str(path))
+
+
+def read_bytes(path: Path, most: int = LARGEST) -> bytes:
+    """The bytes of a file; OSError as ``open_regular``."""
+    with open_regular(path, most) as file:
+        return file.read()
+
+
 def read_json(path: Path, fix: str = "restore the file") -> dict[str, Any]:
     """The JSON object in a file; UserError, which ends with ``fix``, where there is none."""
     return json_object(path, str(path), fix)
@@ -88,7 +108,7 @@ def json_object(
 def json_value(text: Path | bytes | str, source: str, fix: str) -> Any:
     """Whatever JSON a file or text holds; UserError as ``read_json`` says."""
     try:
-        return json.loads(text.read_bytes() if isinstance(text, Path) else text)
+        return json.loads(read_bytes(text) if isinstance(text, Path) else text)
     except OSError as error:
         raise UserError(f"{source} cannot be read ({error.strerror}); {fix}.") from None
     except (ValueError, RecursionError) as error:  # ValueError also of bytes that are not UTF-8
@@ -98,7 +118,7 @@ def json_value(text: Path | bytes | str, source: str, fix: str) -> Any:
 def sha256(path: Path) -> str:
     import hashlib
 
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -241,33 +261,6 @@ def try_lock(file: IO[Any], path: Path) -> bool:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except OSError:
         return False
-
-
-@contextlib.contextmanager
-def lock(folder: Path, purpose: str) -> Iterator[None]:
-    """Hold ``folder`` for one process; UserError when another process holds it.
-
-    The operating system drops the lock when the process ends, however it ends. A folder that was
-    made for it and in which nothing came to be is removed again.
-    """
-    is_new, path = not folder.exists(), folder / ".lock"
-    make_folder(folder)
-    with explain_errors(folder):
-        file = path.open("a+")
-    with file:
-        need(
-            try_lock(file, path),
-            f"Another process is {purpose} in {folder}; wait for it to end or "
-            "choose another folder.",
-        )
-        try:
-            yield
-        finally:
-            if is_new:
-                with contextlib.suppress(OSError):
-                    if list(folder.iterdir()) == [path]:
-                        path.unlink()
-                        folder.rmdir()
 
 
 def json_number(value: float) -> float | str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Table:
 
     ``ignore``: names of constants that older files carry. ``copies``: (name, original), where a
     file may repeat a tied weight. ``prefix``: what files saved from the bare model leave away.
-    ``renamed``: (end of a name in some files, what it is here).
+    ``renamed``: (end of a name in some files, what it is here). ``constants``: (name, what is true
+    of its numbers), where the files may hold what the model computes.
     """
 
     rules: tuple[NameRule, ...]
@@ -42,6 +44,7 @@ class Table:
     copies: tuple[tuple[str, str], ...] = ()
     prefix: str = ""
     renamed: tuple[tuple[str, str], ...] = ()
+    constants: tuple[tuple[str, Callable[[Any], bool]], ...] = ()
 
 
 def rules(layers: Mapping[str, str], transpose: bool = False) -> tuple[NameRule, ...]:

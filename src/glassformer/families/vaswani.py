@@ -139,7 +139,22 @@ def _rules(stack: str) -> tuple[NameRule, ...]:
     )
 
 
+def are_sines(table: Any) -> bool:
+    """True where a table (position, width) holds the sines of its positions, then their cosines."""
+    import torch
+
+    if table.ndim != 2 or not table.is_floating_point():
+        return False
+    count, width = table.shape
+    waves = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = torch.arange(count, dtype=torch.float64)[:, None] * waves
+    expected = torch.cat((angle.sin(), angle.cos()), -1)[:, :width]
+    error = (table.double() - expected).abs().amax()
+    return bool(error <= 1e-4 + torch.finfo(table.dtype).eps)
+
+
 SIDES = ("encoder", "decoder")
+_POSITIONS = tuple(f"model.{side}.embed_positions.weight" for side in SIDES)
 _SHARED = "model.shared.weight"
 _TWINS = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 
@@ -154,7 +169,8 @@ def pair_table(*layers: NameRule, sines: bool = True, prefix: str = "") -> Table
             *layers,
             NameRule("final_logits_bias", "head.proj.bias", unsqueeze=True),
         ),
-        ignore=tuple(f"model.{side}.embed_positions.weight" for side in SIDES) if sines else (),
+        ignore=_POSITIONS if sines else (),
+        constants=tuple((name, are_sines) for name in _POSITIONS if sines),
         copies=tuple((name, _SHARED) for name in (*_TWINS, "lm_head.weight")),
         prefix=prefix,
         renamed=tuple((name, _SHARED) for name in _TWINS),

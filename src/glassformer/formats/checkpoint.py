@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import families as recipes
 from ..core import files
-from ..core.checkpoints.headers import INDEX, SINGLE, Headers, read_headers
+from ..core.checkpoints.headers import INDEX, SINGLE, Headers, read_headers, short
 from ..core.config import Model as ModelConfig
 from ..core.config import serial
 from ..core.config.model import long_scalings, stacks
@@ -232,19 +232,26 @@ class Checkpoint:
 
         What the files lack there is drawn with ``seed``, as are all parameters whose names begin as
         those of ``anew``. A recipe has no weights, so all of its model is drawn. Raises UserError
-        as ``model`` does, and where anything but the ends does not fit.
+        as ``model`` does, and where anything but the ends does not fit or would go unused.
         """
         from . import weights
 
         kind = weights.dtype_of(dtype)
         shapes = weights.shapes(cfg)
         source_shapes = {} if self.folder is None else weights.shapes(self.config)
+        left = [path for path in source_shapes if path not in shapes]
+        left = [path for path in left if not path.startswith((*ENDS, *anew))]
         for path, shape in shapes.items() if self.folder is not None else ():
             need(
                 source_shapes.get(path) == shape or path.startswith((*ENDS, *anew)),
                 f"{self.folder} has {source_shapes.get(path, 'nothing')} for {path} and the config "
                 f"wants {shape}; change only the head or pool.",
             )
+        need(
+            not left,
+            f"{self.folder} has weights that the config has no place for "
+            f"({short(left, 2)}); change only the head or pool, or begin from a recipe.",
+        )
         shared = {
             path
             for path, shape in shapes.items()

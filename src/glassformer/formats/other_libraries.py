@@ -17,12 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..core.checkpoints.headers import short
 from ..core.config.embed_head import Embed, Head
 from ..core.config.feedforward import MLP, Activation, FeedForward
 from ..core.config.model import Attention, Block, Decoder, Model, Stack, stacks
 from ..core.config.norm import LayerNorm, Norm, RMSNorm
 from ..core.config.position import Learned, Rotary
-from ..core.errors import need
+from ..core.errors import UserError, need
 from ..families import gpt2
 from ..families.keys import MOST_BLOCKS, MOST_HEADS, MOST_HIDDEN, MOST_TOKENS
 from ..families.names import NameRule, Table, rules
@@ -43,6 +44,29 @@ def _depth(tensors: Tensors, pattern: str) -> int:
     return 1 + max((int(match[1]) for match in matches if match), default=-1)
 
 
+def _with_sizes(
+    stated: Settings, tensors: Tensors, depth: tuple[str, str], sizes: Settings, source: str
+) -> dict[str, Any]:
+    """The settings with what the weights say; UserError where they contradict each other.
+
+    ``depth``: the word for the number of blocks, and the pattern of their names.
+    """
+    word, pattern = depth
+    sizes = {word: _depth(tensors, pattern), **sizes}
+    for key, size in sizes.items():
+        value = stated.get(key)
+        if type(value) is not int or value == size:
+            continue
+        matches = ((name, re.match(pattern, name)) for name in tensors if key == word)
+        beyond = [name for name, match in matches if match and int(match[1]) >= value]
+        extra = f": {short(beyond)} are more than that" if beyond else ""
+        raise UserError(
+            f"{source} (or the settings in the file) has {key} {value}, and the weights have "
+            f"{size}{extra}; use weights and settings that belong together."
+        )
+    return {**stated, **sizes}
+
+
 # ---------------------------------------------------------------------------- nanoGPT and minGPT
 
 HEADS = {"openai-gpt": 12, "gpt2": 12, "gpt2-medium": 16, "gpt2-large": 20, "gpt2-xl": 25}
@@ -60,13 +84,13 @@ def _read_gpt(
     tensors: Tensors, stated: Settings, source: str, mini: bool
 ) -> tuple[Model, Table, Tensors]:
     act: Activation = "gelu_tanh" if mini else "gelu"
-    settings = {**stated, "n_layer": _depth(tensors, LAYER)}
-    settings |= _sizes(
+    sizes = _sizes(
         tensors,
         vocab_size=("transformer.wte.weight", 0),
         n_embd=("transformer.wte.weight", 1),
         block_size=("transformer.wpe.weight", 0),
     )
+    settings = _with_sizes(stated, tensors, ("n_layer", LAYER), sizes, source)
     if mini:
         heads = HEADS.get(str(stated.get("model_type")))
         settings |= {"n_head": stated.get("n_head") or heads, "dropout": stated.get("resid_pdrop")}
@@ -116,7 +140,7 @@ def _read_nanochat(tensors: Tensors, stated: Settings, source: str) -> tuple[Mod
             "nanochat from before January 2026 are read.",
         )
     sizes = _sizes(tensors, n_embd=("transformer.wte.weight", 1))
-    raw = ConfigReader({**stated, **sizes, "n_layer": _depth(tensors, LAYER)}, source)
+    raw = ConfigReader(_with_sizes(stated, tensors, ("n_layer", LAYER), sizes, source), source)
     pattern = raw.value("window_pattern", "L")
 
     wide = '"L": how wide "S" is differs between versions'
@@ -167,13 +191,13 @@ ONLY = (
 
 
 def _read_lens(tensors: Tensors, stated: Settings, source: str) -> tuple[Model, Table, Tensors]:
-    depth, thinks = _depth(tensors, r"blocks\.(\d+)\."), "blocks.0.mlp.W_in" in tensors
+    thinks = "blocks.0.mlp.W_in" in tensors
     kind = "LN" if "ln_final.w" in tensors else None
-    settings = {"eps": 1e-5, "normalization_type": kind, **stated, "n_layers": depth}
+    settings = {"eps": 1e-5, "normalization_type": kind, **stated}
     if stated.get("normalization_type", "") is None:
         settings["normalization_type"] = "none"
     settings["gated_mlp"] = "blocks.0.mlp.W_gate" in tensors
-    settings |= _sizes(
+    sizes = _sizes(
         tensors,
         d_vocab=("embed.W_E", 0),
         d_model=("embed.W_E", 1),
@@ -182,6 +206,8 @@ def _read_lens(tensors: Tensors, stated: Settings, source: str) -> tuple[Model, 
         d_head=("blocks.0.attn.W_Q", 2),
         d_mlp=("blocks.0.mlp.W_in", 1),
     )
+    settings = _with_sizes(settings, tensors, ("n_layers", r"blocks\.(\d+)\."), sizes, source)
+    depth = settings["n_layers"]
     raw = ConfigReader(settings, source)
     for key, only, reason in ONLY:
         raw.only(key, only, f"{reason} read from TransformerLens here")

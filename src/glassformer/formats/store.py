@@ -25,7 +25,7 @@ from ..fast.quantized import QuantizedWeight
 from . import adapters, lora, weights
 from . import quantized_weights as quantized
 from .checkpoint import FORMAT, SOURCE, Checkpoint
-from .tokenizer_forms import settings
+from .tokenizer_forms import GENERATION, settings
 
 if TYPE_CHECKING:
     from ..core.tokenizer import Tokenizer
@@ -121,7 +121,12 @@ def save(
     """
     named: dict[str, Any] = {"labels": labels, "base": base, "source_tokenizer": source_tokenizer}
     contents = {**contents_of(model, tokenizer, layout, **named), **(beside or {})}
-    _commit(Path(folder).expanduser(), contents, tokenizer)
+    path = Path(folder).expanduser() / GENERATION
+    if tokenizer is not None and (tokenizer.ends or path.is_file()):
+        page = files.read_json(path) if path.is_file() else {}
+        page["eos_token_id"] = _token_ids(tokenizer).get("eos_token_id")
+        contents[GENERATION] = _json(page)
+    _commit(path.parent, contents, tokenizer)
 
 
 def contents_of(
@@ -247,9 +252,13 @@ def _state(model: Model) -> dict[str, torch.Tensor]:
     return {name.replace("_orig_mod.", ""): weight for name, weight in lora.weights(model).items()}
 
 
-def _token_ids(tokenizer: Tokenizer | None, spell_out: bool = False) -> dict[str, int | None]:
+def _token_ids(tokenizer: Tokenizer | None, spell_out: bool = False) -> dict[str, Any]:
     """The tokenizer's special ids for config.json; spelled out, null says that there is none."""
-    ids = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
+    ids: dict[str, Any] = {
+        f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")
+    }
+    if tokenizer is not None and tokenizer.ends:
+        ids["eos_token_id"] = [*tokenizer.ends] if tokenizer.ends[1:] else tokenizer.ends[0]
     return {name: id for name, id in ids.items() if spell_out or id is not None}
 
 

@@ -19,7 +19,7 @@ from ..core.tokenizer.tokenizer import EXTRA, Tokenizer
 from ..core.tokenizer.tokenizer_json import USUAL, Roles, Spec, ids_of
 from . import byte_level, sentencepiece, wordpiece
 from . import gguf_tokenizer as gguf
-from .tokenizer_forms import added_token, tokenizer_of
+from .tokenizer_forms import GENERATION, added_token, tokenizer_of
 from .wordpiece import flag
 
 FIX = "restore or fix the file"  # what to do about broken JSON
@@ -61,7 +61,10 @@ def open(path: str | Path, *, kind: str | None = None) -> Tokenizer:
     spec, roles = _read(path, kind, config)
     roles |= _roles(config)
     _extend(spec, path.parent, config)
-    return tokenizer_of(spec, roles, str(path))
+    tokenizer = tokenizer_of(spec, roles, str(path))
+    ends = _ends(path.parent)
+    tokenizer.ends = () if ends in ((), (tokenizer.eos,)) else ends
+    return tokenizer
 
 
 def _find(folder: Path) -> Path:
@@ -245,6 +248,21 @@ def _roles(config: dict[str, Any]) -> Roles:
             if isinstance(token, str) or (token is None and key in config):
                 roles[role] = token or roles.get(role)
     return roles
+
+
+def _ends(folder: Path) -> tuple[int, ...]:
+    """The ids that end what the folder's model writes: its generation_config.json's, else its
+    config.json's."""
+    for name in (GENERATION, "config.json"):
+        ids = _settings(folder / name).get("eos_token_id")
+        ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+        need(
+            all(type(id) is int for id in ids),
+            f'"eos_token_id" in {folder / name} is not an id nor a list of ids; fix it.',
+        )
+        if ids:
+            return tuple(dict.fromkeys(ids))
+    return ()
 
 
 def _listed(folder: Path, config: dict[str, Any]) -> dict[int, Spec]:

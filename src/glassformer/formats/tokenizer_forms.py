@@ -30,6 +30,7 @@ DAMAGE = (LookupError, TypeError, AttributeError, ValueError, OverflowError, Rec
 MOST_GROWTH = 256  # characters made of one; the longest published replacement has 18
 # a part that is named, but by a token that is missing, is an error for these alone
 NEEDED = ("bos", "eos")
+GENERATION = "generation_config.json"  # of a model's folder
 
 
 def from_json(

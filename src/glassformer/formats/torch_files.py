@@ -36,7 +36,7 @@ DATA = re.compile(r"torch\.(\w+Storage|b?float\w+|u?int\d+|bool)")  # named and 
 MOST = 10_000  # values of a tuple in all; a tensor's arguments have some twenty
 MARK = "("
 STATES = ("model", "state_dict", "model_state_dict")  # where a file may keep its weights
-# and where it, or a page beside it, says the rest
+# and where it, or a page beside it, says the rest; the first of them that names a word counts
 SETTINGS = ("model_args", "model_config", "model", "cfg", "config")
 
 
@@ -161,7 +161,7 @@ def load(kind: str, path: Path, settings: Path | None = None) -> Model:
     if isinstance(contents, dict) and kind in ("nanogpt", "mingpt"):
         _refuse_other_kind(kind, contents, tensors, path)
     for table in (contents, stated):
-        for key in SETTINGS:
+        for key in reversed(SETTINGS):
             stated = {**stated, **(_table(table, key) or {})}
     model, names, tensors = peer(tensors, stated, str(page))
     files = in_memory(path, tensors)

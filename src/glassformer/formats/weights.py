@@ -199,6 +199,12 @@ def check(
     problems = [f"the files lack {short(absent)}"] if absent else []
     problems += [f"the model has no place for {short(left_over)}"] if left_over else []
     need(not problems, f"{files.folder}: {', and '.join(problems)}; {_fix(files.folder)}")
+    for name, holds in table.constants:
+        need(
+            name not in present or holds(files.load(name)),
+            f"{files.folder}: {name} holds other numbers than the model computes in its place; use "
+            "a model whose positions are its family's.",
+        )
     for link in present_links:
         params = [torch.empty(shapes[name], device="meta") for name in link.param_names]
         for name, tensor in zip(link.file_names, link.save(params), strict=True):

@@ -279,7 +279,7 @@ def figures(folder: Path) -> dict[str, Any]:
             validated.append(line)
             losses = []
     best = min(validated, key=lambda line: line["valid_loss"])
-    run_info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    run_info = files.read_json(folder / "run.json")
     execution = run_info["execution"]
     return {
         "valid": {name[6:]: value for name, value in best.items() if name.startswith("valid_")},

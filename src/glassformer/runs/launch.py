@@ -49,7 +49,7 @@ from .progress import Live
 from .report import draw, duration
 from .resume import is_stale, must_be_same, restore_newest
 from .run_config import Run
-from .signals import Signals
+from .signals import Signals, lock
 
 MANY_EPOCHS = 20  # times over the text, from which on validation soon rises again
 Sampler = Callable[..., str]
@@ -92,7 +92,7 @@ def run(
     ):
         with mesh.agreeing():
             if mesh.is_first:
-                stack.enter_context(files.lock(out, "training"))
+                stack.enter_context(lock(out, "training"))
                 run_checkpoints.tidy(out)
         before = previous(settings, out, resume, mesh)
         if chosen:

@@ -20,7 +20,7 @@ def saved_run(folder: Path) -> dict[str, Any] | None:
     """Returns the settings of the run in a folder, as ``read_run`` takes them; None where there are
     none that can be read."""
     try:
-        saved = json.loads((folder / "run.json").read_bytes())
+        saved = json.loads(files.read_bytes(folder / "run.json"))
         return {
             "model": saved.get("asked") or saved["model"],
             "data": saved["data"],

@@ -7,12 +7,14 @@ import contextlib
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ..core import files
 from ..core.config.run import PAUSE, PAUSED, STOP
-from ..core.errors import note
+from ..core.errors import need, note
 from ..scale.mesh import ALONE, Mesh
 
 PULSE = 5.0  # seconds between signs of life of a run that waits
@@ -101,3 +103,30 @@ class Signals:
         self._clear()
         for number, handler in self.old.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def lock(folder: Path, purpose: str) -> Iterator[None]:
+    """Hold ``folder`` for one process; UserError when another process holds it.
+
+    The operating system drops the lock when the process ends, however it ends. A folder that was
+    made for it and in which nothing came to be is removed again.
+    """
+    is_new, path = not folder.exists(), folder / ".lock"
+    files.make_folder(folder)
+    with files.explain_errors(folder):
+        file = path.open("a+")
+    with file:
+        need(
+            files.try_lock(file, path),
+            f"Another process is {purpose} in {folder}; wait for it to end or "
+            "choose another folder.",
+        )
+        try:
+            yield
+        finally:
+            if is_new:
+                with contextlib.suppress(OSError):
+                    if list(folder.iterdir()) == [path]:
+                        path.unlink()
+                        folder.rmdir()

@@ -26,6 +26,7 @@ from typing_extensions import TypedDict
 from ..core.errors import need
 from ..core.files import JsonObject
 from ..core.generation.loop import Likely
+from ..core.generation.prompt import end_tokens
 from ..core.generation.sample import Sampling
 from ..core.tokenizer import Tokenizer
 from . import grammars
@@ -145,7 +146,9 @@ async def engine_request(
         need(not body.ignore_eos, "A grammar says where the answer ends; leave out ignore_eos.")
         compile = grammars.guide_factory
         guide = await to_thread.run_sync(compile, tokenizer, vocab, *body.grammar)
-    eos = () if body.ignore_eos or tokenizer.eos is None else (tokenizer.eos,)
+    eos = frozenset() if body.ignore_eos else end_tokens(None, tokenizer)
+    if guide is not None and tokenizer.eos is not None:  # a grammar ends with it
+        eos |= {tokenizer.eos}
     return Request(
         tokens,
         sampling=Sampling(

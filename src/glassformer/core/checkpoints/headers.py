@@ -98,7 +98,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     Raises UserError where the file is cut short, lies about itself or cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with files.open_regular(path) as file:
             head = file.read(8)
         if head == b"version ":
             raise UserError(

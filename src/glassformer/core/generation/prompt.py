@@ -31,10 +31,10 @@ Start: TypeAlias = int | Sequence[int] | None
 
 
 def end_tokens(eos: int | Collection[int] | None, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """The ids that end a text: those given, or else the tokenizer's eos."""
-    if eos is None:
-        eos = () if tokenizer is None or tokenizer.eos is None else tokenizer.eos
-    return frozenset((eos,) if isinstance(eos, int) else eos)
+    """The ids that end a text: those given, or else the tokenizer's."""
+    if eos is None and tokenizer is not None:
+        eos = tokenizer.ends or tokenizer.eos
+    return frozenset((eos,) if isinstance(eos, int) else eos or ())
 
 
 def encode(

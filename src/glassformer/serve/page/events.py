@@ -94,7 +94,7 @@ class Trainings:
             spent = tail.columns["seconds"][-1] if "seconds" in tail.columns else 0.0
         settings: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
-            settings = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
+            settings = json.loads(files.read_bytes(path / RUN_FILE))
         train = settings.get("train", {})
         steps = train.get("steps")
         objective = (train.get("objective") or {}).get("type")

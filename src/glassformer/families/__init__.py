@@ -229,7 +229,7 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
     layouts = [recipe for recipe in all() if added <= recipe.added_types]
     need(
         bool(layouts),
-        f'No published layout holds {", ".join(sorted(added))}; save the model with the layout '
+        f"No published layout holds {', '.join(sorted(added))}; save the model with the layout "
         '"glassformer".',
     )
     model, beside = sentences.write_config(model)

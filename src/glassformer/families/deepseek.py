@@ -30,7 +30,7 @@ NORM = RMSNorm(1e-6)
 
 
 def stretch(factor: float, mscale: float) -> float:
-    """What a YaRN of ``factor`` multiplies by (Peng et al. 2023, section 3.4), weighed."""
+    """The size that a YaRN of ``factor`` gives to what turns (Peng et al. 2023, section 3.4)."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -201,7 +201,9 @@ def _write_rope(model: Model) -> dict[str, Any] | None:
         return table
     factor = getattr(scaling, "factor", 1.0)
     if table is None or factor <= 1:
-        raise UserError("The deepseek layouts multiply scores only where rotary positions are scaled.")
+        raise UserError(
+            "The deepseek layouts multiply scores only where rotary positions are scaled."
+        )
     table["mscale_all_dim"] = round((size - 1.0) / (0.1 * math.log(factor)), 9)
     if table.get("attention_factor") == 1.0:
         table["mscale"] = table["mscale_all_dim"]

@@ -46,7 +46,10 @@ KEYS = decoders.keys(
     mlp=f"{FFN}.expert",
     eps=decoders.eps("rms_norm_eps", 1e-6, f"{ATTN}.qk_norm.eps"),
     rotary=Key(
-        "partial_rotary_factor", "decoder.position", _positions, lambda turn: turn.get("fraction", 1)
+        "partial_rotary_factor",
+        "decoder.position",
+        _positions,
+        lambda turn: turn.get("fraction", 1),
     ),
 )
 M2 = minimax_m2(3072, 62, 48, RoutedMoE(256, 8, GatedMLP(1536), balance_loss=0.001))

@@ -1,9 +1,6 @@
-"""Decoders against transformers: logits, padded rows, cached greedy text, weights both ways, and each
-word of their configs.
-
-bloom, cohere2, codegen, deepseek, exaone4, falcon, gemma3, glm4_moe, gpt_bigcode, gpt_neo,
-gpt_neox, gptj, granite, minimax_m2, mistral, mpt, olmo2, opt, smollm3, stablelm.
-"""
+"""Decoders (bloom, cohere2, codegen, deepseek, exaone4, falcon, gemma3, glm4_moe, gpt_bigcode, gpt_neo,
+gpt_neox, gptj, granite, minimax_m2, mistral, mpt, olmo2, opt, smollm3, stablelm) against transformers:
+logits, padded rows, cached greedy text, weights both ways, and each word of their configs."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ def test_every_family_computes_with_8_and_4_bits(name):
     few = copy.deepcopy(model)
     quantize_weights(model, QuantizedLayout(8))
     now = tiny.logits(model)
-    routed = name in ("mixtral", "deepseek", "noisy", "nanomoe")  # another expert is another answer
+    # another expert is another answer
+    routed = name in ("mixtral", "deepseek", "noisy", "nanomoe", "deepseek_v2", "deepseek_v3")
     assert apart(now, plain) < (0.2 if routed else 0.06)
     assert torch.equal(tiny.logits(copy.deepcopy(model)), now)
     tape = Tape("*")

@@ -30,7 +30,7 @@ NORM = RMSNorm(1e-6)
 
 
 def stretch(factor: float, mscale: float) -> float:
-    """What a YaRN of ``factor`` multiplies by (Peng et al. 2023, section 3.4), weighed."""
+    """The size that a YaRN of ``factor`` gives to what turns (Peng et al. 2023, section 3.4)."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

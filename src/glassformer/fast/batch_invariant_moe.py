@@ -23,6 +23,11 @@ from .quantized import QuantizedWeight
 
 M = TypeVar("M", bound=nn.Module)
 TABLES = ("gate", "up", "down")
+COMPUTED = [
+    (name, getattr(MoE, name))
+    for name in ("forward", "route", "reference", "decode", "grouped_forward", "expert_forward")
+]
+"""What computes a mixture here in place of its methods, which a class must not have changed."""
 
 
 class BatchInvariantMoE(MoE):
@@ -30,6 +35,7 @@ class BatchInvariantMoE(MoE):
 
     def __init__(self, layer: MoE) -> None:
         self.__dict__.update(layer.__dict__)
+        self.__dict__["choose"] = layer.choose  # a router of a family chooses by its rule
         self.packed_router = kernels.pack_fp32(layer.router.matrix().detach().float())
         self.act = partial(in_vectors, layer.act)
         self.packed = {name: _packed(getattr(layer, name)) for name in TABLES}
@@ -69,7 +75,11 @@ def _packed(table: Tensor | None) -> list[kernels.Packed]:
 def batch_invariant_moe(model: M, room: int | None = None) -> tuple[M, int]:
     """A view of ``model`` whose mixtures are exact, and the bytes of their copies; as it is where
     ``room`` is less."""
-    mixtures = [module for module in model.modules() if type(module) is MoE]
+    mixtures = [
+        module
+        for module in model.modules()
+        if isinstance(module, MoE) and all(getattr(type(module), x) is y for x, y in COMPUTED)
+    ]
     tables = [getattr(mixture, name) for mixture in mixtures for name in TABLES]
     nbytes = sum(
         table.nbytes

@@ -130,9 +130,9 @@ class KV:
         old_k, old_v = self.k[:, :, : width - new], self.v[:, :, : width - new]
         if new > 1:  # a chunk may overwrite what its first tokens still look at: look, then write
             visible = torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2)
-        index = slots.index[:, None, :, None].expand(k.shape)
-        self.k.scatter_(2, index, k)
-        self.v.scatter_(2, index, v)
+        index = slots.index[:, None, :, None]
+        self.k.scatter_(2, index.expand(k.shape), k)
+        self.v.scatter_(2, index.expand(v.shape), v)
         return visible if new > 1 else (self.k[:, :, :width], self.v[:, :, :width])
 
     def select(self, rows: RowSelection) -> None:

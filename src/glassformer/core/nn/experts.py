@@ -96,7 +96,8 @@ class MoE(TracedModule):
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, T, E) -> the weights and the numbers of each token's experts (B, T, K)."""
-        weight, chosen = logits.softmax(-1).topk(self.cfg.top_k, dim=-1)
+        router_probs = logits.softmax(-1)
+        weight, chosen = router_probs.topk(self.cfg.top_k, dim=-1)
         return weight / weight.sum(-1, keepdim=True) if self.cfg.normalize else weight, chosen
 
     def dispatch(self, weight: Tensor, chosen: Tensor, flow: Flow) -> Dispatch:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ...core.nn.attention import Attention
 from ...core.nn.build import build, builds
-from ...core.nn.cache import KV
+from ...core.nn.cache import KV, ExternalKV
 from ...core.nn.flow import Flow, TracedModule
 from ...core.nn.layers import linear
 from ...core.nn.position import Position
@@ -48,7 +48,7 @@ class LatentAttentionModule(Attention):
             self.q = linear(dim, width, False)
         else:
             self.q_down = linear(dim, rank, cfg.bias)
-            self.q_norm = build(cfg.latent_norm, rank)
+            self.q_norm: Any = build(cfg.latent_norm, rank)
             self.q_up = linear(rank, width, False)
         self.kv_down = linear(dim, cfg.kv_rank + cfg.rope_dim, cfg.bias)
         self.kv_norm = build(cfg.latent_norm, cfg.kv_rank)
@@ -59,7 +59,12 @@ class LatentAttentionModule(Attention):
     def forward(self, x: Tensor, flow: Flow, position: Position, kv: Any = None) -> Tensor:
         """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: its cache."""
         x = flow.look(self, "in", x)
-        z = flow.look(self, "z", self.mix(x, flow, position, kv))  # (B, H, T, V)
+        z = (
+            kv.attention(self, x, flow, position)[..., : self.cfg.value_dim]
+            if isinstance(kv, ExternalKV)
+            else self.mix(x, flow, position, kv)
+        )
+        z = flow.look(self, "z", z)  # (B, H, T, V)
         return flow.look(self, "write", self.out(z.transpose(1, 2).flatten(2)))
 
     def mix(self, x: Tensor, flow: Flow, position: Position, kv: KV | None) -> Tensor:
@@ -69,20 +74,30 @@ class LatentAttentionModule(Attention):
         if kv is not None:
             latent, turned = kv.extend(latent, turned)
         k, v = self.keys_values(latent, turned, flow, new=x.shape[1])
-        # engines take values as wide as keys
-        wide = F.pad(v, (0, self.head_dim - v.shape[-1]))
-        z = self.attend(flow, q, k, wide, self.self_mask(flow, kv), position)
+        z = self.attend(flow, q, k, self.widened(v), self.self_mask(flow, kv), position)
         return z[..., : v.shape[-1]]
+
+    def qkv(self, x: Tensor, flow: Flow, position: Position) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, C) -> queries, keys and widened values (B, H, T, N + R), which pages keep whole."""
+        q = self.queries(x, flow, position)
+        k, v = self.keys_values(*self.latents(x, flow, position), flow, new=x.shape[1])
+        return q, k, self.widened(v)
+
+    def widened(self, v: Tensor) -> Tensor:
+        """Values (B, H, S, V) with zeros up to the width of keys, which engines take."""
+        return F.pad(v, (0, self.head_dim - v.shape[-1]))
 
     def queries(self, x: Tensor, flow: Flow, position: Position) -> Tensor:
         """x (B, T, C) -> queries (B, H, T, N + R), the last R of each turned by position."""
         flat = self.q(x) if self.cfg.q_rank is None else self.q_up(self.q_norm(self.q_down(x)))
-        content, turns = self.split(flat).split((self.cfg.content_dim, self.cfg.rope_dim), -1)
+        sizes = [self.cfg.content_dim, self.cfg.rope_dim]
+        content, turns = torch.split(self.split(flat), sizes, -1)
         return flow.look(self, "q", torch.cat((content, position.rotate(turns, flow)), -1))
 
     def latents(self, x: Tensor, flow: Flow, position: Position) -> tuple[Tensor, Tensor]:
         """x (B, T, C) -> what a cache keeps: latent vectors (B, 1, T, L), turned keys (B, 1, T, R)."""
-        latent, turns = self.kv_down(x)[:, None].split((self.cfg.kv_rank, self.cfg.rope_dim), -1)
+        sizes = [self.cfg.kv_rank, self.cfg.rope_dim]
+        latent, turns = torch.split(self.kv_down(x)[:, None], sizes, -1)
         return self.kv_norm(latent), position.rotate(turns, flow)
 
     def keys_values(
@@ -92,12 +107,9 @@ class LatentAttentionModule(Attention):
 
         A tape sees those of a pass whose tokens are all ``new``.
         """
-        content, v = (
-            self.kv_up(latent[:, 0])
-            .unflatten(-1, (self.heads, -1))
-            .transpose(1, 2)
-            .split((self.cfg.content_dim, self.cfg.value_dim), -1)
-        )
+        made = self.kv_up(latent[:, 0])
+        made = made.view(*made.shape[:2], self.heads, -1).transpose(1, 2)
+        content, v = torch.split(made, [self.cfg.content_dim, self.cfg.value_dim], -1)
         k = torch.cat((content, turned.expand(-1, self.heads, -1, -1)), -1)
         if k.shape[2] == new:
             k, v = flow.look(self, "k", k), flow.look(self, "v", v)

@@ -20,7 +20,6 @@ class RoutedMoEModule(MoE):
     """A mixture of experts with the choice of a ``RoutedMoE``."""
 
     cfg: RoutedMoE
-    biases = (*MoE.biases, "correction")
 
     def __init__(self, cfg: RoutedMoE, dim: int) -> None:
         super().__init__(cfg, dim)
@@ -42,8 +41,12 @@ class RoutedMoEModule(MoE):
 
     def best_groups(self, ranks: Tensor) -> Tensor:
         """The ranks (B, T, E) of experts in each token's best groups, -inf for all others."""
-        groups = ranks.unflatten(-1, (self.cfg.groups, -1))
+        groups: Tensor = ranks.view(*ranks.shape[:-1], self.cfg.groups, -1)
         best = groups.topk(self.cfg.group_best, dim=-1).values.sum(-1)  # (B, T, groups)
         chosen = best.topk(self.cfg.top_groups, dim=-1).indices
         out = torch.ones_like(best, dtype=torch.bool).scatter(-1, chosen, False)
         return groups.masked_fill(out[..., None], float("-inf")).flatten(-2)
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        if self.correction is not None:
+            nn.init.zeros_(self.correction)

@@ -29,8 +29,8 @@ def run(
 ) -> Iterator[CommandOutput]:
     """Labels each text, or each word where the model is a tagger.
 
-    text TEXT: one or several; - is standard input, one text
-    second TEXT: the other text, where the model reads two
+    text TEXT: one text or several; - is standard input, one text
+    second TEXT: the second text, for models that read pairs
     json: every label's probability as JSON, a text a line
     """
     from ..tasks import predictions

@@ -15,7 +15,7 @@ EXAMPLES = (
 def run(options: ModelOptions, word: str, text: Words = ()) -> CommandOutput:
     """Compares one word's vectors in two texts.
 
-    word WORD: a word that both texts have
+    word WORD: a word in both texts
     text TEXT: the two texts
     json: the cosines as JSON
     """

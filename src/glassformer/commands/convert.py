@@ -43,15 +43,15 @@ def run(
 ) -> None:
     """Saves a model in another layout.
 
-    folder FOLDER: as --out
+    folder FOLDER: the same as --out
     out FOLDER: where to save it
-    layout: hf opens in transformers, gguf (a file, --out NAME.gguf) in llama.cpp (hf where it can)
-    numbers K: of a gguf file: F32, F16, BF16, Q8_0 or Q4_0 (F16; codes stay as they are)
-    from_: MODEL is a file that this library saved
-    config FILE: with --from: JSON that says what its weights do not
+    layout: hf for transformers, gguf (a file, --out NAME.gguf) for llama.cpp (hf if possible)
+    numbers K: number format of a gguf file: F32, F16, BF16, Q8_0 or Q4_0 (F16; codes stay)
+    from_: the library that saved the file MODEL
+    config FILE: with --from: a JSON file with the settings that the weights lack
     tokenizer NAME: the tokenizer to save with it: a name such as gpt2, a file or a folder
-    context N: tokens it is to read, in place of its own number
-    push NAME: the repository on the Hugging Face hub to save it to, such as me/my-model
+    context N: the model's new context, in tokens
+    push NAME: upload it to this repository of the Hugging Face hub, such as me/my-model
     """
     if push is not None:
         from ..formats import hub, store

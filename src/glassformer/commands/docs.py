@@ -14,8 +14,8 @@ EXAMPLES = ("glassformer docs", "glassformer docs learn/04-attention", "glassfor
 def run(page: str = "index", *, print_: bool = False) -> None:
     """Opens a page of the site in a browser.
 
-    page PAGE: a page of it, as learn/04-attention (the first)
-    print_: print where it is, and open nothing
+    page PAGE: a page of the site, such as learn/04-attention (the first)
+    print_: print its address without opening it
     """
     from importlib import resources
 

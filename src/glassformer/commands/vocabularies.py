@@ -31,10 +31,9 @@ def train(
 
     names FILE: files, folders and named corpora
     kind KIND: bpe, wordpiece, unigram, char, byte or words (bpe)
-    size N: entries in all
-    special NAME: a special token besides the usual ones; nothing is learnt across it; may be
-        repeated
-    out DIR: a folder
+    size N: number of entries
+    special NAME: an extra special token; no entry crosses it; may be repeated
+    out DIR: the folder of the tokenizer
     """
     from ..formats import tokenizer_trainers as trainers
     from ..sight.tokens import compare
@@ -93,7 +92,7 @@ def sizes(
 
     names FILE: files, folders and named corpora
     kind KIND: bpe, wordpiece or unigram (bpe)
-    sizes N: entries in all, several
+    sizes N: several numbers of entries
     dim N: width of the embedding
     """
     from ..formats import tokenizer_trainers as trainers

@@ -38,14 +38,14 @@ def run(
     texts: Sequence[str] = [*text, *prompts]
     need(
         not second or len(second) == len(texts),
-        f"There are {len(texts)} texts and {len(second)} second ones; give as many.",
+        f"There are {len(texts)} texts and {len(second)} second texts; give one for each text.",
     )
     model, tokenizer = options.load_with_tokenizer()
     progress = progress_counter("texts")
     if predictions.tags(model.config):
         need(
             not second,
-            "This model gives each word its label and reads one text; leave --second out.",
+            "This model labels words and reads one text at a time; leave --second out.",
         )
         sentences = [sentence.split() for sentence in texts]
         for labels in predictions.tag(

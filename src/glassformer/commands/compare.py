@@ -141,7 +141,7 @@ def compare(
     """
     need(
         minutes is None or tokens is None,
-        "Give --minutes or --tokens, not both: one budget for all.",
+        "Give --minutes or --tokens, not both: all runs share one budget.",
     )
     need(
         minutes is None or 0 < minutes < math.inf,

@@ -63,9 +63,7 @@ def run(
     numbers, rows = estimate.to_dict(), estimate.table()
     if processes is not None:
         if plan is None:
-            raise UserError(
-                "--processes is for a run file, which says the batch and its pieces; give one."
-            )
+            raise UserError("--processes needs a run file with the batch and its pieces; give one.")
         for layout in _layouts(plan, processes):
             numbers["layout"] = layout.to_dict()
             # what is held and sent differs

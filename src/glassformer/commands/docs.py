@@ -22,8 +22,8 @@ def run(page: str = "index", *, print_: bool = False) -> None:
     site = Path(str(resources.files("glassformer"))) / "site"
     need(
         (site / "index.html").exists(),
-        "The site is not built here: run make docs in a checkout of Glassformer; a wheel built "
-        "after that carries it.",
+        "The documentation site is not built; run make docs in a checkout of Glassformer. Wheels "
+        "built after that contain it.",
     )
     page = page.removesuffix(".html").removesuffix(".md").strip("/")
     pages = sorted(

@@ -114,7 +114,7 @@ class Evaluation:
         if paired and isinstance(model.config, config.Decoder):
             need(
                 objective in ("Seq2Seq", None),
-                f"{name} was trained to continue text ({objective}) and writes no "
+                f"{name} was trained to continue text ({objective}) and generates no "
                 "targets; train with "
                 "--objective Seq2Seq, or leave --target and --columns out to measure its loss.",
             )
@@ -125,8 +125,7 @@ class Evaluation:
             return self.score_tags(model, tokenizer)
         need(
             not self.columns,
-            "This model has no labels and writes no targets, so --columns means nothing; leave "
-            "it out.",
+            "This model has neither labels nor targets, so --columns has no effect; leave it out.",
         )
         return self.score_text(model, tokenizer)
 
@@ -226,7 +225,7 @@ class Evaluation:
         ]
         need(
             self.cut in ("no", "end"),
-            f'--cut is "{self.cut}"; texts with labels lose their end, or nothing.',
+            f'--cut is "{self.cut}"; for texts with labels only end is possible.',
         )
         outputs = predictions.classify(
             model,

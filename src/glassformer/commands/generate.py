@@ -230,7 +230,7 @@ def write_continuations(
         resumed = answer_into(out, running, requests, job, line, progress)
         stats = running.stats()
     if resumed:
-        note(f"{resumed:,} were there.")
+        note(f"{resumed:,} were done before.")
     print(f"{count_noun(len(prompts), 'prompt')}, {stats.generated_tokens:,} new tokens in {out}")
 
 

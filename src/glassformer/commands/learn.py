@@ -159,7 +159,7 @@ def hint(name: str, options: LearnOptions, *, all_hints: bool = False) -> Comman
     exercise, folder = find(name, options.exercises), options.out
     count = len(exercise.hints)
     solution = f"glassformer learn solution {exercise.name}"
-    need(count > 0, f"{exercise.name} has no hints; {solution} shows it solved.")
+    need(count > 0, f"{exercise.name} has no hints; {solution} shows the solution.")
     record = progress.read_progress(folder).get(exercise.name, {})
     last = count if all_hints else min(int(record.get("hints", 0)) + 1, count)
     hints = exercise.hints[0 if all_hints else last - 1 : last]
@@ -204,10 +204,10 @@ def _latest_file(folder: Path) -> Path:
             starting.read_source(path)
         except UserError:
             continue
-        note(f"{path}, which was changed last:")
+        note(f"{path}, the file that changed last:")
         return path
     raise UserError(
-        f"There is no exercise begun in {folder.resolve()}; glassformer learn start NAME, or "
+        f"No exercise is started in {folder.resolve()}; run glassformer learn start NAME, or "
         "name a FILE."
     )
 

@@ -68,8 +68,8 @@ def run(
     rate R: learning rate, falling to 0
     """
     if fit is None:
-        need(out is None, "--out goes with --fit DATA; the lens itself is printed.")
-        need(target is None and columns is None, "--target and --columns go with --fit DATA.")
+        need(out is None, "--out needs --fit DATA; without it the lens is printed.")
+        need(target is None and columns is None, "--target and --columns need --fit DATA.")
         need(len(text) == 1, f"There are {count_noun(len(text), 'text')}; give one.")
         from ..sight import TunedLens, logit_lens
 
@@ -92,7 +92,7 @@ def run(
         raise UserError("--fit writes a file; name it: --out FILE.safetensors.")
     need(
         not text and tuned is None,
-        "--fit takes DATA alone; look at a text afterwards, with --tuned.",
+        "--fit takes only DATA; read a text afterwards, with --tuned.",
     )
     from ..sight import fit_tuned_lens, streams
     from ..sight.figures.charts import TableFigure
@@ -104,7 +104,7 @@ def run(
     if model.config.has_source:
         need(
             context is None,
-            "--context cuts a running text; an encoder-decoder's are cut to its context.",
+            "--context is for models that read one text; leave it out for an encoder-decoder.",
         )
         table = read_examples(fit, target, Seq2Seq(), columns)
         texts = [(example.first, example.second or "") for example in table.examples]
@@ -112,7 +112,7 @@ def run(
     else:
         need(
             target is None,
-            "--target is what an encoder-decoder writes; this model reads one text.",
+            "--target is for an encoder-decoder; this model reads one text.",
         )
         corpus = find_corpus(fit, field, separator)
         windows = streams.windows(model, tokenizer, corpus.texts(), context)

@@ -69,7 +69,7 @@ def run(
             return CommandOutput(tokens, prediction_lines(tokens))
         return CommandOutput(tokens[-1]["next"], likely_lines(tokens[-1]))
     if not pattern:
-        need(not edit, "--edit changes values; say which to show, or give --next.")
+        need(not edit, "--edit changes values; name the values to show, or give --next.")
         paths = inspection.paths(options.load()[0])
         options.note_untrained()
         return CommandOutput(paths, paths)

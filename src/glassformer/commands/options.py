@@ -54,7 +54,7 @@ class DeviceOptions:
         default = devices.find(self.device)
         if self.device is not None or default.type == "cpu":
             return str(default)
-        note(f"The engine computes on the CPU; --device {default.type} takes the GPU.")
+        note(f"The engine computes on the CPU; --device {default.type} selects the GPU.")
         return "cpu"
 
 

@@ -85,7 +85,7 @@ def run(
     print(f"http://{name}:{port}/" + (f"?token={token}" if token else ""), flush=True)
     note("The page is at this link; Ctrl-C ends it.")
     if token is not None:
-        note("Whoever has the link can use the models here; what is sent is not encrypted.")
+        note("Anyone with the link can use the models here; traffic is not encrypted.")
     threading.Thread(
         target=_preload_model, args=(entries, page.example_loaded), daemon=True
     ).start()

@@ -58,7 +58,7 @@ def run(
 
     need(
         len(source) < 3,
-        f"--source is given {len(source)} times; give it once, or for each text.",
+        f"There are {len(source)} --source texts; give one, or one for each text.",
     )
     grid = patch_grid(
         *options.load_with_tokenizer(),

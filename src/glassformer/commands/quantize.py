@@ -163,7 +163,7 @@ def quantize(
     if calibrate is not None:
         need(
             tokenizer is not None,
-            f"{model} has no tokenizer, so no text can be read; leave --calibrate out.",
+            f"{model} has no tokenizer, so it cannot read a text; leave --calibrate out.",
         )
         need(
             target is None or opened.config.has_source,
@@ -181,7 +181,7 @@ def quantize(
     if short:
         note(
             f"{short} of {len(report.rows)} matrices have rows shorter than a group of "
-            f"{group}: a scale a row."
+            f"{group}, so each of their rows has one scale."
         )
     return report
 

@@ -78,8 +78,8 @@ def run(
     near = security.is_loopback(host)
     need(
         near or api_key_file is not None or no_api_key,
-        f"--host {host} is reached by others; give --api-key-file F, or --no-api-key to "
-        "let everybody in.",
+        f"Other machines can reach --host {host}; give --api-key-file F, or --no-api-key to "
+        "accept everyone.",
     )
     for address in proxy:
         need(

@@ -93,7 +93,7 @@ def run(
         yield CommandOutput({"source": source, "best": records}, lines)
     unended = sum(hypotheses[0].finish == "length" for hypotheses in outputs)
     if unended:
-        note(f"{unended} of {count} did not come to an end within --max-new {max_new} tokens.")
+        note(f"{unended} of {count} did not end within --max-new {max_new} tokens.")
 
 
 def parse_tokens(words: str, tokenizer: Tokenizer) -> list[int]:

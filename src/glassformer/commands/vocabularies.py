@@ -56,14 +56,14 @@ def train(
         note(
             f'"{name}" is in this text {count_noun(specials_in_text[name], "time")} and was learnt as text; if '
             "it is a special token, "
-            f"give --special '{name}', and if it parts documents, --separator '{name}'."
+            f"give --special '{name}'; if it separates documents, --separator '{name}'."
         )
     if size is None and kind in trainers.SIZED and kind != "words":
         size = trainers.DEFAULT_SIZE
     if size and tokenizer.size < size:
         note(
-            f"This text gives {tokenizer.size:,} entries, not {size:,}: it has no more pieces "
-            "that are worth one."
+            f"This text gives {tokenizer.size:,} entries, not {size:,}: no other piece repeats "
+            "often enough."
         )
     tokenizer.save(out)
     vocabulary = compare.count(tokenizer)

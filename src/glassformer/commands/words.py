@@ -96,7 +96,7 @@ def train(
     path = common.new_file(out, corpus)
     source = find(file_or_input(corpus), field, separator)
     text = vocabulary.index_words(vocabulary.sentences(source.texts()), least, source.name)
-    note(f"{len(text):,} words of {source.name}, {len(text.words):,} different ones.")
+    note(f"{len(text):,} words of {source.name}, {len(text.words):,} of them distinct.")
     model, start = word2vec.Word2Vec(text, settings), time.perf_counter()
     for step in model.train():
         speed = step.done * epochs * len(text) / (time.perf_counter() - start)
@@ -210,7 +210,7 @@ def bag(
     weighting: Any = weigh
     lines = []
     if among is not None:
-        need(bool(text), "There is nothing to look for; give a text.")
+        need(bool(text), "There is no text to search for; give one.")
         from ..formats.data import find
 
         texts = [
@@ -326,7 +326,7 @@ def contexts(
 
     need(
         word is None or len(text) == 2,
-        "A word needs two sentences that have it; give both.",
+        "A word needs two sentences that contain it; give both.",
     )
     entries = CONTEXTS if word is None else ((word, *text),)
     for term, *sentences in entries:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from .commands.parsing import Parser
 
-DESCRIPTION = "The whole Transformer family, trained, run and looked into."
-EPILOG = "glassformer help COMMAND shows what a command takes, with examples."
+DESCRIPTION = "Train, run and inspect the whole Transformer family."
+EPILOG = "glassformer help COMMAND shows a command's options, with examples."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

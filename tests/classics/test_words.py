@@ -541,7 +541,7 @@ def test_slips_are_said(few, tmp_path, terminal):
         (f"score {file}", "nothing to score"),
         ("bag --weigh idf a", "choose one of counts, tfidf"),
         ("contexts x bank 'a bank'", "two sentences"),
-        ("contexts x bank 'a bank' 'a river'", 'does not stand in "a river"'),
+        ("contexts x bank 'a bank' 'a river'", 'is not in "a river"'),
         ("contexts glass/1m bank 'a bank' 'the bank'", "glass/1m"),
     ):
         assert sentence in terminal.refused(f"words {line}"), line

@@ -308,7 +308,7 @@ def test_the_device_is_chosen_said_and_refused(model, tmp_path, terminal, monkey
             assert f"computes on {device} (Pretended GPU) in float32." in terminal.notes
             assert requests.pop() == device
     terminal(f"generate {model} Once --max-new 1 --out {tmp_path}/answers.jsonl")
-    assert "The engine computes on the CPU; --device cuda takes the GPU." in terminal.notes
+    assert "The engine computes on the CPU; --device cuda selects the GPU." in terminal.notes
     assert requests.pop() == "cpu"
     assert "there is cpu, cuda:0 to cuda:1." in terminal.refused(f"{line} --device cuda:2")
     assert devices.find("mps" if torch.backends.mps.is_available() else "cpu")

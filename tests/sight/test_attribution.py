@@ -303,7 +303,7 @@ def test_the_likeliest_at_the_end_and_a_blank_in_an_encoder():
 @pytest.mark.parametrize("name", ["gru", "bahdanau", "reader"])
 def test_a_recurrent_model_has_no_stream(name):
     model = tiny.model(tiny.ALL[name])
-    with pytest.raises(UserError, match="a recurrent model has none; `glassformer saliency`"):
+    with pytest.raises(UserError, match="a recurrent model has none; use `glassformer saliency`"):
         attribute(model, None, **inputs_of(model))
 
 

@@ -96,7 +96,7 @@ def test_a_word_is_found_whole(text, word, right):
 
 def test_one_clear_sentence():
     model, tokenizer = wordy("llama"), train_tokenizer("byte")
-    with pytest.raises(UserError, match='"dog" does not stand in "a big cat sat"'):
+    with pytest.raises(UserError, match='"dog" is not in "a big cat sat"'):
         word_in_contexts(model, tokenizer, "dog", FIRST, SECOND)
     with pytest.raises(UserError, match="no other word"):
         word_in_contexts(model, tokenizer, "cat", "cat", "cat")

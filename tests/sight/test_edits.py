@@ -606,7 +606,7 @@ def test_an_edit_reads_as_it_is_written(line):
         ("__import__('os').system('true')", "is no edit"),
         ("head_of('a', 1)", 'Did you mean "head_off"'),
         ("eval('1')", "There is no edit 'eval'"),
-        ("head_off(open('x'), 1)", "more than texts, numbers"),
+        ("head_off(open('x'), 1)", "only texts, numbers"),
         ("head_off('a')", "missing a required argument: 'head'"),
         ("head_off('a', 1, often=2)", "takes path, head, fill, positions"),
         ("head_off('a', 1, positions='x')", "give a number"),
@@ -646,7 +646,7 @@ def test_a_line_that_is_no_edit_is_refused(line, message):
         ("gru", mask_token(2), "use swap_token"),
         ("gru", head_off("decoder.cells.0", 1), "has no attention"),
         ("bert", scale("pool.write", 1.0, positions=1), "has no positions"),
-        ("gpt2", set_attention(ATTENTION, 0, 2, {5: 1.0}), "may not look at position 5"),
+        ("gpt2", set_attention(ATTENTION, 0, 2, {5: 1.0}), "cannot attend to position 5"),
         ("gpt2", set_attention(ATTENTION, 0, 2, []), "weights are numbers"),
         ("gpt2", set_attention(ATTENTION, 0, 2, {1: -0.5}), "weights are numbers of at least 0"),
         (

@@ -193,7 +193,7 @@ def test_a_grid_of_texts_is_told_in_words():
     ("name", "options", "message"),
     [
         ("gpt2", {"corrupted": CORRUPTED[1:]}, "8 and 7 tokens"),
-        ("gpt2", {"corrupted": CLEAN}, "nothing tells them apart"),
+        ("gpt2", {"corrupted": CLEAN}, "they do not differ"),
         ("gpt2", {"parts": ["residual"]}, 'No block has a part "residual"; there are attn.in'),
         ("gpt2", {"answer": 99}, "out of range"),
         ("gpt2", {"positions": [8]}, "Position 8 is not in the text"),

@@ -147,7 +147,7 @@ def test_one_clear_sentence(tmp_path):
     second_model = tiny.model(tiny.DECODERS["llama"], seed=2)
     with pytest.raises(UserError, match="fitted to another model"):
         logit_lens(second_model, None, [1, 2], tuned=lens)
-    with pytest.raises(UserError, match="too few texts"):
+    with pytest.raises(UserError, match="a held-out text"):
         fit_tuned_lens(model, texts(model)[:1])
     with pytest.raises(UserError, match="give 1 or more"):
         fit_tuned_lens(model, texts(model), steps=0)
@@ -180,8 +180,8 @@ def test_the_command(tmp_path, terminal):
     for words, sentence in (
         (f"--fit {data}", "--fit writes a file"),
         ("a b", "There are 2 texts; give one"),
-        (f"a --out {out}", "--out goes with --fit"),
-        (f"a --fit {data} --out {out}", "--fit takes DATA alone"),
+        (f"a --out {out}", "--out needs --fit"),
+        (f"a --fit {data} --out {out}", "--fit takes only DATA"),
     ):
         assert sentence in terminal.refused(f"{line} {words}")
 
@@ -223,8 +223,11 @@ def test_the_command_fits_an_encoder_decoder_on_pairs(tmp_path, terminal, monkey
     output = terminal("lens model two --source one --tuned own.safetensors")
     assert output.startswith("tuned lens")
     for words, sentence in (
-        ("two --source one --target b.txt", "go with --fit"),
-        ("--fit a.txt --out again.safetensors --context 8", "--context cuts a running text"),
+        ("two --source one --target b.txt", "need --fit"),
+        (
+            "--fit a.txt --out again.safetensors --context 8",
+            "--context is for models that read one text",
+        ),
         ("--fit a.txt --target c.txt --out again.safetensors", "c.txt"),
     ):
         assert sentence in terminal.refused(f"lens model {words}")

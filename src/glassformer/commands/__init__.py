@@ -3,64 +3,62 @@ TASKS. None imports torch before it runs."""
 
 GROUPS = {
     "train": {
-        "train": "Train a model as the run file RUN.toml says, or with the defaults.",
-        "compare": "Several models on the same data under one budget: one table and one picture.",
-        "average": "One model of the mean weights of a run's last checkpoints.",
-        "data": "A corpus: what it holds and where it lies.",
-        "cost": "Parameters, FLOPs and memory, from the config alone.",
-        "recipes": "The families and their sizes.",
+        "train": "Train a model from a run file, or with settings chosen from the text.",
+        "compare": "Train several models on the same data and budget; compare them in a table and a "
+        "picture.",
+        "average": "Average the weights of a run's last checkpoints into one model.",
+        "data": "Describe a corpus: its contents and its location.",
+        "cost": "Compute parameters, FLOPs and memory from the config alone.",
+        "recipes": "List the families and their sizes.",
     },
     "use": {
         "generate": "Continue a text, token by token.",
-        "translate": "From a source text to a target text (translation, summaries): the best that a "
-        "beam search finds.",
+        "translate": "Translate or summarise a source text by beam search.",
         "fill": "Fill the blanks of a text, written ___ or as the tokenizer's mask token.",
-        "embed": "One vector for each text, and how alike the texts are.",
-        "classify": "The label of each text or pair of texts, or of each word.",
-        "eval": "How well a model predicts a text; how good its translations are; how often its "
-        "labels are right.",
+        "embed": "Embed each text as a vector; compare the texts.",
+        "classify": "Label each text, each pair of texts, or each word.",
+        "eval": "Evaluate a model: the loss of a text, the quality of translations, the accuracy of "
+        "labels.",
     },
     "inspect": {
-        "look": "Any named value inside the model while it reads a text.",
-        "why": "One number of a forward pass, opened to its arithmetic: its operands and their "
+        "look": "Show any named value inside the model while it reads a text.",
+        "why": "Explain one number of a forward pass: its arithmetic, its operands and their "
         "addresses.",
-        "lens": "What each depth of a model would say: the logit lens, and a tuned lens.",
-        "attribution": "What each head, MLP, expert, embedding and bias added to a logit.",
-        "patch": "Where what tells two texts apart passes through: activation patching, layer by "
+        "lens": "Show what each layer would predict: the logit lens and the tuned lens.",
+        "attribution": "Show how much each head, MLP, expert, embedding and bias added to a logit.",
+        "patch": "Locate the difference between two texts in the model: activation patching, layer by "
         "layer.",
-        "saliency": "What an answer owes to each token of the text: gradients and integrated "
-        "gradients.",
-        "neurons": "Where in a corpus a neuron, or an expert's share of the router, is greatest.",
-        "heads": "What each attention head does, as numbers: previous, induction, duplicate, sink, "
-        "beside a baseline.",
-        "contexts": "One word in two texts: how alike its vectors are, layer by layer.",
-        "masks": "Who may look at whom: a rule's picture and the pairs it visits.",
-        "verify": "Exactness: cache, padding, engines, formats, saved weights, each beside the "
-        "plain pass, with its bound.",
+        "saliency": "Score each token of the text by its influence on the answer: gradients and "
+        "integrated gradients.",
+        "neurons": "Find the texts of a corpus where a neuron, or a router's share for an expert, is "
+        "greatest.",
+        "heads": "Score each attention head: previous token, induction, duplicate, sink, each with a "
+        "baseline.",
+        "contexts": "Compare one word's vectors in two texts, layer by layer.",
+        "masks": "Draw an attention mask, and count the pairs of tokens that it allows.",
+        "verify": "Check that cache, padding, engines, formats and saved weights match the plain pass "
+        "within a bound.",
     },
     "serve and convert": {
-        "serve": "Models behind the paths of OpenAI's API: completions, chat, embeddings; and a "
-        "look inside.",
-        "page": "All of it in a browser: type a sentence, look inside; watch a training.",
-        "convert": "Save a model in another layout: Hugging Face's or our own; or another library's "
-        "file as a model.",
-        "quantize": "Weights of 8 or 4 bits, and what that costs: by layer and matrix, in logits, "
-        "perplexity and size.",
+        "serve": "Serve models by OpenAI's API: completions, chat, embeddings; and inspection.",
+        "page": "Open the page in a browser: explore a model, or watch a training.",
+        "convert": "Save a model in another layout (Hugging Face, GGUF), or import another library's "
+        "file.",
+        "quantize": "Quantise weights to 8 or 4 bits, and measure the loss by layer and matrix, in "
+        "logits, perplexity and size.",
     },
     "tokens and words": {
-        "tokens": "A text as tokens, under several tokenizers side by side; train one; how large it "
-        "should be.",
-        "words": "Words as numbers: word2vec, bags of words, one word in two contexts.",
+        "tokens": "Compare tokenizers on a text, train one, or choose its size.",
+        "words": "Train and compare word vectors: word2vec, bags of words, one word in two contexts.",
     },
     "learn and help": {
-        "learn": "Exercises that check themselves: a file with TODOs, a check in seconds, hints, "
-        "the solution.",
-        "define": "A term of the field: a sentence, the formula, the line of code, a number of a "
-        "model.",
-        "docs": "The site: the course, how to do each task, the reference; opened offline.",
-        "doctor": "What computes on this machine and why: versions, processor, kernels, threads, "
+        "learn": "Solve exercises with automatic checks: a file with TODOs, hints, the solution.",
+        "define": "Define a term of the field: a sentence, the formula, the line of code, a number of "
+        "a model.",
+        "docs": "Open the documentation site offline: course, tasks, reference.",
+        "doctor": "Show what computes on this machine and why: versions, processor, kernels, threads, "
         "memory.",
-        "completion": "What teaches a shell to complete commands, options and settings with the tab "
+        "completion": "Print a shell script that completes commands, options and settings with the tab "
         "key.",
     },
 }

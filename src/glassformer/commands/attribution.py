@@ -29,11 +29,11 @@ def run(
 ) -> CommandOutput:
     """Attributes a logit to the parts of a model.
 
-    token WORD: whose logit: a token, or a label by name or number (the likeliest)
-    against WORD: less the logit of this one
-    of: of a token or of a classifier's label (what there is)
-    top N: the N parts that added or took most
-    json: every part as JSON
+    token WORD: the token, or the label by name or number, to explain (the likeliest)
+    against WORD: subtract the logit of this token or label
+    of: explain a token's logit or a classifier's label (the one the model has)
+    top N: the N components with the largest contributions
+    json: every component as JSON
     """
     from .. import sight as inspection
     from ..formats.checkpoint import Checkpoint

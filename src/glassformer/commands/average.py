@@ -13,8 +13,8 @@ EXAMPLES = ("glassformer average out/mine --last 5 --out out/averaged",)
 def run(folder: Path, *, last: int = 5, out: str, use: Words = ()) -> None:
     """Saves one model of the mean weights of a run's last checkpoints.
 
-    folder DIR: the folder of a run, as given to train --out
-    last N: the last N checkpoints it keeps
+    folder DIR: the folder of a run (train --out)
+    last N: number of last checkpoints to average
     out FOLDER: where to save the model
     """
     from ..formats import store

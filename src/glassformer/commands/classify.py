@@ -29,8 +29,8 @@ def run(
 ) -> Iterator[CommandOutput]:
     """Labels each text, or each word where the model is a tagger.
 
-    text TEXT: one or several; - is standard input, one text
-    second TEXT: the other text, where the model reads two
+    text TEXT: one text or several; - is standard input, one text
+    second TEXT: the second text, for models that read pairs
     json: every label's probability as JSON, a text a line
     """
     from ..tasks import predictions
@@ -38,14 +38,14 @@ def run(
     texts: Sequence[str] = [*text, *prompts]
     need(
         not second or len(second) == len(texts),
-        f"There are {len(texts)} texts and {len(second)} second ones; give as many.",
+        f"There are {len(texts)} texts and {len(second)} second texts; give one for each text.",
     )
     model, tokenizer = options.load_with_tokenizer()
     progress = progress_counter("texts")
     if predictions.tags(model.config):
         need(
             not second,
-            "This model gives each word its label and reads one text; leave --second out.",
+            "This model labels words and reads one text at a time; leave --second out.",
         )
         sentences = [sentence.split() for sentence in texts]
         for labels in predictions.tag(

@@ -93,7 +93,7 @@ def new_file(out: str | Path, *inputs: str | Path | None) -> Path:
         name is not None and Path(name).exists() and path.samefile(name) for name in inputs
     ):
         raise UserError(
-            f"{path} is what is read here, and would be written over; give another name."
+            f"--out {path} would overwrite an input of this command; give another name."
         )
     return path
 

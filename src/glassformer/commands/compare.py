@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..sight.figures.charts import Curves
 
 EXAMPLES = ("glassformer compare a.toml b.toml --minutes 5",)
-EPILOG = "The runs are trained one after the other; what is finished is not done again."
+EPILOG = "The runs train one after the other. Finished runs are not repeated."
 BAG = "bag-of-words"
 
 
@@ -46,17 +46,17 @@ def run(
     """Trains several models on the same data under one budget.
 
     runs RUN.toml: run files with the same data and objective
-    minutes M: train each for about so long, validation not counted
-    tokens N: train each on so many tokens, rows counted as full
-    vary NAME=V,...: each run with each value; may be repeated
-    seeds N: each N times, seeds counting on: mean and spread
-    bag: beside them, for labels: a bag of words (TF-IDF)
-    out DIR: where the runs go
+    minutes M: train each model for about M minutes, validation not counted
+    tokens N: train each model on N tokens, every row counted as full
+    vary NAME=V,...: train each run with each value; may be repeated
+    seeds N: train each N times with consecutive seeds, for mean and spread
+    bag: add a bag of words (TF-IDF) as a baseline, for labels
+    out DIR: the folder of the runs
     json: the figures as JSON
 
     a test set, read by the best checkpoint of each run: BLEU, or accuracy
-    test FILE: examples, or their sources
-    target FILE: the file with the right targets, line by line
+    test FILE: examples, or only their sources
+    target FILE: the reference targets, line by line
     beams K: width of the beam search
     lengths N,...: BLEU by length (10,15,20)
     """
@@ -141,7 +141,7 @@ def compare(
     """
     need(
         minutes is None or tokens is None,
-        "Give --minutes or --tokens, not both: one budget for all.",
+        "Give --minutes or --tokens, not both: all runs share one budget.",
     )
     need(
         minutes is None or 0 < minutes < math.inf,

@@ -28,10 +28,10 @@ compdef _glassformer glassformer""",
 
 
 def run(shell: Literal["bash", "zsh", "fish", "words"], words: Words = ()) -> None:
-    """Prints what teaches a shell to complete the command line.
+    """Prints a shell script that completes the command line.
 
-    shell: words: what may stand where the last WORD does
-    words WORD: with words: the command line as far as it goes
+    shell: the shell; words prints the completions of the last WORD
+    words WORD: with words: the command line so far
     """
     print(SHELLS[shell] if shell in SHELLS else "\n".join(candidates(words)))
 

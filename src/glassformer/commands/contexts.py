@@ -15,11 +15,11 @@ EXAMPLES = (
 def run(options: ModelOptions, word: str, text: Words = ()) -> CommandOutput:
     """Compares one word's vectors in two texts.
 
-    word WORD: a word that both texts have
+    word WORD: a word in both texts
     text TEXT: the two texts
     json: the cosines as JSON
     """
-    need(len(text) == 2, f"There are {len(text)} texts; give two that have the word.")
+    need(len(text) == 2, f"There are {len(text)} texts; give two texts with the word.")
     from .. import sight as inspection
 
     results = inspection.word_in_contexts(*options.load_with_tokenizer(), word, *text)

@@ -43,22 +43,22 @@ def run(
 ) -> None:
     """Saves a model in another layout.
 
-    folder FOLDER: as --out
+    folder FOLDER: the same as --out
     out FOLDER: where to save it
-    layout: hf opens in transformers, gguf (a file, --out NAME.gguf) in llama.cpp (hf where it can)
-    numbers K: of a gguf file: F32, F16, BF16, Q8_0 or Q4_0 (F16; codes stay as they are)
-    from_: MODEL is a file that this library saved
-    config FILE: with --from: JSON that says what its weights do not
+    layout: hf for transformers, gguf (a file, --out NAME.gguf) for llama.cpp (hf if possible)
+    numbers K: number format of a gguf file: F32, F16, BF16, Q8_0 or Q4_0 (F16; codes stay)
+    from_: the library that saved the file MODEL
+    config FILE: with --from: a JSON file with the settings that the weights lack
     tokenizer NAME: the tokenizer to save with it: a name such as gpt2, a file or a folder
-    context N: tokens it is to read, in place of its own number
-    push NAME: the repository on the Hugging Face hub to save it to, such as me/my-model
+    context N: the model's new context, in tokens
+    push NAME: upload it to this repository of the Hugging Face hub, such as me/my-model
     """
     if push is not None:
         from ..formats import hub, store
 
         need(
             not (out or folder or from_) and layout != "gguf",
-            "--push saves a model that is a folder to the hub; leave --out and --from out.",
+            "--push uploads a model folder to the hub; leave --out and --from out.",
         )
         net, its_tokenizer = store.load(model, context=context)
         print(hub.push(net, push, its_tokenizer, layout=layout))  # type: ignore[arg-type]  # no GGUF
@@ -118,12 +118,12 @@ def convert(
     need(numbers is None or to_gguf, "--numbers goes with --layout gguf.")
     need(
         library != "gguf" or (model.endswith(".gguf") and Path(model).is_file()),
-        f"{model} is no .gguf file; name one.",
+        f"{model} is not a .gguf file; give one.",
     )
     library = None if library == "gguf" else library
     need(
         not to_gguf or (library is None and config is None),
-        "--layout gguf writes a model that is a folder; convert it first.",
+        "--layout gguf needs a model folder; convert the file to a folder first.",
     )
     need(
         not to_gguf or out.endswith(".gguf"),
@@ -133,7 +133,7 @@ def convert(
     need(config is None or library is not None, "--config goes with --from.")
     need(
         context is None or library is None,
-        "--context is for a model that is a folder; convert the file first.",
+        "--context needs a model folder; convert the file to a folder first.",
     )
     # opened before a large model is
     named_tokenizer = None if tokenizer is None else pretrained.find(tokenizer)
@@ -151,15 +151,15 @@ def convert(
     if to_gguf:
         if fitting is None:
             note(
-                "This model has no tokenizer, so llama.cpp will read ids alone; --tokenizer NAME "
-                "adds one."
+                "This model has no tokenizer, so llama.cpp will accept only ids; --tokenizer "
+                "NAME adds one."
             )
         numbers = (numbers or "F16").upper()
         tensor_counts = gguf.save(
             net, path, numbers, fitting, _gguf_name(model, opened)
         ).most_common()
         tensors = ", ".join(f"{count} of {kind}" for kind, count in tensor_counts)
-        note(f"Tensors by their numbers: {tensors}.")
+        note(f"Number formats of the tensors: {tensors}.")
     else:
         folder_layout: Any = layout or (None if quantized(net) else "hf")
         store.save(
@@ -190,7 +190,7 @@ def _check_vocabulary(tokenizer: Any, name: str | None, model: Any) -> None:
         letters = f", for a model of characters without a special token: {LETTERS}"
         raise UserError(
             f"{name} has {tokenizer.size} tokens, the model only {rows}; give the "
-            f"one it has{letters if rows < SMALL else '.'}"
+            f"model's own tokenizer{letters if rows < SMALL else '.'}"
         )
 
 

@@ -25,8 +25,7 @@ USAGE = (
     "FILE] [--NAME VALUE ...]"
 )
 EPILOG = (
-    "NAME is a recipe or a folder. Settings of the model, and of a run file, as train takes "
-    "them: --decoder.depth 8."
+    "NAME is a recipe or a folder. Settings have the same names as in train: --decoder.depth 8."
 )
 
 
@@ -37,11 +36,11 @@ def run(
     processes: Count | None = None,
     use: Words = (),
 ) -> CommandOutput:
-    """Counts parameters, FLOPs and memory, from the config alone.
+    """Computes parameters, FLOPs and memory from the config alone.
 
-    batch N: rows in a batch; a run file computes it in train.accumulate pieces
+    batch N: rows in a batch; with a run file, split into train.accumulate pieces
     context N: tokens in a row (the model's context)
-    processes N: a run file on so many processes: what each holds and receives
+    processes N: memory and traffic of each of N processes that share a run file
     """
     from ..runs import run_file
     from ..scale.cost import cost
@@ -64,9 +63,7 @@ def run(
     numbers, rows = estimate.to_dict(), estimate.table()
     if processes is not None:
         if plan is None:
-            raise UserError(
-                "--processes is for a run file, which says the batch and its pieces; give one."
-            )
+            raise UserError("--processes needs a run file with the batch and its pieces; give one.")
         for layout in _layouts(plan, processes):
             numbers["layout"] = layout.to_dict()
             # what is held and sent differs

@@ -16,7 +16,7 @@ EXAMPLES = (
 def run(term: Words = ()) -> CommandOutput:
     """Defines a term of the field.
 
-    term TERM: a term, or another of its names; none lists them all
+    term TERM: a term or a synonym; none lists all terms
     """
     from ..learn import glossary
 

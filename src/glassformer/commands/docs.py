@@ -14,16 +14,16 @@ EXAMPLES = ("glassformer docs", "glassformer docs learn/04-attention", "glassfor
 def run(page: str = "index", *, print_: bool = False) -> None:
     """Opens a page of the site in a browser.
 
-    page PAGE: a page of it, as learn/04-attention (the first)
-    print_: print where it is, and open nothing
+    page PAGE: a page of the site, such as learn/04-attention (the first)
+    print_: print its address without opening it
     """
     from importlib import resources
 
     site = Path(str(resources.files("glassformer"))) / "site"
     need(
         (site / "index.html").exists(),
-        "The site is not built here: run make docs in a checkout of Glassformer; a wheel built "
-        "after that carries it.",
+        "The documentation site is not built; run make docs in a checkout of Glassformer. Wheels "
+        "built after that contain it.",
     )
     page = page.removesuffix(".html").removesuffix(".md").strip("/")
     pages = sorted(

@@ -30,10 +30,10 @@ def run(
 ) -> Iterator[CommandOutput]:
     """Embeds each text as one vector.
 
-    text TEXT: one or several; - is standard input, one text
+    text TEXT: one text or several; - is standard input, one text
     out FILE: save the vectors as "vectors" (texts, width) in a .safetensors file; - is standard
         output
-    prompt_name NAME: the model's prompt of this name stands before each text, such as query
+    prompt_name NAME: put the model's prompt of this name before each text, such as query
     json: the vectors as JSON, a text a line
     """
     import torch

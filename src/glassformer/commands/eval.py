@@ -22,8 +22,8 @@ EXAMPLES = (
     "glassformer eval out/pair --data test.en --target test.de --json",
 )
 EPILOG = (
-    "What is measured follows from the model: a text's loss; BLEU and chrF from source to "
-    "target; accuracy; entities."
+    "The model decides the metric: loss of a text, BLEU and chrF of translations, accuracy of "
+    "labels, or entities."
 )
 
 
@@ -114,7 +114,7 @@ class Evaluation:
         if paired and isinstance(model.config, config.Decoder):
             need(
                 objective in ("Seq2Seq", None),
-                f"{name} was trained to continue text ({objective}) and writes no "
+                f"{name} was trained to continue text ({objective}) and generates no "
                 "targets; train with "
                 "--objective Seq2Seq, or leave --target and --columns out to measure its loss.",
             )
@@ -125,8 +125,7 @@ class Evaluation:
             return self.score_tags(model, tokenizer)
         need(
             not self.columns,
-            "This model has no labels and writes no targets, so --columns means nothing; leave "
-            "it out.",
+            "This model has neither labels nor targets, so --columns has no effect; leave it out.",
         )
         return self.score_text(model, tokenizer)
 
@@ -226,7 +225,7 @@ class Evaluation:
         ]
         need(
             self.cut in ("no", "end"),
-            f'--cut is "{self.cut}"; texts with labels lose their end, or nothing.',
+            f'--cut is "{self.cut}"; for texts with labels only end is possible.',
         )
         outputs = predictions.classify(
             model,
@@ -289,37 +288,37 @@ def run(
 ) -> None:
     """Measures a model by its shape.
 
-    data FILE: a file, a folder or a named corpus; examples
+    data FILE: a file, a folder or a named corpus; for translations and labels, examples
     json: the figures as JSON
     batch N: windows or texts at once (8, texts 32)
 
     the loss of a text; every token is counted once
     field NAME: the text field of JSONL
-    separator TEXT: what parts a plain file's documents (nothing)
-    context N: tokens a window holds (the model's context)
-    stride N: how far windows move on (half of the context)
+    separator TEXT: the separator between documents of a plain file (none)
+    context N: tokens in a window (the model's context)
+    stride N: distance between windows in tokens (half of the context)
 
     tasks of lm-evaluation-harness, instead of --data: multiple choice, zero-shot or few-shot
     tasks T,...: such as hellaswag,arc_easy,piqa
-    shots N: examples in front of each question (the task's own)
+    shots N: examples before each question (the task's default)
     limit N: only the first N questions of each task
-    task_files DIR: a folder with tasks of your own, as YAML
+    task_files DIR: a folder with your own tasks as YAML
 
-    examples: from source to target, or from text to label
-    target FILE: the file with the right targets, line by line
-    columns P=C,...: what a table calls its parts: text=0,label=1
-    before TEXT: what stands before each source ("summarize: ")
+    translations and labels, with examples as --data
+    target FILE: the reference targets, line by line
+    columns P=C,...: the columns of a table: text=0,label=1
+    before TEXT: a prefix of each source, such as "summarize: "
     figures F,...: bleu, chrf, rouge1, rouge2, rougeL, exact
     beams K: width of the beam search; 1: greedy (5)
-    length_penalty A: as in translate (1)
-    max_new N: tokens a target may have
-    cut SIDE: what a source too long loses: end, start (refused)
-    lower: ignore capitals
-    tokenised: texts are parted at white space, as older papers do
-    whole_words: put words cut in @@ pieces together first
-    lengths N,...: figures by source length, borders in words
-    out FILE: write what the model wrote, line by line; - is standard output, the figures then go
-        to standard error
+    length_penalty A: 0 favours short texts, 2 long ones (1)
+    max_new N: at most N tokens in a target
+    cut SIDE: truncate long sources at the end or start (by default they are refused)
+    lower: compare in lower case
+    tokenised: split texts at white space, as older papers do
+    whole_words: first join words from their @@ pieces
+    lengths N,...: figures by source length, with these borders in words
+    out FILE: save the model's output, line by line; - is standard output (figures then go to
+        standard error)
     """
     out = evaluation.out
     need(

@@ -25,8 +25,8 @@ def run(
     """Fills the blanks of each text.
 
     text TEXT: such as "The capital of France is ___."; - is standard input
-    top N: the N likeliest
-    order: several blanks: each by itself, or together, from the left or the surest first (apart)
+    top N: the N likeliest tokens
+    order: several blanks: each alone (apart), or together from the left or the surest first (apart)
     json: tokens and probabilities as JSON
     """
     from ..tasks import predictions

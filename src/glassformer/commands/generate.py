@@ -78,22 +78,22 @@ def run(
 ) -> None:
     """Continues prompts, token by token.
 
-    prompt PROMPT: one or several; - is standard input; none: begin
+    prompt PROMPT: one prompt or several; - is standard input; none starts an empty text
     batch N: prompts at once
-    max_new N: at most N tokens
+    max_new N: at most N new tokens
     temperature T: 0 takes the likeliest token (1)
     top_k K: draw from the K likeliest tokens
     top_p P: draw from the likeliest tokens with mass P
     min_p P: draw from tokens P times as likely as the likeliest
     repetition_penalty R: above 1: repeat less (1)
     stop TEXT: end before this text; may be repeated
-    slide: go on past the context, reading its last half again
+    slide: continue past the context by reading its last half again
     samples N: N continuations of each prompt
     seed S: the same seed gives the same text
-    next N: only show the N likeliest next tokens of each prompt
-    logprobs N: with each token the N likeliest in its place
+    next N: show only the N likeliest next tokens of each prompt
+    logprobs N: show the N likeliest alternatives of each token
     json: tokens, log-probabilities and texts as JSON
-    out FILE.jsonl: a JSON line for each continuation; stopped, it goes on where it was
+    out FILE.jsonl: a JSON line for each continuation; run it again to resume
     """
     with prompt_reader(options.device, out) as (reader, is_first):
         from ..core import config, generation
@@ -243,7 +243,7 @@ def write_continuations(
         resumed = answer_into(out, running, requests, job, line, progress)
         stats = running.stats()
     if resumed:
-        note(f"{resumed:,} were there.")
+        note(f"{resumed:,} were done before.")
     print(f"{count_noun(len(prompts), 'prompt')}, {stats.generated_tokens:,} new tokens in {out}")
 
 

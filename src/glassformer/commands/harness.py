@@ -30,8 +30,8 @@ def harness_model(
         from lm_eval.models.utils import normalize_gen_kwargs
     except ImportError:
         raise UserError(
-            "Tasks need lm-evaluation-harness: pip install lm_eval (some 700 MB with what it "
-            "needs)."
+            "Tasks need lm-evaluation-harness: pip install lm_eval (about 700 MB with its "
+            "dependencies)."
         ) from None
     from ..core import generation
     from ..core.tokenizer.framing import document_start
@@ -42,8 +42,8 @@ def harness_model(
     prefix = opening if opening is not None else eos
     if prefix is None:
         raise UserError(
-            "The tokenizer has no bos or eos, which the harness puts before a text; "
-            "use one that has."
+            "The harness puts a bos or eos before a text, and this tokenizer has neither; "
+            "use another one."
         )
 
     class HarnessModel(TemplateLM):  # type: ignore[misc]  # the library has no types
@@ -150,7 +150,7 @@ def evaluate_tasks(
     except OSError as error:  # a data set that is not on this machine, and no network (huggingface's errors are these)
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(
-            f"The data of these tasks cannot be had ({reason}); download it once with a network."
+            f"The data of these tasks is not available ({reason}); download it once while online."
         ) from None
     assert results is not None
     return {

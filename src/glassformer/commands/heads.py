@@ -21,12 +21,12 @@ def run(
     length: int = 32,
     seed: int = 0,
 ) -> CommandOutput:
-    """Scores every attention head on random tokens that come twice.
+    """Scores every attention head on repeated random tokens.
 
-    sort SCORE: the highest first: previous, induction, duplicate, first, norm ..
-    top N: only the first N
+    sort SCORE: sort by a score: previous, induction, duplicate, first, norm ..
+    top N: show only the first N
     draws N: random texts to measure on
-    length L: tokens that come twice in each
+    length L: tokens of each text, repeated once
     json: every number, with its baseline and deviation, as JSON
     """
     from .. import sight as inspection

@@ -27,8 +27,7 @@ USAGE = """glassformer learn [--out FOLDER] [--exercises FOLDER] [--json]
        glassformer learn solution NAME
        glassformer learn sheets STUDENTS [--problems NAMES] [--seed S] [--out FOLDER]"""
 EPILOG = (
-    "A check runs your code in processes of their own, with limits of time and memory; it "
-    "is no sandbox."
+    "A check runs your code in separate processes with limits of time and memory. It is no sandbox."
 )
 MAX_SECONDS = 86_400
 
@@ -37,8 +36,8 @@ MAX_SECONDS = 86_400
 class LearnOptions:
     """The folder of a learner's files, and the exercises.
 
-    out FOLDER: where your files are, and what is done (here)
-    exercises FOLDER: a teacher's exercises besides ours (docs/learn.md)
+    out FOLDER: the folder of your files and your progress (here)
+    exercises FOLDER: a folder with a teacher's extra exercises (docs/learn.md)
     """
 
     _: KW_ONLY
@@ -101,12 +100,12 @@ def check(
 ) -> CommandOutput:
     """Checks your file, or each file of a class.
 
-    file FILE: your file, or the name of its exercise; the one that was changed last
-    all_ CLASS: a folder of many learners' files
-    grades FILE: with --all, the class's points as comma-separated values
-    gradebook LAYOUT: who reads --grades: csv (a column for each exercise), canvas or nbgrader
-    seed S: draw the inputs of an earlier check again
-    seconds T: stop the code after so many of the processor (20)
+    file FILE: your file, or the name of its exercise (the file that changed last)
+    all_ CLASS: a folder with the files of a whole class
+    grades FILE: with --all: save the points as a CSV file
+    gradebook LAYOUT: the layout of --grades: csv (a column for each exercise), canvas or nbgrader
+    seed S: repeat the random inputs of an earlier check
+    seconds T: stop the code after T processor seconds (20)
     """
     from ..learn import progress
     from ..learn.checking import Checker
@@ -152,7 +151,7 @@ def hint(name: str, options: LearnOptions, *, all_hints: bool = False) -> Comman
     """Shows the next hint at the solution.
 
     name NAME: an exercise; glassformer learn lists them
-    all_hints: every hint, not the next one alone
+    all_hints: show every hint, not only the next
     """
     from ..learn import progress
     from ..learn.exercise import find
@@ -160,7 +159,7 @@ def hint(name: str, options: LearnOptions, *, all_hints: bool = False) -> Comman
     exercise, folder = find(name, options.exercises), options.out
     count = len(exercise.hints)
     solution = f"glassformer learn solution {exercise.name}"
-    need(count > 0, f"{exercise.name} has no hints; {solution} shows it solved.")
+    need(count > 0, f"{exercise.name} has no hints; {solution} shows the solution.")
     record = progress.read_progress(folder).get(exercise.name, {})
     last = count if all_hints else min(int(record.get("hints", 0)) + 1, count)
     hints = exercise.hints[0 if all_hints else last - 1 : last]
@@ -205,10 +204,10 @@ def _latest_file(folder: Path) -> Path:
             starting.read_source(path)
         except UserError:
             continue
-        note(f"{path}, which was changed last:")
+        note(f"{path}, the file that changed last:")
         return path
     raise UserError(
-        f"There is no exercise begun in {folder.resolve()}; glassformer learn start NAME, or "
+        f"No exercise is started in {folder.resolve()}; run glassformer learn start NAME, or "
         "name a FILE."
     )
 
@@ -260,8 +259,8 @@ def sheets(
     """Writes lab sheets to print, drawn for each student, and the solutions for staff.
 
     students STUDENTS: a text file, a student's name on each line
-    problems NAMES: the problems, separated by commas; all of them
-    seed S: draws other numbers; the same seed and name give the same sheet
+    problems NAMES: the problems, separated by commas (all)
+    seed S: the seed of random numbers; the same seed and name give the same sheet
     """
     from ..core import files
     from ..learn.sheets import PROBLEMS, print_sheets

@@ -48,28 +48,28 @@ def run(
 ) -> CommandOutput:
     """Decodes the residual stream at each depth of a model.
 
-    text TEXT: what the model reads; - is standard input
-    positions N,...: tokens of the text: 0,3-5, all, -3--1 (the last 16)
+    text TEXT: the text that the model reads; - is standard input
+    positions N,...: positions in the text: 0,3-5, all, -3--1 (the last 16)
     track WORD: follow this token; may be repeated
     top N: the N likeliest tokens
-    tuned FILE: look through a tuned lens, as --fit writes it
+    tuned FILE: use a tuned lens, saved by --fit
     json: every number as JSON
 
-    a tuned lens: a translator for each depth, fitted to say what the model will
-    fit DATA: fit one on a file, a folder or a named corpus
-    target FILE: of an encoder-decoder: the targets, line by line; DATA: sources
-    columns P=C,...: of one: what a table calls its parts: source=0,target=1
-    out FILE.safetensors: where it goes
+    a tuned lens: a translator for each depth, fitted to the model's own prediction
+    fit DATA: fit a tuned lens on a file, a folder or a named corpus
+    target FILE: for an encoder-decoder: the targets, line by line (DATA has the sources)
+    columns P=C,...: for an encoder-decoder: the columns of a table: source=0,target=1
+    out FILE.safetensors: save the tuned lens to this file
     field NAME: the text field of JSONL
-    separator TEXT: what parts a plain file's documents
+    separator TEXT: the separator between documents of a plain file
     steps N: steps of Adam
     tokens N: tokens a step
-    context N: tokens a text has at most (the model's context)
+    context N: at most N tokens of each text (the model's context)
     rate R: learning rate, falling to 0
     """
     if fit is None:
-        need(out is None, "--out goes with --fit DATA; the lens itself is printed.")
-        need(target is None and columns is None, "--target and --columns go with --fit DATA.")
+        need(out is None, "--out needs --fit DATA; without it the lens is printed.")
+        need(target is None and columns is None, "--target and --columns need --fit DATA.")
         need(len(text) == 1, f"There are {count_noun(len(text), 'text')}; give one.")
         from ..sight import TunedLens, logit_lens
 
@@ -92,7 +92,7 @@ def run(
         raise UserError("--fit writes a file; name it: --out FILE.safetensors.")
     need(
         not text and tuned is None,
-        "--fit takes DATA alone; look at a text afterwards, with --tuned.",
+        "--fit takes only DATA; read a text afterwards, with --tuned.",
     )
     from ..sight import fit_tuned_lens, streams
     from ..sight.figures.charts import TableFigure
@@ -104,7 +104,7 @@ def run(
     if model.config.has_source:
         need(
             context is None,
-            "--context cuts a running text; an encoder-decoder's are cut to its context.",
+            "--context is for models that read one text; leave it out for an encoder-decoder.",
         )
         table = read_examples(fit, target, Seq2Seq(), columns)
         texts = [(example.first, example.second or "") for example in table.examples]
@@ -112,7 +112,7 @@ def run(
     else:
         need(
             target is None,
-            "--target is what an encoder-decoder writes; this model reads one text.",
+            "--target is for an encoder-decoder; this model reads one text.",
         )
         corpus = find_corpus(fit, field, separator)
         windows = streams.windows(model, tokenizer, corpus.texts(), context)

@@ -34,11 +34,11 @@ def run(
 ) -> CommandOutput | None:
     """Shows named values of a forward pass, its predictions, or its attention as a picture.
 
-    pattern PATTERN: names, as "*.pattern"; none lists every name
+    pattern PATTERN: names of values, such as "*.pattern"; none lists every name
     next N: the N likeliest tokens after the text
-    logprobs N: after each token of the text the N likeliest
-    draw: attention as a picture, the mean of its heads
-    head N: with --draw: one head alone, counted from 0
+    logprobs N: the N likeliest tokens after each token of the text
+    draw: draw attention, averaged over heads
+    head N: with --draw: draw only this head, counted from 0
     out FILE.svg: with --draw: write the pictures; - is standard output
     json: every number as JSON
     """
@@ -69,7 +69,7 @@ def run(
             return CommandOutput(tokens, prediction_lines(tokens))
         return CommandOutput(tokens[-1]["next"], likely_lines(tokens[-1]))
     if not pattern:
-        need(not edit, "--edit changes values; say which to show, or give --next.")
+        need(not edit, "--edit changes values; name the values to show, or give --next.")
         paths = inspection.paths(options.load()[0])
         options.note_untrained()
         return CommandOutput(paths, paths)

@@ -25,11 +25,11 @@ def run(
     out: Path | None = None,
     use: Words = (),
 ) -> CommandOutput | None:
-    """Draws a rule of who may look at whom, and counts its pairs.
+    """Draws an attention mask, and counts the pairs of tokens that it allows.
 
-    name NAME: a rule, or rules with & and |; none lists the names
+    name NAME: a rule, or rules combined with & and |; none lists the names
     length N: tokens in the row
-    ring N: which of N processes computes what, on the context axis of a training
+    ring N: show the share of each of N processes on the context axis of a training
     out FILE: write the picture to a .svg or .png file; - is standard output (svg)
     json: the counts as JSON
     """

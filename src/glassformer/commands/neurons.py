@@ -28,17 +28,17 @@ def run(
     field: str = "text",
     separator: Separator | None = None,
 ) -> CommandOutput:
-    """Finds the places of a corpus where a neuron is greatest.
+    """Finds the positions of a corpus where a neuron is greatest.
 
     data DATA: a file, a folder or a named corpus
-    neuron PATH[N]: a value's path and its number, in a mixture [expert,number]; an expert:
+    neuron PATH[N]: a value's path and its index, in a mixture [expert,index]; for an expert:
         ffn.router[2]; may be repeated
-    top N: places to show
-    lowest: the least values instead of the greatest
+    top N: positions to show
+    lowest: show the smallest values instead of the greatest
     around N: tokens to show on both sides
     limit N: read only the first N tokens
-    context N: tokens a row has at most (the model's context)
-    json: every place as JSON
+    context N: at most N tokens of each row (the model's context)
+    json: every position as JSON
     """
     from .. import sight as inspection
 

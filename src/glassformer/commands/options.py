@@ -17,22 +17,22 @@ SHARED = """Options of many commands.
 model MODEL: a folder, a hub name or a recipe such as glass/1m
 device D: cpu, cuda, cuda:1 or mps (the GPU where there is one)
 dtype D: float32, bfloat16 or float16 (the checkpoint's own)
-use FILE.py: first run a Python file of your own, which adds mechanisms or recipes; may be repeated
-edit EDIT: change the run, as in Python: head_off("decoder.blocks.3.attn", 4); may be repeated
+use FILE.py: first run your Python file, which adds mechanisms or recipes; may be repeated
+edit EDIT: change the pass, such as head_off("decoder.blocks.3.attn", 4); may be repeated
     (docs/sight.md)
-text TEXT: what the model reads; - is standard input
-texts TEXT: one or several; - is standard input, one text
+text TEXT: the text that the model reads; - is standard input
+texts TEXT: one text or several; - is standard input, one text
 prompts FILE: read texts from a file, one a line, or from JSONL (its text or prompt); - is standard
     input
 batch N: texts at once
-truncate: cut the end off texts too long for the model (refused)
-source TEXT: what an encoder-decoder's encoder reads
-position N: where it is read (a blank ___, else the last)
+truncate: truncate texts that are too long for the model (by default they are refused)
+source TEXT: the source text of an encoder-decoder
+position N: the position to explain (a blank ___, else the last)
 field NAME: the text field of JSONL
-separator TEXT: what parts a plain file's documents (nothing)
-columns P=C,...: what a table calls its parts: text=0,label=1
+separator TEXT: the separator between documents of a plain file (none)
+columns P=C,...: the columns of a table: text=0,label=1
 vectors VECTORS: a file in word2vec's text or binary format
-seed N: of what is drawn (0)
+seed N: the seed of random draws (0)
 json: as JSON
 """
 
@@ -54,7 +54,7 @@ class DeviceOptions:
         default = devices.find(self.device)
         if self.device is not None or default.type == "cpu":
             return str(default)
-        note(f"The engine computes on the CPU; --device {default.type} takes the GPU.")
+        note(f"The engine computes on the CPU; --device {default.type} selects the GPU.")
         return "cpu"
 
 

@@ -40,13 +40,13 @@ def run(
 
     models MODEL: folders, hub names or recipes; none opens a small model that comes with the
         package
-    from_transformers FOLDER: a folder that the library transformers reads and computes, with its
-        tokenizer; may be repeated
-    model_file FILE.py:FUNCTION: a model of your own, any torch.nn.Module that the function returns;
-        its text is token ids, "5 3 8"; may be repeated (docs/sight.md)
-    run_ DIR: a run folder to watch, or a folder of them
+    from_transformers FOLDER: a folder to load with the library transformers, with its tokenizer;
+        may be repeated
+    model_file FILE.py:FUNCTION: your own model, any torch.nn.Module that the function returns; its
+        text is token ids, "5 3 8"; may be repeated (docs/sight.md)
+    run_ DIR: a run folder to watch, or a folder of run folders
     port N: the port (8642; 0 takes any free one)
-    host H: the address to listen on (127.0.0.1, this machine alone; elsewhere the link holds a
+    host H: the address to listen on (127.0.0.1, this machine only; for others the link contains a
         secret)
     """
     need(0 <= port < 65_536, f"--port is {port}; give a number from 0 to 65535.")
@@ -85,7 +85,7 @@ def run(
     print(f"http://{name}:{port}/" + (f"?token={token}" if token else ""), flush=True)
     note("The page is at this link; Ctrl-C ends it.")
     if token is not None:
-        note("Whoever has the link can use the models here; what is sent is not encrypted.")
+        note("Anyone with the link can use the models here; traffic is not encrypted.")
     threading.Thread(
         target=_preload_model, args=(entries, page.example_loaded), daemon=True
     ).start()

@@ -43,14 +43,14 @@ def run(
 ) -> CommandOutput:
     """Patches values of one text into the pass of another.
 
-    clean CLEAN: the text whose values are put in
-    corrupted CORRUPTED: the text they are put into, of as many tokens
+    clean CLEAN: the text whose values are inserted
+    corrupted CORRUPTED: the text that receives them, with equally many tokens
     answer WORD: the token whose logit is measured
-    wrong WORD: the token whose logit is taken from it
-    parts P,...: values of a block; z: head by head
-    positions N,...: each, all at once, or numbers (each)
-    at N: where the answer is read (the last token; an encoder's mask)
-    source TEXT: an encoder's text; twice: clean and corrupted
+    wrong WORD: the token whose logit is subtracted
+    parts P,...: values of a block to patch; z patches head by head
+    positions N,...: each one alone (each), all at once (all), or numbers (each)
+    at N: the position of the answer (the last token; an encoder's mask)
+    source TEXT: the source of an encoder-decoder; repeat it for a clean and a corrupted source
     top N: the N largest effects, below the grid
     json: every number as JSON
     """
@@ -58,7 +58,7 @@ def run(
 
     need(
         len(source) < 3,
-        f"--source is given {len(source)} times; give it once, or for each text.",
+        f"There are {len(source)} --source texts; give one, or one for each text.",
     )
     grid = patch_grid(
         *options.load_with_tokenizer(),

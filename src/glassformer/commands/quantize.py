@@ -26,10 +26,7 @@ EXAMPLES = (
     "glassformer quantize out/mine out/mine-int4 --bits 4 --calibrate notes.txt --picture harm.svg",
     "glassformer quantize out/pair out/pair-int8 --bits 8 --calibrate valid.en --target valid.de",
 )
-EPILOG = (
-    "The report is kept in FOLDER/quantization.json. What it says and how it is measured: "
-    "docs/quantize.md."
-)
+EPILOG = "FOLDER/quantization.json keeps the report. docs/quantize.md explains it."
 REPORT = "quantization.json"
 
 
@@ -49,19 +46,19 @@ def run(
     picture: Path | None = None,
     use: Words = (),
 ) -> CommandOutput:
-    """Rounds a model's weights to 8 or 4 bits, and measures what that costs.
+    """Quantises a model's weights to 8 or 4 bits, and measures the loss.
 
     folder FOLDER: where to save it
-    bits N: 8 or 4, of each weight
+    bits N: bits of each weight: 8 or 4
     group N: weights that share a scale: a multiple of 32 (32)
-    head N: bits of embeddings and head: 8, or 16 to leave them (8)
-    calibrate DATA: a text to round for and to measure on: a file, a folder or a corpus
-    target FILE: of an encoder-decoder: what it is to write for --calibrate, line by line
-    tokens N: of it, to round for
-    measure N: of it, held out, to measure on
-    dtype D: of what is left: float32, bfloat16 or float16 (the checkpoint's own)
-    top N: matrices that are shown, the most harmful first
-    picture FILE: the harm of each matrix, as .svg or .png
+    head N: bits of embeddings and head: 8, or 16 for no change (8)
+    calibrate DATA: a text for calibration and measurement: a file, a folder or a corpus
+    target FILE: for an encoder-decoder: the targets of --calibrate, line by line
+    tokens N: tokens of that text for calibration
+    measure N: tokens of that text held out for measurement
+    dtype D: dtype of all other weights: float32, bfloat16 or float16 (the checkpoint's own)
+    top N: matrices to show, largest loss first
+    picture FILE: draw the loss of each matrix, as .svg or .png
     json: the whole report as JSON
     """
     from ..fast.quantize import picture as draw
@@ -166,7 +163,7 @@ def quantize(
     if calibrate is not None:
         need(
             tokenizer is not None,
-            f"{model} has no tokenizer, so no text can be read; leave --calibrate out.",
+            f"{model} has no tokenizer, so it cannot read a text; leave --calibrate out.",
         )
         need(
             target is None or opened.config.has_source,
@@ -184,7 +181,7 @@ def quantize(
     if short:
         note(
             f"{short} of {len(report.rows)} matrices have rows shorter than a group of "
-            f"{group}: a scale a row."
+            f"{group}, so each of their rows has one scale."
         )
     return report
 

@@ -26,13 +26,13 @@ def run(
     steps: int = 50,
     edit: Edits = (),
 ) -> CommandOutput:
-    """Measures what an answer owes to each token: gradients and integrated gradients.
+    """Scores each token by its influence: gradients and integrated gradients.
 
-    token WORD: whose logit: one token (the likeliest)
-    of: which answer (logit; a classifier's label)
-    label N: with --of label: which one (the likeliest)
-    baseline: where integrated gradients begin
-    steps N: points between there and the text
+    token WORD: the token to explain (the likeliest)
+    of: the answer to explain (logit; for a classifier label)
+    label N: with --of label: the label to explain (the likeliest)
+    baseline: the start of integrated gradients
+    steps N: points between the baseline and the text
     json: every number as JSON
     """
     from .. import sight as inspection

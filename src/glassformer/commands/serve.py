@@ -48,22 +48,21 @@ def run(
 
     models MODEL: a folder, a hub name or a recipe such as glass/1m
     device D: cpu, cuda, cuda:1 or mps (cpu)
-    host H: the address to listen on (127.0.0.1, this machine alone)
-    name N: what clients call a model (its folder's name); once for each, in their order
+    host H: the address to listen on (127.0.0.1, this machine only)
+    name N: the model's name for clients (its folder's name); repeat it for each model, in order
     port N: the port (8000; 0 takes any free one)
     bits B: quantise the weights while loading: 8 or 4 bits
-    api_key_file F: a file with the keys that let a client in, one a line
-    no_api_key: let everybody in who reaches a --host that is not this machine alone
-    allow_host NAME: another name by which clients without a key may call this server, as in a Host
-        header; repeat it
-    proxy IP: the address of a proxy whose X-Forwarded-For is believed (none); repeat it
-    chat_template F: a Jinja file, in place of the model's own
-    max_context N: tokens of a prompt and its continuation (the model's)
-    max_sequences N: continuations that are computed at once
-    max_queue N: requests that may wait; more are told 429 (256)
-    memory GIB: GiB for keys and values (half of what is free)
-    page: the page in a browser too, over the same weights, on this machine alone
-    drain S: seconds to end what is under way at SIGTERM
+    api_key_file F: a file with the accepted API keys, one a line
+    no_api_key: require no key on a --host that other machines reach
+    allow_host NAME: accept this Host header from clients without a key; may be repeated
+    proxy IP: trust X-Forwarded-For from this proxy (none); may be repeated
+    chat_template F: a Jinja file in place of the model's chat template
+    max_context N: at most N tokens of a prompt and its continuation (the model's context)
+    max_sequences N: continuations in a batch
+    max_queue N: waiting requests; further ones get status 429 (256)
+    memory GIB: GiB for keys and values (half of the free memory)
+    page: also serve the page of the same weights, on this machine only
+    drain S: seconds for running requests to finish after SIGTERM
     """
     need(0 <= port < 65_536, f"--port is {port}; give a number from 0 to 65535.")
     need(memory is None or memory > 0, f"--memory is {memory}; give GiB above 0.")
@@ -79,8 +78,8 @@ def run(
     near = security.is_loopback(host)
     need(
         near or api_key_file is not None or no_api_key,
-        f"--host {host} is reached by others; give --api-key-file F, or --no-api-key to "
-        "let everybody in.",
+        f"Other machines can reach --host {host}; give --api-key-file F, or --no-api-key to "
+        "accept everyone.",
     )
     for address in proxy:
         need(

@@ -52,13 +52,13 @@ def run(
 ) -> CommandOutput:
     """Shows a text under several tokenizers.
 
-    words TEXT: the text; a sample of everything where there is none
-    text TEXT: the text, whatever it is
-    file FILE: the text in a file
-    with_ NAME: tokenizers: names, files, folders
-    ids: ids under the tokens
-    trace [WORD]: how a word, or each one, came to its pieces
-    html FILE: write a page that needs no network
+    words TEXT: the text (a built-in sample)
+    text TEXT: the text, even if it is the name of a command
+    file FILE: read the text from a file
+    with_ NAME: tokenizers to compare: names, files, folders
+    ids: show ids under the tokens
+    trace [WORD]: show step by step how a word, or each word, is split
+    html FILE: write a page that works offline
     json: everything as JSON
     """
     inputs = len(words) + (text is not None) + (file is not None)

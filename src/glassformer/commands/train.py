@@ -37,9 +37,9 @@ def run(
 ) -> int | None:
     """Trains a model.
 
-    out DIR: where checkpoints, log and curves go
-    resume: go on from the last checkpoint in DIR
-    exportable: a glass recipe in Qwen3's shape, which transformers and llama.cpp open
+    out DIR: the folder of checkpoints, log and curves
+    resume: continue from the last checkpoint in DIR
+    exportable: train a glass recipe in Qwen3's shape, for transformers and llama.cpp
     settings: list every setting with its type, default and meaning
     """
     from ..runs import run_file

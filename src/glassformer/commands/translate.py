@@ -37,13 +37,13 @@ def run(
 ) -> Iterator[CommandOutput]:
     """Translates each text by beam search.
 
-    text TEXT: one or several; - is standard input, one text
-    beams K: continuations followed at once; 1: greedy (5)
-    best N: show the N best of each
+    text TEXT: one text or several; - is standard input, one text
+    beams K: width of the beam search; 1: greedy (5)
+    best N: show the N best translations of each text
     length_penalty A: 0 favours short texts, 2 long ones
-    start TOKENS: what a target begins with, ids or pieces: "</s> de_DE"
-    max_new N: at most N tokens
-    cut SIDE: what a source too long loses: end, start (refused)
+    start TOKENS: first tokens of the target, as ids or pieces: "</s> de_DE"
+    max_new N: at most N new tokens
+    cut SIDE: truncate long sources at the end or start (by default they are refused)
     json: tokens, log-probabilities and scores as JSON, a text a line
     """
     from ..core import config, generation
@@ -93,7 +93,7 @@ def run(
         yield CommandOutput({"source": source, "best": records}, lines)
     unended = sum(hypotheses[0].finish == "length" for hypotheses in outputs)
     if unended:
-        note(f"{unended} of {count} did not come to an end within --max-new {max_new} tokens.")
+        note(f"{unended} of {count} did not end within --max-new {max_new} tokens.")
 
 
 def parse_tokens(words: str, tokenizer: Tokenizer) -> list[int]:

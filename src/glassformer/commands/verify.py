@@ -15,8 +15,8 @@ EXAMPLES = (
     "glassformer verify out/mine --dtype bfloat16 --json",
 )
 EPILOG = (
-    "The exit code is 1 where a check fails, and the first value that differs is named by "
-    "its address."
+    "If a check fails, the exit code is 1 and the output names the address of the first "
+    "differing value."
 )
 
 
@@ -31,9 +31,9 @@ def run(
 ) -> int:
     """Checks a model against the plain pass; 1 where a check fails.
 
-    against: compare with transformers too, where it knows the layout
+    against: also compare with transformers, if it supports the layout
     tokens N: tokens that continue each of 3 texts
-    compile: try torch.compile too; on a CPU it takes a minute more
+    compile: also check torch.compile; on a CPU this takes a minute more
     json: every check as JSON, once all are done
     """
     from .. import sight as inspection

@@ -31,10 +31,9 @@ def train(
 
     names FILE: files, folders and named corpora
     kind KIND: bpe, wordpiece, unigram, char, byte or words (bpe)
-    size N: entries in all
-    special NAME: a special token besides the usual ones; nothing is learnt across it; may be
-        repeated
-    out DIR: a folder
+    size N: number of entries
+    special NAME: an extra special token; no entry crosses it; may be repeated
+    out DIR: the folder of the tokenizer
     """
     from ..formats import tokenizer_trainers as trainers
     from ..sight.tokens import compare
@@ -57,14 +56,14 @@ def train(
         note(
             f'"{name}" is in this text {count_noun(specials_in_text[name], "time")} and was learnt as text; if '
             "it is a special token, "
-            f"give --special '{name}', and if it parts documents, --separator '{name}'."
+            f"give --special '{name}'; if it separates documents, --separator '{name}'."
         )
     if size is None and kind in trainers.SIZED and kind != "words":
         size = trainers.DEFAULT_SIZE
     if size and tokenizer.size < size:
         note(
-            f"This text gives {tokenizer.size:,} entries, not {size:,}: it has no more pieces "
-            "that are worth one."
+            f"This text gives {tokenizer.size:,} entries, not {size:,}: no other piece repeats "
+            "often enough."
         )
     tokenizer.save(out)
     vocabulary = compare.count(tokenizer)
@@ -93,7 +92,7 @@ def sizes(
 
     names FILE: files, folders and named corpora
     kind KIND: bpe, wordpiece or unigram (bpe)
-    sizes N: entries in all, several
+    sizes N: several numbers of entries
     dim N: width of the embedding
     """
     from ..formats import tokenizer_trainers as trainers

@@ -30,13 +30,13 @@ def run(
 ) -> CommandOutput:
     """Opens one number of a forward pass to its operands.
 
-    address ADDRESS: an address such as "logits[2,5]"; without its index: the shape; none lists the
-        plan of the pass
-    model_file FILE.py:FUNCTION: a model of your own in MODEL's place: any torch.nn.Module that the
+    address ADDRESS: an address such as "logits[2,5]"; without an index, its shape; none lists the
+        operations of the pass
+    model_file FILE.py:FUNCTION: your own model in place of MODEL: any torch.nn.Module that the
         function returns; TEXT is then token ids, "5 3 8" (docs/sight.md)
-    with_transformers: MODEL is a folder that the library transformers reads and computes
-    up N: then N steps back along the largest term (0)
-    terms N: the N largest terms of each
+    with_transformers: load the folder MODEL with the library transformers
+    up N: follow the largest term N steps back (0)
+    terms N: show the N largest terms of each number
     json: every number as JSON
     """
     if model_file is not None:  # it stands for MODEL, so the words move up

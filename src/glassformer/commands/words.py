@@ -66,16 +66,16 @@ def train(
     """Trains word2vec on a corpus.
 
     corpus CORPUS: a named corpus, a file or a folder; each line is a sentence
-    out FILE: the vectors: binary where it ends in .bin, else text
+    out FILE: save the vectors, as binary if the name ends in .bin, else as text
     kind KIND: skip-gram or cbow
-    dim N: numbers of a vector
-    window N: the farthest neighbour
-    negative N: noise words a pair
-    sample N: the share of the text above which a word is thinned out
-    epochs N: times through the text
-    rate N: the first rate
-    least N: how often a word must occur
-    seed N: where chance begins (0)
+    dim N: dimension of a vector
+    window N: distance of the farthest context word
+    negative N: negative samples for each pair
+    sample N: subsample words above this share of the text
+    epochs N: passes over the text
+    rate N: initial learning rate
+    least N: minimum count of a word
+    seed N: the seed of random draws (0)
     """
     from ..formats.data import find
     from ..tasks.classics import vectors, vocabulary, word2vec
@@ -96,7 +96,7 @@ def train(
     path = common.new_file(out, corpus)
     source = find(file_or_input(corpus), field, separator)
     text = vocabulary.index_words(vocabulary.sentences(source.texts()), least, source.name)
-    note(f"{len(text):,} words of {source.name}, {len(text.words):,} different ones.")
+    note(f"{len(text):,} words of {source.name}, {len(text.words):,} of them distinct.")
     model, start = word2vec.Word2Vec(text, settings), time.perf_counter()
     for step in model.train():
         speed = step.done * epochs * len(text) / (time.perf_counter() - start)
@@ -115,7 +115,7 @@ def train(
 
 
 def near(vectors: str, word: str, *, top: int = 10) -> CommandOutput:
-    """The words nearest to a word.
+    """Lists the nearest words to a word.
 
     word WORD: a word of the vectors
     top N: words shown
@@ -124,11 +124,11 @@ def near(vectors: str, word: str, *, top: int = 10) -> CommandOutput:
 
 
 def analogy(vectors: str, a: str, b: str, c: str, *, top: int = 10) -> CommandOutput:
-    """Find the word that is to C as B is to A.
+    """Finds the word that is to C as B is to A.
 
     a A: a word
-    b B: its partner
-    c C: the word that lacks one
+    b B: the word that belongs to A
+    c C: the word whose partner is searched
     top N: words shown
     """
     return _neighbours(_read(vectors).analogy(a, b, c, top))
@@ -153,7 +153,7 @@ def score(
     similarity: list[str] | None = None,
     analogies: list[str] | None = None,
 ) -> CommandOutput:
-    """Vectors held against what people say: similarities and analogies.
+    """Evaluates vectors on human similarity ratings and analogies.
 
     similarity FILE: lines of two words and a number
     analogies FILE: lines of four words
@@ -198,19 +198,19 @@ def score(
 def bag(
     text: Words = (), *, among: str | None = None, weigh: str = "tfidf", top: int = 5
 ) -> CommandOutput:
-    """Texts as bags of words: how alike they are; without texts, what a bag loses.
+    """Compares texts as bags of words; without texts, shows what a bag loses.
 
-    text TEXT: texts to compare, or to look for with --among
-    among FILE: search the lines of a file for the texts instead
+    text TEXT: texts to compare, or to search for with --among
+    among FILE: search the lines of this file for similar texts
     weigh HOW: tfidf or counts
-    top N: lines found
+    top N: lines to show
     """
     from ..tasks.classics import bag
 
     weighting: Any = weigh
     lines = []
     if among is not None:
-        need(bool(text), "There is nothing to look for; give a text.")
+        need(bool(text), "There is no text to search for; give one.")
         from ..formats.data import find
 
         texts = [
@@ -271,10 +271,10 @@ def learn_labels(
 def classify(
     train: str, valid: str, *, weigh: str = "tfidf", columns: Columns | None = None
 ) -> CommandOutput:
-    """Learns labels from bags of words, and says how many of another file are right.
+    """Learns labels from bags of words, and reports the accuracy on another file.
 
     train TRAIN: a file of texts and labels, such as sst2/train.tsv
-    valid VALID: another one
+    valid VALID: a file of the same kind for the accuracy
     weigh HOW: tfidf or counts
     """
     strongest, figures = learn_labels(train, valid, columns or {}, weigh)
@@ -289,10 +289,10 @@ def classify(
 
 
 def average(vectors: str, *, out: str, labels: int = 2) -> CommandOutput:
-    """Saves an encoder that averages vectors, with two layers over them, to be trained.
+    """Saves an encoder to train: the average of word vectors, and two layers over it.
 
-    out FOLDER: where; train it with --from FOLDER
-    labels N: labels to tell apart
+    out FOLDER: the folder of the encoder; train it with --from FOLDER
+    labels N: number of labels
     """
     from ..formats import store
     from ..tasks.classics import average
@@ -316,17 +316,17 @@ def contexts(
     *,
     vectors: str | None = None,
 ) -> CommandOutput:
-    """One word in two sentences: how far each layer of a model moves its vectors apart.
+    """Compares one word's vectors in two sentences, layer by layer.
 
-    word WORD: left out, well-known examples are shown
-    text TEXT: two sentences that have it
-    vectors FILE: word2vec beside it: a file in word2vec's text or binary format
+    word WORD: the word (without it, well-known examples)
+    text TEXT: two sentences with the word
+    vectors FILE: also compare vectors in word2vec's text or binary format
     """
     from ..sight.contexts import must_have, word_in_contexts
 
     need(
         word is None or len(text) == 2,
-        "A word needs two sentences that have it; give both.",
+        "A word needs two sentences that contain it; give both.",
     )
     entries = CONTEXTS if word is None else ((word, *text),)
     for term, *sentences in entries:

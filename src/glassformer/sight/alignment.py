@@ -89,7 +89,7 @@ def alignments(
     }
     need(
         bool(pictures),
-        'None of these values is an attention; give a name that ends in "pattern", as '
+        'None of these values is an attention pattern; give a name that ends in "pattern", as '
         '"*.attn.pattern".',
     )
     if head is not None:

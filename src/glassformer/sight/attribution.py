@@ -195,13 +195,16 @@ def attribute(
     is_ours = isinstance(model, Model)
     if isinstance(model, Model):
         if answer_kind(model, of) == "label":
-            need(position is None, "A label is of the whole text, of no position; leave it out.")
+            need(
+                position is None,
+                "A label belongs to the whole text and has no position; leave position out.",
+            )
         else:
             streams.needs_head(model, "`glassformer contexts` compares its vectors.")
         need(
             not streams.is_recurrent(model),
-            "Direct logit attribution follows what parts add to a residual stream, and a recurrent "
-            "model has none; `glassformer saliency` asks the input instead.",
+            "Direct logit attribution needs a residual stream, and a recurrent model has none; use "
+            "`glassformer saliency` instead.",
         )
     run = record(model, tokenizer, text, source, edits)
     trace, name = run.trace, run.structure.name
@@ -218,8 +221,8 @@ def attribute(
     rival, rival_piece = (None, None) if against is None else choose(against)
     need(
         rival != chosen,
-        f"The two {'labels' if of_labels else 'tokens'} are the same one, and their difference is "
-        "nothing; give another.",
+        f"The two {'labels' if of_labels else 'tokens'} are the same one, so their difference is "
+        "0; give another.",
     )
 
     def number(word: int) -> str:

@@ -105,7 +105,7 @@ def word_in_contexts(
         places.append(inside)
         others.append([at for at in every if at not in inside])
         pieces.append(streams.pieces(reads, tokens[0, inside].tolist()))
-    need(any(others), "The texts have no other word to compare with; give longer ones.")
+    need(any(others), "The texts have no other word for the comparison; give longer texts.")
     cosine = []
     baselines = []
     for (x,), (y,) in zip(*(by_depth.values() for by_depth in states), strict=True):
@@ -143,14 +143,14 @@ def _places(tokenizer: Tokenizer, ids: list[int], place: Place) -> tuple[list[in
     characters = answers.spans(tokenizer, ids, text)
     inside = [at for at, (low, high) in characters.items() if low < end and high > start]
     word = text[start:end]
-    need(bool(inside), f'No token of "{text}" stands for "{word}"; this tokenizer leaves it out.')
+    need(bool(inside), f'No token of "{text}" encodes "{word}"; this tokenizer drops it.')
     return list(characters), inside
 
 
 def must_have(text: str, word: str) -> list[tuple[int, int]]:
     """``spans`` of the word; UserError where there are none."""
     if not (word_spans := spans(text, word)):
-        raise UserError(f'The word "{word}" does not stand in "{text}"; give texts that have it.')
+        raise UserError(f'The word "{word}" is not in "{text}"; give texts that contain it.')
     return word_spans
 
 

@@ -250,7 +250,7 @@ def page(trace: Any, title: str = "glassformer", most: int | None = None, **opti
     room, computing = ((size - frame_size) * 3 // 4 - 16 for size in sizes)
     need(
         room > 20_000,
-        f"{sizes[0]:,} bytes have no room for a trace beside the page itself; allow more.",
+        f"{sizes[0]:,} bytes are too few for the page and a trace; allow more.",
     )
     options.setdefault("computing", computing)
     return _with(title, "trace", base64.b64encode(container(trace, room, **options)).decode())

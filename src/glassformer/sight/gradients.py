@@ -233,7 +233,7 @@ class _Answer:
         sides = {"embed": run.tokens, "source_embed": run.source}
         self.ids = {side: ids for side, ids in sides.items() if ids is not None}
         lookups = run.lookups()
-        need(bool(lookups), f"{type(run.module).__name__} looks no tokens up: it has no embedding.")
+        need(bool(lookups), f"{type(run.module).__name__} has no token embedding.")
         self.numbers = {path: number for path, (number, _) in lookups.items()}
         self.vectors = {path: numbers_of(op.outputs[0]) for path, (_, op) in lookups.items()}
         self.tables = {path: numbers_of(op.inputs[1]) for path, (_, op) in lookups.items()}
@@ -274,7 +274,7 @@ class _Answer:
             empty = reads.mask
         if empty is None:
             raise UserError(
-                "This tokenizer has no pad or mask token to begin from; take the "
+                "This tokenizer has no pad or mask token as a baseline; use the "
                 "baseline mean or zero."
             )
         return empty

@@ -204,7 +204,10 @@ def _attentions(
     two, shared = passes.has_source(module), True
     first_run = record(module, None, [0], [0] if two else None)
     tables = [operation.inputs[1].shape[0] for _, operation in first_run.lookups().values()]
-    need(bool(tables), f"{type(module).__name__} looks no tokens up, so there is nothing to draw.")
+    need(
+        bool(tables),
+        f"{type(module).__name__} has no token embedding, so random tokens cannot be drawn.",
+    )
     opening = getattr(tokenizer, "bos_token_id", None)
     if isinstance(module, Model):
         need(

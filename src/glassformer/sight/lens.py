@@ -224,7 +224,7 @@ def logit_lens(
     """
     need(top >= 1, f"top is {top}; give 1 or more.")
     if tuned is not None:
-        need(isinstance(model, Model), "A tuned lens is of a model of ours; leave it out.")
+        need(isinstance(model, Model), "A tuned lens needs a model of Glassformer; leave it out.")
     if not isinstance(model, Model):
         run = passes.record_foreign(model, tokenizer, text, source, edits)
         tokens, words, vocab = run.tokens, run.tokenizer, run.logits.shape[-1]

@@ -199,18 +199,18 @@ def predictions(
     log-probability; ``edits`` change the run, and the tokens told are those that it reads. Raises
     UserError for an encoder, which reads everything at once.
     """
-    need(count > 0, f"There is nothing to show in {count} tokens; give 1 or more.")
+    need(count > 0, f"The number of tokens to show is {count}; give 1 or more.")
     if not isinstance(model, Model):
         run = passes.record_foreign(model, tokenizer, text, source, edits)
         return _steps(run.logits[0], run.tokens[0].tolist(), run.tokenizer, count)
     need(
         model.config.main_body == "decoder",
-        "An encoder does not predict the next token; `glassformer fill` shows what it puts in a "
+        "An encoder does not predict the next token; `glassformer fill` shows its tokens for a "
         "blank.",
     )
     need(
         model.config.head is not None,
-        "This model has no head over tokens and predicts none; give one that has.",
+        "This model has no head over tokens, so it predicts none; give another model.",
     )
     logits = look(model, tokenizer, text, "logits", source=source, edits=edits)["logits"][0]
     ids = read_tokens(model, tokenizer, text, source, edits)["ids"]

@@ -138,7 +138,7 @@ def top_activations(
     )
     need(not paired or side == {"encoder"}, sentence)
     reads = tokenizer.for_source if paired else readable(tokenizer)
-    need(reads is not None, "The texts need a tokenizer of their model; give it.")
+    need(reads is not None, "Reading texts needs the model's tokenizer; give it.")
     assert reads is not None
     specials = torch.tensor(sorted(reads.specials.values()), dtype=torch.long)
     tokens_read = 0
@@ -165,7 +165,7 @@ def top_activations(
             tokens_read = tokens_read + sum(map(len, rows))
             number = number + len(rows)
             report(tokens_read, limit or 0)
-    need(tokens_read > 0, "The texts are empty; give some with words in them.")
+    need(tokens_read > 0, "The texts are empty; give texts with words.")
     return [request.result(tokens_read, around, reads) for request in requests]
 
 

@@ -118,7 +118,7 @@ def record_foreign(
     functions by address."""
     need(
         not edits or isinstance(edits, Mapping),
-        "Edits of a model that is not ours are functions by address: {address: function}.",
+        "For a model from outside Glassformer, give edits as {address: function}.",
     )
     model = Outside(module, tokenizer)
     sentence = "An encoder-decoder reads two texts; give the encoder's as source."

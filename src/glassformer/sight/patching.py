@@ -247,7 +247,7 @@ def patch_grid(
         clean_value, corrupted_value = (runs.answer(run.logits) for run in pair)
         need(
             clean_value != corrupted_value,
-            f"Both texts give {clean_value:.4f}: nothing tells them apart in this answer.",
+            f"Both texts give {clean_value:.4f}: they do not differ in this answer.",
         )
         results = dict.fromkeys(cells, corrupted_value)
         acting = [cell for cell in cells if runs.acts(cell)]
@@ -303,7 +303,7 @@ class _Runs:
             if first is not None and first.shape != second.shape:
                 raise UserError(
                     f"The {name} have {first.shape[1]} and {second.shape[1]} tokens; patching needs "
-                    "as many in both: see them with glassformer tokens."
+                    "equally many; glassformer tokens shows them."
                 )
         self.words = [(run.source_words if of_source else None) or run.words for run in pair]
         self.at, self.ids = 0, [0]

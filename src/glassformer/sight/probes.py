@@ -52,7 +52,7 @@ def draw(
     if max(lengths) > limit or new < 1:
         raise UserError(
             f"A context of {limit} has no room for {ahead} tokens and one more; give a model "
-            "with a longer one."
+            "with a longer context."
         )
 
     def rows(

@@ -82,7 +82,7 @@ class Chain(PlacedEdit):
             # else weights are blamed
             if not is_finite(new) and bool((_wrong(path, new) & ~_wrong(path, x)).any()):
                 raise UserError(
-                    f"{edit!r} makes NaN or infinite numbers of {path}; give it finite ones."
+                    f"{edit!r} produces NaN or infinite numbers in {path}; use finite numbers."
                 )
             x = new
         return x
@@ -97,7 +97,7 @@ def _wrong(path: str, x: Tensor) -> Tensor:
 def as_edit_list(edits: str | ModelEdit | Edits) -> list[ModelEdit]:
     """One edit or several as a list; those that are written out, as on a command line, are read."""
     usage = "Edits are a list of edits, such as ['head_off(\"decoder.blocks.0.attn\", 1)']"
-    need(not isinstance(edits, Mapping), f"{usage}; give that.")
+    need(not isinstance(edits, Mapping), f"{usage}; give such a list.")
     result: list[Any] = (
         [edits] if isinstance(edits, str) or hasattr(edits, "hooks") else list(edits)
     )
@@ -105,7 +105,7 @@ def as_edit_list(edits: str | ModelEdit | Edits) -> list[ModelEdit]:
         parse = registry.load("edits")[0].parse
         result = [parse(edit) if isinstance(edit, str) else edit for edit in result]
     for edit in result:
-        need(hasattr(edit, "hooks") and hasattr(edit, "read"), f"{usage}; {edit!r} is none.")
+        need(hasattr(edit, "hooks") and hasattr(edit, "read"), f"{usage}; {edit!r} is not an edit.")
     return result
 
 

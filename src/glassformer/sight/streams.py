@@ -121,8 +121,7 @@ def windows(
     inside = min(limit, length or limit) - len(before) - len(after)
     need(
         inside > 0,
-        f"The context is {length or limit} tokens, and there is no room for a text "
-        "in it; give more.",
+        f"The context is {length or limit} tokens, too few for a text; give more.",
     )
     device = next(model.parameters()).device
     for text in texts:
@@ -285,7 +284,10 @@ def last_norm(model: Model) -> Any:
 
 def needs_head(model: Model, instead: str) -> Any:
     """The model's head over tokens; UserError, which ends with ``instead``, where it has none."""
-    need(model.head is not None, f"This model has no head over tokens and predicts none; {instead}")
+    need(
+        model.head is not None,
+        f"This model has no head over tokens, so it predicts none; {instead}",
+    )
     return model.head
 
 

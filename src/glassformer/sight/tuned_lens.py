@@ -206,7 +206,7 @@ def fit_tuned_lens(
     dim = hidden.out.shape[-1]
     need(
         bool(depths),
-        "This model has one depth alone, which is its answer; there is nothing to tune.",
+        "This model has only its final depth, so there is nothing to tune.",
     )
     reference = streams.wide(hidden.out)
     weight, bias = (
@@ -266,9 +266,7 @@ def _shared_out(texts: Iterable[Batch], tokens: int) -> tuple[list[Batch], list[
             count += batch[0].shape[1]
         if count >= tokens:
             break
-    need(
-        bool(train), "There are too few texts to fit a lens to and hold one out; give two or more."
-    )
+    need(bool(train), "Fitting needs one text and a held-out text; give two or more.")
     return train, held_out
 
 

@@ -113,7 +113,7 @@ def verify(
         >>> for check in glassformer.verify(model, tokenizer, new=2):
         ...     print(check)
     """
-    need(new > 0, f"There is nothing to compare in {new} tokens; give 1 or more.")
+    need(new > 0, f"The number of tokens to compare is {new}; give 1 or more.")
     need(
         not any(weight.is_meta for weight in model.parameters()),
         "This model has no weights; build it on a device.",

@@ -47,7 +47,7 @@ class TracePart:
         }
         self.axes = [axes[at] for at in ranges]
         self.shape = [len(places) for places in ranges.values()]
-        need(0 not in self.shape, f"{address} is empty; give a range with something in it.")
+        need(0 not in self.shape, f"{address} is empty; give a range with at least one index.")
         op = trace.plan.get(self.name)
         is_by_head = op is not None and op.quadratic and self.axes[:1] == ["H"]
         # the number of the axis, and its heads, where it is made a head at a time
@@ -189,5 +189,5 @@ def pool_of(spec: str | None) -> tuple[int, ...] | None:
     form = re.fullmatch("max:([0-9]{1,5})(?:x([0-9]{1,5}))?", spec)
     sizes = tuple(map(int, filter(None, form.groups()))) if form else (0,)
     if 0 in sizes:
-        raise UserError(f'"{spec}" pools nothing; give pool=max:48x48.')
+        raise UserError(f'"{spec}" is not a pooling; give pool=max:48x48.')
     return sizes

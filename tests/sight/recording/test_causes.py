@@ -409,7 +409,7 @@ def test_a_path_is_patched_alone() -> None:
     ("call", "message"),
     [
         (lambda t: t.attribute("logits[0,3]"), "not one number"),
-        (lambda t: t.attribute("logits[0,3,7]", "model.*.nothing"), "No address is like"),
+        (lambda t: t.attribute("logits[0,3,7]", "model.*.nothing"), "No address matches"),
         (lambda t: t.attribute("logits[0,3,7]", "model.nothing"), "Nothing has the address"),
         (
             lambda t: t.attribute("logits[0,3,7]", "model.layers.0[0,3,1,1]"),

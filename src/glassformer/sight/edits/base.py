@@ -123,7 +123,7 @@ def position_axis(path: str, sides: int) -> int:
     """Which axis counts tokens; UserError for what a Pool says of a whole document."""
     need(
         not path.startswith("pool."),
-        f"{path} has no positions: it is of the whole text; leave positions out.",
+        f"{path} has one value for the whole text; leave positions out.",
     )
     return 2 if headed(path, sides) else 1
 
@@ -151,7 +151,7 @@ def plain(positions: Positions) -> Plain:
     need(
         not isinstance(several, str) and all(type(item) is int for item in several),
         f"positions is {positions!r}; give a number, several such as (2, 3), or a "
-        'stretch such as "5:".',
+        'range such as "5:".',
     )
     return tuple(several)  # type: ignore[arg-type]
 
@@ -168,7 +168,7 @@ def counted(reading: Reading, position: int, source: bool = False, border: bool 
     if position < 0:
         need(
             sizes is not None and len(set(sizes)) == 1,
-            f"Position {position} counts from the end of one text; these are several: count from "
+            f"Position {position} counts from the end, but the texts differ in length; count from "
             "0.",
         )
     bounded = sizes is not None and (position < 0 or source or not reading.grows)
@@ -214,7 +214,7 @@ def chooser(
     if head is not None:
         need(
             headed(path, len(shape)),
-            f"{path} has no heads; those that have are called {', '.join(HEADED)}.",
+            f"{path} has no heads; values with heads are {', '.join(HEADED)}.",
         )
         need(
             type(head) is int and 0 <= head < shape[1],

@@ -61,7 +61,7 @@ def parse(text: str) -> Edit:
         named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise UserError(
-            f"{text!r} holds more than texts, numbers, lists and tables; {example}."
+            f"{text!r} must contain only texts, numbers, lists and tables; {example}."
         ) from None
     signature = inspect.signature(EDITS[name])
     try:

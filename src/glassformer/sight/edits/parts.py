@@ -171,7 +171,7 @@ class set_attention(Edit):
                 blind = blind if chosen is None else chosen & blind
                 if weight and isinstance(self.query, tuple) and bool(blind.any()):
                     raise UserError(
-                        f"A token at {self.query} may not look at position {key} in "
+                        f"A token at {self.query} cannot attend to position {key} in "
                         f"{path}: leave it out."
                     )
                 new = torch.where(cells, torch.tensor(weight, dtype=x.dtype, device=x.device), new)

@@ -110,7 +110,7 @@ class swap_token(Edit):
     def read(self, reading: Reading) -> None:
         source = _source(reading, self.side)
         rows = reading.sources if source else reading.rows
-        need(rows is not None, "A token is swapped in one text; here many are read.")
+        need(rows is not None, "swap_token changes one text, and this command reads many.")
         assert rows is not None
         token = self.id(reading, source)
         for row in rows:

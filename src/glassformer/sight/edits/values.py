@@ -169,7 +169,7 @@ class patch(Edit):
                 near = get_close_matches(path, names, n=1, cutoff=0.3)
                 has = f" It has {near[0]}." if near else ""
                 raise UserError(
-                    f'What is patched from has no value "{path}".{has} Record it with look.'
+                    f'The other run has no value "{path}".{has} Record it with look.'
                 ) from None
         shape = reading.shapes[path]
         tensor = _as_tensor(value, path).detach()
@@ -179,14 +179,14 @@ class patch(Edit):
         actual = ["*" if axis in free else str(size) for axis, size in enumerate(tensor.shape)]
         need(
             actual == expected,
-            f"{path} is {'x'.join(expected)} here and {'x'.join(map(str, tensor.shape))} in what "
-            "is patched from; give a run of this model.",
+            f"{path} is {'x'.join(expected)} here and {'x'.join(map(str, tensor.shape))} in the "
+            "other run; give a run of this model.",
         )
         rows = reading.rows
         need(
             len(tensor) == 1 or rows is None or len(tensor) == len(rows),
-            f"{path} is of {len(tensor)} texts and {len(rows or ())} are read; give one, or as "
-            "many.",
+            f"{path} holds {len(tensor)} texts and the model reads {len(rows or ())}; give one, or "
+            "equally many.",
         )
         return tensor
 
@@ -202,20 +202,19 @@ class patch(Edit):
                 isinstance(donors, tuple)
                 and isinstance(positions, tuple)
                 and len(donors) == len(positions),
-                f"from_positions is {donors!r} and positions {positions!r}; give as many numbers "
+                f"from_positions is {donors!r} and positions {positions!r}; give equally many "
                 "in both.",
             )
         elif positions is None:
             texts = lengths(reading, source) or [size]
             need(
                 all(text == size for text in texts),
-                f"What is patched from has {size} tokens and the text has {max(texts)}; give "
-                "positions.",
+                f"The other run has {size} tokens and the text has {max(texts)}; give positions.",
             )
         wrong = [at for at in (columns if donors is None else donors) if not -size <= at < size]
         need(
             not wrong,
-            f"There is no position {wrong[:1]} in what is patched from: it has {size} tokens.",
+            f"There is no position {wrong[:1]} in the other run: it has {size} tokens.",
         )
         if donors is None:
             return torch.arange(size)

@@ -108,8 +108,7 @@ class Shown(ABC):
             data = as_safetensors(self.tensors(), self.facts())
         else:
             raise UserError(
-                f"{target} is not of a kind that is written here; end the name in "
-                f"{', '.join(KINDS)}."
+                f"{target} has an unknown file type; end the name in {', '.join(KINDS)}."
             )
         files.write(target, data)
         return target

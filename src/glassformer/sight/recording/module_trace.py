@@ -62,7 +62,9 @@ class ModuleTrace(Caused):
         self.seconds = time.perf_counter() - started
         self.outputs = fields(self.output)
         if not self.outputs:
-            raise UserError(f"{type(module).__name__} returns no tensor, so nothing can be opened.")
+            raise UserError(
+                f"{type(module).__name__} returns no tensor, so there is nothing to explain."
+            )
         outputs = {name: recorder.returns(tensor) for name, tensor in self.outputs.items()}
         self.operations, self.leaves = recorder.operations, recorder.leaves
         self.kept_bytes, self.kept_all = recorder.kept_bytes, recorder.kept_all
@@ -230,7 +232,7 @@ class ModuleTrace(Caused):
             value, index = self.parse(name)
             if value.key is None:
                 raise UserError(
-                    f"{name} is given to the pass, not computed in it; change it there."
+                    f"{name} is an input of the pass, so no edit can change it; change the input itself."
                 )
             keys[value.key] = _partial(change, index) if index else change
         edits_of_keys = {**self.key_edits, **keys}
@@ -323,7 +325,7 @@ def _place(piece: str, size: int, subject: str) -> int | slice:
         return slice(*(_integer(end, subject) if end.strip() else None for end in (start, end)))
     at = _integer(piece, subject)
     if not -size <= at < size:
-        raise UserError(f"{subject}; {at} is no place of {size}, 0 to {size - 1}.")
+        raise UserError(f"{subject}; {at} is outside 0 to {size - 1}.")
     return at % size
 
 
@@ -340,7 +342,7 @@ def _check(module: nn.Module) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         raise UserError(f"{kind.__name__} is a scripted module; trace the module it was made from.")
     if kind.__name__ == "OptimizedModule":
-        raise UserError("The module is compiled; trace the one that torch.compile was given.")
+        raise UserError("The module is compiled; trace the original module instead.")
 
 
 def fields(output: Any) -> dict[str, Tensor]:

@@ -50,7 +50,10 @@ class Outside:
         if self.encode is not None:
             row = user_code(self.encode, text)
             is_row = isinstance(row, Tensor) and row.shape[:-1] == (1,)
-            need(is_row and not row.is_floating_point(), "The model's file gives no row of ids.")
+            need(
+                is_row and not row.is_floating_point(),
+                "The function of the model file returns no row of token ids.",
+            )
             return torch.as_tensor(row)
         if is_target and not text.strip():
             ids = []
@@ -133,7 +136,7 @@ def user_code(call: Callable[..., Any], *args: Any) -> Any:
         frames = traceback.extract_tb(error.__traceback__)
         line = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if len(frames) > 1 else ""
         raise UserError(
-            f"The model's file fails{line}: {type(error).__name__}: {error}; mend it."
+            f"The model's file fails{line}: {type(error).__name__}: {error}; correct it."
         ) from None
 
 
@@ -160,7 +163,7 @@ def from_file(name: str) -> Outside:
     if not isinstance(module, nn.Module) or not (encode is None or callable(encode)):
         raise UserError(
             f"{name} returns {type(module).__name__}; it must return a torch.nn.Module, or a module "
-            "and a function that makes its arguments of a text."
+            "and a function that turns a text into its arguments."
         )
     return Outside(module.eval(), encode=encode)
 
@@ -220,8 +223,8 @@ def _numbers(text: str) -> list[int]:
     numbers = re.split(r"[\s,]+", text.strip())
     if not all(number.isdigit() and len(number) < 19 for number in numbers):
         raise UserError(
-            f'"{text}" is not a row of token ids such as "5 3 8", which a model without a tokenizer '
-            "reads: a text needs a tokenizer. A model file may also return a function that makes the "
-            "arguments of a text."
+            f'"{text}" is not a row of token ids such as "5 3 8". A model without a tokenizer reads '
+            "only ids. A model file may also return a function that turns a text into the model's "
+            "arguments."
         )
     return [int(number) for number in numbers]

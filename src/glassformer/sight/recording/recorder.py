@@ -122,9 +122,7 @@ class Recorder(TorchFunctionMode):
         self._keep_apart()
         for path, variable, name, *_ in self.edits.keys() - self.applied:
             value = ".".join(word for word in (path, variable, name) if word)
-            raise UserError(
-                f"The pass does not compute {value} a second time, so no edit meets it."
-            )
+            raise UserError(f"The edited pass does not compute {value}, so the edit has no effect.")
 
     def _keep_apart(self) -> None:
         """Copies what the pass has written into weights, buffers and inputs, which a later pass may
@@ -370,8 +368,7 @@ class Recorder(TorchFunctionMode):
         if name in RANDOM or (is_dropout and rate):
             advice = "call model.eval() first" if is_dropout else "give the module its noise"
             raise UserError(
-                f"The pass draws random numbers ({name}), so a second one would give others; "
-                f"{advice}."
+                f"The pass draws random numbers ({name}), so a second pass would differ; {advice}."
             )
 
     def _result(self, operation: Operation, tensor: Tensor) -> Tensor:

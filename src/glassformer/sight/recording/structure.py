@@ -71,7 +71,7 @@ class Structure:
         self.trace = trace
         fields = [name for name, x in trace.outputs.items() if x.is_floating_point()]
         if not fields:
-            raise UserError(f"{type(trace.module).__name__} returns no numbers to follow back.")
+            raise UserError(f"{type(trace.module).__name__} returns no numbers to trace back.")
         self.name = "logits" if "logits" in fields else fields[0]
         self.answer = trace.aliases[self.name]
         self._readers: dict[Value, list[Operation]] = defaultdict(list)

@@ -213,7 +213,7 @@ class Trace(ModuleTrace):
             return str(positions[0])
         if positions:
             raise UserError(
-                f'"{word}" stands at {" and ".join(map(str, positions))}; give one of these numbers.'
+                f'"{word}" occurs at {" and ".join(map(str, positions))}; give one of these numbers.'
             )
         available = ", ".join(f"{at} {piece}" for at, piece in enumerate(labels[:40]))
         raise UserError(f'No token of the text is "{word}"; give a number. There are: {available}.')

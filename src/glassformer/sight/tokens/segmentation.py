@@ -89,8 +89,8 @@ def trace(tokenizer: Tokenizer, text: str, rivals: int = 3) -> list[WordTrace]:
     traces = [tracer(word) for word in tokenizer.words(text)]
     if [id for word in traces for id in word.ids] != ids:
         raise UserError(
-            "This text holds a token that was added to the vocabulary, which has no "
-            "path; leave it out."
+            "This text contains a token that was added to the vocabulary without a "
+            "path; leave that token out."
         )
     return traces
 

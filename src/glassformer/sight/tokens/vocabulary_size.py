@@ -39,7 +39,7 @@ def sizes(
     Raises UserError.
     """
     if dim < 1 or any(size < 1 for size in entries):
-        raise UserError("Sizes and the width of an embedding are above 0; give others.")
+        raise UserError("Sizes and the width of an embedding must be above 0; give other numbers.")
     joined = "".join(texts)
     cut = _border(joined)
     train = joined[:cut]
@@ -47,7 +47,7 @@ def sizes(
     words = len(test.split())
     need(
         words >= FEWEST,
-        "This text has too few words to train on some and count others; give a longer one.",
+        "This text has too few words for training and counting; give a longer text.",
     )
     rows: list[Size] = []
     for size in sorted(set(entries)):

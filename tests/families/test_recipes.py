@@ -45,6 +45,7 @@ def test_every_size_survives_json_and_its_own_layout(name):
         "bert/minilm-l6",
         "electra/small",
         "distilbert/base",
+        "eurobert/210m",
         "nomic-bert/base",
         "nomic-bert/embed-v1.5",
         "roberta/base",

@@ -32,8 +32,7 @@ OTHERS = {
     "deepseek_v3",
 } | tiny.STATES
 """Experts, latent attention, rules that are no window, recurrent cells, places of norms, multipliers and
-positions of
-a block that the kernels do not know: computed by their modules."""
+positions of a block that the kernels do not know: computed by their modules."""
 FUSED = [name for name in tiny.DECODERS if name not in OTHERS]
 PAIRS = ["vaswani", "t5", "two vocabularies"]
 

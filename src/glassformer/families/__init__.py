@@ -22,6 +22,7 @@ from .deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from .differences import differences
 from .distilbert import DISTILBERT
 from .electra import ELECTRA
+from .eurobert import EUROBERT
 from .exaone4 import EXAONE4
 from .falcon import FALCON
 from .gemma import GEMMA, GEMMA2
@@ -102,7 +103,7 @@ DECODERS = (
     DEEPSEEK_V2,
     DEEPSEEK_V3,
 )
-ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT)
+ENCODERS = (BERT, ELECTRA, DISTILBERT, ROBERTA, CAMEMBERT, XLM_ROBERTA, NOMIC_BERT, EUROBERT)
 PAIRS = (T5, MT5, VASWANI, BART, MBART, M2M_100, PEGASUS)
 RECIPES = {recipe.name: recipe for recipe in (GLASS, *DECODERS, *ENCODERS, *PAIRS)}
 

@@ -62,8 +62,8 @@ class Kin:
         return EncoderDecoder(dim, context, embed, encoder, decoder, Head(), init)
 
     def _position(self, context: int) -> Learned | Sinusoidal:
-        table = isinstance(self.position, Learned)
-        return replace(self.position, length=context) if table else self.position
+        learned = isinstance(self.position, Learned)
+        return Learned(context, TABLE.start) if learned else self.position
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -87,13 +87,16 @@ class Kin:
             position = replace(position, offset=pad + 1)
         elif self.position != TABLE and _held(raw, "learned_positions", POSITIONS):
             position = Learned(model.context)
-        sides = {name: replace(stack, position=position) for name, stack in stacks(model).items()}
+        sides: dict[str, Any] = {
+            name: replace(stack, position=position) for name, stack in stacks(model).items()
+        }
         return replace(model, **sides, start=read_start(raw, self.usual_start))
 
     def write_config(self, model: Model) -> dict[str, Any]:
         """Our config as its config.json, as far as that can say it."""
         position = stacks(model)["encoder"].position
-        raw = {**write_keys(model, self.keys), **write_start(model)}
+        unknown = {"decoder_start_token_id": None}  # not what theirs takes for an absent word
+        raw = {**write_keys(model, self.keys), **unknown, **write_start(model)}
         if not raw["head_bias"]:
             del raw["head_bias"]
         if isinstance(position, Learned) and self.position != TABLE:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..core import config
 from ..core.config import serial
-from ..core.errors import UserError
+from ..core.errors import UserError, need
 from .recipe import MISSING, ConfigReader, tile
 
 M = TypeVar("M", bound=config.Model)
@@ -116,8 +116,8 @@ def _at(node: Any, place: str) -> Any:
     return node
 
 
-def read_start(raw: ConfigReader, default: int | None) -> tuple[int, ...]:
-    """What a target begins with: ``default`` where the file does not say, () for the tokenizer's.
+def read_start(raw: ConfigReader, default: int | None = None) -> tuple[int, ...]:
+    """What a target begins with: ``default`` where the file lacks it; () is the tokenizer's.
 
     After it comes what transformers forces as the first token: a translation's language.
     """
@@ -132,10 +132,10 @@ def read_start(raw: ConfigReader, default: int | None) -> tuple[int, ...]:
 
 def write_start(model: Any) -> dict[str, Any]:
     """Words of a config.json for what a target begins with."""
-    first, *forced = model.start or (None,)
-    if len(forced) > 1:
-        raise UserError(f"A published layout begins a target with two tokens, not {model.start}.")
-    return {"decoder_start_token_id": first, **{"forced_bos_token_id": id for id in forced}}
+    start = getattr(model, "start", ())
+    words = ("decoder_start_token_id", "forced_bos_token_id")
+    need(len(start) <= len(words), f"No published layout begins a target with {len(start)} tokens.")
+    return dict(zip(words, start, strict=False))
 
 
 # ---------------------------------------------------------------- what means the same is written

@@ -109,7 +109,7 @@ def read_config(raw: ConfigReader) -> Model:
     )
     sines = {f"{side}.position.halves": True for side in ("encoder", "decoder")}
     model = read_keys(raw, serial.change(vaswani(64, 1, 1, 1, 1, 0.1), sines), KEYS)
-    return replace(model, start=read_start(raw, None))
+    return replace(model, start=read_start(raw))
 
 
 def write_config(model: Model) -> dict[str, Any]:

@@ -34,8 +34,8 @@ NUMBERED = Sinusoidal(halves=True, endpoint=True, offset=2)  # one after the id 
 
 @dataclass(frozen=True)
 class Kin:
-    """What sets one of them apart: its ``position``, its norms ``before`` or after, what its
-    embeddings are (``normed``, ``scaled``), and what transformers takes where a file is silent."""
+    """The differences of a family: its ``position``, its norms ``before`` or after, whether its
+    embeddings are ``normed`` and ``scaled``; the ``usual`` ones are for a file that is silent."""
 
     position: Learned | Sinusoidal = TABLE
     before: bool = True
@@ -106,7 +106,7 @@ class Kin:
 
 
 def _held(raw: ConfigReader, word: str, *names: str) -> bool:
-    """Whether the files hold weights that they may lack; a ``word`` of ours says it alone."""
+    """True where the files hold weights that they may lack; a ``word`` of ours says it alone."""
     stated: bool = raw.flag(word, False)
     return stated if raw.weights is None else any(map(raw.holds, names))
 

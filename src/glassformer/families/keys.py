@@ -117,9 +117,9 @@ def _at(node: Any, place: str) -> Any:
 
 
 def read_start(raw: ConfigReader, default: int | None = None) -> tuple[int, ...]:
-    """What a target begins with: ``default`` where the file lacks it; () is the tokenizer's.
+    """First tokens of a target: ``default`` where the file lacks the word; () is the tokenizer's.
 
-    After it comes what transformers forces as the first token: a translation's language.
+    The second is the one that transformers forces: a translation's language.
     """
     first = raw.table.get("decoder_start_token_id", default)
     forced = raw.value("forced_bos_token_id", None)

@@ -426,7 +426,7 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
 
 
 def _generation(folder: Path) -> dict[str, Any]:
-    """What generation_config.json says of a target's first tokens, where config.json may not."""
+    """First tokens of a target as generation_config.json has them, which config.json may lack."""
     path = folder / GENERATION
     raw = files.read_json(path, fix="restore it or remove it") if path.is_file() else {}
     return {name: raw[name] for name in STARTS if raw.get(name) is not None}

@@ -26,7 +26,7 @@ def text_start(tokenizer: Tokenizer) -> int | None:
 
 
 def target_start(tokenizer: Tokenizer | None, model: Model | None = None) -> list[int]:
-    """What a decoder beside an encoder begins with: the config's ``start``, else bos or pad (T5)."""
+    """First tokens of a decoder beside an encoder: the config's ``start``, else bos or pad (T5)."""
     ids = (getattr(tokenizer, name, None) for name in ("bos", "pad"))
     return [*getattr(model, "start", ())] or [id for id in ids if id is not None][:1]
 

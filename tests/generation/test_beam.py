@@ -105,7 +105,7 @@ def test_equal_to_transformers(tmp_path):
     prompts = [[5, 7, 9, 11, 1], [4, 8, 22, 30, 1]]
     group = list(range(1, 50, 4))  # among so many endings beams end at every step
     cases = [(0.0, None, [1]), (1.0, None, [1]), (2.0, None, [1]), (0.0, 33, [1])]
-    cases += [(0.0, None, group), (1.0, None, group)]
+    cases += [(0.0, None, group), (1.0, None, group), (1.0, 32, group), (2.0, 32, group)]
     for penalty, forced, bounds in cases:  # forced: a language's tag
         output = reference.generate(
             torch.tensor(prompts),

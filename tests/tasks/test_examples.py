@@ -250,6 +250,7 @@ VECTORS = replace(tiny.bert(), pool=c.Pool("mean", normalize=True))
 KINDS = {
     "vaswani": ("seq2seq", "words", Seq2Seq(), tiny.vaswani()),
     "t5": ("seq2seq", "words", Seq2Seq(), tiny.t5()),
+    "two first": ("seq2seq", "words", Seq2Seq(), replace(tiny.t5(), start=(2, 5))),
     "llama": ("seq2seq", "words", Seq2Seq(), tiny.DECODERS["llama"]),
     "prefix": ("seq2seq", "words", Seq2Seq(), tiny.DECODERS["gpt2"]),
     "bert": ("classify", "frame", Classify(), tiny.bert()),
@@ -323,6 +324,9 @@ def test_what_each_shape_reads():
     assert batch["targets"] == [x, y, z, end, -1, -1]
     assert batch["document_ids"] == [0, 0, 0, 0, -1, -1]
     assert batch["source_document_ids"] == [0, 0, 0, -1, -1, -1]
+    batch = read(table, words, Seq2Seq(), replace(tiny.t5(), start=(end, start)), 6)
+    assert batch["tokens"] == [end, start, x, y, z, 0]
+    assert batch["targets"] == [-1, x, y, z, end, -1], "what is forced is not learned"
     batch = read(table, words, Seq2Seq(), tiny.gpt2(), 8)
     assert batch["tokens"] == [start, a, b, start, x, y, z, 0]
     assert batch["source"] is None

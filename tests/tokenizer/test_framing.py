@@ -3,6 +3,9 @@ BERT's specials."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import tiny
 from glassformer.core.tokenizer import framing
 from glassformer.core.tokenizer import train as train_tokenizer
 from mistakes import mistake
@@ -27,10 +30,13 @@ def test_a_target_opens_with_bos_or_as_in_t5_with_the_padding_and_closes_with_eo
     pair = tokenizer_with("<s>", "</s>", "<pad>")
     t5 = tokenizer_with("<pad>", "</s>")
     assert (framing.decoder_start(pair), framing.end_of_target(pair)) == (
-        pair.id("<s>"),
+        [pair.id("<s>")],
         pair.id("</s>"),
     )
-    assert framing.decoder_start(t5) == t5.id("<pad>")
+    assert framing.decoder_start(t5) == [t5.id("<pad>")]
+    bart = replace(tiny.t5(), start=(2, 5))  # the config says more than the tokenizer
+    assert framing.decoder_start(t5, bart) == framing.target_start(None, bart) == [2, 5]
+    assert framing.target_start(None, tiny.t5()) == []
     a = t5.id("a")
     b = t5.id("b")
     assert framing.source(t5, [a, b]) == [a, b, t5.id("</s>")]

@@ -254,8 +254,6 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
         except UserError as error:
             hindrance = hindrance if nearness else str(error).rstrip(".")
             continue
-        if not getattr(model, "start", True):  # a file may state what the tokenizer says
-            back = replace(back, start=())
         differs = list(differences(serial.to_dict(plain(model)), serial.to_dict(plain(back))))
         if {path.rpartition(".")[2] for path, _, _ in differs} <= {"dropout"}:
             named = {"architectures": [recipe.architectures[0]], "model_type": recipe.model_type}

@@ -34,8 +34,8 @@ NUMBERED = Sinusoidal(halves=True, endpoint=True, offset=2)  # one after the id 
 
 @dataclass(frozen=True)
 class Kin:
-    """What sets one of them apart: its ``position``, its norms ``before`` or after, what its
-    embeddings are (``normed``, ``scaled``), and what transformers takes where a file is silent."""
+    """The differences of a family: its ``position``, its norms ``before`` or after, whether its
+    embeddings are ``normed`` and ``scaled``; the ``usual`` ones are for a file that is silent."""
 
     position: Learned | Sinusoidal = TABLE
     before: bool = True
@@ -62,8 +62,8 @@ class Kin:
         return EncoderDecoder(dim, context, embed, encoder, decoder, Head(), init)
 
     def _position(self, context: int) -> Learned | Sinusoidal:
-        table = isinstance(self.position, Learned)
-        return replace(self.position, length=context) if table else self.position
+        learned = isinstance(self.position, Learned)
+        return Learned(context, TABLE.start) if learned else self.position
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -87,13 +87,16 @@ class Kin:
             position = replace(position, offset=pad + 1)
         elif self.position != TABLE and _held(raw, "learned_positions", POSITIONS):
             position = Learned(model.context)
-        sides = {name: replace(stack, position=position) for name, stack in stacks(model).items()}
+        sides: dict[str, Any] = {
+            name: replace(stack, position=position) for name, stack in stacks(model).items()
+        }
         return replace(model, **sides, start=read_start(raw, self.usual_start))
 
     def write_config(self, model: Model) -> dict[str, Any]:
         """Our config as its config.json, as far as that can say it."""
         position = stacks(model)["encoder"].position
-        raw = {**write_keys(model, self.keys), **write_start(model)}
+        unknown = {"decoder_start_token_id": None}  # not what theirs takes for an absent word
+        raw = {**write_keys(model, self.keys), **unknown, **write_start(model)}
         if not raw["head_bias"]:
             del raw["head_bias"]
         if isinstance(position, Learned) and self.position != TABLE:
@@ -103,7 +106,7 @@ class Kin:
 
 
 def _held(raw: ConfigReader, word: str, *names: str) -> bool:
-    """Whether the files hold weights that they may lack; a ``word`` of ours says it alone."""
+    """True where the files hold weights that they may lack; a ``word`` of ours says it alone."""
     stated: bool = raw.flag(word, False)
     return stated if raw.weights is None else any(map(raw.holds, names))
 

@@ -116,10 +116,10 @@ def _at(node: Any, place: str) -> Any:
     return node
 
 
-def read_start(raw: ConfigReader, default: int | None) -> tuple[int, ...]:
-    """What a target begins with: ``default`` where the file does not say, () for the tokenizer's.
+def read_start(raw: ConfigReader, default: int | None = None) -> tuple[int, ...]:
+    """First tokens of a target: ``default`` where the file lacks the word; () is the tokenizer's.
 
-    After it comes what transformers forces as the first token: a translation's language.
+    The second is the one that transformers forces: a translation's language.
     """
     first = raw.table.get("decoder_start_token_id", default)
     forced = raw.value("forced_bos_token_id", None)
@@ -132,12 +132,10 @@ def read_start(raw: ConfigReader, default: int | None) -> tuple[int, ...]:
 
 def write_start(model: Any) -> dict[str, Any]:
     """Words of a config.json for what a target begins with."""
-    need(
-        len(model.start) <= 2,
-        f"A published layout begins a target with two tokens, not {model.start}.",
-    )
+    start = getattr(model, "start", ())
     words = ("decoder_start_token_id", "forced_bos_token_id")
-    return {words[0]: None} | dict(zip(words, model.start, strict=False))
+    need(len(start) <= len(words), f"No published layout begins a target with {len(start)} tokens.")
+    return dict(zip(words, start, strict=False))
 
 
 # ---------------------------------------------------------------- what means the same is written

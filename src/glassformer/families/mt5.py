@@ -10,7 +10,7 @@ from ..core.config.model import EncoderDecoder, Model
 from . import t5
 from .recipe import ConfigReader, Recipe
 
-DEFAULTS = {"feed_forward_proj": "gated-gelu", "n_positions": 1024}
+DEFAULTS = {"feed_forward_proj": "gated-gelu", "n_positions": 1024, "decoder_start_token_id": 0}
 
 
 def mt5(dim: int, depth: int, heads: int, hidden: int) -> EncoderDecoder:
@@ -21,17 +21,16 @@ def mt5(dim: int, depth: int, heads: int, hidden: int) -> EncoderDecoder:
 
 def read_config(raw: ConfigReader) -> Model:
     """An mT5 config.json as our config: T5's words, without a scale of the head."""
-    stated = {name: value for name, value in raw.table.items() if value is not None}
-    return t5.read_config(
-        replace(raw, table={**DEFAULTS, **stated, "scale_decoder_outputs": False})
-    )
+    table = {**DEFAULTS, **raw.table, "scale_decoder_outputs": False}
+    return t5.read_config(replace(raw, table=table))
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as an mT5 config.json, as far as that can say it."""
     raw = t5.write_config(model)
     raw.pop("scale_decoder_outputs", None)
-    return {**raw, "architectures": [f"M{raw['architectures'][0]}"]}
+    named = {"architectures": [f"M{raw['architectures'][0]}"]}
+    return {"decoder_start_token_id": None, **raw, **named}
 
 
 SIZES = {

@@ -131,7 +131,7 @@ def read_config(raw: ConfigReader) -> Model:
         tied=tied, scale=model.dim**-0.5 if raw.flag("scale_decoder_outputs", stated) else 1.0
     )
     decoder = replace(stacks(model)["decoder"], depth=depth)
-    model = replace(model, decoder=decoder, head=head, start=read_start(raw, None))
+    model = replace(model, decoder=decoder, head=head, start=read_start(raw))
     return alone(model) if raw.architecture(WHOLE).endswith(ENCODER) else model
 
 
@@ -153,9 +153,8 @@ def write_config(model: Model) -> dict[str, Any]:
         "feed_forward_proj": names[kind],
         "pad_token_id": 0,
         "eos_token_id": 1,
-        "decoder_start_token_id": 0,
+        **write_start(model),
     }
-    raw |= write_start(model) if getattr(model, "start", ()) else {}
     if model.head is None:
         return raw
     return {

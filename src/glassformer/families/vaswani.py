@@ -71,13 +71,13 @@ BOTH_SIDES = (
 
 
 def scale_key(default: bool) -> Key:
-    """Whether embeddings are multiplied by sqrt(dim); ``default`` where the file says nothing."""
+    """Embeddings multiplied by sqrt(dim), or not; ``default`` where the file says nothing."""
 
-    def read(raw: ConfigReader) -> float:
+    def scale(raw: ConfigReader) -> float:
         dim: float = raw.integer("d_model")
         return dim**0.5 if raw.flag("scale_embedding", default) else 1.0
 
-    return Key("scale_embedding", "embed.scale", read, lambda scale: scale != 1.0)
+    return Key("scale_embedding", "embed.scale", scale, lambda factor: factor != 1.0)
 
 
 def act_key(default: str) -> Key:
@@ -109,7 +109,7 @@ def read_config(raw: ConfigReader) -> Model:
     )
     sines = {f"{side}.position.halves": True for side in ("encoder", "decoder")}
     model = read_keys(raw, serial.change(vaswani(64, 1, 1, 1, 1, 0.1), sines), KEYS)
-    return replace(model, start=read_start(raw, None))
+    return replace(model, start=read_start(raw))
 
 
 def write_config(model: Model) -> dict[str, Any]:

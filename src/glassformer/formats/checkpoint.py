@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 FORMAT = 1  # of the glassformer layout
 SUMS, ANOTHER = "SHA256SUMS", "use another checkpoint"  # of a checkpoint of a training
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
+GENERATION = "generation_config.json"
+STARTS = ("decoder_start_token_id", "forced_bos_token_id")
 TOKENIZERS = (
     "tokenizer.json",
     "tokenizer.model",
@@ -411,9 +413,8 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
     if "glassformer" not in raw:
         published = any((folder / weights).exists() for weights in (SINGLE, INDEX))
         headers = read_headers(folder) if published else None
-        recipe, model = recipes.read_config(
-            {**raw, **sentences.open_beside(folder)}, str(path), headers
-        )
+        beside = {**_generation(folder), **sentences.open_beside(folder)}
+        recipe, model = recipes.read_config({**raw, **beside}, str(path), headers)
         prompts = sentences.open_prompts(folder)
         return Checkpoint(name, folder, model, recipe, base, labels, prompts, headers)
     if raw["glassformer"] != FORMAT:
@@ -429,6 +430,13 @@ def _read(name: str, folder: Path, base: str | None) -> Checkpoint:
         return Checkpoint(name, folder, model, None, base, labels, prompts, quantization=codes)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    """First tokens of a target as generation_config.json has them, which config.json may lack."""
+    path = folder / GENERATION
+    raw = files.read_json(path, fix="restore it or remove it") if path.is_file() else {}
+    return {name: raw[name] for name in STARTS if raw.get(name) is not None}
 
 
 def _labels(raw: dict[str, Any]) -> tuple[str, ...]:

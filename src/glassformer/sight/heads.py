@@ -328,7 +328,7 @@ def _measure(
     for name, (queries, distance) in distances.items():
         scores[name] = _on(repeated, queries, queries - distance)
         if queries is near:
-            steps = [distance * other for other in range(reach) if other != 1]
+            steps = [distance * count for count in range(reach) if count != 1]
             rivals = [_on(repeated, queries, queries - step) for step in steps]
         else:
             rivals = [_on(shuffled, queries, queries - distance)]

@@ -290,12 +290,9 @@ def recurrent(model: Model) -> dict[str, Recurrent]:
 
 def long_scalings(model: Model) -> dict[str, LongRopeScaling]:
     """The scalings that differ for short texts and for long ones, by the name of their stack."""
-    scalings = {
-        name: getattr(stack.position, "scaling", None) for name, stack in stacks(model).items()
-    }
-    return {
-        name: scaling for name, scaling in scalings.items() if isinstance(scaling, LongRopeScaling)
-    }
+    positions = [(name, stack.position) for name, stack in stacks(model).items()]
+    scalings = [(name, getattr(position, "scaling", None)) for name, position in positions]
+    return {name: scaling for name, scaling in scalings if isinstance(scaling, LongRopeScaling)}
 
 
 def longer_hint(model: Model) -> str:

@@ -198,10 +198,8 @@ def starts_and_sources(
         raise UserError(
             "An encoder cannot continue a text; give a decoder, or use fill, embed or classify."
         )
-    sentence = (
-        "This model has no head over tokens and cannot continue a text; use embed or classify, or"
-    )
-    need(cfg.head is not None, f"{sentence} train one with the objective Causal.")
+    sentence = "This model has no head over tokens and cannot continue a text; use embed or"
+    need(cfg.head is not None, f"{sentence} classify, or train one with the objective Causal.")
     pair = cfg.has_source
     reads = (source_tokenizer or (tokenizer and tokenizer.for_source)) if pair else tokenizer
     rows = encode(prompt, reads, cfg, bos, slide)

@@ -85,11 +85,8 @@ def check(ids: Sequence[int], vocab: int) -> None:
 def first_tokens(tokenizer: Tokenizer | None, start: Start, cfg: config.Model) -> list[int]:
     """First tokens of an encoder-decoder's decoder: an id, or several (a language's tag)."""
     if start is None:
-        stated = getattr(cfg, "start", ())
-        start = stated if tokenizer is None else target_start(tokenizer, cfg)
-        start = start or None
-    if start is None:
-        raise UserError("The decoder needs a token to begin with; give start=ID.")
+        start = target_start(tokenizer, cfg)
+        need(start != [], "The decoder needs a token to begin with; give start=ID.")
     ids: list[Any] = list(start) if isinstance(start, list | tuple) else [start]
     integral = all(isinstance(id, Integral) and not isinstance(id, bool) for id in ids)
     need(

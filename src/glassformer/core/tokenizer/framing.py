@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..config import Model
-from ..errors import UserError
+from ..errors import UserError, need
 from .tokenizer import Tokenizer
 
 
@@ -25,19 +25,17 @@ def text_start(tokenizer: Tokenizer) -> int | None:
     return tokenizer.eos if tokenizer.bos is None else tokenizer.bos
 
 
-def target_start(tokenizer: Tokenizer, model: Model | None = None) -> list[int]:
-    """What a decoder beside an encoder begins with: the config's ``start``, else bos or pad (T5)."""
-    first = tokenizer.pad if tokenizer.bos is None else tokenizer.bos
-    return [*getattr(model, "start", ())] or ([] if first is None else [first])
+def target_start(tokenizer: Tokenizer | None, model: Model | None = None) -> list[int]:
+    """First tokens of a decoder beside an encoder: the config's ``start``, else bos or pad (T5)."""
+    ids = (getattr(tokenizer, name, None) for name in ("bos", "pad"))
+    return [*getattr(model, "start", ())] or [id for id in ids if id is not None][:1]
 
 
 def decoder_start(tokenizer: Tokenizer, model: Model | None = None) -> list[int]:
     """``target_start``; UserError where there is none."""
     start = target_start(tokenizer, model)
-    if not start:
-        raise UserError(
-            "This tokenizer has no bos and no pad token to begin a target with; use one that has."
-        )
+    missing = "This tokenizer has no bos and no pad token to begin a target with"
+    need(start != [], f"{missing}; use one that has.")
     return start
 
 

@@ -1,0 +1,160 @@
+"""BART, mBART, M2M-100, PEGASUS and mT5 against transformers: weights both ways, and what is written
+from the token that a target begins with."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from families.parity import VOCAB, shaken, transformers
+from families.test_parity_encoders import both_ways, equal_pairs
+from folders import edit_json
+from glassformer import families as recipes
+from glassformer import generate
+from glassformer.core.generation.beam import beam
+from glassformer.formats import store
+from glassformer.scale.cost import cost
+from mistakes import mistake
+
+SIDES = {"layers": 2, "attention_heads": 4, "ffn_dim": 52}
+SIZES = {f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in SIDES.items()}
+SIZES |= {"d_model": 32, "max_position_embeddings": 40, "init_std": 0.3, "vocab_size": VOCAB}
+T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 52, "num_layers": 2, "num_heads": 4}
+KINDS = {
+    "Bart": {},
+    "MBart": {"scale_embedding": True, "decoder_layers": 1, "activation_function": "relu"},
+    "M2M100": {},
+    "Pegasus": {"scale_embedding": True},
+    "MT5": {**T5_SIZES, "initializer_factor": 0.3, "num_decoder_layers": 1},
+}
+# the first tokens of a target, as their config and their generation_config have them
+STARTS = {
+    "Bart": (2, 0),
+    "MBart": (57, None),
+    "M2M100": (2, 58),
+    "Pegasus": (0, None),
+    "MT5": (0, None),
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+def build(name, **changes):
+    sizes = {"vocab_size": VOCAB} if name == "MT5" else SIZES
+    config = getattr(transformers, f"{name}Config")(**{**sizes, **KINDS[name], **changes})
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    if hasattr(model, "final_logits_bias"):
+        model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(2))
+    return shaken(model)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_both_ways(name, tmp_path):
+    # theirs counts columns, ours what is there
+    both_ways(build(name), tmp_path, equal_pairs, ("right",))
+
+
+def test_untied_mt5_is_not_scaled_either(tmp_path):
+    reference = build("MT5")
+    draw = torch.randn(VOCAB, 32, generator=torch.Generator().manual_seed(3))
+    reference.lm_head.weight = torch.nn.Parameter(draw)
+    both_ways(reference, tmp_path, equal_pairs)
+
+
+def test_files_of_a_bare_bart(tmp_path):
+    """As facebook/bart-base has them: names without their prefix, and no bias of the logits."""
+    reference = build("Bart")
+    reference.final_logits_bias.zero_()
+    reference.model.save_pretrained(tmp_path)
+    model, _ = store.load(tmp_path)
+    assert not model.config.head.bias
+    equal_pairs(model, reference)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_targets_begin_as_theirs(name, tmp_path):
+    """Greedy and with four beams, from their folder, ours in either layout, and in theirs again."""
+    first, forced = STARTS[name]
+    reference = build(name, decoder_start_token_id=first, forced_eos_token_id=None)
+    reference.generation_config.forced_bos_token_id = forced
+    reference.save_pretrained(tmp_path / "theirs")
+    model, _ = store.load(tmp_path / "theirs")
+    store.save(model, tmp_path / "ours", layout="hf")
+    store.save(model, tmp_path / "own", layout="glassformer")
+    kind = type(reference)
+    again = kind.from_pretrained(tmp_path / "ours").eval()
+    start = [id for id in (first, forced) if id is not None]
+    source, count, end = [9, 33, 17, 25, 40, 2], 20, 2
+    written = {"max_new_tokens": count + len(start) - 1, "do_sample": False, "eos_token_id": end}
+    for theirs in (reference, again):
+        ids = torch.tensor([source])
+        greedy = theirs.generate(ids, **written)[0].tolist()
+        options = {"num_beams": 4, "early_stopping": True, "length_penalty": 1.0}
+        searched = theirs.generate(ids, **written, **options)[0].tolist()
+        for folder in ("theirs", "ours", "own"):
+            ours, _ = store.load(tmp_path / folder)
+            assert list(ours.config.start) == start
+            (tokens,) = (
+                generate(ours, None, source, max_new=count, temperature=0.0, eos=end).run().tokens
+            )
+            assert greedy[: len(start)] == start
+            assert greedy[len(start) :] == tokens
+            ((best,),) = beam(ours, None, [source], beams=4, max_new=count, eos=end)
+            assert searched[len(start) :][: len(best.tokens)] == best.tokens
+
+
+# as transformers counts the shapes of the hub's config.json
+PUBLISHED = {
+    "bart/base": 139_420_416,
+    "bart/large": 406_291_456,
+    "bart/large-cnn": 406_290_432,
+    "mbart/large-cc25": 610_851_840,
+    "mbart/large-50": 610_879_488,
+    "m2m-100/418m": 483_905_536,
+    "m2m-100/nllb-600m": 615_073_792,
+    "m2m-100/nllb-1.3b": 1_370_638_336,
+    "pegasus/large": 568_699_904,
+    "mt5/small": 300_176_768,
+    "mt5/base": 582_401_280,
+    "mt5/large": 1_229_581_312,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name):
+    assert cost(recipes.find(name)).total == PUBLISHED[name]
+
+
+def test_a_file_that_is_silent_begins_as_theirs(tmp_path):
+    """What transformers takes where config.json lacks the word, and () where it says null."""
+    build("Bart").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    raw = edit_json(tmp_path / "config.json", decoder_start_token_id=None)  # without the word
+    assert store.load(tmp_path)[0].config.start == (2,)
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "decoder_start_token_id": None}))
+    assert store.load(tmp_path)[0].config.start == ()
+
+
+@pytest.mark.parametrize(
+    "name, change, text",
+    [
+        ("Bart", {"tie_word_embeddings": False}, '"tie_word_embeddings" is false, but the head'),
+        ("MBart", {"forced_bos_token_id": [1, 2]}, '"forced_bos_token_id" is [1, 2]; it must be'),
+        ("M2M100", {"pad_token_id": -1}, '"pad_token_id" is -1; it must be the id of a token'),
+        ("Pegasus", {"is_decoder": True}, '"is_decoder" is true, but'),
+        ("MT5", {"decoder_start_token_id": 61}, '"decoder_start_token_id" is 61; it must be'),
+    ],
+)
+def test_what_is_not_built_is_one_sentence(name, change, text, tmp_path):
+    build(name).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    edit_json(tmp_path / "config.json", **change)
+    with mistake(re.escape(text)):
+        store.load(tmp_path)

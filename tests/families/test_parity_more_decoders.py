@@ -1,6 +1,6 @@
 """Decoders (bloom, cohere2, codegen, exaone4, falcon, gemma3, gpt_bigcode, gpt_neo, gpt_neox, gptj,
-granite, mistral, mpt, olmo2, opt, smollm3, stablelm) against transformers: logits, padded rows,
-cached greedy text, weights both ways, and each word of their configs."""
+granite, lfm2, mamba2, mistral, mpt, olmo2, opt, qwen3_next, smollm3, stablelm) against transformers:
+logits, padded rows, cached greedy text, weights both ways, and each word of their configs."""
 
 from __future__ import annotations
 

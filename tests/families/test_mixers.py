@@ -13,15 +13,25 @@ from glassformer import config as c
 from glassformer.core.config import serial
 from glassformer.core.nn import Cache, build_model
 from glassformer.core.nn.flow import Flow
+from glassformer.core.nn.layers import GatedMLP
 from glassformer.families.gated_expert import GatedExpert
+from glassformer.families.gated_expert_module import GatedExpertModule
 from glassformer.families.mixers import GatedDelta, Mamba2, ShortConv
+from glassformer.families.mixers.delta import GatedDeltaModule
 from glassformer.families.mixers.scan import CausalConv, scan
+from glassformer.families.mixers.short_conv import ShortConvModule
+from glassformer.families.mixers.ssm import Mamba2Module
 from glassformer.scale import cost
 from mistakes import mistake
 
 # two documents with padding between and behind, the second longer than two chunks
 POS = torch.tensor([[*range(70), -1, -1, *range(150), -1], [-1] * 60 + [*range(163)]])
-MIXERS = [ShortConv(4, True), Mamba2(6, 16, 8, 2), GatedDelta(2, 4, 8, 6)]
+MODULES = {
+    ShortConv(4, True): ShortConvModule,
+    Mamba2(6, 16, 8, 2): Mamba2Module,
+    GatedDelta(2, 4, 8, 6): GatedDeltaModule,
+}
+MIXERS = [*MODULES]
 
 
 def drawn(*shape):
@@ -98,6 +108,7 @@ def test_a_state_has_one_size_and_its_cost_is_counted(mixer):
         model(tiny.tokens(3, length), cache=cache)
         sizes.append(sum(x.numel() for state, _ in cache.layers for x in state.tensors))
     assert sizes == [sizes[0]] * 3
+    assert all(type(block.attn) is MODULES[mixer] for block in model.decoder.blocks)
     price = cost.cost(cfg, batch=3)
     assert price.cache("fp32") == 4 * sizes[0] and price.cache_per_token() == 0
     assert price.total == sum(weight.numel() for weight in model.parameters())
@@ -114,6 +125,15 @@ def test_gradients_are_finite_and_of_every_weight(mixer):
     for name, weight in model.named_parameters():
         assert weight.grad is not None and weight.grad.isfinite().all(), name
         assert weight.grad.abs().max() > 0, name
+
+
+def test_a_gated_expert_is_a_gated_mlp_times_a_share():
+    module, x = GatedExpertModule(GatedExpert(24), 8).double(), drawn(2, 3, 8)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(drawn(*weight.shape))
+        expected = GatedMLP.forward(module, x, Flow(POS)) * (x @ module.share.weight.T).sigmoid()
+        assert_close(module(x, Flow(POS)), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_what_cannot_be_is_a_sentence():

@@ -224,18 +224,17 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
             "save it with the layout "
             '"glassformer".'
         )
-    extra_types = ", ".join(sorted(serial.added_types(model)))
+    added = serial.added_types(model)
+    layouts = [recipe for recipe in all() if added <= recipe.added_types]
     need(
-        not extra_types,
-        f'No published layout holds {extra_types}; save the model with the layout "glassformer".',
+        bool(layouts),
+        f"No published layout holds {', '.join(sorted(added))}; save the model with the layout "
+        '"glassformer".',
     )
     model, beside = sentences.write_config(model)
     undropped = None
-    for recipe in sorted(all(), key=lambda recipe: recipe.name != family):
-        shaped = any(
-            isinstance(model, type(size)) and _mixers(model) <= _mixers(size)
-            for size in recipe.sizes.values()
-        )
+    for recipe in sorted(layouts, key=lambda recipe: recipe.name != family):
+        shaped = any(isinstance(model, type(size)) for size in recipe.sizes.values())
         if recipe.read_config is None or recipe.write_config is None or not shaped:
             continue
         try:
@@ -263,12 +262,6 @@ def write_config(model: config.Model, family: str = "") -> tuple[Recipe, dict[st
         f"No published layout holds this model: {hindrance}; save it with the layout "
         '"glassformer", or train one that has a layout with --exportable.'
     )
-
-
-def _mixers(model: config.Model) -> set[type]:
-    """The types of its token mixers beside attention."""
-    blocks = [block for stack in config.stacks(model).values() for block in stack.pattern]
-    return {type(block.attention) for block in blocks} - {config.Attention}
 
 
 def plain(model: config.Model) -> config.Model:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from ..core import config
+from ..core.config import serial
 from ..core.errors import UserError, nearest
 from .names import Table
 
@@ -48,6 +50,11 @@ class Recipe:
     layout: Callable[[config.Model], config.Model] = lambda model: model
     bare: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
+
+    @cached_property
+    def added_types(self) -> set[str]:
+        """The types in its sizes that ``config.member`` added, by name."""
+        return set[str]().union(*(serial.added_types(size) for size in self.sizes.values()))
 
     def table(self, model: config.Model) -> Table:
         """The names of this model's weights."""

@@ -147,9 +147,8 @@ def _is_base(slot: Any) -> bool:
 
 
 def added_types(config: Any) -> set[str]:
-    """The types in a config that ``member`` added from outside the package, by name."""
+    """The types in a config that ``member`` added, by name."""
     added = [kind for slot in _MEMBERS.values() for kind in slot.values()]
-    added = [kind for kind in added if not kind.__module__.startswith("glassformer.")]
     names, parts = set[str](), [config]
     while parts:
         part = parts.pop()

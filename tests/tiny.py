@@ -219,7 +219,7 @@ DECODERS = {
     ),
     "mamba2": decoder(c.Block(Mamba2(6, 16, 8, 2), None)),
     "qwen3_next": decoder(
-        block(GatedDelta(2, 4, 8, 8)),
+        block(GatedDelta(2, 4, 16, 16, eps=0.05)),
         block(
             GatedAttention(4, 2, 16, qk_norm=c.RMSNorm(offset=1.0)),
             c.MoE(4, 2, c.GatedMLP(16), shared=GatedExpert(24)),

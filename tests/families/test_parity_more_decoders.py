@@ -1,6 +1,5 @@
-"""Decoders (bloom, cohere2, codegen, deepseek, exaone4, falcon, gemma3, glm4_moe, gpt_bigcode, gpt_neo,
-gpt_neox, gptj, granite, minimax_m2, mistral, mpt, olmo2, opt, smollm3, stablelm) against transformers:
-logits, padded rows, cached greedy text, weights both ways, and each word of their configs."""
+"""Newer decoders against transformers: logits, padded rows, cached greedy text, weights both ways, and
+each word of their configs. The families are the modules of tests/where.md."""
 
 from __future__ import annotations
 

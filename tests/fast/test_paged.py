@@ -10,10 +10,9 @@ import torch
 from torch.nn import functional as F
 
 import tiny
-from glassformer import config as c
 from glassformer.fast.paged import PackedTexts, PagedCache
 
-STACKS = [name for name, cfg in tiny.DECODERS.items() if isinstance(cfg.decoder, c.Stack)]
+STACKS = [name for name in tiny.DECODERS if name not in tiny.RECURRENT | tiny.STATES]
 
 
 @pytest.mark.parametrize("name", STACKS)

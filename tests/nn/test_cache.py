@@ -157,6 +157,8 @@ def unusual(config):
         return config
     pattern = tuple(
         replace(item, attention=replace(item.attention, scale=0.7))
+        if isinstance(item.attention, c.Attention)
+        else item
         for item in config.decoder.pattern
     )
     return replace(config, decoder=replace(config.decoder, pattern=pattern))

@@ -119,7 +119,7 @@ def adapters(model: Model, seed: int = 0) -> tuple[dict[str, Model], str]:
         if any(map(is_packed, model.parameters())):
             raise NotRun("a change stays beside a quantised weight")
         chosen = [path for path in plain if path.endswith((".attn.q", ".attn.v"))]
-        chosen = chosen or [path for path in plain if path.endswith((".input", ".up"))]
+        chosen = chosen or [path for path in plain if path.endswith((".input", ".up", ".in_proj"))]
         if not chosen:
             raise NotRun("no linear layer here is one that an adapter is usually drawn for")
         layers = {path: _drawn(plain[path], seed + n) for n, path in enumerate(chosen)}

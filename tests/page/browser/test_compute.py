@@ -28,7 +28,7 @@ OWN, OTHER = (
     "The animal didn't cross the street",
     "Once upon a time — a  cat\n\nsaw 23 naïve birds!",
 )
-RECURRENT = ("gru", "lstm", "cho", "bahdanau", "additive-lstm", "reader")
+RECURRENT = {*tiny.RECURRENT, "reader", "mamba2", "qwen3_next"}
 VALUES = "ids => Promise.all(ids.map(id => __glassformer.values(id)))"
 CELLS = "all => Promise.all(all.map(address => __glassformer.cell(address, 16)))"
 

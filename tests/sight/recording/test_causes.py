@@ -173,6 +173,8 @@ def address_of(part: Any, model: Model, trace: ModuleTrace, at: int) -> str:
         value = reading[f"{above}.out.weight"][0].inputs[0]
         size = value.shape[-1] // model.get_submodule(above).heads
         return f"{value.address}[0,{at},{part.index * size}:{(part.index + 1) * size}]"
+    if part.kind == "mixer":
+        return f"{reading[f'{above}.out_proj.weight'][0].outputs[0].address}[0,{at}]"
     if part.kind == "expert":
         slot = int(index.rstrip("]").partition(",")[2])
         order, tokens = trace[f"{above}.order"].tolist(), trace["tokens"].shape[1]
@@ -190,7 +192,7 @@ def test_they_are_the_parts_of_direct_logit_attribution(name: str, against: int 
     writers = {
         part.address: address_of(part, model, trace, 4)
         for part in right.parts
-        if part.kind in ("head", "cross head", "mlp", "shared expert", "expert")
+        if part.kind in ("head", "cross head", "mlp", "shared expert", "expert", "mixer")
     }
     rival = None if against is None else f"head.proj[0,4,{against}]"
     causes = trace.attribute("head.proj[0,4,7]", list(writers.values()), rival)

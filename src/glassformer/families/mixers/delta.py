@@ -66,26 +66,26 @@ class GatedDeltaModule(TracedModule):
         share = cfg.value_heads // cfg.key_heads
         values = share * cfg.value_dim
         rows = self.in_proj(x).view(*x.shape[:2], cfg.key_heads, -1)
-        parts = torch.split(rows, [cfg.key_dim, cfg.key_dim, values, values], -1)
-        q, k, v, gate = (part.flatten(2) for part in parts)
+        tensors = torch.split(rows, [cfg.key_dim, cfg.key_dim, values, values], -1)
+        q, k, v, gate = (x.flatten(2) for x in tensors)
         rates = self.rates(x).to(wide).view(*x.shape[:2], cfg.key_heads, -1)
-        learn, fade = (part.flatten(2).transpose(1, 2) for part in torch.split(rates, share, -1))
+        learn, fade = (x.flatten(2).transpose(1, 2) for x in torch.split(rates, share, -1))
         before, hidden = states_of(state)
         mixed, last = self.conv(torch.cat((q, k, v), -1), flow, before)
         sizes = [q.shape[-1], k.shape[-1], v.shape[-1]]
         q, k, v = torch.split(F.silu(mixed).to(wide), sizes, -1)
         q, k = (
-            unit(split_heads(part, cfg.key_heads)).transpose(1, 2).repeat_interleave(share, 1)
-            for part in (q, k)
+            unit(split_heads(x, cfg.key_heads)).transpose(1, 2).repeat_interleave(share, 1)
+            for x in (q, k)
         )
         v = split_heads(v, cfg.value_heads).transpose(1, 2)
         step = F.softplus(fade + self.dt_bias.to(wide)[:, None])
         decay = -self.A_log.to(wide).exp()[:, None] * step  # (B, H, T)
-        read, hidden = scan(q * cfg.key_dim**-0.5, k, v, decay, flow, hidden, learn.sigmoid())
+        output, hidden = scan(q * cfg.key_dim**-0.5, k, v, decay, flow, hidden, learn.sigmoid())
         if state is not None:
             state.tensors = (last, hidden)
         gate = split_heads(gate, cfg.value_heads)
-        gated = self.norm(read.transpose(1, 2), gate).flatten(2)
+        gated = self.norm(output.transpose(1, 2), gate).flatten(2)
         return flow.look(self, "write", self.out_proj(gated.to(x.dtype)))
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:

@@ -63,7 +63,7 @@ def scan(
     state: Tensor | None,
     beta: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What q reads of a state that takes in k and v token by token, and the last state.
+    """Read by q a state that takes in k and v token by token; also returns the last state.
 
     S = exp(decay) S + k v^T, and the output is q^T S; with ``beta`` the delta rule, which writes
     beta (v - what S already answers to k) in place of v. q, k (B, H, T, N), v (B, H, T, P), decay
@@ -107,18 +107,16 @@ def _chunk(
     # what is left at row t of what was written at column s: exp of the decays between
     steps = decay[..., None].expand(*decay.shape, length).tril(-1).cumsum(-2)
     between = (document[..., None] == document[..., None, :]).tril()
-    kept = torch.where(between, steps, -torch.inf).exp()
-    # of what the state held before the chunk
+    weight = torch.where(between, steps, -torch.inf).exp()
+    # of what the state holds before the chunk
     entered = torch.where(document == 0, decay.cumsum(-1), -torch.inf).exp()[..., None]
-    held = entered * (k @ state) if beta is not None else None
-    if beta is not None and held is not None:
+    if beta is not None:
         write = beta[..., None]
-        overlap = (write * (k @ k.mT) * kept).tril(-1)
-        v = torch.linalg.solve_triangular(
-            overlap, write * (v - held), upper=False, unitriangular=True
-        )
-    output = entered * (q @ state) + ((q @ k.mT) * kept) @ v
-    last = kept[..., -1, :, None] * k
+        overlap = (write * (k @ k.mT) * weight).tril(-1)
+        error = write * (v - entered * (k @ state))
+        v = torch.linalg.solve_triangular(overlap, error, upper=False, unitriangular=True)
+    output = entered * (q @ state) + ((q @ k.mT) * weight) @ v
+    last = weight[..., -1, :, None] * k
     return output, entered[..., -1:, :] * state + last.mT @ v
 
 

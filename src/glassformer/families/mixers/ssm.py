@@ -66,18 +66,18 @@ class Mamba2Module(TracedModule):
         values, keys, queries = torch.split(F.silu(mixed).to(wide), sizes, -1)
         values = split_heads(values, cfg.state_heads).transpose(1, 2)
         keys, queries = (
-            split_heads(part, cfg.groups)
+            split_heads(x, cfg.groups)
             .transpose(1, 2)
             .repeat_interleave(cfg.state_heads // cfg.groups, 1)
-            for part in (keys, queries)
+            for x in (keys, queries)
         )
         step = F.softplus(dt.to(wide) + self.dt_bias.to(wide)).transpose(1, 2)  # (B, H, T)
         decay = -self.A_log.to(wide).exp()[:, None] * step
-        read, hidden = scan(queries, keys, values * step[..., None], decay, flow, hidden)
+        output, hidden = scan(queries, keys, values * step[..., None], decay, flow, hidden)
         if state is not None:
             state.tensors = (last, hidden)
-        read = (read + self.D.to(wide)[:, None, None] * values).transpose(1, 2).flatten(2)
-        return flow.look(self, "write", self.out_proj(self.norm(read, gate).to(x.dtype)))
+        output = (output + self.D.to(wide)[:, None, None] * values).transpose(1, 2).flatten(2)
+        return flow.look(self, "write", self.out_proj(self.norm(output, gate).to(x.dtype)))
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         """Decays of 1, 2, 3 .. a step, and steps between 0.001 and 0.1."""

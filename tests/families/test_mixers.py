@@ -1,0 +1,149 @@
+"""Token mixers with a state: chunks side by side are steps one by one, and a document begins anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import tiny
+from glassformer import config as c
+from glassformer.core.config import serial
+from glassformer.core.nn import Cache, build_model
+from glassformer.core.nn.flow import Flow
+from glassformer.core.nn.layers import GatedMLP
+from glassformer.families.gated_expert import GatedExpert
+from glassformer.families.gated_expert_module import GatedExpertModule
+from glassformer.families.mixers import GatedDelta, Mamba2, ShortConv
+from glassformer.families.mixers.delta import GatedDeltaModule
+from glassformer.families.mixers.scan import CausalConv, scan
+from glassformer.families.mixers.short_conv import ShortConvModule
+from glassformer.families.mixers.ssm import Mamba2Module
+from glassformer.scale import cost
+from mistakes import mistake
+
+# two documents with padding between and behind, the second longer than two chunks
+POS = torch.tensor([[*range(70), -1, -1, *range(150), -1], [-1] * 60 + [*range(163)]])
+MODULES = {
+    ShortConv(4, True): ShortConvModule,
+    Mamba2(6, 16, 8, 2): Mamba2Module,
+    GatedDelta(2, 4, 8, 6): GatedDeltaModule,
+}
+MIXERS = [*MODULES]
+
+
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).double()
+
+
+def step_by_step(q, k, v, decay, pos, beta):
+    """The rule of ``scan`` as it is written, one token of one head after another."""
+    read = torch.zeros(*q.shape[:3], v.shape[-1]).double()
+    for row in range(q.shape[0]):
+        for head in range(q.shape[1]):
+            state = torch.zeros(k.shape[-1], v.shape[-1]).double()
+            for t, place in enumerate(pos[row]):
+                if place < 0:
+                    continue
+                key, value = k[row, head, t], v[row, head, t]
+                state = state * decay[row, head, t].exp() * (place != 0)
+                if beta is not None:
+                    value = beta[row, head, t] * (value - key @ state)
+                state = state + key[:, None] * value
+                read[row, head, t] = q[row, head, t] @ state
+    return read
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_scan_is_its_rule(learns):
+    """In whole, and in pieces of any length that hand the state on."""
+    length = POS.shape[1]
+    q, k, v = drawn(2, 3, length, 5), drawn(2, 3, length, 6)[..., :5], drawn(2, 3, length, 4)
+    k = k / k.norm(dim=-1, keepdim=True)
+    decay = -drawn(2, 3, length).square()
+    beta = drawn(2, 3, length).sigmoid() if learns else None
+    expected, real = step_by_step(q, k, v, decay, POS, beta), (POS >= 0)[:, None, :, None]
+    for sizes in ([length], [3, 1, 100, 64, length - 168]):
+        state, pieces = None, []
+        parts = [x.split(sizes, 2) for x in (q, k, v, decay)]
+        betas = [None] * len(sizes) if beta is None else beta.split(sizes, 2)
+        for *piece, pos, rate in zip(*parts, POS.split(sizes, 1), betas, strict=True):
+            output, state = scan(*piece, Flow(pos, False), state, rate)
+            pieces.append(output)
+        assert_close(torch.cat(pieces, 2) * real, expected * real, rtol=0, atol=1e-11)
+
+
+def test_a_convolution_is_its_rule():
+    module = CausalConv(5, 4, True).double()
+    x, length = drawn(2, POS.shape[1], 5), POS.shape[1]
+    with torch.no_grad():
+        module.weight.copy_(drawn(5, 1, 4))
+        module.bias.copy_(drawn(5))
+        expected = torch.zeros_like(x)
+        for row in range(2):
+            read = []
+            for t, place in enumerate(POS[row]):
+                read = [] if place == 0 else read
+                if place >= 0:
+                    read = [*read, x[row, t]][-4:]
+                    taps = module.weight[:, 0, -len(read) :].T
+                    expected[row, t] = (torch.stack(read) * taps).sum(0) + module.bias
+        real = (POS >= 0)[..., None]
+        for sizes in ([length], [2, 1, 69, 1, 100, length - 173]):
+            before, pieces = None, []
+            for piece, pos in zip(x.split(sizes, 1), POS.split(sizes, 1), strict=True):
+                output, before = module(piece, Flow(pos, False), before)
+                pieces.append(output)
+            assert_close(torch.cat(pieces, 1) * real, expected * real, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("mixer", MIXERS, ids=lambda mixer: type(mixer).__name__)
+@torch.no_grad()
+def test_a_state_has_one_size_and_its_cost_is_counted(mixer):
+    cfg = replace(tiny.decoder(c.Block(mixer, None)), context=200)
+    model, cache, sizes = build_model(cfg, seed=1).eval(), Cache(cfg), []
+    for length in (1, 7, 70):
+        model(tiny.tokens(3, length), cache=cache)
+        sizes.append(sum(x.numel() for state, _ in cache.layers for x in state.tensors))
+    assert sizes == [sizes[0]] * 3
+    assert all(type(block.attn) is MODULES[mixer] for block in model.decoder.blocks)
+    price = cost.cost(cfg, batch=3)
+    assert price.cache("fp32") == 4 * sizes[0] and price.cache_per_token() == 0
+    assert price.total == sum(weight.numel() for weight in model.parameters())
+    assert price.attention_flops == 2 * mixer.flops(tiny.DIM, 200) > 0
+
+
+@pytest.mark.parametrize("mixer", MIXERS, ids=lambda mixer: type(mixer).__name__)
+def test_gradients_are_finite_and_of_every_weight(mixer):
+    """Where a row has padding and two documents as well."""
+    model = build_model(replace(tiny.decoder(c.Block(mixer, None)), context=300), seed=1)
+    documents = (POS == 0).cumsum(1)
+    logits = model(tiny.tokens(2, POS.shape[1]), pos=POS, document_ids=documents).logits
+    logits[POS >= 0].square().mean().backward()
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None and weight.grad.isfinite().all(), name
+        assert weight.grad.abs().max() > 0, name
+
+
+def test_a_gated_expert_is_a_gated_mlp_times_a_share():
+    module, x = GatedExpertModule(GatedExpert(24), 8).double(), drawn(2, 3, 8)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.copy_(drawn(*weight.shape))
+        expected = GatedMLP.forward(module, x, Flow(POS)) * (x @ module.share.weight.T).sigmoid()
+        assert_close(module(x, Flow(POS)), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_what_cannot_be_is_a_sentence():
+    with mistake("groups 4 does not divide state_heads 6"):
+        Mamba2(6, groups=4)
+    with mistake("value_heads 3 is not a multiple of key_heads 2"):
+        GatedDelta(2, 3)
+    with mistake("GatedExpert has no biases"):
+        GatedExpert(8, bias=True)
+    for mixer in MIXERS:
+        both_ways = {"encoder.pattern": (c.Block(mixer, c.MLP(8)),)}
+        with mistake("give it a causal stack"):
+            build_model(serial.change(tiny.vaswani(), both_ways))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...core.nn.build import builds
 from ...core.nn.experts import MoE
@@ -28,7 +29,7 @@ class RoutedMoEModule(MoE):
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, T, E) -> the weights and the numbers of each token's experts (B, T, K)."""
         cfg = self.cfg
-        scores = logits.sigmoid() if cfg.score == "sigmoid" else logits.softmax(-1)
+        scores = sigmoid(logits) if cfg.score == "sigmoid" else logits.softmax(-1)
         ranks = scores if self.correction is None else scores + self.correction.detach()
         if cfg.top_groups < cfg.groups:
             ranks = self.best_groups(ranks)
@@ -50,3 +51,11 @@ class RoutedMoEModule(MoE):
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         if self.correction is not None:
             nn.init.zeros_(self.correction)
+
+
+def sigmoid(logits: Tensor) -> Tensor:
+    """Sigmoids (..., E) in whole vectors: torch's scalar loop at a tensor's end rounds otherwise,
+    and a token's experts would depend on the number of tokens beside it."""
+    experts = logits.shape[-1]
+    padding = -experts % 32
+    return F.pad(logits, (0, padding)).sigmoid()[..., :experts] if padding else logits.sigmoid()

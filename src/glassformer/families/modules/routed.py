@@ -34,7 +34,10 @@ class RoutedMoEModule(MoE):
         if cfg.top_groups < cfg.groups:
             ranks = self.best_groups(ranks)
         chosen = ranks.topk(cfg.top_k, dim=-1).indices
-        weight = scores.gather(-1, chosen)
+        # a gather, in functions that a browser computes as well
+        rows = torch.arange(scores.shape[0] * scores.shape[1], device=scores.device)
+        index = chosen.flatten(0, 1) + rows[:, None] * cfg.experts
+        weight = scores.flatten().index_select(0, index.flatten()).view(chosen.shape)
         if cfg.normalize:
             # sigmoids may all be 0
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
@@ -45,7 +48,8 @@ class RoutedMoEModule(MoE):
         groups: Tensor = ranks.view(*ranks.shape[:-1], self.cfg.groups, -1)
         best = groups.topk(self.cfg.group_best, dim=-1).values.sum(-1)  # (B, T, groups)
         chosen = best.topk(self.cfg.top_groups, dim=-1).indices
-        out = torch.ones_like(best, dtype=torch.bool).scatter(-1, chosen, False)
+        numbers = torch.arange(self.cfg.groups, device=ranks.device)
+        out = (chosen[..., None] == numbers).sum(-2) == 0  # (B, T, groups)
         return groups.masked_fill(out[..., None], float("-inf")).flatten(-2)
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:

@@ -12,9 +12,13 @@ from torch.testing import assert_close
 
 from families.parity import TOLERANCE, VOCAB, files, shaken, transformers
 from folders import edit_json
+from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.nn import Cache
 from glassformer.families import ConfigReader
+from glassformer.families.modules.latent import LatentAttentionModule
+from glassformer.families.modules.routed import RoutedMoEModule
+from glassformer.families.routed import RoutedMoE
 from glassformer.formats import store
 from mistakes import mistake
 from tiny import equal_tensors
@@ -271,3 +275,31 @@ def test_first_bloom_files(tmp_path):
     model, _ = store.load(tmp_path)
     assert model.config.context == 2048
     assert difference(model, reference, tokens()) <= TOLERANCE
+
+
+@torch.no_grad()
+def test_a_latent_cache_is_small(tmp_path):
+    """A token of a block costs the latent vector and the turned key, whatever the heads."""
+    reference_of("DeepseekV3").save_pretrained(tmp_path)
+    model, _ = store.load(tmp_path)
+    cache = Cache(model.config)
+    model(tokens(), cache=cache)
+    assert {type(module) for module in model.modules()} > {LatentAttentionModule, RoutedMoEModule}
+    assert all((kv.k.shape[1::2], kv.v.shape[1::2]) == ((1, 12), (1, 4)) for kv, _ in cache.layers)
+
+
+@torch.no_grad()
+def test_a_correction_chooses_and_does_not_weigh():
+    """One more in every correction changes nothing; a large one brings its expert into each choice
+    with a weight of its score alone."""
+    mixture = RoutedMoE(6, 2, config.GatedMLP(8), normalize=False)
+    module = RoutedMoEModule(mixture, 16)
+    logits = torch.randn(1, 9, 6, generator=torch.Generator().manual_seed(1))
+    module.correction.data = torch.zeros(6)
+    weight, chosen = module.choose(logits)
+    module.correction.data += 1
+    assert torch.equal(module.choose(logits)[0], weight)
+    module.correction.data[4] = 9.0
+    again, forced = module.choose(logits)
+    assert (forced[..., 0] == 4).all() and not (chosen[..., 0] == 4).all()
+    assert torch.equal(again, logits.sigmoid().gather(-1, forced))

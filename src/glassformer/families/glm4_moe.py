@@ -54,9 +54,8 @@ KEYS = decoders.keys(
     rotary=decoders.part_rotary(0.5),
 )
 AIR = glm4_moe(4096, 46, 10_944, MIXTURE, 1, None)
-_PLAIN = replace(
-    AIR, decoder=replace(decoders.stack(AIR), depth=1, pattern=AIR.decoder.pattern[:1])
-)
+_STACK = decoders.stack(AIR)
+_PLAIN = replace(AIR, decoder=replace(_STACK, depth=1, pattern=_STACK.pattern[:1]))
 
 
 def read_config(raw: ConfigReader) -> Decoder:

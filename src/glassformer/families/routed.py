@@ -28,9 +28,9 @@ class RoutedMoE(config.MoE):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size, rest = divmod(self.experts, self.groups)
+        size, remainder = divmod(self.experts, self.groups)
         need(
-            rest == 0,
+            remainder == 0,
             f"RoutedMoE.groups {self.groups} does not divide experts {self.experts}; give a divisor.",
         )
         need(

@@ -107,9 +107,9 @@ class LatentAttentionModule(Attention):
 
         A tape sees those of a pass whose tokens are all ``new``.
         """
-        made = self.kv_up(latent[:, 0])
-        made = made.view(*made.shape[:2], self.heads, -1).transpose(1, 2)
-        content, v = torch.split(made, [self.cfg.content_dim, self.cfg.value_dim], -1)
+        heads = self.kv_up(latent[:, 0])
+        heads = heads.view(*heads.shape[:2], self.heads, -1).transpose(1, 2)
+        content, v = torch.split(heads, [self.cfg.content_dim, self.cfg.value_dim], -1)
         k = torch.cat((content, turned.expand(-1, self.heads, -1, -1)), -1)
         if k.shape[2] == new:
             k, v = flow.look(self, "k", k), flow.look(self, "v", v)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...core.nn.build import builds
 from ...core.nn.experts import MoE
@@ -28,12 +29,15 @@ class RoutedMoEModule(MoE):
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (B, T, E) -> the weights and the numbers of each token's experts (B, T, K)."""
         cfg = self.cfg
-        scores = logits.sigmoid() if cfg.score == "sigmoid" else logits.softmax(-1)
+        scores = sigmoid(logits) if cfg.score == "sigmoid" else logits.softmax(-1)
         ranks = scores if self.correction is None else scores + self.correction.detach()
         if cfg.top_groups < cfg.groups:
             ranks = self.best_groups(ranks)
         chosen = ranks.topk(cfg.top_k, dim=-1).indices
-        weight = scores.gather(-1, chosen)
+        # a gather, in functions that a browser computes as well
+        rows = torch.arange(scores.shape[0] * scores.shape[1], device=scores.device)
+        index = chosen.flatten(0, 1) + rows[:, None] * cfg.experts
+        weight = scores.flatten().index_select(0, index.flatten()).view(chosen.shape)
         if cfg.normalize:
             # sigmoids may all be 0
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
@@ -44,9 +48,18 @@ class RoutedMoEModule(MoE):
         groups: Tensor = ranks.view(*ranks.shape[:-1], self.cfg.groups, -1)
         best = groups.topk(self.cfg.group_best, dim=-1).values.sum(-1)  # (B, T, groups)
         chosen = best.topk(self.cfg.top_groups, dim=-1).indices
-        out = torch.ones_like(best, dtype=torch.bool).scatter(-1, chosen, False)
+        numbers = torch.arange(self.cfg.groups, device=ranks.device)
+        out = (chosen[..., None] == numbers).sum(-2) == 0  # (B, T, groups)
         return groups.masked_fill(out[..., None], float("-inf")).flatten(-2)
 
     def reset(self, std: float, generator: torch.Generator | None) -> None:
         if self.correction is not None:
             nn.init.zeros_(self.correction)
+
+
+def sigmoid(logits: Tensor) -> Tensor:
+    """Sigmoids (..., E) in whole vectors: torch's scalar loop at a tensor's end rounds otherwise,
+    and a token's experts would depend on the number of tokens beside it."""
+    experts = logits.shape[-1]
+    padding = -experts % 32
+    return F.pad(logits, (0, padding)).sigmoid()[..., :experts] if padding else logits.sigmoid()

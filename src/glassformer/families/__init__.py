@@ -50,7 +50,7 @@ from .nomic_bert import NOMIC_BERT
 from .olmo2 import OLMO2, OLMO3, OLMOE
 from .opt import OPT
 from .phi import PHI, PHI3
-from .qwen import QWEN2, QWEN3, QWEN3MOE
+from .qwen import QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
 from .qwen3_next import QWEN3_NEXT
 from .recipe import ConfigReader as ConfigReader
 from .recipe import Held
@@ -71,6 +71,7 @@ DECODERS = (
     QWEN2,
     QWEN3,
     QWEN3MOE,
+    QWEN2MOE,
     PHI,
     PHI3,
     STARCODER2,

@@ -50,6 +50,7 @@ from .nomic_bert import NOMIC_BERT
 from .olmo2 import OLMO2, OLMO3, OLMOE
 from .opt import OPT
 from .phi import PHI, PHI3
+from .phimoe import PHIMOE
 from .qwen import QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
 from .qwen3_next import QWEN3_NEXT
 from .recipe import ConfigReader as ConfigReader
@@ -72,6 +73,7 @@ DECODERS = (
     QWEN3,
     QWEN3MOE,
     QWEN2MOE,
+    PHIMOE,
     PHI,
     PHI3,
     STARCODER2,

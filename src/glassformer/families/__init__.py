@@ -32,6 +32,7 @@ from .gpt2 import GPT2
 from .gpt_bigcode import GPT_BIGCODE
 from .gpt_neo import GPT_NEO
 from .gpt_neox import GPT_NEOX
+from .gpt_oss import GPT_OSS
 from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE
 from .keys import spelled_out
@@ -74,6 +75,7 @@ DECODERS = (
     QWEN3MOE,
     QWEN2MOE,
     PHIMOE,
+    GPT_OSS,
     PHI,
     PHI3,
     STARCODER2,

@@ -135,6 +135,8 @@ registry.MODULES.update(
         "families.mixers.ssm",
         "families.modules.latent",
         "families.modules.routed",
+        "families.modules.sinks",
+        "families.modules.sparse_mixer",
         "fast.quantized",
         "formats.lora",
         "formats.rope_scaling",

@@ -199,7 +199,10 @@ def test_defaults_are_those_of_transformers(family):
             ],
             "gpt_neox/pythia-70m": [({"rotary_pct": 0.3}, "Rotary turns 19")],
             "falcon/7b": [
-                ({"new_decoder_architecture": True}, '"new_decoder_architecture" is true'),
+                (
+                    {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3},
+                    '"num_ln_in_parallel_attn" is 3',
+                ),
                 ({"alibi": True}, '"alibi" is true'),
                 ({"num_ln_in_parallel_attn": 2}, '"num_ln_in_parallel_attn" is 2'),
                 ({"num_kv_heads": 8}, '"num_kv_heads" is 8'),

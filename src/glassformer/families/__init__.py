@@ -33,6 +33,7 @@ from .gpt2 import GPT2
 from .gpt_bigcode import GPT_BIGCODE
 from .gpt_neo import GPT_NEO
 from .gpt_neox import GPT_NEOX
+from .gpt_oss import GPT_OSS
 from .gptj import CODEGEN, GPTJ
 from .granite import GRANITE
 from .keys import spelled_out
@@ -51,7 +52,8 @@ from .nomic_bert import NOMIC_BERT
 from .olmo2 import OLMO2, OLMO3, OLMOE
 from .opt import OPT
 from .phi import PHI, PHI3
-from .qwen import QWEN2, QWEN3, QWEN3MOE
+from .phimoe import PHIMOE
+from .qwen import QWEN2, QWEN2MOE, QWEN3, QWEN3MOE
 from .qwen3_next import QWEN3_NEXT
 from .recipe import ConfigReader as ConfigReader
 from .recipe import Held
@@ -72,6 +74,9 @@ DECODERS = (
     QWEN2,
     QWEN3,
     QWEN3MOE,
+    QWEN2MOE,
+    PHIMOE,
+    GPT_OSS,
     PHI,
     PHI3,
     STARCODER2,

@@ -323,13 +323,13 @@ def read_scaling(rope: ConfigReader, kind: str) -> RopeScaling:
     length = rope.integer("original_max_position_embeddings", most=MOST_POSITIONS)
     if kind == "llama3":
         return Llama3Scaling(factor, low, high, length)
-    rope.only("truncate", True, "the blend here ends at an integer number of waves")
     for key in ("mscale", "mscale_all_dim"):
         rope.only(key, None, 'the size here is "attention_factor"')
     fast = rope.number("beta_fast", 32.0, least=1e-3)
     slow = rope.number("beta_slow", 1.0, least=1e-3)
     rope.must(slow < fast, "beta_slow", f"below beta_fast ({fast:g})")
-    return YarnScaling(factor, length, fast, slow, rope.number("attention_factor", None, most=1e3))
+    size = rope.number("attention_factor", None, most=1e3)
+    return YarnScaling(factor, length, fast, slow, size, rope.flag("truncate", True))
 
 
 # --------------------------------------------------------------------------------- config.json, out
@@ -394,7 +394,7 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     return {
         SCALING_WORDS.get(name, name): value
         for name, value in table.items()
-        if value is not None and name not in unsaid
+        if value is not None and name not in unsaid and (name, value) != ("truncate", True)
     }
 
 

@@ -1,5 +1,5 @@
-"""Falcon (7B): attention and feed-forward side by side under one norm, one head of keys and
-values."""
+"""Falcon: attention and feed-forward side by side; 7B has one norm for both and one head of keys and
+values, 40B and 180B a norm for each and 8 heads."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..core.config import (
     Head,
     LayerNorm,
     Model,
+    Place,
     Rotary,
     Stack,
 )
@@ -26,16 +27,16 @@ from .names import Table
 from .recipe import ConfigReader, Recipe
 
 
-def falcon(dim: int, depth: int, heads: int) -> Decoder:
+def falcon(dim: int, depth: int, heads: int, kv_heads: int = 1) -> Decoder:
     """The shape of Falcon: 65,024 tokens, 2,048 positions."""
-    block = Block(Attention(heads, 1), MLP(4 * dim, "gelu"), LayerNorm(), place="parallel")
+    place: Place = "parallel" if kv_heads == 1 else "parallel_norms"
+    block = Block(Attention(heads, kv_heads), MLP(4 * dim, "gelu"), LayerNorm(), place=place)
     stack = Stack(depth, (block,), Rotary(), last_norm=LayerNorm())
     return Decoder(dim, 2048, Embed(65_024), stack, Head(), decoders.INIT)
 
 
 KEYS = decoders.without(
     decoders.keys(
-        Key.only("new_decoder_architecture", False, "groups of heads that lie so are not read"),
         Key.only("alibi", False, "Falcon's ALiBi is divided by the root of the head's width"),
         Key.flag("bias", f"{ATTN}.bias {FFN}.bias", False),
         Key(
@@ -61,50 +62,66 @@ def read_config(raw: ConfigReader) -> Model:
     model = read_keys(raw, falcon(4544, 32, 71), KEYS)
     block = decoders.first_block(model)
     heads, parallel = block.attention.heads, raw.flag("parallel_attn", True)
-    kv_heads = 1 if raw.flag("multi_query", True) else heads
-    # transformers sets it to the number of heads where a file does not say
-    raw.must(raw.integer("num_kv_heads", heads) in (kv_heads, heads), "num_kv_heads", str(kv_heads))
-    raw.must(raw.integer("num_ln_in_parallel_attn", 1) == 1, "num_ln_in_parallel_attn", "1")
-    attention = replace(block.attention, kv_heads=kv_heads)
-    block = replace(block, attention=attention, place="parallel" if parallel else "pre")
+    shared, count = raw.flag("multi_query", True), raw.integer("num_kv_heads", heads)
+    norms = raw.integer("num_ln_in_parallel_attn", None)
+    if raw.flag("new_decoder_architecture", False):
+        norms = 2 if norms is None else norms
+        raw.must(norms in (1, 2), "num_ln_in_parallel_attn", "1 or 2")
+        place: Place = "parallel" if norms == 1 else "parallel_norms"
+    else:
+        # transformers sets it to the number of heads where a file does not say
+        expected = 1 if shared else heads
+        raw.must(count in (expected, heads), "num_kv_heads", str(expected))
+        raw.must(norms in (1, None), "num_ln_in_parallel_attn", "1")
+        place, count = "parallel" if parallel else "pre", expected
+    block = replace(block, attention=replace(block.attention, kv_heads=count), place=place)
     return decoders.with_blocks(model, [block])
 
 
 def write_config(model: Model) -> dict[str, Any]:
     """Our config as a Falcon config.json, as far as that can say it."""
     block = decoders.first_block(model)
-    shared = _shares(model)
+    heads, kv_heads, new = block.attention.heads, _kv_heads(model), _groups(model)
     need(
-        shared or block.attention.kv_heads in (None, block.attention.heads),
-        f"The falcon layout holds 1 or {block.attention.heads} heads of keys and values.",
+        not new or block.place.startswith("parallel"),
+        f"The falcon layout holds 1 or {heads} heads of keys and values where norms stand "
+        f'"{block.place}".',
     )
+    shared = not new and kv_heads == 1 and heads > 1
     return {
         **decoders.write(model, KEYS),
         "multi_query": shared,
-        "parallel_attn": block.place == "parallel",
-        "new_decoder_architecture": False,
+        "num_kv_heads": kv_heads,
+        "parallel_attn": block.place != "pre",
+        "new_decoder_architecture": new,
+        "num_ln_in_parallel_attn": (1 + (block.place == "parallel_norms")) if new else None,
         "alibi": False,
     }
 
 
-def _shares(model: Model) -> bool:
+def _kv_heads(model: Model) -> int:
     attention = decoders.first_block(model).attention
-    return attention.kv_heads == 1 and attention.heads > 1
+    return attention.kv_heads or attention.heads
+
+
+def _groups(model: Model) -> bool:
+    """True for the layout of 40B: groups of heads, or two norms side by side."""
+    block = decoders.first_block(model)
+    return block.place == "parallel_norms" or _kv_heads(model) not in (1, block.attention.heads)
 
 
 def weights(model: Model) -> Table:
-    """The table of the model's weights: where each head has keys of its own, it has all three."""
-    axes = "" if _shares(model) else "(h 3 d) c -> (3 h d) c"
-    heads = decoders.first_block(model).attention.heads
+    """The table of the model's weights: each key-value head lies behind its queries."""
+    two = decoders.first_block(model).place == "parallel_norms"
     return gpt2.table(
         {
-            "attn_norm": "input_layernorm",
-            "ffn_norm": "post_attention_layernorm",
+            "attn_norm": "ln_attn" if two else "input_layernorm",
+            "ffn_norm": "ln_mlp" if two else "post_attention_layernorm",
             "attn.out": "self_attention.dense",
             "ffn.up": "mlp.dense_h_to_4h",
             "ffn.down": "mlp.dense_4h_to_h",
         },
-        *gpt2.fused("self_attention.query_key_value", axes=axes, heads=heads),
+        *gpt2.fused("self_attention.query_key_value", groups=_kv_heads(model)),
         token="word_embeddings",
     )
 
@@ -112,7 +129,11 @@ def weights(model: Model) -> Table:
 FALCON = Recipe(
     name="falcon",
     paper="Almazrouei et al. 2023, The Falcon Series of Open Language Models (arXiv 2311.16867)",
-    sizes={"7b": falcon(4544, 32, 71)},
+    sizes={
+        "7b": falcon(4544, 32, 71),
+        "40b": falcon(8192, 60, 128, 8),
+        "180b": falcon(14_848, 80, 232, 8),
+    },
     architectures=("FalconForCausalLM", "FalconModel"),
     model_type="falcon",
     tokenizer="tiiuae/falcon-7b",

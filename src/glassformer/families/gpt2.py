@@ -147,6 +147,7 @@ def fused(
     transpose: bool = False,
     axes: str = "",
     heads: int = 1,
+    groups: int = 1,
 ) -> tuple[NameRule, NameRule]:
     """The rules of a layer that computes queries, keys and values together."""
     weights, biases = (
@@ -154,8 +155,10 @@ def fused(
     )
     vector = axes.replace(" c", "")  # a bias has no columns
     return (
-        NameRule(f"{layer}.{file_name}.weight", weights, transpose, axes=axes, heads=heads),
-        NameRule(f"{layer}.{file_name}.bias", biases, axes=vector, heads=heads),
+        NameRule(
+            f"{layer}.{file_name}.weight", weights, transpose, axes=axes, heads=heads, groups=groups
+        ),
+        NameRule(f"{layer}.{file_name}.bias", biases, axes=vector, heads=heads, groups=groups),
     )
 
 

@@ -19,6 +19,9 @@ class NameRule:
 
         "h c d -> (h d) c"            a heads axis folded (TransformerLens' W_Q)
         "(h d 2) c -> (h 2 d) c"      rotary pairs of neighbours to halves (original Llama files)
+
+    ``groups``: the file deals the rows of several parameters out to so many groups (Falcon 40B: the
+    queries, the key and the value of each key-value head lie together).
     """
 
     file_name: str
@@ -27,6 +30,7 @@ class NameRule:
     unsqueeze: bool = False
     axes: str = ""
     heads: int = 1
+    groups: int = 1
 
 
 @dataclass(frozen=True)

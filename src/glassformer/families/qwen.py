@@ -1,7 +1,7 @@
 """Qwen: a Llama with biases on queries, keys and values (2, 2.5), or with normalised queries and
 keys (3).
 
-The later blocks may slide a window, and any block of a Qwen 3 may be a mixture of experts.
+Blocks may slide a window, and any block may be a mixture of experts, with a shared one in Qwen 2.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ..core.config import (
 from ..core.errors import UserError
 from . import decoders
 from .decoders import ATTN
+from .gated_expert import GatedExpert
 from .keys import MOST_HEADS, MOST_HIDDEN, MOST_POSITIONS, Key, read_keys
 from .names import NameRule
 from .recipe import ConfigReader, Recipe
@@ -60,6 +61,13 @@ def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8)
     return Decoder(dim, 40_960, Embed(151_936), stack, Head(tied=tied), decoders.INIT)
 
 
+def qwen2moe(dim: int, depth: int, heads: int, kv_heads: int, mixture: MoE, context: int) -> Decoder:
+    """The shape of Qwen 1.5 and 2 with mixtures: 151,936 tokens, a head of its own."""
+    block = Block(Attention(heads, kv_heads, bias=True, out_bias=False), mixture, NORM)
+    stack = Stack(depth, (block,), Rotary(1e6), last_norm=NORM)
+    return Decoder(dim, context, Embed(151_936), stack, Head(tied=False), decoders.INIT)
+
+
 # ---------------------------------------------------------------------------------- config.json, in
 
 
@@ -69,6 +77,14 @@ KEYS2 = decoders.keys(
 _EPS3 = decoders.eps("rms_norm_eps", 1e-6, f"{ATTN}.qk_norm.eps")
 _BIAS3 = Key.flag("attention_bias", f"{ATTN}.bias", False)
 KEYS3 = decoders.keys(_BIAS3, context=32_768, kv_heads=32, head_dim=128, eps=_EPS3)
+KEYS2MOE = decoders.without(
+    decoders.keys(
+        Key("qkv_bias", f"{ATTN}.bias", lambda raw: raw.flag("qkv_bias", True)),
+        context=32_768,
+        kv_heads=16,
+    ),
+    "head_dim",
+)
 KEYS3MOE = decoders.keys(_BIAS3, context=32_768, kv_heads=4, eps=_EPS3)
 
 
@@ -86,30 +102,52 @@ def read_config3moe(raw: ConfigReader) -> Model:
     """A config.json of Qwen 3 with mixtures; ``router_aux_loss_coef`` weighs our own load-balancing
     loss."""
     model = read_keys(raw, qwen3(1024, 28, 16, 3072), KEYS3MOE)
+    experts = raw.integer("num_local_experts", 128, most=MOST_HEADS)
+    mixture = _mixture(raw, model, experts, 8, 768)
+    raw.only("layer_types", None, "the mixtures' blocks all see the same")
+    slides = 0 if raw.flag("use_sliding_window", False) else model.decoder.depth
+    blocks = _blocks(ConfigReader({**raw.table, "max_window_layers": slides}, raw.source), model)
+    return decoders.with_blocks(model, _mixed(raw, blocks, mixture))
+
+
+def read_config2moe(raw: ConfigReader) -> Model:
+    """A config.json of Qwen 2 with mixtures, whose shared expert has a gate.
+
+    Where the file does not say which blocks have a window, every second one of the first
+    ``max_window_layers`` has, as in transformers.
+    """
+    model = read_keys(raw, qwen2(896, 24, 14, 2, 4864), KEYS2MOE)
+    shared = raw.integer("shared_expert_intermediate_size", 5632, most=MOST_HIDDEN)
+    act = getattr(decoders.first_block(model).feedforward, "act", "silu")
+    mixture = replace(_mixture(raw, model, 60, 4, 1408), shared=GatedExpert(shared, act))
+    size = _window(raw)
+    first = raw.number("max_window_layers", 28.0)
+    early = [size is not None and i % 2 == 0 and i < first for i in range(model.decoder.depth)]
+    blocks = decoders.with_masks(model, decoders.read_windows(raw, size, early))
+    return decoders.with_blocks(model, _mixed(raw, blocks, mixture))
+
+
+def _mixture(raw: ConfigReader, model: Decoder, experts: int, top_k: int, hidden: int) -> MoE:
+    """The mixture that the file describes; the numbers are those where it does not say."""
     mlp = decoders.first_block(model).feedforward
     assert isinstance(mlp, GatedMLP)
-    mixture = MoE(
-        raw.integer(
-            "num_experts", raw.integer("num_local_experts", 128, most=MOST_HEADS), most=MOST_HEADS
-        ),
-        raw.integer("num_experts_per_tok", 8, most=MOST_HEADS),
-        replace(mlp, hidden=raw.integer("moe_intermediate_size", 768, most=MOST_HIDDEN)),
+    return MoE(
+        raw.integer("num_experts", experts, most=MOST_HEADS),
+        raw.integer("num_experts_per_tok", top_k, most=MOST_HEADS),
+        replace(mlp, hidden=raw.integer("moe_intermediate_size", hidden, most=MOST_HIDDEN)),
         normalize=raw.flag("norm_topk_prob", False),
         balance_loss=raw.number("router_aux_loss_coef", 0.001),
     )
+
+
+def _mixed(raw: ConfigReader, blocks: Sequence[Block], mixture: MoE) -> list[Block]:
+    """The blocks, with the mixture in those that the file does not call dense."""
     dense, step = raw.value("mlp_only_layers", []), raw.integer("decoder_sparse_step", 1)
     raw.must(isinstance(dense, list), "mlp_only_layers", "a list of blocks' numbers")
-    raw.only("layer_types", None, "the mixtures' blocks all see the same")
-    mixes = [i not in dense and (i + 1) % step == 0 for i in range(model.decoder.depth)]
-    slides = 0 if raw.flag("use_sliding_window", False) else len(mixes)
-    blocks = _blocks(ConfigReader({**raw.table, "max_window_layers": slides}, raw.source), model)
-    return decoders.with_blocks(
-        model,
-        [
-            replace(block, feedforward=mixture) if m else block
-            for block, m in zip(blocks, mixes, strict=True)
-        ],
-    )
+    return [
+        replace(block, feedforward=mixture) if i not in dense and (i + 1) % step == 0 else block
+        for i, block in enumerate(blocks)
+    ]
 
 
 def _windowed(raw: ConfigReader, model: Decoder) -> Decoder:
@@ -118,17 +156,19 @@ def _windowed(raw: ConfigReader, model: Decoder) -> Decoder:
 
 def _blocks(raw: ConfigReader, model: Decoder) -> list[Block]:
     """Every block of the model, the later ones with a window where the file says so."""
-    slides = raw.flag("use_sliding_window", False)
-    size = (
-        raw.integer(
-            "sliding_window", decoders.unsaid(raw, "sliding_window", 4096), most=MOST_POSITIONS
-        )
-        if slides
-        else None
-    )
+    size = _window(raw)
     first = raw.number("max_window_layers", 28.0)
     late = [size is not None and i >= first for i in range(model.decoder.depth)]
     return decoders.with_masks(model, decoders.read_windows(raw, size, late))
+
+
+def _window(raw: ConfigReader) -> int | None:
+    """The size of the window, None where the file has none."""
+    size: int | None = None
+    if raw.flag("use_sliding_window", False):
+        unsaid = decoders.unsaid(raw, "sliding_window", 4096)
+        size = raw.integer("sliding_window", unsaid, most=MOST_POSITIONS)
+    return size
 
 
 # --------------------------------------------------------------------------------- config.json, out
@@ -151,15 +191,26 @@ def write_config3(model: Model) -> dict[str, Any]:
 
 def write_config3moe(model: Model) -> dict[str, Any]:
     """Our config as the config.json of a Qwen 3 with mixtures, as far as that can say it."""
-    raw, stack = write_config3(model), decoders.stack(model)
+    raw = {**write_config3(model), **_write_mixture(model, "qwen3moe")}
+    del raw["layer_types"]
+    return raw
+
+
+def write_config2moe(model: Model) -> dict[str, Any]:
+    """Our config as the config.json of a Qwen 2 with mixtures, as far as that can say it."""
+    return {**write_config2(model, KEYS2MOE), **_write_mixture(model, "qwen2moe")}
+
+
+def _write_mixture(model: Model, layout: str) -> dict[str, Any]:
+    stack = decoders.stack(model)
     thinks = [stack.block(i).feedforward for i in range(stack.depth)]
     mixture = next((think for think in thinks if isinstance(think, MoE)), None)
     dense = [i for i, think in enumerate(thinks) if not isinstance(think, MoE)]
     if mixture is None:
-        raise UserError("The qwen3moe layout holds only mixtures of experts.")
-    del raw["layer_types"]
+        raise UserError(f"The {layout} layout holds only mixtures of experts.")
+    shared = {"shared_expert_intermediate_size": mixture.shared.hidden} if mixture.shared else {}
     return {
-        **raw,
+        **shared,
         "intermediate_size": getattr(thinks[dense[0]] if dense else mixture.expert, "hidden", 0),
         "moe_intermediate_size": mixture.expert.hidden,
         "num_experts": mixture.experts,
@@ -175,6 +226,29 @@ def write_config3moe(model: Model) -> dict[str, Any]:
 
 _PARTS = {**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}
 _NORMED = {**_PARTS, "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
+
+_EXPERTS = (
+    NameRule(f"{decoders.THEIRS}.mlp.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
+    *(
+        NameRule(
+            f"{decoders.THEIRS}.mlp.experts.{{e}}.{layer}_proj.weight",
+            f"{decoders.OURS}.ffn.{layer}",
+        )
+        for layer in ("gate", "up", "down")
+    ),
+)
+
+
+def _sizes(experts: int, top_k: int, hidden: int, shared: int) -> MoE:
+    return MoE(
+        experts,
+        top_k,
+        GatedMLP(hidden),
+        normalize=False,
+        balance_loss=0.001,
+        shared=GatedExpert(shared),
+    )
+
 
 QWEN2 = Recipe(
     name="qwen2",
@@ -236,13 +310,30 @@ QWEN3MOE = Recipe(
     write_config=write_config3moe,
     weights=decoders.table(
         _NORMED,
-        NameRule(f"{decoders.THEIRS}.mlp.gate.weight", f"{decoders.OURS}.ffn.router.weight"),
-        *(
-            NameRule(
-                f"{decoders.THEIRS}.mlp.experts.{{e}}.{layer}_proj.weight",
-                f"{decoders.OURS}.ffn.{layer}",
-            )
-            for layer in ("gate", "up", "down")
-        ),
+        *_EXPERTS,
+    ),
+)
+
+QWEN2MOE = Recipe(
+    name="qwen2moe",
+    paper="Qwen Team 2024, Qwen1.5-MoE; Yang et al. 2024, Qwen2 Technical Report (arXiv 2407.10671)",
+    sizes={
+        "1.5-a2.7b": qwen2moe(2048, 24, 16, 16, _sizes(60, 4, 1408, 5632), context=8192),
+        "57b-a14b": qwen2moe(3584, 28, 28, 4, _sizes(64, 8, 2560, 20_480), context=32_768),
+    },
+    architectures=("Qwen2MoeForCausalLM", "Qwen2MoeModel"),
+    model_type="qwen2_moe",
+    tokenizer="Qwen/Qwen1.5-MoE-A2.7B",
+    read_config=read_config2moe,
+    write_config=write_config2moe,
+    weights=decoders.table(
+        {
+            **_PARTS,
+            "ffn.shared.gate": "mlp.shared_expert.gate_proj",
+            "ffn.shared.up": "mlp.shared_expert.up_proj",
+            "ffn.shared.down": "mlp.shared_expert.down_proj",
+            "ffn.shared.share": "mlp.shared_expert_gate",
+        },
+        *_EXPERTS,
     ),
 )

@@ -38,7 +38,7 @@ def yarn_scaling(cfg: config.YarnScaling) -> RopeScaling:
     """Frequencies above ``fast`` turns in the original length unchanged, below ``slow`` divided.
 
     As published code has it, the blend is linear in the frequency's index, and its two ends are
-    integers.
+    integers where ``truncate`` says so.
     """
 
     def scaling(frequencies: Tensor, theta: float) -> tuple[Tensor, float]:
@@ -48,10 +48,10 @@ def yarn_scaling(cfg: config.YarnScaling) -> RopeScaling:
         def index(turns: float) -> float:
             return count * math.log(cfg.original_context / (turns * 2 * math.pi)) / math.log(theta)
 
-        first, last = (
-            max(math.floor(index(cfg.beta_fast)), 0),
-            min(math.ceil(index(cfg.beta_slow)), 2 * count - 1),
-        )  # dim - 1, as published
+        first, last = index(cfg.beta_fast), index(cfg.beta_slow)
+        if cfg.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * count - 1)  # dim - 1, as published
         slowed = (
             (torch.arange(count, device=frequencies.device) - first) / max(last - first, 1e-3)
         ).clamp(0, 1)

@@ -58,7 +58,11 @@ class Link:
             return [torch.stack(tensors)]
         if len(shapes) == 1:
             return tensors
-        return torch.split(tensors[0], [shape[0] for shape in shapes])
+        rows, groups = [shape[0] for shape in shapes], self.rule.groups
+        if groups > 1:
+            dealt = tensors[0].unflatten(0, (groups, -1)).split([n // groups for n in rows], 1)
+            tensors = [torch.cat([part.flatten(0, 1) for part in dealt])]
+        return torch.split(tensors[0], rows)
 
     def save(self, params: Sequence[Tensor]) -> Sequence[Tensor]:
         """Their tensors made of ours."""
@@ -70,7 +74,9 @@ class Link:
             length = sum(len(param) for param in params)
             merged = merged.new_empty([length, *merged.shape[1:]])
         elif len(params) > 1:
-            merged = torch.cat(list(params))
+            groups = self.rule.groups
+            dealt = [param.unflatten(0, (groups, -1)) for param in params]
+            merged = torch.cat(dealt, 1).flatten(0, 1)
         return [self._turn_back(merged)]
 
     def _turn(self, tensor: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ class YarnScaling:
     beta_slow: PositiveFloat = 1.0  # frequencies with fewer turns are divided by factor
     # queries and keys are multiplied by it; none: 0.1 ln(factor) + 1
     attention_factor: PositiveFloat | None = None
+    truncate: bool = True  # the blend begins and ends at whole frequencies; false: between them
 
 
 @frozen

@@ -364,7 +364,7 @@ def test_one_clear_sentence() -> None:
         attribute(model, None, [5, 3])
     with pytest.raises(UserError, match="no softmax multiplies values"):
         head_scores(model, draws=2, length=5)
-    with pytest.raises(UserError, match="needs a tokenizer"):
+    with pytest.raises(UserError, match="without a tokenizer"):
         look(model, None, "a text")
     with pytest.raises(UserError, match="No value is called"):
         look(model, None, [5, 3], "layers.*")

@@ -284,7 +284,7 @@ def test_an_edit_that_cannot_be_is_refused() -> None:
     refused(lambda: trace.edit({"hidden": lambda x: x[0]}), "(8,)", "(2, 8)", "keep the shape")
     refused(lambda: trace.edit({"hidden": lambda x: 3}), "tensor")
     for name in ("x", "layer.weight"):
-        refused(partial(trace.edit, {name: torch.zeros_like}), "an input of the pass")
+        refused(partial(trace.edit, {name: torch.zeros_like}), "an input or a weight of the pass")
     refused(partial(trace.edit, {"nowhere": torch.zeros_like}), "nowhere")
 
 

@@ -154,7 +154,7 @@ def test_tokens_have_names() -> None:
     assert item.parse('logits["cat"," sat"]')[1] == (0, 1, item.tokens[0, 2])
     with pytest.raises(UserError, match='No token of the text is "dog"'):
         item.parse('logits["dog",3]')
-    with pytest.raises(UserError, match="stands at 0 and 3"):
+    with pytest.raises(UserError, match="occurs at 0 and 3"):
         trace(model, tokenizer, "the cat sat the").parse('probs["the",0]')
     with pytest.raises(UserError, match="no words along H"):
         item.parse('decoder.blocks.0.attn.pattern["the",0,0]')

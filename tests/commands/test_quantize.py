@@ -150,7 +150,7 @@ def test_a_model_goes_to_llama_cpp_and_back(folder, tmp_path, terminal, monkeypa
         ("model --layout gguf --out b", "is one file"),
         ("model --layout gguf --numbers Q5_1 --out b.gguf", "not in Q5_1"),
         ("model --numbers Q8_0 --out b", "goes with --layout gguf"),
-        ("model --from gguf --out b", "no .gguf file"),
+        ("model --from gguf --out b", "not a .gguf file"),
     ):
         line = line.replace("model", f"{folder}/model")
         assert sentence in terminal.refused(f"convert {line}")

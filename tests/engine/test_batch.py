@@ -156,7 +156,7 @@ def test_a_job_is_of_one_model_whatever_its_folder_is_called(tmp_path, terminal)
 
     torn()
     terminal(line)
-    assert "1 were there" in terminal.notes
+    assert "1 were done before" in terminal.notes
     assert [json.loads(row)["number"] for row in out.read_bytes().splitlines()] == [0, 1]
     for change, names in (
         ("weights", "weights"),

@@ -128,6 +128,6 @@ def test_tasks_without_the_harness_say_what_to_install(questions, terminal, monk
     for options, sentence in (
         ("--tasks hellaswag", "pip install lm_eval"),
         ("", "--tasks"),
-        (f"--data {questions[1]}/q.jsonl --columns text=q", "--columns means nothing"),
+        (f"--data {questions[1]}/q.jsonl --columns text=q", "--columns has no effect"),
     ):
         assert sentence in terminal.refused(f"eval {questions[0]} {options}")

@@ -296,7 +296,7 @@ def test_letters_of_the_text_are_its_tokenizer(tmp_path, terminal):
     # with a special token: one too many
     glassformer.core.tokenizer.train("char", ["hello world\nab\n"]).save(tmp_path / "more")
     line = line.replace(str(ours), f"{tmp_path}/none")
-    message = "12 tokens, the model only 11; give the one it has, for a model of char"
+    message = "12 tokens, the model only 11; give the model's own tokenizer, for a model of char"
     assert message in terminal.refused(f"{line} --tokenizer {tmp_path}/more")
     assert not (tmp_path / "none").exists()
 

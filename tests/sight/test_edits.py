@@ -610,7 +610,7 @@ def test_an_edit_reads_as_it_is_written(line):
         ("head_off('a')", "missing a required argument: 'head'"),
         ("head_off('a', 1, often=2)", "takes path, head, fill, positions"),
         ("head_off('a', 1, positions='x')", "give a number"),
-        ("head_off(*[1])", "more than texts"),
+        ("head_off(*[1])", "only texts"),
     ],
 )
 def test_a_line_that_is_no_edit_is_refused(line, message):

@@ -364,11 +364,11 @@ def test_one_clear_sentence() -> None:
         attribute(model, None, [5, 3])
     with pytest.raises(UserError, match="no softmax multiplies values"):
         head_scores(model, draws=2, length=5)
-    with pytest.raises(UserError, match="needs a tokenizer"):
+    with pytest.raises(UserError, match="without a tokenizer"):
         look(model, None, "a text")
     with pytest.raises(UserError, match="No value is called"):
         look(model, None, [5, 3], "layers.*")
-    with pytest.raises(UserError, match="functions by address"):
+    with pytest.raises(UserError, match="give edits as"):
         look(model, None, [5, 3], edits=['head_off("a", 1)'])
     with pytest.raises(UserError, match="2 and 3 tokens"):
         patch_grid(model, None, [5, 3], [5, 3, 1], answer=4)

@@ -74,5 +74,5 @@ def test_windows_begin_as_the_model_reads_a_text():
         edge = short.shape[1] - 3
         rows = list(streams.windows(model, tokenizer, ["a" * 25, "b"], length=10 + edge))
         assert [row.shape[1] - edge for row in rows] == [10, 10, 5, 1]
-        with pytest.raises(UserError, match="no room for a text"):
+        with pytest.raises(UserError, match="too few for a text"):
             list(streams.windows(model, tokenizer, ["a"], length=edge))

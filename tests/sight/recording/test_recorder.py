@@ -267,7 +267,7 @@ def test_an_address_that_is_not_there_names_the_nearest() -> None:
     trace = ModuleTrace(Plain().eval(), (hard_modules.noise(2, WIDTH),))
     for address, *words in (
         ("hiden[0,0]", '"hiden"', "hidden"),
-        ("hidden[0,8]", "2 x 8", "no place"),
+        ("hidden[0,8]", "2 x 8", "outside"),
         ("hidden[0,-9]", "-9"),
         ("hidden[0,0,0]", "2 x 8"),
         ("hidden", "hidden[0,0]"),
@@ -284,7 +284,7 @@ def test_an_edit_that_cannot_be_is_refused() -> None:
     refused(lambda: trace.edit({"hidden": lambda x: x[0]}), "(8,)", "(2, 8)", "keep the shape")
     refused(lambda: trace.edit({"hidden": lambda x: 3}), "tensor")
     for name in ("x", "layer.weight"):
-        refused(partial(trace.edit, {name: torch.zeros_like}), "given to the pass")
+        refused(partial(trace.edit, {name: torch.zeros_like}), "an input or a weight of the pass")
     refused(partial(trace.edit, {"nowhere": torch.zeros_like}), "nowhere")
 
 

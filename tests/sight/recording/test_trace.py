@@ -154,7 +154,7 @@ def test_tokens_have_names() -> None:
     assert item.parse('logits["cat"," sat"]')[1] == (0, 1, item.tokens[0, 2])
     with pytest.raises(UserError, match='No token of the text is "dog"'):
         item.parse('logits["dog",3]')
-    with pytest.raises(UserError, match="stands at 0 and 3"):
+    with pytest.raises(UserError, match="occurs at 0 and 3"):
         trace(model, tokenizer, "the cat sat the").parse('probs["the",0]')
     with pytest.raises(UserError, match="no words along H"):
         item.parse('decoder.blocks.0.attn.pattern["the",0,0]')
@@ -166,7 +166,7 @@ def test_tokens_have_names() -> None:
     [
         ("decoder.blocks.0.attn.score[0,1,1]", r'Did you mean "decoder.blocks.0.attn.scores"'),
         ("decoder.blocks.7.attn.q", "Nothing has the address"),
-        ("decoder.blocks.0.attn.scores[4,1,1]", "4 is no place of 4, 0 to 3"),
+        ("decoder.blocks.0.attn.scores[4,1,1]", "4 is outside 0 to 3"),
         (
             "decoder.blocks.0.attn.scores[0,1,1,1,1]",
             r"has 3 sides \(H 4 x T 11 x S 11\) and the index 5; give 3, without the batch row",

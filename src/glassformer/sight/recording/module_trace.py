@@ -232,7 +232,7 @@ class ModuleTrace(Caused):
             value, index = self.parse(name)
             if value.key is None:
                 raise UserError(
-                    f"{name} is an input of the pass, so no edit can change it; change the input itself."
+                    f"{name} is an input or a weight of the pass, not a result; change it directly."
                 )
             keys[value.key] = _partial(change, index) if index else change
         edits_of_keys = {**self.key_edits, **keys}
@@ -342,7 +342,7 @@ def _check(module: nn.Module) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         raise UserError(f"{kind.__name__} is a scripted module; trace the module it was made from.")
     if kind.__name__ == "OptimizedModule":
-        raise UserError("The module is compiled; trace the original module instead.")
+        raise UserError("The module is compiled; trace the original module, without torch.compile.")
 
 
 def fields(output: Any) -> dict[str, Tensor]:

@@ -5,14 +5,28 @@ from __future__ import annotations
 from .common import CommandOutput, tables
 from .signature import Words
 
-EXAMPLES = ("glassformer recipes --json",)
+EXAMPLES = ("glassformer recipes --types", "glassformer recipes --json")
 
 
-def run(*, use: Words = ()) -> CommandOutput:
-    """Lists the families and their sizes."""
+def run(*, types: bool = False, use: Words = ()) -> CommandOutput:
+    """Lists the families and their sizes.
+
+    types: the model types of config.json that open, their architectures and a small checkpoint
+    """
     from .. import families as book
     from ..scale import cost as costs
 
+    if types:
+        rows = [
+            (page.model_type, page.published, page.architectures)
+            for page in book.all()
+            if page.read_config is not None
+        ]
+        keys = ("model_type", "checkpoint", "architectures")
+        lines = tables.lines(
+            [(kind, name, " ".join(heads)) for kind, name, heads in rows], left_columns=(0, 1, 2)
+        )
+        return CommandOutput([dict(zip(keys, row, strict=True)) for row in rows], lines)
     records, lines = [], []
     for page in book.all():
         rows = []

@@ -191,13 +191,16 @@ def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
     name = str(listed[0] if listed else raw.get("model_type"))[:80]
     known_names = [architecture for recipe in published for architecture in recipe.architectures]
     hint = nearest(name, known_names)
-    listing = "" if hint.startswith(" Known") else f" Known: {', '.join(known_names)}."
+    meant = hint if "mean" in hint else ""
     if name == "None":
         raise UserError(
-            f'{source} names no model ("architectures" is missing); add it.{listing or hint}'
+            f'{source} names no model ("architectures" is missing); add it, one of `glassformer '
+            "recipes --types`."
         )
     raise UserError(
-        f'{source}: the architecture "{name}" is not in the recipe book.{listing}{hint}'
+        f'{source}: the architecture "{name}" is not in the recipe book (`glassformer recipes '
+        "--types`); "
+        f"`glassformer why FOLDER TEXT ADDRESS --with-transformers` opens it.{meant}"
     )
 
 

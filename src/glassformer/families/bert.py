@@ -211,6 +211,7 @@ BERT = Recipe(
     ),
     model_type="bert",
     tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
+    checkpoint="google-bert/bert-base-uncased",
     read_config=read_config,
     write_config=write_config,
     weights=table,

@@ -143,6 +143,7 @@ DISTILBERT = Recipe(
     architectures=architectures("DistilBert", MASKED, LABELS, CHOICE, TOKENS, ANSWERS),
     model_type="distilbert",
     tokenizer="vocab.txt beside the published weights (WordPiece, cased or not)",
+    checkpoint="distilbert/distilbert-base-uncased",
     read_config=read_config,
     write_config=write_config,
     weights=table,

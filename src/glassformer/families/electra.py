@@ -113,6 +113,7 @@ ELECTRA = Recipe(
     architectures=architectures("Electra", DISCRIMINATOR, LABELS, CHOICE, TOKENS, ANSWERS),
     model_type="electra",
     tokenizer="vocab.txt beside the published weights (WordPiece, uncased)",
+    checkpoint="google/electra-small-discriminator",
     read_config=read_config,
     write_config=write_config,
     weights=table,

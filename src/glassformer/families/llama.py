@@ -90,6 +90,7 @@ LLAMA = Recipe(
     architectures=("LlamaForCausalLM", "LlamaModel"),
     model_type="llama",
     tokenizer="the tokenizer.model beside the published weights",
+    checkpoint="HuggingFaceTB/SmolLM2-135M",
     read_config=read_config,
     write_config=write_config,
     weights=decoders.table({**decoders.ATTENTION, **decoders.GATED, **decoders.NORMS}),

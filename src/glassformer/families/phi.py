@@ -60,6 +60,7 @@ PHI = Recipe(
     architectures=("PhiForCausalLM", "PhiModel"),
     model_type="phi",
     tokenizer="microsoft/phi-2",
+    checkpoint="microsoft/phi-1",
     read_config=read_config,
     write_config=write_config,
     weights=decoders.table(

@@ -34,7 +34,8 @@ class Recipe:
     ``layout`` gives the config whose parameters the published files hold, where that is not the
     model's own (a GPT-2 without biases is published with biases of zero). ``bare`` are the
     architectures whose files leave the table's prefix away. ``fixed`` are words of the config.json
-    that a tokenizer does not change, though they name a token (RoBERTa's padding). A recipe without ``read_config`` and
+    that a tokenizer does not change, though they name a token (RoBERTa's padding). ``checkpoint`` is a
+    small published model, where that is not the one whose ``tokenizer`` is named. A recipe without ``read_config`` and
     ``write_config`` has no published layout.
     """
 
@@ -44,6 +45,7 @@ class Recipe:
     architectures: tuple[str, ...] = ()
     model_type: str = ""
     tokenizer: str = ""
+    checkpoint: str = ""
     read_config: Callable[[ConfigReader], config.Model] | None = None
     write_config: Callable[[Any], dict[str, Any]] | None = None
     weights: Table | Callable[[Any], Table] = Table(())
@@ -55,6 +57,12 @@ class Recipe:
     def added_types(self) -> set[str]:
         """The types in its sizes that ``config.member`` added, by name."""
         return set[str]().union(*(serial.added_types(size) for size in self.sizes.values()))
+
+    @property
+    def published(self) -> str:
+        """A small published checkpoint by its name on the hub; empty where there is none."""
+        name = self.checkpoint or self.tokenizer.partition(" ")[0]
+        return name if "/" in name else ""
 
     def table(self, model: config.Model) -> Table:
         """The names of this model's weights."""

@@ -230,6 +230,7 @@ T5 = Recipe(
     architectures=(WHOLE, ENCODER, "T5WithLMHeadModel", "T5Model"),
     model_type="t5",
     tokenizer="spiece.model beside the published weights (Unigram, 100 sentinels)",
+    checkpoint="google-t5/t5-small",
     read_config=read_config,
     write_config=write_config,
     weights=table,

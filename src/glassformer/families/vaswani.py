@@ -190,6 +190,7 @@ VASWANI = Recipe(
     architectures=("MarianMTModel",),
     model_type="marian",
     tokenizer="train your own, one for both languages",
+    checkpoint="Helsinki-NLP/opus-mt-en-de",
     read_config=read_config,
     write_config=write_config,
     weights=pair_table(),

@@ -129,10 +129,10 @@ _MODULES = {  # on first use, too
 
 registry.MODULES.update(
     nn=[
-        "families.gated_expert_module",
-        "families.mixers.delta",
-        "families.mixers.short_conv",
-        "families.mixers.ssm",
+        "families.modules.gated_expert",
+        "families.modules.delta",
+        "families.modules.short_conv",
+        "families.modules.ssm",
         "families.modules.latent",
         "families.modules.routed",
         "families.modules.sinks",

@@ -103,7 +103,15 @@ def test_every_family_computes_with_8_and_4_bits(name):
     quantize_weights(model, QuantizedLayout(8))
     now = tiny.logits(model)
     # another expert is another answer
-    routed = name in ("mixtral", "deepseek", "noisy", "nanomoe", "deepseek_v2", "deepseek_v3", "qwen3_next")
+    routed = name in (
+        "mixtral",
+        "deepseek",
+        "noisy",
+        "nanomoe",
+        "deepseek_v2",
+        "deepseek_v3",
+        "qwen3_next",
+    )
     assert apart(now, plain) < (0.2 if routed else 0.06)
     assert torch.equal(tiny.logits(copy.deepcopy(model)), now)
     tape = Tape("*")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..core.nn.build import builds
-from ..core.nn.flow import Flow
-from ..core.nn.layers import GatedMLP, fused_linear, linear
-from .gated_expert import GatedExpert
+from ...core.nn.build import builds
+from ...core.nn.flow import Flow
+from ...core.nn.layers import GatedMLP, fused_linear, linear
+from ..gated_expert import GatedExpert
 
 
 @builds(GatedExpert)

@@ -9,10 +9,10 @@ Their modules are in files beside this one; ``config.Mixer`` is the slot.
 
 from __future__ import annotations
 
-from ...core.config.model import Attention, Mixer
-from ...core.config.serial import AtLeastTwo, PositiveFloat, PositiveInt, member
-from ...core.config.shapes import Shapes, join, linear
-from ...core.errors import need
+from ..core.config.model import Attention, Mixer
+from ..core.config.serial import AtLeastTwo, PositiveFloat, PositiveInt, member
+from ..core.config.shapes import Shapes, join, linear
+from ..core.errors import need
 
 
 def conv(channels: int, kernel: int, bias: bool) -> Shapes:

@@ -15,7 +15,7 @@ from ...core.nn.cache import ExternalKV, MixerState
 from ...core.nn.flow import Flow, TracedModule
 from ...core.nn.layers import linear
 from ...core.nn.position import Position
-from . import GatedAttention, GatedDelta
+from ..mixers import GatedAttention, GatedDelta
 from .scan import CausalConv, scan, split_heads, states_of
 
 

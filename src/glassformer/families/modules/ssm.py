@@ -14,7 +14,7 @@ from ...core.nn.cache import MixerState
 from ...core.nn.flow import Flow, TracedModule
 from ...core.nn.layers import linear
 from ...core.nn.position import Position
-from . import Mamba2
+from ..mixers import Mamba2
 from .scan import CausalConv, scan, split_heads, states_of
 
 

@@ -10,7 +10,7 @@ from ...core.nn.cache import MixerState
 from ...core.nn.flow import Flow, TracedModule
 from ...core.nn.layers import linear
 from ...core.nn.position import Position
-from . import ShortConv
+from ..mixers import ShortConv
 from .scan import CausalConv, states_of
 
 

@@ -61,7 +61,9 @@ def qwen3(dim: int, depth: int, heads: int, think: int | MoE, kv_heads: int = 8)
     return Decoder(dim, 40_960, Embed(151_936), stack, Head(tied=tied), decoders.INIT)
 
 
-def qwen2moe(dim: int, depth: int, heads: int, kv_heads: int, mixture: MoE, context: int) -> Decoder:
+def qwen2moe(
+    dim: int, depth: int, heads: int, kv_heads: int, mixture: MoE, context: int
+) -> Decoder:
     """The shape of Qwen 1.5 and 2 with mixtures: 151,936 tokens, a head of its own."""
     block = Block(Attention(heads, kv_heads, bias=True, out_bias=False), mixture, NORM)
     stack = Stack(depth, (block,), Rotary(1e6), last_norm=NORM)

@@ -35,7 +35,10 @@ class BatchInvariantMoE(MoE):
         self.packed = {name: _packed(getattr(layer, name)) for name in TABLES}
 
     def route(self, x: Tensor) -> Tensor:
-        return kernels.matmul(x.float(), self.packed_router)
+        bias = self.router.bias
+        return kernels.matmul(
+            x.float(), self.packed_router, None if bias is None else bias.detach().float()
+        )
 
     def expert_forward(self, rows: Tensor, expert_counts: Tensor, look: Look) -> Tensor:
         if not self.packed["up"] or not len(rows):
@@ -58,6 +61,15 @@ class BatchInvariantMoE(MoE):
         return torch.cat([kernels.matmul(*group) for group in groups if len(group[0])])
 
 
+def _view(layer: MoE) -> BatchInvariantMoE:
+    """The mixture with exact products; it chooses and activates as its own class does."""
+    kind = type(layer)
+    if kind is MoE:
+        return BatchInvariantMoE(layer)
+    view: BatchInvariantMoE = type(kind.__name__, (BatchInvariantMoE, kind), {})(layer)
+    return view
+
+
 def _packed(table: Tensor | None) -> list[kernels.Packed]:
     """A copy of each expert's own table, in the kernels' order."""
     if table is None or isinstance(table, QuantizedWeight):
@@ -69,7 +81,7 @@ def _packed(table: Tensor | None) -> list[kernels.Packed]:
 def batch_invariant_moe(model: M, room: int | None = None) -> tuple[M, int]:
     """A view of ``model`` whose mixtures are exact, and the bytes of their copies; as it is where
     ``room`` is less."""
-    mixtures = [module for module in model.modules() if type(module) is MoE]
+    mixtures = [module for module in model.modules() if isinstance(module, MoE)]
     tables = [getattr(mixture, name) for mixture in mixtures for name in TABLES]
     nbytes = sum(
         table.nbytes
@@ -83,6 +95,4 @@ def batch_invariant_moe(model: M, room: int | None = None) -> tuple[M, int]:
         or (room is not None and nbytes > room)
     ):
         return model, 0
-    return replace_modules(
-        model, {mixture: BatchInvariantMoE(mixture) for mixture in mixtures}
-    ), nbytes
+    return replace_modules(model, {mixture: _view(mixture) for mixture in mixtures}), nbytes

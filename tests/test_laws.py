@@ -25,6 +25,7 @@ from glassformer.core.nn import (
     build_model,
     makers,
 )
+from glassformer.families.sinks import SinkAttention
 from glassformer.fast import cpu_blocks
 from glassformer.formats import lora, store
 from glassformer.scale.cost import cost
@@ -137,9 +138,9 @@ def test_every_config_type_is_used_by_a_family():
 
 
 CANNOT = {
-    "block_sparse": {"bias"},
-    "cpu_blocks": {"bias", "softcap"},
-    "sdpa": {"softcap"},
+    "block_sparse": {"bias", "sinks"},
+    "cpu_blocks": {"bias", "softcap", "sinks"},
+    "sdpa": {"softcap", "sinks"},
 }
 
 
@@ -149,7 +150,8 @@ def needs(cfg):
     for stack in c.stacks(cfg).values():
         biased = {"bias"} if isinstance(stack.position, c.RelativeBias | c.Alibi) else set()
         for block in stack.pattern:
-            results.append(biased | ({"softcap"} if block.attention.softcap else set()))
+            sinks = {"sinks"} if isinstance(block.attention, SinkAttention) else set()
+            results.append(biased | sinks | ({"softcap"} if block.attention.softcap else set()))
             if block.cross is not None:
                 results.append({"softcap"} if block.cross.softcap else set())
     return results
@@ -291,7 +293,10 @@ def test_a_tape_changes_nothing(name):
         heads = c.stacks(model.config)[place].pattern[0].attention.heads
         pattern = tape[f"{place}.blocks.1.attn.pattern"]
         assert pattern.shape == (3, heads, 20, 20)
-        assert_close(pattern.sum(-1), torch.ones(3, heads, 20))
+        if isinstance(c.stacks(model.config)[place].block(1).attention, SinkAttention):
+            assert (pattern.sum(-1) < 1).all()
+        else:
+            assert_close(pattern.sum(-1), torch.ones(3, heads, 20))
     assert torch.equal(tape["logits"], plain)
     near(forward(model, tokens(), tape=Tape(edits={"*.pattern": lambda path, x: x})), plain)
     near(

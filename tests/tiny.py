@@ -13,6 +13,8 @@ from glassformer.families.gated_expert import GatedExpert
 from glassformer.families.latent import LatentAttention
 from glassformer.families.mixers import GatedAttention, GatedDelta, Mamba2, ShortConv
 from glassformer.families.routed import RoutedMoE
+from glassformer.families.sinks import ClampedMoE, SinkAttention
+from glassformer.families.sparse_mixer import SparseMixerMoE
 
 VOCAB = 50
 DIM = 32
@@ -225,6 +227,14 @@ DECODERS = {
             c.MoE(4, 2, c.GatedMLP(16), shared=GatedExpert(24)),
         ),
         position=c.Rotary(fraction=0.5),
+    ),
+    "gpt_oss": decoder(
+        block(
+            SinkAttention(4, 2, 16, bias=True, mask=c.Window(7)),
+            ClampedMoE(4, 2, c.GatedMLP(16, bias=True), limit=0.5),
+        ),
+        block(SinkAttention(4, 2, 16), SparseMixerMoE(4, 2, c.GatedMLP(16), tolerance=0.5)),
+        position=c.Rotary(1e4, scaling=c.YarnScaling(4.0, 16, truncate=False)),
     ),
     "deepseek_v3": decoder(
         block(LatentAttention(4, kv_rank=12, q_rank=10, **LATENT)),

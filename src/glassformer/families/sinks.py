@@ -18,6 +18,8 @@ class SinkAttention(config.Attention):
     OpenAI 2025 (arXiv 2508.10925).
     """
 
+    has_pages = False  # no kernel adds the sinks
+
     def shapes(self, dim: int, *place: Any) -> Shapes:
         """The layers of attention, and a sink for each head."""
         return super().shapes(dim, *place) | {"sinks": (self.heads,)}

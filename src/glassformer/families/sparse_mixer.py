@@ -28,3 +28,5 @@ class SparseMixerMoE(config.MoE):
             "SparseMixerMoE chooses two experts, whose weights stand for themselves; set top_k = 2 "
             "and normalize = false.",
         )
+
+    shapes = config.MoE.shapes

@@ -23,11 +23,7 @@ from .quantized import QuantizedWeight
 
 M = TypeVar("M", bound=nn.Module)
 TABLES = ("gate", "up", "down")
-COMPUTED = [
-    (name, getattr(MoE, name))
-    for name in ("forward", "route", "reference", "decode", "grouped_forward", "expert_forward")
-]
-"""What computes a mixture here in place of its methods, which a class must not have changed."""
+REPLACED = ("route", "expert_forward")  # a class that computes these by its own rule keeps them
 
 
 class BatchInvariantMoE(MoE):
@@ -35,13 +31,15 @@ class BatchInvariantMoE(MoE):
 
     def __init__(self, layer: MoE) -> None:
         self.__dict__.update(layer.__dict__)
-        self.__dict__["choose"] = layer.choose  # a router of a family chooses by its rule
         self.packed_router = kernels.pack_fp32(layer.router.matrix().detach().float())
         self.act = partial(in_vectors, layer.act)
         self.packed = {name: _packed(getattr(layer, name)) for name in TABLES}
 
     def route(self, x: Tensor) -> Tensor:
-        return kernels.matmul(x.float(), self.packed_router)
+        bias = self.router.bias
+        return kernels.matmul(
+            x.float(), self.packed_router, None if bias is None else bias.detach().float()
+        )
 
     def expert_forward(self, rows: Tensor, expert_counts: Tensor, look: Look) -> Tensor:
         if not self.packed["up"] or not len(rows):
@@ -64,6 +62,15 @@ class BatchInvariantMoE(MoE):
         return torch.cat([kernels.matmul(*group) for group in groups if len(group[0])])
 
 
+def _view(layer: MoE) -> BatchInvariantMoE:
+    """The mixture with exact products; it chooses and activates as its own class does."""
+    kind = type(layer)
+    if kind is MoE:
+        return BatchInvariantMoE(layer)
+    view: BatchInvariantMoE = type(kind.__name__, (BatchInvariantMoE, kind), {})(layer)
+    return view
+
+
 def _packed(table: Tensor | None) -> list[kernels.Packed]:
     """A copy of each expert's own table, in the kernels' order."""
     if table is None or isinstance(table, QuantizedWeight):
@@ -78,7 +85,8 @@ def batch_invariant_moe(model: M, room: int | None = None) -> tuple[M, int]:
     mixtures = [
         module
         for module in model.modules()
-        if isinstance(module, MoE) and all(getattr(type(module), x) is y for x, y in COMPUTED)
+        if isinstance(module, MoE)
+        and all(getattr(type(module), name) is getattr(MoE, name) for name in REPLACED)
     ]
     tables = [getattr(mixture, name) for mixture in mixtures for name in TABLES]
     nbytes = sum(
@@ -93,6 +101,4 @@ def batch_invariant_moe(model: M, room: int | None = None) -> tuple[M, int]:
         or (room is not None and nbytes > room)
     ):
         return model, 0
-    return replace_modules(
-        model, {mixture: BatchInvariantMoE(mixture) for mixture in mixtures}
-    ), nbytes
+    return replace_modules(model, {mixture: _view(mixture) for mixture in mixtures}), nbytes

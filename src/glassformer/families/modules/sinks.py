@@ -29,11 +29,13 @@ from ..sinks import ClampedMoE, SinkAttention
 class SinkAttentionModule(Attention):
     """softmax over the scores of keys and the sink; the sink's share adds no value."""
 
-    biases = ("sinks",)
-
     def __init__(self, cfg: SinkAttention, dim: int, causal: bool, dropout: float) -> None:
         super().__init__(cfg, dim, causal, dropout)
         self.sinks = nn.Parameter(torch.empty(cfg.heads))
+
+    def reset(self, std: float, generator: torch.Generator | None) -> None:
+        """Draws the sinks as other weights."""
+        nn.init.normal_(self.sinks, std=std, generator=generator)
 
     def forward(self, x: Tensor, flow: Flow, position: Position, kv: Any = None) -> Tensor:
         """x (B, T, C) -> what is added to the residual stream (B, T, C); ``kv``: its cache."""
@@ -95,5 +97,5 @@ class ClampedMoEModule(MoE):
         assert gate is not None
         limit, alpha = self.cfg.limit, self.cfg.alpha
         clamped = look("pre", gate).clamp(max=limit)
-        share = look("gate", clamped * (alpha * clamped).sigmoid())
+        share = look("gate", self.act(alpha * clamped) / alpha)
         return look("hidden", share * (look("up", up).clamp(-limit, limit) + 1))

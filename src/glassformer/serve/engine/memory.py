@@ -200,7 +200,9 @@ def _has_pages(model: Model) -> bool:
         return False
     if not by_kernels(model):
         return False
-    return len(cfg.decoder.attentions) == len(cfg.decoder.pattern)
+    attentions = cfg.decoder.attentions
+    readable = all(getattr(attention, "has_pages", True) for attention in attentions)
+    return readable and len(attentions) == len(cfg.decoder.pattern)
 
 
 def page_needs(context: int, sequences: int, span: int, step: int) -> tuple[int, int, int]:

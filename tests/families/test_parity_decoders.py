@@ -152,7 +152,8 @@ def shrunk(name):
         if isinstance(think, config.MoE):
             shared = think.shared and replace(think.shared, hidden=40)
             expert = replace(think.expert, hidden=20)
-            think = replace(think, experts=4, top_k=2, expert=expert, shared=shared)
+            experts = max(4, 2 * getattr(think, "groups", 1))
+            think = replace(think, experts=experts, top_k=2, expert=expert, shared=shared)
         else:
             # BLOOM and MPT have no word for it
             fixed = isinstance(cfg.decoder.position, config.Alibi)

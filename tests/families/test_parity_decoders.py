@@ -137,18 +137,23 @@ def shrunk(name):
     """A recipe made tiny, all its peculiarities kept."""
     cfg = recipes.find(name)
     pattern = []
-    for block in cfg.decoder.pattern:
+    turns = getattr(cfg.decoder.position, "fraction", 1.0)
+    blocks = cfg.decoder.pattern
+    for block in blocks if len(blocks) <= 12 else blocks[:4]:  # dense blocks first, then mixtures
         args = block.attention
         think = block.feedforward
         attention = replace(
             args,
             heads=4,
             kv_heads=min(args.kv_heads, 2) if (args.kv_heads or args.heads) < args.heads else None,
-            head_dim=args.head_dim and 10,
+            head_dim=args.head_dim and (10 if turns == 1 else 12),
             mask=config.Window(7) if isinstance(args.mask, config.Window) else args.mask,
         )
         if isinstance(think, config.MoE):
-            think = replace(think, experts=4, top_k=2, expert=replace(think.expert, hidden=20))
+            shared = think.shared and replace(think.shared, hidden=40)
+            expert = replace(think.expert, hidden=20)
+            experts = max(4, 2 * getattr(think, "groups", 1))
+            think = replace(think, experts=experts, top_k=2, expert=expert, shared=shared)
         else:
             # BLOOM and MPT have no word for it
             fixed = isinstance(cfg.decoder.position, config.Alibi)

@@ -59,7 +59,7 @@ GROUPS = {
         "model.",
         "docs": "The site: the course, how to do each task, the reference; opened offline.",
         "doctor": "What computes on this machine and why: versions, processor, kernels, threads, "
-        "memory.",
+        "memory; what of a model's folder loads.",
         "completion": "What teaches a shell to complete commands, options and settings with the tab "
         "key.",
     },

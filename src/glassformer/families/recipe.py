@@ -51,12 +51,6 @@ class Recipe:
     bare: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
 
-    @property
-    def published(self) -> str:
-        """A small published checkpoint by its name on the hub; empty where there is none."""
-        name = self.checkpoint or self.tokenizer.partition(" ")[0]
-        return name if "/" in name else ""
-
     def table(self, model: config.Model) -> Table:
         """The names of this model's weights."""
         return self.weights if isinstance(self.weights, Table) else self.weights(model)

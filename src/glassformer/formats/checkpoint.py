@@ -171,6 +171,21 @@ class Checkpoint:
         model.family = self.recipe.name if self.recipe else ""
         return model
 
+    def check(self) -> None:
+        """Compares the names and shapes of the weights with the config's; no weight is read.
+
+        Raises UserError that says what is missing, what is left over and what does not fit.
+        """
+        from . import weights
+
+        if self.gguf:
+            from . import gguf
+
+            assert self.folder is not None
+            gguf.check(self.folder)
+        elif self.folder is not None and self._plain:
+            weights.check_links(self.config, *self._names(), self._files(mapped=True))
+
     @property
     def _plain(self) -> bool:
         """True where the folder holds all weights, as numbers in safetensors files."""

@@ -172,16 +172,10 @@ class Checkpoint:
         return model
 
     def check(self) -> None:
-        """Compares the names and shapes of the weights with the config's; no weight is read.
+        """UserError where the names or shapes of the weights are not the config's; loads none."""
+        from . import gguf, weights
 
-        Raises UserError that says what is missing, what is left over and what does not fit.
-        """
-        from . import weights
-
-        if self.gguf:
-            from . import gguf
-
-            assert self.folder is not None
+        if self.gguf and self.folder is not None:
             gguf.check(self.folder)
         elif self.folder is not None and self._plain:
             weights.check_links(self.config, *self._names(), self._files(mapped=True))

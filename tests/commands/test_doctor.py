@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
 
 from glassformer.commands import doctor
 from glassformer.fast import kernels
+from glassformer.formats.resolve import MODELS
 
 
 def test_what_there_is(terminal):
@@ -45,3 +49,41 @@ def test_what_to_do(changes, advice):
     assert doctor.advice_for(WELL) == []
     (sentence,) = doctor.advice_for(WELL | changes)
     assert advice in sentence
+
+
+def test_what_of_a_model_loads(terminal, tmp_path):
+    data = terminal.json("doctor tiny-stories")
+    assert data["loads"]
+    assert (data["model_type"], data["parameters"]) == ("qwen3", 1_316_224)
+    assert (data["dtypes"], data["tensors"]) == (["F16"], 47)
+    assert data["tokenizer"] == "BPE, 2,048 tokens"
+    gguf = tmp_path / "tiny.gguf"
+    terminal(f"convert tiny-stories --layout gguf --numbers Q8_0 --out {gguf}")
+    data = terminal.json(f"doctor {gguf}")
+    assert data["loads"]
+    assert data["dtypes"] == ["F16", "F32", "Q8_0"]
+    gguf.write_bytes(gguf.read_bytes()[:-1000])
+    assert "reaches over the end" in terminal.json(f"doctor {gguf}", code=1)["refused"][0]
+
+
+@pytest.mark.parametrize(
+    "changes, count, sentence",
+    [
+        ({"architectures": ["NonesuchForCausalLM"]}, 1, "--with-transformers"),
+        ({"attention_bias": True}, 1, "the files lack model.layers.0.self_attn.q_proj.bias"),
+        ({"hidden_size": 64}, 1, "has shape"),
+        ({"chat_template": 1}, 0, ""),
+    ],
+)
+def test_what_is_refused_is_a_sentence_and_the_code_1(terminal, tmp_path, changes, count, sentence):
+    folder = shutil.copytree(MODELS / "tiny-stories", tmp_path / "copy")
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | changes))
+    data = terminal.json(f"doctor {folder}", code=int(count > 0))
+    assert len(data["refused"]) == count
+    assert sentence in "".join(data["refused"])
+    assert data["tensors"] == 47  # whatever the config says
+    terminal(f"doctor {folder}", code=int(count > 0))
+    assert sentence in terminal.notes.replace("\n", " ")
+    if "architectures" in changes:
+        assert len(data["refused"][0].replace(str(folder), "FOLDER")) <= 160

@@ -3,7 +3,10 @@ by name."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from glassformer import config
 from glassformer import families as recipes
 from glassformer.core.config import serial
+from glassformer.core.errors import UserError
 from mistakes import mistake
 
 STORIES = recipes.find("llama/stories260k")
@@ -161,3 +165,41 @@ def test_small_glass_is_small_enough():
 
     spent = cost(recipes.find("glass/1m"))
     assert spent.total - spent.parameters["embedding"] <= 850_000
+
+
+def coverage():
+    """The module benchmarks/coverage.py."""
+    path = Path(__file__).parents[2] / "benchmarks" / "coverage.py"
+    spec = importlib.util.spec_from_file_location("coverage_of_types", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_as_many_of_the_usual_model_types_open_as_the_pages_say():
+    """Each is in the book with a layout; benchmarks/coverage.py loads and compares them."""
+    module = coverage()
+    kinds = [kind for kinds in module.TYPES.values() for kind in kinds.split()]
+    assert len(kinds) == len(set(kinds)) == 75
+    book = {recipe.model_type for recipe in recipes.all() if recipe.read_config is not None}
+    assert len(book.intersection(kinds)) >= module.LEAST
+    root = Path(__file__).parents[2]
+    for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
+        for number in re.findall(r"(\d+) of (?:the )?75\b", page.read_text(encoding="utf-8")):
+            assert int(number) == module.LEAST, page.name
+
+
+@pytest.mark.slow
+def test_the_types_that_open_compute_as_transformers_does():
+    import transformers
+
+    module = coverage()
+    transformers.logging.disable_progress_bar()
+    table = module.names()
+    book = {recipe.model_type for recipe in recipes.all() if recipe.read_config is not None}
+    opened = 0
+    for kind in sorted(book & table.keys()):
+        if any(kind in kinds.split() for kinds in module.TYPES.values()):
+            with contextlib.suppress(UserError):  # a head that is not read
+                opened += module.compare(table[kind]) <= module.TOLERANCE
+    assert opened >= module.LEAST

@@ -35,7 +35,8 @@ KIND = b"token_embd.weight" + struct.pack("<IQQ", 2, 64, 300)
 SMALL = {"decoder.depth": 2, "context": 64, "embed.vocab": 300}
 
 
-SCALES = {"Q4_K": [0, 2], "Q6_K": [208], "Q2_K": [80, 82], "IQ4_XS": [0]}
+SCALES = {"Q4_K": [0, 2], "Q6_K": [208], "Q2_K": [80, 82], "IQ4_XS": [0], "IQ4_NL": [0]}
+SCALES |= {"Q5_K": [0, 2], "Q3_K": [108], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2]}
 
 
 def kind_of(name):
@@ -75,15 +76,16 @@ def test_blocks_are_joined_as_they_are_parted(kind, width):
     assert np.array_equal(codes * scales.astype(np.float32), numbers, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q2_K", "IQ4_XS"])
+@pytest.mark.parametrize("kind", SCALES)
 def test_other_kinds_are_the_numbers_that_llama_cpp_reads(tmp_path, kind):
     """Every byte of one matrix drawn at random, but the scales, which are finite."""
     gguf.save(model_of(dim=256), tmp_path / "model.gguf", "F32", None)
     reader = GGUFReader(tmp_path / "model.gguf")
-    raw = np.random.default_rng(0).integers(0, 256, (300, GGML_QUANT_SIZES[kind_of(kind)][1]))
-    raw = raw.astype(np.uint8)
+    block, width = GGML_QUANT_SIZES[kind_of(kind)]
+    raw = np.random.default_rng(0).integers(0, 256, (300, 256 // block, width)).astype(np.uint8)
     for at in SCALES[kind]:
-        raw[:, at : at + 2] = np.frombuffer(np.float16(0.25).tobytes(), np.uint8)
+        raw[..., at : at + 2] = np.frombuffer(np.float16(0.25).tobytes(), np.uint8)
+    raw = raw.reshape(300, -1)
     writer = GGUFWriter(tmp_path / "other.gguf", "llama")
     for name, field in reader.fields.items():
         if not name.startswith(("GGUF.", "general.architecture")):

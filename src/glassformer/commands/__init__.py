@@ -57,7 +57,7 @@ GROUPS = {
         "a model.",
         "docs": "Open the documentation site offline: course, tasks, reference.",
         "doctor": "Show what computes on this machine and why: versions, processor, kernels, threads, "
-        "memory.",
+        "memory; or what of a model's folder loads.",
         "completion": "Print a shell script that completes commands, options and settings with the tab "
         "key.",
     },

@@ -17,16 +17,16 @@ def run(*, types: bool = False, use: Words = ()) -> CommandOutput:
     from ..scale import cost as costs
 
     if types:
-        rows = [
-            (page.model_type, page.published, page.architectures)
+        listed = [
+            (page.model_type, page.checkpoint or page.tokenizer.split()[0], page.architectures)
             for page in book.all()
             if page.read_config is not None
         ]
         keys = ("model_type", "checkpoint", "architectures")
         lines = tables.lines(
-            [(kind, name, " ".join(heads)) for kind, name, heads in rows], left_columns=(0, 1, 2)
+            [(kind, name, " ".join(heads)) for kind, name, heads in listed], left_columns=(0, 1, 2)
         )
-        return CommandOutput([dict(zip(keys, row, strict=True)) for row in rows], lines)
+        return CommandOutput([dict(zip(keys, row, strict=True)) for row in listed], lines)
     records, lines = [], []
     for page in book.all():
         rows = []

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from ..core import config
@@ -189,18 +190,18 @@ def of(raw: Mapping[str, Any], source: str = "config.json") -> Recipe:
         ):
             return recipe
     name = str(listed[0] if listed else raw.get("model_type"))[:80]
-    known_names = [architecture for recipe in published for architecture in recipe.architectures]
-    hint = nearest(name, known_names)
-    meant = hint if "mean" in hint else ""
     if name == "None":
         raise UserError(
             f'{source} names no model ("architectures" is missing); add it, one of `glassformer '
             "recipes --types`."
         )
+    known_names = [architecture for recipe in published for architecture in recipe.architectures]
+    hint = "".join(
+        f' Did you mean "{near}"?' for near in get_close_matches(name, known_names, 1, 0.95)
+    )
     raise UserError(
-        f'{source}: the architecture "{name}" is not in the recipe book (`glassformer recipes '
-        "--types`); "
-        f"`glassformer why FOLDER TEXT ADDRESS --with-transformers` opens it.{meant}"
+        f'{source}: the architecture "{name}" is not in the recipe book; `glassformer why FOLDER '
+        f"TEXT ADDRESS --with-transformers` opens it.{hint}"
     )
 
 

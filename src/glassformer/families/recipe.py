@@ -58,12 +58,6 @@ class Recipe:
         """The types in its sizes that ``config.member`` added, by name."""
         return set[str]().union(*(serial.added_types(size) for size in self.sizes.values()))
 
-    @property
-    def published(self) -> str:
-        """A small published checkpoint by its name on the hub; empty where there is none."""
-        name = self.checkpoint or self.tokenizer.partition(" ")[0]
-        return name if "/" in name else ""
-
     def table(self, model: config.Model) -> Table:
         """The names of this model's weights."""
         return self.weights if isinstance(self.weights, Table) else self.weights(model)

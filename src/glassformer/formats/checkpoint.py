@@ -173,6 +173,15 @@ class Checkpoint:
         model.family = self.recipe.name if self.recipe else ""
         return model
 
+    def check(self) -> None:
+        """UserError where the names or shapes of the weights are not the config's; loads none."""
+        from . import gguf, weights
+
+        if self.gguf and self.folder is not None:
+            gguf.check(self.folder)
+        elif self.folder is not None and self._plain:
+            weights.check_links(self.config, *self._names(), self._files(mapped=True))
+
     @property
     def _plain(self) -> bool:
         """True where the folder holds all weights, as numbers in safetensors files."""

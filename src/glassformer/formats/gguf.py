@@ -120,14 +120,23 @@ def _config(file: GGUF) -> config.Model:
     return recipe.read_config(file.fields, shapes, factors, str(file.folder))
 
 
+def check(path: Path) -> None:
+    """UserError where a file's tensors are not those that its fields describe."""
+    _checked(GGUF(path))
+
+
+def _checked(file: GGUF) -> tuple[config.Model, list[weights.Link], dict[str, tuple[int, ...]]]:
+    cfg = _config(file)
+    table = recipe.table(cfg, file.fields["general.architecture"])
+    shapes = weights.shapes(cfg)
+    return cfg, weights.check(table, shapes, file), shapes
+
+
 def load(path: Path, dtype: torch.dtype | None, device: weights.Device = None) -> Model:
     """The model in a file. Its matrices of Q8_0 and Q4_0 stay the codes that they are, unless a
     ``dtype`` is given."""
     file = GGUF(path)
-    cfg = _config(file)
-    table = recipe.table(cfg, file.fields["general.architecture"])
-    shapes = weights.shapes(cfg)
-    links = weights.check(table, shapes, file)
+    cfg, links, shapes = _checked(file)
     if dtype is not None:
         weights.must_fit(cfg, dtype, device)
     model = build_model(cfg, device="meta", dtype=dtype or torch.float32)

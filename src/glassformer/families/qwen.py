@@ -120,8 +120,9 @@ def read_config2moe(raw: ConfigReader) -> Model:
     """
     model = read_keys(raw, qwen2(896, 24, 14, 2, 4864), KEYS2MOE)
     shared = raw.integer("shared_expert_intermediate_size", 5632, most=MOST_HIDDEN)
-    act = getattr(decoders.first_block(model).feedforward, "act", "silu")
-    mixture = replace(_mixture(raw, model, 60, 4, 1408), shared=GatedExpert(shared, act))
+    mlp = decoders.first_block(model).feedforward
+    assert isinstance(mlp, GatedMLP)
+    mixture = replace(_mixture(raw, model, 60, 4, 1408), shared=GatedExpert(shared, mlp.act))
     size = _window(raw)
     first = raw.number("max_window_layers", 28.0)
     early = [size is not None and i % 2 == 0 and i < first for i in range(model.decoder.depth)]

@@ -60,7 +60,11 @@ class Link:
             return tensors
         rows, groups = [shape[0] for shape in shapes], self.rule.groups
         if groups > 1:
-            dealt = tensors[0].unflatten(0, (groups, -1)).split([n // groups for n in rows], 1)
+            dealt = torch.split(
+                tensors[0].reshape(groups, -1, *tensors[0].shape[1:]),
+                [n // groups for n in rows],
+                1,
+            )
             tensors = [torch.cat([part.flatten(0, 1) for part in dealt])]
         return torch.split(tensors[0], rows)
 
@@ -75,7 +79,7 @@ class Link:
             merged = merged.new_empty([length, *merged.shape[1:]])
         elif len(params) > 1:
             groups = self.rule.groups
-            dealt = [param.unflatten(0, (groups, -1)) for param in params]
+            dealt = [param.reshape(groups, -1, *param.shape[1:]) for param in params]
             merged = torch.cat(dealt, 1).flatten(0, 1)
         return [self._turn_back(merged)]
 

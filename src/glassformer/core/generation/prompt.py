@@ -13,6 +13,7 @@ from .. import config
 from ..config.model import longer_hint
 from ..errors import UserError, must_be_known, need
 from ..tokenizer.framing import document_start, target_start, text_start
+from ..tokenizer.framing import source as framed_source
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
@@ -113,11 +114,10 @@ def _encode_one(
                 "A text prompt needs a tokenizer; give one, or give the prompt as token ids."
             )
         first = not source and document_start(tokenizer) is not None if bos is None else bos
-        return (
-            tokenizer.encode(prompt, bos=first, eos=source and tokenizer.eos is not None)
-            if prompt
-            else []
-        )
+        if source and bos is None:
+            return framed_source(tokenizer, tokenizer.encode(prompt))
+        last = source and tokenizer.eos is not None
+        return tokenizer.encode(prompt, bos=first, eos=last) if prompt else []
     if isinstance(prompt, Sequence) and _are_ids(prompt):
         return list(map(int, prompt))
     raise UserError(

@@ -48,9 +48,18 @@ def end_of_target(tokenizer: Tokenizer) -> int:
     return tokenizer.eos
 
 
+def source_frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Tokens before and after a source: the file's (BART, NLLB) if eos is one, else eos alone."""
+    before, after = tokenizer.frame
+    if tokenizer.eos in (*before, *after):
+        return before, after
+    return [], [] if tokenizer.eos is None else [tokenizer.eos]
+
+
 def source(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """Ids for an encoder beside a decoder; no ids stay none, to be refused."""
-    return [*ids] if tokenizer.eos is None or not ids else [*ids, tokenizer.eos]
+    before, after = source_frame(tokenizer)
+    return [*before, *ids, *after] if ids else []
 
 
 def question(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:

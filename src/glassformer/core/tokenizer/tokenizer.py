@@ -191,6 +191,13 @@ class Tokenizer(Vocabulary):
         return ids, segments
 
     @functools.cached_property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """Ids that the file puts before and after a text; none where it says nothing."""
+        places = library.places(self._tables, self._source, pair=False)
+        at = [text for text, _, _ in places].index(0)
+        return [id for _, id, _ in places[:at]], [id for _, id, _ in places[at + 1 :]]
+
+    @functools.cached_property
     def _frames(self) -> tuple[list[Place], list[Place]]:
         """Special tokens around one text and two: the file's, else cls or bos and sep or eos."""
         double = library.places(self._tables, self._source, pair=True)

@@ -18,11 +18,11 @@ from ..core.config import (
     Rotary,
     Stack,
 )
+from ..core.config.model import long_scalings
 from . import decoders
 from .decoders import ATTN, FFN
 from .keys import MOST_HEADS, Key, read_keys
 from .names import NameRule
-from .phi import long_scalings
 from .recipe import ConfigReader, Recipe
 from .sparse_mixer import SparseMixerMoE
 

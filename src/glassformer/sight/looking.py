@@ -20,7 +20,7 @@ from ..core.nn import Model, Tape
 from ..core.nn.finite import must_be_finite
 from ..core.nn.hooks import Edit
 from ..core.nn.model import inference
-from ..core.tokenizer.framing import document_start, target_start
+from ..core.tokenizer.framing import document_start, source_frame, target_start
 from . import passes, tables
 from .labels import display_texts, token_record
 from .reading import Edits as Edits
@@ -370,18 +370,12 @@ def text_frame(
 
     ``second`` as in ``token_ids``.
     """
-    first: int | None
-    last: int | None = None
     if second:
         return tokenizer, target_start(tokenizer, cfg), []
     if cfg.has_source:
-        tokenizer = tokenizer.for_source
-        first = None
-        last = tokenizer.eos
-    elif cfg.main_body == "decoder":
-        first = document_start(tokenizer)
-    else:
-        first = tokenizer.bos
-        last = tokenizer.eos
+        return tokenizer.for_source, *source_frame(tokenizer.for_source)
+    decoder = cfg.main_body == "decoder"
+    first = document_start(tokenizer) if decoder else tokenizer.bos
+    last = None if decoder else tokenizer.eos
     before, after = ([] if id is None else [id] for id in (first, last))
     return tokenizer, before, after
